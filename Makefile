@@ -1,0 +1,63 @@
+# Everything is one word: `make demo` shows it, `make check` proves it. Both make .venv when missing.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+JOBS   ?= 2
+ARGS   ?=
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo check fmt lint test test-core bench clean
+
+help:
+	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
+	@echo "make check      format, lint, types, import contracts, all tests"
+	@echo "make test-core  the tests that need no jax"
+	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
+	@echo "make fmt        format and fix what can be fixed"
+	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
+
+# One environment for all of it, made once and brought up to date when pyproject.toml changes.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "Tessera needs Python 3.11 to 3.13; name one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+check: lint test
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The core tier runs first and with jax hidden, so it proves that it needs none.
+test: $(READY)
+	TESSERA_TEST_HIDE_JAX=1 $(BIN)/python -m pytest -q -n $(JOBS) tests/core \
+	  --cov --cov-report=
+	$(BIN)/python -m pytest -q -n $(JOBS) tests src --ignore=tests/core \
+	  --cov --cov-append --cov-report=
+	$(BIN)/coverage report --fail-under=95
+
+test-core: $(READY)
+	TESSERA_TEST_HIDE_JAX=1 $(BIN)/python -m pytest -q -n $(JOBS) tests/core
+
+bench: $(READY)
+	$(BIN)/python bench/run.py $(ARGS)
+
+fmt: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f .coverage .coverage.*
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

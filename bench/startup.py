@@ -1,0 +1,62 @@
+"""How long until a program can begin? Import against NumPy's; trace and compile of 24 layers.
+
+Prints one line of JSON. Imports are timed in processes of their own, in turn; compilation in a
+process per side, since both keep caches.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
+    )
+    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+
+
+def imports(rounds: int = 7) -> dict[str, float]:
+    times: dict[str, list[float]] = {"numpy": [], "tessera": []}
+    for _ in range(rounds):
+        for name, kept in times.items():
+            begin = time.perf_counter()
+            run(f"import {name}, sys; assert 'jax' not in sys.modules")
+            kept.append(time.perf_counter() - begin)
+    return {f"import_{k}_s": round(statistics.median(v), 3) for k, v in times.items()}
+
+
+FIRST_CALL = """
+import sys, time; sys.path.insert(0, {here!r})
+import gpt_step
+from peers import jax_gpt
+gpt_step.start(8)
+run, _ = gpt_step.{side}(jax_gpt.GPTConfig(layers={layers}, batch={batch}, seq=64), {{}})
+begin = time.perf_counter(); run(); first = time.perf_counter() - begin
+begin = time.perf_counter(); run(); print(first - (time.perf_counter() - begin))
+"""
+
+
+def first_calls(layers: int = 24, batch: int = 4, rounds: int = 3) -> dict[str, float]:
+    """Seconds of trace and compile: the first call less a second one."""
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    for _ in range(rounds):
+        for side, kept in times.items():
+            code = FIRST_CALL.format(here=str(HERE), side=side, layers=layers, batch=batch)
+            kept.append(float(run(code)))
+    return {f"{k}_trace_and_compile_s": round(statistics.median(v), 2) for k, v in times.items()}
+
+
+def main() -> None:
+    print(json.dumps({**imports(), **first_calls()}))
+
+
+if __name__ == "__main__":
+    main()

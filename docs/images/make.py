@@ -1,0 +1,51 @@
+"""How were the pictures of the README made? By a run of the demo, with its terminal recorded.
+
+.venv/bin/python docs/images/make.py            # --steps and the like are the demo's defaults
+.venv/bin/python docs/images/make.py steps=3    # or others
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+from rich.terminal_theme import DIMMED_MONOKAI
+
+HERE = Path(__file__).resolve().parent
+WIDTH = 84
+EXAMPLE = HERE.parents[1] / "examples" / "train_gpt.py"
+
+
+class Terminal(Console):
+    """Wraps long lines itself; a real terminal does it where the program leaves it to it."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*objects, **{**how, "soft_wrap": False})
+
+
+def main(*changes: str) -> None:
+    spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    settings = {p.name: p.default for p in inspect.signature(example.main).parameters.values()}
+    for name, value in (change.split("=", 1) for change in changes):
+        settings[name] = type(settings[name])(value)
+    console = Terminal(record=True, width=WIDTH, force_terminal=False)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        example.train(SimpleNamespace(**settings), console)
+        (curve,) = Path("runs").glob("*/loss.png")
+        shutil.copy(curve, HERE / "loss.png")
+    console.save_svg(str(HERE / "demo.svg"), title="make demo", theme=DIMMED_MONOKAI)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""Trains a GPT on real text over a named mesh of devices, and shows what it does.
+
+The axes of the mesh say how the work is divided: over `dp` each device takes a part of the batch,
+over `tp` a part of every layer. The model does not know of it; the layouts of its weights decide.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import tessera as ts
+from tessera import dist, nn, optim
+from tessera.data.tokens import TokenBatches
+from tessera.show.plan_view import flops_text, planned, render_plan
+from tessera.show.results import render_files, render_losses
+from tessera.train.cli import one_line
+from tessera.train.evaluate import mean_loss
+from tessera.train.generate import generate
+from tessera.train.run import Run, fresh_folder
+from tessera.train.text import prepare
+from tessera.train.throughput import gemm_peak, model_flops
+
+HELP = """Train a GPT on real text over a named mesh of devices.
+
+Examples:
+
+\b
+  --steps 50                      a short run
+  --mesh dp=8 --zero 3            weights, gradients and optimizer state split over 8 devices
+  --mesh dp=1 --corpus ~/notes    your own text, on one device
+  --mesh tp=4 --dtype bf16        products in bf16, everything else in f32
+
+TESSERA_COMM_TRACE=1 prints each collective with the line of this file that asked for it.
+"""
+
+
+def strategy(mesh: dist.Mesh, zero: int) -> Any:
+    """What each axis of `mesh` divides, as one plan of layouts."""
+    data = dist.strategy("data_parallel")
+    if zero:
+        data = dist.strategy("zero_redundancy_optimizer", stage=zero)
+    known = {"dp": data, "tp": dist.strategy("tensor_parallel")}
+    for axis in mesh.axes:
+        if axis not in known:
+            raise ts.UsageError(f"--mesh: axis {axis!r} is unknown here; name dp, tp or both")
+    first, *rest = (known[axis] for axis in mesh.axes)
+    return sum(rest, start=first)
+
+
+def training_step(optimizer: optim.Optimizer) -> Any:
+    """One step as one compiled program that changes the model and the state in place."""
+
+    @ts.jit(donate=("model", "state"))
+    def train_step(model: nn.GPT, state: dict[str, Any], ids: ts.Tensor, labels: ts.Tensor) -> Any:
+        loss = model.loss(ids, labels)
+        weights = model.parameters()
+        # Gradients lie as the optimizer's state does: whole, or split where ZeRO splits it.
+        grads = ts.grad(loss, weights, layout=state["m"])
+        grads, norm = optim.clip_by_global_norm(grads, 1.0)
+        weights, new_state = optimizer.update(weights, grads, state)
+        model.load_parameters(weights)
+        state.update(new_state)
+        return {"loss": loss, "grad_norm": norm}
+
+    return train_step
+
+
+def train(c: SimpleNamespace, console: Console) -> None:
+    # The mesh, and the plan that lays everything out on it.
+    mesh = dist.Mesh.parse(c.mesh)
+    plan = strategy(mesh, c.zero)
+    ts.seed(c.seed)
+
+    # Text to tokens; a batch is a function of the seed and the step.
+    with console.status("reading and tokenising text"):
+        text = prepare(c.corpus, vocab=c.vocab, cache=c.cache)
+    console.print(f"{text}\n", highlight=False, soft_wrap=True)
+    data = TokenBatches(text.train, c.batch, c.seq, c.seed)
+    windows = TokenBatches(text.val, c.batch, c.seq).fixed(c.val_batches)
+
+    def on_mesh(batch: Any) -> Any:
+        return dist.place(batch, plan, mesh, kind="batch")
+
+    # Model and optimizer: layouts now, values when they are first used.
+    config = nn.GPTConfig(
+        text.tokenizer.vocab, c.seq, c.d, c.layers, c.heads, positions="rotary", norm="rms"
+    )
+    model = dist.place(nn.GPT(config), plan, mesh)
+    schedule = optim.warmup_cosine(c.lr, c.steps // 12, c.steps + 1, end=c.lr / 20, start=c.lr / 20)
+    optimizer = optim.AdamW(schedule, betas=(0.9, 0.95), weight_decay=0.1)
+    state = optimizer.init(model.parameters(), plan)
+    train_step = training_step(optimizer)
+
+    # What a step will do, before any of it runs.
+    batch = on_mesh(data.batch(0))
+    graph = planned(train_step, model, state, *batch)
+    flops = model_flops(model.loss, *batch)
+    held = {"weights": model.parameters(), "gradients": state["m"], "optimizer": state}
+    console.print(render_plan(mesh, graph, held["weights"], held, flops), "")
+
+    validation_loss = ts.jit(lambda model, ids, labels: model.loss(ids, labels))
+
+    def validate() -> float:
+        return mean_loss(lambda window: validation_loss(model, *on_mesh(window)), windows)
+
+    untrained, peak = validate(), gemm_peak(dtype=c.dtype)
+    console.print(f"measured GEMM peak: {flops_text(peak)}/s in {c.dtype}\n", highlight=False)
+    folder = c.out or fresh_folder("runs", "gpt-" + c.mesh.replace("=", "").replace(",", "-"))
+    run = Run(
+        folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
+        peak_flops=peak, settings=vars(c), console=console,
+    )  # fmt: skip
+    with run:
+        for step in range(c.steps):
+            now = {"val_loss": validate()} if step and step % c.val_every == 0 else {}
+            with run.step(step, **now) as row:
+                row.update(train_step(model, state, *on_mesh(data.batch(step))))
+
+    # How good is it, and what does it write?
+    losses = {
+        "untrained model": untrained,
+        "bigram": text.bigram_loss(windows),
+        "trained model": validate(),
+    }
+    bits = {name: text.bits_per_byte(nats, windows) for name, nats in losses.items()}
+    console.print(f"\nmedian step: {run.median_speed}\n", highlight=False)
+    console.print(render_losses(losses, bits), "")
+    run.save_weights(model.state_dict())
+    ids = generate(
+        model, text.tokenizer.encode(c.prompt), c.sample_tokens, window=c.seq, seed=c.seed,
+        stop=text.tokenizer.end, mesh=mesh,
+    )  # fmt: skip
+    run.save_text("sample.txt", text.tokenizer.decode(ids))
+    run.save_text("graph.txt", graph.text)
+    run.save_curve(f"GPT on {mesh.topology}", losses)
+    console.print(render_files(run.folder, run.files()))
+
+
+def main(
+    mesh: Annotated[str, typer.Option(help="Axes and sizes: dp, tp or both.")] = "dp=2,tp=4",
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
+    seed: Annotated[int, typer.Option(min=0, help="Decides weights, batches and sample.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Your text [the Python standard library's source].")
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where tokens are kept.")] = Path("runs/.cache"),
+    zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage over dp.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Of the matrix products: f32 or bf16.")] = "f32",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens a sequence.")] = 128,
+    d: Annotated[int, typer.Option(min=2, help="Width of the model.")] = 192,
+    layers: Annotated[int, typer.Option(min=1, help="Transformer blocks.")] = 3,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    vocab: Annotated[int, typer.Option(help="Tokens that the BPE may learn.")] = 1024,
+    lr: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 4e-3,
+    val_batches: Annotated[int, typer.Option(min=1, help="Batches of validation text.")] = 12,
+    val_every: Annotated[int, typer.Option(min=1, help="Steps between validations.")] = 100,
+    prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "def ",
+    sample_tokens: Annotated[int, typer.Option(min=0, help="Length of the sample.")] = 200,
+) -> None:
+    config = SimpleNamespace(**locals())
+    try:
+        with ts.autocast(dtype):
+            train(config, Console())
+    except ts.TesseraError as error:
+        typer.echo(f"error: {one_line(error)}", err=True)
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(help=HELP)(main)
+    app()

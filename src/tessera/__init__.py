@@ -1,0 +1,217 @@
+"""Tensor programs on a named mesh of devices: layouts in, collectives out, one program to run.
+
+>>> import tessera as ts
+>>> mesh = ts.dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+>>> x = ts.tensor([[1.0, 2.0], [3.0, 4.0]], mesh=mesh, layout="[2@dp, 2]")
+>>> ts.sum(x).type
+f32[] +dp
+>>> ts.sum(x).item()
+10.0
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import dist, graph, mesh, nn, op, optim
+from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
+from .core.dtypes import bool_ as bool
+from .core.errors import (
+    BackendError,
+    DonatedError,
+    DTypeError,
+    GraphError,
+    LayoutError,
+    MeshError,
+    ShapeError,
+    StrategyError,
+    TesseraError,
+    UsageError,
+)
+from .lang import random
+from .lang.ambient import autocast, strict
+from .lang.create import tensor
+from .lang.engine import set_engine
+from .lang.function import function
+from .lang.functions import (
+    abs,
+    arange,
+    argmax,
+    argmin,
+    argsort,
+    broadcast_to,
+    cast,
+    concat,
+    cos,
+    cumsum,
+    einsum,
+    erf,
+    exp,
+    flip,
+    floor,
+    full,
+    gather,
+    graft,
+    isfinite,
+    keep,
+    log,
+    matmul,
+    max,
+    maximum,
+    mean,
+    min,
+    minimum,
+    one_hot,
+    ones,
+    permute,
+    prod,
+    reshape,
+    rsqrt,
+    scatter_add,
+    sigmoid,
+    sign,
+    sin,
+    split,
+    sqrt,
+    stack,
+    stop_gradient,
+    sum,
+    take,
+    tanh,
+    topk,
+    var,
+    where,
+    zeros,
+    zeros_like,
+)
+from .lang.grad import grad
+from .lang.jit import TraceWarning, jit
+from .lang.loop import blocked, scan
+from .lang.random import seed
+from .lang.record import scope
+from .lang.tensor import Tensor
+
+if TYPE_CHECKING:
+    from .core.mesh import Mesh
+    from .lang.engine import Engine
+
+__version__ = "0.1.0"
+__all__ = [
+    "BackendError",
+    "DTypeError",
+    "DonatedError",
+    "GraphError",
+    "LayoutError",
+    "MeshError",
+    "ShapeError",
+    "StrategyError",
+    "Tensor",
+    "TesseraError",
+    "TraceWarning",
+    "UsageError",
+    "abs",
+    "arange",
+    "argmax",
+    "argmin",
+    "argsort",
+    "autocast",
+    "bf16",
+    "blocked",
+    "bool",
+    "broadcast_to",
+    "cast",
+    "concat",
+    "cos",
+    "cumsum",
+    "dist",
+    "einsum",
+    "erf",
+    "exp",
+    "f16",
+    "f32",
+    "flip",
+    "floor",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "from_jax",
+    "full",
+    "function",
+    "gather",
+    "grad", "graft",
+    "graph",
+    "int8",
+    "int32",
+    "isfinite",
+    "jit",
+    "keep",
+    "log",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "mesh",
+    "min",
+    "minimum",
+    "nn",
+    "one_hot",
+    "ones",
+    "op",
+    "optim",
+    "permute",
+    "prod",
+    "random",
+    "reshape",
+    "rsqrt",
+    "scan",
+    "scatter_add",
+    "scope",
+    "seed",
+    "sigmoid",
+    "sign",
+    "sin",
+    "split",
+    "sqrt",
+    "stack",
+    "stop_gradient",
+    "strict",
+    "sum",
+    "take",
+    "tanh",
+    "tensor",
+    "topk",
+    "uint8",
+    "uint32",
+    "var",
+    "where",
+    "zeros",
+    "zeros_like",
+]  # fmt: skip
+
+
+def _load_engine() -> Engine:
+    from .compile import Engine as Loaded
+
+    return Loaded()
+
+
+def _count_devices() -> int:
+    from .runtime.devices import device_count
+
+    return device_count()
+
+
+set_engine(_load_engine)
+
+
+def _wire() -> None:
+    from .core.context import set_device_provider
+
+    set_device_provider(_count_devices)
+
+
+_wire()
+
+
+def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
+    """A `jax.Array` as a Tensor; a NamedSharding's axes become the mesh's."""
+    return tensor(array, mesh=on)

@@ -1,0 +1,119 @@
+"""Function → graph → passes → executable, on one page: read this first.
+
+`lang/jit.py` records a user's function into a Graph (ir/graph), layouts settled and collectives
+inserted on the way (ir/graph/build.py with the rules in ops/). This module takes that graph through
+the passes, verifies it, lowers it to one XLA program (runtime/lower.py) and wraps it as something
+that takes device arrays and gives device arrays. It is the engine that the language sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .core.context import set_device_provider, settings
+from .core.errors import BackendError, DonatedError, TesseraError, fail
+from .core.layout import TensorType
+from .core.mesh import Mesh
+from .ir.graph.comm_trace import trace_lines
+from .ir.graph.node import Graph
+from .ir.graph.verify import verify
+from .passes.simplify import simplify
+from .runtime import arrays, devices
+from .runtime.lower import lower
+
+
+class Executable:
+    """A compiled graph. `types` are the results' types, on the program's mesh."""
+
+    def __init__(self, graph: Graph, donate: Sequence[int]) -> None:
+        self.graph = graph
+        mesh = graph.mesh
+        self.types = tuple(n.type.on(mesh) for n in graph.outputs)
+        self.wants = tuple(n.type.on(mesh) for n in graph.inputs)
+        devices.start(max(mesh.device_ids) + 1 if mesh is not None else 1)
+        self.run = lower(graph, mesh, _usable(graph, donate))
+
+    def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
+        if have is not None and have != self.wants:
+            args = [
+                a if h is w else jax.device_put(a, arrays.sharding(w))
+                for a, h, w in zip(args, have, self.wants, strict=True)
+            ]
+        try:
+            return self.run(*args)
+        except TesseraError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise self._explained(error, args) from None
+
+    def _explained(self, error: Exception, args: Sequence[Any]) -> TesseraError:
+        for a, node in zip(args, self.graph.inputs, strict=True):
+            if a.is_deleted():
+                return arrays.donated(node.type)
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "donated" in first or "donate the same buffer" in first:
+            return fail(
+                DonatedError,
+                f"{self.graph.name}: a tensor that is donated is given a second time",
+                fix="pass it once, or leave out donate= for it",
+            )
+        full = "RESOURCE_EXHAUSTED" in first
+        return fail(
+            BackendError,
+            f"{self.graph.name}: the engine failed: {first}",
+            fix="use smaller tensors, or split them over more devices"
+            if full
+            else "the text above is the engine's own report",
+        )
+
+
+def _usable(graph: Graph, donate: Sequence[int]) -> list[int]:
+    """The inputs in `donate` whose buffers a result can take over: the engine warns of others."""
+    mesh = graph.mesh
+    free = Counter(_buffer(n.type.on(mesh)) for n in graph.outputs)
+    kept = []
+    for i in donate:
+        key = _buffer(graph.inputs[i].type.on(mesh))
+        if free[key]:
+            free[key] -= 1
+            kept.append(i)
+    return kept
+
+
+def _buffer(t: TensorType) -> tuple[object, ...]:
+    return t.dtype, arrays.array_shape(t)
+
+
+class Engine:
+    """Compiles, places and reads: what `lang/engine.py` asks for."""
+
+    def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
+        graph = simplify(graph)
+        verify(graph, "simplify")
+        if settings().comm_trace:
+            for line in trace_lines(graph):
+                print(line)
+        return Executable(graph, donate)
+
+    def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
+        return arrays.place(value, type)
+
+    def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
+        return arrays.fetch(data, type)
+
+    def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
+        return arrays.adopt(data, mesh)
+
+    def is_array(self, value: object) -> bool:
+        return isinstance(value, jax.Array)
+
+    def is_deleted(self, data: Any) -> bool:
+        return bool(data.is_deleted())
+
+
+set_device_provider(devices.device_count)

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, dtypes, meshes, layouts, redistribution, ambient settings."""

@@ -1,0 +1,107 @@
+"""Which element types exist, and what is one worth in bytes?
+
+>>> bf16.name, bf16.bytes, bf16.is_float
+('bf16', 2, True)
+>>> dtype_of("float32") is f32 and dtype_of(np.int64) is int32
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from .errors import DTypeError, fail
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """An element type: its printed `name`, `kind` (float, int, uint, bool) and NumPy form."""
+
+    name: str
+    kind: str
+    bytes: int
+    numpy: np.dtype[np.generic]
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind in ("int", "uint")
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (dtype_of, (self.name,))
+
+
+def _make(name: str, kind: str, numpy: object) -> DType:
+    dtype = np.dtype(numpy)  # type: ignore[call-overload]  # ml_dtypes scalars are dtypes to NumPy
+    return DType(name, kind, dtype.itemsize, dtype)
+
+
+f32 = _make("f32", "float", np.float32)
+bf16 = _make("bf16", "float", ml_dtypes.bfloat16)
+f16 = _make("f16", "float", np.float16)
+fp8_e4m3 = _make("f8e4m3", "float", ml_dtypes.float8_e4m3fn)
+fp8_e5m2 = _make("f8e5m2", "float", ml_dtypes.float8_e5m2)
+int32 = _make("i32", "int", np.int32)
+int8 = _make("i8", "int", np.int8)
+uint32 = _make("u32", "uint", np.uint32)
+uint8 = _make("u8", "uint", np.uint8)
+bool_ = _make("bool", "bool", np.bool_)
+
+ALL = (f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, uint32, uint8, bool_)
+BY_NAME = {d.name: d for d in ALL} | {d.numpy.name: d for d in ALL}
+BY_NAME |= {"bfloat16": bf16, "fp16": f16, "fp32": f32, "int": int32, "float": f32, "half": f16}
+BY_NAME |= {"fp8_e4m3": fp8_e4m3, "fp8_e5m2": fp8_e5m2}
+_PYTHON: dict[type, DType] = {float: f32, int: int32, bool: bool_}
+# The engine computes in 32 bits, so wider host data is narrowed on the way in (ints are checked).
+_NARROWED = {"float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "uint16": int32}
+
+
+def dtype_of(value: object) -> DType:
+    """The DType for a DType, a name, a NumPy dtype or scalar type, or a Python scalar type.
+
+    Raises DTypeError for anything else. 64-bit types map to their 32-bit counterparts.
+    """
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, type) and value in _PYTHON:
+        return _PYTHON[value]
+    name = value if isinstance(value, str) else ""
+    if not name:
+        try:
+            name = np.dtype(value).name  # type: ignore[call-overload]  # anything, errors below
+        except (TypeError, ValueError):  # a tensor has a dtype that NumPy does not know
+            name = str(value)
+    found = BY_NAME.get(name) or _NARROWED.get(name)
+    if found is None:
+        raise fail(
+            DTypeError,
+            f"dtype {name!r} is not known",
+            fix="use one of " + ", ".join(d.name for d in ALL),
+        )
+    return found
+
+
+# Promotion follows one order; a float beats an int, a wider float a narrower, f16 with bf16 is f32.
+_ORDER = (bool_, uint8, int8, uint32, int32, fp8_e5m2, fp8_e4m3, f16, bf16, f32)
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The dtype of a binary op on arrays of `a` and `b`.
+
+    >>> promote(int32, bf16), promote(f16, bf16), promote(bool_, uint8)
+    (bf16, f32, u8)
+    """
+    if a is b:
+        return a
+    if {a, b} == {f16, bf16}:
+        return f32
+    return a if _ORDER.index(a) >= _ORDER.index(b) else b

@@ -1,0 +1,108 @@
+"""How does a user learn what went wrong? One shape of error, with the user's own line in it.
+
+Every error says what happened, shows the operands, names the user's line and offers a way out:
+
+>>> from tessera.core.errors import MeshError, fail
+>>> print(fail(MeshError, "Mesh: axis 'q' is not an axis", [("mesh", "dp=2 tp=4")], fix="use dp"))
+Mesh: axis 'q' is not an axis
+  mesh : dp=2 tp=4
+  fix  : use dp
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+# Library frames that may stand between a user's line and ours.
+_BETWEEN = ("contextlib.py", "functools.py")
+E = TypeVar("E", bound="TesseraError")
+
+
+class TesseraError(Exception):
+    """The base of every error that Tessera raises on purpose."""
+
+
+class ShapeError(TesseraError, ValueError):
+    """Shapes that do not fit an op or each other."""
+
+
+class DTypeError(TesseraError, TypeError):
+    """A dtype that an op does not take, or a conversion that would lose values."""
+
+
+class LayoutError(TesseraError, ValueError):
+    """A layout that an op, a mesh or a redistribution cannot have."""
+
+
+class MeshError(TesseraError, ValueError):
+    """A mesh that cannot be built, or tensors on different meshes."""
+
+
+class StrategyError(TesseraError, ValueError):
+    """A strategy that does not exist or does not fit the mesh."""
+
+
+class GraphError(TesseraError, ValueError):
+    """A graph, or its text, that breaks a rule of the IR."""
+
+
+class DonatedError(TesseraError, RuntimeError):
+    """A tensor used after its buffer was given to a function."""
+
+
+class BackendError(TesseraError, RuntimeError):
+    """The machine cannot do what was asked: too few devices, no such backend."""
+
+
+class UsageError(TesseraError, TypeError):
+    """A call that cannot mean anything: wrong kinds of arguments, a tensor out of its scope."""
+
+
+for _cls in (
+    TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
+    DonatedError, BackendError, UsageError,
+):  # fmt: skip
+    _cls.__module__ = "tessera"
+
+
+def caller() -> str:
+    """The innermost `file:line` outside the package, or "" where there is none.
+
+    A doctest or an interactive line has no file to point at, so it has no location.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(("<doctest", "<stdin")):
+            return ""
+        if not name.startswith((PACKAGE, "<")) and not name.endswith(_BETWEEN):
+            return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def fail(
+    cls: type[E],
+    what: str,
+    operands: Sequence[tuple[str, object]] = (),
+    *,
+    fix: str = "",
+    at: str | None = None,
+) -> E:
+    """Builds the error `cls`: what, operands, the user's line, the way out. The caller raises it.
+
+    `at` overrides the user's line, for values whose own line matters more than the call's.
+    """
+    rows = [(name, str(value)) for name, value in operands]
+    where = caller() if at is None else at
+    if where:
+        rows.append(("at", where))
+    if fix:
+        rows.append(("fix", fix))
+    width = max((len(name) for name, _ in rows), default=0)
+    return cls("\n".join([what, *(f"  {name:<{width}} : {value}" for name, value in rows)]))

@@ -1,0 +1,383 @@
+"""How does a tensor lie on a mesh? A dim is a list of digits; some digits are mesh axes.
+
+A dim is read as a mixed-radix number, major digit first. `8@dp` with dp=2 is the digits
+`(2@dp·4)`: device dp=0 holds the first 4 of 8. Reshape regroups digits; a collective adds, removes
+or moves one. A `Factor` is a run of axis digits with the local digit below them; a factor that its
+axes do not divide is kept whole, in ceil blocks, the last one short.
+
+>>> from tessera.core.mesh import Mesh
+>>> mesh = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+>>> t = parse_type("f32[(8@dp·512@tp), 1024]", mesh)
+>>> t.shape, t.local_shape, str(t.reshape((8, 512, 1024)))
+((4096, 1024), (512, 1024), 'f32[8@dp, 512@tp, 1024]')
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .dtypes import DType, dtype_of
+from .errors import LayoutError, fail
+from .mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A part of a dim: `size` elements in ceil blocks over `axes`, major axis first."""
+
+    size: int
+    axes: tuple[str, ...] = ()
+
+
+Dim = tuple[Factor, ...]
+Partial = tuple[tuple[str, str], ...]
+PARTIAL_KINDS = ("sum", "max", "min")
+_NO_AXES: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """One digit of a dim: an axis digit (one axis, local size 1), a local digit (no axes), or a
+    whole uneven factor (`uneven`), which cannot be cut."""
+
+    size: int
+    axes: tuple[str, ...] = ()
+    local: int = 1
+    uneven: bool = False
+
+
+def ways(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """Over how many devices `axes` split something."""
+    return math.prod(sizes[a] for a in axes)
+
+
+def digits(dim: Dim, sizes: Mapping[str, int]) -> list[Digit]:
+    """The digits of `dim`, major first; digits of size one are left out."""
+    out: list[Digit] = []
+    for f in dim:
+        axes = tuple(a for a in f.axes if sizes[a] > 1)
+        n = ways(axes, sizes)
+        if f.size % n:
+            out.append(Digit(f.size, axes, -(-f.size // n), True))
+            continue
+        out.extend(Digit(sizes[a], (a,)) for a in axes)
+        if f.size > n:
+            out.append(Digit(f.size // n, (), f.size // n))
+    return out
+
+
+def grouped(run: Iterable[Digit]) -> Dim:
+    """The canonical dim of a run of digits: what `digits` takes apart."""
+    out: list[Factor] = []
+    # The factor being built; it is open while it has no local digit.
+    size, open_ = 1, False
+    axes: tuple[str, ...] = ()
+    for d in run:
+        if d.uneven:
+            if size > 1:
+                out.append(Factor(size, axes))
+            out.append(Factor(d.size, d.axes))
+            size, axes, open_ = 1, (), False
+        elif d.axes:
+            if size > 1 and not open_:
+                out.append(Factor(size, axes))
+                size, axes = 1, ()
+            size, axes, open_ = size * d.size, axes + d.axes, True
+        else:
+            size, open_ = size * d.size, False
+    if size > 1 or not out:
+        out.append(Factor(size, axes))
+    return tuple(out)
+
+
+def canonical(dim: Dim, sizes: Mapping[str, int]) -> Dim:
+    """Two dims that lie the same way have the same canonical form."""
+    if len(dim) == 1 and not dim[0].axes:
+        return dim
+    return grouped(digits(dim, sizes))
+
+
+def dim_axes(dim: Dim) -> tuple[str, ...]:
+    return tuple(a for f in dim for a in f.axes)
+
+
+def dim_size(dim: Dim) -> int:
+    return math.prod(f.size for f in dim)
+
+
+def without(dim: Dim, axes: Iterable[str], sizes: Mapping[str, int]) -> Dim:
+    """`dim` after its digits on `axes` were gathered. An uneven factor is gathered whole."""
+    gone = set(axes)
+    if not gone & set(dim_axes(dim)):
+        return dim
+    return grouped(
+        Digit(d.size, (), d.size) if gone & set(d.axes) else d for d in digits(dim, sizes)
+    )
+
+
+def regroup(
+    dims: Sequence[Dim], shape: Sequence[int], sizes: Mapping[str, int]
+) -> tuple[Dim, ...] | frozenset[str]:
+    """The dims after a reshape to `shape`, or the axes that must be gathered before it can be."""
+    queue: deque[Digit] = deque()
+    for d in (d for dim in dims for d in digits(dim, sizes)):
+        if queue and not d.axes and not queue[-1].axes:
+            last = queue.pop()
+            d = Digit(last.size * d.size, (), last.size * d.size)
+        queue.append(d)
+    out: list[Dim] = []
+    for size in shape:
+        got: list[Digit] = []
+        rest = size
+        while rest > 1:
+            head = queue.popleft()
+            if rest % head.size == 0:
+                got.append(head)
+                rest //= head.size
+            elif not head.axes and head.size % rest == 0:
+                got.append(Digit(rest, (), rest))
+                queue.appendleft(Digit(head.size // rest, (), head.size // rest))
+                rest = 1
+            elif head.axes:
+                return frozenset(head.axes)
+            else:
+                return frozenset(next(d.axes for d in queue if d.axes))
+        out.append(grouped(got))
+    if queue:  # one element over several devices (1@dp) has no dim left to stand in
+        return frozenset(a for d in queue for a in d.axes)
+    return tuple(out)
+
+
+class TensorType:
+    """dtype, layout and mesh of a tensor. Interned: equal types are the same object.
+
+    `dims` hold the sizes and how they are split, `partial` the axes over which the value is still
+    to be completed, as (axis, "sum" | "max" | "min").
+    """
+
+    dtype: DType
+    dims: tuple[Dim, ...]
+    partial: Partial
+    mesh: Mesh | None
+    shape: tuple[int, ...]
+
+    def __new__(
+        cls, dtype: DType, dims: Iterable[Dim], partial: Partial = (), mesh: Mesh | None = None
+    ) -> TensorType:
+        sizes = mesh.sizes if mesh is not None else _NO_AXES
+        try:
+            dims = tuple(canonical(d, sizes) for d in dims)
+        except KeyError as unknown:
+            raise unknown_axis(str(unknown.args[0]), mesh) from None
+        if partial:
+            partial = tuple(
+                sorted((p for p in partial if sizes.get(p[0], 2) > 1), key=lambda p: p[0])
+            )
+        key = (dtype, dims, partial, mesh)
+        found = _INTERNED.get(key)
+        if found is None:
+            found = super().__new__(cls)
+            found.dtype, found.dims, found.partial, found.mesh = key
+            found.shape = tuple(dim_size(d) for d in dims)
+            _check(found)
+            _INTERNED[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TensorType, (self.dtype, self.dims, self.partial, self.mesh))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.mesh.sizes if self.mesh is not None else _NO_AXES
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @cached_property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.bytes
+
+    @cached_property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of one device's block, padding included."""
+        return tuple(
+            math.prod(-(-f.size // ways(f.axes, self.sizes)) for f in dim) for dim in self.dims
+        )
+
+    @cached_property
+    def local_bytes(self) -> int:
+        return math.prod(self.local_shape) * self.dtype.bytes
+
+    @cached_property
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes over which some dim is split, in dim order."""
+        return tuple(a for d in self.dims for a in dim_axes(d))
+
+    @cached_property
+    def partial_axes(self) -> tuple[str, ...]:
+        return tuple(a for a, _ in self.partial)
+
+    @cached_property
+    def padded_dims(self) -> tuple[int, ...]:
+        """The dims whose last block is short on some device."""
+        return tuple(i for i, d in enumerate(self.dims) if any(g.uneven for g in self.digits(i)))
+
+    def digits(self, dim: int) -> list[Digit]:
+        return digits(self.dims[dim], self.sizes)
+
+    def with_dims(self, dims: Iterable[Dim]) -> TensorType:
+        return TensorType(self.dtype, dims, self.partial, self.mesh)
+
+    def with_partial(self, partial: Partial) -> TensorType:
+        return TensorType(self.dtype, self.dims, partial, self.mesh)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(dtype, self.dims, self.partial, self.mesh)
+
+    def on(self, mesh: Mesh | None) -> TensorType:
+        """The same type on `mesh`; a type without a mesh is replicated there."""
+        return TensorType(self.dtype, self.dims, self.partial, mesh)
+
+    def complete(self) -> TensorType:
+        """The type once its partial sums are finished."""
+        return self.with_partial(()) if self.partial else self
+
+    def replicated(self) -> TensorType:
+        return plain(self.dtype, self.shape, self.mesh)
+
+    def reshape(self, shape: Sequence[int]) -> TensorType:
+        """The type after a reshape, gathering the axes that stand in its way."""
+        return self.before_reshape(shape)[1]
+
+    def before_reshape(self, shape: Sequence[int]) -> tuple[TensorType, TensorType]:
+        """(what must be there before the reshape, what comes out of it)."""
+        dims = self.dims
+        while isinstance(new := regroup(dims, shape, self.sizes), frozenset):
+            dims = tuple(without(d, new, self.sizes) for d in dims)
+        return self.with_dims(dims), self.with_dims(new)
+
+    @cached_property
+    def text(self) -> str:
+        body = ", ".join(dim_text(d) for d in self.dims)
+        marks = "".join(
+            f" +{axis}" if kind == "sum" else f" {kind} {axis}" for axis, kind in self.partial
+        )
+        return f"{self.dtype.name}[{body}]{marks}"
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+_INTERNED: dict[tuple[DType, tuple[Dim, ...], Partial, Mesh | None], TensorType] = {}
+
+
+def _check(t: TensorType) -> None:
+    seen: set[str] = set()
+    for axis in (*t.split_axes, *t.partial_axes):
+        if axis not in t.sizes:
+            raise unknown_axis(axis, t.mesh)
+        if axis in seen:
+            raise fail(
+                LayoutError,
+                f"layout: axis {axis!r} is used twice in one type",
+                [("type", t.text)],
+                fix="an axis splits one dim, or is partial, but not both",
+            )
+        seen.add(axis)
+    if any(n < 1 for n in t.shape):
+        raise fail(LayoutError, f"layout: shape {t.shape} has a dim below 1", fix="sizes are >= 1")
+
+
+def unknown_axis(axis: str, mesh: Mesh | None) -> LayoutError:
+    if mesh is None:
+        return fail(
+            LayoutError,
+            f"layout: axis {axis!r} is named but there is no mesh",
+            fix="pass mesh=..., or open one: with dist.Mesh(...):",
+        )
+    return fail(
+        LayoutError,
+        f"layout: axis {axis!r} is not an axis of the mesh",
+        [("mesh", mesh.text())],
+        fix="name one of " + ", ".join(mesh.axes),
+    )
+
+
+def same_type(a: TensorType, b: TensorType) -> bool:
+    """Equal, where a type without a mesh stands for the replicated one on any mesh."""
+    return a is b or ((a.mesh is None or b.mesh is None) and a.text == b.text)
+
+
+def plain(dtype: DType, shape: Sequence[int], mesh: Mesh | None = None) -> TensorType:
+    """A type split over nothing."""
+    return TensorType(dtype, tuple((Factor(int(n)),) for n in shape), (), mesh)
+
+
+def _factor_text(f: Factor) -> str:
+    if not f.axes:
+        return str(f.size)
+    return f"{f.size}@{f.axes[0]}" if len(f.axes) == 1 else f"{f.size}@({','.join(f.axes)})"
+
+
+def dim_text(dim: Dim) -> str:
+    return _factor_text(dim[0]) if len(dim) == 1 else f"({'·'.join(map(_factor_text, dim))})"
+
+
+_FACTOR = re.compile(r"(\d+)(?:@(?:(\w+)|\((\w+(?:,\w+)*)\)))?\Z")
+_TYPE = re.compile(r"(\w+)\[(.*)\]((?: (?:\+|max |min )\w+)*)\Z")
+
+
+def parse_dim(text: str) -> Dim:
+    """The dim that prints as `text`: `8`, `8@dp`, `256@(y,x)`, `(3·16@tp·64)` (also with `*`)."""
+    body = text.strip().replace("*", "·")
+    inner = body[1:-1] if body.startswith("(") else body
+    out = []
+    for part in inner.split("·"):
+        m = _FACTOR.match(part.strip().replace(", ", ","))
+        if m is None:
+            raise fail(
+                LayoutError,
+                f"layout: {text!r} is not a dim",
+                fix="write 8, 8@dp, 256@(y,x) or (3·16@tp·64)",
+            )
+        out.append(
+            Factor(int(m[1]), tuple((m[2] or m[3] or "").split(",")) if m[2] or m[3] else ())
+        )
+    return tuple(out)
+
+
+def split_dims(body: str) -> list[str]:
+    """Splits `8@(y,x), 4` at the commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(body):
+        depth += (c == "(") - (c == ")")
+        if c == "," and depth == 0:
+            parts.append(body[start:i])
+            start = i + 1
+    return [*parts, body[start:]] if body.strip() else []
+
+
+def parse_type(text: str, mesh: Mesh | None = None) -> TensorType:
+    """The type that prints as `text`; its axes are those of `mesh`.
+
+    Raises LayoutError where the text is no type.
+    """
+    m = _TYPE.match(text.strip())
+    if m is None:
+        raise fail(LayoutError, f"layout: {text!r} is not a type", fix="write f32[8@dp, 4096] +tp")
+    marks = m[3].replace("+", "sum ").split()
+    partial = tuple((axis, kind) for kind, axis in zip(marks[::2], marks[1::2], strict=True))
+    dims = tuple(parse_dim(p) for p in split_dims(m[2]))
+    return TensorType(dtype_of(m[1]), dims, partial, mesh)

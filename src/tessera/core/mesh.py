@@ -1,0 +1,364 @@
+"""Which devices work together, and along which named axes? A `Mesh` answers, and never changes.
+
+>>> mesh = Mesh(["tp", "dp"], devices=range(16))
+>>> mesh.topology
+'tp × dp mesh, 4 × 4'
+>>> Mesh(["tp", "pp", "dp"], devices=range(72)).shape
+(6, 4, 3)
+>>> mesh.slice(dp=1).device_ids, mesh["dp"].device_ids
+([1, 5, 9, 13], [0, 1, 2, 3])
+>>> with mesh:
+...     current() is mesh
+True
+
+A mesh is a value: it names devices and asks no engine, so one that is larger than the machine can
+be built, inspected and planned with. Device ids are row-major: the last axis varies fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import numpy as np
+
+from . import context
+from .errors import MeshError, fail
+from .mesh_input import (
+    Devices,
+    Shape,
+    balanced,
+    checked_axes,
+    checked_devices,
+    checked_shape,
+    devices_text,
+    is_int,
+    names_text,
+    some_ids,
+    times,
+)
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+class Mesh:
+    """Named axes over device ids; equal when axes, shape and ids are.
+
+    `devices` is a count, a flat sequence of ids, or a nested list (or array) whose nesting is the
+    shape. Flat devices without a `shape` are factored as equally as possible, larger factors
+    first. With a `shape` (a dict by axis, or a tuple in axis order) devices may be left out and are
+    then 0, 1, 2, ... Raises `MeshError` for anything that is not one box of distinct devices.
+    """
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    ids: tuple[int, ...]
+    sizes: Mapping[str, int]
+    _hash: int
+
+    def __init__(self, axes: Sequence[str], devices: Devices = None, shape: Shape = None) -> None:
+        names = checked_axes(axes)
+        dims = checked_shape(names, shape)
+        ids, nested = checked_devices(names, devices, dims)
+        if dims is None:
+            dims = nested if nested is not None else balanced(len(ids), len(names))
+        elif nested is not None and nested != dims:
+            raise fail(
+                MeshError,
+                f"Mesh: the device list is nested as {times(nested)}, its shape says {times(dims)}",
+                [("axes", names_text(names))],
+                fix="drop shape=, or pass the devices as a flat list",
+            )
+        if math.prod(dims) != len(ids):
+            raise fail(
+                MeshError,
+                f"Mesh: a shape of {times(dims)} holds {devices_text(math.prod(dims))}, "
+                f"{len(ids)} given",
+                [("axes", names_text(names))],
+                fix=f"pass devices=range({math.prod(dims)}), or a shape whose product is "
+                f"{len(ids)}",
+            )
+        put = object.__setattr__
+        put(self, "axes", names)
+        put(self, "shape", dims)
+        put(self, "ids", ids)
+        put(self, "sizes", MappingProxyType(dict(zip(names, dims))))
+        put(self, "_hash", hash((names, dims, ids)))
+
+    @staticmethod
+    def parse(text: str) -> Mesh:
+        """The mesh over devices 0, 1, 2, ... that `text` describes: "dp=2,tp=4" or "dp=2 tp=4".
+
+        >>> Mesh.parse("dp=2,tp=4").text()
+        'dp=2 tp=4'
+        """
+        sizes: dict[str, int] = {}
+        for part in text.replace(",", " ").split():
+            axis, equals, size = part.partition("=")
+            if not (axis and equals and size.isdecimal()):
+                raise fail(
+                    MeshError,
+                    f"Mesh: cannot read {part!r} as axis=size",
+                    [("text", repr(text))],
+                    fix="write each axis as name=size, for instance dp=2,tp=4",
+                )
+            if axis in sizes:
+                raise fail(
+                    MeshError,
+                    f"Mesh: axis {axis!r} is named twice",
+                    [("text", repr(text))],
+                    fix="give each axis a name of its own",
+                )
+            sizes[axis] = int(size)
+        return Mesh(tuple(sizes), shape=sizes)
+
+    # ---- facts ---------------------------------------------------------------------------------
+    @property
+    def size(self) -> int:
+        """How many devices."""
+        return len(self.ids)
+
+    @property
+    def device_ids(self) -> list[int]:
+        """All device ids, row-major. A fresh list."""
+        return list(self.ids)
+
+    @property
+    def topology(self) -> str:
+        """Axes and sizes in words: 'tp × dp mesh, 4 × 4'."""
+        return f"{' × '.join(self.axes)} mesh, {times(self.shape)}"
+
+    @property
+    def rank(self) -> int:
+        """A mesh as such has no rank: only a body that runs once per device does."""
+        raise fail(
+            MeshError,
+            "mesh.rank: there is no rank here, because this code runs once for the whole mesh",
+            [("mesh", self.text())],
+            fix="read it inside a function decorated with @ts.distribute, from ts.mesh.current()",
+        )
+
+    def text(self) -> str:
+        """The form that `parse` reads and Graph IR prints: 'dp=2 tp=4'. Device ids are left out."""
+        return " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+    def array(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """The device ids as an array of the mesh's shape."""
+        return np.array(self.ids, np.int64).reshape(self.shape)
+
+    def axis_size(self, axis: str) -> int:
+        """The size of `axis`."""
+        self._index(axis)
+        return self.sizes[axis]
+
+    def coords(self, device_id: int) -> dict[str, int]:
+        """Where a device lies.
+
+        >>> Mesh.parse("dp=2 tp=4").coords(6)
+        {'dp': 1, 'tp': 2}
+        """
+        position = _positions(self).get(device_id)
+        if position is None:
+            raise fail(
+                MeshError,
+                f"mesh.coords: device {device_id!r} is not in the mesh",
+                [("mesh", self.text()), ("devices", some_ids(self.ids))],
+                fix="name one of mesh.device_ids",
+            )
+        found: dict[str, int] = {}
+        for axis, size in zip(reversed(self.axes), reversed(self.shape)):
+            position, found[axis] = divmod(position, size)
+        return {axis: found[axis] for axis in self.axes}
+
+    def device_at(self, coords: Mapping[str, int]) -> int:
+        """The device at `coords`, which name every axis; negative coordinates count from the end.
+
+        >>> Mesh.parse("dp=2 tp=4").device_at({"dp": 1, "tp": 2})
+        6
+        """
+        missing = [axis for axis in self.axes if axis not in coords]
+        if missing:
+            raise fail(
+                MeshError,
+                f"mesh.device_at: no coordinate for {names_text(missing)}",
+                [("mesh", self.text()), ("coords", str(dict(coords)))],
+                fix="give a coordinate for every axis, or use mesh.slice(...) for a part",
+            )
+        place = [0] * len(self.axes)
+        for axis, coordinate in coords.items():
+            place[self._index(axis)] = self._coordinate("device_at", axis, coordinate)
+        position = 0
+        for coordinate, size in zip(place, self.shape):
+            position = position * size + coordinate
+        return self.ids[position]
+
+    def groups(self, axis: str | Sequence[str]) -> list[list[int]]:
+        """The device ids that a collective over `axis` joins: one list per group, in axis order.
+
+        Several axes are read major to minor.
+
+        >>> Mesh.parse("dp=2 tp=3").groups("dp")
+        [[0, 3], [1, 4], [2, 5]]
+        """
+        names = (axis,) if isinstance(axis, str) else tuple(axis)
+        over = [self._index(name) for name in names]
+        if len(set(over)) != len(over):
+            raise fail(
+                MeshError,
+                f"mesh.groups: {names_text(names)} names an axis twice",
+                [("mesh", self.text())],
+                fix="name each axis once",
+            )
+        rest = [i for i in range(len(self.axes)) if i not in over]
+        width = math.prod(self.shape[i] for i in over)
+        table: list[list[int]] = self.array().transpose(rest + over).reshape(-1, width).tolist()
+        return table
+
+    # ---- parts ---------------------------------------------------------------------------------
+    def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
+        """The sub-mesh along `axes`, in that order, at coordinate 0 of the others."""
+        names = (axes,) if isinstance(axes, str) else axes
+        if not isinstance(names, tuple) or not names:
+            raise fail(
+                MeshError,
+                f"mesh[...]: {axes!r} is not an axis or a tuple of axes",
+                [("mesh", self.text())],
+                fix=f"name an axis: mesh[{self.axes[0]!r}]",
+            )
+        kept = [self._index(name) for name in names]
+        rest = [i for i in range(len(self.axes)) if i not in kept]
+        if len(set(kept)) != len(kept):
+            raise fail(
+                MeshError,
+                f"mesh[...]: {names_text(names)} names an axis twice",
+                [("mesh", self.text())],
+                fix="name each axis once",
+            )
+        return Mesh(names, self.array().transpose(rest + kept)[(0,) * len(rest)])
+
+    def slice(self, **where: int | slice | range) -> Mesh:
+        """The part of the mesh at `where`: a number drops its axis, a slice or range keeps it.
+
+        >>> mesh = Mesh.parse("pp=4 tp=2")
+        >>> mesh.slice(pp=1).text(), mesh.slice(pp=slice(1, 3)).text()
+        ('tp=2', 'pp=2 tp=2')
+        """
+        part = self.array()
+        pick: list[int | slice] = [slice(None)] * len(self.axes)
+        for axis, which in where.items():
+            i = self._index(axis)
+            if isinstance(which, slice | range):
+                chosen = range(self.shape[i])[which] if isinstance(which, slice) else which
+                if len(chosen) == 0:
+                    raise fail(
+                        MeshError,
+                        f"mesh.slice: {axis}={which!r} selects nothing",
+                        [("mesh", self.text())],
+                        fix=f"select from 0 to {self.shape[i] - 1}",
+                    )
+                part = part.take([self._coordinate("slice", axis, c) for c in chosen], axis=i)
+            else:
+                pick[i] = self._coordinate("slice", axis, which)
+        dropped = {i for i, which in enumerate(pick) if not isinstance(which, slice)}
+        if len(dropped) == len(self.axes):
+            raise fail(
+                MeshError,
+                "mesh.slice: every axis is dropped, so no mesh is left",
+                [("mesh", self.text()), ("where", str(where))],
+                fix="keep one axis, for instance "
+                f"{self.axes[0]}=slice(0, 1), or ask mesh.device_at(...)",
+            )
+        names = tuple(axis for i, axis in enumerate(self.axes) if i not in dropped)
+        return Mesh(names, part[tuple(pick)])
+
+    # ---- ambient -------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        context.enter(mesh=self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        context.leave()
+
+    # ---- a value -------------------------------------------------------------------------------
+    def __contains__(self, axis: object) -> bool:
+        return axis in self.sizes
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return (self._hash, self.axes, self.shape, self.ids) == (
+            other._hash,
+            other.axes,
+            other.shape,
+            other.ids,
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+        # The hash of a string differs between processes, so a mesh travels as its arguments.
+        return (Mesh, (self.axes, self.ids, self.shape))
+
+    def __repr__(self) -> str:
+        first = self.ids[0]
+        run = range(first, first + len(self.ids))
+        if self.ids != tuple(run):
+            return f"Mesh({self.axes}, devices={list(self.ids)}, shape={self.shape})"
+        devices = "" if first == 0 else f", devices={run}"
+        return f"Mesh({self.axes}{devices}, shape={self.shape})"
+
+    # ---- checks --------------------------------------------------------------------------------
+    def _index(self, axis: object) -> int:
+        if isinstance(axis, str) and axis in self.sizes:
+            return self.axes.index(axis)
+        raise fail(
+            MeshError,
+            f"Mesh: axis {axis!r} is not one of {names_text(self.axes)}",
+            [("mesh", self.text())],
+            fix=f"name one of {', '.join(self.axes)}",
+        )
+
+    def _coordinate(self, call: str, axis: str, value: object) -> int:
+        size = self.sizes[axis]
+        if is_int(value) and -size <= value < size:
+            return int(value) % size
+        raise fail(
+            MeshError,
+            f"mesh.{call}: {axis}={value!r} is outside the axis, which has size {size}",
+            [("mesh", self.text())],
+            fix=f"give a number from 0 to {size - 1}",
+        )
+
+
+# ---- the ambient mesh --------------------------------------------------------------------------
+def current() -> Mesh:
+    """The mesh of the innermost `with mesh:`. Raises `MeshError` outside of any."""
+    mesh = context.settings().mesh
+    if mesh is None:
+        raise fail(
+            MeshError,
+            "mesh.current: no mesh is open here",
+            fix="open one: with ts.mesh.auto(): ..., or pass mesh=...",
+        )
+    return mesh
+
+
+def auto(axes: Sequence[str] = ("dp",), shape: Shape = None) -> Mesh:
+    """A mesh over all devices of this program: data parallel unless `axes` say otherwise."""
+    return Mesh(axes, devices=context.device_count(), shape=shape)
+
+
+@lru_cache(maxsize=64)
+def _positions(mesh: Mesh) -> dict[int, int]:
+    return {device: position for position, device in enumerate(mesh.ids)}

@@ -1,0 +1,248 @@
+"""What may a user hand to `Mesh`, and what is said when it makes no mesh?
+
+Axes, a shape and devices come in many spellings; here each becomes a tuple or a `MeshError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+from .errors import MeshError, fail
+
+# A nested list has no finite type; what it may hold is checked, and reported, at run time.
+Devices: TypeAlias = Sequence[Any] | np.ndarray[Any, Any] | int | None
+Shape: TypeAlias = Mapping[str, int] | Sequence[int] | int | None
+
+
+def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(axes, str | list | tuple):
+        raise fail(
+            MeshError,
+            f"Mesh: axes cannot be {axes!r}",
+            fix="pass a list or tuple of names, for instance ['dp', 'tp']",
+        )
+    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    if not names:
+        raise fail(
+            MeshError,
+            "Mesh: a mesh needs at least one axis",
+            fix="name the axes, for instance Mesh(['dp', 'tp'], devices=range(8))",
+        )
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise fail(
+                MeshError,
+                f"Mesh: axis name {name!r} is not an identifier",
+                [("axes", names_text(names))],
+                fix="use letters, digits and _, for instance 'dp'",
+            )
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise fail(
+            MeshError,
+            f"Mesh: {_repeated('axis', 'axes', twice)} named twice",
+            [("axes", names_text(names))],
+            fix="give each axis a name of its own",
+        )
+    return names
+
+
+def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None:
+    if shape is None:
+        return None
+    if isinstance(shape, Mapping):
+        unknown = [repr(axis) for axis in shape if axis not in axes]
+        missing = [repr(axis) for axis in axes if axis not in shape]
+        if unknown or missing:
+            wrong = [f"names {', '.join(unknown)}, which the mesh lacks"] if unknown else []
+            wrong += [f"leaves out {', '.join(missing)}"] if missing else []
+            raise fail(
+                MeshError,
+                f"Mesh: shape {', and '.join(wrong)}",
+                [("axes", names_text(axes)), ("shape", str(dict(shape)))],
+                fix="give a size for each axis and for nothing else",
+            )
+        sizes = [shape[axis] for axis in axes]
+    else:
+        if is_int(shape):
+            shape = (shape,)
+        if not _is_list(shape):
+            raise fail(
+                MeshError,
+                f"Mesh: shape cannot be {shape!r}",
+                [("axes", names_text(axes))],
+                fix="pass a size for each axis: a dict by name, or a tuple in axis order",
+            )
+        sizes = list(shape)
+        if len(sizes) != len(axes):
+            raise fail(
+                MeshError,
+                f"Mesh: shape has {len(sizes)} sizes for {len(axes)} axes",
+                [("axes", names_text(axes)), ("shape", str(tuple(sizes)))],
+                fix="give one size for each axis",
+            )
+    for axis, size in zip(axes, sizes):
+        if not is_int(size) or size < 1:
+            raise fail(
+                MeshError,
+                f"Mesh: axis {axis!r} has size {size!r}",
+                [("axes", names_text(axes)), ("shape", str(tuple(sizes)))],
+                fix="make every size a whole number of at least 1",
+            )
+    return tuple(int(size) for size in sizes)
+
+
+def checked_devices(
+    axes: tuple[str, ...], devices: Devices, dims: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The ids, flat, and the shape that their nesting says (None where they were flat)."""
+    if devices is None:
+        if dims is None:
+            raise fail(
+                MeshError,
+                "Mesh: neither devices nor a shape are given",
+                [("axes", names_text(axes))],
+                fix="pass devices=range(8), or shape={...}, or use ts.mesh.auto()",
+            )
+        return tuple(range(math.prod(dims))), None
+    if isinstance(devices, np.ndarray):
+        devices = devices.tolist()
+    if is_int(devices):
+        devices = range(int(devices))
+    if not _is_list(devices):
+        raise fail(
+            MeshError,
+            f"Mesh: devices cannot be {devices!r}",
+            [("axes", names_text(axes))],
+            fix="pass a count, a range, a list of ids, or a nested list",
+        )
+    flat: list[Any] = list(devices)
+    nested: list[int] = []
+    while flat and any(_is_list(entry) for entry in flat):
+        lengths = {len(entry) if _is_list(entry) else -1 for entry in flat}
+        if len(lengths) != 1:
+            found = " and ".join("none" if n < 0 else str(n) for n in sorted(lengths))
+            raise fail(
+                MeshError,
+                f"Mesh: the nested device list is ragged: lengths {found} at depth "
+                f"{len(nested) + 1}",
+                [("axes", names_text(axes))],
+                fix="make the lists of one depth equally long",
+            )
+        nested.append(lengths.pop())
+        flat = [device for entry in flat for device in entry]
+    if nested and len(nested) + 1 != len(axes):
+        raise fail(
+            MeshError,
+            f"Mesh: devices are nested {len(nested) + 1} deep for {len(axes)} "
+            f"{'axis' if len(axes) == 1 else 'axes'}",
+            [("axes", names_text(axes))],
+            fix="nest the list once for each axis, or pass a flat list and shape=",
+        )
+    shape = (len(flat) // math.prod(nested), *nested) if nested and all(nested) else None
+    return _checked_ids(axes, flat), shape
+
+
+def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for device in flat:
+        if not is_int(device):
+            raise fail(
+                MeshError,
+                f"Mesh: device id {device!r} is not a whole number",
+                [("axes", names_text(axes))],
+                fix="name devices by their ids: 0, 1, 2, ...",
+            )
+        ids.append(int(device))
+    if not ids:
+        raise fail(
+            MeshError,
+            "Mesh: there are no devices",
+            [("axes", names_text(axes))],
+            fix="pass at least one device, for instance devices=range(1)",
+        )
+    if min(ids) < 0:
+        raise fail(
+            MeshError,
+            f"Mesh: device id {min(ids)} is negative",
+            [("axes", names_text(axes)), ("devices", some_ids(ids))],
+            fix="name devices by their ids: 0, 1, 2, ...",
+        )
+    if len(set(ids)) != len(ids):
+        twice = sorted(device for device, n in Counter(ids).items() if n > 1)
+        raise fail(
+            MeshError,
+            f"Mesh: {_repeated('device', 'devices', twice)} named twice",
+            [("axes", names_text(axes)), ("devices", some_ids(ids))],
+            fix="name each device once",
+        )
+    return tuple(ids)
+
+
+@lru_cache(maxsize=256)
+def balanced(count: int, parts: int) -> tuple[int, ...]:
+    """`count` as a product of `parts` factors with the least sum, larger factors first.
+
+    >>> balanced(48, 3), balanced(16, 2), balanced(7, 2)
+    ((4, 4, 3), (4, 4), (7, 1))
+    """
+    divisors = [d for d in range(1, math.isqrt(count) + 1) if count % d == 0]
+    divisors = sorted({*divisors, *(count // d for d in divisors)})
+
+    def search(rest: int, parts: int, most: int) -> tuple[int, ...] | None:
+        """The best non-increasing factors of `rest`, none above `most`, if there are any."""
+        if parts == 1:
+            return (rest,) if rest <= most else None
+        best: tuple[int, ...] | None = None
+        for first in divisors:
+            if first > most or first**parts < rest:  # the largest is at least the mean
+                continue
+            if rest % first == 0:
+                tail = search(rest // first, parts - 1, first)
+                if tail is not None and (best is None or first + sum(tail) < sum(best)):
+                    best = (first, *tail)
+        return best
+
+    found = search(count, parts, count)
+    assert found is not None, "count × 1 × 1 ... is always a factorisation"
+    return found
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether `value` is a whole number, Python's or NumPy's; a bool is not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, list | tuple | range | np.ndarray)
+
+
+def names_text(names: Iterable[object]) -> str:
+    """Axis names as a message shows them: ('dp', 'tp')."""
+    return str(tuple(names))
+
+
+def times(shape: Sequence[int]) -> str:
+    """A shape as a message shows it: 2 × 4."""
+    return " × ".join(map(str, shape))
+
+
+def some_ids(ids: Sequence[int]) -> str:
+    """Device ids, shortened where they are many."""
+    shown = ", ".join(map(str, ids[:16]))
+    return f"[{shown}]" if len(ids) <= 16 else f"[{shown}, ... {len(ids)} in all]"
+
+
+def devices_text(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _repeated(one: str, many: str, names: Sequence[object]) -> str:
+    listed = ", ".join(map(repr, names))
+    return f"{one} {listed} is" if len(names) == 1 else f"{many} {listed} are"

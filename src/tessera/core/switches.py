@@ -1,0 +1,67 @@
+"""Which environment variables does the library read? These, here, and nowhere else.
+
+| switch               | on means                                                              |
+|----------------------|-----------------------------------------------------------------------|
+| `TESSERA_COMM_TRACE` | each collective prints a line: kind, axes, bytes, the user's line     |
+| `TESSERA_DEVICES`    | how many virtual devices a CPU backend starts with (a number)         |
+| `TESSERA_HEAP`       | off: a CPU backend leaves the C library's heap settings as they are   |
+
+A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
+`TESSERA_HEAP`, which is on.
+Each is read once, when the first settings are asked for (`core/context.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from .errors import UsageError, fail
+
+COMM_TRACE = "TESSERA_COMM_TRACE"
+DEVICES = "TESSERA_DEVICES"
+HEAP = "TESSERA_HEAP"
+
+_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+}
+
+
+def is_on(
+    name: str, environment: Mapping[str, str] | None = None, *, default: bool = False
+) -> bool:
+    """Whether the switch `name` is on; `default` where it is unset.
+
+    Raises `UsageError` for a word that is neither yes nor no.
+
+    >>> is_on(COMM_TRACE, {}), is_on(COMM_TRACE, {"TESSERA_COMM_TRACE": "Yes"})
+    (False, True)
+    """
+    text = (os.environ if environment is None else environment).get(name, "")
+    on = _WORDS.get(text.strip().lower()) if text.strip() else default
+    if on is None:
+        raise fail(
+            UsageError,
+            f"{name}: {text!r} is neither on nor off",
+            fix="set it to 1 or 0",
+        )
+    return on
+
+
+def number(name: str, default: int, environment: Mapping[str, str] | None = None) -> int:
+    """The whole number in the switch `name`, or `default` when unset.
+
+    Raises `UsageError` for anything but a number of at least 1.
+
+    >>> number(DEVICES, 8, {}), number(DEVICES, 8, {"TESSERA_DEVICES": "64"})
+    (8, 64)
+    """
+    text = (os.environ if environment is None else environment).get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise fail(
+            UsageError, f"{name}: {text!r} is not a number of at least 1", fix=f"set {name}=8"
+        )
+    return int(text)

@@ -1,0 +1,1 @@
+"""Text to batches: corpora, tokenizers, token files, and the baseline a model has to beat."""

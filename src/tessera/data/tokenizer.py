@@ -1,0 +1,137 @@
+"""How does text become token ids? By a byte-level BPE trained on the corpus itself.
+
+Byte-level means that any text can be encoded and comes back unchanged, and that each token stands
+for a known number of bytes, so a loss in nats per token has a value in bits per byte.
+
+>>> tok = train(["def f(x):\\n    return x + 1\\n"] * 4, vocab=280)
+>>> ids = tok.encode("return x")
+>>> ids.dtype.name, tok.decode(ids), int(tok.token_bytes[ids].sum())
+('uint16', 'return x', 8)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import UsageError, fail
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END = "<|end|>"
+"""Closes every document. It stands for no bytes."""
+
+SMALLEST_VOCAB = 257
+"""All bytes, and END."""
+LARGEST_VOCAB = 1 << 16
+"""Ids are stored as uint16."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenizer:
+    """A trained tokenizer: `encode`, `decode`, and the bytes that each token stands for."""
+
+    _engine: tokenizers.Tokenizer = field(repr=False)
+    vocab: int
+    end: int
+    token_bytes: NDArray[np.int64] = field(repr=False)
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        """The ids of `text`, without an end."""
+        return np.array(self._engine.encode(text, add_special_tokens=False).ids, np.uint16)
+
+    def encode_documents(self, texts: Iterable[str]) -> NDArray[np.uint16]:
+        """The ids of all texts in order, each closed by `end`."""
+        parts: list[NDArray[np.uint16]] = []
+        for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False):
+            parts.append(np.array([*encoding.ids, self.end], np.uint16))
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint16)
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        """The text of `ids`. Ends are left out; bytes that are no UTF-8 become U+FFFD."""
+        kept = [int(i) for i in ids if int(i) != self.end]
+        return self._engine.decode(kept, skip_special_tokens=False)
+
+    def bits_per_byte(self, nats_per_token: float, targets: NDArray[Any]) -> float:
+        """What a mean loss over `targets` is worth in bits per byte of their text."""
+        covered = int(self.token_bytes[targets.astype(np.int64)].sum())
+        return nats_per_token * targets.size / math.log(2) / covered
+
+    def save(self, path: str | Path) -> None:
+        """Writes the tokenizer as the JSON of the `tokenizers` library."""
+        self._engine.save(str(path))
+
+
+def train(texts: Iterable[str], vocab: int = 1024) -> Tokenizer:
+    """A byte-level BPE of at most `vocab` tokens: 256 bytes, END, and the most useful merges.
+
+    The same texts give the same tokenizer. Raises `UsageError` for a vocabulary that is too small
+    to hold all bytes or too large for uint16.
+    """
+    if not SMALLEST_VOCAB <= vocab <= LARGEST_VOCAB:
+        raise fail(
+            UsageError,
+            f"tokenizer: a vocabulary of {vocab} is not between {SMALLEST_VOCAB} and "
+            f"{LARGEST_VOCAB}",
+            fix="ask for about 1024",
+        )
+    lib = _library()
+    engine = lib.Tokenizer(lib.models.BPE())
+    engine.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = lib.decoders.ByteLevel()
+    trainer = lib.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END],
+        # Sorted, so that the ids of bytes never depend on a set's order.
+        initial_alphabet=sorted(lib.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    engine.train_from_iterator(texts, trainer)
+    return _wrap(engine)
+
+
+def load(path: str | Path) -> Tokenizer:
+    """The tokenizer that `save` wrote."""
+    if not Path(path).is_file():
+        raise fail(
+            UsageError,
+            f"tokenizer: {str(path)!r} is not a file",
+            fix="train one and save it: tokenizer.train(texts).save(path)",
+        )
+    return _wrap(_library().Tokenizer.from_file(str(path)))
+
+
+def _wrap(engine: tokenizers.Tokenizer) -> Tokenizer:
+    size = engine.get_vocab_size()
+    end = engine.token_to_id(END)
+    if end is None:
+        raise fail(
+            UsageError,
+            f"tokenizer: it has no {END} token, so it was not made by tokenizer.train",
+            fix="train one: tokenizer.train(texts)",
+        )
+    # Text that happens to hold "<|end|>" is text: only encode_documents puts the token.
+    engine.encode_special_tokens = True
+    # In the byte-level alphabet every character stands for one byte.
+    token_bytes = np.array([len(engine.id_to_token(i) or "") for i in range(size)], np.int64)
+    token_bytes[end] = 0
+    return Tokenizer(engine, size, end, token_bytes)
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise fail(
+            UsageError,
+            "tokenizer: the `tokenizers` library is not installed",
+            fix="pip install 'tessera[demo]'",
+        ) from None
+    return tokenizers

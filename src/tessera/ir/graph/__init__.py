@@ -1,0 +1,1 @@
+"""Graph IR: what is computed, with layouts. Node, builder, text, verifier, oracle."""

@@ -1,0 +1,140 @@
+"""How does a graph grow? A `Builder` derives each node's type and inserts what its layout needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...core.context import settings
+from ...core.errors import LayoutError, caller, fail
+from ...core.layout import Factor, TensorType, same_type
+from ...core.reshard import plan
+from ...ops.elementwise import POINTWISE
+from ...ops.op import infer, op_named
+from ...ops.redistribute import step_attrs
+from .node import NO_ATTRS, Graph, Node
+
+
+class Builder:
+    """Grows one graph. Call it to add a node: `b("mul", x, y)`; layouts are settled on the way."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.inputs: list[Node] = []
+        self.scope = ""
+        self.loc: str | None = None  # set while nodes are derived from others (gradients)
+        self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
+        self._moved: dict[tuple[Node, TensorType], Node] = {}
+
+    def input(self, type: TensorType, name: str = "") -> Node:
+        node = Node("input", (), (type,), {"name": name or f"x{len(self.inputs)}"})
+        self.nodes.append(node)
+        self.inputs.append(node)
+        return node
+
+    def __call__(self, op: str, /, *args: Node, **attrs: Any) -> Node:
+        """Adds a node for `op`, redistributing arguments to the layouts that its rule wants."""
+        value = op_named(op)
+        ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
+        got = infer(value, ins, attrs)
+        if op != "item" and got.wants != ins:
+            args = tuple(
+                a if same_type(w, t) else self._insert(a, w, op)
+                for a, w, t in zip(args, got.wants, ins, strict=True)
+            )
+        loc = caller() if self.loc is None else self.loc
+        node = Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope)
+        self.nodes.append(node)
+        return node
+
+    def _insert(self, x: Node, want: TensorType, op: str) -> Node:
+        if settings().strict and any(s.wire_bytes for s in plan(x.type, want)):
+            raise fail(
+                LayoutError,
+                f"{op}: needs a collective that ts.strict() forbids to insert",
+                [("have", x.type), ("need", want), ("made at", x.loc or "?")],
+                fix=f"write dist.redistribute(x, {str(want)!r}) where you want it",
+            )
+        return self.redistribute(x, want, f"for {op}")
+
+    def redistribute(self, x: Node, to: TensorType, reason: str = "") -> Node:
+        """`x` in the layout `to`; `reason` marks the steps as inserted, "" as written."""
+        if x.type is to:
+            return x
+        done = self._moved.get((x, to))
+        if done is not None:
+            return done
+        made = x
+        if not to.partial and _makeable(x):
+            made = self._made(x, to, reason)
+        else:
+            if x.type.mesh is None and to.mesh is not None:
+                made = x = self("to_mesh", x, layout=to.replicated())
+            for step in plan(x.type, to):
+                loc = caller() if self.loc is None else self.loc
+                attrs = step_attrs(step)
+                made = Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
+                self.nodes.append(made)
+        self._moved[x, to] = made
+        return made
+
+    def _made(self, x: Node, to: TensorType, reason: str) -> Node:
+        """A makeable `x` made in the layout `to`: what it is made of, being smaller, moves."""
+        if op_named(x.op).creates:
+            return self(x.op, *x.args, **{**x.attrs, "layout": to})
+        parts = (self.redistribute(a, _part(to, a.type), reason) for a in x.args)
+        if x.op == "broadcast":
+            return self(x.op, *parts, shape=to.shape, layout=to)
+        return self(x.op, *parts, **x.attrs)
+
+    def graph(self, outputs: Iterable[Node]) -> Graph:
+        """What was recorded, in program order, with every replaced node gone."""
+        if not self.replaced:
+            return Graph(self.name, tuple(self.nodes), tuple(self.inputs), tuple(outputs))
+        new: dict[Node, Node] = {}
+        nodes: list[Node] = []
+        for root in self.nodes:
+            todo = [] if root in self.replaced else [root]
+            while todo:
+                n = todo[-1]
+                args = [self.replaced.get(a, a) for a in n.args]
+                if n in new:
+                    todo.pop()
+                elif late := [a for a in args if a not in new]:
+                    todo.extend(late)  # a stand-in is made where it is first read
+                else:
+                    now = tuple(new[a] for a in args)
+                    same = now == n.args
+                    new[n] = n if same else Node(
+                        n.op, now, n.types, n.attrs, n.loc, n.scope, n.note
+                    )  # fmt: skip
+                    nodes.append(new[n])
+                    todo.pop()
+        out = tuple(new[self.replaced.get(o, o)] for o in outputs)
+        return Graph(self.name, tuple(nodes), tuple(self.inputs), out)
+
+
+def _makeable(x: Node, depth: int = 3) -> bool:
+    """Whether `x` costs less to make again in another layout than to cut: it is created, spread
+    from something smaller, or computed point by point from such values."""
+    if x.op == "input":
+        return False
+    if op_named(x.op).creates:
+        return True
+    if x.op == "broadcast":
+        return x.args[0].type.size < x.type.size
+    return (
+        depth > 0
+        and x.op in POINTWISE
+        and all(a.type.size < x.type.size or _makeable(a, depth - 1) for a in x.args)
+    )
+
+
+def _part(to: TensorType, t: TensorType) -> TensorType:
+    """The layout of an argument of type `t` that spreads to `to`: as `to` where the dims agree."""
+    extra = to.rank - t.rank
+    dims = (
+        d if n == m else (Factor(n),) for d, n, m in zip(to.dims[extra:], t.shape, to.shape[extra:])
+    )
+    return TensorType(t.dtype, dims, (), to.mesh)

@@ -1,0 +1,277 @@
+"""What should a graph compute? NumPy's answer, in global terms or block by block.
+
+`evaluate` ignores layouts: a collective is the identity. `evaluate_blocks` runs each device's
+local computation on its own block and carries out a change of layout by putting the blocks
+together and cutting them again, so that it shares no code with the collectives of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import GraphError, fail
+from ...core.layout import TensorType, ways
+from ...core.mesh import Mesh
+from ...ops.op import OPS, Call
+from ...ops.redistribute import NAMES
+from . import xp_numpy
+from .node import Graph, Node
+
+Array = Any
+Coords = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where local code runs: the whole array (`coords` None) or the block at `coords`."""
+
+    coords: Coords | None = None
+
+    def shape(self, t: TensorType) -> tuple[int, ...]:
+        return t.shape if self.coords is None else t.local_shape
+
+    def start(self, t: TensorType, dim: int, digit: int) -> Array:
+        d = t.digits(dim)
+        if self.coords is None or not d:
+            return np.int32(0)
+        return np.int32(self.index(t, dim)[0])
+
+    def index(self, t: TensorType, dim: int) -> Array:
+        if self.coords is None:
+            return np.arange(t.shape[dim], dtype=np.int32)
+        return dim_index(t, dim, self.coords)
+
+
+def dim_index(t: TensorType, dim: int, coords: Coords) -> Array:
+    """The global index of each local element along `dim`; padding has an index past its digit."""
+    total = np.zeros(1, np.int32)
+    for d in t.digits(dim):
+        at = 0
+        for a in d.axes:
+            at = at * t.sizes[a] + coords[a]
+        line = np.arange(d.local, dtype=np.int32) + at * d.local
+        total = (total[:, None] * d.size + line[None, :]).reshape(-1)
+    return total
+
+
+def dim_valid(t: TensorType, dim: int, coords: Coords) -> Array:
+    """Which local elements along `dim` are real, and not padding."""
+    ok = np.ones(1, np.bool_)
+    for d in t.digits(dim):
+        at = 0
+        for a in d.axes:
+            at = at * t.sizes[a] + coords[a]
+        line = np.arange(d.local) + at * d.local < d.size
+        ok = (ok[:, None] & line[None, :]).reshape(-1)
+    return ok
+
+
+def every_coords(mesh: Mesh | None) -> list[Coords]:
+    """The coordinates of every device, row-major."""
+    if mesh is None:
+        return [{}]
+    ranges = [range(n) for n in mesh.shape]
+    return [dict(zip(mesh.axes, at, strict=True)) for at in product(*ranges)]
+
+
+def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of `graph` for global arrays, by NumPy, as if there were one device."""
+    env: dict[Node, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for n in graph.nodes:
+        if n.op == "input":
+            continue
+        args = env[n.args[0]] if n.op == "item" else [env[a] for a in n.args]
+        if n.op in NAMES:
+            env[n] = args[0]
+            continue
+        ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
+        with np.errstate(all="ignore"):
+            env[n] = OPS[n.op].local(
+                Call(xp_numpy, Place(), ins, n.types, n.attrs, evaluate), *args
+            )
+    return [env[o] for o in graph.outputs]
+
+
+# -- block by block -------------------------------------------------------------------------------
+def cut(t: TensorType, value: Array, fill: float = 0) -> list[Array]:
+    """The block of every device of `value`; partial sums live on the first device of their axis.
+
+    Padding holds `fill`.
+    """
+    blocks = []
+    for coords in every_coords(t.mesh):
+        block = np.asarray(value)
+        for i in range(t.rank):
+            at, ok = dim_index(t, i, coords), dim_valid(t, i, coords)
+            block = np.take(block, np.where(ok, at, 0), axis=i)
+            if not ok.all():
+                shape = [1] * t.rank
+                shape[i] = -1
+                block = np.where(ok.reshape(shape), block, np.asarray(fill, block.dtype))
+        if any(coords[a] for a, kind in t.partial if kind == "sum"):
+            block = np.zeros_like(block)
+        blocks.append(block)
+    return blocks
+
+
+FOLD = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def join(t: TensorType, blocks: Sequence[Array]) -> Array:
+    """The global value of blocks: splits are put together, partial values folded.
+
+    Raises GraphError where two devices that must hold the same hold different numbers.
+    """
+    out: dict[tuple[int, ...], Array] = {}
+    first: dict[tuple[int, ...], Array] = {}  # by coordinates, those of replicas at 0
+    kinds = dict(t.partial)
+    for coords, block in zip(every_coords(t.mesh), blocks, strict=True):
+        ok = [dim_valid(t, i, coords) for i in range(t.rank)]
+        held = np.asarray(block)[np.ix_(*ok)] if t.rank else np.asarray(block)
+        home = tuple(v if a in t.split_axes or a in kinds else 0 for a, v in coords.items())
+        if home in first:
+            if not _close(first[home], held):
+                raise fail(
+                    GraphError,
+                    f"oracle: the replicas of a value differ at {dict(coords)}",
+                    [("type", t)],
+                    at="",
+                )
+            continue
+        first[home] = held
+        part = tuple(coords[a] for a in kinds)
+        if part not in out:
+            out[part] = np.zeros(t.shape, held.dtype)
+        places = [dim_index(t, i, coords)[ok[i]] for i in range(t.rank)]
+        out[part][np.ix_(*places) if places else ()] = held
+    for level, (_, kind) in reversed(list(enumerate(t.partial))):
+        folded: dict[tuple[int, ...], Array] = {}
+        for part in sorted(out):
+            key = part[:level] + part[level + 1 :]
+            folded[key] = FOLD[kind](folded[key], out[part]) if key in folded else out[part]
+        out = folded
+    return out[()]
+
+
+def _close(a: Array, b: Array) -> bool:
+    if np.array_equal(a, b):
+        return True
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    # Not to the bit: a BLAS may take another path for another alignment.
+    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
+
+
+def _change(src: TensorType, dst: TensorType, blocks: Sequence[Array]) -> list[Array]:
+    """Blocks of `dst` from blocks of `src`; partial axes that stay are kept apart."""
+    stay = [a for a, _ in src.partial if a in dst.partial_axes]
+    every = every_coords(src.mesh)
+    done: list[Any] = [None] * len(every)
+    n = ways(stay, src.sizes)
+    for part in product(*(range(src.sizes[a]) for a in stay)):
+        mine = [all(c[a] == p for a, p in zip(stay, part, strict=True)) for c in every]
+        # The value as this part alone sees it: as if the staying axes did not exist.
+        inner_src = src.with_partial(tuple(p for p in src.partial if p[0] not in stay))
+        inner_dst = dst.with_partial(tuple(p for p in dst.partial if p[0] not in stay))
+        chosen = list(blocks)
+        if n > 1:
+            for k, c in enumerate(every):
+                twin = {**c, **dict(zip(stay, part, strict=True))}
+                chosen[k] = blocks[every.index(twin)]
+        new = cut(inner_dst, join(inner_src, chosen))
+        for k, ok in enumerate(mine):
+            if ok:
+                done[k] = new[k]
+    return done
+
+
+def mask(x: Array, ok: Array, dim: int, kind: str) -> Array:
+    """`x` with the identity of `kind` where `ok` (along `dim`) is false."""
+    shape = [1] * np.ndim(x)
+    shape[dim] = -1
+    return np.where(ok.reshape(shape), x, np.asarray(identity(kind, x.dtype), x.dtype))
+
+
+def identity(kind: str, dtype: np.dtype[Any]) -> float:
+    """The value that changes nothing under a sum, max or min."""
+    if kind == "sum":
+        return 0
+    if dtype.kind in "iu":
+        return int(np.iinfo(dtype).min if kind == "max" else np.iinfo(dtype).max)
+    if dtype.name == "float8_e4m3fn":  # it has no infinity
+        return -448.0 if kind == "max" else 448.0
+    return -np.inf if kind == "max" else np.inf
+
+
+def evaluate_blocks(graph: Graph, inputs: Sequence[Array], padding: float = 0) -> list[Array]:
+    """The outputs for global arrays, computed block by block on the graph's mesh.
+
+    `padding` is what floats hold where a block is short: no output may depend on it.
+    """
+    blocks = []
+    for n, x in zip(graph.inputs, inputs, strict=True):
+        blocks.append(cut(n.type, x, padding if n.type.dtype.is_float else 0))
+    outs = run_blocks(graph, blocks, graph.mesh)
+    return [join(n.type.on(graph.mesh), o) for n, o in zip(graph.outputs, outs, strict=True)]
+
+
+def run_blocks(
+    graph: Graph, inputs: Sequence[Sequence[Array]], mesh: Mesh | None
+) -> list[list[Array]]:
+    """Per output, the blocks of all devices, from blocks of the inputs."""
+    every = every_coords(mesh)
+    env: dict[Node, Any] = {}
+    for n, x in zip(graph.inputs, inputs, strict=True):
+        env[n] = list(x) if len(x) == len(every) else list(x) * len(every)
+    for n in graph.nodes:
+        if n.op == "input":
+            continue
+        if n.op in NAMES:
+            env[n] = _change(n.args[0].type.on(mesh), n.type.on(mesh), env[n.args[0]])
+            continue
+        if n.op == "item":
+            env[n] = env[n.args[0]][n.attrs["index"]]
+            continue
+        if n.op == "scan":
+            env[n] = _scan_blocks(n, [env[a] for a in n.args], mesh)
+            continue
+        rule = OPS[n.op].rule(tuple(a.type for a in n.args), n.attrs)
+        results = []
+        for k, coords in enumerate(every):
+            args = [env[a][k] for a in n.args]
+            for i, dim, kind in rule.reduces:
+                ok = dim_valid(n.args[i].type, dim, coords)
+                args[i] = mask(args[i], ok, dim, kind)
+            site = Place(coords)
+            ins = tuple(a.type for a in n.args)
+            with np.errstate(all="ignore"):
+                call = Call(xp_numpy, site, ins, n.types, n.attrs, evaluate)
+                results.append(OPS[n.op].local(call, *args))
+        if isinstance(results[0], tuple):
+            env[n] = [[r[j] for r in results] for j in range(len(n.types))]
+        else:
+            env[n] = results
+    return [env[o] for o in graph.outputs]
+
+
+def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[list[Array]]:
+    """A scan, block by block: the body's own collectives need all devices in step."""
+    body, consts, carries = n.attrs["body"], n.attrs["consts"], n.attrs["carries"]
+    fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
+    ys: list[list[list[Array]]] = []
+    order = range(n.attrs["length"])
+    for i in reversed(order) if n.attrs["reverse"] else order:
+        out = run_blocks(body, [*fixed, *carry, *([b[i] for b in x] for x in xs)], mesh)
+        carry = out[:carries]
+        ys.append(out[carries:])
+    if n.attrs["reverse"]:
+        ys.reverse()
+    stacked = [
+        [np.stack([step[j][k] for step in ys]) for k in range(len(every_coords(mesh)))]
+        for j in range(len(n.types) - carries)
+    ]
+    return [*carry, *stacked]

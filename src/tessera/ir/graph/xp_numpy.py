@@ -1,0 +1,218 @@
+"""The local array functions, by NumPy: the oracle's half of the `xp` protocol.
+
+The engine's half (runtime/xp_jax.py) has the same names. Narrow floats are computed in f32 and
+rounded back, as the engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.dtypes import DType, f32
+
+Array = Any
+
+
+def _wide(x: Array) -> Array:
+    """Narrow floats as f32, everything else as it is."""
+    x = np.asarray(x)
+    return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x
+
+
+def _unary(f: Callable[..., Array]) -> Callable[[Array], Array]:
+    return lambda x: np.asarray(f(_wide(x))).astype(np.asarray(x).dtype)
+
+
+def _binary(f: Callable[..., Array]) -> Callable[[Array, Array], Array]:
+    return lambda x, y: np.asarray(f(_wide(x), _wide(y))).astype(np.result_type(x, y))
+
+
+def _compare(f: Callable[..., Array]) -> Callable[[Array, Array], Array]:
+    return lambda x, y: f(x, y)
+
+
+def _erf(x: Array) -> Array:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x)
+
+
+neg, exp, log, sqrt = map(_unary, (np.negative, np.exp, np.log, np.sqrt))
+tanh, sin, cos, floor, sign = map(_unary, (np.tanh, np.sin, np.cos, np.floor, np.sign))
+abs = _unary(np.abs)  # the protocol's name
+erf = _unary(_erf)
+rsqrt = _unary(lambda x: 1 / np.sqrt(x))
+sigmoid = _unary(lambda x: 1 / (1 + np.exp(-x)))
+isfinite, logical_not = np.isfinite, np.logical_not
+add, sub, mul = map(_binary, (np.add, np.subtract, np.multiply))
+div, pow = map(_binary, (np.divide, np.power))
+maximum, minimum, mod, floordiv = map(_binary, (np.maximum, np.minimum, np.mod, np.floor_divide))
+eq, ne, lt = map(_compare, (np.equal, np.not_equal, np.less))
+le, gt, ge = map(_compare, (np.less_equal, np.greater, np.greater_equal))
+logical_and, logical_or, logical_xor = np.logical_and, np.logical_or, np.logical_xor
+bit_and, bit_or, bit_xor = np.bitwise_and, np.bitwise_or, np.bitwise_xor
+shift_left, shift_right = np.left_shift, np.right_shift
+where = np.where
+
+
+def _as(dtype: DType, *given: Array) -> np.dtype[Any]:
+    """The NumPy dtype of a result: what the node says, but f64 arguments stay f64 for f32.
+
+    No program has f64; tests feed it to the oracle to compare gradients with differences.
+    """
+    double = dtype is f32 and any(np.asarray(x).dtype == np.float64 for x in given)
+    return np.dtype(np.float64) if double else dtype.numpy
+
+
+def cast(x: Array, dtype: DType) -> Array:
+    return np.asarray(x).astype(_as(dtype, x))
+
+
+def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:
+    return np.full(shape, value, np.int32 if isinstance(dtype, str) else dtype.numpy)
+
+
+def contract(
+    args: Sequence[Sequence[str]], out: Sequence[str], values: Sequence[Array], dtype: DType
+) -> Array:
+    names = {k: i for i, k in enumerate(dict.fromkeys(k for a in (*args, out) for k in a))}
+    operands: list[Any] = []
+    for letters, v in zip(args, values, strict=True):
+        operands += [_wide(v), [names[k] for k in letters]]
+    result = np.einsum(*operands, [names[k] for k in out], optimize=True)
+    return np.asarray(result).astype(_as(dtype, *values))
+
+
+def sum(x: Array, dims: tuple[int, ...]) -> Array:
+    return np.sum(_wide(x), axis=dims).astype(np.asarray(x).dtype)
+
+
+def max(x: Array, dims: tuple[int, ...]) -> Array:
+    return np.max(x, axis=dims)
+
+
+def min(x: Array, dims: tuple[int, ...]) -> Array:
+    return np.min(x, axis=dims)
+
+
+def prod(x: Array, dims: tuple[int, ...]) -> Array:
+    return np.prod(_wide(x), axis=dims).astype(x.dtype)
+
+
+def argmax(x: Array, dim: int) -> Array:
+    return np.argmax(x, axis=dim).astype(np.int32)
+
+
+def argmin(x: Array, dim: int) -> Array:
+    return np.argmin(x, axis=dim).astype(np.int32)
+
+
+def cumsum(x: Array, dim: int) -> Array:
+    return np.cumsum(_wide(x), axis=dim).astype(x.dtype)
+
+
+def argsort(x: Array, dim: int, descending: bool) -> Array:
+    if descending:
+        x = -_wide(x) if x.dtype.kind not in "ub" else x.max() - x
+    return np.argsort(x, axis=dim, kind="stable").astype(np.int32)
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    ids = argsort(x, -1, True)[..., :k]
+    return np.take_along_axis(x, ids, -1), ids
+
+
+def flip(x: Array, dim: int) -> Array:
+    return np.flip(x, dim)
+
+
+def reshape(x: Array, shape: tuple[int, ...]) -> Array:
+    return np.reshape(x, shape)
+
+
+def transpose(x: Array, perm: tuple[int, ...]) -> Array:
+    return np.transpose(x, perm)
+
+
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(x, shape)
+
+
+def slice(
+    x: Array, starts: tuple[int, ...], stops: tuple[int, ...], steps: tuple[int, ...]
+) -> Array:
+    import builtins
+
+    return x[tuple(builtins.slice(*row) for row in zip(starts, stops, steps, strict=True))]
+
+
+def pad(x: Array, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    import builtins
+
+    out = np.zeros(shape, x.dtype)
+    rows = zip(starts, steps, x.shape, strict=True)
+    out[tuple(builtins.slice(s, s + (n - 1) * k + 1, k) for s, k, n in rows)] = x
+    return out
+
+
+def concat(xs: Sequence[Array], dim: int) -> Array:
+    return np.concatenate(xs, dim)
+
+
+def take(table: Array, ids: Array, dim: int) -> Array:
+    n = table.shape[dim]
+    ok = (ids >= 0) & (ids < n)
+    rows = np.take(table, np.where(ok, ids, 0), axis=dim)
+    shape = (1,) * dim + ids.shape + (1,) * (table.ndim - dim - 1)
+    return np.where(ok.reshape(shape), rows, np.zeros((), table.dtype))
+
+
+def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
+    k = ids.ndim
+    rows = np.moveaxis(updates, range(dim, dim + k), range(k)).reshape(ids.size, -1)
+    flat = ids.reshape(-1)
+    ok = (flat >= 0) & (flat < size)
+    rest = updates.shape[:dim] + updates.shape[dim + k :]
+    out = np.zeros((size, rows.shape[1]), _wide(updates).dtype)
+    np.add.at(out, flat[ok], _wide(rows)[ok])
+    return np.moveaxis(out.reshape(size, *rest), 0, dim).astype(updates.dtype)
+
+
+def take_along(x: Array, ids: Array, dim: int) -> Array:
+    ok = (ids >= 0) & (ids < x.shape[dim])
+    ids = np.where(ok, ids, 0)
+    shape = tuple(n if i != dim else x.shape[dim] for i, n in enumerate(ids.shape))
+    wide = np.broadcast_shapes(shape, x.shape)
+    ids_shape = tuple(n if i != dim else ids.shape[dim] for i, n in enumerate(wide))
+    got = np.take_along_axis(np.broadcast_to(x, wide), np.broadcast_to(ids, ids_shape), dim)
+    return np.where(np.broadcast_to(ok, ids_shape), got, np.zeros((), x.dtype))
+
+
+def put_along(ids: Array, updates: Array, dim: int, size: int) -> Array:
+    shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
+    out = np.zeros(shape, _wide(updates).dtype)
+    ids = np.broadcast_to(ids, updates.shape)
+    ok = (ids >= 0) & (ids < size)
+    grid = list(np.indices(updates.shape, sparse=True))
+    grid[dim] = np.where(ok, ids, 0)
+    np.add.at(out, tuple(grid), np.where(ok, _wide(updates), 0))
+    return out.astype(updates.dtype)
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: tuple[Array, ...],
+    xs: tuple[Array, ...],
+    length: int,
+    reverse: bool,
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    rows = []
+    for i in range(length - 1, -1, -1) if reverse else range(length):
+        carry, ys = step(carry, tuple(x[i] for x in xs))
+        rows.append(ys)
+    if reverse:
+        rows.reverse()
+    return carry, tuple(np.stack(column) for column in zip(*rows, strict=True))

@@ -1,0 +1,1 @@
+"""What a user writes: tensors, functions, gradients, loops, strategies."""

@@ -1,0 +1,322 @@
+"""How does a tensor get its first values and its layout? `tensor`, `dist.tensor`, and more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.dtypes import dtype_of, f32
+from ..core.errors import LayoutError, ShapeError, UsageError, fail
+from ..core.layout import PARTIAL_KINDS, Dim, Factor, TensorType, parse_type, plain
+from ..core.mesh import Mesh
+from ..core.reshard import completed, gathered
+from . import functions, random
+from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
+from .engine import engine
+from .record import KEY_TYPE, Recorder, current, recording, run_graph
+from .shaping import one_dim
+from .tensor import Tensor, as_tensor, engine_array, host_array, symbolic
+from .tree import tree_map
+
+ROLES = {"row": -2, "col": -1, "batch": 0, "seq": 1, "hidden": -1, "vocab": -1, "experts": 0}
+ROLES |= {"heads": -2}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """Which dims are split over which mesh axes: entry by entry, `partition` over `mesh_axes`.
+
+    `partition` names dims by role ("row" is dim -2, "col" dim -1, ...) or by number; the entry of
+    `mesh_axes` at the same place is an axis, or a tuple of axes, major first (guide 1, 7.3).
+    """
+
+    partition: tuple[str | int, ...] = ()
+    mesh_axes: tuple[str | tuple[str, ...], ...] = ()
+
+    def type(self, shape: Sequence[int], dtype: Any, mesh: Mesh | None) -> TensorType:
+        """The type of a tensor of `shape` laid out so. Raises LayoutError."""
+        parts = _entries("partition", self.partition)
+        axes = _entries("mesh_axes", self.mesh_axes)
+        if len(parts) != len(axes):
+            raise fail(
+                LayoutError,
+                f"ShardSpec: {len(parts)} entries in partition, {len(axes)} in mesh_axes",
+                [("partition", parts), ("mesh_axes", axes)],
+                fix="each entry pairs with the mesh axis at the same place",
+            )
+        split: dict[int, tuple[str, ...]] = {}
+        for part, axis in zip(parts, axes, strict=True):
+            d = self._dim(part, len(shape))
+            if d in split:
+                raise fail(
+                    LayoutError,
+                    f"ShardSpec: dim {d} is named twice",
+                    [("partition", parts)],
+                    fix="give its axes as one tuple, major first",
+                )
+            split[d] = axes_of("ShardSpec", axis)
+        dims = tuple((Factor(int(n), split.get(i, ())),) for i, n in enumerate(shape))
+        return TensorType(dtype_of(dtype), dims, (), mesh)
+
+    def _dim(self, part: str | int, rank: int) -> int:
+        if not is_whole(part) and not (isinstance(part, str) and part in ROLES):
+            raise fail(
+                LayoutError,
+                f"ShardSpec: {part!r} names no dim",
+                [("partition", self.partition)],
+                fix="use " + ", ".join(ROLES) + " or a number",
+            )
+        d = ROLES[part] if isinstance(part, str) else int(part)
+        if part == "row" and rank == 1:
+            d = 0
+        if not -rank <= d < rank:
+            raise fail(
+                LayoutError,
+                f"ShardSpec: {part!r} is dim {d}, but the tensor has {rank} dims",
+                [("partition", self.partition)],
+                fix="name a dim that exists",
+            )
+        return d % rank
+
+
+def _entries(what: str, given: object) -> tuple[Any, ...]:
+    if isinstance(given, (tuple, list)):
+        return tuple(given)
+    raise fail(
+        LayoutError,
+        f"ShardSpec: {what} cannot be {shown(given)}",
+        fix='give a tuple with an entry per dim that is split, e.g. ("row",) and ("tp",)',
+    )
+
+
+Layout = ShardSpec | TensorType | str | None
+
+
+def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | None) -> TensorType:
+    """The type that `layout` gives a tensor of `shape`: a ShardSpec, a text like `[8@dp, 4]` or
+    `f32[8@dp, 4]`, a type, or None for replicated. Raises LayoutError or ShapeError."""
+    want = dtype_of(dtype)
+    if layout is None:
+        return plain(want, shape, mesh)
+    if isinstance(layout, ShardSpec):
+        return layout.type(shape, want, mesh)
+    if isinstance(layout, str):
+        text = layout.strip()
+        if "[" not in text:
+            raise fail(
+                LayoutError,
+                f"layout: {layout!r} has no brackets",
+                fix='write a text such as "[8@dp, 4096]"',
+            )
+        if text.startswith("["):
+            text = want.name + text
+        t = parse_type(text, mesh)
+    elif isinstance(layout, TensorType):
+        t = layout if mesh is None else layout.on(mesh)
+    else:
+        raise fail(
+            LayoutError,
+            f"layout: {shown(layout)} is no layout",
+            fix='use dist.ShardSpec(...), or a text such as "[8@dp, 4096]"',
+        )
+    if t.shape != tuple(shape):
+        raise fail(
+            ShapeError,
+            f"layout: {layout} is for shape {t.shape}, the tensor has {tuple(shape)}",
+            fix="write the tensor's own sizes",
+        )
+    return t.with_dtype(want)
+
+
+def tensor(
+    data: Any, mesh: Mesh | None = None, layout: Layout = None, dtype: Any = None, name: str = ""
+) -> Tensor:
+    """A tensor of host data (numbers, lists, NumPy, DLPack, `jax.Array`) on a mesh.
+
+    Without `mesh`, the current one (`with mesh:`) is used; without either, the tensor has none and
+    goes wherever it is used. 64-bit data is narrowed. Raises DTypeError, ShapeError, LayoutError.
+    """
+    mesh = mesh_or_none("tensor", mesh) or settings().mesh
+    if isinstance(data, Tensor) or (engine_array(data) and layout is None):
+        t = data if isinstance(data, Tensor) else Tensor(data, engine().adopt(data, mesh))
+        if dtype is not None:
+            t = t.to(dtype)
+        if layout is not None:
+            t = functions.relayout(t, layout_type(layout, t.shape, t.dtype, mesh or t.mesh))
+        return t
+    x, want = host_array(np.asarray(data) if engine_array(data) else data, dtype)
+    t = Tensor(None, layout_type(layout, x.shape, want, mesh))
+    t._pending = lambda: engine().place(x, t.type)
+    t.name = name
+    recorder = current()
+    if recorder is not None:
+        return symbolic(recorder.node(t), recorder)
+    return t
+
+
+Init = Callable[[tuple[int, ...]], Tensor] | str | float | None
+
+
+def dist_tensor(
+    shape: Sequence[int],
+    layout: Layout = None,
+    mesh: Mesh | None = None,
+    dtype: Any = f32,
+    init: Init = "normal",
+    name: str = "",
+) -> Tensor:
+    """A tensor made on the devices, each its own block, when it is first used.
+
+    `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number,
+    or a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (or the
+    order of creation), never on the layout.
+    """
+    mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
+    t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
+    if not isinstance(name, str):
+        raise fail(UsageError, f"dist.tensor: name cannot be {shown(name)}", fix="give a string")
+    _known_init(init)
+    t.name = name
+    key = random.key_for(name)
+    t._pending = lambda: _initial(t.type, init, key)
+    return t
+
+
+def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
+    recorder = Recorder("init")
+    k = recorder.input(KEY_TYPE, "random_key")
+    recorder.key = recorder.node(k)
+    with recording(recorder), random.laid_out(t):
+        value = functions.relayout(initial_value(t, init), t)
+    graph = recorder.builder.graph([recorder.node(value)])
+    seed = Tensor(None, KEY_TYPE)
+    seed._pending = lambda: engine().place(key, KEY_TYPE)
+    captured = [c for c, _ in recorder.captured]
+    return run_graph(graph, [seed, *captured])[0].data
+
+
+INITS = ("normal", "uniform", "zeros", "ones")
+
+
+def _known_init(init: object) -> None:
+    if init is None or callable(init) or (isinstance(init, str) and init in INITS):
+        return
+    if not isinstance(init, (int, float)):
+        raise fail(
+            UsageError,
+            f"init: {shown(init)} is not known",
+            fix='use "normal", "uniform", "zeros", "ones", a number or a function of the shape',
+        )
+
+
+def initial_value(t: TensorType, init: Init) -> Tensor:
+    """The recorded initial value of a tensor of type `t`. Raises UsageError for unknown `init`."""
+    _known_init(init)
+    if callable(init):
+        made = as_tensor(init(t.shape)).to(t.dtype)
+        if made.shape != t.shape:
+            raise fail(
+                ShapeError,
+                f"init: the function gave shape {made.shape} for {t.shape}",
+                [("tensor", t)],
+                fix="return a tensor of the shape it is called with",
+            )
+        return made
+    if isinstance(init, (int, float)):
+        return functions.full(t.shape, float(init), t.dtype)
+    fan_in = t.shape[-2] if t.rank > 1 else t.size
+    match init:
+        case None | "zeros":
+            return functions.full(t.shape, 0.0, t.dtype)
+        case "ones":
+            return functions.full(t.shape, 1.0, t.dtype)
+        case "normal":
+            return (random.normal(t.shape) * (1.0 / math.sqrt(fan_in))).to(t.dtype)
+        case _:
+            bound = 1.0 / math.sqrt(fan_in)
+            return (random.uniform(t.shape, -bound, bound)).to(t.dtype)
+
+
+# -- changing the layout --------------------------------------------------------------------------
+def redistribute(x: Tensor, layout: Layout = None, mesh: Mesh | None = None) -> Tensor:
+    """`x` in another layout of its mesh; the collectives follow from the two layouts.
+
+    `layout` None replicates. Raises LayoutError, ShapeError, MeshError.
+    """
+    t = as_tensor(x)
+    where = mesh_or_none("redistribute", mesh) or t.mesh or settings().mesh
+    return functions.relayout(t, layout_type(layout, t.shape, t.dtype, where))
+
+
+def all_reduce(x: Any, axis: str | Sequence[str] | None = None, op: str | None = None) -> Any:
+    """Completes partial sums over `axis` (None: all). A value that is whole already stays as it is.
+
+    Takes a tensor or a tree of tensors. `op` ("sum", "max", "min") says which kind must be pending;
+    None takes any. Raises LayoutError where another kind is.
+    """
+    if op is not None and (not isinstance(op, str) or op not in PARTIAL_KINDS):
+        raise fail(
+            UsageError,
+            f"all_reduce: op cannot be {shown(op)}",
+            fix="use " + ", ".join(PARTIAL_KINDS),
+        )
+
+    def complete(t: Tensor) -> Tensor:
+        axes = _axes("all_reduce", axis, t.type.partial_axes)
+        other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and op not in (None, k)]
+        if other:
+            raise fail(
+                LayoutError,
+                f"all_reduce: a {other[0]} is pending, not a {op}",
+                [("x", t.type)],
+                fix="leave out op=, or name the kind that is pending",
+            )
+        return functions.relayout(t, completed(t.type, axes))
+
+    return _each(x, complete)
+
+
+def all_gather(x: Any, axis: str | Sequence[str] | None = None) -> Any:
+    """The dims that are split over `axis` (None: any) in one piece on every device."""
+    return _each(
+        x,
+        lambda t: functions.relayout(
+            t, gathered(t.type, _axes("all_gather", axis, t.type.split_axes))
+        ),
+    )
+
+
+def reduce_scatter(x: Tensor, axis: str, dim: int = 0) -> Tensor:
+    """Completes the partial sum over `axis` with the result split over it along `dim`."""
+    x = as_tensor(x)
+    t = completed(x.type, axes_of("reduce_scatter", axis))
+    d = one_dim("reduce_scatter", x, dim)
+    return functions.relayout(x, split_over(t, d, axes_of("reduce_scatter", axis)))
+
+
+def shard(x: Tensor, axis: str, dim: int = 0) -> Tensor:
+    """`x` with `dim` split over `axis` too; moves from the dim that had the axis (all_to_all)."""
+    x = as_tensor(x)
+    d, axes = one_dim("shard", x, dim), axes_of("shard", axis)
+    return functions.relayout(x, split_over(gathered(x.type, axes), d, axes))
+
+
+def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
+    """`t` with `dim` split over `axes` below whatever splits it already."""
+    old: Dim = t.dims[dim]
+    last = old[-1] if old[-1].axes or len(old) == 1 else old[0]
+    new = tuple(Factor(f.size, (*f.axes, *axes)) if f is last else f for f in old)
+    return t.with_dims((*t.dims[:dim], new, *t.dims[dim + 1 :]))
+
+
+def _axes(name: str, axis: object, default: Sequence[str]) -> tuple[str, ...]:
+    return tuple(default) if axis is None else axes_of(name, axis)
+
+
+def _each(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, x)

@@ -1,0 +1,181 @@
+"""What happens when a recorded function reads a value? It is cut there into a tree of programs.
+
+A `Branch` is the piece of program up to the next read (or to the end). After a read, the value
+read chooses the next branch; a value never seen before means recording the function once more,
+with the known values given, to learn what follows. Pieces are cut by need: a branch computes what
+its read (or the function's results) depend on and earlier branches have not computed already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..core.layout import TensorType
+from ..ir.graph.node import Graph, Node
+from .engine import Program, engine
+from .tensor import Tensor
+
+# Where an input's value comes from: an argument's number, a tensor from outside, or the key.
+Source = int | Tensor | None
+MOST_CHILDREN = 64
+
+
+@dataclass
+class Recording:
+    """What one recording gave: its nodes, its inputs' sources, and what stands for what."""
+
+    name: str
+    nodes: list[Node]
+    sources: dict[Node, Source]
+    place: dict[Node, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = {n: i for i, n in enumerate(self.nodes)}
+
+
+class Branch:
+    """One piece: `imports` and `exports` are places of values it takes and hands on."""
+
+    def __init__(self) -> None:
+        self.computed: set[int] = set()
+        self.imports: list[int] = []
+        self.exports: list[int] = []
+        self.targets: list[int] = []
+        self.sources: dict[int, Source] = {}
+        self.recording: Recording | None = None
+        self.replaced: dict[Node, Node] = {}
+        self.children: dict[object, Branch] = {}
+        self.written: Any = None  # what the call gives back; set where the function ends here
+        self.donate: frozenset[int] = frozenset()
+        self._program: Program | None = None
+
+    def define(
+        self,
+        recording: Recording,
+        replaced: dict[Node, Node],
+        targets: Iterable[Node],
+        before: Sequence[Branch],
+    ) -> None:
+        """Settles what this branch computes for `targets`, after the branches `before`."""
+        self.recording, self.replaced = recording, dict(replaced)
+        owner = {i: b for b in before for i in b.computed}
+        imports: dict[int, None] = {}
+        roots = [replaced.get(t, t) for t in targets]
+        todo = list(roots)
+        while todo:
+            n = todo.pop()
+            i = recording.place[n]
+            if i in self.computed or i in imports:
+                continue
+            holder = owner.get(i)
+            if n.op == "item" and holder is None:
+                # A result of a node of several that ran before: that branch picks it out.
+                holder = owner.get(recording.place[replaced.get(n.args[0], n.args[0])])
+                if holder is not None:
+                    holder.computed.add(i)
+            if n.op == "input":
+                imports[i] = None
+                self.sources[i] = recording.sources[n]
+            elif holder is not None:
+                imports[i] = None
+                holder.hand_on(i)
+            else:
+                self.computed.add(i)
+                todo.extend(replaced.get(a, a) for a in n.args)
+        self.imports = sorted(imports)
+        self.targets = [recording.place[r] for r in roots]
+
+    def hand_on(self, place: int) -> None:
+        if place not in self.exports:
+            self.exports.append(place)
+            self._program = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of this branch alone."""
+        rec = self.recording
+        assert rec is not None
+        new: dict[Node, Node] = {}
+        inputs = []
+        for i in self.imports:
+            n = rec.nodes[i]
+            made = n if n.op == "input" else Node("input", (), n.types, {"name": f"v{i}"})
+            new[n] = made
+            inputs.append(made)
+        nodes: list[Node] = list(inputs)
+        todo = [rec.nodes[i] for i in sorted(self.computed)]
+        for root in todo:
+            stack = [root]
+            while stack:
+                n = stack[-1]
+                if n in new:
+                    stack.pop()
+                    continue
+                args = [self.replaced.get(a, a) for a in n.args]
+                late = [a for a in args if a not in new]
+                if late:
+                    stack.extend(late)
+                    continue
+                now = tuple(new[a] for a in args)
+                new[n] = n if now == n.args else Node(
+                    n.op, now, n.types, n.attrs, n.loc, n.scope, n.note
+                )  # fmt: skip
+                nodes.append(new[n])
+                stack.pop()
+        outs = tuple(new[rec.nodes[i]] for i in (*self.targets, *self.exports))
+        return Graph(rec.name, tuple(nodes), tuple(inputs), outs)
+
+    def program(self) -> Program:
+        if self._program is None:
+            donate = [k for k, i in enumerate(self.imports) if i in self.donate]
+            self._program = engine().compile(self.graph, donate)
+        return self._program
+
+
+def value_key(value: np.ndarray[Any, Any]) -> object:
+    return (value.dtype.name, value.shape, value.tobytes())
+
+
+class Run:
+    """One call on its way through the tree."""
+
+    def __init__(self, root: Branch, source: Callable[[Source], tuple[Any, TensorType]]) -> None:
+        self.branch: Branch | None = root
+        self.path: list[Branch] = []
+        self.values: list[np.ndarray[Any, Any]] = []
+        self.env: dict[int, tuple[Any, TensorType]] = {}
+        self.source = source
+
+    def go(self) -> tuple[Any, list[Any], tuple[TensorType, ...]] | None:
+        """(what was written down, results, their types), or None where the way is not known."""
+        while self.branch is not None and self.branch.recording is not None:
+            b = self.branch
+            program = b.program()
+            given = [self.env[i] if i in self.env else self.source(b.sources[i]) for i in b.imports]
+            outs = program([d for d, _ in given], tuple(t for _, t in given))
+            k = len(b.targets)
+            if b.written is not None:
+                return b.written, outs[:k], program.types[:k]
+            self.env.update(
+                (i, (d, t)) for i, d, t in zip(b.exports, outs[k:], program.types[k:], strict=True)
+            )
+            value = engine().fetch(outs[0], program.types[0])
+            self.path.append(b)
+            self.values.append(value)
+            self.branch = b.children.get(value_key(value))
+        return None
+
+
+def grow(root: Branch, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Branch], Branch]:
+    """The branches along `values`, made where they are new, and the one after the last value."""
+    path, at = [], root
+    for v in values:
+        path.append(at)
+        if len(at.children) >= MOST_CHILDREN and value_key(v) not in at.children:
+            at.children.pop(next(iter(at.children)))  # the oldest way
+        at = at.children.setdefault(value_key(v), Branch())
+    return path, at

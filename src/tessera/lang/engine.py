@@ -1,0 +1,59 @@
+"""What may the language ask of the machine? A protocol that `compile` fulfils.
+
+The language sits below the engine and must not import it, so the package registers one at import
+(`set_engine`) and it is loaded when first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..core.errors import BackendError, fail
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from ..ir.graph.node import Graph
+
+Data = Any  # a device array of the engine
+
+
+class Program(Protocol):
+    """A compiled graph: device arrays in, device arrays out."""
+
+    types: tuple[TensorType, ...]
+
+    wants: tuple[TensorType, ...]
+
+    def __call__(self, args: Sequence[Data], have: Sequence[TensorType] | None) -> list[Data]:
+        """The results' arrays; `have` are the arguments' types, which may lack the mesh (None:
+        they are known to be `wants`)."""
+
+
+class Engine(Protocol):
+    """Places arrays, compiles graphs, reads results."""
+
+    def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Program: ...
+    def place(self, value: Any, type: TensorType) -> Data: ...
+    def fetch(self, data: Data, type: TensorType) -> Any: ...
+    def adopt(self, data: Data, mesh: Mesh | None) -> TensorType: ...
+    def is_array(self, value: object) -> bool: ...
+    def is_deleted(self, data: Data) -> bool: ...
+
+
+_loaders: list[Callable[[], Engine]] = []
+_loaded: list[Engine] = []
+
+
+def set_engine(loader: Callable[[], Engine]) -> None:
+    """Says how the engine is loaded, at its first use."""
+    _loaders[:] = [loader]
+    _loaded.clear()
+
+
+def engine() -> Engine:
+    """The engine. Raises BackendError where none is registered."""
+    if not _loaded:
+        if not _loaders:
+            raise fail(BackendError, "no engine is registered", fix="import tessera")
+        _loaded.append(_loaders[0]())
+    return _loaded[0]

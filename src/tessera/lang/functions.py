@@ -1,0 +1,403 @@
+"""The functions on tensors: those that are one op, or a few, and those of `shaping`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.dtypes import bool_, dtype_of, f32, int32
+from ..core.errors import LayoutError, ShapeError, UsageError, fail
+from ..core.layout import TensorType
+from ..ops.index import parse_index
+from . import record
+from .checks import fitting, flag, shown, sizes, whole
+from .shaping import (
+    Dims,
+    broadcast_to,
+    concat,
+    dims_of,
+    getitem,
+    one_dim,
+    permute,
+    reshape,
+    split,
+    stack,
+    swap,
+)
+from .tensor import (
+    Like,
+    Tensor,
+    as_tensor,
+    binary,
+    emit,
+    emit_many,
+    matched,
+    symbolic,
+)
+
+
+# -- elementwise ----------------------------------------------------------------------------------
+def _float(name: str, x: Like) -> Tensor:
+    t = as_tensor(x)
+    return t if t.dtype.is_float else t.to(f32)
+
+
+def exp(x: Like) -> Tensor:
+    return emit("exp", _float("exp", x))
+
+
+def log(x: Like) -> Tensor:
+    return emit("log", _float("log", x))
+
+
+def sqrt(x: Like) -> Tensor:
+    return emit("sqrt", _float("sqrt", x))
+
+
+def rsqrt(x: Like) -> Tensor:
+    return emit("rsqrt", _float("rsqrt", x))
+
+
+def tanh(x: Like) -> Tensor:
+    return emit("tanh", _float("tanh", x))
+
+
+def sigmoid(x: Like) -> Tensor:
+    return emit("sigmoid", _float("sigmoid", x))
+
+
+def sin(x: Like) -> Tensor:
+    return emit("sin", _float("sin", x))
+
+
+def cos(x: Like) -> Tensor:
+    return emit("cos", _float("cos", x))
+
+
+def erf(x: Like) -> Tensor:
+    return emit("erf", _float("erf", x))
+
+
+def abs(x: Like) -> Tensor:
+    return emit("abs", as_tensor(x))
+
+
+def sign(x: Like) -> Tensor:
+    return emit("sign", as_tensor(x))
+
+
+def floor(x: Like) -> Tensor:
+    return emit("floor", _float("floor", x))
+
+
+def isfinite(x: Like) -> Tensor:
+    """True where neither infinite nor NaN; of several elements, elementwise."""
+    return emit("isfinite", _float("isfinite", x))
+
+
+def stop_gradient(x: Like) -> Tensor:
+    """The same value, through which no gradient flows."""
+    return emit("stop_gradient", as_tensor(x))
+
+
+def keep(x: Like) -> Tensor:
+    """The same value; a loop that computes its insides again backwards keeps this one."""
+    return emit("keep", as_tensor(x))
+
+
+def graft(value: Tensor, path: Tensor) -> Tensor:
+    """The value of `value` with the gradient of `path`, a tensor of the same shape and dtype.
+
+    For a gradient that is better computed another way than the value: straight-through estimators,
+    or attention, whose backward pass starts from its saved result. Raises ShapeError, DTypeError.
+    """
+    if value.shape != path.shape:
+        raise fail(
+            ShapeError,
+            "graft: value and path have different shapes",
+            [("value", value.type), ("path", path.type)],
+            fix="give two expressions of one shape",
+        )
+    return emit("graft", value, path)
+
+
+def maximum(x: Like, y: Like) -> Tensor:
+    return binary("maximum", x, y)
+
+
+def minimum(x: Like, y: Like) -> Tensor:
+    return binary("minimum", x, y)
+
+
+def where(pick: Like, x: Like, y: Like) -> Tensor:
+    """`x` where `pick`, else `y`, broadcast together."""
+    a, b = matched("where", x, y)
+    p = as_tensor(pick)
+    return emit("where", p if p.dtype is bool_ else p != 0, a, b)
+
+
+def cast(x: Like, dtype: object) -> Tensor:
+    return as_tensor(x).to(dtype)
+
+
+# -- products -------------------------------------------------------------------------------------
+def narrowed(*xs: Tensor) -> tuple[Tensor, ...]:
+    """Inside `ts.autocast`, wide float operands of a product in the narrow dtype."""
+    to = settings().autocast
+    if to is None:
+        return xs
+    want = dtype_of(to)
+    return tuple(x.to(want) if x.dtype is f32 else x for x in xs)
+
+
+def _same_dtype(name: str, *xs: Tensor) -> tuple[Tensor, ...]:
+    xs = narrowed(*xs)
+    if len({x.dtype for x in xs}) > 1:
+        first = xs[0]
+        out = [first]
+        for x in xs[1:]:
+            first, y = matched(name, first, x)
+            out.append(y)
+        xs = tuple(x.to(first.dtype) for x in out)
+    return xs
+
+
+def einsum(index: str, *xs: Like) -> Tensor:
+    """A sum of products by index string, e.g. "b s d, d n -> b s n" (blanks are optional)."""
+    if not isinstance(index, str) or "->" not in index:
+        raise fail(
+            UsageError,
+            f"einsum: {shown(index)} is no index string with an arrow",
+            fix='say which dims go where, e.g. "b s d, d n -> b s n"',
+        )
+    ts = _same_dtype("einsum", *map(as_tensor, xs))
+    parse_index(index, tuple(t.ndim for t in ts))
+    return emit("contract", *ts, index=index)
+
+
+def matmul(x: Like, y: Like) -> Tensor:
+    """Matrix product over the last dim of `x` and the next-to-last of `y`; leading dims broadcast.
+
+    Raises ShapeError where the two sizes differ.
+    """
+    a, b = _same_dtype("matmul", as_tensor(x), as_tensor(y))
+    if not a.ndim or not b.ndim:
+        raise fail(
+            ShapeError,
+            "matmul: a scalar has no matrix",
+            [("x", a.type), ("y", b.type)],
+            fix="multiply by it: x * y",
+        )
+    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise fail(
+            ShapeError,
+            f"matmul: the inner sizes {a.shape[-1]} and {inner} differ",
+            [("x", _made(a)), ("y", _made(b))],
+            fix=f"transpose one of them, or give y a dim -2 of {a.shape[-1]}",
+        )
+    if b.ndim == 1:
+        return emit("contract", a, b, index="... k, k -> ...")
+    if a.ndim == 1:
+        return emit("contract", a, b, index="k, ... k n -> ... n")
+    if b.ndim == 2:
+        return emit("contract", a, b, index="... k, k n -> ... n")
+    lead = _broadcast_lead("matmul", a, b)
+    a = broadcast_to(a, (*lead, *a.shape[-2:]))
+    b = broadcast_to(b, (*lead, *b.shape[-2:]))
+    return emit("contract", a, b, index="... m k, ... k n -> ... m n")
+
+
+def _made(t: Tensor) -> str:
+    loc = t._node.loc if t._node is not None else ""
+    return f"{t.type}   made at {loc}" if loc else str(t.type)
+
+
+def _broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise fail(
+            ShapeError,
+            f"{name}: the leading dims {a.shape[:-2]} and {b.shape[:-2]} do not broadcast",
+            [("x", a.type), ("y", b.type)],
+            fix="make them equal, or 1",
+        ) from None
+
+
+# -- reductions -----------------------------------------------------------------------------------
+def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    t = as_tensor(x)
+    if op == "sum" and t.dtype is bool_:
+        t = t.to(int32)
+    dims = dims_of(op, t, dim)
+    out = emit(op, t, dims=dims) if dims else t
+    if flag(op, "keepdims", keepdims):
+        return reshape(out, tuple(1 if i in dims else n for i, n in enumerate(t.shape)))
+    return out
+
+
+def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    return reduce("sum", x, dim, keepdims)
+
+
+def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    return reduce("max", x, dim, keepdims)
+
+
+def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    return reduce("min", x, dim, keepdims)
+
+
+def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    return reduce("prod", x, dim, keepdims)
+
+
+def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    t = _float("mean", x)
+    count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
+    return reduce("sum", t, dim, keepdims) * (1.0 / count)
+
+
+def var(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The variance, dividing by the count."""
+    t = _float("var", x)
+    d = t - mean(t, dim, True)
+    return mean(d * d, dim, keepdims)
+
+
+def argmax(x: Like, dim: int = -1) -> Tensor:
+    t = as_tensor(x)
+    return emit("argmax", t, dim=one_dim("argmax", t, dim))
+
+
+def argmin(x: Like, dim: int = -1) -> Tensor:
+    t = as_tensor(x)
+    return emit("argmin", t, dim=one_dim("argmin", t, dim))
+
+
+def cumsum(x: Like, dim: int = -1) -> Tensor:
+    t = as_tensor(x)
+    return emit("cumsum", t, dim=one_dim("cumsum", t, dim))
+
+
+def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
+    """The order that sorts `dim`; equal values keep their order."""
+    t = as_tensor(x)
+    d, down = one_dim("argsort", t, dim), flag("argsort", "descending", descending)
+    return emit("argsort", t, dim=d, descending=down)
+
+
+def flip(x: Like, dim: int = -1) -> Tensor:
+    t = as_tensor(x)
+    return emit("flip", t, dim=one_dim("flip", t, dim))
+
+
+def topk(x: Like, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest values of the last dim, descending, and their ids; ties by lower id."""
+    t = as_tensor(x)
+    k = whole("topk", "k", k)
+    if not t.ndim or not 1 <= k <= t.shape[-1]:
+        raise fail(
+            ShapeError,
+            f"topk: cannot take {k} of the last dim",
+            [("x", t.type)],
+            fix="1 <= k <= its size",
+        )
+    values, ids = emit_many("top_k", t, k=k)
+    return values, ids
+
+
+# -- indexing -------------------------------------------------------------------------------------
+def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
+    """Rows of `x` along `dim`; an id outside gives zeros."""
+    t = as_tensor(x)
+    return emit("take", t, as_tensor(ids), dim=one_dim("take", t, dim))
+
+
+def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
+    """`x` at `ids` along `dim`, elementwise in the other dims; an id outside gives zeros."""
+    t = as_tensor(x)
+    return emit("take_along", t, as_tensor(ids), dim=one_dim("gather", t, dim))
+
+
+def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
+    """`x` with `updates` added at `ids` along `dim`, elementwise in the other dims."""
+    t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
+    d = one_dim("scatter_add", t, dim)
+    alike = t.ndim == at.ndim == u.ndim and all(
+        n == m and k in (1, n)
+        for i, (n, k, m) in enumerate(zip(t.shape, at.shape, u.shape))
+        if i != d
+    )
+    if not alike or at.shape[d] != u.shape[d]:
+        raise fail(
+            ShapeError,
+            f"scatter_add: ids and updates must match each other, and x but for dim {d}",
+            [("x", t.type), ("ids", at.type), ("updates", u.type)],
+            fix="give each update an id: both of one shape, with the rank of x",
+        )
+    return t + emit("put_along", at, u, dim=d, into=str(t.shape[d]))
+
+
+def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
+    t = as_tensor(ids)
+    line = arange(whole("one_hot", "count", count, 1), dtype=t.dtype)
+    return (t.reshape((*t.shape, 1)) == line).to(dtype)
+
+
+# -- creation -------------------------------------------------------------------------------------
+def full(shape: int | Sequence[int], value: float, dtype: object = f32) -> Tensor:
+    want = dtype_of(dtype)
+    return emit("full", dtype=want, shape=sizes("full", shape), value=fitting("full", value, want))
+
+
+def zeros(shape: int | Sequence[int], dtype: object = f32) -> Tensor:
+    return full(sizes("zeros", shape), 0, dtype)
+
+
+def ones(shape: int | Sequence[int], dtype: object = f32) -> Tensor:
+    return full(sizes("ones", shape), 1, dtype)
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    """Zeros in the shape, dtype and layout of `x`."""
+    t = as_tensor(x).type.complete()
+    return emit("full", dtype=t.dtype, shape=t.shape, value=0, layout=t)
+
+
+def arange(stop: int, dtype: object = int32) -> Tensor:
+    count = whole("arange", "stop", stop, 1)
+    return emit("iota", dtype=dtype_of(dtype), shape=sizes("arange", count), dim=0)
+
+
+# -- layout ---------------------------------------------------------------------------------------
+def relayout(x: Tensor, to: TensorType) -> Tensor:
+    """`x` in the layout `to`, written by the user (not marked as inserted)."""
+    if x.type is to:
+        return x
+    if to.shape != x.shape:
+        raise fail(
+            LayoutError,
+            f"redistribute: the layout has shape {to.shape}, the tensor {x.shape}",
+            [("x", x.type), ("layout", to)],
+            fix="write the tensor's own sizes",
+        )
+    recorder = record.current()
+    if recorder is not None:
+        node = recorder.builder.redistribute(recorder.node(x), to)
+        return symbolic(node, recorder)
+    return record.redistribute_now(x, to)
+
+
+__all__ = [
+    "abs", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "concat", "cos",
+    "cumsum", "einsum", "erf", "exp", "flip", "floor", "full", "gather", "graft", "getitem", "isfinite",
+    "keep", "log", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot",
+    "ones", "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add",
+    "sigmoid", "sign", "sin", "split", "sqrt", "stack", "stop_gradient", "sum", "swap", "take",
+    "tanh", "topk", "var", "where", "zeros", "zeros_like",
+]  # fmt: skip

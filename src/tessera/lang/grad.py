@@ -1,0 +1,182 @@
+"""Gradients: `ts.grad`, `op.autodiff`, `graph.backward`. Inside a function they add nodes to it;
+outside they differentiate what the tensors remember of how they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
+from ..core.layout import TensorType
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Node
+from ..passes.differentiate import differentiate
+from .checks import shown
+from .record import current, run_graph
+from .strategy import Plan, Strategy, wish
+from .tensor import Tensor, symbolic
+from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
+
+
+def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
+    """The gradient of the scalar `loss` by each tensor of `weights`, in the same structure.
+
+    Gradients come back finished, in the layout of their weights, or as `layout` says: a strategy,
+    or a tree like `weights` of tensors or types. So a sharded optimizer asks for reduce_scatter.
+    With `finish=False` they stay partial, for a collective written by hand. Without `weights`: every
+    named weight that the loss reaches, keyed by name. Raises ShapeError, UsageError, GraphError.
+    """
+    if not isinstance(loss, Tensor):
+        raise fail(
+            UsageError,
+            f"grad: the loss is a {type(loss).__name__}, not a Tensor",
+            fix="pass the scalar tensor that the model gives: ts.grad(loss, weights)",
+        )
+    if loss.shape != ():
+        raise fail(
+            ShapeError,
+            "grad: the loss is not a scalar",
+            [("loss", loss.type)],
+            fix="reduce it first: loss.mean()",
+        )
+    if not loss.dtype.is_float:
+        raise fail(
+            DTypeError,
+            "grad: the loss is not a float",
+            [("loss", loss.type)],
+            fix="compute it from float tensors, without a cast to integers on the way",
+        )
+    recorder = current()
+    if weights is None:
+        weights = _named(loss)
+    leaves, spec = flatten(weights)
+    for leaf, path in zip(leaves, paths(weights), strict=True):
+        if not isinstance(leaf, Tensor) or not leaf.dtype.is_float:
+            what = leaf.type if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise fail(
+                UsageError,
+                f"grad: weight {path_name(path)!r} is not a float tensor",
+                [("weight", what)],
+                fix="leave it out of the weights",
+            )
+    goals = _goals(leaves, spec, layout, finish)
+    if recorder is not None:
+        wrt = [recorder.node(t) for t in leaves]
+        found = _recorded(recorder.builder, recorder.node(loss), wrt, goals)
+        return unflatten(spec, [symbolic(n, recorder) for n in found])
+    return unflatten(spec, _from_tape(loss, leaves, goals))
+
+
+def _goals(leaves: list[Tensor], spec: Spec, layout: Any, finish: bool) -> list[TensorType | None]:
+    if not finish:
+        return [None] * len(leaves)
+    if layout is None:
+        return [t.type.complete() for t in leaves]
+    if isinstance(layout, (Plan, Strategy)):
+        of = wish(layout, "gradient")
+        named = zip(spec_paths(spec), leaves, strict=True)
+        return [of(path_name(path), t.type.complete()) for path, t in named]
+    types = [w.type if isinstance(w, Tensor) else w for w in aligned(spec, layout)]
+    for w, t, path in zip(types, leaves, spec_paths(spec), strict=True):
+        if not isinstance(w, TensorType) or w.shape != t.shape:
+            raise fail(
+                LayoutError,
+                f"grad: the layout of {path_name(path)!r} is no type of its shape",
+                [("weight", t.type), ("layout", shown(w))],
+                fix="give tensors or types of the weights' shapes: plan.gradient(name, w.type)",
+            )
+    return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]
+
+
+def _recorded(
+    b: Builder, loss: Node, wrt: list[Node], goals: list[TensorType | None]
+) -> list[Node]:
+    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0)
+    out = []
+    for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
+        g = found
+        if g is None:
+            want = goal or node.type.complete()
+            g = b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
+        elif goal is not None and g.type is not goal:
+            b.loc, b.scope = node.loc or loss.loc, "grad"
+            to = goal if goal.mesh is not None else goal.on(g.type.mesh)
+            g = b.redistribute(g, to, "gradient")
+            b.loc, b.scope = None, ""
+        out.append(g)
+    return out
+
+
+def _named(loss: Tensor) -> dict[str, Tensor]:
+    recorder = current()
+    if recorder is not None:
+        found = {t.name: t for t, _ in recorder.captured if t.name and t.dtype.is_float}
+        found |= {t.name: t for t in recorder.named if t.dtype.is_float}
+    else:
+        found = {t.name: t for t in _tape_leaves(loss) if t.name and t.dtype.is_float}
+    if not found:
+        raise fail(
+            UsageError,
+            "grad: the loss reaches no named weight",
+            [("loss", loss.type)],
+            fix="name them: dist.tensor(..., name=...), or pass them: ts.grad(loss, weights)",
+        )
+    return found
+
+
+def _history(loss: Tensor, stop: set[int]) -> list[Tensor]:
+    """All tensors that `loss` was made from, each after its arguments."""
+    order: list[Tensor] = []
+    seen: set[int] = set()
+    todo: list[tuple[Tensor, bool]] = [(loss, False)]
+    while todo:
+        t, ready = todo.pop()
+        if ready:
+            order.append(t)
+            continue
+        if id(t) in seen:
+            continue
+        seen.add(id(t))
+        todo.append((t, True))
+        if t._made is not None and id(t) not in stop:
+            todo.extend((a, False) for a in t._made.args)
+    return order
+
+
+def _tape_leaves(loss: Tensor) -> list[Tensor]:
+    return [t for t in _history(loss, set()) if t._made is None]
+
+
+def _from_tape(loss: Tensor, leaves: list[Tensor], goals: list[TensorType | None]) -> list[Tensor]:
+    wanted = {id(t) for t in leaves}
+    order = _history(loss, wanted)
+    missing = wanted - {id(t) for t in order}
+    if missing == wanted:
+        raise fail(
+            GraphError,
+            "grad: the loss does not depend on any of the weights",
+            [("loss", loss.type)],
+            fix="compute the loss from these tensors, outside ts.jit or all inside it",
+        )
+    b = Builder("grad")
+    mesh = next((t.mesh for t in order if t.mesh is not None), None)
+    env: dict[int, Node] = {}
+    values: list[Tensor] = []
+    calls: dict[tuple[int, ...], Node] = {}
+    for t in [*order, *(t for t in leaves if id(t) in missing)]:
+        made = t._made
+        if made is None or id(t) in wanted:
+            env[id(t)] = b.input(t.type.on(mesh))
+            values.append(t)
+            continue
+        args = [env[id(a)] for a in made.args]
+        b.loc = made.loc
+        if made.op == "redistribute":
+            env[id(t)] = b.redistribute(args[0], made.attrs["to"])
+            continue
+        key = (id(made.attrs), *map(id, made.args))
+        node = calls.get(key)
+        if node is None:
+            node = calls[key] = b(made.op, *args, **made.attrs)
+        env[id(t)] = b("item", node, index=made.index) if len(node.types) > 1 else node
+    found = _recorded(b, env[id(loss)], [env[id(t)] for t in leaves], goals)
+    return run_graph(b.graph(found), values)

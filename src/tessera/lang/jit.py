@@ -1,0 +1,422 @@
+"""`ts.jit`: a function recorded once per kinds of arguments, then run as compiled programs.
+
+Tensors (and arrays) in the arguments are dynamic, everything else is static and part of the key.
+Where the function reads a value it is cut there: the result is a tree of programs (lang/cuts.py).
+Containers that the function changes are changed in the caller's hands too.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import numpy as np
+
+from ..core.context import Settings, settings
+from ..core.errors import UsageError, caller, fail
+from ..core.layout import TensorType
+from ..core.reshard import completed
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Graph, Node
+from ..passes.simplify import simplify
+from . import random
+from .checks import bound, shown, signature_of
+from .cuts import Branch, Recording, Run, Source, grow
+from .engine import Program, engine
+from .record import KEY_TYPE, Recorder, current, recording, run_graph
+from .tensor import Tensor, as_tensor, engine_array
+from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_type_of, _data_of = attrgetter("type"), attrgetter("_data")
+Path = tuple[Any, ...]
+
+
+class TraceWarning(UserWarning):
+    """A function is recorded again and again."""
+
+
+@dataclass
+class Written:
+    """What a recorded call does besides its program: its result's structure and its writes."""
+
+    spec: Spec
+    leaves: list[Any]  # the result's leaves; those that the program gives are None
+    slots: list[int]  # where in `leaves` the program's results go, in order
+    writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
+    written_slots: list[int]  # which of `writes` take the program's further results
+    removed: list[Path]
+
+    def __post_init__(self) -> None:
+        self.plain = len(self.slots) == len(self.leaves) and not (self.writes or self.removed)
+
+
+class Entry:
+    """One recorded variant of a function: what its arguments must be, and its programs."""
+
+    def __init__(self, leaves: Sequence[Any], setting: Settings, donated: Sequence[bool]) -> None:
+        self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
+        self.types = [leaves[i].type for i in self.dynamic]
+        self.values = [leaves[i] for i in self.static]
+        self.kinds = [type(v) for v in self.values]
+        self.setting = setting
+        self.donated = {k for k, i in enumerate(self.dynamic) if donated[i]}
+        self.root = Branch()
+        # Where the whole function is one program of arguments only: how to pick them.
+        self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.have: tuple[TensorType, ...] | None = None
+
+    def pick(self, leaves: list[Any]) -> list[Any]:
+        """The tensors among `leaves`."""
+        return leaves if not self.static else [leaves[i] for i in self.dynamic]
+
+    def matches(self, leaves: list[Any], setting: Settings) -> bool:
+        try:
+            types = list(map(_type_of, self.pick(leaves)))
+        except AttributeError:
+            return False
+        if types != self.types or (setting is not self.setting and setting != self.setting):
+            return False
+        values = [leaves[i] for i in self.static]
+        return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))
+
+    def settle(self) -> None:
+        """Finds the short way, once the first recording is done."""
+        root = self.root
+        sources = [root.sources[i] for i in root.imports]
+        if root.written is not None and all(isinstance(s, int) for s in sources):
+            order = [s for s in sources if isinstance(s, int)]
+            self.have = tuple(self.types[s] for s in order)
+            if order == list(range(len(self.dynamic))):
+                self.straight = list
+            elif len(order) > 1:
+                self.straight = itemgetter(*order)
+            else:
+                self.straight = lambda data: [data[s] for s in order]
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    try:
+        return bool(x == y)
+    except Exception:  # an object whose == fails is compared by identity, and that was false
+        return False
+
+
+class Jit(Generic[P, R]):
+    """A compiled function; `.graph` is the Graph IR of its last recording."""
+
+    def __init__(self, fn: Callable[P, R], donate: str | int | Sequence[str | int], finish: bool):
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.name = getattr(fn, "__name__", "function")
+        self.finish = finish
+        self._signature = signature_of("jit", fn)
+        self._donate = self._names(donate)
+        self._entries: dict[Any, list[Entry]] = {}
+        self._last: tuple[Builder, list[Node]] | None = None
+        self._recordings = 0
+
+    def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
+        params = list(self._signature.parameters)
+        names = set()
+        for n in donate if isinstance(donate, (tuple, list, set, frozenset)) else [donate]:
+            name = params[n] if isinstance(n, int) and 0 <= n < len(params) else n
+            if name not in params:
+                raise fail(
+                    UsageError,
+                    f"jit: {self.name} has no argument {n!r} to donate",
+                    [("arguments", ", ".join(params))],
+                    fix="name one of them",
+                )
+            names.add(str(name))
+        return frozenset(names)
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph of the last recording. Raises UsageError before the first call."""
+        if self._last is None:
+            raise fail(UsageError, f"jit: {self.name} has not been called yet", fix="call it once")
+        builder, results = self._last
+        return simplify(builder.graph(results))
+
+    @property
+    def programs(self) -> list[Program]:
+        """The compiled programs that need no reads, one per kinds of arguments, latest first."""
+        every = [e for entries in self._entries.values() for e in entries]
+        return [e.root.program() for e in every if e.root.written is not None]
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else functools.partial(self, obj)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if current() is not None:
+            return self.fn(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs))
+        setting = settings()
+        entry = self._known(leaves, spec, setting)
+        if entry is None and not _KNOWN.issuperset(map(type, leaves)):
+            leaves = [_dynamic(x) for x in leaves]
+            entry = self._known(leaves, spec, setting)
+        if entry is None:
+            entry = Entry(leaves, setting, self._marks(args, kwargs))
+            self._record(entry, leaves, spec, [])
+            entry.settle()
+            self._entries.setdefault(spec, []).insert(0, entry)
+        if entry.straight is not None:
+            return self._straight(entry, leaves, args, kwargs)  # type: ignore[no-any-return]
+        return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
+
+    def _known(self, leaves: list[Any], spec: Any, setting: Settings) -> Entry | None:
+        for entry in self._entries.get(spec, ()):
+            if entry.matches(leaves, setting):
+                return entry
+        return None
+
+    # -- running ----------------------------------------------------------------------------------
+    def _straight(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        data = list(map(_data_of, entry.pick(leaves)))
+        if None.__class__ in map(type, data):
+            data = [t.data for t in entry.pick(leaves)]
+        program = entry.root.program()
+        assert entry.straight is not None
+        if entry.have == program.wants:
+            entry.have = None  # from now on nothing needs to be moved
+        outs = program(entry.straight(data), entry.have)
+        return _give(entry.root.written, outs, program.types, args, kwargs)
+
+    def _cut(self, entry: Entry, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Any:
+        source = _sources(entry.pick(leaves))
+        while True:
+            run = Run(entry.root, source)
+            done = run.go()
+            if done is not None:
+                return _give(*done, args, kwargs)
+            self._record(entry, leaves, spec, run.values)
+
+    def _marks(self, args: Any, kwargs: Any) -> list[bool]:
+        """Per leaf: is its argument donated?"""
+        if not self._donate:
+            return [False] * len(flatten((args, kwargs))[0])
+        names = bound(self.name, self._signature, args, kwargs).arguments
+        given = {id(v) for k, v in names.items() if k in self._donate}
+
+        def mark(value: Any) -> Any:
+            yes = id(value) in given
+            return tree_map(lambda _: yes, value)
+
+        return flatten((tuple(map(mark, args)), {k: mark(v) for k, v in kwargs.items()}))[0]
+
+    # -- recording --------------------------------------------------------------------------------
+    def _record(self, entry: Entry, leaves: list[Any], spec: Any, values: list[Any]) -> None:
+        """Records the function along the values read so far; adds the branches that follow."""
+        self._warn(bool(values))
+        given = list(values)
+        reads: list[tuple[Node, dict[Node, Node]]] = []
+        tensors = entry.pick(leaves)
+
+        def reader(r: Recorder, node: Node) -> np.ndarray[Any, Any]:
+            whole = r.builder.redistribute(node, node.type.replicated(), "to be read")
+            reads.append((whole, dict(r.builder.replaced)))
+            if len(reads) > len(given):
+                given.append(_value_now(r, whole, sources, _sources(tensors)))
+            value: np.ndarray[Any, Any] = given[len(reads) - 1]
+            return value
+
+        recorder = Recorder(self.name, reader=reader)
+        inputs: dict[int, Tensor] = {}
+        sources: dict[Node, Source] = {}
+        named = call_paths(self._signature, spec)
+        for k, i in enumerate(entry.dynamic):
+            t = recorder.input(leaves[i].type, path_name(named[i]))
+            t.name = leaves[i].name
+            if t.name:
+                recorder.named.append(t)
+            inputs[i] = t
+            sources[recorder.node(t)] = k
+        args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
+        bound(self.name, self._signature, args, kwargs)
+        before = _snapshot((args, kwargs))
+        with recording(recorder):
+            out = self.fn(*args, **kwargs)
+        writes, removed = _changes(before, (args, kwargs))
+        out_leaves, out_spec = flatten(out)
+        slots = [i for i, x in enumerate(out_leaves) if _belongs(x, recorder)]
+        written_slots = [i for i, (_, x) in enumerate(writes) if _belongs(x, recorder)]
+        results = [recorder.node(out_leaves[i]) for i in slots]
+        results += [recorder.node(writes[i][1]) for i in written_slots]
+        if self.finish:
+            results = [self._finished(recorder, n) for n in results]
+        for t, node in recorder.captured:
+            sources[node] = t
+        if recorder.key is not None:
+            sources[recorder.key] = None
+        rec = Recording(self.name, list(recorder.builder.nodes), sources)
+        for i in slots:
+            out_leaves[i] = None
+        self._last = recorder.builder, results
+        written = Written(out_spec, out_leaves, slots, writes, written_slots, removed)
+        way, last = grow(entry.root, given[: len(reads)])
+        for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
+            if branch.recording is None:
+                branch.define(rec, replaced, [node], way[:k])
+        last.written = written
+        last.define(rec, dict(recorder.builder.replaced), results, way)
+        last.donate = frozenset(
+            i for i, s in last.sources.items() if isinstance(s, int) and s in entry.donated
+        )
+
+    def _finished(self, recorder: Recorder, n: Node) -> Node:
+        recorder.builder.loc = n.loc
+        t = completed(n.type, n.type.partial_axes)
+        done = recorder.builder.redistribute(n, t, "for the result")
+        recorder.builder.loc = None
+        return done
+
+    def _warn(self, along_a_cut: bool) -> None:
+        self._recordings += not along_a_cut
+        if self._recordings == 3 and not along_a_cut:
+            warnings.warn(
+                f"{self.name} is recorded for the third time ({caller() or 'here'}): a shape,"
+                " layout or plain Python argument keeps changing; pass a number that changes as a"
+                " tensor, ts.tensor(x)",
+                TraceWarning,
+                stacklevel=4,
+            )
+
+
+# -- parts of a call ------------------------------------------------------------------------------
+_KNOWN = {Tensor, int, float, bool, str}
+
+
+def _dynamic(x: Any) -> Any:
+    """A leaf as a Tensor where it is an array."""
+    return as_tensor(x) if isinstance(x, np.ndarray) or engine_array(x) else x
+
+
+def _belongs(x: Any, recorder: Recorder) -> bool:
+    return isinstance(x, Tensor) and x._recorder is recorder
+
+
+def _sources(tensors: list[Any]) -> Callable[[Source], tuple[Any, TensorType]]:
+    key: list[Any] = []
+
+    def source(where: Source) -> tuple[Any, TensorType]:
+        if where is None:
+            if not key:
+                key.append(engine().place(random.next_key(), KEY_TYPE))
+            return key[0], KEY_TYPE
+        t = tensors[where] if isinstance(where, int) else where
+        return t.data, t.type
+
+    return source
+
+
+def _value_now(
+    r: Recorder, node: Node, sources: dict[Node, Source], source: Callable[[Source], Any]
+) -> np.ndarray[Any, Any]:
+    """The value of `node`, by running everything it depends on, while recording goes on."""
+    known = {**sources, **{n: t for t, n in r.captured}}
+    if r.key is not None:
+        known[r.key] = None
+    branch = Branch()
+    rec = Recording(r.builder.name, list(r.builder.nodes), known)
+    branch.define(rec, r.builder.replaced, [node], [])
+    values = []
+    for i in branch.imports:
+        data, t = source(branch.sources[i])
+        values.append(Tensor(data, t))
+    return run_graph(branch.graph, values)[0].numpy()
+
+
+def _give(
+    written: Written, outs: list[Any], types: Sequence[TensorType], args: Any, kwargs: Any
+) -> Any:
+    """The call's result from the program's; writes go into the caller's containers."""
+    made = list(map(Tensor, outs, types))
+    if written.plain:
+        return unflatten(written.spec, made)
+    leaves = list(written.leaves)
+    for i, t in zip(written.slots, made, strict=False):
+        leaves[i] = t
+    writes = dict(enumerate(x for _, x in written.writes))
+    writes.update(zip(written.written_slots, made[len(written.slots) :], strict=True))
+    top = (args, kwargs)
+    for (path, _), value in zip(written.writes, writes.values(), strict=True):
+        _put(top, path, value)
+    for path in written.removed:
+        holder = _at(top, path[:-1])
+        if isinstance(holder, dict):
+            holder.pop(path[-1], None)
+    return unflatten(written.spec, leaves)
+
+
+def _at(top: Any, path: Path) -> Any:
+    for key in path:
+        top = top[key] if isinstance(top, (dict, list, tuple)) else getattr(top, key)
+    return top
+
+
+def _put(top: Any, path: Path, value: Any) -> None:
+    holder, key = _at(top, path[:-1]), path[-1]
+    if isinstance(holder, list) and key == len(holder):
+        holder.append(value)
+    elif isinstance(holder, (dict, list)):
+        holder[key] = value
+    else:
+        setattr(holder, key, value)
+
+
+def _snapshot(tree: Any) -> dict[Path, Any]:
+    leaves, spec = flatten(tree)
+    return dict(zip(spec_paths(spec), leaves, strict=True))
+
+
+def _changes(before: dict[Path, Any], tree: Any) -> tuple[list[tuple[Path, Any]], list[Path]]:
+    """(path and new leaf of all that changed, paths that are gone)."""
+    after = _snapshot(tree)
+    writes = [(p, x) for p, x in after.items() if p not in before or before[p] is not x]
+    return writes, [p for p in before if p not in after]
+
+
+@overload
+def jit(fn: Callable[P, R], /) -> Jit[P, R]: ...
+@overload
+def jit(
+    *, donate: str | int | Sequence[str | int] = (), finish: bool = True
+) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
+def jit(
+    fn: Callable[P, R] | None = None,
+    /,
+    *,
+    donate: str | int | Sequence[str | int] = (),
+    finish: bool = True,
+) -> Any:
+    """Compiles `fn`: recorded at its first call, then run as one program per kinds of arguments.
+
+    `donate` names arguments whose buffers may be reused (using them afterwards is an error).
+    `finish=False` leaves partial results partial. Raises UsageError for unknown names.
+
+    >>> import tessera as ts
+    >>> @ts.jit
+    ... def double(x):
+    ...     return x * 2
+    >>> double(ts.tensor([1.0, 2.0])).numpy().tolist()
+    [2.0, 4.0]
+    """
+    if fn is None:
+        return lambda f: Jit(f, donate, finish)
+    if not callable(fn):
+        raise fail(
+            UsageError,
+            f"jit: cannot compile {shown(fn)}",
+            fix="put @ts.jit above a function, or call ts.jit(function)",
+        )
+    return Jit(fn, donate, finish)

@@ -1,0 +1,206 @@
+"""Loops inside a program: `scan` over a leading dim, `blocked` over blocks of rows.
+
+A loop's body is recorded once. Its gradient is a second loop; `policy` says what the first keeps
+for it (passes/loops.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..core.errors import ShapeError, UsageError, fail
+from ..core.layout import TensorType, dim_axes, without
+from ..ir.graph.node import Graph, Node
+from .checks import flag, function_of, whole
+from .functions import permute, relayout, reshape
+from .record import Recorder, current, recording
+from .tensor import Tensor, as_tensor, emit_many
+from .tree import flatten, unflatten
+
+POLICIES = ("save", "recompute", "together")
+
+
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any,
+    *,
+    reverse: bool = False,
+    policy: str = "save",
+    name: str = "scan",
+) -> tuple[Any, Any]:
+    """`carry, y = body(carry, x)` for each slice of `xs` along its leading dim.
+
+    Returns (last carry, stacked ys). `carry`, `xs` and `y` are trees of tensors; the body may use
+    tensors from outside. Gradients: `policy` "save" keeps the body's intermediates, "recompute"
+    only the carries, "together" computes the gradient of a scalar carry in the same loop. Raises
+    ShapeError where lengths differ or a carry changes its shape, UsageError for other policies.
+    """
+    function_of("scan", "the body", body)
+    flag("scan", "reverse", reverse)
+    if policy not in POLICIES:
+        raise fail(
+            UsageError, f"scan: policy {policy!r} is not known", fix="use " + ", ".join(POLICIES)
+        )
+    start, carry_spec = flatten(carry)
+    start = [as_tensor(t) for t in start]
+    rows, xs_spec = flatten(xs)
+    rows = [_unsplit_first(as_tensor(t)) for t in rows]
+    lengths = {t.shape[0] if t.shape else 0 for t in rows}
+    if len(lengths) != 1 or 0 in lengths:
+        raise fail(
+            ShapeError,
+            "scan: the scanned tensors need one leading length",
+            [(f"x{i}", t.type) for i, t in enumerate(rows)],
+            fix="give tensors whose first dims are equal",
+        )
+    length = lengths.pop()
+
+    def record(types: list[TensorType]) -> tuple[Recorder, list[Tensor], list[Tensor], Any, Any]:
+        r = Recorder(name, current())
+        with recording(r):
+            c = [r.input(t, f"carry{i}") for i, t in enumerate(types)]
+            x = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
+            given = body(unflatten(carry_spec, c), unflatten(xs_spec, x))
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise fail(
+                    UsageError,
+                    f"scan: the body gave a {type(given).__name__}, not a pair",
+                    fix="return (carry, y); y may be ()",
+                )
+            new, y = given
+            ends, new_spec = flatten(new)
+            ys, y_spec = flatten(y)
+            ends = [as_tensor(e) for e in ends]
+            if new_spec != carry_spec or any(
+                e.shape != b.shape or e.dtype is not b.dtype for e, b in zip(ends, c, strict=True)
+            ):
+                raise fail(
+                    ShapeError,
+                    "scan: the carry changes its shape, dtype or structure",
+                    [("before", ", ".join(str(t.type) for t in c)),
+                     ("after", ", ".join(str(t.type) for t in ends))],
+                    fix="return a carry like the one that came in",
+                )  # fmt: skip
+        return r, c, x, [ends, ys], y_spec
+
+    # The carry's layout is what the body makes of it; a sum stays partial until after the loop.
+    types = [t.type for t in start]
+    for _ in range(2):
+        r, c, x, (ends, ys), y_spec = record(types)
+        made = [_natural(r.node(e), r.node(b)) for e, b in zip(ends, c, strict=True)]
+        if made == types:
+            break
+        types = made
+    with recording(r):
+        ends = [relayout(e, b.type) for e, b in zip(ends, c, strict=True)]
+    outs = [r.node(t) for t in (*ends, *map(as_tensor, ys))]
+    consts = [node for _, node in r.captured]
+    if r.key is not None:
+        raise fail(
+            UsageError,
+            "scan: the body draws random numbers",
+            fix="draw them before the loop and scan over them",
+        )
+    inputs = [*consts, *(r.node(t) for t in (*c, *x))]
+    graph = _body(r, inputs, outs)
+    start = [relayout(t, b.type) for t, b in zip(start, c, strict=True)]
+    results = emit_many(
+        "scan",
+        *(t for t, _ in r.captured),
+        *start,
+        *rows,
+        body=graph,
+        consts=len(consts),
+        carries=len(start),
+        length=length,
+        reverse=reverse,
+        policy=policy,
+    )
+    k = len(start)
+    return unflatten(carry_spec, results[:k]), unflatten(y_spec, results[k:])
+
+
+def _natural(end: Node, start: Node) -> TensorType:
+    """The type a carry takes on by itself. What was completed only to be added to the carry is
+    added incomplete instead, so that a sum over all turns is completed once, after them."""
+    if end.op == "add" and start in end.args:
+        other = end.args[end.args[0] is start]
+        if other.op == "all_reduce" and other.note and other.type is end.type:
+            return other.args[0].type
+    return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
+
+
+def _body(r: Recorder, inputs: list[Node], outs: list[Node]) -> Graph:
+    graph = r.builder.graph(outs)
+    inner = [n for n in graph.nodes if n.op != "input"]
+    return Graph(graph.name, (*inputs, *inner), tuple(inputs), graph.outputs)
+
+
+def _unsplit_first(t: Tensor) -> Tensor:
+    if not t.ndim:
+        return t
+    d = t.type.dims[0]
+    whole = without(d, dim_axes(d), t.type.sizes)
+    return relayout(t, t.type.with_dims((whole, *t.type.dims[1:])))
+
+
+# -- blocks of rows -------------------------------------------------------------------------------
+def row_blocks(t: TensorType, rows: int) -> tuple[int, int, int]:
+    """(devices, blocks, rows a block) for dim 0 in blocks of at most `rows` on each device."""
+    run = t.digits(0)
+    split = [d for d in run if d.axes]
+    if any(d.uneven for d in run) or run[: len(split)] != split:
+        return t.shape[0], 1, 1  # no plain blocks: take everything in one
+    devices = math.prod(d.size for d in split)
+    here = t.shape[0] // devices
+    size = next(n for n in range(min(rows, here), 0, -1) if here % n == 0)
+    return devices, here // size, size
+
+
+def to_blocks(x: Tensor, rows: int) -> Tensor:
+    """[T, ...] as [blocks, rows, ...], each device's rows cut in place: nothing moves."""
+    devices, blocks, size = row_blocks(x.type, rows)
+    rest = x.shape[1:]
+    x = reshape(x, (devices, blocks, size, *rest))
+    x = permute(x, 1, 0, *range(2, x.ndim))
+    return reshape(x, (blocks, devices * size, *rest))
+
+
+def from_blocks(y: Tensor, like: TensorType, rows: int) -> Tensor:
+    """The inverse of `to_blocks` for a result whose rows are those of `like`."""
+    devices, blocks, size = row_blocks(like, rows)
+    rest = y.shape[2:]
+    y = reshape(y, (blocks, devices, size, *rest))
+    y = permute(y, 1, 0, *range(2, y.ndim))
+    return reshape(y, (devices * blocks * size, *rest))
+
+
+def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "recompute") -> Tensor:
+    """`fn(*xs)` for row-wise `fn`, run block by block of at most `rows` rows a device.
+
+    Every x has the rows as its dim 0, laid out alike; weights come in through the closure. With
+    the default policy the gradient computes each block again, so no block's intermediates are
+    kept. One block is no loop at all.
+    """
+    function_of("blocked", "the function", fn)
+    xs = tuple(as_tensor(x) for x in xs)
+    rows = whole("blocked", "rows", rows, 1)
+    if not xs or any(x.shape[:1] != xs[0].shape[:1] or not x.ndim for x in xs):
+        raise fail(
+            ShapeError,
+            "blocked: the tensors need one number of rows",
+            [(f"x{i}", x.type) for i, x in enumerate(xs)],
+            fix="give tensors whose first dims are equal",
+        )
+    first = xs[0].type
+    if row_blocks(first, rows)[1] == 1:
+        return fn(*xs)
+
+    def body(carry: Any, block: Any) -> tuple[Any, Tensor]:
+        return (), fn(*block)
+
+    _, y = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="blocked")
+    return from_blocks(y, first, rows)

@@ -1,0 +1,154 @@
+"""Random tensors and the state behind them: a seed and a count of calls, nothing else.
+
+Values depend on the seed, the call and the element's global index; never on layout or devices.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import dtype_of, f32, int32, uint32
+from ..core.errors import UsageError, fail
+from ..core.layout import TensorType
+from . import functions, record
+from .checks import is_whole, number, shown, sizes
+from .engine import engine
+from .record import KEY_TYPE
+from .tensor import Tensor, emit, scalar
+
+
+class State:
+    """The generator's whole state: what a checkpoint must keep."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.calls, self.created = seed, 0, 0
+
+
+STATE = State()
+
+
+def seed(value: int) -> None:
+    """Starts the generator again from `value` (0 to 2**32 - 1). Raises UsageError."""
+    if not is_whole(value) or not 0 <= value < 2**32:
+        raise fail(
+            UsageError,
+            f"seed: {shown(value)} is not a whole number from 0 to 2**32 - 1",
+            fix="give one, e.g. ts.seed(0)",
+        )
+    STATE.seed, STATE.calls, STATE.created = value, 0, 0
+
+
+def state() -> dict[str, int]:
+    """The state as numbers, for `set_state`."""
+    return {"seed": STATE.seed, "calls": STATE.calls, "created": STATE.created}
+
+
+def set_state(saved: dict[str, int]) -> None:
+    """Goes on from a state that `state` gave. Raises UsageError."""
+    names = ("seed", "calls", "created")
+    if not isinstance(saved, dict) or not all(is_whole(saved.get(n)) for n in names):
+        raise fail(
+            UsageError,
+            f"random: {shown(saved)} is not a state",
+            fix="give what ts.random.state() gave",
+        )
+    STATE.seed, STATE.calls, STATE.created = (int(saved[n]) for n in names)
+
+
+def next_key() -> np.ndarray[Any, Any]:
+    """The key of the next call of a function that draws random numbers."""
+    STATE.calls += 1
+    return np.array([STATE.seed, STATE.calls], np.uint32)
+
+
+def key_for(name: str) -> np.ndarray[Any, Any]:
+    """The key of a new weight: by its name, or by order where it has none."""
+    STATE.created += 1
+    word = zlib.crc32(name.encode()) if name else STATE.created
+    return np.array([STATE.seed ^ 0x5EED1E55, word], np.uint32)
+
+
+_layout: ContextVar[TensorType | None] = ContextVar("tessera_random_layout", default=None)
+
+
+@contextmanager
+def laid_out(like: TensorType) -> Iterator[None]:
+    """Inside, draws of the shape of `like` are made in its layout, each device its own block."""
+    token = _layout.set(like)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def _key() -> tuple[Tensor, int]:
+    recorder = record.current()
+    if recorder is not None:
+        return recorder.random_key()
+    value = next_key()
+    t = Tensor(None, KEY_TYPE)
+    t._pending = lambda: engine().place(value, KEY_TYPE)
+    return t, 0
+
+
+def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
+    """Uniform u32 values; `like` gives the layout (of a tensor of this shape)."""
+    size = sizes("random", shape)
+    if like is not None and (not isinstance(like, TensorType) or like.shape != size):
+        raise fail(
+            UsageError,
+            f"random: like cannot be {shown(like)}",
+            fix=f"give the type of a tensor of shape {size}: t.type",
+        )
+    key, stream = _key()
+    around = _layout.get()
+    if like is None and around is not None and around.shape == size:
+        like = around
+    attrs: dict[str, Any] = {"shape": size, "stream": stream}
+    if like is not None:
+        attrs["layout"] = like.complete().with_dtype(uint32)
+    return emit("random_bits", key, **attrs)
+
+
+def uniform(
+    shape: Sequence[int],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: object = f32,
+    like: TensorType | None = None,
+) -> Tensor:
+    """Uniform in [low, high), 24 bits of resolution."""
+    low, high = number("uniform", "low", low), number("uniform", "high", high)
+    b = emit("shift_right", bits(shape, like), scalar(8, uint32))
+    unit = b.to(int32).to(f32) * (1.0 / 2**24)
+    return (unit * (high - low) + low).to(dtype_of(dtype))
+
+
+def normal(
+    shape: Sequence[int],
+    mean: float = 0.0,
+    std: float = 1.0,
+    dtype: object = f32,
+    like: TensorType | None = None,
+) -> Tensor:
+    """Normal values by Box and Muller's transform of two uniforms."""
+    mean, std = number("normal", "mean", mean), number("normal", "std", std)
+    radius = functions.sqrt(functions.log(1.0 - uniform(shape, like=like)) * -2.0)
+    angle = uniform(shape, like=like) * (2.0 * math.pi)
+    return (radius * functions.cos(angle) * std + mean).to(dtype_of(dtype))
+
+
+def bernoulli(shape: Sequence[int], p: float, like: TensorType | None = None) -> Tensor:
+    """True with probability `p`. Raises UsageError."""
+    p = number("bernoulli", "p", p)
+    if not 0.0 <= p <= 1.0:
+        raise fail(UsageError, f"bernoulli: p is {p}", fix="0 <= p <= 1")
+    limit = scalar(min(int(p * 2**32), 2**32 - 1), uint32)
+    return emit("lt", bits(shape, like), limit)

@@ -1,0 +1,186 @@
+"""What happens to an op: it is recorded into the function around it, or it runs at once.
+
+One `Recorder` per function being recorded. Tensors from outside become hidden inputs (captures);
+the body of a loop is a recorder inside a recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.dtypes import uint32
+from ..core.errors import UsageError, caller, fail
+from ..core.layout import TensorType, plain
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Graph, Node
+from .engine import Program, engine
+from .tensor import Made, Tensor, symbolic
+
+Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
+KEY_TYPE = plain(uint32, (2,))
+
+
+class Recorder:
+    """Records one function (or one loop body, inside `parent`)."""
+
+    def __init__(self, name: str, parent: Recorder | None = None, reader: Reader | None = None):
+        self.builder = Builder(name)
+        self.parent = parent
+        self.reader = reader
+        self.captured: list[tuple[Tensor, Node]] = []
+        self.key: Node | None = None
+        self.streams = 0
+        self.named: list[Tensor] = []  # inputs that bear a name: the weights
+        self._nodes: dict[int, Node] = {}
+        if parent is not None:
+            self.builder.scope = parent.builder.scope
+
+    def input(self, type: TensorType, name: str = "") -> Tensor:
+        return symbolic(self.builder.input(type, name), self)
+
+    def node(self, t: Tensor) -> Node:
+        """The node of `t` here; a tensor from outside becomes a hidden input."""
+        if t._recorder is self:
+            assert t._node is not None
+            return t._node
+        known = self._nodes.get(id(t))
+        if known is not None:
+            return known
+        if t._recorder is not None and not self._encloses(t._recorder):
+            raise _ended(t)
+        if self.parent is not None:
+            self.parent.node(t)
+        node = self.builder.input(t.type, f"captured{len(self.captured)}")
+        self.captured.append((t, node))
+        self._nodes[id(t)] = node
+        return node
+
+    def _encloses(self, other: Recorder) -> bool:
+        outer = self.parent
+        while outer is not None and outer is not other:
+            outer = outer.parent
+        return outer is other
+
+    def check(self, t: Tensor) -> None:
+        """Raises UsageError where `t`, of this recording, is used after the recording ended."""
+        now = current()
+        if now is not self and not (now is not None and now._encloses(self)):
+            raise _ended(t)
+
+    def random_key(self) -> tuple[Tensor, int]:
+        """The hidden key input of this recording and a stream number of its own."""
+        self.streams += 1
+        if self.key is None:
+            self.key = self.builder.input(KEY_TYPE, "random_key")
+        return symbolic(self.key, self), self.streams
+
+    def read(self, t: Tensor) -> np.ndarray[Any, Any]:
+        """The value of `t` while recording: cuts the program there."""
+        self.check(t)
+        if self.reader is None:
+            raise fail(
+                UsageError,
+                "a value cannot be read here: the function is recorded without running",
+                _shown(t),
+                fix="read values inside ts.jit only, and outside of loop bodies",
+            )
+        return self.reader(self, self.node(t))
+
+
+def _shown(t: Tensor) -> list[tuple[str, object]]:
+    loc = t._node.loc if t._node is not None else ""
+    return [("tensor", t.type), *([("made at", loc)] if loc else [])]
+
+
+def _ended(t: Tensor) -> UsageError:
+    return fail(
+        UsageError,
+        "a tensor of a recorded function is used after that function ended",
+        _shown(t),
+        fix="return it from its function and use what the call gives back",
+    )
+
+
+_current: ContextVar[Recorder | None] = ContextVar("tessera_recorder", default=None)
+
+
+def current() -> Recorder | None:
+    """The innermost function that is being recorded, if any."""
+    return _current.get()
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    token = _current.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Names the nodes recorded inside: `with scope("mlp"):` gives scope `mlp`, nested `mlp/up`."""
+    recorder = current()
+    if recorder is None:
+        yield
+        return
+    before = recorder.builder.scope
+    recorder.builder.scope = f"{before}/{name}" if before else name
+    try:
+        yield
+    finally:
+        recorder.builder.scope = before
+
+
+# -- outside a recording: one-op programs ---------------------------------------------------------
+_programs: dict[object, Program] = {}
+
+
+def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+    """Runs one op on tensors that have values, as a cached one-op program."""
+    types = tuple([a.type for a in args])
+    key = (op, types, tuple(attrs.items()), settings().strict)
+    program = _programs.get(key)
+    if program is None:
+        b = Builder(op)
+        node = b(op, *(b.input(t) for t in types), **attrs)
+        many = len(node.types) > 1
+        outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
+        program = _programs[key] = engine().compile(b.graph(outs))
+    results = []
+    loc = caller()
+    for i, (data, t) in enumerate(
+        zip(program([a.data for a in args], types), program.types, strict=True)
+    ):
+        out = Tensor(data, t)
+        out._made = Made(op, tuple(args), attrs, i, loc)
+        results.append(out)
+    return results
+
+
+def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
+    """Compiles and runs `graph` once on tensors that have values."""
+    program = engine().compile(graph)
+    types = tuple([v.type for v in values])
+    data = program([v.data for v in values], types)
+    return [Tensor(d, t) for d, t in zip(data, program.types, strict=True)]
+
+
+def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
+    """`x` in the layout `to`, at once."""
+    b = Builder("redistribute")
+    source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
+    program = _programs.get((source, to))
+    if program is None:
+        graph = b.graph([b.redistribute(b.input(source), to)])
+        program = _programs[source, to] = engine().compile(graph)
+    out = Tensor(program([x.data], (x.type,))[0], to)
+    out._made = Made("redistribute", (x,), {"to": to}, 0, caller())
+    return out

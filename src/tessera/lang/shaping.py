@@ -1,0 +1,219 @@
+"""The functions that change a tensor's shape or pick parts of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from .checks import is_whole, several, sizes, whole
+from .tensor import Like, Tensor, as_tensor, emit
+
+Dims = int | Sequence[int] | None
+
+
+def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
+    """`dim` as sorted non-negative dims of `x`; None is all. Raises ShapeError."""
+    given: Any = range(x.ndim) if dim is None else (dim,) if is_whole(dim) else dim
+    if not isinstance(given, (tuple, list, range)):
+        whole(name, "dim", dim)  # says what is wrong with it
+    out = []
+    for d in (whole(name, "dim", d) for d in given):
+        if not -x.ndim <= d < x.ndim:
+            raise fail(
+                ShapeError,
+                f"{name}: there is no dim {d}",
+                [("x", x.type)],
+                fix=f"dims are {-x.ndim} to {x.ndim - 1}",
+            )
+        out.append(d % x.ndim)
+    return tuple(sorted(set(out)))
+
+
+def one_dim(name: str, x: Tensor, dim: int) -> int:
+    """`dim` as one non-negative dim of `x`. Raises ShapeError, UsageError."""
+    return dims_of(name, x, whole(name, "dim", dim))[0]
+
+
+# -- shape ----------------------------------------------------------------------------------------
+def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
+    """`x` in another shape; one dim may be -1. Raises ShapeError."""
+    t = as_tensor(x)
+    new = [whole("reshape", "a size", n) for n in _spread("reshape", shape)]
+    if new.count(-1) == 1:
+        known = math.prod(n for n in new if n != -1)
+        if known > 0 and t.size % known == 0:
+            new[new.index(-1)] = t.size // known
+    if any(n < 1 for n in new):
+        raise fail(
+            ShapeError,
+            f"reshape: {t.size} elements do not fit shape {tuple(new)}",
+            [("x", t.type)],
+            fix="sizes are >= 1; one of them may be -1 where the rest divides",
+        )
+    return t if tuple(new) == t.shape else emit("reshape", t, shape=tuple(new))
+
+
+def _spread(name: str, given: Sequence[Any]) -> Sequence[Any]:
+    """`f(2, 3)` and `f((2, 3))` mean the same."""
+    if len(given) == 1 and not is_whole(given[0]):
+        inner = given[0]
+        if not isinstance(inner, (tuple, list, np.ndarray, range)):
+            whole(name, "a size" if name == "reshape" else "a dim", inner)  # says what is wrong
+        return list(inner)
+    return given
+
+
+def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
+    t = as_tensor(x)
+    order = [whole("permute", "a dim", d) for d in _spread("permute", dims)]
+    perm = tuple(d % t.ndim if -t.ndim <= d < t.ndim else d for d in order)
+    if sorted(perm) != list(range(t.ndim)):
+        raise fail(
+            ShapeError,
+            f"permute: {tuple(order)} is no order of {t.ndim} dims",
+            [("x", t.type)],
+            fix=f"name each of 0 to {t.ndim - 1} once",
+        )
+    return emit("transpose", t, perm=perm)
+
+
+def swap(x: Like, a: int, b: int) -> Tensor:
+    t = as_tensor(x)
+    i, j = one_dim("transpose", t, a), one_dim("transpose", t, b)
+    perm = list(range(t.ndim))
+    perm[i], perm[j] = j, i
+    return emit("transpose", t, perm=tuple(perm))
+
+
+def broadcast_to(x: Like, shape: Sequence[int]) -> Tensor:
+    t = as_tensor(x)
+    new = sizes("broadcast_to", shape)
+    return t if new == t.shape else emit("broadcast", t, shape=new)
+
+
+def concat(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Joins along a dim that is there."""
+    ts = [as_tensor(x) for x in several("concat", xs)]
+    d = one_dim("concat", ts[0], dim)
+    return emit("concat", *ts, dim=d) if len(ts) > 1 else ts[0]
+
+
+def stack(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Joins along a new dim."""
+    ts = [as_tensor(x) for x in several("stack", xs)]
+    rank = ts[0].ndim + 1
+    at = whole("stack", "dim", dim)
+    if not -rank <= at < rank or any(t.shape != ts[0].shape for t in ts):
+        raise fail(
+            ShapeError,
+            f"stack: tensors of one shape and a dim from {-rank} to {rank - 1} are needed",
+            [*((f"x{i}", t.type) for i, t in enumerate(ts[:4])), ("dim", at)],
+            fix="reshape the tensors, or use ts.concat along a dim that is there",
+        )
+    at %= rank
+    return concat([t.reshape((*t.shape[:at], 1, *t.shape[at:])) for t in ts], at)
+
+
+def split(x: Like, sections: int | Sequence[int], dim: int = 0) -> list[Tensor]:
+    """Cuts `dim` into `sections` equal parts, or into parts of the given sizes."""
+    t = as_tensor(x)
+    d = one_dim("split", t, dim)
+    n = t.shape[d]
+    if is_whole(sections):
+        count = min(whole("split", "sections", sections), n + 1)
+        parts = [n // count] * count if count > 0 else []
+    else:
+        parts = list(sizes("split", sections))
+    if sum(parts) != n or min(parts, default=0) < 1:
+        raise fail(
+            ShapeError,
+            f"split: dim {d} of size {n} does not divide into {sections}",
+            [("x", t.type)],
+            fix="give a divisor, or sizes that add up",
+        )
+    out, at = [], 0
+    for size in parts:
+        out.append(_slice(t, {d: (at, at + size, 1)}))
+        at += size
+    return out
+
+
+def _slice(t: Tensor, rows: dict[int, tuple[int, int, int]]) -> Tensor:
+    full = [rows.get(i, (0, n, 1)) for i, n in enumerate(t.shape)]
+    if all(r == (0, n, 1) for r, n in zip(full, t.shape, strict=True)):
+        return t
+    starts, stops, steps = zip(*full, strict=True)
+    return emit("slice", t, starts=starts, stops=stops, steps=steps)
+
+
+def getitem(t: Tensor, key: Any) -> Tensor:
+    """Basic indexing: ints, slices, `...`, None, and one tensor or list of ids in one dim."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise fail(UsageError, "index: more than one `...`", [("x", t.type)], fix="keep one")
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if used > t.ndim:
+        raise fail(
+            ShapeError, f"index: {used} indices for {t.ndim} dims", [("x", t.type)], fix="use fewer"
+        )
+    if Ellipsis not in [k if k is Ellipsis else None for k in keys]:
+        keys.append(Ellipsis)
+    at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+    keys[at : at + 1] = [slice(None)] * (t.ndim - used)
+    rows: dict[int, tuple[int, int, int]] = {}
+    flips: list[int] = []
+    shape: list[int] = []
+    ids: tuple[int, Tensor] | None = None
+    d = 0
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            continue
+        n = t.shape[d]
+        if isinstance(k, slice):
+            start, stop, step = k.indices(n)
+            count = len(range(start, stop, step))
+            if count == 0:
+                raise fail(
+                    ShapeError, f"index: {k} selects nothing of dim {d} with size {n}",
+                    [("x", t.type)], fix=f"stay inside 0:{n}",
+                )  # fmt: skip
+            if step < 0:
+                flips.append(d)
+                start, step = start + (count - 1) * step, -step
+            rows[d] = (start, start + (count - 1) * step + 1 if step > 1 else start + count, step)
+            shape.append(count)
+        elif isinstance(k, (int, np.integer)) and not isinstance(k, bool):
+            if not -n <= k < n:
+                raise fail(
+                    ShapeError, f"index: {k} is outside dim {d} of size {n}", [("x", t.type)],
+                    fix=f"use {-n} to {n - 1}",
+                )  # fmt: skip
+            i = int(k) % n
+            rows[d] = (i, i + 1, 1)
+        elif isinstance(k, (Tensor, list, np.ndarray)) and ids is None:
+            ids = (d, as_tensor(k))
+            if not ids[1].dtype.is_int:
+                raise fail(
+                    DTypeError, "index: ids must be integers", [("ids", ids[1].type)],
+                    fix="use ts.where(mask, x, y) for masks",
+                )  # fmt: skip
+            shape.append(-1)
+        else:
+            raise fail(
+                UsageError, f"index: cannot index with {type(k).__name__}", [("x", t.type)],
+                fix="use ints, slices, ..., None, or one integer tensor",
+            )  # fmt: skip
+        d += 1
+    out = _slice(t, rows)
+    for d in flips:
+        out = emit("flip", out, dim=d)
+    if ids is None:
+        return reshape(out, tuple(shape)) if tuple(shape) != out.shape else out
+    out = emit("take", out, ids[1], dim=ids[0])
+    final = [n for s in shape for n in (ids[1].shape if s == -1 else (s,))]
+    return reshape(out, tuple(final))

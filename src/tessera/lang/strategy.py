@@ -1,0 +1,229 @@
+"""A strategy is a choice of layouts: for weights, gradients, optimizer state and batches.
+
+Strategies compose by mesh axis: `dist.strategy("data_parallel") + dist.strategy("tensor_parallel")`
+gives each name the splits of both. None has an execution path of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.errors import MeshError, StrategyError, fail
+from ..core.layout import TensorType, dim_axes, ways
+from ..core.mesh import Mesh
+from . import functions
+from .checks import axes_of, is_whole, mesh_or_none, shown
+from .create import split_over, tensor
+from .tensor import Tensor
+from .tree import flatten, path_name, paths, unflatten
+
+# A transformer's weights by name: which dim tensor parallelism splits. Column: the outputs (heads,
+# hidden, vocabulary) of [in, out]; row: the inputs. The names of Tessera's own modules come first,
+# then the customary ones of checkpoints stored as [in, out].
+TRANSFORMER: tuple[tuple[str, int], ...] = (
+    (r"(^|\.)attention\.(qkv|q|kv)$", -2),  # [d, (3,) heads, size]: heads
+    (r"(^|\.)attention\.out$", -3),  # [heads, size, d]: heads
+    (r"(^|\.)(up|gate|up_proj|gate_proj|fc1|c_fc|w1|w3)(\.weight|\.bias)?$", -1),
+    (r"(^|\.)(down|down_proj|fc2|w2)(\.weight)?$", -2),
+    (r"(^|\.)(wq|wk|wv|w_qkv|q_proj|k_proj|v_proj|c_attn)(\.weight|\.bias)?$", -1),
+    (r"(^|\.)(wo|w_out|o_proj|out_proj)(\.weight)?$", -2),
+    (r"(^|\.)(embed|wte|embed_tokens|tok_embeddings)(\.weight)?$", -2),
+    (r"(^|\.)(head|lm_head)(\.weight)?$", -1),
+)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Layouts over one mesh axis: `stage` is ZeRO's, `rules` are tensor parallelism's."""
+
+    kind: str
+    axis: str
+    stage: int = 0
+    rules: tuple[tuple[str, int], ...] = ()
+
+    def __add__(self, other: Strategy | Plan) -> Plan:
+        return Plan((self,)) + other
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Several strategies, one per mesh axis, applied in order.
+
+    They add splits to the layout they are given: what an axis splits already, stays.
+    """
+
+    parts: tuple[Strategy, ...]
+
+    def __add__(self, other: Strategy | Plan) -> Plan:
+        return Plan((*self.parts, *(other.parts if isinstance(other, Plan) else (other,))))
+
+    def weight(self, name: str, t: TensorType) -> TensorType:
+        """The layout in which the weight `name` is kept."""
+        return self._stored(name, t, 3)
+
+    def gradient(self, name: str, t: TensorType) -> TensorType:
+        """The layout in which its finished gradient is kept."""
+        return self._stored(name, t, 2)
+
+    def optimizer(self, name: str, t: TensorType) -> TensorType:
+        """The layout of optimizer state of its shape."""
+        return self._stored(name, t, 1)
+
+    def batch(self, t: TensorType) -> TensorType:
+        """The layout of a batch [B, ...]: split over every data-parallel axis."""
+        axes = [p.axis for p in self.parts if p.kind != "tensor_parallel" and p.axis in t.sizes]
+        axes = list(dict.fromkeys(axes))
+        return split_over(t, 0, axes) if axes else t
+
+    def _stored(self, name: str, t: TensorType, stage: int) -> TensorType:
+        for p in self.parts:
+            if p.axis not in t.sizes:
+                raise fail(
+                    StrategyError,
+                    f"strategy {p.kind!r}: axis {p.axis!r} is not an axis of the mesh",
+                    [("mesh", t.mesh.text() if t.mesh else "none")],
+                    fix=f'say dist.strategy({p.kind!r}, axis="...") with an axis of the mesh',
+                )
+            if p.kind == "tensor_parallel" and p.axis not in t.split_axes:
+                d = next((d for rule, d in p.rules if re.search(rule, name) and t.rank >= -d), None)
+                if d is not None:
+                    t = split_over(t, d % t.rank, (p.axis,))
+        for p in self.parts:
+            zero = p.kind == "zero_redundancy_optimizer" and p.stage >= stage
+            if zero and t.rank and p.axis not in t.split_axes:
+                t = split_over(t, _zero_dim(t, p.axis), (p.axis,))
+        return t
+
+
+def _zero_dim(t: TensorType, axis: str) -> int:
+    """The dim ZeRO splits: the largest that divides, else the largest."""
+    n = t.sizes[axis]
+
+    def rank(i: int) -> tuple[bool, int, int]:
+        here = t.shape[i] // ways(dim_axes(t.dims[i]), t.sizes)
+        return (here > 0 and t.shape[i] % (n * ways(dim_axes(t.dims[i]), t.sizes)) == 0, here, -i)
+
+    return max(range(t.rank), key=rank)
+
+
+KINDS = {"data_parallel": "dp", "tensor_parallel": "tp", "zero_redundancy_optimizer": "dp"}
+
+
+def strategy(
+    kind: str,
+    axis: str | None = None,
+    *,
+    stage: int | None = None,
+    rules: Sequence[tuple[str, int]] | None = None,
+) -> Plan:
+    """The strategy called `kind` over mesh axis `axis` (default: dp, or tp for tensor_parallel).
+
+    `stage` is ZeRO's: 1 splits optimizer state, 2 gradients too, 3 weights too (default 2).
+    `rules` are tensor parallelism's (regular expression, dim) pairs for names of weights. Raises
+    StrategyError for unknown kinds and options.
+    """
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise fail(
+            StrategyError,
+            f"strategy {shown(kind)} is not known",
+            fix="use one of " + ", ".join(KINDS),
+        )
+    if stage is not None and (kind != "zero_redundancy_optimizer" or stage not in (1, 2, 3)):
+        raise fail(
+            StrategyError,
+            f"strategy {kind!r}: stage {stage!r} does not exist",
+            fix="zero_redundancy_optimizer takes stage 1, 2 or 3",
+        )
+    zero = kind == "zero_redundancy_optimizer"
+    axes = axes_of(f"strategy {kind!r}", axis or KINDS[kind])
+    table = _checked_rules(rules) if rules is not None else TRANSFORMER
+    return Plan((
+        Strategy(
+            kind,
+            axes[0],
+            (stage or 2) if zero else 0,
+            table if kind == "tensor_parallel" else (),
+        ),
+    ))  # fmt: skip
+
+
+def _checked_rules(rules: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    for rule in rules if isinstance(rules, (list, tuple)) else [rules]:
+        pattern, dim = rule if isinstance(rule, tuple) and len(rule) == 2 else (None, None)
+        try:
+            if not isinstance(pattern, str) or not is_whole(dim):
+                raise TypeError
+            re.compile(pattern)
+        except (TypeError, re.error):
+            raise fail(
+                StrategyError,
+                f"strategy 'tensor_parallel': {shown(rule)} is no rule",
+                fix=r'give pairs of a regular expression and a dim, e.g. (r"\.up$", -1)',
+            ) from None
+    return tuple(rules)
+
+
+def place(
+    tree: Any, plan: Plan | Strategy | None = None, mesh: Mesh | None = None, kind: str = "weight"
+) -> Any:
+    """The named weights of `tree` (a module or nested dict) in the layouts of `plan` on `mesh`.
+
+    A weight that has not been made yet will be made in its layout; one that has is moved. `kind`
+    is "weight", "gradient", "optimizer" or "batch", whose leaves may be NumPy arrays. Raises
+    MeshError without a mesh, StrategyError.
+    """
+    mesh = mesh_or_none("place", mesh) or settings().mesh
+    if plan is not None and not isinstance(plan, (Plan, Strategy)):
+        raise fail(
+            StrategyError,
+            f"place: the plan cannot be {shown(plan)}",
+            fix='give dist.strategy("data_parallel") or a sum of strategies',
+        )
+    if mesh is None:
+        raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
+    leaves, spec = flatten(tree)
+    out = []
+    for x, path in zip(leaves, paths(tree), strict=True):
+        if kind == "batch" and isinstance(x, np.ndarray):
+            x = tensor(x)
+        if isinstance(x, Tensor):
+            base = _plain_on(x, mesh)
+            want = wish(plan, kind)(path_name(path), base) if plan is not None else base
+            if x._data is None and x._pending is not None:
+                x.type = want
+            else:
+                x = functions.relayout(_on(x, mesh), want)
+        out.append(x)
+    return unflatten(spec, out)
+
+
+def wish(plan: Plan | Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:
+    """The layouts of one kind. Raises StrategyError for an unknown kind."""
+    whole = plan if isinstance(plan, Plan) else Plan((plan,))
+    if kind not in ("weight", "gradient", "optimizer", "batch"):
+        raise fail(
+            StrategyError,
+            f"place: kind {kind!r} is not known",
+            fix="weight, gradient, optimizer or batch",
+        )
+    if kind == "batch":
+        return lambda name, t: whole.batch(t)
+    found: Callable[[str, TensorType], TensorType] = getattr(whole, kind)
+    return found
+
+
+def _plain_on(x: Tensor, mesh: Mesh) -> TensorType:
+    """The replicated type of `x` on `mesh`."""
+    return x.type.complete().replicated().on(mesh)
+
+
+def _on(x: Tensor, mesh: Mesh) -> Tensor:
+    if x.type.mesh is None:
+        return functions.relayout(x, x.type.on(mesh))
+    return x

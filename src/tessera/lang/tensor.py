@@ -1,0 +1,468 @@
+"""The tensor a user holds: a value on devices, or a node of the function being recorded.
+
+Outside a recorded function an op runs at once as a one-op program and the result remembers how it
+was made, so that `ts.grad` works there too. Inside one it adds a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from ..core.dtypes import BY_NAME, DType, dtype_of, f32, int32, promote
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.layout import TensorType, plain
+from ..core.mesh import Mesh
+from ..ir.graph.node import Node
+from .checks import fitting, shown
+from .engine import engine
+from .spec import TensorSpec, spec_of
+
+if TYPE_CHECKING:
+    from .record import Recorder
+
+Scalar = int | float | bool
+Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # a name in it is a string
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a tensor outside any recording was made: one op on other tensors."""
+
+    op: str
+    args: tuple[Tensor, ...]
+    attrs: dict[str, Any]
+    index: int
+    loc: str
+
+
+class Tensor:
+    """A tensor with a type: dtype, shape, layout, mesh. `t.type` prints it in full."""
+
+    # Defaults on the class, so that wrapping a result sets two fields and no more.
+    name: str = ""
+    _node: Node | None = None
+    _recorder: Recorder | None = None
+    _made: Made | None = None
+    _pending: Callable[[], Any] | None = None
+    remake: Callable[[tuple[int, ...]], Tensor] | None = None
+    __array_priority__ = 1000
+
+    def __init__(self, data: Any, type: TensorType) -> None:
+        self._data = data
+        self.type = type
+
+    def __class_getitem__(cls, items: Any) -> TensorSpec:
+        return spec_of(items)
+
+    # -- what it is -------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return self.type.mesh
+
+    @property
+    def layout(self) -> str:
+        """How the dims lie on the mesh, e.g. `[8@dp, 4096] +tp`."""
+        return self.type.text.removeprefix(self.type.dtype.name)
+
+    @property
+    def ndim(self) -> int:
+        return self.type.rank
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    @property
+    def data(self) -> Any:
+        """The engine's array behind this value."""
+        if self._data is None:
+            if self._recorder is not None:
+                self._recorder.check(self)
+            if self._pending is not None:
+                self._data = self._pending()
+                self._pending = None
+            elif self._node is not None:
+                raise fail(
+                    UsageError,
+                    "a tensor of a recorded function has no value of its own",
+                    [("tensor", self.type)],
+                    fix="return it from the function, or read it with .item() inside",
+                )
+        return self._data
+
+    def __repr__(self) -> str:
+        where = f" on {self.mesh.text()}" if self.mesh is not None else ""
+        label = f" {self.name!r}" if self.name else ""
+        return f"<Tensor{label} {self.type}{where}>"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise fail(
+                ShapeError,
+                "len: a scalar has no length",
+                [("tensor", self.type)],
+                fix="use .item() for its value, or .size",
+            )
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    __hash__ = object.__hash__
+
+    # -- reading ----------------------------------------------------------------------------------
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The whole value on the host. Inside a recorded function this cuts the program here."""
+        if self._recorder is not None:
+            return self._recorder.read(self)
+        return engine().fetch(self.data, self.type)  # type: ignore[no-any-return]
+
+    def item(self) -> Any:
+        """The value of a one-element tensor as a Python number. Raises ShapeError for others."""
+        if self.size != 1:
+            raise fail(
+                ShapeError,
+                f"item: a tensor of {self.size} elements is not one number",
+                [("tensor", self.type)],
+                fix="reduce it first, or use .numpy()",
+            )
+        return self.numpy().reshape(()).item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if not self.dtype.is_int:
+            raise fail(
+                DTypeError,
+                "index: a tensor of floats is no index",
+                [("tensor", self.type)],
+                fix="cast it with .to(ts.int32)",
+            )
+        return int(self.item())
+
+    def __format__(self, how: str) -> str:
+        value = self.item() if self.size == 1 else self.numpy()
+        try:
+            return format(value, how)
+        except (TypeError, ValueError):
+            raise fail(
+                UsageError,
+                f"format: {how!r} does not fit the value",
+                [("tensor", self.type)],
+                fix="format one number with .item(), or the array of .numpy()",
+            ) from None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        value = self.numpy()
+        return value if dtype is None else value.astype(dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return np.array(self.numpy()).__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # the host: a gathered copy
+
+    def jax(self) -> Any:
+        """The `jax.Array` behind this value: one array dim a factor, its sharding the layout's."""
+        return self.data
+
+    # -- arithmetic -------------------------------------------------------------------------------
+    def __add__(self, o: Like) -> Tensor:
+        return binary("add", self, o)
+
+    def __radd__(self, o: Like) -> Tensor:
+        return binary("add", o, self)
+
+    def __sub__(self, o: Like) -> Tensor:
+        return binary("sub", self, o)
+
+    def __rsub__(self, o: Like) -> Tensor:
+        return binary("sub", o, self)
+
+    def __mul__(self, o: Like) -> Tensor:
+        return binary("mul", self, o)
+
+    def __rmul__(self, o: Like) -> Tensor:
+        return binary("mul", o, self)
+
+    def __truediv__(self, o: Like) -> Tensor:
+        return binary("div", self, o)
+
+    def __rtruediv__(self, o: Like) -> Tensor:
+        return binary("div", o, self)
+
+    def __floordiv__(self, o: Like) -> Tensor:
+        return binary("floordiv", self, o)
+
+    def __rfloordiv__(self, o: Like) -> Tensor:
+        return binary("floordiv", o, self)
+
+    def __mod__(self, o: Like) -> Tensor:
+        return binary("mod", self, o)
+
+    def __rmod__(self, o: Like) -> Tensor:
+        return binary("mod", o, self)
+
+    def __pow__(self, o: Like) -> Tensor:
+        if isinstance(o, int) and not isinstance(o, bool) and 1 <= o <= 4:
+            out = self
+            for _ in range(o - 1):
+                out = out * self
+            return out
+        return binary("pow", self, o)
+
+    def __rpow__(self, o: Like) -> Tensor:
+        return binary("pow", o, self)
+
+    def __neg__(self) -> Tensor:
+        return emit("neg", self)
+
+    def __abs__(self) -> Tensor:
+        return emit("abs", self)
+
+    def __matmul__(self, o: Like) -> Tensor:
+        from .functions import matmul
+
+        return matmul(self, tensor_like(o, self, "matmul"))
+
+    def __rmatmul__(self, o: Like) -> Tensor:
+        from .functions import matmul
+
+        return matmul(tensor_like(o, self, "matmul"), self)
+
+    def __eq__(self, o: object) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy
+        return binary("eq", self, o)
+
+    def __ne__(self, o: object) -> Tensor:  # type: ignore[override]
+        return binary("ne", self, o)
+
+    def __lt__(self, o: object) -> Tensor:
+        return binary("lt", self, o)
+
+    def __le__(self, o: object) -> Tensor:
+        return binary("le", self, o)
+
+    def __gt__(self, o: object) -> Tensor:
+        return binary("gt", self, o)
+
+    def __ge__(self, o: object) -> Tensor:
+        return binary("ge", self, o)
+
+    def __and__(self, o: Like) -> Tensor:
+        return binary("logical_and", self, o)
+
+    def __or__(self, o: Like) -> Tensor:
+        return binary("logical_or", self, o)
+
+    def __invert__(self) -> Tensor:
+        return emit("logical_not", self)
+
+    # -- shape ------------------------------------------------------------------------------------
+    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        from .shaping import reshape
+
+        return reshape(self, *shape)
+
+    def transpose(self, a: int = -2, b: int = -1) -> Tensor:
+        """Swaps two dims."""
+        from .shaping import swap
+
+        return swap(self, a, b)
+
+    def permute(self, *dims: int) -> Tensor:
+        from .shaping import permute
+
+        return permute(self, *dims)
+
+    @property
+    def T(self) -> Tensor:  # as in NumPy
+        return self.permute(*reversed(range(self.ndim)))
+
+    def to(self, dtype: object) -> Tensor:
+        """The same values in another dtype."""
+        want = dtype_of(dtype)
+        return self if want is self.dtype else emit("cast", self, dtype=want)
+
+    astype = to
+
+    def __getitem__(self, key: Any) -> Tensor:
+        from .shaping import getitem
+
+        return getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise fail(
+            UsageError,
+            "a tensor cannot be changed in place",
+            [("tensor", self.type)],
+            fix="make a new one: ts.where(mask, value, x), ts.concat, ts.scatter_add",
+        )
+
+    # -- reductions -------------------------------------------------------------------------------
+    def sum(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        from .functions import reduce
+
+        return reduce("sum", self, dim, keepdims)
+
+    def mean(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        from .functions import mean
+
+        return mean(self, dim, keepdims)
+
+    def max(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        from .functions import reduce
+
+        return reduce("max", self, dim, keepdims)
+
+    def min(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        from .functions import reduce
+
+        return reduce("min", self, dim, keepdims)
+
+
+# -- making and combining -------------------------------------------------------------------------
+def symbolic(node: Node, recorder: Recorder) -> Tensor:
+    t = Tensor(None, node.types[0])
+    t._node, t._recorder = node, recorder
+    return t
+
+
+def emit(op: str, *args: Tensor, **attrs: Any) -> Tensor:
+    """Applies one op: into the recording if there is one, at once otherwise."""
+    from . import record
+
+    recorder = record.current()
+    if recorder is not None:
+        return symbolic(recorder.builder(op, *map(recorder.node, args), **attrs), recorder)
+    return record.run_now(op, args, attrs)[0]
+
+
+def emit_many(op: str, *args: Tensor, **attrs: Any) -> list[Tensor]:
+    """Applies an op of several results."""
+    from . import record
+
+    recorder = record.current()
+    if recorder is not None:
+        node = recorder.builder(op, *map(recorder.node, args), **attrs)
+        count = range(len(node.types))
+        return [symbolic(recorder.builder("item", node, index=i), recorder) for i in count]
+    return record.run_now(op, args, attrs)
+
+
+def scalar(value: Scalar, dtype: DType, name: str = "number") -> Tensor:
+    return emit("full", dtype=dtype, shape=(), value=fitting(name, value, dtype))
+
+
+def tensor_like(value: object, like: Tensor, name: str = "tensor") -> Tensor:
+    """A Tensor of `value`; a Python number takes the dtype of `like` (float beats int)."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (bool, int, float)):
+        dtype = like.dtype
+        if isinstance(value, float) and not dtype.is_float:
+            dtype = f32
+        if not isinstance(value, bool) and dtype.kind == "bool":
+            dtype = int32 if isinstance(value, int) else f32
+        return scalar(value, dtype, name)
+    return as_tensor(value, name=name)
+
+
+def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tensor:
+    """A Tensor of host data (without a mesh), or the Tensor itself."""
+    if isinstance(value, Tensor):
+        return value if dtype is None else value.to(dtype)
+    if engine_array(value):
+        e = engine()
+        return Tensor(value, e.adopt(value, None))
+    x, want = host_array(value, dtype, name)
+    t = plain(want, x.shape)
+    made = Tensor(None, t)
+    made._pending = lambda: engine().place(x, made.type)
+    return made
+
+
+def engine_array(value: object) -> bool:
+    """Whether `value` is an array of the engine's; asking must not load the engine."""
+    return type(value).__module__.startswith("jax") and engine().is_array(value)
+
+
+def host_array(
+    value: object, dtype: object = None, name: str = "tensor"
+) -> tuple[np.ndarray[Any, Any], DType]:
+    """`value` as a NumPy array of a dtype that we have. Raises DTypeError where it would lose."""
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+        value = np.from_dlpack(value)
+    try:
+        x = np.asarray(value)
+    except ValueError:
+        raise fail(
+            ShapeError,
+            f"{name}: the nested lists are ragged",
+            [("data", shown(value))],
+            fix="give lists of one length at each depth",
+        ) from None
+    if not x.size:
+        raise fail(
+            ShapeError,
+            f"{name}: there are no elements in shape {x.shape}",
+            fix="every dim has at least one element",
+        )
+    if x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME:
+        raise fail(
+            DTypeError,
+            f"{name}: {shown(value)} holds no numbers of a dtype that is known",
+            [("NumPy's dtype", x.dtype)],
+            fix="give numbers, nested lists of numbers, or an array",
+        )
+    want = dtype_of(x.dtype if dtype is None else dtype)
+    if want.is_int and x.dtype.kind in "iu" and x.size and x.dtype != want.numpy:
+        info = np.iinfo(want.numpy.name)
+        if x.min() < info.min or x.max() > info.max:
+            raise fail(
+                DTypeError,
+                f"{name}: values from {x.min()} to {x.max()} do not fit {want}",
+                fix=f"keep them within {info.min} to {info.max}",
+            )
+    return x.astype(want.numpy, copy=False), want
+
+
+def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:
+    """Both as Tensors of one dtype."""
+    like = x if isinstance(x, Tensor) else y
+    if not isinstance(like, Tensor):
+        x = as_tensor(x, name=op)
+        like = x
+    a, b = tensor_like(x, like, op), tensor_like(y, like, op)
+    if a.dtype is not b.dtype:
+        want = promote(a.dtype, b.dtype)
+        a, b = a.to(want), b.to(want)
+    if op in ("div", "pow") and not a.dtype.is_float:
+        a, b = a.to(f32), b.to(f32)
+    return a, b
+
+
+def binary(op: str, x: object, y: object) -> Tensor:
+    a, b = matched(op, x, y)
+    return emit(op, a, b)
+
+
+__all__ = ["Like", "Made", "Scalar", "Tensor", "as_tensor", "binary", "emit", "emit_many", "scalar"]

@@ -1,0 +1,323 @@
+"""The functions of a transformer, as composites: softmax, norms, activations, attention, losses.
+
+None has a sharding or gradient rule of its own. Statistics and losses are computed in f32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..core.dtypes import f32
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..lang import functions as F
+from ..lang import random
+from ..lang.checks import number, probability, shown
+from ..lang.loop import blocked, scan, to_blocks
+from ..lang.tensor import Like, Tensor, as_tensor, scalar
+
+# Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
+# that a block's intermediates stay in cache.
+ROWS = 512
+
+
+def _wide(x: Like) -> Tensor:
+    t = as_tensor(x)
+    return t if t.dtype is f32 else t.to(f32)
+
+
+def softmax(x: Like, dim: int = -1) -> Tensor:
+    """exp(x) over its sum along `dim`, in f32, given back in the dtype of `x`."""
+    t = as_tensor(x)
+    w = _wide(t)
+    e = F.exp(w - F.stop_gradient(F.max(w, dim, True)))
+    # Times the reciprocal, not divided by a broadcast: compilers rewrite only one of the two,
+    # and differently for one device and for many.
+    return (e * (1.0 / F.sum(e, dim, True))).to(t.dtype)
+
+
+def log_softmax(x: Like, dim: int = -1) -> Tensor:
+    t = as_tensor(x)
+    w = _wide(t)
+    z = w - F.stop_gradient(F.max(w, dim, True))
+    return (z - F.log(F.sum(F.exp(z), dim, True))).to(t.dtype)
+
+
+def relu(x: Like) -> Tensor:
+    return F.maximum(x, 0.0)
+
+
+def silu(x: Like) -> Tensor:
+    t = as_tensor(x)
+    return t * F.sigmoid(t)
+
+
+def gelu(x: Like, approximate: str = "tanh") -> Tensor:
+    """Gaussian error linear unit (Hendrycks & Gimpel 2016); `approximate` is "tanh" or "none"."""
+    t = as_tensor(x)
+    if not isinstance(approximate, str) or approximate not in ("tanh", "none"):
+        raise fail(
+            UsageError, f"gelu: {shown(approximate)} is not known", fix='use "tanh" or "none"'
+        )
+    if approximate == "none":
+        return t * (0.5 * (1.0 + F.erf(t * (1.0 / math.sqrt(2.0)))))
+    inner = t * (math.sqrt(2.0 / math.pi) * (1.0 + 0.044715 * (t * t)))
+    # 0.5 (1 + tanh u) is the logistic function of 2u.
+    return t * F.sigmoid(2.0 * inner)
+
+
+def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight + bias`, with weight [in, out]."""
+    y = F.matmul(x, weight)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def layer_norm(
+    x: Like, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Zero mean and unit variance over the last dim (Ba et al. 2016)."""
+    t = as_tensor(x)
+    w = _wide(t)
+    c = w - F.mean(w, -1, True)
+    y = c * F.rsqrt(F.mean(c * c, -1, True) + eps)
+    return _scaled(y, weight, bias).to(t.dtype)
+
+
+def rms_norm(x: Like, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """Unit root mean square over the last dim (Zhang & Sennrich 2019)."""
+    t = as_tensor(x)
+    w = _wide(t)
+    return _scaled(w * F.rsqrt(F.mean(w * w, -1, True) + eps), weight, None).to(t.dtype)
+
+
+def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        y = y * _wide(weight)
+    return y if bias is None else y + _wide(bias)
+
+
+def embedding(ids: Like, table: Tensor) -> Tensor:
+    """Rows of `table` [vocab, d] by integer ids; an id outside gives zeros."""
+    return F.take(table, ids, 0)
+
+
+def dropout(x: Like, p: float, training: bool = True) -> Tensor:
+    """Zeroes elements with probability `p` and scales the rest by 1/(1-p)."""
+    t = as_tensor(x)
+    p = probability("dropout", p)
+    if not training or p == 0.0:
+        return t
+    keep = random.bernoulli(t.shape, 1.0 - p, like=t.type)
+    return F.where(keep, t * (1.0 / (1.0 - p)), 0.0)
+
+
+def rotary(x: Like, base: float = 10000.0, positions: Tensor | None = None) -> Tensor:
+    """Rotary position embedding of [..., S, D], halves rotated (Su et al. 2021); D is even."""
+    t = as_tensor(x)
+    if t.ndim < 2 or t.shape[-1] % 2:
+        raise fail(
+            ShapeError,
+            "rotary: the last dim is not even, or there is none before it",
+            [("x", t.type)],
+            fix="give [..., S, D] with an even D",
+        )
+    seq, d = t.shape[-2], t.shape[-1]
+    base = number("rotary", "base", base)
+    at = F.arange(seq, f32) if positions is None else positions.to(f32)
+    rate = F.exp(F.arange(d // 2, f32) * (-2.0 * math.log(base) / d))
+    angle = at.reshape(seq, 1) * rate.reshape(1, d // 2)
+    c, s = F.cos(angle).to(t.dtype), F.sin(angle).to(t.dtype)
+    a, b = F.split(t, 2, -1)
+    return F.concat([a * c - b * s, b * c + a * s], -1)
+
+
+def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """`(silu(x @ gate) * (x @ up)) @ down` (Shazeer 2020)."""
+    return F.matmul(silu(F.matmul(x, gate)) * F.matmul(x, up), down)
+
+
+def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = ROWS) -> Tensor:
+    """`fn` over the last dim of [..., d], in blocks of rows whose insides are not kept."""
+    lead = x.shape[:-1]
+    y = blocked(fn, x.reshape(-1, x.shape[-1]), rows=rows)
+    return y.reshape(*lead, y.shape[-1])
+
+
+def mlp(
+    x: Like,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: Callable[[Tensor], Tensor] = gelu,
+    rows: int = ROWS,
+) -> Tensor:
+    """`activation(x @ up + b) @ down + b` in blocks of rows: the hidden layer is never whole.
+
+    Its backward pass starts from each block's hidden layer before the activation.
+    """
+    t = as_tensor(x)
+    y = by_rows(lambda r: F.matmul(activation(F.keep(linear(r, up, up_bias))), down), t, rows)
+    return y if down_bias is None else y + down_bias.to(y.dtype)
+
+
+# -- attention ------------------------------------------------------------------------------------
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Scaled dot-product attention, all scores at once: q [..., H, S, D], k and v [..., G, T, D].
+
+    H is a multiple of G: each group of H/G query heads shares one key and value head (grouped-query
+    attention, Ainslie et al. 2023). Causal scores that are masked anyway are mostly not computed:
+    queries go in chunks, each with the keys it may see. Raises ShapeError.
+    """
+    q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
+    ranks = min(q.ndim, k.ndim, v.ndim) >= 3 and q.ndim == k.ndim == v.ndim
+    *lead, heads, seq, d = q.shape if ranks else (1, 1, 1)
+    groups, keys = k.shape[-3:-1] if ranks else (1, 1)
+    if (
+        not ranks
+        or heads % groups
+        or k.shape[:-3] != tuple(lead)
+        or k.shape[:-1] != v.shape[:-1]
+        or k.shape[-1] != d
+    ):
+        raise fail(
+            ShapeError,
+            "attention: the shapes of q, k and v do not fit",
+            [("q", q.type), ("k", k.type), ("v", v.type)],
+            fix="q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G",
+        )
+    shared = heads // groups
+    by = _lead(lead) + ("gh" if shared > 1 else "g")
+    to = _lead(lead) + "g"
+    grouped = q.reshape(*lead, groups, shared, seq, d) if shared > 1 else q
+    grouped = grouped * (1.0 / math.sqrt(d) if scale is None else scale)
+    outs = []
+    for start, stop in _chunks(seq) if causal and keys >= seq else [(0, seq)]:
+        seen = keys - seq + stop if causal else keys
+        part = F.einsum(f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :], k[..., :seen, :])
+        part = part.to(f32)
+        if causal:
+            rows = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
+            part = F.where(F.arange(seen).reshape(1, seen) <= rows, part, -1e30)
+        outs.append(_weighted(part, v[..., :seen, :], f"{by}st,{to}te->{by}se"))
+    return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
+
+
+def _weighted(scores: Tensor, v: Tensor, index: str) -> Tensor:
+    """softmax(scores) @ v, whose backward pass starts from the result and one number a row.
+
+    With o the result, P the probabilities and g the gradient of o, the gradient of the scores is
+    P * (g @ v.T - sum(g * o)) (FlashAttention, section 3.1): so o and the log of the row sums are
+    kept, and P follows from the scores in one pass.
+    """
+    fixed = F.stop_gradient(scores)
+    top = F.max(fixed, -1, True)
+    e = F.exp(fixed - top)
+    total = F.sum(e, -1, True)
+    # Normalised after the product: it has fewer elements than the scores.
+    out = F.einsum(index, e.to(v.dtype), F.stop_gradient(v)) * (1.0 / total).to(v.dtype)
+    out, log_total = F.keep(out), F.keep(top + F.log(total))
+    p = F.exp(scores - log_total)
+    return F.graft(out, F.einsum(index, p.to(v.dtype), v) - out * F.sum(p, -1, True).to(v.dtype))
+
+
+# Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs.
+CHUNK, CHUNKS = 64, 4
+
+
+def _chunks(seq: int) -> list[tuple[int, int]]:
+    count = max(n for n in range(1, CHUNKS + 1) if n == 1 or (seq % n == 0 and seq // n >= CHUNK))
+    size = seq // count
+    return [(i * size, (i + 1) * size) for i in range(count)]
+
+
+def _lead(lead: Any) -> str:
+    return "abcfijlm"[: len(lead)]
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    rows: int = 1,
+) -> Tensor:
+    """Attention over [B, H, S, D], `rows` sequences at a time: scores never exist for the batch.
+
+    The backward pass computes each block's scores again (the recomputation of FlashAttention, Dao
+    et al. 2022, at the grain of sequences).
+    """
+    q, k, v = map(as_tensor, (q, k, v))
+    if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
+        return attention(q, k, v, causal, scale)
+    return blocked(lambda a, b, c: attention(a, b, c, causal, scale), q, k, v, rows=rows)
+
+
+def by_sequences(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = 2) -> Tensor:
+    """`fn` of [B, S, d], `rows` sequences a device at a time, their insides not kept."""
+    return blocked(fn, x, rows=rows)
+
+
+# -- losses ---------------------------------------------------------------------------------------
+def _check_labels(name: str, what: str, x: Tensor, labels: Tensor) -> None:
+    if not labels.dtype.is_int:
+        raise fail(
+            DTypeError,
+            f"{name}: labels must be integers",
+            [("labels", labels.type)],
+            fix="cast them with .to(ts.int32)",
+        )
+    if not x.ndim or labels.shape != x.shape[:-1]:
+        raise fail(
+            ShapeError,
+            f"{name}: one label per row of {what} is needed",
+            [(what, x.type), ("labels", labels.type)],
+            fix=f"reshape labels to the shape of {what} without its last dim",
+        )
+
+
+def _nll(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
+    """The summed negative log-likelihood of the labels where `keep` is 1."""
+    w = _wide(logits)
+    z = w - F.stop_gradient(F.max(w, -1, True))
+    hit = F.arange(z.shape[-1]) == labels.reshape(*labels.shape, 1)
+    picked = F.sum(F.where(hit, z, 0.0), -1)
+    return F.sum((F.log(F.sum(F.exp(z), -1)) - picked) * keep)
+
+
+def cross_entropy(logits: Like, labels: Like, ignore_index: int = -100) -> Tensor:
+    """Mean negative log-likelihood (nats) of integer `labels` under `logits` [..., V], f32.
+
+    Rows labelled `ignore_index` count neither in the sum nor in the mean. Raises ShapeError,
+    DTypeError.
+    """
+    x, y = as_tensor(logits), as_tensor(labels)
+    _check_labels("cross_entropy", "logits", x, y)
+    keep = (y != ignore_index).to(f32)
+    return _nll(x, y, keep) / F.maximum(F.sum(keep), 1.0)
+
+
+def linear_cross_entropy(
+    x: Like, weight: Tensor, labels: Like, ignore_index: int = -100, rows: int = ROWS
+) -> Tensor:
+    """`cross_entropy(x @ weight, labels)` in blocks of rows: the logits are never whole.
+
+    Loss and gradient come from one loop, so each block's logits are computed once.
+    """
+    t, y = as_tensor(x), as_tensor(labels)
+    _check_labels("linear_cross_entropy", "x", t, y)
+    flat, y = t.reshape(-1, t.shape[-1]), y.reshape(-1)
+    keep = (y != ignore_index).to(f32)
+
+    def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
+        h, labels, keep = block
+        return total + _nll(F.matmul(h, weight), labels, keep), ()
+
+    blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
+    total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
+    mean: Tensor = total / F.maximum(F.sum(keep), 1.0)
+    return mean

@@ -1,0 +1,68 @@
+"""The small layers: linear, embedding, norms, dropout."""
+
+from __future__ import annotations
+
+import math
+
+from ..lang import random
+from ..lang.checks import number, probability, whole
+from ..lang.create import Init
+from ..lang.tensor import Tensor
+from . import functional as fn
+from .module import Module, Parameter
+
+
+def normal(std: float) -> Init:
+    """An initialiser: normal with standard deviation `std`."""
+    number("normal", "std", std)
+    return lambda shape: random.normal(shape, std=std)
+
+
+class Linear(Module):
+    """`x @ weight + bias`; weight [inputs, outputs], standard deviation 1/sqrt(inputs)."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, std: float | None = None):
+        inputs, outputs = (whole("Linear", "a size", n, 1) for n in (inputs, outputs))
+        self.weight = Parameter(inputs, outputs, init=normal(std or 1.0 / math.sqrt(inputs)))
+        self.bias = Parameter(outputs, init="zeros") if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """A row of `weight` [vocab, d] per id."""
+
+    def __init__(self, vocab: int, d: int, std: float = 0.02):
+        self.weight = Parameter(vocab, d, init=normal(std))
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return fn.embedding(ids, self.weight)
+
+
+class LayerNorm(Module):
+    def __init__(self, d: int, eps: float = 1e-5):
+        self.weight = Parameter(d, init="ones")
+        self.bias = Parameter(d, init="zeros")
+        self.eps = number(type(self).__name__, "eps", eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    def __init__(self, d: int, eps: float = 1e-6):
+        self.weight = Parameter(d, init="ones")
+        self.eps = number(type(self).__name__, "eps", eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.rms_norm(x, self.weight, self.eps)
+
+
+class Dropout(Module):
+    def __init__(self, p: float):
+        self.p = probability("Dropout", p)
+        self.training = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.dropout(x, self.p, self.training)

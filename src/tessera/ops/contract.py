@@ -1,0 +1,85 @@
+"""Sums of products: one op behind matmul, linear, einsum and every gradient of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import DTypeError, ShapeError, fail
+from ..core.layout import TensorType
+from .elementwise import NUMBER, need
+from .index import Index, contraction_flops, letter_sizes, parse_index, propagate
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+
+
+def index_of(ins: Sequence[TensorType], attrs: Attrs) -> Index:
+    return parse_index(attrs["index"], tuple(t.rank for t in ins))
+
+
+def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    need("contract", ins, NUMBER)
+    index = index_of(ins, attrs)
+    sizes: dict[str, int] = {}
+    for letters, t in zip(index.args, ins, strict=True):
+        for k, n in zip(letters, t.shape, strict=True):
+            if sizes.setdefault(k, n) != n:
+                raise fail(
+                    ShapeError,
+                    f"contract {attrs['index']!r}: sizes {sizes[k]} and {n} of dim {k!r} differ",
+                    [(f"arg {i}", t) for i, t in enumerate(ins)],
+                    fix="make the two dims equal",
+                )
+    if len({t.dtype for t in ins}) > 1:
+        raise fail(
+            DTypeError,
+            "contract: arguments have different dtypes",
+            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            fix="cast one of them with .to(dtype)",
+        )
+    return propagate("contract", index, ins, attrs.get("dtype", ins[0].dtype), linear="each")
+
+
+def _local(c: Call, *args: Array) -> Array:
+    index = index_of(c.ins, c.attrs)
+    return c.xp.contract(index.args, index.out, args, c.out.dtype)
+
+
+def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    index = index_of([a.type for a in n.args], n.attrs)
+    if g.type.dtype is not n.args[0].type.dtype:
+        g = b("cast", g, dtype=n.args[0].type.dtype)
+    sizes = letter_sizes("contract", index, [a.type for a in n.args])
+    out = []
+    for i, (arg, letters) in enumerate(zip(n.args, index.args, strict=True)):
+        others = [(a, x) for j, (a, x) in enumerate(zip(n.args, index.args, strict=True)) if j != i]
+        have = set(index.out).union(*(x for _, x in others))
+        # A letter of this argument alone was summed away: its gradient is the same along it.
+        kept = tuple(k for k in letters if k in have)
+        text = Index((index.out, *(x for _, x in others)), kept)
+        d = b("contract", g, *(a for a, _ in others), index=_spell(text), dtype=arg.type.dtype)
+        if kept != letters:
+            shape = tuple(sizes[k] if k in have else 1 for k in letters)
+            d = b("broadcast", b("reshape", d, shape=shape), shape=arg.type.shape)
+        out.append(d)
+    return out
+
+
+def _spell(index: Index) -> str:
+    """The index with every letter one character (`...` dims get fresh ones)."""
+    names = dict.fromkeys(k for group in (*index.args, index.out) for k in group)
+    free = iter(c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in names)
+    one = {k: k if len(k) == 1 else next(free) for k in names}
+    text = Index(
+        tuple(tuple(one[k] for k in arg) for arg in index.args), tuple(one[k] for k in index.out)
+    )
+    return text.text()
+
+
+def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    index = index_of(ins, attrs)
+    return contraction_flops(index, letter_sizes("contract", index, ins))
+
+
+contract = define(Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?"))
+MATMUL = "... m k, k n -> ... m n"
+BATCHED_MATMUL = "... m k, ... k n -> ... m n"

@@ -1,0 +1,120 @@
+"""Ops with structure: `scan` runs a body graph over the leading dim, `item` picks one result.
+
+`scan` is behind repeated layers (the carry is the activation, the weights are scanned over),
+behind blocked losses and MLPs (token blocks are scanned over, gradients are the carry), and behind
+attention in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import LayoutError, ShapeError, fail
+from ..core.layout import Factor, TensorType, dim_axes, same_type, without
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+
+
+def stacked(t: TensorType, length: int) -> TensorType:
+    """`length` values of type `t` along a new, unsplit leading dim."""
+    return t.with_dims(((Factor(length),), *t.dims))
+
+
+def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    body, length = attrs["body"], attrs["length"]
+    consts, carries = attrs["consts"], attrs["carries"]
+    inner = tuple(node.type for node in body.inputs)
+    outer = (
+        *inner[: consts + carries],
+        *(stacked(t, length) for t in inner[consts + carries :]),
+    )
+    if len(inner) != len(ins) or any(a.shape != t.shape for a, t in zip(outer, ins, strict=True)):
+        raise fail(
+            ShapeError,
+            f"scan: the body takes {len(inner)} values that do not fit the {len(ins)} given",
+            [("body", ", ".join(map(str, outer))), ("given", ", ".join(map(str, ins)))],
+            fix="scanned values carry the length as their first dim",
+        )
+    results = tuple(node.type for node in body.outputs)
+    for start, end in zip(inner[consts : consts + carries], results[:carries], strict=True):
+        if not same_type(start, end):
+            raise fail(
+                LayoutError,
+                "scan: the carry changes its type",
+                [("before", start), ("after", end)],
+                fix="redistribute the carry at the end of the body",
+            )
+    return Inferred(outer, (*results[:carries], *(stacked(t, length) for t in results[carries:])))
+
+
+def _scan_local(c: Call, *args: Array) -> tuple[Array, ...]:
+    body, consts, carries = c.attrs["body"], c.attrs["consts"], c.attrs["carries"]
+    fixed = args[:consts]
+
+    def step(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple[tuple[Array, ...], ...]:
+        out = c.run(body, (*fixed, *carry, *xs))
+        return tuple(out[:carries]), tuple(out[carries:])
+
+    start, xs = args[consts : consts + carries], args[consts + carries :]
+    end, ys = c.xp.scan(step, tuple(start), tuple(xs), c.attrs["length"], c.attrs["reverse"])
+    return (*end, *ys)
+
+
+def _scan_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    return int(attrs["length"] * attrs["body"].flops)
+
+
+# Its gradient is a pass of its own (passes/loops.py): it builds a second body.
+scan = define(
+    Op(
+        "scan",
+        _scan_rule,
+        _scan_local,
+        flops=_scan_flops,
+        attrs="body length consts carries reverse policy",
+    )
+)
+
+
+def _unstack_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    t = ins[0]
+    if not t.rank:
+        raise fail(ShapeError, "unstack: a scalar has no leading dim", [("x", t)])
+    want = t.with_dims((without(t.dims[0], dim_axes(t.dims[0]), t.sizes), *t.dims[1:]))
+    return Inferred((want,), (want.with_dims(want.dims[1:]),) * t.shape[0])
+
+
+def _unstack_local(c: Call, x: Array) -> tuple[Array, ...]:
+    shape = c.site.shape(c.ins[0])
+    parts = []
+    for i in range(shape[0]):
+        row = c.xp.slice(x, (i, *(0,) * (len(shape) - 1)), (i + 1, *shape[1:]), (1,) * len(shape))
+        parts.append(c.xp.reshape(row, shape[1:]))
+    return tuple(parts)
+
+
+def _unstack_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
+    t = n.types[0]
+    rows = []
+    for g in gs if isinstance(gs, list) else [gs]:
+        if g is None:
+            g = b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=t)
+        rows.append(b("reshape", g, shape=(1, *t.shape)))
+    return [b("concat", *rows, dim=0) if len(rows) > 1 else rows[0]]
+
+
+# The rows of the leading dim as results of their own: a stack of layers' weights taken apart.
+unstack = define(
+    Op("unstack", _unstack_rule, _unstack_local, _unstack_grad, flops=lambda ins, outs, attrs: 0)
+)
+
+
+def _item_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (ins[attrs["index"]],))
+
+
+def _item_local(c: Call, *results: Array) -> Any:
+    return results[c.attrs["index"]]
+
+
+item = define(Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, attrs="index"))

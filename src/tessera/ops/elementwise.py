@@ -1,0 +1,341 @@
+"""Ops that compute each element from the elements at the same place, with NumPy's broadcasting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.dtypes import DType, bool_, promote
+from ..core.errors import DTypeError, LayoutError, ShapeError, fail
+from ..core.layout import TensorType, dim_axes, plain
+from ..core.mesh import Mesh
+from .index import elementwise_index, propagate
+from .op import OPS, Array, Attrs, Build, Call, Grad, Inferred, Op, Rule, define
+
+
+def need(name: str, ins: Sequence[TensorType], kinds: tuple[str, ...]) -> None:
+    """Raises DTypeError unless every argument's dtype is of one of `kinds`."""
+    if any(t.dtype.kind not in kinds for t in ins):
+        raise fail(
+            DTypeError,
+            f"{name}: takes {' or '.join(kinds)} tensors",
+            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            fix=f"cast with .to(ts.{'f32' if 'float' in kinds else 'int32'})",
+        )
+
+
+NUMBER = ("float", "int", "uint")
+ANY = (*NUMBER, "bool")
+
+
+def _rule(
+    name: str,
+    kinds: tuple[str, ...],
+    result: Callable[[tuple[TensorType, ...]], DType],
+    linear: str,
+) -> Rule:
+    def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+        need(name, ins, kinds)
+        if len({t.dtype for t in ins}) > 1:
+            raise fail(
+                DTypeError,
+                f"{name}: arguments have different dtypes",
+                [(f"arg {i}", t) for i, t in enumerate(ins)],
+                fix="cast one of them with .to(dtype)",
+            )
+        index = elementwise_index(tuple(t.rank for t in ins))
+        return propagate(name, index, ins, result(ins), linear=linear)
+
+    return rule
+
+
+def unbroadcast(b: Build, g: Any, to: TensorType) -> Any:
+    """Sums `g` over the dims along which a value of type `to` was broadcast."""
+    if g.type.shape == to.shape:
+        return g
+    extra = g.type.rank - to.rank
+    dims = (
+        *range(extra),
+        *(i + extra for i, n in enumerate(to.shape) if n == 1 and g.type.shape[i + extra] != 1),
+    )
+    if dims:
+        g = b("sum", g, dims=dims)
+    return g if g.type.shape == to.shape else b("reshape", g, shape=to.shape)
+
+
+def _same(ins: tuple[TensorType, ...]) -> DType:
+    return ins[0].dtype
+
+
+def _bool(ins: tuple[TensorType, ...]) -> DType:
+    return bool_
+
+
+def unary(
+    name: str, grad: Grad | None, linear: str = "", kinds: tuple[str, ...] = ("float",)
+) -> Op:
+    def local(c: Call, x: Array) -> Array:
+        return getattr(c.xp, name)(x)
+
+    result = _bool if name in ("isfinite", "logical_not") else _same
+    return define(Op(name, _rule(name, kinds, result, linear), local, grad))
+
+
+def binary(
+    name: str,
+    grad: Grad | None,
+    linear: str = "",
+    kinds: tuple[str, ...] = NUMBER,
+    result: Callable[[tuple[TensorType, ...]], DType] = _same,
+) -> Op:
+    def local(c: Call, x: Array, y: Array) -> Array:
+        return getattr(c.xp, name)(x, y)
+
+    def both(b: Build, node: Any, g: Any) -> Sequence[Any]:
+        assert grad is not None
+        return [
+            None if part is None else unbroadcast(b, part, arg.type)
+            for part, arg in zip(grad(b, node, g), node.args, strict=True)
+        ]
+
+    return define(Op(name, _rule(name, kinds, result, linear), local, grad and both))
+
+
+def const(b: Build, like: Any, value: float) -> Any:
+    """A scalar of the dtype of `like`."""
+    return b("full", dtype=like.type.dtype, shape=(), value=value)
+
+
+neg = unary("neg", lambda b, n, g: [b("neg", g)], "each", NUMBER)
+exp = unary("exp", lambda b, n, g: [b("mul", g, n)])
+log = unary("log", lambda b, n, g: [b("div", g, n.args[0])])
+sqrt = unary("sqrt", lambda b, n, g: [b("div", b("mul", g, const(b, n, 0.5)), n)])
+rsqrt = unary(
+    "rsqrt",
+    lambda b, n, g: [b("mul", b("mul", g, const(b, n, -0.5)), b("mul", n, b("mul", n, n)))],
+)
+tanh = unary("tanh", lambda b, n, g: [b("mul", g, b("sub", const(b, n, 1.0), b("mul", n, n)))])
+sigmoid = unary(
+    "sigmoid",
+    lambda b, n, g: [b("mul", g, b("mul", n, b("sub", const(b, n, 1.0), n)))],
+)
+sin = unary("sin", lambda b, n, g: [b("mul", g, b("cos", n.args[0]))])
+cos = unary("cos", lambda b, n, g: [b("neg", b("mul", g, b("sin", n.args[0])))])
+
+
+def _erf_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    x = n.args[0]
+    slope = b("mul", b("exp", b("neg", b("mul", x, x))), const(b, n, 2.0 / math.sqrt(math.pi)))
+    return [b("mul", g, slope)]
+
+
+erf = unary("erf", _erf_grad)
+abs_ = unary("abs", lambda b, n, g: [b("mul", g, b("sign", n.args[0]))], "", NUMBER)
+sign = unary("sign", lambda b, n, g: [None], "", NUMBER)
+floor = unary("floor", lambda b, n, g: [None])
+isfinite = unary("isfinite", None)
+logical_not = unary("logical_not", None, "", ("bool",))
+stop_gradient = define(
+    Op(
+        "stop_gradient",
+        _rule("stop_gradient", ANY, _same, "moves"),
+        lambda c, x: x,
+        lambda b, n, g: [None],
+        flops=lambda ins, outs, attrs: 0,
+    )
+)
+
+# The same value, marked: a loop that computes its insides again keeps this one (passes/loops.py).
+keep = define(
+    Op(
+        "keep",
+        _rule("keep", ANY, _same, "moves"),
+        lambda c, x: x,
+        lambda b, n, g: [g],
+        flops=lambda ins, outs, attrs: 0,
+    )
+)
+
+# The first argument's value with the second's gradient. The second is not computed for its value.
+graft = define(
+    Op(
+        "graft",
+        _rule("graft", ("float",), _same, ""),
+        lambda c, value, path: value,
+        lambda b, n, g: [None, g],
+        flops=lambda ins, outs, attrs: 0,
+    )
+)
+
+add = binary("add", lambda b, n, g: [g, g], "joint")
+sub = binary("sub", lambda b, n, g: [g, b("neg", g)], "joint")
+mul = binary("mul", lambda b, n, g: [b("mul", g, n.args[1]), b("mul", g, n.args[0])], "each")
+
+
+def _div_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    # Linear in the numerator alone: a partial denominator must be completed first.
+    done = (ins[0], ins[1].complete())
+    return _each_div(done, attrs)
+
+
+_each_div = _rule("div", ("float",), _same, "each")
+
+
+def _div_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    x, y = n.args
+    gx = b("div", g, y)
+    return [unbroadcast(b, gx, x.type), unbroadcast(b, b("neg", b("mul", gx, n)), y.type)]
+
+
+div = define(Op("div", _div_rule, lambda c, x, y: c.xp.div(x, y), _div_grad))
+
+
+def _pow_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    x, y = n.args
+    slope = b("mul", y, b("pow", x, b("sub", y, const(b, y, 1.0))))
+    # log of the base where it is positive; elsewhere the exponent's gradient is taken as zero
+    positive = b("gt", x, const(b, x, 0.0))
+    base = b("where", positive, x, const(b, x, 1.0))
+    return [b("mul", g, slope), b("mul", g, b("mul", n, b("log", base)))]
+
+
+pow_ = binary("pow", _pow_grad, "", ("float",))
+
+
+def _pick_grad(compare: str) -> Grad:
+    def grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+        # Equal arguments share the gradient, as in the mean of the two one-sided slopes.
+        x, y = n.args
+        zero, half = const(b, g, 0.0), b("mul", g, const(b, g, 0.5))
+        tie = b("eq", x, y)
+        first = b("where", b(compare, x, y), g, zero)
+        second = b("where", b(compare, y, x), g, zero)
+        return [b("where", tie, half, first), b("where", tie, half, second)]
+
+    return grad
+
+
+maximum = binary("maximum", _pick_grad("gt"))
+minimum = binary("minimum", _pick_grad("lt"))
+mod = binary("mod", lambda b, n, g: [g, b("neg", b("mul", g, b("floordiv", *n.args)))])
+floordiv = binary("floordiv", lambda b, n, g: [None, None])
+for _name in ("eq", "ne"):
+    binary(_name, None, kinds=ANY, result=_bool)
+for _name in ("lt", "le", "gt", "ge"):
+    binary(_name, None, result=_bool)
+for _name in ("logical_and", "logical_or", "logical_xor"):
+    binary(_name, None, kinds=("bool",), result=_bool)
+for _name in ("bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"):
+    binary(_name, None, kinds=("uint", "int"))
+
+
+def _where_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    need("where (condition)", ins[:1], ("bool",))
+    if ins[1].dtype is not ins[2].dtype:
+        raise fail(
+            DTypeError,
+            "where: the two choices have different dtypes",
+            [("if true", ins[1]), ("if false", ins[2])],
+            fix="cast one of them with .to(dtype)",
+        )
+    index = elementwise_index(tuple(t.rank for t in ins))
+    partial = tuple(p for p in ins[1].partial if p in ins[2].partial and p[1] == "sum")
+    ins = (ins[0].complete(), ins[1].with_partial(partial), ins[2].with_partial(partial))
+    got = propagate("where", index, tuple(t.complete() for t in ins), ins[1].dtype)
+    free = tuple(p for p in partial if not any(p[0] in dim_axes(d) for d in got.outs[0].dims))
+    wants = (got.wants[0], got.wants[1].with_partial(free), got.wants[2].with_partial(free))
+    return Inferred(wants, (got.outs[0].with_partial(free),))
+
+
+def _where_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    pick, x, y = n.args
+    zero = const(b, g, 0.0)
+    return [
+        None,
+        unbroadcast(b, b("where", pick, g, zero), x.type),
+        unbroadcast(b, b("where", pick, zero, g), y.type),
+    ]
+
+
+where = define(Op("where", _where_rule, lambda c, p, x, y: c.xp.where(p, x, y), _where_grad))
+
+
+def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    src, dtype = ins[0], attrs["dtype"]
+    # Widening keeps every value, so a sum may be completed after it; narrowing does not.
+    widens = src.dtype.is_float and dtype.is_float and promote(src.dtype, dtype) is dtype
+    src = src if widens and all(k == "sum" for _, k in src.partial) else src.complete()
+    return Inferred((src,), (src.with_dtype(dtype),))
+
+
+def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    src = n.args[0].type.dtype
+    return [b("cast", g, dtype=src) if src.is_float else None]
+
+
+cast = define(
+    Op("cast", _cast_rule, lambda c, x: c.xp.cast(x, c.out.dtype), _cast_grad,
+       flops=lambda ins, outs, attrs: 0, attrs="dtype")
+)  # fmt: skip
+
+
+def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorType:
+    """The type of a value that is made from nothing: `shape`, in the layout that `attrs` wish."""
+    shape, layout = tuple(attrs["shape"]), attrs.get("layout")
+    if not isinstance(layout, TensorType):
+        return plain(dtype, shape, mesh)
+    if layout.shape != shape:
+        raise fail(
+            ShapeError,
+            f"{name}: the layout is not one of shape {shape}",
+            [("layout", layout)],
+            fix="leave layout= out, or give both the same shape",
+        )
+    if any(kind == "sum" for _, kind in layout.partial) and attrs.get("value") != 0:
+        raise fail(
+            LayoutError,
+            f"{name}: only zero can be made as a sum still to be completed",
+            [("layout", layout)],
+            fix="make it complete, then redistribute it",
+        )
+    return layout.with_dtype(dtype)
+
+
+def _full_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred((), (created("full", attrs["dtype"], attrs, None),))
+
+
+full = define(
+    Op(
+        "full",
+        _full_rule,
+        lambda c: c.xp.full(c.shape, c.attrs["value"], c.out.dtype),
+        flops=lambda ins, outs, attrs: 0,
+        creates=True,
+        attrs="dtype shape value layout?",
+    )
+)
+
+
+def _iota_local(c: Call) -> Array:
+    dim = c.attrs["dim"]
+    shape = [1] * len(c.shape)
+    shape[dim] = c.shape[dim]
+    line = c.xp.reshape(c.xp.cast(c.site.index(c.out, dim), c.out.dtype), tuple(shape))
+    return c.xp.broadcast(line, c.shape)
+
+
+iota = define(
+    Op(
+        "iota",
+        _full_rule,
+        _iota_local,
+        flops=lambda ins, outs, attrs: 0,
+        creates=True,
+        attrs="dtype shape dim layout?",
+    )
+)
+
+# Ops whose every element depends on the elements at the same place alone.
+POINTWISE = frozenset(OPS) - {"full", "iota", "stop_gradient", "keep", "graft"}

@@ -1,0 +1,228 @@
+"""What do an index string and the arguments' layouts say about the result's layout?
+
+In `"... m k, k n -> ... m n"` a letter names a dim. Letters that two arguments share must be split
+the same way; a letter that is missing from the result is reduced, and where it was split over an
+axis the result is partial over that axis. Where two letters want one axis, the one that stands
+further left in the result keeps it (so a batch stays split and a weight is gathered).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..core.dtypes import DType
+from ..core.errors import MeshError, ShapeError, fail
+from ..core.layout import Dim, Factor, Partial, TensorType, dim_axes, ways, without
+from ..core.mesh import Mesh
+from .op import Inferred
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A parsed index string: the letters of each argument and of the result."""
+
+    args: tuple[tuple[str, ...], ...]
+    out: tuple[str, ...]
+
+    @property
+    def reduced(self) -> tuple[str, ...]:
+        kept = set(self.out)
+        return tuple(dict.fromkeys(k for arg in self.args for k in arg if k not in kept))
+
+    def text(self) -> str:
+        return ", ".join(map(" ".join, self.args)) + " -> " + " ".join(self.out)
+
+
+@lru_cache(maxsize=4096)
+def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
+    """Reads an index string for arguments of these ranks, writing out each `...`.
+
+    Letters are single characters, with or without blanks between. Raises ShapeError.
+    """
+    left, arrow, right = text.partition("->")
+    args = [_letters(part) for part in left.split(",")]
+    if not arrow or len(args) != len(ranks):
+        raise fail(
+            ShapeError,
+            f"einsum: {text!r} is for {len(args)} arguments, got {len(ranks)}",
+            fix="write one group of letters per argument, then -> and the result's letters",
+        )
+    extra = max(
+        (r - (len(a) - 1) for a, r in zip(args, ranks, strict=True) if "..." in a), default=0
+    )
+    filler = tuple(f"_{i}" for i in range(extra))
+    full: list[tuple[str, ...]] = []
+    for letters, rank in zip(args, ranks, strict=True):
+        if "..." in letters:
+            n = rank - (len(letters) - 1)
+            at = letters.index("...")
+            letters = [*letters[:at], *(filler[extra - n :] if n >= 0 else ()), *letters[at + 1 :]]
+        if len(letters) != rank:
+            raise fail(
+                ShapeError,
+                f"einsum: {text!r} names {len(letters)} dims of an argument with {rank}",
+                fix="name each dim once, or use ... for leading dims",
+            )
+        full.append(tuple(letters))
+    out = _letters(right)
+    if "..." in out:
+        at = out.index("...")
+        out = [*out[:at], *filler, *out[at + 1 :]]
+    known = {k for arg in full for k in arg}
+    lost = [k for k in out if k not in known]
+    twice = [k for arg in (*full, tuple(out)) for k in set(arg) if arg.count(k) > 1]
+    if lost or twice:
+        what = (
+            f"result letter {lost[0]!r} is in no argument" if lost else f"{twice[0]!r} stands twice"
+        )
+        raise fail(ShapeError, f"einsum: {text!r}: {what}", fix="each letter once per group")
+    return Index(tuple(full), tuple(out))
+
+
+def _letters(part: str) -> list[str]:
+    out: list[str] = []
+    rest = part.strip()
+    while rest:
+        if rest.startswith("..."):
+            out.append("...")
+            rest = rest[3:]
+        else:
+            if not rest[0].isspace():
+                out.append(rest[0])
+            rest = rest[1:]
+    return out
+
+
+@lru_cache(maxsize=4096)
+def elementwise_index(ranks: tuple[int, ...]) -> Index:
+    """The index of an elementwise op: right-aligned dims share their letters."""
+    rank = max(ranks, default=0)
+    letters = tuple(f"_{i}" for i in range(rank))
+    return Index(tuple(letters[rank - r :] for r in ranks), letters)
+
+
+def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
+    """The mesh of the arguments; one without a mesh goes anywhere. Raises MeshError."""
+    mesh: Mesh | None = None
+    for t in ins:
+        if t.mesh is None or t.mesh is mesh:
+            continue
+        if mesh is not None and t.mesh != mesh:
+            raise fail(
+                MeshError,
+                f"{name}: arguments are on different meshes",
+                [(f"arg {i}", f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}")
+                 for i, t in enumerate(ins)],
+                fix="build all of them on one mesh",
+            )  # fmt: skip
+        mesh = t.mesh
+    return mesh
+
+
+def letter_sizes(name: str, index: Index, ins: Sequence[TensorType]) -> dict[str, int]:
+    """The size of every letter; 1 broadcasts. Raises ShapeError where two sizes differ."""
+    sizes: dict[str, int] = {}
+    for letters, t in zip(index.args, ins, strict=True):
+        for k, n in zip(letters, t.shape, strict=True):
+            have = sizes.get(k, 1)
+            if n != have and n != 1 and have != 1:
+                which = f" of {k!r}" if not k.startswith("_") else ""
+                raise fail(
+                    ShapeError,
+                    f"{name}: sizes {have} and {n}{which} do not match",
+                    [(f"arg {i}", t) for i, t in enumerate(ins)],
+                    fix="make the dims equal, or one of them 1",
+                )
+            sizes[k] = max(n, have)
+    return sizes
+
+
+def propagate(
+    name: str,
+    index: Index,
+    ins: tuple[TensorType, ...],
+    dtype: DType,
+    *,
+    linear: str = "",
+    reduce: str = "sum",
+    whole: frozenset[str] = frozenset(),
+) -> Inferred:
+    """Layouts through an index: what each argument must have, and what comes out.
+
+    `linear` says how partial sums pass: "" not at all, "each" through any one argument (the op is
+    multilinear), "joint" when all arguments are partial together, "moves" for every kind of
+    partial (the op only moves elements). `reduce` is the kind over reduced letters. `whole` are
+    letters that must not be split.
+    """
+    mesh = common_mesh(name, ins)
+    sizes = letter_sizes(name, index, ins)
+    if mesh is None:
+        # Nothing can be split, so the general case below would choose exactly this.
+        outs = (TensorType(dtype, tuple((Factor(sizes[k]),) for k in index.out)),)
+        return Inferred(ins, outs)
+    axis_sizes = mesh.sizes
+    chosen: dict[str, Dim] = {}
+    used: set[str] = set()
+    for k in (*index.out, *index.reduced):
+        best: Dim = ((Factor(sizes[k])),)
+        score = (1, 0)
+        for letters, t in zip(index.args, ins, strict=True):
+            if k not in letters or k in whole:
+                continue
+            dim = t.dims[letters.index(k)]
+            if t.shape[letters.index(k)] != sizes[k]:
+                continue
+            dim = without(dim, used, axis_sizes)
+            n = (ways(dim_axes(dim), axis_sizes), t.nbytes)
+            if n > score and n[0] > 1:
+                best, score = dim, n
+        chosen[k] = best
+        used.update(dim_axes(best))
+    partial = _passing(ins, used, linear)
+    wants = []
+    for letters, t in zip(index.args, ins, strict=True):
+        dims = tuple(
+            chosen[k] if n == sizes[k] else (Factor(1),)
+            for k, n in zip(letters, t.shape, strict=True)
+        )
+        keep = tuple(p for p in t.partial if p in partial)
+        wants.append(TensorType(t.dtype, dims, keep, mesh))
+    gone = [(a, reduce) for k in index.reduced for a in dim_axes(chosen[k])]
+    out = TensorType(dtype, tuple(chosen[k] for k in index.out), (*partial, *gone), mesh)
+    dropped = set(index.reduced)
+    reduces = tuple(
+        (i, d, reduce)
+        for i, letters in enumerate(index.args)
+        for d, k in enumerate(letters)
+        if k in dropped and d in wants[i].padded_dims
+    )
+    return Inferred(tuple(wants), (out,), reduces)
+
+
+def _passing(ins: tuple[TensorType, ...], used: set[str], linear: str) -> Partial:
+    """The partials that go through: on axes that nothing is split over, as `linear` allows."""
+    if not linear:
+        return ()
+    out = []
+    for p in dict.fromkeys(p for t in ins for p in t.partial):
+        holders = [t for t in ins if p in t.partial]
+        if p[0] in used or (p[1] != "sum" and linear != "moves"):
+            continue
+        if (linear == "each" and len(holders) == 1) or len(holders) == len(ins):
+            if linear == "each" and len(holders) > 1:
+                continue
+            out.append(p)
+    if linear == "each" and out:
+        # One argument only: a product of two partial sums is not the sum of their products.
+        first = next(t for t in ins if any(p in t.partial for p in out))
+        out = [p for p in out if p in first.partial]
+    return tuple(out)
+
+
+def contraction_flops(index: Index, sizes: Mapping[str, int]) -> int:
+    """Multiply-adds count two: 2 · the product of all letters' sizes."""
+    letters = {k for arg in index.args for k in arg}
+    return 2 * math.prod(sizes[k] for k in letters)

@@ -1,0 +1,252 @@
+"""Ops that move elements and change none: reshape, transpose, broadcast, slice, pad, concat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import DTypeError, ShapeError, fail
+from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
+from .elementwise import unbroadcast
+from .index import Index, common_mesh, propagate
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+
+
+def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    return 0
+
+
+def _reshape_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    shape = tuple(attrs["shape"])
+    if math.prod(shape) != ins[0].size:
+        raise fail(
+            ShapeError,
+            f"reshape: {ins[0].size} elements do not fit shape {shape}",
+            [("x", ins[0])],
+            fix="keep the number of elements, or give one dim as -1",
+        )
+    want, out = ins[0].before_reshape(shape)
+    return Inferred((want,), (out,))
+
+
+reshape = define(
+    Op(
+        "reshape",
+        _reshape_rule,
+        lambda c, x: c.xp.reshape(x, c.shape),
+        lambda b, n, g: [b("reshape", g, shape=n.args[0].type.shape)],
+        flops=_free,
+        attrs="shape",
+    )
+)
+
+
+def _transpose_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    perm = tuple(attrs["perm"])
+    if sorted(perm) != list(range(ins[0].rank)):
+        raise fail(
+            ShapeError,
+            f"transpose: {perm} is not an order of {ins[0].rank} dims",
+            [("x", ins[0])],
+            fix="name each dim once",
+        )
+    return Inferred((ins[0],), (ins[0].with_dims(ins[0].dims[p] for p in perm),))
+
+
+def _transpose_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    perm = n.attrs["perm"]
+    return [b("transpose", g, perm=tuple(sorted(range(len(perm)), key=lambda i: perm[i])))]
+
+
+transpose = define(
+    Op("transpose", _transpose_rule, lambda c, x: c.xp.transpose(x, tuple(c.attrs["perm"])),
+       _transpose_grad, flops=_free, attrs="perm")
+)  # fmt: skip
+
+
+def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    shape, t, layout = tuple(attrs["shape"]), ins[0], attrs.get("layout")
+    extra = len(shape) - t.rank
+    if extra < 0 or any(n not in (1, m) for n, m in zip(t.shape, shape[extra:])):
+        raise fail(
+            ShapeError,
+            f"broadcast: {t.shape} does not broadcast to {shape}",
+            [("x", t)],
+            fix="a dim broadcasts from 1, and new dims stand first",
+        )
+    grows = [n != m for n, m in zip(t.shape, shape[extra:])]
+    # One element that lies on one device (1@dp) must be everywhere before it is repeated.
+    t = t.with_dims((Factor(1),) if grow else d for d, grow in zip(t.dims, grows))
+    fresh: list[Dim] = [(Factor(n),) for n in shape]
+    if isinstance(layout, TensorType):
+        if layout.shape != shape:
+            raise fail(
+                ShapeError,
+                f"broadcast: the layout is not one of shape {shape}",
+                [("x", t), ("layout", layout)],
+                fix="leave layout= out, or give both the same shape",
+            )
+        t = t.on(common_mesh("broadcast", (t, layout)))
+        # Each device repeats what it holds, so only axes that x leaves free can split the copies.
+        taken = (*t.split_axes, *t.partial_axes)
+        fresh = [without(d, taken, layout.sizes) for d in layout.dims]
+    kept = (new if grow else d for d, grow, new in zip(t.dims, grows, fresh[extra:]))
+    return Inferred((t,), (t.with_dims((*fresh[:extra], *kept)),))
+
+
+# `layout` says how the dims that x lacks are split; its other dims lie as they do in x.
+broadcast = define(
+    Op("broadcast", _broadcast_rule, lambda c, x: c.xp.broadcast(x, c.shape),
+       lambda b, n, g: [unbroadcast(b, g, n.args[0].type)], flops=_free,
+       attrs="shape layout?")
+)  # fmt: skip
+
+
+def _digit_slice(t: TensorType, dim: int, start: int, stop: int) -> Dim | None:
+    """The dim that remains of `dim` when [start, stop) falls on whole leading local digits."""
+    run = t.digits(dim)
+    if not run or run[0].axes:
+        return None
+    below = math.prod(d.size for d in run[1:])
+    if start % below or stop % below:
+        return None
+    kept = (stop - start) // below
+    return grouped([Digit(kept, (), kept), *run[1:]])
+
+
+def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    t = ins[0]
+    wants, outs = list(t.dims), list(t.dims)
+    rows = zip(attrs["starts"], attrs["stops"], attrs["steps"], t.shape, strict=True)
+    for i, (start, stop, step, n) in enumerate(rows):
+        if not (0 <= start < stop <= n and step >= 1):
+            raise fail(
+                ShapeError,
+                f"slice: {start}:{stop}:{step} selects nothing of dim {i} with size {n}",
+                [("x", t)],
+                fix=f"stay inside 0:{n}",
+            )
+        if (start, stop, step) == (0, n, 1):
+            continue
+        kept = _digit_slice(t, i, start, stop) if step == 1 else None
+        if kept is None:
+            wants[i] = without(t.dims[i], dim_axes(t.dims[i]), t.sizes)
+            kept = (Factor(-(-(stop - start) // step)),)
+        outs[i] = kept
+    return Inferred((t.with_dims(wants),), (t.with_dims(outs),))
+
+
+def _scaled(c: Call, dim: int, at: int, of: TensorType) -> int:
+    """A place in the global dim as a place in the local one (it lies on a whole digit)."""
+    n, here = of.shape[dim], c.site.shape(of)[dim]
+    return at if n == here else at * here // n
+
+
+def _slice_local(c: Call, x: Array) -> Array:
+    t = c.ins[0]
+    starts = tuple(_scaled(c, i, s, t) for i, s in enumerate(c.attrs["starts"]))
+    stops = tuple(
+        s + (c.shape[i] - 1) * step + 1
+        for i, (s, step) in enumerate(zip(starts, c.attrs["steps"], strict=True))
+    )
+    return c.xp.slice(x, starts, stops, tuple(c.attrs["steps"]))
+
+
+def _slice_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    starts, steps = n.attrs["starts"], n.attrs["steps"]
+    shape = n.args[0].type.shape
+    return [b("pad", g, starts=starts, steps=steps, shape=shape)]
+
+
+slice_ = define(
+    Op("slice", _slice_rule, _slice_local, _slice_grad, flops=_free, attrs="starts stops steps")
+)
+
+
+def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    t, shape = ins[0], attrs["shape"]
+    wants, outs = list(t.dims), list(t.dims)
+    for i, (start, step, n) in enumerate(zip(attrs["starts"], attrs["steps"], shape, strict=True)):
+        if start == 0 and step == 1 and n == t.shape[i]:
+            continue
+        run = t.digits(i)
+        lead = run[0] if run and not run[0].axes else Digit(1)
+        rest = run[1:] if run and not run[0].axes else run
+        below = math.prod(d.size for d in rest)
+        if step == 1 and below > 1 and start % below == 0 and n % below == 0:
+            # The place that slice took its digits from: (3·1024@tp) from 1024@tp.
+            outs[i] = grouped([Digit(n // below, (), n // below), *rest])
+        else:
+            wants[i] = without(t.dims[i], dim_axes(t.dims[i]), t.sizes)
+            outs[i] = (Factor(n),)
+        assert lead.size * below == t.shape[i]
+    sums = tuple(p for p in t.partial if p[1] == "sum")  # zeros are no identity of max or min
+    want, out = t.with_dims(wants).with_partial(sums), t.with_dims(outs).with_partial(sums)
+    return Inferred((want,), (out,))
+
+
+def _pad_local(c: Call, x: Array) -> Array:
+    starts = tuple(_scaled(c, i, s, c.out) for i, s in enumerate(c.attrs["starts"]))
+    return c.xp.pad(x, starts, tuple(c.attrs["steps"]), c.shape)
+
+
+def _pad_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    starts, steps, inner = n.attrs["starts"], n.attrs["steps"], n.args[0].type.shape
+    stops = tuple(s + (m - 1) * k + 1 for s, k, m in zip(starts, steps, inner, strict=True))
+    return [b("slice", g, starts=starts, stops=stops, steps=steps)]
+
+
+# Places x inside zeros of `shape`: element i of a dim goes to start + i · step.
+pad = define(Op("pad", _pad_rule, _pad_local, _pad_grad, flops=_free, attrs="starts steps shape"))
+
+
+def _with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
+    return t.with_dims((*t.dims[:dim], new, *t.dims[dim + 1 :]))
+
+
+def _concat_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    dim, first = attrs["dim"], ins[0]
+    for i, t in enumerate(ins):
+        same = t.rank == first.rank and all(
+            a == b for d, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if d != dim
+        )
+        if not same or t.dtype is not first.dtype:
+            raise fail(
+                ShapeError if not same else DTypeError,
+                f"concat: argument {i} does not fit along dim {dim}",
+                [("arg 0", first), (f"arg {i}", t)],
+                fix="all other dims and the dtype must be equal",
+            )
+    common_mesh("concat", ins)
+    letters = tuple(f"_{d}" for d in range(first.rank))
+    index = Index((letters,) * len(ins), letters)
+    if len({t.shape[dim] for t in ins}) == 1:
+        # Equal parts with split digits below: k parts of 1024@tp are (k·1024@tp).
+        got = propagate("concat", index, ins, first.dtype, linear="joint")
+        t, k = got.outs[0], len(ins)
+        joined = grouped([Digit(k, (), k), *t.digits(dim)])
+        return Inferred(got.wants, (_with_dim(t, dim, joined),))
+    one = tuple(_with_dim(t, dim, (Factor(1),)) for t in ins)
+    got = propagate("concat", index, one, first.dtype, linear="joint")
+    wants = tuple(
+        _with_dim(w, dim, (Factor(t.shape[dim]),)) for w, t in zip(got.wants, ins, strict=True)
+    )
+    size = sum(t.shape[dim] for t in ins)
+    return Inferred(wants, (_with_dim(got.outs[0], dim, (Factor(size),)),))
+
+
+def _concat_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    dim, at, out = n.attrs["dim"], 0, []
+    for x in n.args:
+        starts = tuple(at if i == dim else 0 for i in range(x.type.rank))
+        stops = tuple(s + m for s, m in zip(starts, x.type.shape, strict=True))
+        out.append(b("slice", g, starts=starts, stops=stops, steps=(1,) * x.type.rank))
+        at += x.type.shape[dim]
+    return out
+
+
+concat = define(
+    Op("concat", _concat_rule, lambda c, *xs: c.xp.concat(xs, c.attrs["dim"]), _concat_grad,
+       flops=_free, attrs="dim")
+)  # fmt: skip

@@ -1,0 +1,145 @@
+"""What is an op? One value: its index string or rule, its local computation, its gradient.
+
+From the index string follow shape, layout, the layout of what must be exchanged, and the FLOPs.
+Adding an op means adding one `define(...)` in this folder and one row to the table in
+`tests/core/table.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from ..core.errors import GraphError, fail
+from ..core.layout import TensorType
+
+Array = Any  # whatever the adapter computes with
+Attrs = Mapping[str, Any]
+
+
+class Value(Protocol):
+    """What a gradient rule sees of a node."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+    @property
+    def type(self) -> TensorType: ...
+    @property
+    def types(self) -> tuple[TensorType, ...]: ...
+    @property
+    def attrs(self) -> Attrs: ...
+
+
+class Build(Protocol):
+    """Where a gradient rule puts its nodes: `b("mul", g, y)`."""
+
+    def __call__(self, op: str, /, *args: Any, **attrs: Any) -> Any: ...
+    def redistribute(self, x: Any, to: TensorType, reason: str = "") -> Any: ...
+
+
+class Site(Protocol):
+    """Where a local implementation runs: the whole array, or one device's block of it."""
+
+    def shape(self, t: TensorType) -> tuple[int, ...]:
+        """The shape of `t` here: global for the oracle, a block's on a device."""
+
+    def index(self, t: TensorType, dim: int) -> Array:
+        """The global index (int32) of each local element along `dim`."""
+
+    def start(self, t: TensorType, dim: int, digit: int) -> Array:
+        """The first index that this block holds of one split digit of `dim`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One execution of a node on one device: everything its local computation may look at."""
+
+    xp: Any
+    site: Site
+    ins: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    attrs: Attrs
+    run: Callable[[Any, Sequence[Array]], list[Array]]
+
+    @property
+    def out(self) -> TensorType:
+        return self.outs[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.site.shape(self.outs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What a rule derives: the layout each argument must have, and the results' types.
+
+    `whole` are the dims of the arguments that the op reduces (argument, dim, kind): where such a
+    dim is padded, lowering fills the padding with the identity of `kind`.
+    """
+
+    wants: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    reduces: tuple[tuple[int, int, str], ...] = ()
+
+
+Rule = Callable[[tuple[TensorType, ...], Attrs], Inferred]
+Local = Callable[..., Any]
+Grad = Callable[[Build, Any, Any], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """An op. `grad(b, node, g)` gives one gradient (or None) per argument; None: no gradient.
+
+    `attrs` names the attributes of its nodes; one with `?` may be left out.
+    """
+
+    name: str
+    rule: Rule
+    local: Local
+    grad: Grad | None = None
+    flops: Callable[[tuple[TensorType, ...], tuple[TensorType, ...], Attrs], int] = field(
+        default=lambda ins, outs, attrs: sum(t.size for t in outs)
+    )
+    creates: bool = False  # its value does not depend on arguments' layouts: made where wanted
+    pure: bool = True
+    attrs: str = ""
+
+
+OPS: dict[str, Op] = {}
+
+
+def define(op: Op) -> Op:
+    """Adds `op` to the closed set."""
+    assert op.name not in OPS, op.name
+    OPS[op.name] = op
+    return op
+
+
+def op_named(name: str) -> Op:
+    """The op called `name`. Raises GraphError where there is none."""
+    found = OPS.get(name)
+    if found is None:
+        raise fail(GraphError, f"op {name!r} does not exist", fix="see tessera.ops for the set")
+    return found
+
+
+def infer(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """What the rule of `op` derives. Rules are pure and programs repeat themselves, so answers are
+    kept; not for bodies, which would be kept alive with them."""
+    if op.name == "scan":
+        return op.rule(ins, attrs)
+    try:
+        return _infer(op, ins, tuple(attrs.items()))
+    except TypeError:  # an attribute that cannot be hashed
+        return op.rule(ins, attrs)
+
+
+@lru_cache(maxsize=16384)
+def _infer(op: Op, ins: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]) -> Inferred:
+    return op.rule(ins, dict(attrs))

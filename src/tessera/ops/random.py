@@ -1,0 +1,87 @@
+"""Random numbers that depend on the element's global index, never on where it is computed.
+
+The generator is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", SC11): a bijection of a 64-bit counter under a 64-bit key. The counter is the element's
+index in the whole tensor; the key is the seed, the call and the op's own stream number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.dtypes import uint32
+from ..core.errors import ShapeError, fail
+from ..core.layout import TensorType
+from .elementwise import created
+from .op import Array, Attrs, Call, Inferred, Op, define
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+GOLDEN = 0x9E3779B9
+
+
+def threefry(xp: Any, key: tuple[Array, Array], counter: tuple[Array, Array]) -> Array:
+    """Both output words of Threefry-2x32-20 for u32 arrays `counter` under the u32 `key`."""
+
+    def word(value: int) -> Array:
+        return xp.full((), value & 0xFFFFFFFF, uint32)
+
+    k0, k1 = key
+    keys = (k0, k1, xp.bit_xor(xp.bit_xor(k0, k1), word(PARITY)))
+    x0, x1 = xp.add(counter[0], k0), xp.add(counter[1], k1)
+    for group in range(5):
+        for r in ROTATIONS[group % 2]:
+            x0 = xp.add(x0, x1)
+            x1 = xp.bit_or(xp.shift_left(x1, word(r)), xp.shift_right(x1, word(32 - r)))
+            x1 = xp.bit_xor(x1, x0)
+        x0 = xp.add(x0, keys[(group + 1) % 3])
+        x1 = xp.add(xp.add(x1, keys[(group + 2) % 3]), word(group + 1))
+    return x0, x1
+
+
+def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    key = ins[0]
+    if key.shape != (2,) or key.dtype is not uint32:
+        raise fail(ShapeError, "random_bits: the key is u32[2]", [("key", key)], fix="see ts.seed")
+    return Inferred((key.replicated(),), (created("random_bits", uint32, attrs, key.mesh),))
+
+
+def _linear(c: Call, dims: range) -> Array:
+    """The row-major index over `dims` of every local element, u32, broadcast to the block."""
+    xp, t = c.xp, c.out
+    total = xp.full((1,) * t.rank, 0, uint32)
+    stride = 1
+    for d in reversed(dims):
+        line = xp.cast(c.site.index(t, d), uint32)
+        shape = tuple(c.shape[d] if i == d else 1 for i in range(t.rank))
+        step = xp.mul(xp.reshape(line, shape), xp.full((), stride, uint32))
+        total = xp.add(total, step)
+        stride *= t.shape[d]
+    return total
+
+
+def _local(c: Call, key: Array) -> Array:
+    xp, t = c.xp, c.out
+    # Trailing dims fill the low word; where they would overflow it, leading ones go to the high.
+    cut = t.rank
+    while cut > 0 and math.prod(t.shape[cut - 1 :]) <= 2**32:
+        cut -= 1
+    low, high = _linear(c, range(cut, t.rank)), _linear(c, range(cut))
+    stream = xp.full((), (c.attrs["stream"] * GOLDEN) & 0xFFFFFFFF, uint32)
+    k0 = xp.reshape(xp.slice(key, (0,), (1,), (1,)), ())
+    k1 = xp.bit_xor(xp.reshape(xp.slice(key, (1,), (2,), (1,)), ()), stream)
+    bits = threefry(xp, (k0, k1), (low, high))[0]
+    return xp.broadcast(bits, c.shape)
+
+
+random_bits = define(
+    Op(
+        "random_bits",
+        _rule,
+        _local,
+        flops=lambda ins, outs, attrs: 80 * outs[0].size,
+        creates=True,
+        attrs="shape stream layout?",
+    )
+)

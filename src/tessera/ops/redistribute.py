@@ -1,0 +1,214 @@
+"""The collectives: the six ways in which a layout changes. In global terms each is the identity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import LayoutError, fail
+from ..core.layout import (
+    Digit,
+    TensorType,
+    dim_axes,
+    dim_text,
+    parse_dim,
+    unknown_axis,
+    ways,
+    without,
+)
+from ..core.reshard import Step, completed, gathered
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+
+
+def step_attrs(step: Step) -> dict[str, Any]:
+    """The attributes of the node that carries out `step`."""
+    attrs: dict[str, Any] = {"axes": step.axes}
+    if step.dim >= 0:
+        attrs["dim"] = step.dim
+    if step.to_dim >= 0:
+        attrs["to_dim"] = step.to_dim
+        attrs["into"] = dim_text(step.type.dims[step.to_dim])
+    return attrs
+
+
+def _arrive(t: TensorType, attrs: Attrs) -> TensorType:
+    """`t` with dim `to_dim` split as the text `into` says, by `axes` more than before."""
+    d, axes = attrs["to_dim"], attrs["axes"]
+    for a in axes:
+        if a not in t.sizes:
+            raise unknown_axis(a, t.mesh)
+    into = parse_dim(attrs["into"])
+    new = t.with_dims((*t.dims[:d], into, *t.dims[d + 1 :]))
+    here = set(dim_axes(new.dims[d]))
+    if not here.issuperset(axes) or without(new.dims[d], axes, t.sizes) != t.dims[d]:
+        raise fail(
+            LayoutError,
+            f"redistribute: {attrs['into']} is not dim {d} split over {', '.join(axes)}",
+            [("x", t)],
+            fix="keep the other digits of the dim as they are",
+        )
+    return new
+
+
+def _all_gather(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (gathered(ins[0], attrs["axes"]),))
+
+
+def _all_reduce(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (completed(ins[0], attrs["axes"]),))
+
+
+def _reduce_scatter(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (_arrive(completed(ins[0], attrs["axes"]), attrs),))
+
+
+def _all_to_all(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (_arrive(gathered(ins[0], attrs["axes"]), attrs),))
+
+
+def _shard(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (_arrive(ins[0], attrs),))
+
+
+def _to_partial(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    new = tuple((a, "sum") for a in attrs["axes"])
+    return Inferred(ins, (ins[0].with_partial((*ins[0].partial, *new)),))
+
+
+def _to_mesh(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, (ins[0].on(attrs["layout"].mesh),))
+
+
+def _around(t: TensorType, dim: int, axes: Sequence[str]) -> tuple[int, int, int, Digit | None]:
+    """`axes` in `dim`: (local size above, devices, local size below, the uneven digit)."""
+    run = t.digits(dim)
+    at = [i for i, d in enumerate(run) if set(d.axes) & set(axes)]
+    above = math.prod(d.local for d in run[: at[0]])
+    below = math.prod(d.local for d in run[at[-1] + 1 :])
+    uneven = run[at[0]] if run[at[0]].uneven else None
+    return above, ways(axes, t.sizes), below, uneven
+
+
+def _split(shape: tuple[int, ...], dim: int, parts: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:dim], *parts, *shape[dim + 1 :])
+
+
+def _gather_local(c: Call, x: Array) -> Array:
+    dim, axes = c.attrs["dim"], c.attrs["axes"]
+    above, n, below, uneven = _around(c.ins[0], dim, axes)
+    here = c.site.shape(c.ins[0])
+    if uneven is not None:
+        x = c.xp.reshape(x, _split(here, dim, (above, uneven.local, below)))
+        x = c.xp.all_gather(x, axes, dim + 1)
+        shape = _split(here, dim, (above, n * uneven.local, below))
+        stops = _split(here, dim, (above, uneven.size, below))
+        if stops != shape:
+            x = c.xp.slice(x, (0,) * len(shape), stops, (1,) * len(shape))
+    elif above == 1:
+        return c.xp.all_gather(x, axes, dim)
+    else:
+        x = c.xp.reshape(x, _split(here, dim, (above, 1, below)))
+        x = c.xp.all_gather(x, axes, dim + 1)
+    return c.xp.reshape(x, c.shape)
+
+
+def _exposed(c: Call, x: Array) -> tuple[Array, int]:
+    """`x` with the digit that `axes` will split as a dim of its own, after `to_dim`, padded to
+    whole blocks; and the size of one block."""
+    dim = c.attrs["to_dim"]
+    above, n, below, uneven = _around(c.out, dim, c.attrs["axes"])
+    here = c.site.shape(c.ins[0])
+    if uneven is None:
+        return c.xp.reshape(x, _split(here, dim, (above, n, below))), 1
+    x = c.xp.reshape(x, _split(here, dim, (above, uneven.size, below)))
+    if uneven.size < n * uneven.local:
+        wide = _split(here, dim, (above, n * uneven.local, below))
+        x = c.xp.pad(x, (0,) * len(wide), (1,) * len(wide), wide)
+    return x, uneven.local
+
+
+def _scatter_local(c: Call, x: Array) -> Array:
+    dim, axes = c.attrs["to_dim"], c.attrs["axes"]
+    above, _, _, uneven = _around(c.out, dim, axes)
+    if above == 1 and uneven is None:
+        return c.xp.reduce_scatter(x, axes, dim)
+    x, _ = _exposed(c, x)
+    return c.xp.reshape(c.xp.reduce_scatter(x, axes, dim + 1), c.shape)
+
+
+def _shard_local(c: Call, x: Array) -> Array:
+    dim, axes = c.attrs["to_dim"], c.attrs["axes"]
+    x, block = _exposed(c, x)
+    x = c.xp.dynamic_slice(x, dim + 1, c.xp.axis_index(axes, c.out.sizes), block)
+    return c.xp.reshape(x, c.shape)
+
+
+def _exchange_local(c: Call, x: Array) -> Array:
+    i, j, axes = c.attrs["dim"], c.attrs["to_dim"], c.attrs["axes"]
+    above_i, n, below_i, _ = _around(c.ins[0], i, axes)
+    above_j, _, below_j, _ = _around(c.out, j, axes)
+    # Expose the digit that leaves dim j, send it, and put what arrives into its place in dim i.
+    shape = list(c.site.shape(c.ins[0]))
+    parts = [[m] for m in shape]
+    parts[i], parts[j] = [above_i, below_i], [above_j, n, below_j]
+    flat = tuple(m for p in parts for m in p)
+    split = sum(len(p) for p in parts[:j]) + 1
+    concat = sum(len(p) for p in parts[:i]) + 1
+    concat -= split < concat  # counted once the split dim is gone
+    x = c.xp.all_to_all(c.xp.reshape(x, flat), axes, split, concat)
+    return c.xp.reshape(x, c.shape)
+
+
+def _reduce_local(c: Call, x: Array) -> Array:
+    kind = dict(c.ins[0].partial).get(c.attrs["axes"][0], "sum")
+    return c.xp.all_reduce(x, c.attrs["axes"], kind)
+
+
+def _to_partial_local(c: Call, x: Array) -> Array:
+    xp = c.xp
+    first = xp.eq(xp.axis_index(c.attrs["axes"], c.out.sizes), xp.full((), 0, "index"))
+    return xp.where(first, x, xp.full((), 0, c.out.dtype))
+
+
+def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    """The identity; where the value was split and no longer is, its gradient is split again."""
+    src, out = n.args[0].type, n.type
+    gone = [a for a in src.split_axes if a not in out.split_axes]
+    if n.op in ("all_gather", "all_to_all") and gone:
+        free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
+        return [b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "gradient")]
+    return [g]
+
+
+def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    return 0
+
+
+all_gather = define(
+    Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim")
+)
+all_reduce = define(Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes"))
+reduce_scatter = define(
+    Op(
+        "reduce_scatter",
+        _reduce_scatter,
+        _scatter_local,
+        _grad,
+        flops=_free,
+        attrs="axes to_dim into",
+    )
+)
+all_to_all = define(
+    Op("all_to_all", _all_to_all, _exchange_local, _grad, flops=_free, attrs="axes dim to_dim into")
+)
+shard = define(Op("shard", _shard, _shard_local, _grad, flops=_free, attrs="axes to_dim into"))
+to_partial = define(
+    Op("to_partial", _to_partial, _to_partial_local, _grad, flops=_free, attrs="axes")
+)
+# A value without a mesh, computed alike everywhere, as a replicated value of the mesh in `layout`.
+to_mesh = define(Op("to_mesh", _to_mesh, lambda c, x: x, _grad, flops=_free, attrs="layout"))
+SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
+# Those that put bytes on a wire.
+COLLECTIVES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
+NAMES = SILENT | COLLECTIVES

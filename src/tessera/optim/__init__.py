@@ -1,0 +1,30 @@
+"""Optimizers, schedules, clipping and loss scaling: pure functions of weights, gradients and state.
+
+>>> import tessera as ts
+>>> opt = ts.optim.AdamW(lr=ts.optim.warmup_cosine(3e-4, warmup=100, total=1000), weight_decay=0.1)
+>>> params = {"w": ts.tensor([[1.0, 2.0]])}
+>>> sorted(opt.state_dict(opt.init(params)))
+['m.w', 'step', 'v.w']
+"""
+
+from .base import Optimizer
+from .clipping import clip_by_global_norm, global_norm
+from .loss_scale import LossScale, select
+from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Momentum
+from .schedules import (
+    Schedule,
+    constant,
+    cosine,
+    inverse_sqrt,
+    join,
+    linear,
+    piecewise,
+    warmup_cosine,
+    warmup_linear,
+)
+
+__all__ = [
+    "SGD", "Adafactor", "Adam", "AdamW", "Lion", "LossScale", "Momentum", "Optimizer", "Schedule",
+    "clip_by_global_norm", "constant", "cosine", "global_norm", "inverse_sqrt", "join", "linear",
+    "piecewise", "select", "warmup_cosine", "warmup_linear",
+]  # fmt: skip

@@ -1,0 +1,330 @@
+"""What have all optimizers in common? State laid out by a plan, and one pure `update`.
+
+An optimizer is a frozen value; its state is a dict of tensors: `step` (i32[], updates done), a dict
+by weight name for each kind of state, and `master`, f32 copies of weights that are narrower. All
+arithmetic is in f32, in the layout of the state: where that is split, each device updates its own
+block and only finished weights travel.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import dtype_of, f32, int32
+from ..core.errors import DTypeError, UsageError, fail
+from ..core.layout import TensorType, plain
+from ..ir.graph.build import Builder
+from ..lang import functions as F
+from ..lang.create import tensor
+from ..lang.record import current, redistribute_now, run_graph
+from ..lang.strategy import Plan, Strategy, wish
+from ..lang.tensor import Tensor, emit, scalar
+from ..lang.tree import flatten, unflatten
+from .schedules import Schedule
+from .trees import named, need_same_names, need_same_shapes, one_line
+
+Rate = float | Schedule | Callable[[Tensor], Tensor]
+Mask = str | Callable[[str], bool] | None
+State = dict[str, Any]
+Slots = dict[str, Tensor]
+
+# Stacked layers make matrices of their norms' weights and biases; by name they stay undecayed.
+UNDECAYED = re.compile(r"(^|\.)(\w*norm\w*|ln_?\w*)(\.|$)|(^|\.)\w*bias$")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer(ABC):
+    """The base of all optimizers.
+
+    `lr` is a number or a schedule. `mask` says which weights decay: a predicate on the name or a
+    regular expression found in it; None is every weight of rank 2 and more that is not, by name, a
+    bias or a norm's. `master` keeps an f32 copy of weights narrower than f32.
+    """
+
+    lr: Rate
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    mask: Mask = None
+    master: bool = True
+
+    def __post_init__(self) -> None:
+        mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
+        if isinstance(self.lr, (int, float)):
+            mine.insert(0, ("lr", self.lr, ">= 0"))
+        elif not callable(self.lr):
+            raise fail(
+                UsageError,
+                f"{self._name}: lr is a {type(self.lr).__name__}",
+                fix="give a number or a schedule, such as optim.warmup_cosine(...)",
+            )
+        wrong = [(n, f"{v}, must be {rule}") for n, v, rule in mine if not _WITHIN[rule](v)]
+        if wrong:
+            raise fail(
+                UsageError, f"{self._name}: a setting is out of range", wrong, fix="correct it"
+            )
+        self._check_mask()
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    # -- what a kind of optimizer says of itself --------------------------------------------------
+    @abstractmethod
+    def _limits(self) -> list[tuple[str, float, str]]:
+        """(name, value, rule) of the settings to check; the rules are those of `_WITHIN`."""
+
+    @abstractmethod
+    def _slots(self, t: TensorType) -> dict[str, TensorType]:
+        """The state of a weight, each of which starts as zeros; `t` is its f32 layout in state."""
+
+    @abstractmethod
+    def _factors(self, lr: Tensor, count: Tensor) -> dict[str, Tensor]:
+        """The scalars of a step, made once for all weights; `count` f32[] is 1 at the first."""
+
+    @abstractmethod
+    def _step(
+        self, w: Tensor, g: Tensor, old: Slots, k: dict[str, Tensor], decays: bool
+    ) -> tuple[Tensor, Slots]:
+        """(the new weight, its new state); all f32 in one layout."""
+
+    def _home(self, w: Tensor, g: Tensor, old: Slots) -> TensorType:
+        """The layout in which a weight is updated: its state's, without one its gradient's."""
+        whole = next((t.type for t in old.values() if t.shape == w.shape), None)
+        if whole is None:
+            whole = w.type if g.mesh is None else g.type
+        return whole.complete().with_dtype(f32)
+
+    # -- the state --------------------------------------------------------------------------------
+    def init(self, params: Any, plan: Plan | Strategy | None = None) -> State:
+        """The state before the first update, made on the devices when it is first used.
+
+        `params` is a dict (or another tree) of float tensors. Each piece of state lies as
+        `plan.optimizer` says, without a plan as its weight does. Raises UsageError, StrategyError.
+        """
+        weights = named(f"{self._name}.init", params)
+        if self.weight_decay and isinstance(self.mask, str):
+            self._need_match(weights)
+        layout = None if plan is None else wish(plan, "optimizer")
+        kinds: dict[str, dict[str, TensorType]] = {}
+        masters: Slots = {}
+        for name, w in weights.items():
+            t = w.type.complete().with_dtype(f32)
+            t = t if layout is None else layout(name, t)
+            for kind, slot in self._slots(t).items():
+                kinds.setdefault(kind, {})[name] = slot
+            if self._has_master(w):
+                masters[name] = _wide_copy(w, t)
+        mesh = next((w.mesh for w in weights.values() if w.mesh is not None), None)
+        zeros = iter(
+            _zeros([plain(int32, (), mesh), *(t for d in kinds.values() for t in d.values())])
+        )
+        state: State = {"step": next(zeros)}
+        state |= {kind: {name: next(zeros) for name in d} for kind, d in kinds.items()}
+        return state | ({"master": masters} if masters else {})
+
+    def _has_master(self, w: Tensor) -> bool:
+        return self.master and w.dtype.bytes < f32.bytes
+
+    def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:
+        """(new weights, new state) after one step against `grads`, all as the old ones lie.
+
+        `grads` is a tree like `params`; gradients may have another layout, or still be partial.
+        Raises UsageError, ShapeError where the trees do not match.
+        """
+        weights, slots = self._matched(params, grads, state)
+        new: State = {kind: {} for kind in state if kind != "step"}
+        out = []
+        with one_line("optimizer"):
+            step = F.relayout(state["step"] + 1, state["step"].type)
+            k = self._factors(self._rate(state["step"]), step.to(f32))
+            for name, (w, g) in weights.items():
+                old = dict(slots[name])
+                home = self._home(w, g, old)
+                master = old.pop("master", None)
+                full = _at(w if master is None else master, home)
+                moved, made = self._step(full, _at(g, home), old, k, self._decays(name, w))
+                if master is not None:
+                    made["master"] = moved
+                for kind, t in made.items():
+                    new[kind][name] = F.relayout(t, state[kind][name].type)
+                out.append(F.relayout(moved.to(w.dtype), w.type.complete()))
+        kept = {kind: {name: d[name] for name in state[kind]} for kind, d in new.items()}
+        return unflatten(flatten(params)[1], out), {"step": step, **kept}
+
+    def _rate(self, step: Tensor) -> Tensor:
+        if isinstance(self.lr, (int, float)):
+            return scalar(float(self.lr), f32)
+        lr = self.lr(step)
+        if not isinstance(lr, Tensor) or lr.shape or not lr.dtype.is_float:
+            what = lr.type if isinstance(lr, Tensor) else type(lr).__name__
+            raise fail(
+                UsageError,
+                f"{self._name}: the schedule does not give a float tensor of one number",
+                [("schedule", self.lr), ("gives", what)],
+                fix="return f32[], such as optim.constant(lr)(step)",
+            )
+        return lr.to(f32)
+
+    def _matched(
+        self, params: Any, grads: Any, state: State
+    ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Slots]]:
+        """(weight and gradient, state) by name."""
+        call = f"{self._name}.update"
+        ws, gs = named(f"{call} (params)", params), named(f"{call} (grads)", grads)
+        fix = "take the gradients of the same tree: ts.grad(loss, params)"
+        need_same_names(f"{call}: params and grads", ws, gs, fix)
+        need_same_shapes(f"{call}: params and grads", ws, gs, fix)
+        slots: dict[str, Slots] = {name: {} for name in ws}
+        fix = f"start from {self._name}(...).init(params)"
+        wanted: dict[str, None] = {"step": None}
+        for name, w in ws.items():
+            kinds = [*self._slots(w.type.complete().with_dtype(f32))]
+            kinds += ["master"] if self._has_master(w) else []
+            wanted |= dict.fromkeys(f"{kind}.{name}" for kind in kinds)
+        need_same_names(f"{call}: params and state", wanted, _flat(state), fix)
+        for kind, d in state.items():
+            for name, t in d.items() if kind != "step" else ():
+                slots[name][kind] = t
+        return {name: (w, gs[name]) for name, w in ws.items()}, slots
+
+    # -- on disk ----------------------------------------------------------------------------------
+    def state_dict(self, state: State) -> dict[str, Tensor]:
+        """The state as one flat dict: `step`, and `kind.name` for each weight's."""
+        return _flat(state)
+
+    def load_state_dict(self, state: State, values: Mapping[str, Any]) -> State:
+        """A state of `values` (tensors or arrays named as in `state_dict`), laid out as `state`.
+
+        Raises UsageError, ShapeError, DTypeError where it does not fit.
+        """
+        call = f"{self._name}.load_state_dict"
+        have = _flat(state)
+        given = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in values.items()}
+        fix = "give what state_dict named, of the same weights and optimizer"
+        need_same_names(call, have, given, fix)
+        need_same_shapes(call, have, given, fix)
+        loaded = {name: _loaded(call, name, t, given[name]) for name, t in have.items()}
+        out: State = {"step": loaded["step"]}
+        for kind in state:
+            if kind != "step":
+                out[kind] = {name: loaded[f"{kind}.{name}"] for name in state[kind]}
+        return out
+
+    # -- weight decay -----------------------------------------------------------------------------
+    def _decays(self, name: str, w: Tensor) -> bool:
+        if not self.weight_decay:
+            return False
+        if self.mask is None:
+            return w.ndim >= 2 and not UNDECAYED.search(name)
+        return bool(re.search(self.mask, name) if isinstance(self.mask, str) else self.mask(name))
+
+    def _check_mask(self) -> None:
+        if isinstance(self.mask, str):
+            try:
+                re.compile(self.mask)
+            except re.error as error:
+                raise fail(
+                    UsageError,
+                    f"{self._name}: mask {self.mask!r} is no regular expression: {error}",
+                    fix='write one, such as "weight$", or give a function of the name',
+                ) from None
+        elif self.mask is not None and not callable(self.mask):
+            raise fail(
+                UsageError,
+                f"{self._name}: mask is a {type(self.mask).__name__}",
+                fix="give a function from a weight's name to a bool, or a regular expression",
+            )
+
+    def _need_match(self, weights: Iterable[str]) -> None:
+        names = list(weights)
+        if not any(re.search(str(self.mask), n) for n in names):
+            raise fail(
+                UsageError,
+                f"{self._name}: mask {self.mask!r} is in no weight's name, so nothing decays",
+                [("weights", ", ".join(names[:5]))],
+                fix="write what the names contain, or set weight_decay=0",
+            )
+
+
+_WITHIN: dict[str, Callable[[float], bool]] = {
+    ">= 0": lambda x: 0 <= x < float("inf"),
+    "> 0": lambda x: 0 < x < float("inf"),
+    ">= 0 and < 1": lambda x: 0 <= x < 1,
+}
+
+
+def _at(x: Tensor, home: TensorType) -> Tensor:
+    """`x` in the layout `home` and in f32; what moves, moves in the narrower dtype."""
+    return F.relayout(x, home.with_dtype(x.dtype)).to(f32)
+
+
+def _flat(state: State) -> dict[str, Tensor]:
+    flat = {}
+    for kind, part in state.items():
+        if isinstance(part, Tensor):
+            flat[kind] = part
+        else:
+            flat.update({f"{kind}.{name}": t for name, t in part.items()})
+    return flat
+
+
+def _loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.mesh is like.mesh:
+            return F.relayout(value.to(like.dtype), like.type)
+        value = value.numpy()
+    found = dtype_of(value.dtype)
+    if found.is_float is not like.dtype.is_float:
+        raise fail(
+            DTypeError,
+            f"{call}: {name!r} has another dtype",
+            [("have", like.type), ("given", f"{found}{list(value.shape)}")],
+            fix="give what state_dict named, of the same weights and optimizer",
+        )
+    return tensor(value, mesh=like.mesh, layout=like.type, dtype=like.dtype)
+
+
+def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
+    """Zeros that one program makes, all together, when the first of them is used."""
+    if current() is not None:
+        return [emit("full", dtype=t.dtype, shape=t.shape, value=0, layout=t) for t in types]
+    out = [Tensor(None, t) for t in types]
+    made: dict[int, Tensor] = {}
+
+    def take(i: int) -> Any:
+        if not made:
+            b = Builder("optimizer_init")
+            now = [z.type for z in out]  # `dist.place` may have chosen others meanwhile
+            nodes = [b("full", dtype=t.dtype, shape=t.shape, value=0, layout=t) for t in now]
+            made.update(enumerate(run_graph(b.graph(nodes), [])))
+        z = made.pop(i)
+        return z.data if z.type is out[i].type else redistribute_now(z, out[i].type).data
+
+    for i, z in enumerate(out):
+        z._pending = partial(take, i)
+    return out
+
+
+def _wide_copy(w: Tensor, t: TensorType) -> Tensor:
+    """`w` in f32 in the layout `t`; pending where `w` is."""
+    if w._pending is None:
+        return F.relayout(w.to(f32), t)
+    out = Tensor(None, t)
+
+    def make() -> Any:
+        b = Builder("master")
+        node = b.redistribute(b("cast", b.input(w.type), dtype=f32), out.type)
+        return run_graph(b.graph([node]), [w])[0].data
+
+    out._pending = make
+    return out
+
+
+__all__ = ["Mask", "Optimizer", "Rate", "Slots", "State"]

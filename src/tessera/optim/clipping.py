@@ -1,0 +1,58 @@
+"""How large are all gradients together, and what if that is too large?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.dtypes import f32
+from ..core.errors import UsageError, fail
+from ..core.layout import Partial
+from ..lang import functions as F
+from ..lang.tensor import Tensor, scalar
+from ..lang.tree import flatten, unflatten
+from .trees import named, one_line
+
+
+def global_norm(tree: Any) -> Tensor:
+    """The Euclidean norm f32[] of all elements of all float tensors in `tree`."""
+    with one_line("global_norm"):
+        wide = [t.to(f32) for t in named("global_norm", tree).values()]
+        return F.sqrt(total(F.sum(t * t) for t in wide))
+
+
+def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:
+    """(`grads` scaled down to a global norm of `max_norm` where it is above, the norm before).
+
+    The gradients keep dtype and layout (Pascanu et al. 2013). Raises UsageError.
+    """
+    if not isinstance(max_norm, Tensor) and not max_norm > 0:
+        raise fail(
+            UsageError, f"clip_by_global_norm: max_norm is {max_norm}", fix="give a number above 0"
+        )
+    norm = global_norm(grads)
+    with one_line("clip"):
+        factor = F.where(norm > max_norm, max_norm / norm, 1.0)
+        leaves, spec = flatten(grads)
+        return unflatten(spec, [scaled(g, factor).to(g.dtype) for g in leaves]), norm
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """`x` times the f32[] `factor`, in f32."""
+    return x.to(f32) * factor
+
+
+def total(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of scalars f32[], with one collective for each axis over which some are partial.
+
+    Those that are partial alike are added first, and those over most axes lead: what they share
+    with the next is completed with it.
+    """
+    groups: dict[Partial, Tensor] = {}
+    for t in parts:
+        have = groups.get(t.type.partial)
+        groups[t.type.partial] = t if have is None else have + t
+    out: Tensor | None = None
+    for t in sorted(groups.values(), key=lambda t: -len(t.type.partial)):
+        out = t if out is None else out + t
+    return scalar(0.0, f32) if out is None else F.relayout(out, out.type.complete())

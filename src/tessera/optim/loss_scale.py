@@ -1,0 +1,110 @@
+"""How do small f16 gradients stay above zero? Dynamic loss scaling (Micikevicius et al. 2018).
+
+The loss is multiplied by a scale before gradients are taken and they are divided by it after. When
+one overflows, the step is dropped and the scale halved; after enough good steps it is doubled.
+
+>>> import tessera as ts
+>>> scaler = ts.optim.LossScale(initial=8.0, interval=2)
+>>> state = scaler.init()
+>>> scaler.scale(ts.tensor(0.5), state).item()
+4.0
+>>> grads, finite = scaler.unscale({"w": ts.tensor([16.0, float("inf")])}, state)
+>>> finite.item(), scaler.update(finite, state)["scale"].item()
+(False, 4.0)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.dtypes import bool_, f32, int32
+from ..core.errors import UsageError, fail
+from ..core.mesh import Mesh
+from ..lang import functions as F
+from ..lang.create import tensor
+from ..lang.tensor import Tensor, emit
+from ..lang.tree import aligned, flatten, unflatten
+from .clipping import scaled, total
+from .trees import named, one_line
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """Settings of the scale; its state is `{"scale": f32[], "good": i32[]}`. Powers of two lose
+    no digits."""
+
+    initial: float = 2.0**15
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    least: float = 1.0
+    most: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        ok = 0 < self.least <= self.initial <= self.most < math.inf
+        if not ok or not 0 < self.backoff < 1 < self.growth or self.interval < 1:
+            raise fail(
+                UsageError,
+                "LossScale: a setting is out of range",
+                [("settings", self)],
+                fix="0 < least <= initial <= most, 0 < backoff < 1 < growth, interval >= 1",
+            )
+
+    def init(self, mesh: Mesh | None = None) -> State:
+        return {
+            "scale": tensor(self.initial, mesh=mesh, dtype=f32),
+            "good": tensor(0, mesh=mesh, dtype=int32),
+        }
+
+    def scale(self, loss: Tensor, state: State) -> Tensor:
+        """The loss to take gradients of, in f32."""
+        return scaled(loss, state["scale"])
+
+    def unscale(self, grads: Any, state: State) -> tuple[Any, Tensor]:
+        """(the gradients of the loss itself, in f32; whether all of them are finite, bool[])."""
+        with one_line("loss_scale"):
+            leaves = list(named("unscale", grads).values())
+            bad = [F.sum(emit("logical_not", F.isfinite(g)).to(f32)) for g in leaves]
+            factor = 1.0 / state["scale"]
+            spec = flatten(grads)[1]
+            return unflatten(spec, [scaled(g, factor) for g in leaves]), total(bad) == 0.0
+
+    def update(self, finite: Tensor, state: State) -> State:
+        """The state after a step whose gradients were `finite`, or not."""
+        with one_line("loss_scale"):
+            _need_finite("LossScale.update", finite)
+            scale, good = state["scale"], state["good"] + 1
+            grow = good >= self.interval
+            up = F.where(grow, F.minimum(scale * self.growth, self.most), scale)
+            down = F.maximum(scale * self.backoff, self.least)
+            new = {
+                "scale": F.where(finite, up, down),
+                "good": F.where(finite & ~grow, good, 0),
+            }
+            return {k: F.relayout(t, state[k].type) for k, t in new.items()}
+
+
+def select(finite: Tensor, new: Any, old: Any) -> Any:
+    """The tree `new` where `finite`, else `old`: how a step that overflowed is dropped.
+
+    Both have one structure. Raises UsageError.
+    """
+    _need_finite("select", finite)
+    leaves, spec = flatten(new)
+    pairs = zip(leaves, aligned(spec, old), strict=True)
+    with one_line("select"):
+        return unflatten(spec, [F.relayout(F.where(finite, a, b), b.type) for a, b in pairs])
+
+
+def _need_finite(call: str, finite: Tensor) -> None:
+    if finite.dtype is not bool_ or finite.shape:
+        raise fail(
+            UsageError,
+            f"{call}: `finite` is not one bool",
+            [("finite", finite.type)],
+            fix="pass what unscale(...) gives",
+        )

@@ -1,0 +1,169 @@
+"""How large is the step, now? Schedules: functions from the number of steps done to a rate.
+
+A schedule is computed inside the program from the optimizer's own step counter, so that nothing is
+recorded again as it moves. It takes an i32[] tensor or a Python int and gives an f32[] tensor:
+
+>>> import tessera as ts
+>>> lr = ts.optim.warmup_cosine(peak=1.0, warmup=10, total=110)
+>>> print(lr)
+warmup_cosine(peak=1.0, warmup=10, total=110, end=0.0, start=0.0)
+>>> [round(lr(step).item(), 3) for step in (0, 5, 10, 60, 110, 500)]
+[0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..core.dtypes import f32
+from ..core.errors import ShapeError, UsageError, fail
+from ..lang import functions as F
+from ..lang.tensor import Tensor, as_tensor, scalar
+
+Rule = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A rate by step. Equal names and settings are equal schedules; `str()` is the call."""
+
+    name: str
+    settings: tuple[tuple[str, object], ...]
+    rule: Rule = field(repr=False, compare=False)
+
+    def __call__(self, step: Tensor | int) -> Tensor:
+        """The rate after `step` steps. Raises ShapeError where `step` is not one number."""
+        t = as_tensor(step)
+        if t.shape:
+            raise fail(
+                ShapeError,
+                f"{self.name}: the step is not one number",
+                [("step", t.type)],
+                fix="give a Python int or an i32[] tensor",
+            )
+        return self.rule(t.to(f32))
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.settings)})"
+
+
+def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
+    """A schedule, its settings checked: rates are finite and >= 0, counts of steps >= 0."""
+    wrong = [
+        (key, f"{v}: rates and steps are finite numbers >= 0")
+        for key, value in settings.items()
+        for v in (value if isinstance(value, tuple) else (value,))
+        if not (isinstance(v, Schedule) or (isinstance(v, (int, float)) and 0 <= v < math.inf))
+    ]
+    if wrong:
+        raise fail(UsageError, f"{name}: a setting is out of range", wrong, fix="correct it")
+    return Schedule(name, tuple(settings.items()), rule)
+
+
+def _need_steps(name: str, what: str, steps: int, least: int = 1) -> None:
+    if steps < least:
+        raise fail(
+            UsageError,
+            f"{name}: {what} is {steps}",
+            fix=f"give at least {least} step" + ("s" if least > 1 else ""),
+        )
+
+
+def constant(value: float) -> Schedule:
+    """`value` at every step."""
+    return _schedule("constant", lambda t: scalar(float(value), f32), value=value)
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From `start` to `end` in a straight line over `steps` steps, then `end`."""
+    _need_steps("linear", "steps", steps)
+
+    def rule(t: Tensor) -> Tensor:
+        return F.minimum(t * (1.0 / steps), 1.0) * (end - start) + start
+
+    return _schedule("linear", rule, start=start, end=end, steps=steps)
+
+
+def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
+    """From `peak` to `end` along half a cosine over `total` steps (Loshchilov & Hutter 2017)."""
+    _need_steps("cosine", "total", total)
+
+    def rule(t: Tensor) -> Tensor:
+        # (1 + cos(pi x)) / 2 is sin^2 of what is left, which keeps its digits near the end.
+        left = F.maximum((total - t) * (1.0 / total), 0.0)
+        wave = F.sin(left * (math.pi / 2))
+        return wave * wave * (peak - end) + end
+
+    return _schedule("cosine", rule, peak=peak, total=total, end=end)
+
+
+def warmup_cosine(
+    peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
+) -> Schedule:
+    """Up from `start` to `peak` over `warmup` steps, then a cosine down to `end` at `total`."""
+    _need_steps("warmup_cosine", "total", total, warmup + 1)
+    rule = _after_warmup(start, peak, warmup, cosine(peak, total - warmup, end))
+    settings = {"peak": peak, "warmup": warmup, "total": total, "end": end, "start": start}
+    return _schedule("warmup_cosine", rule, **settings)
+
+
+def warmup_linear(
+    peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
+) -> Schedule:
+    """Up from `start` to `peak` over `warmup` steps, then a straight line to `end` at `total`."""
+    _need_steps("warmup_linear", "total", total, warmup + 1)
+    rule = _after_warmup(start, peak, warmup, linear(peak, end, total - warmup))
+    settings = {"peak": peak, "warmup": warmup, "total": total, "end": end, "start": start}
+    return _schedule("warmup_linear", rule, **settings)
+
+
+def inverse_sqrt(peak: float, warmup: int) -> Schedule:
+    """Up to `peak` over `warmup` steps, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017)."""
+    _need_steps("inverse_sqrt", "warmup", warmup)
+
+    def rule(t: Tensor) -> Tensor:
+        at = F.maximum(t, 1.0)
+        return F.minimum(t * (1.0 / warmup), F.rsqrt(at) * math.sqrt(warmup)) * peak
+
+    return _schedule("inverse_sqrt", rule, peak=peak, warmup=warmup)
+
+
+def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
+    """`values[i]` from `boundaries[i-1]` steps on: constant between rising boundaries."""
+    _need_pieces("piecewise", len(values), boundaries)
+
+    def rule(t: Tensor) -> Tensor:
+        rate = scalar(float(values[0]), f32)
+        for value, at in zip(values[1:], boundaries, strict=True):
+            rate = F.where(t < at, rate, float(value))
+        return rate
+
+    return _schedule("piecewise", rule, values=tuple(values), boundaries=tuple(boundaries))
+
+
+def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """`schedules[i]` from `boundaries[i-1]` on, each counting its steps from there."""
+    _need_pieces("join", len(schedules), boundaries)
+
+    def rule(t: Tensor) -> Tensor:
+        rate = schedules[0].rule(t)
+        for part, at in zip(schedules[1:], boundaries, strict=True):
+            rate = F.where(t < at, rate, part.rule(F.maximum(t - at, 0.0)))
+        return rate
+
+    return _schedule("join", rule, schedules=tuple(schedules), boundaries=tuple(boundaries))
+
+
+def _after_warmup(start: float, peak: float, warmup: int, then: Schedule) -> Rule:
+    return then.rule if warmup < 1 else join([linear(start, peak, warmup), then], [warmup]).rule
+
+
+def _need_pieces(name: str, pieces: int, boundaries: Sequence[int]) -> None:
+    if pieces != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
+        raise fail(
+            UsageError,
+            f"{name}: {pieces} pieces do not lie between boundaries {tuple(boundaries)}",
+            fix="give rising boundaries, and one piece more than boundaries",
+        )

@@ -1,0 +1,84 @@
+"""How are weights, gradients and state matched? By name: a leaf's path through its containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..core.errors import ShapeError, UsageError, caller, fail
+from ..lang.record import current
+from ..lang.tensor import Tensor
+from ..lang.tree import flatten, path_name, paths
+
+SHOWN = 5  # how many names an error lists
+
+
+def named(call: str, tree: Any) -> dict[str, Tensor]:
+    """The float tensors of `tree` by dotted name, in its order. Raises UsageError for others."""
+    out: dict[str, Tensor] = {}
+    wrong = []
+    for path, x in zip(paths(tree), flatten(tree)[0], strict=True):
+        if isinstance(x, Tensor) and x.dtype.is_float:
+            out[path_name(path)] = x
+        else:
+            what = str(x.type) if isinstance(x, Tensor) else type(x).__name__
+            wrong.append((path_name(path) or "tree", what))
+    if wrong:
+        raise fail(
+            UsageError,
+            f"{call}: {len(wrong)} leaves are not float tensors",
+            wrong[:SHOWN],
+            fix="give a dict of float tensors, such as model.parameters()",
+        )
+    return out
+
+
+def need_same_names(call: str, have: Mapping[str, Any], given: Mapping[str, Any], fix: str) -> None:
+    """Raises UsageError, naming all differences, unless both have the same names."""
+    missing = [n for n in have if n not in given]
+    more = [n for n in given if n not in have]
+    if missing or more:
+        raise fail(
+            UsageError,
+            f"{call}: {len(missing)} names are missing, {len(more)} are too many",
+            [("missing", _list(missing)), ("too many", _list(more))],
+            fix=fix,
+        )
+
+
+def need_same_shapes(
+    call: str, have: Mapping[str, Tensor], given: Mapping[str, Any], fix: str
+) -> None:
+    """Raises ShapeError, listing all that differ, unless equal names have equal shapes."""
+    wrong = [
+        (name, f"{tuple(given[name].shape)}, not {t.shape}")
+        for name, t in have.items()
+        if tuple(given[name].shape) != t.shape
+    ]
+    if wrong:
+        raise fail(ShapeError, f"{call}: {len(wrong)} shapes are different", wrong[:SHOWN], fix=fix)
+
+
+def _list(names: list[str]) -> str:
+    return (", ".join(names[:SHOWN]) or "none") + (", ..." if len(names) > SHOWN else "")
+
+
+@contextmanager
+def one_line(scope: str) -> Iterator[None]:
+    """Marks all nodes recorded inside with the user's line and `scope`, found once.
+
+    An update adds a dozen nodes for each of hundreds of weights, all for one line.
+    """
+    recorder = current()
+    if recorder is None:
+        yield
+        return
+    b = recorder.builder
+    before = b.loc, b.scope
+    b.loc = caller() if b.loc is None else b.loc
+    b.scope = f"{b.scope}/{scope}" if b.scope else scope
+    try:
+        yield
+    finally:
+        b.loc, b.scope = before

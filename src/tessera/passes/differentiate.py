@@ -1,0 +1,102 @@
+"""Reverse-mode gradients: new nodes for the derivative of one value by earlier ones.
+
+Layouts settle as the nodes are built, so every collective of the backward pass is derived here too:
+the gradient of a replicated weight comes out partial over the axes that split the batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..core.errors import GraphError, fail
+from ..core.layout import Partial
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Node, reachable
+from ..ops.op import OPS
+from .loops import scan_gradient
+
+Grads = dict[tuple[Node, int], list[Node]]
+
+
+def differentiate(
+    b: Builder, outputs: Sequence[tuple[Node, Node]], wrt: Sequence[Node]
+) -> list[Node | None]:
+    """The gradients of the sum of `outputs`, given as (value, its own gradient), by `wrt`.
+
+    None stands where a node of `wrt` is not reached. Partial sums are left to be completed.
+    """
+    order = list(b.nodes)
+    asked = set(wrt)
+    active = _depends_on(order, asked) & reachable(n for n, _ in outputs)
+    grads: Grads = defaultdict(list)
+    for root, g in outputs:
+        grads[root, 0].append(g)
+    before = b.loc, b.scope
+    for node in reversed(order):
+        if node not in active or node.op == "input":
+            continue
+        gs = [_total(b, grads.pop((node, i), [])) for i in range(len(node.types))]
+        if all(g is None for g in gs):
+            continue
+        if node in asked:  # asked for itself: keep it
+            grads[node, 0] = [g for g in gs[:1] if g is not None]
+        b.loc, b.scope = node.loc, node.scope
+        if _joins(node, active) and gs[0] is not None:
+            # Both ways need the whole gradient, so it is completed once, before they part.
+            gs[0] = b.redistribute(gs[0], gs[0].type.complete(), "gradient")
+        if node.op == "item":
+            assert gs[0] is not None
+            grads[node.args[0], node.attrs["index"]].append(gs[0])
+            continue
+        parts: Sequence[Node | None]
+        if node.op == "scan":
+            parts = scan_gradient(b, node, gs, [a in active for a in node.args], differentiate)
+        else:
+            rule = OPS[node.op].grad
+            if rule is None:
+                raise fail(
+                    GraphError,
+                    f"{node.op}: it has no gradient",
+                    [("result", ", ".join(map(str, node.types)))],
+                    at=node.loc,
+                    fix="pass the argument through ts.stop_gradient where none is meant",
+                )
+            parts = rule(b, node, gs if len(gs) > 1 else gs[0])
+        for arg, part in zip(node.args, parts, strict=True):
+            if part is not None and arg in active:
+                grads[arg, 0].append(part)
+    b.loc, b.scope = before
+    return [_total(b, grads.get((n, 0), [])) for n in wrt]
+
+
+def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:
+    """The nodes that depend on `sources` through values that have gradients."""
+    found: set[Node] = set(sources)
+    for n in order:
+        if n in found or not any(t.dtype.is_float for t in n.types):
+            continue
+        if n.op != "stop_gradient" and any(a in found for a in n.args):
+            found.add(n)
+    return found
+
+
+def _total(b: Builder, parts: list[Node]) -> Node | None:
+    """The sum of `parts`. Equal partials are added first, so each sum is completed once."""
+    groups: dict[Partial, Node] = {}
+    for g in parts:
+        have = groups.get(g.type.partial)
+        groups[g.type.partial] = g if have is None else b("add", have, g)
+    total: Node | None = None
+    for g in groups.values():
+        total = g if total is None else b("add", total, g)
+    return total
+
+
+def _joins(n: Node, active: set[Node]) -> bool:
+    """Whether two large values of one shape, both to be differentiated, are added: a residual."""
+    return (
+        n.op == "add"
+        and n.type.rank > 1
+        and all(a in active and a.type.shape == n.type.shape for a in n.args)
+    )

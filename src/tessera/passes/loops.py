@@ -1,0 +1,304 @@
+"""The gradient of a loop: a second loop that runs backwards, and what the first keeps for it.
+
+Three policies, chosen where the loop is written: `save` keeps every intermediate that the backward
+body reads, `recompute` keeps only the carries and computes the rest again, `together` computes
+value and gradient in one loop (for a loop that only adds up a scalar, such as a loss in blocks).
+`ts.keep` marks values that `recompute` keeps all the same, where computing them is dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ..core.layout import TensorType, dim_axes, without
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Graph, Node, reachable
+from ..ops.op import OPS
+
+Pairs = Sequence[tuple[Node, Node]]
+Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
+
+
+def scan_gradient(
+    b: Builder,
+    node: Node,
+    gs: Sequence[Node | None],
+    wanted: Sequence[bool],
+    differentiate: Differentiate,
+) -> list[Node | None]:
+    """One gradient (or None) per argument of the scan `node`, given those of its results."""
+    given = [i for i, g in enumerate(gs) if g is not None]
+    together = node.attrs["policy"] == "together" and len(given) == 1 and _adds_up(node, given[0])
+    run = _together if together else _backwards
+    return run(b, node, gs, wanted, differentiate)
+
+
+def _adds_up(node: Node, at: int) -> bool:
+    """Whether result `at` is a scalar to which every turn adds what no other carry changes."""
+    body, first = node.attrs["body"], node.attrs["consts"]
+    if at >= node.attrs["carries"] or node.types[at].rank:
+        return False
+    carries = [n for n in body.inputs[first : first + node.attrs["carries"]] if _is_float(n)]
+    total, end = body.inputs[first + at], body.outputs[at]
+    if end.op != "add" or total not in end.args:
+        return False
+    term = end.args[1 - end.args.index(total)]
+    return reachable([term]).isdisjoint(carries)
+
+
+def _is_float(n: Node) -> bool:
+    return n.type.dtype.is_float
+
+
+def _resume(body: Graph) -> Builder:
+    """A builder that goes on where `body` ended."""
+    b = Builder(body.name)
+    b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
+    return b
+
+
+def _zeros(b: Builder, t: TensorType) -> Node:
+    return b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=t)
+
+
+def _asked(body: Graph, wanted: Sequence[bool], always: range) -> list[int]:
+    """The body's inputs whose gradient is of use: floats, and asked for or carried."""
+    return [
+        i for i, n in enumerate(body.inputs) if n.type.dtype.is_float and (wanted[i] or i in always)
+    ]
+
+
+def extract(
+    name: str,
+    graph: Graph,
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    swap: Mapping[Node, Node],
+) -> Graph:
+    """The part of `graph` that computes `outputs`, reading each key of `swap` from its value."""
+    new: dict[Node, Node] = dict(swap)
+    need, todo = set[Node](), [o for o in outputs if o not in swap]
+    while todo:
+        n = todo.pop()
+        if n not in need and n not in swap:
+            need.add(n)
+            todo.extend(n.args)
+    nodes = list(inputs)
+    for n in graph.nodes:
+        if n not in need or n.op == "input":
+            continue
+        args = tuple(new.get(a, a) for a in n.args)
+        made = n if args == n.args else Node(n.op, args, n.types, n.attrs, n.loc, n.scope, n.note)
+        if made is not n:
+            new[n] = made
+        nodes.append(made)
+    return Graph(name, tuple(nodes), tuple(inputs), tuple(new.get(o, o) for o in outputs))
+
+
+def _together(
+    b: Builder,
+    node: Node,
+    gs: Sequence[Node | None],
+    wanted: Sequence[bool],
+    differentiate: Differentiate,
+) -> list[Node | None]:
+    at, g = next((i, g) for i, g in enumerate(gs) if g is not None)
+    body, attrs = node.attrs["body"], node.attrs
+    consts, carries = attrs["consts"], attrs["carries"]
+    inner = _resume(body)
+    one = inner("full", dtype=node.types[at].dtype, shape=(), value=1.0)
+    ask = _asked(body, wanted, range(0))
+    parts = differentiate(inner, [(body.outputs[at], one)], [body.inputs[i] for i in ask])
+    found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
+    # The sums over all turns are carries; what belongs to one turn is stacked.
+    sums = {i: inner.input(p.type, f"sum_{i}") for i, p in found.items() if i < consts}
+    turns = [i for i in found if i >= consts + carries]
+    outs = [
+        *body.outputs[:carries],
+        *(inner("add", start, found[i]) for i, start in sums.items()),
+        *body.outputs[carries:],
+        *(found[i] for i in turns),
+    ]
+    heads, tails = body.inputs[: consts + carries], body.inputs[consts + carries :]
+    graph = extract(body.name, inner.graph(outs), [*heads, *sums.values(), *tails], outs, {})
+    made = b(
+        "scan",
+        *node.args[: consts + carries],
+        *(_zeros(b, s.type) for s in sums.values()),
+        *node.args[consts + carries :],
+        **{**attrs, "body": graph, "carries": carries + len(sums), "policy": "recompute"},
+    )
+    for k in range(len(node.types)):
+        _stand_in(b, node, k, b("item", made, index=k + (len(sums) if k >= carries else 0)))
+    out: list[Node | None] = [None] * len(node.args)
+    for k, i in enumerate(sums, carries):
+        out[i] = b("mul", b("item", made, index=k), g)
+    for k, i in enumerate(turns, len(node.types) + len(sums)):
+        out[i] = b("mul", b("item", made, index=k), g)
+    if wanted[consts + at]:
+        out[consts + at] = g
+    return out
+
+
+def _stand_in(b: Builder, old: Node, index: int, new: Node) -> None:
+    """Lets `new` stand for result `index` of the loop `old`, once."""
+    for n in b.nodes:
+        if n.op == "item" and n.args[0] is old and n.attrs["index"] == index:
+            b.replaced.setdefault(n, new)
+
+
+def _backwards(
+    b: Builder,
+    node: Node,
+    gs: Sequence[Node | None],
+    wanted: Sequence[bool],
+    differentiate: Differentiate,
+) -> list[Node | None]:
+    body, attrs = node.attrs["body"], node.attrs
+    consts, carries = attrs["consts"], attrs["carries"]
+    first_x = consts + carries
+    inner = _resume(body)
+    # What comes back: the carries' gradients go round, those of stacked results come turn by turn.
+    g_carry = {
+        i: inner.input(out.type.complete(), f"g_carry_{i}")
+        for i, out in enumerate(body.outputs[:carries])
+        if out.type.dtype.is_float
+    }
+    g_stack = {i: _unsplit(b, g) for i, g in enumerate(gs) if g is not None and i >= carries}
+    g_turn = {
+        i: inner.input(g.type.with_dims(g.type.dims[1:]), f"g_y_{i}") for i, g in g_stack.items()
+    }
+    seeds = [(body.outputs[i], n) for i, n in (*g_carry.items(), *g_turn.items())]
+    ask = _asked(body, wanted, range(consts, first_x))
+    parts = differentiate(inner, seeds, [body.inputs[i] for i in ask])
+    found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
+    carried = []
+    for i, g in g_carry.items():
+        part = found.get(consts + i)
+        carried.append(
+            _zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
+        )
+    turned = {i for i, p in found.items() if i < consts and _is_tall(p)}
+    found.update({i: _turned(inner, found[i]) for i in turned})
+    sums = {i: inner.input(p.type, f"sum_{i}") for i, p in found.items() if i < consts}
+    added = [inner("add", start, found[i]) for i, start in sums.items()]
+    turns = [i for i in found if i >= first_x]
+    outs = [*carried, *added, *(found[i] for i in turns)]
+    # One graph holds forward and backward; cut it in two.
+    whole = inner.graph([*body.outputs, *outs])
+    ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
+    late = _after(whole, {*g_carry.values(), *g_turn.values(), *sums.values()})
+    inputs = set(body.inputs)
+    every = attrs["policy"] == "save"
+    saved = _read_across(whole, outs, late, inputs) if every else _marked(whole, outs, late)
+    needed = _needed(outs, {*saved, *_before(saved)})
+    saved += [n for n in body.inputs[consts:first_x] if n in needed]
+    kept = {s: Node("input", (), s.types, {"name": f"kept{k}"}) for k, s in enumerate(saved)}
+    before = {n: kept[mark] for n, mark in _before(saved).items()}
+    back_inputs = [
+        *body.inputs[:consts], *g_carry.values(), *sums.values(),
+        *body.inputs[first_x:], *g_turn.values(), *kept.values(),
+    ]  # fmt: skip
+    backward = extract(body.name, whole, back_inputs, outs, before | kept)
+    run = node
+    if saved:
+        forward = extract(body.name, whole, body.inputs, [*ends, *saved], {})
+        run = b("scan", *node.args, **{**attrs, "body": forward})
+        b.replaced.setdefault(node, run)
+    starts = [
+        _zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
+        for i, n in g_carry.items()
+    ]
+    made = b(
+        "scan",
+        *node.args[:consts],
+        *starts,
+        *(_zeros(b, s.type) for s in sums.values()),
+        *node.args[first_x:],
+        *g_stack.values(),
+        *(b("item", run, index=len(ends) + k) for k in range(len(saved))),
+        **{
+            **attrs,
+            "body": backward,
+            "carries": len(starts) + len(sums),
+            "reverse": not attrs["reverse"],
+            "policy": "save" if attrs["policy"] == "save" else "recompute",
+        },
+    )
+    out: list[Node | None] = [None] * len(node.args)
+    for k, i in enumerate([*(consts + i for i in g_carry), *sums, *turns]):
+        result = b("item", made, index=k)
+        out[i] = b("transpose", result, perm=(1, 0)) if i in turned else result
+    return out
+
+
+def _is_tall(n: Node) -> bool:
+    """Whether `n` is the gradient of a weight with more rows than columns: x.T @ g with x wide.
+
+    A matrix unit reads the narrow operand across and the wide one along; g.T @ x is a third faster
+    on a CPU (bench/RESULTS.md), and the transpose after the loop is made once.
+    """
+    return (
+        n.op == "contract"
+        and n.type.rank == 2
+        and len(n.args) == 2
+        and n.type.shape[0] > n.type.shape[1]
+    )
+
+
+def _turned(b: Builder, n: Node) -> Node:
+    left, right = n.attrs["index"].split("->")
+    index = f"{left}-> {' '.join(reversed(right.split()))}"
+    return b("contract", *n.args, **{**n.attrs, "index": index})
+
+
+def _unsplit(b: Builder, g: Node) -> Node:
+    """`g` with its leading dim in one piece, as a loop needs it."""
+    first = without(g.type.dims[0], dim_axes(g.type.dims[0]), g.type.sizes)
+    return b.redistribute(g, g.type.with_dims((first, *g.type.dims[1:])), "for scan")
+
+
+def _after(graph: Graph, sources: set[Node]) -> set[Node]:
+    late = set(sources)
+    for n in graph.nodes:
+        if any(a in late for a in n.args):
+            late.add(n)
+    return late
+
+
+def _needed(outs: Sequence[Node], stop: set[Node]) -> set[Node]:
+    seen: set[Node] = set()
+    todo = list(outs)
+    while todo:
+        n = todo.pop()
+        if n not in seen and n not in stop:
+            seen.add(n)
+            todo.extend(n.args)
+    return seen
+
+
+def _read_across(
+    graph: Graph, outs: Sequence[Node], late: set[Node], inputs: set[Node]
+) -> list[Node]:
+    """The values computed before `late` that it reads; what is cheap to make is made again."""
+    read = {a for n in reachable(outs) & late for a in n.args if a not in late} | (set(outs) - late)
+    return [n for n in graph.nodes if n in read and n not in inputs and not _cheap(n)]
+
+
+def _marked(graph: Graph, outs: Sequence[Node], late: set[Node]) -> list[Node]:
+    """The values marked with `keep` that the backward body comes to first."""
+    found = {n for n in graph.nodes if n.op == "keep" and n not in late}
+    before = _before(found)
+    read = {a for n in _needed(outs, {*found, *before}) for a in n.args} | set(outs)
+    read |= {before[n] for n in read & before.keys()}
+    return [n for n in graph.nodes if n in found and n in read]
+
+
+def _before(marks: Iterable[Node]) -> dict[Node, Node]:
+    """Each value that was marked with its mark: who reads it before the mark may read it there
+    (the gradient of tanh reads tanh)."""
+    return {n.args[0]: n for n in marks if n.op == "keep" and n.args[0].op != "input"}
+
+
+def _cheap(n: Node) -> bool:
+    return n.op == "full" or OPS[n.op].creates

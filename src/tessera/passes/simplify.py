@@ -1,0 +1,263 @@
+"""Which nodes can go? Dead ones, repeated ones, and those that change nothing.
+
+Each pass is a pure function from graph to graph, walks the nodes once, and goes into the bodies of
+loops. Inputs always stay, since they are the signature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from ..core.dtypes import f32
+from ..core.reshard import plan
+from ..ir.graph.node import Graph, Node, reachable
+from ..ops.op import OPS, Attrs, infer
+from ..ops.redistribute import NAMES, step_attrs
+
+Emit = Callable[[Node], Node]  # puts a new node before the one that is looked at
+# From a node as it was and as it is with its new arguments: what stands for it, None for itself.
+Rule = Callable[[Node, Node, Emit], "Node | None"]
+Pass = Callable[[Graph], Graph]
+
+
+def simplify(graph: Graph) -> Graph:
+    """`graph` without dead, repeated and idle nodes; its outputs keep their values and types."""
+    graph = dead_code(common_subexpressions(fold(dead_code(graph))))
+    fused = fuse_reductions(graph)
+    return graph if fused is graph else dead_code(fused)
+
+
+def dead_code(graph: Graph) -> Graph:
+    """Without the nodes that no output needs. Ops with effects stay."""
+    effects = [n for n in graph.nodes if n.op in OPS and not OPS[n.op].pure]
+    live = reachable((*graph.outputs, *effects))
+    nodes = tuple([n for n in graph.nodes if n in live or n.op == "input"])
+    if len(nodes) < len(graph.nodes):
+        graph = Graph(graph.name, nodes, graph.inputs, graph.outputs)
+    return _each(graph, None, dead_code)
+
+
+def common_subexpressions(graph: Graph) -> Graph:
+    """With one node for all that compute the same; the first keeps its line and scope."""
+    seen: dict[object, Node] = {}
+
+    def again(was: Node, n: Node, emit: Emit) -> Node | None:
+        if not OPS[n.op].pure:
+            return None
+        try:
+            return seen.setdefault((n.op, n.args, n.types, _key(n.attrs)), n)
+        except TypeError:  # an attribute that cannot be hashed
+            return None
+
+    return _each(graph, again, common_subexpressions)
+
+
+def _key(attrs: Attrs) -> object:
+    # 0.0 and -0.0 are equal and not the same; their texts differ.
+    return tuple([(k, str(v) if type(v) is float else v) for k, v in attrs.items()])
+
+
+def fuse_reductions(graph: Graph) -> Graph:
+    """With a reduce_scatter where an all_reduce is only there to be cut into blocks."""
+    if not any(n.op in ("shard", "scan") for n in graph.nodes):
+        return graph
+    uses = Counter(a for n in graph.nodes for a in n.args)
+    uses.update(graph.outputs)
+
+    def fuse(was: Node, n: Node, emit: Emit) -> Node | None:
+        if n.op != "shard" or n.args[0].op != "all_reduce" or uses[was.args[0]] > 1:
+            return None
+        whole = n.args[0]
+        made = whole.args[0]
+        steps = plan(made.type, n.type)
+        if sum(s.wire_bytes for s in steps) >= whole.wire_bytes:
+            return None
+        for s in steps:
+            note = n.note or whole.note
+            made = Node(s.kind, (made,), (s.type,), step_attrs(s), n.loc, n.scope, note)
+            emit(made)
+        return made
+
+    return _each(graph, fuse, fuse_reductions)
+
+
+# ---- light algebra -----------------------------------------------------------------------------
+def fold(graph: Graph) -> Graph:
+    """Without nodes that change nothing: idle movements, double negation, times one, plus zero.
+
+    A moved constant is a constant made there. `x + 0` is `x` also where x is -0.0.
+    """
+
+    def change(was: Node, n: Node, emit: Emit) -> Node | None:
+        rule = _FOLDS.get(n.op)
+        return None if rule is None else rule(n, emit)
+
+    return _each(graph, change, fold)
+
+
+Fold = Callable[[Node, Emit], "Node | None"]
+
+
+def _is_full(n: Node, value: float) -> bool:
+    # No op takes a constant that is partial, but for a sum of zeros.
+    return n.op == "full" and bool(n.attrs["value"] == value)
+
+
+def _neutral(value: float, left: bool) -> Fold:
+    """x ∘ value is x; with `left`, value ∘ x too."""
+
+    def rule(n: Node, emit: Emit) -> Node | None:
+        x, y = n.args
+        if x.type is n.type and _is_full(y, value):
+            return x
+        return y if left and y.type is n.type and _is_full(x, value) else None
+
+    return rule
+
+
+def _constant(n: Node, emit: Emit) -> Node | None:
+    """A movement of a constant: the constant in its new shape, place or dtype."""
+    x = n.args[0]
+    if x.op != "full" or x.type.partial or n.type.partial:
+        return None
+    value, t = x.attrs["value"], n.type
+    if x.type.dtype is not t.dtype:
+        if not (x.type.dtype.is_float and t.dtype.is_float and math.isfinite(value)):
+            return None
+        value = float(x.type.dtype.numpy.type(value))
+    attrs = {"dtype": t.dtype, "shape": t.shape, "value": value}
+    if t.mesh is not None:
+        attrs["layout"] = t
+    return emit(Node("full", (), n.types, attrs, n.loc, n.scope))
+
+
+def _again(n: Node, emit: Emit) -> Node | None:
+    """`n` applied to the argument of its argument, where that gives the same type."""
+    x = n.args[0].args[0]
+    if x.type is n.type and n.op != "transpose":
+        return x
+    got = infer(OPS[n.op], (x.type,), n.attrs)
+    if got.wants[0] is not x.type or got.outs[0] is not n.type:
+        return None
+    return emit(Node(n.op, (x,), n.types, n.attrs, n.loc, n.scope, n.note))
+
+
+def _reshape(n: Node, emit: Emit) -> Node | None:
+    x = n.args[0]
+    if x.type is n.type:
+        return x
+    return _again(n, emit) if x.op == "reshape" else _constant(n, emit)
+
+
+def _cast(n: Node, emit: Emit) -> Node | None:
+    x = n.args[0]
+    if x.type is n.type:
+        return x
+    # Through f32 a narrow float passes unchanged; through anything else it may be rounded.
+    exact = x.op == "cast" and x.type.dtype is f32 and x.args[0].type.dtype.is_float
+    return _again(n, emit) if exact else _constant(n, emit)
+
+
+def _transpose(n: Node, emit: Emit) -> Node | None:
+    x, perm = n.args[0], tuple(n.attrs["perm"])
+    if x.op == "transpose":
+        x, perm = x.args[0], tuple([x.attrs["perm"][p] for p in perm])
+    if perm == tuple(range(len(perm))):
+        return x
+    if x is n.args[0]:
+        return _constant(n, emit)
+    return emit(Node("transpose", (x,), n.types, {"perm": perm}, n.loc, n.scope))
+
+
+def _broadcast(n: Node, emit: Emit) -> Node | None:
+    x = n.args[0]
+    return x if x.type is n.type else _constant(n, emit)
+
+
+def _neg(n: Node, emit: Emit) -> Node | None:
+    x = n.args[0]
+    return x.args[0] if x.op == "neg" and x.args[0].type is n.type else None
+
+
+def _slice(n: Node, emit: Emit) -> Node | None:
+    x, t = n.args[0], n.attrs
+    whole = not any(t["starts"]) and tuple(t["stops"]) == x.type.shape
+    return x if whole and x.type is n.type and set(t["steps"]) <= {1} else None
+
+
+def _pad(n: Node, emit: Emit) -> Node | None:
+    x, t = n.args[0], n.attrs
+    whole = not any(t["starts"]) and set(t["steps"]) <= {1}
+    return x if whole and x.type is n.type else None
+
+
+def _only(n: Node, emit: Emit) -> Node | None:
+    return n.args[0] if len(n.args) == 1 and n.args[0].type is n.type else None
+
+
+def _sum(n: Node, emit: Emit) -> Node | None:
+    return n.args[0] if not n.attrs["dims"] and n.args[0].type is n.type else None
+
+
+def _value(n: Node, emit: Emit) -> Node | None:
+    # Gradients are taken by now, so the expression that stood for them is not needed any more.
+    return n.args[0] if n.args[0].type is n.type else None
+
+
+_FOLDS: dict[str, Fold] = {
+    "add": _neutral(0, True),
+    "sub": _neutral(0, False),
+    "mul": _neutral(1, True),
+    "div": _neutral(1, False),
+    "neg": _neg,
+    "sum": _sum,
+    "reshape": _reshape,
+    "cast": _cast,
+    "transpose": _transpose,
+    "broadcast": _broadcast,
+    "slice": _slice,
+    "pad": _pad,
+    "concat": _only,
+    "graft": _value,
+    **dict.fromkeys(NAMES - {"to_partial"}, _constant),
+}
+
+
+# ---- the walk ----------------------------------------------------------------------------------
+def _each(graph: Graph, rule: Rule | None, deeper: Pass) -> Graph:
+    """`graph` with what `rule` puts in place of each node, and each body through `deeper`."""
+    if rule is None and not any(n.op == "scan" for n in graph.nodes):
+        return graph
+    new: dict[Node, Node] = {}  # only what changed
+    nodes: list[Node] = []
+    bodies: dict[Graph, Graph] = {}  # one body may be run by several loops, and stays one
+
+    def emit(n: Node) -> Node:
+        nodes.append(n)
+        return n
+
+    for was in graph.nodes:
+        n = was
+        args, attrs = n.args, n.attrs
+        if not new.keys().isdisjoint(args):
+            args = tuple([new.get(a, a) for a in args])
+        if n.op == "scan":
+            body = attrs["body"]
+            if body not in bodies:
+                bodies[body] = deeper(body)
+            if bodies[body] is not body:
+                attrs = {**attrs, "body": bodies[body]}
+        if args is not n.args or attrs is not was.attrs:
+            n = Node(n.op, args, n.types, attrs, n.loc, n.scope, n.note)
+        made = None if rule is None or n.op == "input" else rule(was, n, emit)
+        if made is None or made is n:
+            nodes.append(n)
+            made = n
+        if made is not was:
+            new[was] = made
+    if not new:
+        return graph
+    outputs = tuple([new.get(o, o) for o in graph.outputs])
+    return Graph(graph.name, tuple(nodes), graph.inputs, outputs)

@@ -1,0 +1,25 @@
+"""Why is a CPU step not slowed by page faults? The C library keeps what large arrays give back.
+
+By default glibc returns each large temporary to the kernel and faults every page in again at the
+next step: 5 to 15 % of a training step (bench/RESULTS.md). One arena that never shrinks avoids it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+from ..core import switches
+
+# The parameters of mallopt(3) and what they are set to.
+ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -8, -4, -1, -2
+TOP_PAD_BYTES = 256 << 20
+
+
+def keep_pages() -> bool:
+    """Lets the process keep its pages; whether that was possible. `TESSERA_HEAP=0` prevents it."""
+    if platform.libc_ver()[0] != "glibc" or not switches.is_on(switches.HEAP, default=True):
+        return False
+    libc = ctypes.CDLL(None)
+    wanted = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: TOP_PAD_BYTES}
+    return all(libc.mallopt(key, value) == 1 for key, value in wanted.items())

@@ -1,0 +1,247 @@
+"""The local array functions, by JAX: the engine's half of the `xp` protocol.
+
+The oracle's half (ir/graph/xp_numpy.py) has the same names. Straight to `lax` where that is one
+call, because a program is traced through here node by node.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..core.dtypes import DType
+
+Array = Any
+
+
+def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    def run(x: Array, y: Array) -> Array:
+        if x.shape != y.shape:
+            shape = jnp.broadcast_shapes(x.shape, y.shape)
+            x, y = broadcast(x, shape), broadcast(y, shape)
+        return f(x, y)
+
+    return run
+
+
+neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
+tanh, sin, cos, floor, sign, abs = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign, lax.abs
+erf, isfinite, logical_not, sigmoid = lax.erf, lax.is_finite, lax.bitwise_not, lax.logistic
+add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
+maximum, minimum = _binary(lax.max), _binary(lax.min)
+mod, floordiv = _binary(jnp.mod), _binary(jnp.floor_divide)
+eq, ne, lt, le, gt, ge = map(_binary, (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge))
+bit_and, bit_or, bit_xor = map(_binary, (lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor))
+logical_and, logical_or, logical_xor = bit_and, bit_or, bit_xor
+shift_left, shift_right = _binary(lax.shift_left), _binary(lax.shift_right_logical)
+
+
+def where(pick: Array, x: Array, y: Array) -> Array:
+    shape = jnp.broadcast_shapes(pick.shape, x.shape, y.shape)
+    return lax.select(broadcast(pick, shape), broadcast(x, shape), broadcast(y, shape))
+
+
+def cast(x: Array, dtype: DType) -> Array:
+    return lax.convert_element_type(x, dtype.numpy)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:
+    return lax.full(shape, value, jnp.int32 if isinstance(dtype, str) else dtype.numpy)
+
+
+def contract(
+    args: Sequence[Sequence[str]], out: Sequence[str], values: Sequence[Array], dtype: DType
+) -> Array:
+    if len(values) == 1:
+        x, letters = values[0], list(args[0])
+        gone = tuple(i for i, k in enumerate(letters) if k not in out)
+        x = sum(x, gone) if gone else x
+        letters = [k for k in letters if k in out]
+        return cast(lax.transpose(x, [letters.index(k) for k in out]), dtype)
+    if len(values) > 2:
+        # Left to right: each step keeps what a later argument or the result still names.
+        later = set(out).union(*args[2:])
+        keep = tuple(k for k in dict.fromkeys((*args[0], *args[1])) if k in later)
+        first = contract(args[:2], keep, values[:2], dtype)
+        return contract((keep, *args[2:]), out, (first, *values[2:]), dtype)
+    return _dot(list(args[0]), list(args[1]), list(out), values[0], values[1], dtype)
+
+
+def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: DType) -> Array:
+    for own, other, left in ((a, b, True), (b, a, False)):
+        gone = tuple(i for i, k in enumerate(own) if k not in other and k not in out)
+        if gone:
+            if left:
+                x = sum(x, gone)
+            else:
+                y = sum(y, gone)
+            own[:] = [k for i, k in enumerate(own) if i not in gone]
+    batch = [k for k in a if k in b and k in out]
+    inner = [k for k in a if k in b and k not in out]
+    free_a, free_b = ([k for k in s if k not in batch and k not in inner] for s in (a, b))
+    if [*batch, *free_a, *free_b] != out and [*batch, *free_b, *free_a] == out:
+        a, b, x, y, free_a, free_b = b, a, y, x, free_b, free_a
+    dims = (
+        (tuple(a.index(k) for k in inner), tuple(b.index(k) for k in inner)),
+        (tuple(a.index(k) for k in batch), tuple(b.index(k) for k in batch)),
+    )
+    narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
+    result = lax.dot_general(x, y, dims, preferred_element_type=jnp.float32 if narrow else None)
+    got = [*batch, *free_a, *free_b]
+    if got != out:
+        result = lax.transpose(result, [got.index(k) for k in out])
+    return cast(result, dtype) if result.dtype != dtype.numpy else result
+
+
+def sum(x: Array, dims: tuple[int, ...]) -> Array:
+    if x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.reduce_sum(x.astype(jnp.float32), axes=dims).astype(x.dtype)
+    return lax.reduce_sum(x, axes=dims)
+
+
+def max(x: Array, dims: tuple[int, ...]) -> Array:
+    return lax.reduce_max(x, axes=dims)
+
+
+def min(x: Array, dims: tuple[int, ...]) -> Array:
+    return lax.reduce_min(x, axes=dims)
+
+
+def prod(x: Array, dims: tuple[int, ...]) -> Array:
+    return lax.reduce_prod(x, axes=dims)
+
+
+def argmax(x: Array, dim: int) -> Array:
+    return lax.argmax(x, dim, jnp.int32)
+
+
+def argmin(x: Array, dim: int) -> Array:
+    return lax.argmin(x, dim, jnp.int32)
+
+
+def cumsum(x: Array, dim: int) -> Array:
+    return lax.cumsum(x, dim)
+
+
+def argsort(x: Array, dim: int, descending: bool) -> Array:
+    return jnp.argsort(x, axis=dim, stable=True, descending=descending).astype(jnp.int32)
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    values, ids = lax.top_k(x, k)
+    return values, ids.astype(jnp.int32)
+
+
+def flip(x: Array, dim: int) -> Array:
+    return lax.rev(x, (dim,))
+
+
+def reshape(x: Array, shape: tuple[int, ...]) -> Array:
+    return x if x.shape == shape else lax.reshape(x, shape)
+
+
+def transpose(x: Array, perm: tuple[int, ...]) -> Array:
+    return lax.transpose(x, perm)
+
+
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    if x.shape == shape:
+        return x
+    extra = len(shape) - x.ndim
+    return lax.broadcast_in_dim(x, shape, tuple(range(extra, len(shape))))
+
+
+def slice(
+    x: Array, starts: tuple[int, ...], stops: tuple[int, ...], steps: tuple[int, ...]
+) -> Array:
+    return lax.slice(x, starts, stops, steps)
+
+
+def pad(x: Array, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    rows = [
+        (s, total - s - ((n - 1) * k + 1), k - 1)
+        for s, k, n, total in zip(starts, steps, x.shape, shape, strict=True)
+    ]
+    return lax.pad(x, jnp.zeros((), x.dtype), rows)
+
+
+def concat(xs: Sequence[Array], dim: int) -> Array:
+    return lax.concatenate(list(xs), dim)
+
+
+def take(table: Array, ids: Array, dim: int) -> Array:
+    n = table.shape[dim]
+    ok = lax.bitwise_and(ids >= 0, ids < n)
+    rows = jnp.take(table, jnp.clip(ids, 0, n - 1), axis=dim, mode="clip")
+    shape = (1,) * dim + ids.shape + (1,) * (table.ndim - dim - 1)
+    return where(reshape(ok, shape), rows, jnp.zeros((), table.dtype))
+
+
+def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
+    rest_before, rest_after = updates.shape[:dim], updates.shape[dim + ids.ndim :]
+    zeros = jnp.zeros((*rest_before, size, *rest_after), updates.dtype)
+    ids = jnp.where(ids < 0, size, ids)
+    at = (*(builtins.slice(None),) * dim, ids)
+    return zeros.at[at].add(updates, mode="drop")
+
+
+def take_along(x: Array, ids: Array, dim: int) -> Array:
+    n = x.shape[dim]
+    shape = tuple(x.shape[i] if m == 1 and i != dim else m for i, m in enumerate(ids.shape))
+    ids = broadcast(ids, shape)
+    wide = tuple(n if i == dim else m for i, m in enumerate(shape))
+    ok = lax.bitwise_and(ids >= 0, ids < n)
+    got = jnp.take_along_axis(broadcast(x, wide), jnp.clip(ids, 0, n - 1), dim, mode="clip")
+    return where(ok, got, jnp.zeros((), x.dtype))
+
+
+def put_along(ids: Array, updates: Array, dim: int, size: int) -> Array:
+    ids = broadcast(jnp.where(ids < 0, size, ids), updates.shape)
+    shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
+    grid = list(jnp.indices(updates.shape, sparse=True))
+    grid[dim] = ids
+    return jnp.zeros(shape, updates.dtype).at[tuple(grid)].add(updates, mode="drop")
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: tuple[Array, ...],
+    xs: tuple[Array, ...],
+    length: int,
+    reverse: bool,
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    return lax.scan(step, carry, xs, length=length, reverse=reverse)
+
+
+# -- collectives: inside shard_map ----------------------------------------------------------------
+def axis_index(axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
+    """This device's place along `axes`, major first."""
+    at = lax.axis_index(axes[0])
+    for a in axes[1:]:
+        at = at * sizes[a] + lax.axis_index(a)
+    return at
+
+
+def all_gather(x: Array, axes: tuple[str, ...], dim: int) -> Array:
+    return lax.all_gather(x, axes, axis=dim, tiled=True)
+
+
+def reduce_scatter(x: Array, axes: tuple[str, ...], dim: int) -> Array:
+    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+
+
+def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
+    return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[kind](x, axes)
+
+
+def all_to_all(x: Array, axes: tuple[str, ...], split: int, concat: int) -> Array:
+    return lax.all_to_all(x, axes, split, concat, tiled=False)
+
+
+def dynamic_slice(x: Array, dim: int, block: Array, size: int) -> Array:
+    """Block number `block` of `size` elements along `dim`."""
+    return lax.dynamic_slice_in_dim(x, block * size, size, dim)

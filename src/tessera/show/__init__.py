@@ -1,0 +1,1 @@
+"""Pictures: meshes, layouts, curves. They show what other modules computed and compute nothing."""

@@ -1,0 +1,68 @@
+"""Did the loss go down, and below what? A curve in a PNG, with baselines as level lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import UsageError, fail
+
+WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.8, 120
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve: its name in the legend, steps and values; `marked` draws a dot at each point."""
+
+    label: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    marked: bool = False
+
+
+def save_loss_curve(
+    path: str | Path,
+    series: Sequence[Series],
+    *,
+    baselines: Mapping[str, float] | None = None,
+    title: str = "",
+    unit: str = "nats per token",
+) -> Path:
+    """Draws `series` over steps and each baseline as a horizontal line, and writes a PNG.
+
+    Raises `UsageError` where there is nothing to draw or matplotlib is not installed.
+    """
+    if not any(len(one.steps) for one in series):
+        raise fail(
+            UsageError,
+            "save_loss_curve: no series has a point",
+            fix="pass at least one step and its loss",
+        )
+    try:
+        # The object API: no backend is chosen for the process, and no window can open.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise fail(
+            UsageError,
+            "save_loss_curve: matplotlib is not installed",
+            fix="pip install 'tessera[demo]'",
+        ) from None
+    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)  # attaches itself; savefig then needs no backend
+    axes = figure.add_subplot()
+    for one in series:
+        axes.plot(one.steps, one.values, "o-" if one.marked else "-", label=one.label, markersize=4)
+    for i, (label, value) in enumerate((baselines or {}).items()):
+        style = ("--", ":", "-.")[i % 3]
+        axes.axhline(value, color="0.35", linestyle=style, label=f"{label} ({value:.3f})")
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"loss, {unit}")
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, format="png")
+    return target

@@ -1,0 +1,212 @@
+"""What will a step cost, before it runs? The mesh, what each device holds, what crosses the wires.
+
+`render_plan` reads all of it off types and the recorded graph: nothing is computed, and the mesh
+may be larger than the machine.
+
+>>> from tessera.core.layout import parse_type
+>>> from tessera.ir.graph.build import Builder
+>>> mesh = Mesh(["dp", "tp"], devices=range(8), shape=(2, 4))
+>>> b = Builder("step")
+>>> sums = b.input(parse_type("f32[512, 1024@tp] +dp", mesh))
+>>> done = b.redistribute(sums, sums.type.complete(), "gradient")
+>>> traffic(b.graph([done]))
+[Traffic(kind='all_reduce', axes=('dp',), reason='gradient', times=1, wire_bytes=524288)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from ..ir.graph.node import Graph, Node
+from ..ir.graph.text import size_text
+from ..lang.tensor import Tensor
+from ..lang.trace import trace
+from ..lang.tree import flatten
+from ..passes.simplify import simplify
+from .mesh_picture import render_mesh
+
+MOST_WEIGHTS, MOST_ROWS = 24, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Collectives of one kind, over the same axes, for the same reason.
+
+    `times` is how often they run in a step, `wire_bytes` what one device receives in all of them.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    reason: str
+    times: int
+    wire_bytes: int
+
+
+def traffic(graph: Graph) -> list[Traffic]:
+    """The collectives of `graph` by kind, axes and reason, loops counted, the largest first."""
+    found: dict[tuple[str, tuple[str, ...], str], tuple[int, int]] = {}
+    for node, times in graph.collectives():
+        key = (node.op, tuple(node.attrs["axes"]), _reason(node))
+        count, size = found.get(key, (0, 0))
+        found[key] = count + times, size + times * node.wire_bytes
+    rows = [Traffic(*key, count, size) for key, (count, size) in found.items()]
+    return sorted(rows, key=lambda row: -row.wire_bytes)
+
+
+def _reason(node: Node) -> str:
+    """Where in the model, and what for: `layers/block, for add`."""
+    why = node.note or "as written"
+    return why if not node.scope or node.scope in why else f"{node.scope}, {why}"
+
+
+def local_bytes(tree: Any) -> int:
+    """The bytes that one device holds of all tensors (or types) in `tree`."""
+    return sum(t.local_bytes for t in _types(tree))
+
+
+def _types(tree: Any) -> list[TensorType]:
+    leaves = flatten(tree)[0]
+    types = (x.type if isinstance(x, Tensor) else x for x in leaves)
+    return [t for t in types if isinstance(t, TensorType)]
+
+
+def render_plan(
+    mesh: Mesh,
+    graph: Graph,
+    weights: Mapping[str, Tensor | TensorType],
+    held: Mapping[str, Any],
+    model_flops: int | None = None,
+) -> RenderableType:
+    """The plan of one step as a picture for a rich console.
+
+    `weights` are shown one by one with their layouts; `held` names everything that lives on the
+    devices between the parts of a step ("weights", "gradients", "optimizer", ...), each a tree of
+    tensors or types. `model_flops` are the model's own, where they are known.
+    """
+    return Group(
+        render_mesh(mesh),
+        Text(),
+        _weights_table(weights),
+        Text(),
+        _memory_table(held),
+        Text(),
+        _traffic_table(graph),
+        Text(),
+        Text(_flops_text(graph, mesh, model_flops)),
+    )
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+    return table
+
+
+def _weights_table(weights: Mapping[str, Tensor | TensorType]) -> Table:
+    types = {k: w.type if isinstance(w, Tensor) else w for k, w in weights.items()}
+    count = sum(t.size for t in types.values())
+    table = _table(
+        f"{count:,} parameters in {len(types)} tensors",
+        ("name", "left"),
+        ("layout", "left"),
+        ("a device", "right"),
+    )
+    for name, t in list(types.items())[:MOST_WEIGHTS]:
+        table.add_row(name, Text(str(t)), size_text(t.local_bytes))
+    rest = list(types.values())[MOST_WEIGHTS:]
+    if rest:
+        table.add_row(f"… and {len(rest)} more", "", size_text(local_bytes(rest)))
+    return table
+
+
+def _memory_table(held: Mapping[str, Any]) -> Table:
+    table = _table(
+        "memory", ("", "left"), ("whole", "right"), ("a device", "right"), ("all devices", "right")
+    )
+    whole = here = everywhere = 0
+    for name, tree in held.items():
+        types = _types(tree)
+        size, local = sum(t.nbytes for t in types), local_bytes(types)
+        total = sum(t.local_bytes * (t.mesh.size if t.mesh is not None else 1) for t in types)
+        table.add_row(name, size_text(size), size_text(local), size_text(total))
+        whole, here, everywhere = whole + size, here + local, everywhere + total
+    table.add_section()
+    table.add_row("together", size_text(whole), size_text(here), size_text(everywhere))
+    return table
+
+
+def _traffic_table(graph: Graph) -> RenderableType:
+    rows = traffic(graph)
+    if not rows:
+        return Text("no collectives: nothing crosses a wire", style="bold")
+    times, size = sum(r.times for r in rows), sum(r.wire_bytes for r in rows)
+    count = "1 collective" if times == 1 else f"{times} collectives"
+    table = _table(
+        f"{count} a step: a device receives {size_text(size)}",
+        ("kind", "left"),
+        ("axes", "left"),
+        ("times", "right"),
+        ("receives", "right"),
+        ("reason", "left"),
+    )
+    for r in rows[:MOST_ROWS]:
+        table.add_row(r.kind, ", ".join(r.axes), str(r.times), size_text(r.wire_bytes), r.reason)
+    if rest := rows[MOST_ROWS:]:
+        table.add_row(*_rest(rest))
+    return table
+
+
+def _rest(rows: Iterable[Traffic]) -> tuple[str, ...]:
+    rows = list(rows)
+    axes = dict.fromkeys(a for r in rows for a in r.axes)
+    size = sum(r.wire_bytes for r in rows)
+    return "others", ", ".join(axes), str(sum(r.times for r in rows)), size_text(size), ""
+
+
+def _flops_text(graph: Graph, mesh: Mesh, model_flops: int | None) -> str:
+    text = f"{flops_text(graph.flops)} a step, {flops_text(graph.flops / mesh.size)} a device"
+    if model_flops is not None:
+        text += f"; the model's own products are {flops_text(model_flops)}"
+    return text
+
+
+def flops_text(n: float) -> str:
+    """A number of operations for people.
+
+    >>> flops_text(35_060_985_894), flops_text(1.2e6)
+    ('35.1 GFLOP', '1.2 MFLOP')
+    """
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if n >= size:
+            return f"{n / size:.1f} {unit}FLOP"
+    return f"{n:.0f} FLOP"
+
+
+def planned(step: Callable[..., Any], *args: Any) -> Graph:
+    """The graph that `step(*args)` will run: recorded and simplified, not run.
+
+    What the function changes in its arguments counts as a result of it.
+    """
+
+    def whole(*given: Any) -> Any:
+        return step(*given), given
+
+    whole.__name__ = getattr(step, "__name__", "step")
+    return simplify(trace(whole, *args))

@@ -1,0 +1,1 @@
+"""The training loop and what it tells while it runs."""

@@ -1,0 +1,125 @@
+"""Which tokens does a run read? A corpus, its tokenizer and its token files, made once and kept.
+
+What is kept is found again by a hash of the corpus' text: a file that changed is never missed, and
+a second run starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data import bigram, tokenizer
+from ..data.corpus import Corpus, Document, collect
+from ..data.tokenizer import Tokenizer
+from ..data.tokens import Batch, open_tokens, write_tokens
+
+FORMAT = b"1"
+"""Changes when what is kept would be made differently."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Text:
+    """A corpus as tokens. `train` and `val` are rows of ids, each document closed by an end."""
+
+    name: str
+    files: int
+    train_bytes: int
+    val_bytes: int
+    tokenizer: Tokenizer = field(repr=False)
+    train: NDArray[np.uint16] = field(repr=False)
+    val: NDArray[np.uint16] = field(repr=False)
+    kept_at: Path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.files} files, {self.train_bytes / 1e6:.1f} MB = "
+            f"{self.train.size:,} tokens to train on, {self.val_bytes / 1e6:.1f} MB = "
+            f"{self.val.size:,} to validate; vocabulary {self.tokenizer.vocab}"
+        )
+
+    def bigram_loss(self, windows: list[Batch]) -> float:
+        """Nats per token on `windows` of a bigram counted on all training tokens."""
+        inputs = np.concatenate([w.inputs for w in windows])
+        targets = np.concatenate([w.targets for w in windows])
+        found = bigram.fit(self.train, self.tokenizer.vocab)
+        return found.nats_per_token(inputs, targets)
+
+    def bits_per_byte(self, nats_per_token: float, windows: list[Batch]) -> float:
+        """What a loss on `windows` is worth in bits per byte of their text."""
+        targets = np.concatenate([w.targets for w in windows])
+        return self.tokenizer.bits_per_byte(nats_per_token, targets)
+
+
+def prepare(
+    root: str | Path | None = None,
+    *,
+    vocab: int = 1024,
+    cache: str | Path = "runs/.cache",
+    max_mb: float = 16.0,
+) -> Text:
+    """The text under `root` (None: the standard library's source) as tokens, kept under `cache`.
+
+    Raises UsageError where there is no such text, or for a vocabulary that cannot be.
+    """
+    corpus = collect(root, max_mb=max_mb)
+    kept = Path(cache) / _fingerprint(corpus, vocab)
+    if not kept.is_dir():
+        _make(corpus, vocab, kept)
+    return Text(
+        corpus.name,
+        len(corpus.train) + len(corpus.val),
+        corpus.train_bytes,
+        corpus.val_bytes,
+        tokenizer.load(kept / "tokenizer.json"),
+        open_tokens(kept / "train.npy"),
+        open_tokens(kept / "val.npy"),
+        kept,
+    )
+
+
+def _make(corpus: Corpus, vocab: int, kept: Path) -> None:
+    made = tokenizer.train((d.text for d in corpus.train), vocab)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # Under its own name only when it is whole: a run that is stopped leaves nothing half made.
+    part = Path(tempfile.mkdtemp(prefix=".making-", dir=kept.parent))
+    try:
+        made.save(part / "tokenizer.json")
+        for name, documents in (("train", corpus.train), ("val", corpus.val)):
+            write_tokens(part / f"{name}.npy", made.encode_documents(d.text for d in documents))
+        os.chmod(part, 0o755)
+        try:
+            part.rename(kept)
+        except OSError:
+            if not kept.is_dir():  # where it is, another run was faster and made the same
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _fingerprint(corpus: Corpus, vocab: int) -> str:
+    h = hashlib.sha256(FORMAT + f" {vocab}".encode())
+    for side in (corpus.train, corpus.val):
+        _feed(h, b"side")
+        for document in side:
+            _document(h, document)
+    return h.hexdigest()[:16]
+
+
+def _document(h: Any, document: Document) -> None:
+    _feed(h, document.name.encode("utf-8", "surrogateescape"))
+    _feed(h, document.text.encode())
+
+
+def _feed(h: Any, part: bytes) -> None:
+    # With its length, so that no two lists of texts run together the same way.
+    h.update(len(part).to_bytes(8, "little"))
+    h.update(part)

@@ -1,0 +1,77 @@
+"""How well is the machine used? The model's arithmetic over time, as a part of the GEMM peak.
+
+MFU (model FLOPs utilisation: Chowdhery et al. 2022) counts what the model needs: three times the
+matrix products of its forward pass. What is computed twice to save memory does not count, so a
+program cannot look better by doing more. The peak is measured, not read from a data sheet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import f32
+from ..core.errors import UsageError, fail
+from ..ir.graph.node import Graph
+from ..lang.create import tensor
+from ..lang.jit import jit
+from ..lang.tensor import Tensor
+from ..lang.trace import trace
+from ..ops.op import OPS
+from ..passes.simplify import simplify
+
+FORWARD_AND_BACKWARD = 3
+"""A product's gradient is two products of its size."""
+
+
+def model_flops(loss: Callable[..., Any], *args: Any) -> int:
+    """FLOPs of one training step of `loss(*args)` over all devices: forward products, three times.
+
+    Nothing is computed; `args` may be types.
+    """
+    return FORWARD_AND_BACKWARD * product_flops(simplify(trace(loss, *args)))
+
+
+def product_flops(graph: Graph) -> int:
+    """FLOPs of the matrix products in `graph`, loops counted."""
+    total = 0
+    for n in graph.nodes:
+        if n.op == "contract":
+            total += OPS[n.op].flops(tuple(a.type for a in n.args), n.types, n.attrs)
+        elif n.op == "scan":
+            total += n.attrs["length"] * product_flops(n.attrs["body"])
+    return total
+
+
+def gemm_peak(size: int = 1024, dtype: Any = f32, seconds: float = 1.0) -> float:
+    """The fastest FLOP/s that this machine reached in products of `size` x `size` matrices.
+
+    One program on one device, which on a CPU uses every core. Products of a few milliseconds, the
+    best of what fits into `seconds`: a busy machine lets some of them pass undisturbed.
+    """
+    if size < 1 or seconds <= 0:
+        raise fail(
+            UsageError,
+            f"gemm_peak: size={size}, seconds={seconds} measure nothing",
+            fix="give a size of at least 1 and some time",
+        )
+
+    @jit
+    def product(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        return y, y[0, 0]
+
+    # Rows that average: the values keep their size however often they are multiplied.
+    w = tensor(np.full((size, size), 1.0 / size, np.float32), dtype=dtype)
+    x = tensor(np.ones((size, size), np.float32), dtype=dtype)
+    product(x, w)[1].item()
+    best, start = float("inf"), time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        before = time.perf_counter()
+        x, one = product(x, w)
+        one.item()
+        best = min(best, time.perf_counter() - before)
+    return 2.0 * size**3 / best

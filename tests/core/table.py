@@ -1,0 +1,277 @@
+"""Which ops are there, and what must each compute? One row an op buys all the tests of test_ops.
+
+A row's `expect` is an independent formula over whole arrays, in whatever precision they come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.core.dtypes import DType, bf16, bool_, f32, int32
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NUMBER = ("float", "int", "uint")
+ANY = (*NUMBER, "bool")
+
+# Ops whose rows need a graph, a key or a mesh around them, and where these rows are.
+ELSEWHERE = {
+    "scan": "test_loops.py",
+    "item": "test_loops.py",
+    "random_bits": "test_random.py",
+    "all_gather": "test_reshard.py",
+    "all_reduce": "test_reshard.py",
+    "reduce_scatter": "test_reshard.py",
+    "all_to_all": "test_reshard.py",
+    "shard": "test_reshard.py",
+    "to_partial": "test_reshard.py",
+    "to_mesh": "test_reshard.py",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`op` on `ins` with `attrs` gives `expect(*ins)`: an array, or a tuple of them.
+
+    `kinds` are the kinds of dtype that all arguments may have ("" where they may differ),
+    `result` the dtype of the first result if it is not that of the first argument, `free` that the
+    op counts no FLOPs, `smooth` that its gradient equals finite differences.
+    """
+
+    op: str
+    ins: tuple[Array, ...]
+    expect: Callable[..., Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    result: DType | None = None
+    free: bool = False
+    smooth: bool = True
+    tag: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}-{self.tag}" if self.tag else self.op
+
+
+RNG = np.random.default_rng(7)
+
+
+def real(*shape: int, low: float = -2.0, high: float = 2.0) -> Array:
+    return RNG.uniform(low, high, shape).astype(np.float32)
+
+
+def ids(*shape: int, below: int, low: int = 0) -> Array:
+    return RNG.integers(low, below, shape).astype(np.int32)
+
+
+def words(*shape: int) -> Array:
+    return RNG.integers(0, 2**32, shape, dtype=np.uint32)
+
+
+def bits(*shape: int) -> Array:
+    return RNG.integers(0, 2, shape).astype(np.bool_)
+
+
+ROWS: list[Row] = []
+
+
+def row(op: str, *ins: Array, expect: Callable[..., Any], **rest: Any) -> None:
+    names = ("kinds", "result", "free", "smooth", "tag")
+    known = {k: rest.pop(k) for k in names if k in rest}
+    ROWS.append(Row(op, ins, expect, rest, **known))
+
+
+# ---- elementwise, one argument -----------------------------------------------------------------
+FLOAT = ("float",)
+X = real(5, 8)
+POSITIVE = real(5, 8, low=0.3, high=3.0)
+row("neg", X, expect=lambda x: 0 - x, kinds=NUMBER)
+row("exp", X, expect=lambda x: np.e**x, kinds=FLOAT)
+row("log", POSITIVE, expect=lambda x: np.log2(x) * math.log(2), kinds=FLOAT)
+row("sqrt", POSITIVE, expect=lambda x: x**0.5, kinds=FLOAT)
+row("rsqrt", POSITIVE, expect=lambda x: x**-0.5, kinds=FLOAT)
+row("tanh", X, expect=lambda x: (np.exp(2 * x) - 1) / (np.exp(2 * x) + 1), kinds=FLOAT)
+row("sigmoid", X, expect=lambda x: (1 + np.tanh(x / 2)) / 2, kinds=FLOAT)
+row("sin", X, expect=lambda x: np.exp(1j * x).imag, kinds=FLOAT)
+row("cos", X, expect=lambda x: np.exp(1j * x).real, kinds=FLOAT)
+row("erf", X, expect=lambda x: np.array([[math.erf(v) for v in r] for r in x]), kinds=FLOAT)
+row("abs", X, expect=lambda x: np.where(x < 0, -x, x), kinds=NUMBER)
+row("sign", X, expect=lambda x: (x > 0) * 1.0 - (x < 0) * 1.0, kinds=NUMBER)
+row("floor", X, expect=lambda x: x - np.mod(x, 1), kinds=FLOAT)
+row(
+    "isfinite",
+    np.array([1.0, np.inf, -np.inf, np.nan, 0.0], np.float32),
+    expect=lambda x: np.array([True, False, False, False, True]),
+    kinds=FLOAT,
+    result=bool_,
+)
+row("logical_not", bits(3, 8), expect=lambda x: x == False, kinds=("bool",))  # noqa: E712
+row("keep", X, expect=lambda x: x, kinds=ANY, free=True)
+row("stop_gradient", X, expect=lambda x: x, kinds=ANY, free=True, smooth=False)
+
+# ---- elementwise, two arguments ----------------------------------------------------------------
+Y = real(5, 8)
+COLUMN, LINE, SCALAR = real(5, 1), real(8), real()
+row("add", X, Y, expect=lambda x, y: x - (-y), kinds=NUMBER)
+row("add", X, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="line")
+row("add", COLUMN, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="outer")
+row("sub", X, Y, expect=lambda x, y: x + (-y), kinds=NUMBER)
+row("sub", SCALAR, Y, expect=lambda x, y: x + (-y), kinds=NUMBER, tag="scalar")
+row("graft", X, Y, expect=lambda x, y: x, free=True, smooth=False)
+row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=NUMBER)
+row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=NUMBER, tag="column")
+row("div", X, POSITIVE, expect=lambda x, y: x * y**-1.0, kinds=FLOAT)
+row("div", X, real(5, 1, low=0.5), expect=lambda x, y: x * y**-1.0, kinds=FLOAT, tag="column")
+row("pow", POSITIVE, Y, expect=lambda x, y: np.exp(y * np.log(x)), kinds=FLOAT)
+row("maximum", X, Y, expect=lambda x, y: np.where(x > y, x, y), kinds=NUMBER)
+row("minimum", X, LINE, expect=lambda x, y: np.where(x < y, x, y), kinds=NUMBER)
+row("mod", X, POSITIVE, expect=lambda x, y: x - y * np.floor(x / y), kinds=NUMBER)
+row("floordiv", X, POSITIVE, expect=lambda x, y: np.floor(x / y), kinds=NUMBER)
+A, B = ids(5, 8, below=4), ids(5, 8, below=4)
+row("eq", A, B, expect=lambda x, y: x - y == 0, kinds=ANY, result=bool_)
+row("ne", A, B, expect=lambda x, y: x - y != 0, kinds=ANY, result=bool_)
+row("lt", X, Y, expect=lambda x, y: y - x > 0, kinds=NUMBER, result=bool_)
+row("le", A, B, expect=lambda x, y: y - x >= 0, kinds=NUMBER, result=bool_)
+row("gt", X, Y, expect=lambda x, y: x - y > 0, kinds=NUMBER, result=bool_)
+row("ge", A, B, expect=lambda x, y: x - y >= 0, kinds=NUMBER, result=bool_)
+P, Q = bits(5, 8), bits(5, 8)
+row("logical_and", P, Q, expect=lambda x, y: x * y, kinds=("bool",))
+row("logical_or", P, Q, expect=lambda x, y: x + y > 0, kinds=("bool",))
+row("logical_xor", P, Q, expect=lambda x, y: x != y, kinds=("bool",))
+U, V = words(5, 8), words(5, 8)
+WHOLE = ("int", "uint")
+row("bit_and", U, V, expect=lambda x, y: x & y, kinds=WHOLE)
+row("bit_or", U, V, expect=lambda x, y: x ^ y ^ (x & y), kinds=WHOLE)
+row("bit_xor", U, V, expect=lambda x, y: (x | y) - (x & y), kinds=WHOLE)
+SHIFT = RNG.integers(0, 32, (5, 8)).astype(np.uint32)
+row("shift_left", U, SHIFT, kinds=WHOLE,
+    expect=lambda x, y: np.vectorize(lambda a, n: int(a) * 2 ** int(n) % 2**32)(x, y))  # fmt: skip
+row("shift_right", U, SHIFT, kinds=WHOLE,
+    expect=lambda x, y: np.vectorize(lambda a, n: int(a) // 2 ** int(n))(x, y))  # fmt: skip
+row("where", bits(5, 8), X, Y, expect=lambda p, x, y: p * x + (1 - p) * y, result=f32)
+row("where", bits(5, 1), X, SCALAR, result=f32, tag="broadcast",
+    expect=lambda p, x, y: p * x + (1 - p) * y)  # fmt: skip
+row("cast", X, dtype=bf16, result=bf16, free=True, smooth=False,
+    expect=lambda x: x.astype(np.float32).astype(bf16.numpy))  # fmt: skip
+row("cast", X, dtype=f32, expect=lambda x: x, free=True, tag="same")
+row("cast", X, dtype=int32, expect=np.trunc, result=int32, free=True, smooth=False, tag="int")
+row("cast", P, dtype=f32, expect=lambda x: x + 0.0, result=f32, free=True, tag="bool")
+
+# ---- created -----------------------------------------------------------------------------------
+row("full", dtype=f32, shape=(5, 8), value=2.5, free=True, result=f32,
+    expect=lambda: np.ones((5, 8)) * 2.5)  # fmt: skip
+row("iota", dtype=int32, shape=(5, 8), dim=1, free=True, result=int32,
+    expect=lambda: np.outer(np.ones(5), range(8)))  # fmt: skip
+row("iota", dtype=f32, shape=(7,), dim=0, free=True, result=f32, tag="float",
+    expect=lambda: np.cumsum(np.ones(7)) - 1)  # fmt: skip
+
+# ---- contract ----------------------------------------------------------------------------------
+row("contract", real(5, 8), real(8, 6), index="m k, k n -> m n", kinds=NUMBER,
+    expect=lambda x, w: (x[:, :, None] * w[None]).sum(1))  # fmt: skip
+row("contract", real(2, 3, 8), real(8, 5), index="... m k, k n -> ... m n", tag="rows",
+    expect=lambda x, w: (x.reshape(6, 8) @ w).reshape(2, 3, 5))  # fmt: skip
+row("contract", real(2, 5, 4), real(2, 4, 3), index="... m k, ... k n -> ... m n", tag="batched",
+    expect=lambda x, w: np.stack([a @ b for a, b in zip(x, w)]))  # fmt: skip
+row("contract", real(4, 6), real(4, 6), index="i j, i j ->", tag="inner",
+    expect=lambda x, y: np.vdot(x, y))  # fmt: skip
+row("contract", real(4, 6, 3), index="i j k -> k i", tag="sum",
+    expect=lambda x: x.sum(1).T)  # fmt: skip
+row("contract", real(3, 4), real(4, 6), real(6, 2), index="a b, b c, c d -> a d", tag="three",
+    expect=lambda x, y, z: x @ (y @ z))  # fmt: skip
+row("contract", real(5), real(6), index="i, j -> i j", tag="outer",
+    expect=lambda x, y: x[:, None] * y)  # fmt: skip
+row("contract", real(5, 8), real(8, 6), index="m k, k n -> m n", dtype=bf16, result=bf16,
+    smooth=False, tag="narrow",
+    expect=lambda x, w: (x @ w).astype(np.float32).astype(bf16.numpy))  # fmt: skip
+
+# ---- reduce ------------------------------------------------------------------------------------
+row("sum", X, dims=(0,), expect=lambda x: np.ones(5) @ x, kinds=NUMBER)
+row("sum", real(3, 4, 5), dims=(0, 2), expect=lambda x: np.einsum("ijk->j", x), tag="two")
+row("max", X, dims=(1,), expect=lambda x: np.sort(x, 1)[:, -1], kinds=NUMBER)
+row("min", X, dims=(0, 1), expect=lambda x: np.sort(x.ravel())[0], kinds=NUMBER)
+row("prod", POSITIVE, dims=(1,), expect=lambda x: np.exp(np.log(x).sum(1)), kinds=NUMBER)
+row("argmax", X, dim=1, expect=lambda x: np.argsort(x, 1)[:, -1], kinds=NUMBER, result=int32)
+row("argmin", X, dim=0, expect=lambda x: np.argsort(x, 0)[0], kinds=NUMBER, result=int32)
+row("flip", X, dim=1, expect=lambda x: x[:, ::-1], kinds=NUMBER, free=True)
+row("cumsum", X, dim=1, expect=lambda x: x @ np.triu(np.ones((8, 8))), kinds=NUMBER)
+row("argsort", A, dim=1, kinds=NUMBER, result=int32, expect=lambda x: np.array(
+    [sorted(range(len(r)), key=lambda i, r=r: (r[i], i)) for r in x]))  # fmt: skip
+row("argsort", A, dim=0, descending=True, kinds=NUMBER, result=int32, tag="descending",
+    expect=lambda x: np.array(
+        [sorted(range(len(r)), key=lambda i, r=r: (-r[i], i)) for r in x.T]).T)  # fmt: skip
+row("top_k", X, k=3, kinds=NUMBER,
+    expect=lambda x: (-np.sort(-x, 1)[:, :3], np.argsort(-x, 1)[:, :3]))  # fmt: skip
+
+# ---- movement ----------------------------------------------------------------------------------
+row("reshape", real(4, 6), shape=(2, 2, 6), expect=lambda x: np.stack([x[:2], x[2:]]), free=True)
+row("reshape", real(3, 4, 2), shape=(3, 8), free=True, tag="merge",
+    expect=lambda x: np.concatenate([x[:, i] for i in range(4)], 1))  # fmt: skip
+row("transpose", real(3, 4, 8), perm=(2, 0, 1), free=True,
+    expect=lambda x: np.einsum("abc->cab", x))  # fmt: skip
+row("broadcast", real(5, 1), shape=(3, 5, 8), free=True,
+    expect=lambda x: np.ones((3, 5, 8)) * x)  # fmt: skip
+row("slice", real(5, 8), starts=(1, 2), stops=(4, 8), steps=(1, 3), free=True,
+    expect=lambda x: x[[1, 2, 3]][:, [2, 5]])  # fmt: skip
+row("slice", real(4, 8), starts=(2, 0), stops=(4, 8), steps=(1, 1), free=True, tag="half",
+    expect=lambda x: x[[2, 3]])  # fmt: skip
+row("pad", real(3, 4), starts=(1, 0), steps=(2, 1), shape=(7, 5), free=True,
+    expect=lambda x: np.array([[x[(i - 1) // 2, j] if i % 2 and i < 6 and j < 4 else 0
+                                for j in range(5)] for i in range(7)]))  # fmt: skip
+row("pad", real(4, 3), starts=(4, 0), steps=(1, 1), shape=(12, 3), free=True, tag="third",
+    expect=lambda x: np.concatenate([0 * x, x, 0 * x]))  # fmt: skip
+row("unstack", real(3, 8), expect=lambda x: (x[0], x[1], x[2]), free=True)
+row("unstack", real(1, 8), expect=lambda x: (x[0],), free=True, tag="single")
+row("concat", real(3, 4), real(3, 4), dim=1, free=True, expect=lambda x, y: np.hstack([x, y]))
+row("concat", real(3, 4), real(2, 4), real(1, 4), dim=0, free=True, tag="uneven",
+    expect=lambda *xs: np.vstack(xs))  # fmt: skip
+
+
+# ---- indexing ----------------------------------------------------------------------------------
+def rows_of(table: Array, at: Array) -> Array:
+    """Rows of a table; those that are not there are zero."""
+    n = len(table)
+    hot = np.array([[i == int(k) for i in range(n)] for k in at.ravel()], table.dtype)
+    return (hot @ table.reshape(n, -1)).reshape(*at.shape, *table.shape[1:])
+
+
+def along(x: Array, at: Array) -> Array:
+    """x[i, at[i, j]], zero where there is no such place."""
+    n = x.shape[1]
+    return np.array([[x[i, k] if 0 <= k < n else 0 for k in r] for i, r in enumerate(at)], x.dtype)
+
+
+def added(at: Array, values: Array, n: int) -> Array:
+    """out[at[i]] += values[i] over `n` rows."""
+    out = np.zeros((n, *values.shape[at.ndim :]), values.dtype)
+    for place in np.ndindex(at.shape):
+        if 0 <= at[place] < n:
+            out[at[place]] += values[place]
+    return out
+
+
+def added_along(at: Array, values: Array, n: int) -> Array:
+    """out[i, at[i, j]] += values[i, j] over `n` columns."""
+    out = np.zeros((len(values), n), values.dtype)
+    for i, j in np.ndindex(values.shape):
+        if 0 <= at[i, j] < n:
+            out[i, at[i, j]] += values[i, j]
+    return out
+
+
+row("take", real(7, 4), ids(5, below=7), dim=0, expect=rows_of)
+row("take", real(8, 4), ids(2, 3, below=9, low=-1), dim=0, expect=rows_of, tag="outside")
+row("take", real(4, 7), ids(5, below=7), dim=1, tag="columns",
+    expect=lambda x, i: rows_of(x.T, i).T)  # fmt: skip
+row("put", ids(6, below=5), real(6, 4), dim=0, into="5", result=f32,
+    expect=lambda i, v: added(i, v, 5))  # fmt: skip
+row("put", ids(2, 3, below=9, low=-1), real(2, 3, 4), dim=0, into="8", result=f32, tag="outside",
+    expect=lambda i, v: added(i, v, 8))  # fmt: skip
+row("take_along", real(5, 8), ids(5, 3, below=9, low=-1), dim=1, expect=along)
+row("take_along", real(1, 8), ids(5, 3, below=8), dim=1, tag="broadcast",
+    expect=lambda x, i: along(np.repeat(x, 5, 0), i))  # fmt: skip
+row("put_along", ids(5, 3, below=9, low=-1), real(5, 3), dim=1, into="8", result=f32,
+    expect=lambda i, v: added_along(i, v, 8))  # fmt: skip

@@ -1,0 +1,552 @@
+"""Is a mesh the box of named axes that its arguments say, and is every other argument refused?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.core import context
+from tessera.core.errors import BackendError, MeshError
+from tessera.core.mesh import Mesh, auto, current
+from tessera.core.mesh_input import balanced
+
+
+@st.composite
+def meshes(draw: st.DrawFn, min_axes: int = 1) -> Mesh:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=min_axes, max_size=4))
+    axes = ["dp", "tp", "pp", "ep"][: len(sizes)]
+    count = math.prod(sizes)
+    start = draw(st.integers(0, 100))
+    ids = draw(st.permutations(range(start, start + count)))
+    return Mesh(draw(st.permutations(axes)), devices=ids, shape=tuple(sizes))
+
+
+# ---- construction ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("count", "axes", "shape"),
+    [
+        (16, 2, (4, 4)),
+        (48, 3, (4, 4, 3)),
+        (72, 3, (6, 4, 3)),
+        (64, 2, (8, 8)),
+        (8, 1, (8,)),
+        (8, 2, (4, 2)),
+        (7, 2, (7, 1)),
+        (12, 4, (3, 2, 2, 1)),
+        (1, 3, (1, 1, 1)),
+    ],
+)
+def test_default_shape_is_as_equal_as_possible(
+    count: int, axes: int, shape: tuple[int, ...]
+) -> None:
+    mesh = Mesh(["a", "b", "c", "d"][:axes], devices=range(count))
+    assert mesh.shape == shape
+    assert mesh.device_ids == list(range(count))
+
+
+@given(st.integers(1, 200), st.integers(1, 4))
+def test_balanced_is_the_least_sum_of_all_factorisations(count: int, parts: int) -> None:
+    divisors = [d for d in range(1, count + 1) if count % d == 0]
+    every = (
+        f for f in itertools.combinations_with_replacement(divisors, parts) if math.prod(f) == count
+    )
+    shape = balanced(count, parts)
+    assert math.prod(shape) == count
+    assert list(shape) == sorted(shape, reverse=True)
+    assert sum(shape) == min(map(sum, every))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        Mesh(("tp", "dp"), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        Mesh(["tp", "dp"], np.arange(8).reshape(2, 4)),
+        Mesh(["tp", "dp"], range(8), shape={"dp": 4, "tp": 2}),
+        Mesh(["tp", "dp"], 8, shape=(2, 4)),
+        Mesh(["tp", "dp"], np.int64(8), shape=[2, np.int32(4)]),
+        Mesh(["tp", "dp"], shape=(2, 4)),
+        Mesh(["tp", "dp"], [range(4), range(4, 8)], shape=(2, 4)),
+        Mesh.parse("tp=2,dp=4"),
+        Mesh.parse(" tp=2  dp=4 "),
+    ],
+)
+def test_every_spelling_gives_the_same_mesh(same: Mesh) -> None:
+    mesh = Mesh(["tp", "dp"], devices=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert same == mesh
+    assert hash(same) == hash(mesh)
+    assert same.shape == (2, 4)
+    assert same.device_ids == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert all(type(device) is int for device in same.ids)
+    assert all(type(size) is int for size in same.shape)
+
+
+def test_one_axis_may_be_a_bare_name_and_one_size_a_bare_number() -> None:
+    assert Mesh("dp", 4) == Mesh(["dp"], shape=4) == Mesh(["dp"], [0, 1, 2, 3])
+
+
+def test_a_mesh_may_be_larger_than_any_machine() -> None:
+    mesh = Mesh(["dp", "tp"], devices=range(100_000))
+    assert mesh.size == 100_000
+    assert mesh.coords(99_999) == {"dp": mesh.shape[0] - 1, "tp": mesh.shape[1] - 1}
+
+
+# ---- facts -------------------------------------------------------------------------------------
+def test_facts_of_one_mesh() -> None:
+    mesh = Mesh(["pp", "dp", "tp"], devices=[[[8, 9]], [[5, 4]]])
+    assert mesh.axes == ("pp", "dp", "tp")
+    assert mesh.shape == (2, 1, 2)
+    assert mesh.sizes == {"pp": 2, "dp": 1, "tp": 2}
+    assert mesh.size == 4
+    assert mesh.device_ids == [8, 9, 5, 4]
+    assert mesh.topology == "pp × dp × tp mesh, 2 × 1 × 2"
+    assert mesh.text() == "pp=2 dp=1 tp=2"
+    assert mesh.axis_size("tp") == 2
+    assert mesh.coords(5) == {"pp": 1, "dp": 0, "tp": 0}
+    assert mesh.groups("tp") == [[8, 9], [5, 4]]
+    assert mesh.groups("pp") == [[8, 5], [9, 4]]
+    assert mesh.groups(("tp", "pp")) == [[8, 5, 9, 4]]
+    assert "tp" in mesh
+    assert "ep" not in mesh
+    assert mesh.array().tolist() == [[[8, 9]], [[5, 4]]]
+
+
+def test_device_ids_are_a_copy_and_sizes_cannot_change() -> None:
+    mesh = Mesh.parse("dp=2")
+    mesh.device_ids.append(9)
+    assert mesh.device_ids == [0, 1]
+    with pytest.raises(TypeError):
+        mesh.sizes["dp"] = 3  # type: ignore[index]  # that it cannot be written is the test
+    with pytest.raises(AttributeError):
+        mesh.axes = ("tp",)  # type: ignore[misc]  # frozen
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        (Mesh.parse("dp=2 tp=4"), "Mesh(('dp', 'tp'), shape=(2, 4))"),
+        (Mesh.parse("pp=2 tp=2").slice(pp=1), "Mesh(('tp',), devices=range(2, 4), shape=(2,))"),
+        (Mesh.parse("pp=2 tp=2")["pp"], "Mesh(('pp',), devices=[0, 2], shape=(2,))"),
+    ],
+)
+def test_repr_is_the_call_that_builds_it(mesh: Mesh, text: str) -> None:
+    assert repr(mesh) == text
+    assert eval(text) == mesh
+
+
+def test_equality_is_by_axes_shape_and_ids() -> None:
+    mesh = Mesh(["dp", "tp"], range(4))
+    assert mesh != Mesh(["tp", "dp"], range(4))
+    assert mesh != Mesh(["dp", "tp"], range(4), shape=(4, 1))
+    assert mesh != Mesh(["dp", "tp"], range(1, 5))
+    assert mesh.__eq__(mesh) is True
+    assert mesh != "dp=2 tp=2"
+    assert len({mesh, Mesh(["dp", "tp"], 4), mesh.slice()}) == 1
+
+
+@given(meshes())
+def test_coordinates_and_ids_are_inverse(mesh: Mesh) -> None:
+    for device in mesh.device_ids:
+        coords = mesh.coords(device)
+        assert list(coords) == list(mesh.axes)
+        assert mesh.device_at(coords) == device
+        assert mesh.array()[tuple(coords.values())] == device
+    assert mesh.device_at(dict.fromkeys(mesh.axes, -1)) == mesh.device_ids[-1]
+
+
+@given(meshes(), st.data())
+def test_groups_partition_the_mesh_along_their_axes(mesh: Mesh, data: st.DataObject) -> None:
+    axes = tuple(data.draw(st.lists(st.sampled_from(mesh.axes), min_size=1, unique=True)))
+    groups = mesh.groups(axes)
+    assert sorted(itertools.chain(*groups)) == sorted(mesh.device_ids)
+    for group in groups:
+        assert len(group) == math.prod(mesh.sizes[a] for a in axes)
+        places = [mesh.coords(device) for device in group]
+        assert len({tuple(p[a] for a in mesh.axes if a not in axes) for p in places}) == 1
+        assert [tuple(p[a] for a in axes) for p in places] == sorted(
+            tuple(p[a] for a in axes) for p in places
+        )
+
+
+@given(meshes())
+def test_a_mesh_survives_pickle_and_its_text(mesh: Mesh) -> None:
+    again = pickle.loads(pickle.dumps(mesh))
+    assert again == mesh
+    assert hash(again) == hash(mesh)
+    assert Mesh.parse(mesh.text()) == Mesh(mesh.axes, shape=mesh.shape)
+    assert eval(repr(mesh)) == mesh
+
+
+# ---- parts -------------------------------------------------------------------------------------
+@given(meshes(), st.data())
+def test_sub_mesh_holds_the_devices_at_zero_of_the_others(mesh: Mesh, data: st.DataObject) -> None:
+    axes = tuple(data.draw(st.lists(st.sampled_from(mesh.axes), min_size=1, unique=True)))
+    part = mesh[axes]
+    assert part.axes == axes
+    for device in part.device_ids:
+        coords = mesh.coords(device)
+        assert {a: coords[a] for a in axes} == part.coords(device)
+        assert all(coords[a] == 0 for a in mesh.axes if a not in axes)
+
+
+@given(meshes(min_axes=2), st.data())
+def test_slices_at_a_number_tile_the_mesh(mesh: Mesh, data: st.DataObject) -> None:
+    axis = data.draw(st.sampled_from(mesh.axes))
+    parts = [mesh.slice(**{axis: i}) for i in range(mesh.sizes[axis])]
+    assert all(part.axes == tuple(a for a in mesh.axes if a != axis) for part in parts)
+    assert sorted(d for part in parts for d in part.device_ids) == sorted(mesh.device_ids)
+    assert all(mesh.coords(d)[axis] == i for i, part in enumerate(parts) for d in part.device_ids)
+
+
+@given(meshes(), st.data())
+def test_slices_over_a_range_keep_the_axis(mesh: Mesh, data: st.DataObject) -> None:
+    axis = data.draw(st.sampled_from(mesh.axes))
+    start = data.draw(st.integers(0, mesh.sizes[axis] - 1))
+    stop = data.draw(st.integers(start + 1, mesh.sizes[axis]))
+    part = mesh.slice(**{axis: slice(start, stop)})
+    assert part == mesh.slice(**{axis: range(start, stop)})
+    assert part.axes == mesh.axes
+    assert part.sizes[axis] == stop - start
+    assert {mesh.coords(d)[axis] for d in part.device_ids} == set(range(start, stop))
+
+
+def test_slice_forms() -> None:
+    mesh = Mesh.parse("pp=4 dp=2 tp=2")
+    assert mesh.slice(pp=-1).device_ids == [12, 13, 14, 15]
+    assert mesh.slice(pp=slice(None, None, 2)).device_ids == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert mesh.slice(pp=range(3, 1, -1), tp=0).device_ids == [12, 14, 8, 10]
+    assert mesh.slice() == mesh
+    assert mesh["tp", "pp"].device_ids == [0, 4, 8, 12, 1, 5, 9, 13]
+
+
+# ---- ambient -----------------------------------------------------------------------------------
+def test_the_open_mesh_is_the_innermost_and_may_be_entered_again() -> None:
+    outer, inner = Mesh.parse("dp=2"), Mesh.parse("tp=2")
+    with outer as opened:
+        assert opened is current() is outer
+        with inner, outer:
+            assert current() is outer
+            with pytest.raises(KeyError), inner:
+                raise KeyError
+            assert current() is outer
+        assert current() is outer
+    with pytest.raises(MeshError):
+        current()
+
+
+def test_auto_takes_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_providers", [lambda: 8])
+    assert auto() == Mesh(["dp"], 8)
+    assert auto(("dp", "tp")).shape == (4, 2)
+    assert auto(("dp", "tp"), shape={"dp": 1, "tp": 8}).shape == (1, 8)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+M = Mesh.parse("dp=2 tp=4")
+AXES = "  axes : ('dp', 'tp')\n"
+AT = "  at   : test_mesh.py\n"
+BAD: list[tuple[str, Callable[[], object], str]] = [
+    (
+        "no axes",
+        lambda: Mesh([], 4),
+        "Mesh: a mesh needs at least one axis\n"
+        "  at  : test_mesh.py\n"
+        "  fix : name the axes, for instance Mesh(['dp', 'tp'], devices=range(8))",
+    ),
+    (
+        "axes of a wrong kind",
+        lambda: Mesh({"dp"}, 4),  # type: ignore[arg-type]
+        "Mesh: axes cannot be {'dp'}\n"
+        "  at  : test_mesh.py\n"
+        "  fix : pass a list or tuple of names, for instance ['dp', 'tp']",
+    ),
+    (
+        "axis twice",
+        lambda: Mesh(["dp", "tp", "dp"], 4),
+        "Mesh: axis 'dp' is named twice\n"
+        "  axes : ('dp', 'tp', 'dp')\n" + AT + "  fix  : give each axis a name of its own",
+    ),
+    (
+        "axis name",
+        lambda: Mesh(["data parallel"], 4),
+        "Mesh: axis name 'data parallel' is not an identifier\n"
+        "  axes : ('data parallel',)\n"
+        + AT
+        + "  fix  : use letters, digits and _, for instance 'dp'",
+    ),
+    (
+        "devices twice",
+        lambda: Mesh(["dp", "tp"], [0, 1, 1, 0]),
+        "Mesh: devices 0, 1 are named twice\n"
+        "  axes    : ('dp', 'tp')\n"
+        "  devices : [0, 1, 1, 0]\n"
+        "  at      : test_mesh.py\n"
+        "  fix     : name each device once",
+    ),
+    (
+        "negative id",
+        lambda: Mesh(["dp"], range(-1, 19)),
+        "Mesh: device id -1 is negative\n"
+        "  axes    : ('dp',)\n"
+        "  devices : [-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, ... 20 in all]\n"
+        "  at      : test_mesh.py\n"
+        "  fix     : name devices by their ids: 0, 1, 2, ...",
+    ),
+    (
+        "id of a wrong kind",
+        lambda: Mesh(["dp"], [0, True]),
+        "Mesh: device id True is not a whole number\n"
+        "  axes : ('dp',)\n" + AT + "  fix  : name devices by their ids: 0, 1, 2, ...",
+    ),
+    (
+        "no devices",
+        lambda: Mesh(["dp", "tp"], []),
+        "Mesh: there are no devices\n"
+        + AXES
+        + AT
+        + "  fix  : pass at least one device, for instance devices=range(1)",
+    ),
+    (
+        "devices of a wrong kind",
+        lambda: Mesh(["dp", "tp"], "0-7"),
+        "Mesh: devices cannot be '0-7'\n"
+        + AXES
+        + AT
+        + "  fix  : pass a count, a range, a list of ids, or a nested list",
+    ),
+    (
+        "neither devices nor shape",
+        lambda: Mesh(["dp", "tp"]),
+        "Mesh: neither devices nor a shape are given\n"
+        + AXES
+        + AT
+        + "  fix  : pass devices=range(8), or shape={...}, or use ts.mesh.auto()",
+    ),
+    (
+        "product",
+        lambda: Mesh(["dp", "tp"], range(8), shape=(3, 4)),
+        "Mesh: a shape of 3 × 4 holds 12 devices, 8 given\n"
+        + AXES
+        + AT
+        + "  fix  : pass devices=range(12), or a shape whose product is 8",
+    ),
+    (
+        "product of one",
+        lambda: Mesh(["dp", "tp"], range(8), shape=(1, 1)),
+        "Mesh: a shape of 1 × 1 holds 1 device, 8 given\n"
+        + AXES
+        + AT
+        + "  fix  : pass devices=range(1), or a shape whose product is 8",
+    ),
+    (
+        "nested against shape",
+        lambda: Mesh(["dp", "tp"], [[0, 1], [2, 3]], shape=(4, 1)),
+        "Mesh: the device list is nested as 2 × 2, its shape says 4 × 1\n"
+        + AXES
+        + AT
+        + "  fix  : drop shape=, or pass the devices as a flat list",
+    ),
+    (
+        "ragged",
+        lambda: Mesh(["dp", "tp"], [[0, 1, 2], [3, 4]]),
+        "Mesh: the nested device list is ragged: lengths 2 and 3 at depth 1\n"
+        + AXES
+        + AT
+        + "  fix  : make the lists of one depth equally long",
+    ),
+    (
+        "ragged by kind",
+        lambda: Mesh(["dp", "tp"], [0, [1, 2]]),
+        "Mesh: the nested device list is ragged: lengths none and 2 at depth 1\n"
+        + AXES
+        + AT
+        + "  fix  : make the lists of one depth equally long",
+    ),
+    (
+        "too deep",
+        lambda: Mesh(["dp", "tp"], [[[0], [1]], [[2], [3]]]),
+        "Mesh: devices are nested 3 deep for 2 axes\n"
+        + AXES
+        + AT
+        + "  fix  : nest the list once for each axis, or pass a flat list and shape=",
+    ),
+    (
+        "too deep for one",
+        lambda: Mesh(["dp"], [[0, 1]]),
+        "Mesh: devices are nested 2 deep for 1 axis\n"
+        "  axes : ('dp',)\n"
+        + AT
+        + "  fix  : nest the list once for each axis, or pass a flat list and shape=",
+    ),
+    (
+        "shape names other axes",
+        lambda: Mesh(["dp", "tp"], shape={"dp": 2, "q": 4}),
+        "Mesh: shape names 'q', which the mesh lacks, and leaves out 'tp'\n"
+        "  axes  : ('dp', 'tp')\n"
+        "  shape : {'dp': 2, 'q': 4}\n"
+        "  at    : test_mesh.py\n"
+        "  fix   : give a size for each axis and for nothing else",
+    ),
+    (
+        "shape length",
+        lambda: Mesh(["dp", "tp"], shape=(2, 2, 2)),
+        "Mesh: shape has 3 sizes for 2 axes\n"
+        "  axes  : ('dp', 'tp')\n"
+        "  shape : (2, 2, 2)\n"
+        "  at    : test_mesh.py\n"
+        "  fix   : give one size for each axis",
+    ),
+    (
+        "shape of a wrong kind",
+        lambda: Mesh(["dp", "tp"], 4, shape="2x2"),  # type: ignore[arg-type]
+        "Mesh: shape cannot be '2x2'\n"
+        + AXES
+        + AT
+        + "  fix  : pass a size for each axis: a dict by name, or a tuple in axis order",
+    ),
+    (
+        "axis size",
+        lambda: Mesh(["dp", "tp"], shape={"dp": 2, "tp": 0}),
+        "Mesh: axis 'tp' has size 0\n"
+        "  axes  : ('dp', 'tp')\n"
+        "  shape : (2, 0)\n"
+        "  at    : test_mesh.py\n"
+        "  fix   : make every size a whole number of at least 1",
+    ),
+    (
+        "parse",
+        lambda: Mesh.parse("dp=2,tp"),
+        "Mesh: cannot read 'tp' as axis=size\n"
+        "  text : 'dp=2,tp'\n"
+        + AT
+        + "  fix  : write each axis as name=size, for instance dp=2,tp=4",
+    ),
+    (
+        "parse a number",
+        lambda: Mesh.parse("dp=-2"),
+        "Mesh: cannot read 'dp=-2' as axis=size\n"
+        "  text : 'dp=-2'\n" + AT + "  fix  : write each axis as name=size, for instance dp=2,tp=4",
+    ),
+    (
+        "parse an axis twice",
+        lambda: Mesh.parse("dp=2 dp=4"),
+        "Mesh: axis 'dp' is named twice\n"
+        "  text : 'dp=2 dp=4'\n" + AT + "  fix  : give each axis a name of its own",
+    ),
+    (
+        "unknown axis",
+        lambda: M.axis_size("q"),
+        "Mesh: axis 'q' is not one of ('dp', 'tp')\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : name one of dp, tp",
+    ),
+    (
+        "unknown axis of a sub-mesh",
+        lambda: M["dp", "q"],
+        "Mesh: axis 'q' is not one of ('dp', 'tp')\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : name one of dp, tp",
+    ),
+    (
+        "sub-mesh of nothing",
+        lambda: M[()],
+        "mesh[...]: () is not an axis or a tuple of axes\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : name an axis: mesh['dp']",
+    ),
+    (
+        "sub-mesh twice",
+        lambda: M["dp", "dp"],
+        "mesh[...]: ('dp', 'dp') names an axis twice\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : name each axis once",
+    ),
+    (
+        "groups twice",
+        lambda: M.groups(("dp", "dp")),
+        "mesh.groups: ('dp', 'dp') names an axis twice\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : name each axis once",
+    ),
+    (
+        "slice outside",
+        lambda: M.slice(tp=4),
+        "mesh.slice: tp=4 is outside the axis, which has size 4\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : give a number from 0 to 3",
+    ),
+    (
+        "slice range outside",
+        lambda: M.slice(tp=range(2, 6)),
+        "mesh.slice: tp=4 is outside the axis, which has size 4\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : give a number from 0 to 3",
+    ),
+    (
+        "slice of nothing",
+        lambda: M.slice(tp=slice(4, 8)),
+        "mesh.slice: tp=slice(4, 8, None) selects nothing\n"
+        "  mesh : dp=2 tp=4\n" + AT + "  fix  : select from 0 to 3",
+    ),
+    (
+        "slice drops all",
+        lambda: M.slice(dp=0, tp=0),
+        "mesh.slice: every axis is dropped, so no mesh is left\n"
+        "  mesh  : dp=2 tp=4\n"
+        "  where : {'dp': 0, 'tp': 0}\n"
+        "  at    : test_mesh.py\n"
+        "  fix   : keep one axis, for instance dp=slice(0, 1), or ask mesh.device_at(...)",
+    ),
+    (
+        "device not there",
+        lambda: M.coords(8),
+        "mesh.coords: device 8 is not in the mesh\n"
+        "  mesh    : dp=2 tp=4\n"
+        "  devices : [0, 1, 2, 3, 4, 5, 6, 7]\n"
+        "  at      : test_mesh.py\n"
+        "  fix     : name one of mesh.device_ids",
+    ),
+    (
+        "coordinate left out",
+        lambda: M.device_at({"tp": 1}),
+        "mesh.device_at: no coordinate for ('dp',)\n"
+        "  mesh   : dp=2 tp=4\n"
+        "  coords : {'tp': 1}\n"
+        "  at     : test_mesh.py\n"
+        "  fix    : give a coordinate for every axis, or use mesh.slice(...) for a part",
+    ),
+    (
+        "rank",
+        lambda: M.rank,
+        "mesh.rank: there is no rank here, because this code runs once for the whole mesh\n"
+        "  mesh : dp=2 tp=4\n"
+        + AT
+        + "  fix  : read it inside a function decorated with @ts.distribute, from "
+        "ts.mesh.current()",
+    ),
+    (
+        "no current mesh",
+        current,
+        "mesh.current: no mesh is open here\n"
+        "  at  : test_mesh.py\n"
+        "  fix : open one: with ts.mesh.auto(): ..., or pass mesh=...",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_input_is_refused_with_the_whole_message(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(MeshError) as caught:
+        call()
+    assert re.sub(r"(test_mesh\.py):\d+", r"\1", str(caught.value)) == text
+
+
+def test_counting_devices_needs_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_providers", [])
+    with pytest.raises(BackendError) as caught:
+        auto()
+    assert re.sub(r"(test_mesh\.py):\d+", r"\1", str(caught.value)) == (
+        "device_count: no engine is loaded, so there are no devices to count\n"
+        "  at  : test_mesh.py\n"
+        "  fix : import tessera, or name the devices: Mesh(['dp'], devices=range(8))"
+    )

@@ -1,0 +1,435 @@
+"""Mistakes with functions, loops, gradients, layers and ambient choices. A row: name, error, mistake, message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tessera as ts
+from tessera import dist, graph, nn
+from tessera.core import switches
+from tessera.nn.stack import Stack
+from tests.mesh.errors import IDS, MASK, MATRIX, SEQUENCE, X, Y, environment, row
+
+# fmt: off
+
+# -- functions -------------------------------------------------------------------------------------
+
+def a_donated_tensor_read() -> Any:
+    w = ts.ones((64,))
+    ts.jit(donate="w")(lambda w: w * 2.0)(w)
+    return w.numpy()
+
+
+row("a donated tensor read", ts.DonatedError, a_donated_tensor_read, """
+a tensor is used after its buffer was donated to a function
+  tensor : f32[64]
+  at     : AT
+  fix    : use what the function returned, or call it without donate=
+""")
+
+def a_donated_tensor_used() -> Any:
+    w = ts.ones((64,))
+    ts.jit(donate=0)(lambda w: w * 2.0)(w)
+    return w + 1.0
+
+
+row("a donated tensor used", ts.DonatedError, a_donated_tensor_used, """
+a tensor is used after its buffer was donated to a function
+  tensor : f32[64]
+  at     : AT
+  fix    : use what the function returned, or call it without donate=
+""")
+
+def a_tensor_donated_and_used_in_one_call() -> Any:
+    w = ts.ones((64,))
+    return ts.jit(donate="a")(lambda a, b: a + b)(w, w)
+
+
+row("a tensor donated and used in one call", ts.DonatedError,
+    a_tensor_donated_and_used_in_one_call, """
+<lambda>: a tensor that is donated is given a second time
+  at  : AT
+  fix : pass it once, or leave out donate= for it
+""")
+
+def a_donated_argument_that_is_not_there() -> Any:
+    return ts.jit(donate="weights")(lambda w: w)
+
+
+row("a donated argument that is not there", ts.UsageError, a_donated_argument_that_is_not_there, """
+jit: <lambda> has no argument 'weights' to donate
+  arguments : w
+  at        : AT
+  fix       : name one of them
+""")
+
+def a_tensor_that_leaked() -> Any:
+    kept = []
+    ts.jit(lambda x: kept.append(x * 2.0))(X)
+    return kept[0] + 1.0
+
+
+row("a tensor that leaked", ts.UsageError, a_tensor_that_leaked, """
+a tensor of a recorded function is used after that function ended
+  tensor  : f32[2, 3]
+  made at : AT
+  at      : AT
+  fix     : return it from its function and use what the call gives back
+""")
+
+def a_leaked_tensor_read() -> Any:
+    kept = []
+    ts.jit(lambda x: kept.append(x * 2.0))(X)
+    return kept[0].numpy()
+
+
+row("a leaked tensor read", ts.UsageError, a_leaked_tensor_read, """
+a tensor of a recorded function is used after that function ended
+  tensor  : f32[2, 3]
+  made at : AT
+  at      : AT
+  fix     : return it from its function and use what the call gives back
+""")
+row("a value read in a trace", ts.UsageError,
+    lambda: graph.trace(lambda x: float(ts.sum(x)), X), """
+a value cannot be read here: the function is recorded without running
+  tensor  : f32[]
+  made at : AT
+  at      : AT
+  fix     : read values inside ts.jit only, and outside of loop bodies
+""")
+
+def a_value_read_in_a_loop() -> Any:
+    def body(total, x):
+        return total + (x if float(x) > 0 else 0.0), ()
+    return ts.scan(body, ts.tensor(0.0), ts.ones((3,)))
+
+
+row("a value read in a loop", ts.UsageError, a_value_read_in_a_loop, """
+a value cannot be read here: the function is recorded without running
+  tensor : f32[]
+  at     : AT
+  fix    : read values inside ts.jit only, and outside of loop bodies
+""")
+
+def a_loop_that_changes_its_carry() -> Any:
+    return ts.scan(lambda c, x: (ts.stack([c, x]), ()), ts.tensor(0.0), ts.ones((3,)))
+
+
+row("a loop that changes its carry", ts.ShapeError, a_loop_that_changes_its_carry, """
+scan: the carry changes its shape, dtype or structure
+  before : f32[]
+  after  : f32[2]
+  at     : AT
+  fix    : return a carry like the one that came in
+""")
+
+def a_loop_without_a_pair() -> Any:
+    return ts.scan(lambda c, x: c + x, ts.tensor(0.0), ts.ones((3,)))
+
+
+row("a loop without a pair", ts.UsageError, a_loop_without_a_pair, """
+scan: the body gave a Tensor, not a pair
+  at  : AT
+  fix : return (carry, y); y may be ()
+""")
+
+def a_loop_over_two_lengths() -> Any:
+    return ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), (ts.ones((3,)), ts.ones((4,))))
+
+
+row("a loop over two lengths", ts.ShapeError, a_loop_over_two_lengths, """
+scan: the scanned tensors need one leading length
+  x0  : f32[3]
+  x1  : f32[4]
+  at  : AT
+  fix : give tensors whose first dims are equal
+""")
+
+def a_loop_of_an_unknown_policy() -> Any:
+    return ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), ts.ones((3,)), policy="none")
+
+
+row("a loop of an unknown policy", ts.UsageError, a_loop_of_an_unknown_policy, """
+scan: policy 'none' is not known
+  at  : AT
+  fix : use save, recompute, together
+""")
+
+def random_numbers_in_a_loop() -> Any:
+    return ts.scan(lambda c, x: (c + ts.random.uniform(()), ()), ts.tensor(0.0), ts.ones((3,)))
+
+
+row("random numbers in a loop", ts.UsageError, random_numbers_in_a_loop, """
+scan: the body draws random numbers
+  at  : AT
+  fix : draw them before the loop and scan over them
+""")
+row("a call with too few arguments", ts.UsageError, lambda: ts.jit(lambda x, y: x)(X), """
+<lambda>: missing a required argument: 'y'
+  arguments : (x, y)
+  at        : AT
+  fix       : call it with the arguments that it takes
+""")
+row("jit of no function", ts.UsageError, lambda: ts.jit(3), """
+jit: cannot compile 3
+  at  : AT
+  fix : put @ts.jit above a function, or call ts.jit(function)
+""")
+row("a graph before the first call", ts.UsageError, lambda: ts.jit(lambda x: x).graph, """
+jit: <lambda> has not been called yet
+  at  : AT
+  fix : call it once
+""")
+
+def annotations_that_do_not_fit() -> Any:
+    @ts.function
+    def attend(q: SEQUENCE, k: SEQUENCE, mask: MASK) -> Any:
+        return q
+    return attend(ts.ones((2, 3, 4)), ts.ones((2, 5, 4)), ts.ones((3, 3)))
+
+
+row("annotations that do not fit", ts.ShapeError, annotations_that_do_not_fit, """
+attend: 2 arguments do not fit the annotations
+  k     : dim 1 ('S') is 5, not 3; annotated Tensor['B', 'S', 'D']
+  mask  : dtype is f32, not i32; annotated Tensor['S', ts.i32]
+  mask  : has 2 dims (3, 3), not 1; annotated Tensor['S', ts.i32]
+  bound : B=2 S=3 D=4
+  at    : AT
+  fix   : change the tensors or the annotations
+""")
+
+def a_result_that_does_not_fit() -> Any:
+    @ts.function
+    def half(x: MATRIX) -> MATRIX:
+        return x[:1]
+    return half(X)
+
+
+row("a result that does not fit", ts.ShapeError, a_result_that_does_not_fit, """
+half: the result does not fit the annotations
+  result : dim 0 ('B') is 1, not 2; annotated Tensor['B', 'D']
+  bound  : B=2 D=3
+  at     : AT
+  fix    : change the tensors or the annotations
+""")
+row("an annotation that says nothing", ts.UsageError, lambda: ts.Tensor["B", 1.5], """
+Tensor[...]: 1.5 is neither a dim nor a dtype
+  at  : AT
+  fix : write Tensor["B", "S", ts.int32]; a dim is a name, a number or a product
+""")
+
+# -- gradients -------------------------------------------------------------------------------------
+row("the gradient of many", ts.ShapeError, lambda: ts.grad(X * 2.0, X), """
+grad: the loss is not a scalar
+  loss : f32[2, 3]
+  at   : AT
+  fix  : reduce it first: loss.mean()
+""")
+row("the gradient of a number", ts.UsageError, lambda: ts.grad(3.0, X), """
+grad: the loss is a float, not a Tensor
+  at  : AT
+  fix : pass the scalar tensor that the model gives: ts.grad(loss, weights)
+""")
+row("the gradient of an int", ts.DTypeError, lambda: ts.grad(ts.sum(IDS), X), """
+grad: the loss is not a float
+  loss : i32[]
+  at   : AT
+  fix  : compute it from float tensors, without a cast to integers on the way
+""")
+row("the gradient by an int", ts.UsageError, lambda: ts.grad(ts.sum(X), {"ids": IDS}), """
+grad: weight 'ids' is not a float tensor
+  weight : i32[2]
+  at     : AT
+  fix    : leave it out of the weights
+""")
+row("the gradient by a stranger", ts.GraphError, lambda: ts.grad(ts.sum(X * 2.0), Y), """
+grad: the loss does not depend on any of the weights
+  loss : f32[]
+  at   : AT
+  fix  : compute the loss from these tensors, outside ts.jit or all inside it
+""")
+row("the gradient by nothing named", ts.UsageError, lambda: ts.grad(ts.sum(X * 2.0)), """
+grad: the loss reaches no named weight
+  loss : f32[]
+  at   : AT
+  fix  : name them: dist.tensor(..., name=...), or pass them: ts.grad(loss, weights)
+""")
+row("the gradient of an order", ts.UsageError,
+    lambda: ts.grad(ts.sum(X * ts.tensor(1.0)), X, layout=[Y]), """
+trees: the second does not have the leaves of the first
+  missing  : none
+  too many : 0
+  at       : AT
+  fix      : give trees of one structure
+""")
+
+# -- layers ----------------------------------------------------------------------------------------
+row("labels of another shape", ts.ShapeError, lambda: nn.cross_entropy(X, ts.tensor([0, 1, 2])), """
+cross_entropy: one label per row of logits is needed
+  logits : f32[2, 3]
+  labels : i32[3]
+  at     : AT
+  fix    : reshape labels to the shape of logits without its last dim
+""")
+row("labels of floats", ts.DTypeError, lambda: nn.cross_entropy(X, ts.tensor([0.0, 1.0])), """
+cross_entropy: labels must be integers
+  labels : f32[2]
+  at     : AT
+  fix    : cast them with .to(ts.int32)
+""")
+row("labels of the blocked head", ts.ShapeError,
+    lambda: nn.linear_cross_entropy(X, Y, ts.tensor([0, 1, 2])), """
+linear_cross_entropy: one label per row of x is needed
+  x      : f32[2, 3]
+  labels : i32[3]
+  at     : AT
+  fix    : reshape labels to the shape of x without its last dim
+""")
+row("a dropout of everything", ts.UsageError, lambda: nn.dropout(X, 1.0), """
+dropout: p is 1.0
+  at  : AT
+  fix : 0 <= p < 1
+""")
+
+def attention_of_heads_that_do_not_divide() -> Any:
+    q, k = ts.ones((1, 3, 4, 2)), ts.ones((1, 2, 4, 2))
+    return nn.attention(q, k, k)
+
+
+row("attention of heads that do not divide", ts.ShapeError,
+    attention_of_heads_that_do_not_divide, """
+attention: the shapes of q, k and v do not fit
+  q   : f32[1, 3, 4, 2]
+  k   : f32[1, 2, 4, 2]
+  v   : f32[1, 2, 4, 2]
+  at  : AT
+  fix : q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G
+""")
+row("attention of too few dims", ts.ShapeError, lambda: nn.flash_attention(X, X, X), """
+attention: the shapes of q, k and v do not fit
+  q   : f32[2, 3]
+  k   : f32[2, 3]
+  v   : f32[2, 3]
+  at  : AT
+  fix : q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G
+""")
+row("rotary of an odd dim", ts.ShapeError, lambda: nn.rotary(X), """
+rotary: the last dim is not even, or there is none before it
+  x   : f32[2, 3]
+  at  : AT
+  fix : give [..., S, D] with an even D
+""")
+row("an unknown gelu", ts.UsageError, lambda: nn.gelu(X, approximate="sigmoid"), """
+gelu: 'sigmoid' is not known
+  at  : AT
+  fix : use "tanh" or "none"
+""")
+row("heads that do not divide", ts.UsageError, lambda: nn.GPTConfig(d=30, heads=4), """
+GPTConfig: d=30, heads=4, kv_heads=4 do not divide
+  at  : AT
+  fix : heads divides d, kv_heads divides heads
+""")
+row("a config of no layers", ts.UsageError, lambda: nn.GPTConfig(layers=0), """
+GPTConfig: layers cannot be 0
+  at  : AT
+  fix : give a whole number of at least 1
+""")
+row("an unknown norm", ts.UsageError, lambda: nn.GPTConfig(norm="batch"), """
+GPTConfig: 'batch' is not known
+  at  : AT
+  fix : use layer or rms
+""")
+row("a model without a config", ts.UsageError, lambda: nn.GPT({"d": 256}), """
+GPT: the config cannot be {'d': 256}
+  at  : AT
+  fix : give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)
+""")
+
+def a_sequence_that_is_too_long() -> Any:
+    config = nn.GPTConfig(vocab=8, seq=4, d=8, layers=1, heads=2)
+    return nn.GPT(config)(ts.ones((1, 5), ts.int32))
+
+
+row("a sequence that is too long", ts.ShapeError, a_sequence_that_is_too_long, """
+GPT: ids must be integers [B, S] with S at most 4
+  ids : i32[1, 5]
+  at  : AT
+  fix : cut the sequences, or build the model with a longer config.seq
+""")
+row("parameters of another model", ts.UsageError,
+    lambda: nn.Linear(2, 3).load_parameters({"weight": X, "scale": X}), """
+load_parameters: 1 names too many, 1 missing
+  too many : scale
+  missing  : bias
+  at       : AT
+  fix      : give what parameters() names
+""")
+row("parameters of another size", ts.ShapeError,
+    lambda: nn.Linear(2, 3, bias=False).load_parameters({"weight": Y}), """
+load_parameters: 'weight' has another shape
+  have  : f32[2, 3]
+  given : f32[4, 5]
+  at    : AT
+  fix   : load a checkpoint of a model with the same sizes
+""")
+row("an unknown init", ts.UsageError, lambda: dist.tensor((2, 3), init="orthogonal"), """
+init: 'orthogonal' is not known
+  at  : AT
+  fix : use "normal", "uniform", "zeros", "ones", a number or a function of the shape
+""")
+row("an init of another shape", ts.ShapeError,
+    lambda: dist.tensor((2, 3), init=lambda shape: ts.ones((3, 2))).numpy(), """
+init: the function gave shape (3, 2) for (2, 3)
+  tensor : f32[2, 3]
+  at     : AT
+  fix    : return a tensor of the shape it is called with
+""")
+
+def a_stack_of_plain_tensors() -> Any:
+    class Scale(nn.Module):
+        def __init__(self):
+            self.w = ts.ones((2,))
+    return Stack(Scale(), 2)
+
+
+row("a stack of plain tensors", ts.UsageError, a_stack_of_plain_tensors, """
+Stack: a tensor of the block is not a Parameter, so it cannot be stacked
+  tensor : f32[2]
+  at     : AT
+  fix    : make the block's weights with nn.Parameter(...)
+""")
+
+# -- ambient ---------------------------------------------------------------------------------------
+row("autocast to an int", ts.DTypeError, lambda: ts.autocast(ts.int8), """
+autocast: cannot compute in i8
+  at  : AT
+  fix : use ts.bf16 or ts.f16
+""")
+row("a negative seed", ts.UsageError, lambda: ts.seed(-1), """
+seed: -1 is not a whole number from 0 to 2**32 - 1
+  at  : AT
+  fix : give one, e.g. ts.seed(0)
+""")
+
+def a_switch_that_is_neither() -> Any:
+    with environment(TESSERA_COMM_TRACE="maybe"):
+        return switches.is_on(switches.COMM_TRACE)
+
+
+row("a switch that is neither", ts.UsageError, a_switch_that_is_neither, """
+TESSERA_COMM_TRACE: 'maybe' is neither on nor off
+  at  : AT
+  fix : set it to 1 or 0
+""")
+
+def a_number_of_devices_in_words() -> Any:
+    with environment(TESSERA_DEVICES="eight"):
+        return switches.number(switches.DEVICES, 8)
+
+
+row("a number of devices in words", ts.UsageError, a_number_of_devices_in_words, """
+TESSERA_DEVICES: 'eight' is not a number of at least 1
+  at  : AT
+  fix : set TESSERA_DEVICES=8
+""")

@@ -1,0 +1,99 @@
+"""Does the documentation tell the truth? Every Python block of README.md and docs/*.md is run.
+
+The blocks of a page run in order, in one namespace. A block with `>>>` prompts is a doctest. Any
+other block is run as a file `example.py`; where a `text` block follows it, that is exactly what the
+block must print. "..." in an expected output stands for anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tessera as ts
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAGS = doctest.ELLIPSIS
+LINK = re.compile(r"\]\((?!\w+:)([^)#]+)[^)]*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Code that starts on `line` of its page, and what it must print (None: not said)."""
+
+    code: str
+    line: int
+    printed: str | None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The Python blocks of a page, in order."""
+    fences = list(FENCE.finditer(text))
+    for i, fence in enumerate(fences):
+        if fence[1] != "python":
+            continue
+        after = fences[i + 1] if i + 1 < len(fences) else None
+        follows = after is not None and after[1] == "text"
+        adjacent = follows and after is not None and not text[fence.end() : after.start()].strip()
+        line = text.count("\n", 0, fence.start()) + 2
+        yield Block(fence[2], line, after[2] if adjacent and after is not None else None)
+
+
+def run_block(block: Block, space: dict[str, Any], page: str) -> str:
+    """Runs `block` in `space`; the report of what went wrong, or ""."""
+    out = io.StringIO()
+    if ">>>" in block.code:
+        test = doctest.DocTestParser().get_doctest(block.code, {}, page, page, block.line - 1)
+        test.globs = space
+        doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(
+            test, out=out.write, clear_globs=False
+        )
+        return out.getvalue()
+    with contextlib.redirect_stdout(out):
+        exec(compile(block.code, "example.py", "exec"), space)
+    want, got = block.printed, out.getvalue()
+    if want is None or doctest.OutputChecker().check_output(want, got, FLAGS):
+        return ""
+    return f"{page}:{block.line}: the block printed\n{got}\nand the page says\n{want}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_block_runs_and_prints_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ts.seed(0)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    wrong = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for block in blocks(page.read_text(encoding="utf-8")):
+            wrong.append(run_block(block, space, page.name))
+    if any(wrong):
+        pytest.fail("\n".join(filter(None, wrong)), pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_a_wrong_output_is_found() -> None:
+    page = "```python\n>>> 1 + 1\n3\n```\n\n```python\nprint('a')\n```\n\n```text\nb\n```\n"
+    doc, plain = blocks(page)
+    assert "Expected:\n    3" in run_block(doc, {}, "page.md")
+    said = run_block(plain, {}, "page.md")
+    assert said == "page.md:7: the block printed\na\n\nand the page says\nb\n"
+    assert run_block(Block("print('b')\n", 1, "b\n"), {}, "page.md") == ""

@@ -1,0 +1,51 @@
+"""Is every mistake answered with the error of the table, word for word, at the user's line?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tessera as ts
+from tests.mesh import errors_layouts, errors_programs, errors_values
+from tests.mesh.errors import ROWS, Row
+
+FILES = {Path(m.__file__).name for m in (errors_layouts, errors_programs, errors_values)}
+LINE = re.compile(r"(\w+\.py):(\d+)")
+
+
+def own_line(row: Row, found: re.Match[str]) -> str:
+    """`AT` for a line of the mistake itself; any other place stays and so fails the test."""
+    code = row.call.__code__
+    inner = [c for c in code.co_consts if hasattr(c, "co_lines")]  # a lambda in a lambda
+    lines = {n for c in (code, *inner) for _, _, n in c.co_lines() if n}
+    mine = found[1] == Path(code.co_filename).name and int(found[2]) in range(
+        min(lines), max(lines) + 1
+    )
+    return "AT" if mine else found[0]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: r.name)
+def test_the_message(row: Row) -> None:
+    with pytest.raises(ts.TesseraError) as caught:
+        row.call()
+    error = caught.value
+    assert type(error) is row.error
+    assert LINE.sub(lambda found: own_line(row, found), str(error)) == row.text
+    # What the user sees above the message is our own code and nobody else's error.
+    assert error.__cause__ is None
+    foreign = not isinstance(error.__context__, ts.TesseraError | None)
+    assert error.__suppress_context__ or not foreign
+
+
+def test_the_table_is_whole() -> None:
+    assert len(ROWS) >= 100
+    assert len({r.name for r in ROWS}) == len(ROWS)
+    assert {r.error for r in ROWS} == {
+        ts.BackendError, ts.DTypeError, ts.DonatedError, ts.GraphError, ts.LayoutError,
+        ts.MeshError, ts.ShapeError, ts.StrategyError, ts.UsageError,
+    }  # fmt: skip
+    for r in ROWS:
+        rows = [line.split(" : ")[0].strip() for line in r.text.splitlines()[1:]]
+        assert rows[-2:] == ["at", "fix"], r.name

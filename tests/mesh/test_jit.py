@@ -1,0 +1,227 @@
+"""Compiled functions: dispatch, cuts at value reads, writes into containers, donation, warnings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist
+
+MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+
+
+def test_a_value_read_cuts_the_function_and_each_way_is_recorded_once() -> None:
+    seen = []
+
+    @ts.jit
+    def step(x: ts.Tensor, state: dict[str, ts.Tensor]) -> ts.Tensor:
+        y = ts.exp(x) * 2.0
+        total = ts.sum(y)
+        if ts.isfinite(total):
+            seen.append("finite")
+            state["scale"] = state["scale"] * 2.0
+            return y + 1.0
+        seen.append("not")
+        state["scale"] *= 0.5
+        return y * 0.0
+
+    state = {"scale": ts.tensor(8.0)}
+    small, large = ts.tensor([1.0, 2.0]), ts.tensor([1.0, 1000.0])
+    for _ in range(3):
+        out = step(small, state)
+        np.testing.assert_allclose(out.numpy(), 2 * np.exp([1.0, 2.0]) + 1, rtol=1e-6)
+    assert state["scale"].item() == 64.0
+    step(large, state)
+    step(large, state)
+    assert state["scale"].item() == 16.0
+    step(small, state)
+    assert state["scale"].item() == 32.0
+    assert seen == ["finite", "not"]
+
+
+def test_reads_in_a_row_and_numbers_in_text() -> None:
+    lines = []
+
+    @ts.jit
+    def walk(x: ts.Tensor) -> ts.Tensor:
+        total = ts.sum(x)
+        lines.append(f"{total:.1f}")
+        n = int(ts.max(x))
+        for _ in range(n):
+            x = x + 1.0
+        return x * total
+
+    a = np.array([1.0, 2.0], np.float32)
+    np.testing.assert_allclose(walk(ts.tensor(a)).numpy(), (a + 2) * 3)
+    np.testing.assert_allclose(walk(ts.tensor(a)).numpy(), (a + 2) * 3)
+    np.testing.assert_allclose(walk(ts.tensor(a * 2)).numpy(), (2 * a + 4) * 6)
+    assert lines == ["3.0", "6.0"]
+
+
+def test_a_read_in_the_middle_of_a_gradient_on_a_mesh() -> None:
+    @ts.jit
+    def step(x: ts.Tensor, w: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+        loss = ts.mean(ts.tanh(x @ w))
+        g = ts.grad(loss, w)
+        if ts.sum(g * g) > 1e-12:
+            return loss, w - g
+        return loss, w
+
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(8, 4)).astype(np.float32), rng.normal(size=(4, 8)).astype(np.float32)
+    plain = step(ts.tensor(x), ts.tensor(w))
+    spread = step(
+        ts.tensor(x, mesh=MESH, layout="[8@dp, 4]"), ts.tensor(w, mesh=MESH, layout="[4, 8@tp]")
+    )
+    for a, b in zip(plain, spread, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+    assert spread[1].layout == "[4, 8@tp]"
+
+
+def test_lists_and_new_and_removed_keys_are_written_back() -> None:
+    @ts.jit
+    def change(box: dict[str, ts.Tensor], many: list[ts.Tensor]) -> None:
+        box["sum"] = box["a"] + box["b"]
+        del box["b"]
+        many[0] = many[1] * 3.0
+        many.append(box["sum"])
+
+    for _ in range(2):
+        box = {"a": ts.tensor(1.0), "b": ts.tensor(2.0)}
+        many = [ts.tensor(1.0), ts.tensor(5.0)]
+        change(box, many)
+        assert {k: v.item() for k, v in box.items()} == {"a": 1.0, "sum": 3.0}
+        assert [t.item() for t in many] == [15.0, 5.0, 3.0]
+
+
+def test_donated_buffers_are_gone_and_the_error_says_so() -> None:
+    @ts.jit(donate="w")
+    def update(w: ts.Tensor, g: ts.Tensor) -> ts.Tensor:
+        return w - g
+
+    w, g = ts.ones((64,)), ts.ones((64,))
+    new = update(w, g)
+    assert new.numpy().sum() == 0
+    with pytest.raises(ts.DonatedError, match="donated"):
+        w.numpy()
+    with pytest.raises(ts.DonatedError, match="donated"):
+        update(w, g)
+    assert g.numpy().sum() == 64
+
+
+def test_python_numbers_are_static_and_the_third_recording_warns() -> None:
+    @ts.jit
+    def scale(x: ts.Tensor, k: float) -> ts.Tensor:
+        return x * k
+
+    x = ts.ones((2,))
+    assert [scale(x, k).numpy()[0] for k in (1.0, 2.0, 1.0)] == [1.0, 2.0, 1.0]
+    with pytest.warns(ts.TraceWarning, match="third time"):
+        scale(x, 3.0)
+    assert scale(x, True).numpy()[0] == 1.0
+
+
+def test_arrays_closures_and_passed_through_values() -> None:
+    bias = ts.tensor([10.0, 20.0])
+
+    @ts.jit
+    def f(x: ts.Tensor, note: str) -> tuple[ts.Tensor, ts.Tensor, str, int]:
+        return x + bias, x, note + "!", 7
+
+    for _ in range(2):
+        a, same, text, n = f(np.array([1.0, 2.0], np.float32), "hi")  # type: ignore[arg-type]
+        assert a.numpy().tolist() == [11.0, 22.0]
+        assert same.numpy().tolist() == [1.0, 2.0]
+        assert (text, n) == ("hi!", 7)
+
+
+def test_random_numbers_change_by_call_and_not_by_layout() -> None:
+    @ts.jit
+    def noisy(x: ts.Tensor) -> ts.Tensor:
+        return ts.nn.dropout(x, 0.5) + ts.random.uniform(x.shape)
+
+    ts.seed(3)
+    a, b = noisy(ts.ones((8, 16))).numpy(), noisy(ts.ones((8, 16))).numpy()
+    assert (a != b).any()
+    ts.seed(3)
+    spread = ts.tensor(np.ones((8, 16), np.float32), mesh=MESH, layout="[8@dp, 16@tp]")
+    np.testing.assert_array_equal(noisy(spread).numpy(), a)
+    np.testing.assert_array_equal(noisy(spread).numpy(), b)
+
+
+def test_gradients_outside_a_function_equal_those_inside() -> None:
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=(4, 8)).astype(np.float32), rng.normal(size=(8, 3)).astype(np.float32)
+
+    def loss(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        return ts.nn.cross_entropy(x @ w, ts.tensor([0, 1, 2, 0]))
+
+    tx, tw = ts.tensor(x), ts.tensor(w)
+    eager = ts.grad(loss(tx, tw), {"w": tw})["w"].numpy()
+    inside = ts.jit(lambda x, w: ts.grad(loss(x, w), w))(tx, tw).numpy()
+    np.testing.assert_allclose(eager, inside, rtol=1e-5, atol=1e-7)
+
+
+def test_second_derivatives() -> None:
+    @ts.jit
+    def curvature(x: ts.Tensor) -> ts.Tensor:
+        first = ts.grad(ts.sum(x * x * x), x)
+        return ts.grad(ts.sum(first), x)
+
+    np.testing.assert_allclose(curvature(ts.tensor([1.0, 2.0])).numpy(), [6.0, 12.0], rtol=1e-6)
+
+
+def test_autodiff_stays_partial_and_all_reduce_completes_it() -> None:
+    from tessera import op
+
+    x = ts.tensor(np.ones((8, 4), np.float32), mesh=MESH, layout="[8@dp, 4]")
+    w = ts.tensor(np.ones((4, 2), np.float32), mesh=MESH, name="w")
+    loss = ts.mean(x @ w)
+    part = op.autodiff(loss)["w"]
+    assert part.layout == "[4, 2] +dp"
+    whole = dist.all_reduce({"w": part}, axis="dp")["w"]
+    np.testing.assert_allclose(whole.numpy(), np.full((4, 2), 0.5))
+    assert ts.grad(loss)["w"].layout == "[4, 2]"
+
+
+def test_autocast_computes_products_narrow_and_statistics_wide() -> None:
+    @ts.jit
+    def f(x: ts.Tensor, w: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+        with ts.autocast(dtype=ts.bf16):
+            y = x @ w
+            return y, ts.nn.cross_entropy(y, ts.tensor([1, 2]))
+
+    y, loss = f(ts.ones((2, 4)), ts.ones((4, 5)))
+    assert (y.dtype, loss.dtype) == (ts.bf16, ts.f32)
+
+
+def test_strict_forbids_what_would_be_inserted() -> None:
+    x = ts.tensor(np.ones((8, 4), np.float32), mesh=MESH, layout="[8, 4@tp]")
+    with ts.strict(), pytest.raises(ts.LayoutError, match="strict"):
+        ts.argmax(x, -1)
+
+
+def test_looped_and_written_out_layers_agree() -> None:
+    ids = np.random.default_rng(0).integers(0, 64, (4, 17)).astype(np.int32)
+
+    def losses(**kw: object) -> list[float]:
+        ts.seed(5)
+        config = ts.nn.GPTConfig(vocab=64, seq=16, d=32, layers=3, heads=4, **kw)  # type: ignore[arg-type]
+        model = ts.nn.GPT(config)
+
+        @ts.jit
+        def step(model: ts.nn.GPT, x: ts.Tensor, y: ts.Tensor) -> ts.Tensor:
+            loss = model.loss(x, y)
+            weights = model.parameters()
+            grads = ts.grad(loss, weights)
+            model.load_parameters({k: weights[k] - grads[k] for k in weights})
+            return loss
+
+        x, y = ts.tensor(ids[:, :-1]), ts.tensor(ids[:, 1:])
+        return [step(model, x, y).item() for _ in range(3)]
+
+    want = losses(loop=False)
+    for kw in ({"loop": True}, {"loop": True, "remat": True}, {"loop": False, "remat": True}):
+        np.testing.assert_allclose(losses(**kw), want, rtol=2e-5)
+    assert want[2] < want[0]

@@ -1,0 +1,355 @@
+"""Do strategies give the layouts that they promise, and does training under them stay the same?
+
+ZeRO is layouts: what its stages cost and move is read off the program that runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn, optim
+from tessera.core.layout import parse_type, plain
+from tessera.passes.simplify import simplify
+
+N = 4
+SHAPES = {"up": (16, 32), "down": (32, 8), "bias": (8,)}
+ELEMENTS = 16 * 32 + 32 * 8 + 8
+DP = dist.strategy("data_parallel")
+TP = dist.strategy("tensor_parallel")
+
+
+def zero(stage: int) -> Any:
+    """Data parallelism with the state split too; stage 0 splits none."""
+    return DP + dist.strategy("zero_redundancy_optimizer", stage=stage) if stage else DP
+
+
+@pytest.fixture(scope="module")
+def line() -> dist.Mesh:
+    return dist.Mesh(("dp",), devices=N)
+
+
+# -- a training step on a mesh of data parallelism ------------------------------------------------
+class Training:
+    """A two-layer regression under ZeRO `stage`, with AdamW."""
+
+    def __init__(self, mesh: dist.Mesh, stage: int, clip: float | None = None) -> None:
+        rng = np.random.default_rng(0)
+        plan = zero(stage)
+        weights = {k: ts.tensor(rng.normal(size=s) * 0.1) for k, s in SHAPES.items()}
+        self.params: dict[str, ts.Tensor] = dist.place(weights, plan, mesh)
+        self.opt = optim.AdamW(0.01)
+        self.state = self.opt.init(self.params, plan)
+        self.x = ts.tensor(rng.normal(size=(64, 16)), mesh=mesh, layout="[64@dp, 16]")
+        self.y = ts.tensor(rng.normal(size=(64, 8)), mesh=mesh, layout="[64@dp, 8]")
+
+        @ts.jit
+        def step(params: Any, state: Any, x: ts.Tensor, y: ts.Tensor) -> Any:
+            out = ts.tanh(x @ params["up"]) @ params["down"] + params["bias"]
+            loss = ts.mean((out - y) ** 2)
+            goal = {k: plan.gradient(k, p.type) for k, p in params.items()}
+            grads = ts.grad(loss, params, layout=goal)
+            if clip is not None:
+                grads, _ = optim.clip_by_global_norm(grads, clip)
+            params, state = self.opt.update(params, grads, state)
+            return params, state, loss
+
+        self.step = step
+
+    def losses(self, steps: int = 5) -> list[float]:
+        out = []
+        for _ in range(steps):
+            self.params, self.state, loss = self.step(self.params, self.state, self.x, self.y)
+            out.append(loss.item())
+        return out
+
+    def collectives(self) -> Counter[tuple[str, str]]:
+        """How often each collective, with the type that it gives, runs in a step."""
+        graph = simplify(self.step.graph)
+        return Counter((n.op, str(n.type)) for n, _ in graph.collectives())
+
+
+LOSS = ("all_reduce", "f32[]")
+WHOLE = ("f32[16, 32]", "f32[32, 8]", "f32[8]")
+PARTS = ("f32[16, 32@dp]", "f32[32@dp, 8]", "f32[8@dp]")
+SUMS = [("all_reduce", t) for t in WHOLE]
+SCATTERS = [("reduce_scatter", t) for t in PARTS]
+GATHERS = [("all_gather", t) for t in WHOLE]
+STAGES = [
+    (0, None, [*SUMS, LOSS]),
+    # An all_reduce of which a device keeps its block is a reduce_scatter ...
+    (1, None, [*SCATTERS, *GATHERS, LOSS]),
+    # ... unless the whole gradient is needed, as for its norm.
+    (1, 0.5, [*SUMS, *GATHERS, LOSS]),
+    (2, None, [*SCATTERS, *GATHERS, LOSS]),
+    # The norm of split gradients is one more sum of one number.
+    (2, 0.5, [*SCATTERS, *GATHERS, LOSS, LOSS]),
+    (3, None, [*GATHERS, *SCATTERS, LOSS]),
+    (3, 0.5, [*GATHERS, *SCATTERS, LOSS, LOSS]),
+]
+
+
+@pytest.mark.parametrize(("stage", "clip", "want"), STAGES)
+def test_a_step_under_zero(
+    stage: int, clip: float | None, want: list[tuple[str, str]], line: dist.Mesh
+) -> None:
+    """Exactly the expected collectives, and the losses of the replicated run."""
+    run = Training(line, stage, clip)
+    np.testing.assert_allclose(run.losses(), replicated_losses(line, clip), rtol=0, atol=1e-5)
+    assert run.collectives() == Counter(want)
+    assert run.step._recordings == 1
+
+
+_replicated: dict[float | None, list[float]] = {}
+
+
+def replicated_losses(line: dist.Mesh, clip: float | None) -> list[float]:
+    if clip not in _replicated:
+        _replicated[clip] = Training(line, 0, clip).losses()
+    return _replicated[clip]
+
+
+def test_where_the_collectives_stand(line: dist.Mesh) -> None:
+    """Stage 3 gathers weights for what reads them; stages 1 and 2 gather what was updated."""
+    for stage in (1, 2, 3):
+        run = Training(line, stage)
+        run.losses(1)
+        for n, _ in simplify(run.step.graph).collectives():
+            if n.op == "all_gather":
+                updated = n.scope == "optimizer"
+                assert updated is (stage < 3), (stage, n)
+                assert bool(n.note) is (stage == 3), "what the user's plan says is not inserted"
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "state"),
+    [(0, 1, 1), (1, 1, N), (2, 1, N), (3, N, N)],
+    ids=lambda v: str(v),
+)
+def test_bytes_that_stay_on_a_device(stage: int, weights: int, state: int, line: dist.Mesh) -> None:
+    """Weights over `weights` devices, two moments over `state`, and the step."""
+    run = Training(line, stage)
+    for steps in (0, 1):
+        run.losses(steps)
+        kept = [*run.params.values(), *run.opt.state_dict(run.state).values()]
+        want = 4 * ELEMENTS // weights + 2 * 4 * ELEMENTS // state + 4
+        assert sum(t.type.local_bytes for t in kept) == want
+        shards = [t.jax().addressable_shards[0].data.nbytes for t in kept]
+        assert sum(shards) == want, "the arrays are as large as the types say"
+
+
+def test_masters_of_narrow_weights_are_split_too(line: dist.Mesh) -> None:
+    """Stage 1 with bf16 weights: f32 masters are split, and finished bf16 weights travel."""
+    plan = zero(1)
+    w = dist.tensor((64, 16), mesh=line, dtype=ts.bf16, name="w")
+    opt = optim.AdamW(0.01)
+    state = opt.init({"w": w}, plan)
+    assert {k: str(t.type) for k, t in opt.state_dict(state).items()} == {
+        "step": "i32[]", "m.w": "f32[64@dp, 16]", "v.w": "f32[64@dp, 16]",
+        "master.w": "f32[64@dp, 16]",
+    }  # fmt: skip
+    np.testing.assert_array_equal(state["master"]["w"].numpy(), w.numpy().astype(np.float32))
+
+    @ts.jit
+    def step(params: Any, state: Any) -> Any:
+        return opt.update(params, {"w": params["w"] * 2.0}, state)
+
+    new, _ = step({"w": w}, state)
+    kinds = [(n.op, str(n.type)) for n, _ in simplify(step.graph).collectives()]
+    assert kinds == [("all_gather", "bf16[64, 16]")]
+    assert new["w"].type is w.type
+
+
+@pytest.mark.parametrize("make", [optim.SGD, optim.Lion, optim.Adafactor], ids=lambda m: m.__name__)
+def test_other_optimizers_under_zero(make: Callable[..., Any], line: dist.Mesh) -> None:
+    """One device's state differs in size, not in value: as without any plan."""
+    rng = np.random.default_rng(1)
+    host = {"w": rng.normal(size=(16, 8)), "b": rng.normal(size=(6,))}  # 6 over 4 is uneven
+    opt = make(0.1, factor_from=8) if make is optim.Adafactor else make(0.1)
+    results = []
+    for stage in (0, 1, 2, 3):
+        plan = zero(stage)
+        params = dist.place({k: ts.tensor(v) for k, v in host.items()}, plan, line)
+        state = opt.init(params, plan)
+        step = ts.jit(lambda p, g, s: opt.update(p, g, s))
+        for _ in range(3):
+            grads = dist.place({k: t * 0.5 for k, t in params.items()}, plan, line, "gradient")
+            params, state = step(params, grads, state)
+        assert step._recordings == 1
+        results.append({k: t.numpy() for k, t in params.items()})
+    for other in results[1:]:
+        for k, v in results[0].items():
+            np.testing.assert_allclose(other[k], v, rtol=1e-6, atol=1e-7)
+
+
+# -- a GPT on several meshes ----------------------------------------------------------------------
+CONFIG = nn.GPTConfig(vocab=64, seq=16, d=32, layers=2, heads=4)
+
+
+def gpt_losses(mesh: dist.Mesh | None, plan: Any) -> Iterator[Any]:
+    """Losses of 5 steps, then (weights, state) after them."""
+    ts.seed(0)
+    model = nn.GPT(CONFIG)
+    if mesh is not None:
+        dist.place(model, plan, mesh)
+    opt = optim.AdamW(optim.warmup_cosine(3e-3, 2, 10))
+    state = opt.init(model.parameters(), plan)
+
+    @ts.jit
+    def step(model: nn.GPT, state: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
+        loss = model.loss(ids, labels)
+        params = model.parameters()
+        goal = {k: plan.gradient(k, p.type) if plan else p for k, p in params.items()}
+        grads, _ = optim.clip_by_global_norm(ts.grad(loss, params, layout=goal), 1.0)
+        params, state = opt.update(params, grads, state)
+        model.load_parameters(params)
+        return loss, state
+
+    ids = np.random.default_rng(0).integers(0, 64, (8, 17)).astype(np.int32)
+    batch = []
+    for part in (ids[:, :-1], ids[:, 1:]):
+        t = plain(ts.int32, part.shape, mesh)
+        batch.append(ts.tensor(part, mesh=mesh, layout=plan.batch(t) if plan else None))
+    for _ in range(5):
+        loss, state = step(model, state, *batch)
+        yield loss.item()
+    assert step._recordings == 1
+    yield model.parameters(), opt.state_dict(state)
+
+
+MESHES: list[tuple[str, dict[str, int], Any]] = [
+    ("dp=4, stage 1", {"dp": 4}, zero(1)),
+    ("dp=4, stage 3", {"dp": 4}, zero(3)),
+    ("dp=2 tp=4, stage 2", {"dp": 2, "tp": 4}, zero(2) + TP),
+]
+
+
+@pytest.mark.parametrize(("shape", "plan"), [m[1:] for m in MESHES], ids=[m[0] for m in MESHES])
+def test_a_gpt_trains_the_same_on_any_mesh(shape: dict[str, int], plan: Any) -> None:
+    if not _alone:
+        _alone.extend(gpt_losses(None, None))
+    mesh = dist.Mesh(tuple(shape), shape=shape)
+    *losses, (params, state) = gpt_losses(mesh, plan)
+    np.testing.assert_allclose(losses, _alone[:5], rtol=0, atol=1e-5)
+    assert losses[-1] < losses[1] - 0.05, "it learns"
+    for name, t in params.items():
+        base = plain(t.dtype, t.shape, mesh)
+        assert t.type is plan.weight(name, base), name
+        assert state[f"m.{name}"].type is plan.optimizer(name, base), name
+
+
+_alone: list[Any] = []
+
+
+# -- layouts --------------------------------------------------------------------------------------
+GRID = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+PLACES = [
+    ("attention.qkv", "f32[64, 3, 8, 8]", "f32[64, 3, 8@tp, 8]", "f32[64@dp, 3, 8@tp, 8]"),
+    ("blocks.0.attention.out", "f32[8, 8, 64]", "f32[8@tp, 8, 64]", "f32[8@tp, 8, 64@dp]"),
+    ("mlp.up", "f32[64, 256]", "f32[64, 256@tp]", "f32[64@dp, 256@tp]"),
+    ("mlp.down", "f32[256, 64]", "f32[256@tp, 64]", "f32[256@(tp,dp), 64]"),
+    ("embed.weight", "f32[1000, 64]", "f32[1000@tp, 64]", "f32[1000@(tp,dp), 64]"),
+    ("norm.weight", "f32[64]", "f32[64]", "f32[64@dp]"),
+    ("scale", "f32[]", "f32[]", "f32[]"),
+    ("odd", "f32[5]", "f32[5]", "f32[5@dp]"),
+]
+
+
+@pytest.mark.parametrize(("name", "whole", "weight", "state"), PLACES, ids=[p[0] for p in PLACES])
+def test_what_a_hybrid_plan_splits(name: str, whole: str, weight: str, state: str) -> None:
+    plan = dist.strategy("zero_redundancy_optimizer", stage=2) + TP
+    t = parse_type(whole, GRID)
+    assert str(plan.weight(name, t)) == weight
+    assert str(plan.gradient(name, t)) == str(plan.optimizer(name, t)) == state
+    # Of what is split already, a plan leaves the splits.
+    for get in (plan.weight, plan.gradient, plan.optimizer):
+        assert get(name, get(name, t)) is get(name, t)
+    assert plan.optimizer(name, plan.weight(name, t)) is plan.optimizer(name, t)
+
+
+def test_stages_nest() -> None:
+    t = parse_type("f32[64, 8]", GRID)
+    splits = [
+        [bool(get("w", t).split_axes) for get in (p.optimizer, p.gradient, p.weight)]
+        for p in (dist.strategy("zero_redundancy_optimizer", stage=s) for s in (1, 2, 3))
+    ]
+    assert splits == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+def test_rules_and_axes_can_be_named() -> None:
+    mesh = dist.Mesh(("x", "y"), shape={"x": 2, "y": 4})
+    plan = dist.strategy("tensor_parallel", "y", rules=[("kernel$", -1)])
+    plan += dist.strategy("data_parallel", "x")
+    t = plain(ts.f32, (8, 8), mesh)
+    assert str(plan.weight("a.kernel", t)) == "f32[8, 8@y]"
+    assert str(plan.weight("a.up", t)) == "f32[8, 8]"
+    assert str(plan.batch(t)) == "f32[8@x, 8]"
+
+
+def test_place_moves_what_is_made_and_makes_the_rest_in_place(line: dist.Mesh) -> None:
+    plan = zero(3)
+    made, waits = ts.tensor(np.arange(8.0)), dist.tensor((8, 4), name="waits")
+    placed = dist.place({"made": made, "waits": waits}, plan, line)
+    assert {k: str(t.type) for k, t in placed.items()} == {
+        "made": "f32[8@dp]",
+        "waits": "f32[8@dp, 4]",
+    }
+    assert placed["made"].numpy().tolist() == list(range(8))
+    assert placed["waits"] is waits
+
+
+def test_place_moves_state_that_waits(line: dist.Mesh) -> None:
+    """State made without a plan, laid out by one later, before and after its first use."""
+    opt = optim.Adam()
+    state = opt.init({"w": dist.tensor((8, 4), mesh=line, dtype=ts.bf16, name="w")})
+    before = dist.place(state["v"], zero(1), line, "optimizer")["w"]
+    assert state["step"].item() == 0  # made, and all other zeros with it
+    after = dist.place(state["m"], zero(1), line, "optimizer")["w"]
+    master = dist.place(state["master"], zero(1), line, "optimizer")["w"]
+    for part in (before, after, master):
+        assert str(part.type) == "f32[8@dp, 4]"
+        assert part.jax().addressable_shards[0].data.shape == (2, 4)
+
+
+EIGHT = plain(ts.f32, (8,), GRID)
+BAD: list[tuple[str, Callable[[], Any], str]] = [
+    ("kind", lambda: dist.strategy("magic"), """
+StrategyError: strategy 'magic' is not known
+  at  : FILE
+  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer"""),
+    ("stage", lambda: dist.strategy("zero_redundancy_optimizer", stage=4), """
+StrategyError: strategy 'zero_redundancy_optimizer': stage 4 does not exist
+  at  : FILE
+  fix : zero_redundancy_optimizer takes stage 1, 2 or 3"""),
+    ("stage of another", lambda: dist.strategy("data_parallel", stage=1), """
+StrategyError: strategy 'data_parallel': stage 1 does not exist
+  at  : FILE
+  fix : zero_redundancy_optimizer takes stage 1, 2 or 3"""),
+    ("axis", lambda: dist.strategy("tensor_parallel", "mp").weight("w", EIGHT), """
+StrategyError: strategy 'tensor_parallel': axis 'mp' is not an axis of the mesh
+  mesh : dp=2 tp=4
+  at   : FILE
+  fix  : say dist.strategy('tensor_parallel', axis="...") with an axis of the mesh"""),
+    ("no mesh", lambda: dist.place({"w": ts.tensor([1.0])}, DP), """
+MeshError: place: there is no mesh
+  at  : FILE
+  fix : pass mesh=..., or say: with mesh:"""),
+    ("kind of place", lambda: dist.place({"w": ts.tensor([1.0])}, DP, GRID, kind="magic"), """
+StrategyError: place: kind 'magic' is not known
+  at  : FILE
+  fix : weight, gradient, optimizer or batch"""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "text"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_input(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ts.TesseraError) as found:
+        call()
+    said = f"{type(found.value).__name__}: {found.value}"
+    at = said.partition("test_strategy.py:")[2].partition("\n")[0]
+    assert said.replace(f"test_strategy.py:{at}", "FILE") == text.strip()

@@ -1,0 +1,154 @@
+"""Does the demo train the same model on every mesh, and leave what it says it leaves?"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tessera.train.metrics import Row, column, read_metrics
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+STEPS = 20
+SMALL: dict[str, Any] = {
+    "steps": STEPS, "batch": 8, "seq": 24, "d": 32, "layers": 2, "heads": 4, "vocab": 300,
+    "lr": 1e-2, "val_batches": 1, "val_every": 10, "sample_tokens": 4, "prompt": "the ",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of few words, some of which always come together."""
+    root = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    pairs = ["the cat", "the dog", "a bird", "some fish", "one horse"]
+    ends = [" sleeps.\n", " is awake.\n", " sees "]
+    for i in range(20):
+        text = "".join(draw.choice(pairs) + draw.choice(ends) for _ in range(300))
+        (root / f"{i}.txt").write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def run(
+    example: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, list[Row]]]:
+    """Runs the demo as a user does; the same settings run once. Gives its folder and rows."""
+    root = tmp_path_factory.mktemp("runs")
+    done: dict[str, Path] = {}
+
+    def runs(mesh: str, **changed: Any) -> tuple[Path, list[Row]]:
+        key = json.dumps([mesh, changed])
+        if key not in done:
+            out = root / str(len(done))
+            settings = {**SMALL, **changed, "corpus": corpus, "cache": root / "kept"}
+            example.main(**settings, mesh=mesh, out=out)
+            done[key] = out
+        return done[key], read_metrics(done[key] / "metrics.jsonl")
+
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changed"),
+    [("dp=8", {}), ("tp=4", {}), ("dp=2,tp=4", {}), ("dp=2,tp=4", {"zero": 3})],
+)
+def test_every_mesh_gives_the_losses_of_one_device(
+    run: Callable[..., Any], mesh: str, changed: dict[str, Any]
+) -> None:
+    _, alone = run("dp=1")
+    _, rows = run(mesh, **changed)
+    for name in ("loss", "val_loss", "grad_norm"):
+        steps, expected = column(alone, name)
+        assert steps == ([10] if name == "val_loss" else list(range(STEPS)))
+        np.testing.assert_allclose(column(rows, name)[1], expected, rtol=0, atol=1e-4)
+    losses = column(rows, "loss")[1]
+    assert losses[-1] < losses[0] - 1.0  # it learns, or equal losses would say nothing
+
+
+def test_a_run_leaves_what_it_names(run: Callable[..., Any]) -> None:
+    folder, rows = run("dp=2,tp=4")
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json",
+        "graph.txt",
+        "loss.png",
+        "metrics.jsonl",
+        "sample.txt",
+        "weights.safetensors",
+    ]
+    assert json.loads((folder / "config.json").read_text())["mesh"] == "dp=2,tp=4"
+    assert (folder / "graph.txt").read_text().startswith("graph train_step  v1  mesh dp=2 tp=4\n")
+    assert (folder / "sample.txt").read_text().startswith("the ")
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    weights = load_file(folder / "weights.safetensors")
+    assert weights["blocks.block.attention.qkv"].shape == (2, 32, 3, 4, 8)
+    assert {"step", "loss", "grad_norm", "step_s", "tokens_per_s", "mfu"} <= set(rows[0])
+
+
+def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
+    first, rows = run("tp=4")
+    again, same = run("tp=4", sample_tokens=SMALL["sample_tokens"])
+    assert first != again
+    assert column(rows, "loss") == column(same, "loss")
+    assert (first / "sample.txt").read_text() == (again / "sample.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"mesh": "dp=2,ep=4"}, "--mesh: axis 'ep' is unknown here; name dp, tp or both"),
+        (
+            {"mesh": "2x4"},
+            "Mesh: cannot read '2x4' as axis=size (write each axis as name=size, for instance "
+            "dp=2,tp=4)",
+        ),
+        (
+            {"corpus": Path("/no/such/text")},
+            "corpus: '/no/such/text' does not exist (name a directory of text files, or leave it "
+            "out for the standard library)",
+        ),
+        (
+            {"vocab": 10},
+            "tokenizer: a vocabulary of 10 is not between 257 and 65536 (ask for about 1024)",
+        ),
+        (
+            {"d": 30},
+            "GPTConfig: d=30, heads=4, kv_heads=4 do not divide (heads divides d, kv_heads divides "
+            "heads)",
+        ),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    example: Any, corpus: Path, tmp_path: Path, wrong: dict[str, Any], says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings = {**SMALL, "corpus": corpus, "cache": tmp_path, "out": tmp_path / "out", **wrong}
+    with pytest.raises(example.typer.Exit) as stop:
+        example.main(**settings)
+    assert stop.value.exit_code == 2
+    assert capsys.readouterr().err == f"error: {says}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_window_longer_than_the_text_is_one_line(
+    example: Any, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(example.typer.Exit):
+        example.main(**{**SMALL, "seq": 10**7}, corpus=corpus, cache=tmp_path, out=tmp_path / "out")
+    assert "hold no window of 10000000" in capsys.readouterr().err

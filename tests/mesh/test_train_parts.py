@@ -1,0 +1,184 @@
+"""Do the parts of a training loop do what they say: sampling, evaluation, text, speed, folders?"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tessera as ts
+from tessera.core.errors import UsageError
+from tessera.core.mesh import Mesh
+from tessera.train.evaluate import mean_loss
+from tessera.train.generate import generate, sample
+from tessera.train.metrics import read_metrics
+from tessera.train.run import Run, fresh_folder
+from tessera.train.text import prepare
+from tessera.train.throughput import gemm_peak
+
+VOCAB = 11
+
+
+def adds_last_two(ids: ts.Tensor) -> ts.Tensor:
+    """Logits [1, S, V] of a 'model' that is sure of the sum of the last two tokens, mod V."""
+    before = ts.concat([ts.zeros((1, 1), ts.int32), ids[:, :-1]], 1)
+    return ts.one_hot((ids + before) % VOCAB, VOCAB) * 50.0
+
+
+# ---- generate ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("mesh", [None, Mesh.parse("dp=2,tp=4")])
+def test_generation_reads_the_last_token_of_the_window_and_slides(mesh: Mesh | None) -> None:
+    found = generate(adds_last_two, [1, 1], 12, window=6, temperature=0.0, mesh=mesh)
+    expected = [1, 1]
+    while len(expected) < 14:
+        expected.append((expected[-1] + expected[-2]) % VOCAB)
+    assert found == expected
+
+
+def test_generation_ends_before_the_stop_token() -> None:
+    assert generate(adds_last_two, [1, 1], 12, window=6, temperature=0.0, stop=8) == [1, 1, 2, 3, 5]
+
+
+def test_a_prompt_longer_than_the_window_is_kept_whole() -> None:
+    assert generate(adds_last_two, [9, 9, 9, 1, 2], 1, window=2, temperature=0.0)[-2:] == [2, 3]
+
+
+def test_the_seed_decides_the_sample() -> None:
+    def undecided(ids: ts.Tensor) -> ts.Tensor:
+        return ts.one_hot(ids, VOCAB) * 0.0
+
+    runs = [generate(undecided, [0], 20, window=4, seed=s, top_k=0) for s in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_sampling_follows_temperature_and_top_k() -> None:
+    draw = np.random.Generator(np.random.Philox(0))
+    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4]))
+    counts = np.bincount([sample(logits, draw) for _ in range(8000)], minlength=4) / 8000
+    np.testing.assert_allclose(counts, [0.1, 0.2, 0.3, 0.4], atol=0.02)
+    cold = np.bincount([sample(logits, draw, 0.5) for _ in range(8000)], minlength=4) / 8000
+    np.testing.assert_allclose(cold, np.array([1, 4, 9, 16]) / 30, atol=0.02)
+    assert {sample(logits, draw, top_k=2) for _ in range(200)} == {2, 3}
+    assert sample(logits, draw, temperature=0.0) == 3
+
+
+@pytest.mark.parametrize(("prompt", "tokens", "window"), [([], 1, 4), ([1], -1, 4), ([1], 1, 0)])
+def test_generation_needs_a_prompt_a_count_and_a_window(
+    prompt: list[int], tokens: int, window: int
+) -> None:
+    with pytest.raises(UsageError, match=r"^generate: "):
+        generate(adds_last_two, prompt, tokens, window=window)
+
+
+def test_sampling_refuses_negative_numbers() -> None:
+    draw = np.random.Generator(np.random.Philox(0))
+    for wrong in ({"temperature": -1.0}, {"top_k": -1}):
+        with pytest.raises(UsageError, match="are not both at least 0"):
+            sample(np.zeros(3), draw, **wrong)
+
+
+# ---- evaluation and speed ----------------------------------------------------------------------
+def test_the_mean_loss_is_over_batches() -> None:
+    assert mean_loss(lambda x: ts.tensor(x).sum(), [[1.0, 2.0], [4.0, 5.0]]) == 6.0
+    with pytest.raises(UsageError, match="there are no batches"):
+        mean_loss(lambda x: ts.tensor(x).sum(), [])
+
+
+def test_the_gemm_peak_is_a_speed() -> None:
+    assert 1e8 < gemm_peak(256, seconds=0.05) < 1e15
+    with pytest.raises(UsageError, match="measure nothing"):
+        gemm_peak(0)
+
+
+# ---- text --------------------------------------------------------------------------------------
+def write_corpus(root: Path, word: str) -> None:
+    root.mkdir(exist_ok=True)
+    for i in range(8):
+        (root / f"{i}.txt").write_text(f"{word} {i}\n" * 50)
+
+
+def test_text_is_made_once_and_again_when_a_file_changes(tmp_path: Path) -> None:
+    corpus, cache = tmp_path / "corpus", tmp_path / "kept"
+    write_corpus(corpus, "apple")
+    first = prepare(corpus, vocab=270, cache=cache)
+    made = (first.kept_at / "train.npy").stat().st_mtime_ns
+    second = prepare(corpus, vocab=270, cache=cache)
+    assert second.kept_at == first.kept_at
+    assert (second.kept_at / "train.npy").stat().st_mtime_ns == made
+    np.testing.assert_array_equal(second.train, first.train)
+    assert "apple" in first.tokenizer.decode(first.train[:40])
+    assert prepare(corpus, vocab=280, cache=cache).kept_at != first.kept_at
+    write_corpus(corpus, "pears")  # as long as before
+    changed = prepare(corpus, vocab=270, cache=cache)
+    assert "pears" in changed.tokenizer.decode(changed.train[:40])
+    assert sorted(p.name for p in cache.iterdir() if p.name.startswith(".")) == []
+
+
+def test_text_that_fails_to_be_made_leaves_nothing(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", "apple")
+    with pytest.raises(UsageError):
+        prepare(tmp_path / "corpus", vocab=3, cache=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+# ---- the run's folder --------------------------------------------------------------------------
+def test_a_run_writes_rows_reads_tensors_and_knows_its_speed(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "run", steps=3, tokens_per_step=100, model_flops=1e3, peak_flops=1e9,
+        settings={"lr": 0.1, "out": tmp_path}, console=Console(file=io.StringIO()),
+    )  # fmt: skip
+    with run:
+        for i in range(3):
+            with run.step(i, val_loss=9.0) as row:
+                row.update(loss=ts.tensor(2.0 - i))
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [(r["step"], r["loss"], r["val_loss"]) for r in rows] == [
+        (0, 2.0, 9.0),
+        (1, 1.0, 9.0),
+        (2, 0.0, 9.0),
+    ]
+    for r in rows:
+        assert r["tokens_per_s"] == pytest.approx(100 / r["step_s"], rel=0.01)
+        assert r["mfu"] == pytest.approx(1e3 / r["step_s"] / 1e9, abs=1e-4)
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {
+        "lr": 0.1,
+        "out": str(tmp_path),
+    }
+    assert re.fullmatch(r"\d+ ms +[\d.]+[kM]? tokens/s  MFU [\d.]+ %", run.median_speed)
+
+
+def test_a_step_that_fails_writes_no_row(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=2, tokens_per_step=1, console=Console(file=io.StringIO()))
+    with pytest.raises(ZeroDivisionError), run:
+        with run.step(0) as row:
+            row["loss"] = 1.0
+        with run.step(1) as row:
+            row["loss"] = 1 / 0
+    assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [0]
+
+
+def test_an_earlier_runs_files_do_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "sample.txt").write_text("old")
+    (tmp_path / "mine.txt").write_text("mine")
+    with Run(tmp_path, steps=1, tokens_per_step=1, console=Console(file=io.StringIO())) as run:
+        pass
+    assert [name for name, _, _ in run.files()] == ["config.json", "metrics.jsonl"]
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be a folder for results"):
+        Run(tmp_path / "file", steps=1, tokens_per_step=1)
+
+
+def test_a_fresh_folder_is_one_that_is_not_there(tmp_path: Path) -> None:
+    for expected in ("gpt", "gpt-2", "gpt-3"):
+        made = fresh_folder(tmp_path, "gpt")
+        assert made == tmp_path / expected
+        made.mkdir()

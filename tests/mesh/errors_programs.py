@@ -1,4 +1,4 @@
-"""Mistakes with functions, loops, gradients, layers and ambient choices. A row: name, error, mistake, message."""
+"""Mistakes with functions, gradients, layers, settings. A row: name, error, mistake, message."""
 
 from __future__ import annotations
 

@@ -89,11 +89,12 @@ def _mismatch(
     rows = [(name, f"{why}; annotated {specs[name]}") for name, why in wrong]
     sizes = " ".join(f"{k}={v}" for k, v in bound.items())
     names = {name for name, _ in wrong}
-    what = "the result" if names == {"result"} else f"{len(names)} arguments"
-    what = "1 argument" if what == "1 arguments" else what
+    what = f"{len(names)} arguments do"
+    if len(names) == 1:
+        what = "the result does" if names == {"result"} else "1 argument does"
     return fail(
         ShapeError,
-        f"{getattr(fn, '__name__', 'function')}: {what} {'does' if len(names) == 1 else 'do'} not fit the annotations",
+        f"{getattr(fn, '__name__', 'function')}: {what} not fit the annotations",
         [*rows, ("bound", sizes or "nothing")],
         fix="change the tensors or the annotations",
     )

@@ -22,8 +22,9 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
 
     Gradients come back finished, in the layout of their weights, or as `layout` says: a strategy,
     or a tree like `weights` of tensors or types. So a sharded optimizer asks for reduce_scatter.
-    With `finish=False` they stay partial, for a collective written by hand. Without `weights`: every
-    named weight that the loss reaches, keyed by name. Raises ShapeError, UsageError, GraphError.
+    With `finish=False` they stay partial, for a collective written by hand. Without `weights`:
+    every named weight that the loss reaches, keyed by name. Raises ShapeError, UsageError,
+    GraphError.
     """
     if not isinstance(loss, Tensor):
         raise fail(

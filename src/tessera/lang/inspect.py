@@ -38,7 +38,7 @@ class Inspection:
                 rows.append(f"  copies    replicated over {', '.join(copies)}")
             for device, dims in list(self.holds.items())[:8]:
                 parts = ", ".join("+".join(f"{a}:{b}" for a, b in runs) for runs in dims)
-                rows.append(f"  device {device:<3} [{parts}]")
+                rows.append(f"  device {device:<3} {f'[{parts}]' if all(dims) else 'nothing'}")
             if len(self.holds) > 8:
                 rows.append(f"  ... and {len(self.holds) - 8} devices more")
         return "\n".join(rows)

@@ -19,7 +19,7 @@ from ..core.errors import UsageError, caller, fail
 from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
-from .engine import Program, engine
+from .engine import PROGRAMS, engine
 from .tensor import Made, Tensor, symbolic
 
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
@@ -140,20 +140,17 @@ def scope(name: str) -> Iterator[None]:
 
 
 # -- outside a recording: one-op programs ---------------------------------------------------------
-_programs: dict[object, Program] = {}
-
-
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Runs one op on tensors that have values, as a cached one-op program."""
     types = tuple([a.type for a in args])
     key = (op, types, tuple(attrs.items()), settings().strict)
-    program = _programs.get(key)
+    program = PROGRAMS.get(key)
     if program is None:
         b = Builder(op)
         node = b(op, *(b.input(t) for t in types), **attrs)
         many = len(node.types) > 1
         outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
-        program = _programs[key] = engine().compile(b.graph(outs))
+        program = PROGRAMS[key] = engine().compile(b.graph(outs))
     results = []
     loc = caller()
     for i, (data, t) in enumerate(
@@ -177,10 +174,10 @@ def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     """`x` in the layout `to`, at once."""
     b = Builder("redistribute")
     source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
-    program = _programs.get((source, to))
+    program = PROGRAMS.get((source, to))
     if program is None:
         graph = b.graph([b.redistribute(b.input(source), to)])
-        program = _programs[source, to] = engine().compile(graph)
+        program = PROGRAMS[source, to] = engine().compile(graph)
     out = Tensor(program([x.data], (x.type,))[0], to)
     out._made = Made("redistribute", (x,), {"to": to}, 0, caller())
     return out

@@ -1,9 +1,10 @@
 """Nested containers of tensors: taken apart and put together again.
 
-Containers are dicts (in their own order), lists, tuples, named tuples and registered classes
-(modules); None holds nothing; everything else is a leaf. A call of a compiled function takes apart
-its arguments, so this is on the way of every step: a dict of 900 weights costs 30 µs here, and 150
-in the general libraries for it (bench/RESULTS.md), which would be a tenth of the call.
+Containers are dicts (in their own order), lists, tuples, named tuples, registered classes (modules)
+and a user's dataclasses that hold tensors; None holds nothing; everything else is a leaf. A call of
+a compiled function takes apart its arguments, so this is on the way of every step: a dict of 900
+weights costs 30 µs here, and 150 in the general libraries for it (bench/RESULTS.md), which would be
+a tenth of the call.
 
 >>> leaves, spec = flatten({"a": 1, "b": [2, (3, None)]})
 >>> leaves, unflatten(spec, [x * 10 for x in leaves])
@@ -17,8 +18,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import UsageError, fail
-from .tensor import Tensor
+from .tensor import Tensor, engine_array
 
 LEAF, EMPTY = "leaf", "none"
 # A structure: LEAF, EMPTY, or (class, keys, structures of the values; None where all are leaves).
@@ -44,7 +47,19 @@ def _open(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
         return kind, len(x), x
     if kind in _REGISTERED:
         return kind, tuple(x.__dict__), list(x.__dict__.values())
+    fields = getattr(kind, "__dataclass_fields__", None)
+    if fields is not None and not kind.__module__.startswith("tessera."):
+        values = [getattr(x, name, None) for name in fields]
+        if any(map(_has_array, values)):
+            return kind, tuple(fields), values
     return None
+
+
+def _has_array(x: Any) -> bool:
+    if isinstance(x, (Tensor, np.ndarray)) or engine_array(x):
+        return True
+    found = _open(x)
+    return found is not None and any(map(_has_array, found[2]))
 
 
 def _take(x: Any, leaves: list[Any]) -> Spec:
@@ -93,7 +108,11 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
     if issubclass(kind, tuple):
         return kind(*values)  # a named tuple
     made = object.__new__(kind)
-    made.__dict__.update(zip(keys, values, strict=True))
+    if kind in _REGISTERED:
+        made.__dict__.update(zip(keys, values, strict=True))
+    else:
+        for name, value in zip(keys, values, strict=True):
+            object.__setattr__(made, name, value)  # a dataclass may be frozen, or have slots
     return made
 
 

@@ -32,7 +32,8 @@ def start(needed: int = 1) -> None:
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")],
-            fix=f"start with {switches.DEVICES}={needed} (virtual CPU devices), or use a smaller mesh",
+            fix=f"start with {switches.DEVICES}={needed} (virtual CPU devices), or use a smaller"
+            " mesh",
         )
 
 

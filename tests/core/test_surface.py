@@ -1,0 +1,74 @@
+"""Does nonsense ever reach the user as somebody else's traceback? Every public function is called
+with it; what comes back is a result or an error of ours."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, graph, nn, op
+from tests.core.test_lang import Oracle, oracle
+
+__all__ = ["oracle"]
+# Classes of values and errors, and functions that take a graph, are no functions on tensors.
+LEFT_OUT = {"evaluate", "parse", "simplify", "verify", "Graph", "Tensor", "TraceWarning"}
+METHODS = (
+    "reshape", "transpose", "permute", "to", "sum", "mean", "max", "min", "__getitem__", "__add__",
+    "__rsub__", "__pow__", "__matmul__", "__rmatmul__", "__truediv__", "__eq__", "__and__",
+    "__format__", "__mod__", "__rfloordiv__",
+)  # fmt: skip
+NONSENSE: tuple[Any, ...] = (
+    None, "abc", object(), 1.5, -3, 10**12, float("nan"), 1 + 2j, True, [], [1, "x"], {}, (2, 3),
+    np.array(["a", "b"]), np.array([], np.float32), np.zeros((2, 0)), np.array([None, 1]), [None],
+    lambda *a: 0,
+)  # fmt: skip
+
+
+def surface() -> Iterator[tuple[str, Any]]:
+    random = {n: getattr(ts.random, n) for n in ("uniform", "normal", "bernoulli", "set_state")}
+    for module in (ts, dist, op, graph, nn):
+        names = {n: getattr(module, n) for n in module.__all__ if n not in LEFT_OUT}
+        for name, found in (names | random).items():
+            if callable(found) and not (
+                inspect.isclass(found) and issubclass(found, BaseException)
+            ):
+                yield f"{module.__name__}.{name}", found
+    for name in METHODS:
+        yield f"Tensor.{name}", getattr(ts.Tensor, name)
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """What is wrong with the way in which `call` fails; "" where nothing is."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made = call()
+            if isinstance(made, ts.Tensor):
+                made.numpy()
+    except ts.TesseraError as error:
+        return "" if "  fix" in str(error) else f"no way out: {error}"
+    except Exception as error:
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        here = at is not None and at.tb_frame.f_code.co_filename == __file__
+        # Python itself refuses a call with the wrong number of arguments, at the user's line.
+        return "" if here and isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(("name", "found"), [pytest.param(n, f, id=n) for n, f in surface()])
+def test_nonsense_is_answered_in_our_own_words(name: str, found: Any, oracle: Oracle) -> None:
+    x, ids = ts.tensor(np.ones((2, 3), np.float32)), ts.tensor([0, 1])
+    wrong = {}
+    for bad in NONSENSE:
+        for args in ((bad,), (x, bad), (bad, x), (x, ids, bad), (x, x, bad), ((2, 3), bad)):
+            if why := outcome(lambda args=args: found(*args)):  # type: ignore[misc]
+                wrong[str(args)[:80]] = why
+    assert not wrong

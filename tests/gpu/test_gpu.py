@@ -1,0 +1,60 @@
+"""The same programs on a GPU. Where there is none, they are at least lowered for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, graph
+from tessera.core.layout import plain
+from tessera.passes.simplify import simplify
+from tessera.runtime.arrays import array_shape, sharding
+from tessera.runtime.devices import start
+from tessera.runtime.lower import lower
+
+CONFIG = ts.nn.GPTConfig(vocab=64, seq=16, d=32, layers=2, heads=4)
+
+
+def has_gpu() -> bool:
+    start(8)
+    return jax.devices()[0].platform == "gpu"
+
+
+def step(model: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
+    loss = model.loss(ids, labels)
+    weights = model.parameters()
+    grads = ts.grad(loss, weights)
+    return loss, {k: w - 0.5 * grads[k] for k, w in weights.items()}
+
+
+def test_a_step_on_a_mesh_lowers_for_cuda_with_the_collectives_of_its_graph() -> None:
+    start(8)
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+    plan = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
+    batch = plan.batch(plain(ts.int32, (8, 16), mesh))
+    recorded = simplify(graph.trace(step, dist.place(ts.nn.GPT(CONFIG), plan, mesh), batch, batch))
+    types = [n.type.on(mesh) for n in recorded.inputs]
+    given = [
+        jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
+    ]
+    text = lower(recorded, mesh).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.all_reduce") == sum(1 for _ in recorded.collectives())
+
+
+@pytest.mark.skipif(not has_gpu(), reason="there is no GPU")
+def test_a_step_on_the_gpu_equals_the_oracle() -> None:
+    ts.seed(0)
+    model = ts.nn.GPT(CONFIG)
+    rng = np.random.default_rng(0)
+    ids, labels = (rng.integers(0, 64, (8, 16)).astype(np.int32) for _ in range(2))
+    weights = {k: t.numpy() for k, t in model.parameters().items()}
+    loss, new = ts.jit(step)(model, ts.tensor(ids), ts.tensor(labels))
+    recorded = graph.trace(step, model, ts.tensor(ids), ts.tensor(labels))
+    want = graph.evaluate(recorded, [*weights.values(), ids, labels])
+    np.testing.assert_allclose(loss.item(), want[0], rtol=1e-4)
+    for (name, got), expected in zip(new.items(), want[1:], strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, atol=2e-3, err_msg=name)

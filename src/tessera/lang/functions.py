@@ -114,6 +114,7 @@ def graft(value: Tensor, path: Tensor) -> Tensor:
     For a gradient that is better computed another way than the value: straight-through estimators,
     or attention, whose backward pass starts from its saved result. Raises ShapeError, DTypeError.
     """
+    value, path = as_tensor(value), as_tensor(path)
     if value.shape != path.shape:
         raise fail(
             ShapeError,
@@ -395,9 +396,9 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 
 __all__ = [
     "abs", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "concat", "cos",
-    "cumsum", "einsum", "erf", "exp", "flip", "floor", "full", "gather", "graft", "getitem", "isfinite",
-    "keep", "log", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot",
-    "ones", "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add",
+    "cumsum", "einsum", "erf", "exp", "flip", "floor", "full", "gather", "getitem", "graft",
+    "isfinite", "keep", "log", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed",
+    "one_hot", "ones", "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add",
     "sigmoid", "sign", "sin", "split", "sqrt", "stack", "stop_gradient", "sum", "swap", "take",
     "tanh", "topk", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

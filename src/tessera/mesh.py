@@ -4,4 +4,12 @@ from __future__ import annotations
 
 from .core.mesh import Mesh, auto, current
 
-__all__ = ["Mesh", "auto", "current"]
+
+def show(mesh: Mesh) -> None:
+    """Prints a picture of `mesh`: who stands where, by device id."""
+    from .show.mesh_picture import show as draw  # its library is slow to import
+
+    draw(mesh)
+
+
+__all__ = ["Mesh", "auto", "current", "show"]

@@ -101,7 +101,7 @@ def _recorded(
         elif goal is not None and g.type is not goal:
             b.loc, b.scope = node.loc or loss.loc, "grad"
             to = goal if goal.mesh is not None else goal.on(g.type.mesh)
-            g = b.redistribute(g, to, "gradient")
+            g = b.redistribute(g, to, "for the gradient")
             b.loc, b.scope = None, ""
         out.append(g)
     return out

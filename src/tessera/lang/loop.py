@@ -13,10 +13,12 @@ from typing import Any
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.node import Graph, Node
+from ..ops.redistribute import NAMES
+from ..passes.loops import extract
 from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
 from .record import Recorder, current, recording
-from .tensor import Tensor, as_tensor, emit_many
+from .tensor import Tensor, as_tensor, emit_many, symbolic
 from .tree import flatten, unflatten
 
 POLICIES = ("save", "recompute", "together")
@@ -97,19 +99,17 @@ def scan(
     with recording(r):
         ends = [relayout(e, b.type) for e, b in zip(ends, c, strict=True)]
     outs = [r.node(t) for t in (*ends, *map(as_tensor, ys))]
-    consts = [node for _, node in r.captured]
     if r.key is not None:
         raise fail(
             UsageError,
             "scan: the body draws random numbers",
             fix="draw them before the loop and scan over them",
         )
-    inputs = [*consts, *(r.node(t) for t in (*c, *x))]
-    graph = _body(r, inputs, outs)
+    graph, consts = _body(r, [r.node(t) for t in (*c, *x)], outs)
     start = [relayout(t, b.type) for t, b in zip(start, c, strict=True)]
     results = emit_many(
         "scan",
-        *(t for t, _ in r.captured),
+        *consts,
         *start,
         *rows,
         body=graph,
@@ -133,10 +133,36 @@ def _natural(end: Node, start: Node) -> TensorType:
     return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
 
 
-def _body(r: Recorder, inputs: list[Node], outs: list[Node]) -> Graph:
+def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list[Tensor]]:
+    """(the body, the tensors from outside that it takes as constants).
+
+    A change of layout of a constant is the same in every turn, so it is made once, outside.
+    """
     graph = r.builder.graph(outs)
-    inner = [n for n in graph.nodes if n.op != "input"]
-    return Graph(graph.name, (*inputs, *inner), tuple(inputs), graph.outputs)
+    consts = {node: t for t, node in r.captured}
+    moved: dict[Node, Node] = {}
+    for n in graph.nodes:
+        source = moved.get(n.args[0], n.args[0]) if n.op in NAMES else None
+        if source in consts:
+            moved[n] = Node("input", (), n.types, {"name": f"moved{len(moved)}"})
+            consts[moved[n]] = _outside(consts[source], n)
+    body = extract(graph.name, graph, [*consts, *inner], graph.outputs, moved)
+    used = {a for n in body.nodes for a in n.args} | set(body.outputs)
+    kept = [n for n in consts if n in used]
+    inputs = (*kept, *inner)
+    nodes = (*inputs, *(n for n in body.nodes if n.op != "input"))
+    return Graph(body.name, nodes, inputs, body.outputs), [consts[n] for n in kept]
+
+
+def _outside(t: Tensor, n: Node) -> Tensor:
+    """The tensor `t` from outside the loop in the layout that `n` gives it inside."""
+    recorder = current()
+    if recorder is None:
+        return relayout(t, n.type)
+    recorder.builder.loc = n.loc
+    made = recorder.builder.redistribute(recorder.node(t), n.type, n.note)
+    recorder.builder.loc = None
+    return symbolic(made, recorder)
 
 
 def _unsplit_first(t: Tensor) -> Tensor:

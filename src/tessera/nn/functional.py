@@ -202,26 +202,9 @@ def attention(
         if causal:
             rows = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
             part = F.where(F.arange(seen).reshape(1, seen) <= rows, part, -1e30)
-        outs.append(_weighted(part, v[..., :seen, :], f"{by}st,{to}te->{by}se"))
+        p = softmax(part).to(v.dtype)
+        outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :seen, :]))
     return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
-
-
-def _weighted(scores: Tensor, v: Tensor, index: str) -> Tensor:
-    """softmax(scores) @ v, whose backward pass starts from the result and one number a row.
-
-    With o the result, P the probabilities and g the gradient of o, the gradient of the scores is
-    P * (g @ v.T - sum(g * o)) (FlashAttention, section 3.1): so o and the log of the row sums are
-    kept, and P follows from the scores in one pass.
-    """
-    fixed = F.stop_gradient(scores)
-    top = F.max(fixed, -1, True)
-    e = F.exp(fixed - top)
-    total = F.sum(e, -1, True)
-    # Normalised after the product: it has fewer elements than the scores.
-    out = F.einsum(index, e.to(v.dtype), F.stop_gradient(v)) * (1.0 / total).to(v.dtype)
-    out, log_total = F.keep(out), F.keep(top + F.log(total))
-    p = F.exp(scores - log_total)
-    return F.graft(out, F.einsum(index, p.to(v.dtype), v) - out * F.sum(p, -1, True).to(v.dtype))
 
 
 # Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs.
@@ -244,7 +227,7 @@ def flash_attention(
     v: Tensor,
     causal: bool = False,
     scale: float | None = None,
-    rows: int = 1,
+    rows: int = 2,
 ) -> Tensor:
     """Attention over [B, H, S, D], `rows` sequences at a time: scores never exist for the batch.
 
@@ -255,11 +238,6 @@ def flash_attention(
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
         return attention(q, k, v, causal, scale)
     return blocked(lambda a, b, c: attention(a, b, c, causal, scale), q, k, v, rows=rows)
-
-
-def by_sequences(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = 2) -> Tensor:
-    """`fn` of [B, S, d], `rows` sequences a device at a time, their insides not kept."""
-    return blocked(fn, x, rows=rows)
 
 
 # -- losses ---------------------------------------------------------------------------------------

@@ -92,18 +92,22 @@ class Attention(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, S, d] to [B, S, d], over whole sequences."""
-        c = self.config
+        c, (batch, seq, d) = self.config, x.shape
+        rows = x.reshape(batch * seq, d)
+
+        def projected(w: Tensor) -> list[Tensor]:
+            """Each [B, heads, S, size], from one plain matrix product."""
+            y = F.matmul(rows, w.reshape(d, -1)).reshape(batch, seq, *w.shape[1:])
+            return [y[:, :, i].transpose(1, 2) for i in range(w.shape[1])]
+
         if "qkv" in self.__dict__:
-            qkv = F.keep(F.einsum("bsd,dthe->bsthe", x, self.qkv))
-            q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
+            q, k, v = projected(self.qkv)
         else:
-            q = F.keep(F.einsum("bsd,dhe->bshe", x, self.q)).transpose(1, 2)
-            kv = F.keep(F.einsum("bsd,dthe->bsthe", x, self.kv))
-            k, v = (kv[:, :, i].transpose(1, 2) for i in range(2))
+            (q,), (k, v) = projected(self.q.reshape(d, 1, *self.q.shape[1:])), projected(self.kv)
         if c.positions == "rotary":
             q, k = fn.rotary(q), fn.rotary(k)
-        out = fn.attention(q, k, v, causal=True)
-        return F.einsum("bhse,hed->bsd", out, self.out)
+        out = fn.flash_attention(q, k, v, causal=True).transpose(1, 2).reshape(batch * seq, -1)
+        return F.matmul(out, self.out.reshape(-1, d)).reshape(batch, seq, d)
 
 
 class MLP(Module):
@@ -131,9 +135,9 @@ class MLP(Module):
 class TransformerBlock(Module):
     """Norm, attention, residual; norm, MLP, residual.
 
-    Norm and attention run a few sequences at a time, norm and MLP some rows at a time; of their
-    insides only the products marked with `keep` outlive a block. The residual is added outside, so
-    that under tensor parallelism one all_reduce completes the whole sublayer.
+    Attention runs a few sequences at a time, norm and MLP some rows at a time; of their insides
+    only what is marked with `keep` outlives a block. The residual is added outside, so that under
+    tensor parallelism one all_reduce completes the whole sublayer.
     """
 
     def __init__(self, c: GPTConfig):
@@ -144,8 +148,7 @@ class TransformerBlock(Module):
         self.scope_name = "block"
 
     def __call__(self, x: Tensor) -> Tensor:
-        a = fn.by_sequences(lambda s: self.attention(self.norm_1(s)), x)
-        x = x + fn.dropout(a, self.dropout)
+        x = x + fn.dropout(self.attention(self.norm_1(x)), self.dropout)
         m = fn.by_rows(lambda r: self.mlp(self.norm_2(r)), x)
         return x + fn.dropout(m, self.dropout)
 

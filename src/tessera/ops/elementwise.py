@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtypes import DType, bool_, promote
+from ..core.dtypes import DType, bool_, fp8_e4m3, promote
 from ..core.errors import DTypeError, LayoutError, ShapeError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
@@ -274,8 +274,18 @@ def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("cast", g, dtype=src) if src.is_float else None]
 
 
+def _cast_local(c: Call, x: Array) -> Array:
+    dtype = c.out.dtype
+    if dtype is fp8_e4m3 and c.ins[0].dtype.is_float:
+        # It has no infinity: what is too large for it would be no number at all.
+        top = c.xp.full((), FP8_E4M3_MAX, c.ins[0].dtype)
+        x = c.xp.maximum(c.xp.minimum(x, top), c.xp.neg(top))
+    return c.xp.cast(x, dtype)
+
+
+FP8_E4M3_MAX = 448.0
 cast = define(
-    Op("cast", _cast_rule, lambda c, x: c.xp.cast(x, c.out.dtype), _cast_grad,
+    Op("cast", _cast_rule, _cast_local, _cast_grad,
        flops=lambda ins, outs, attrs: 0, attrs="dtype")
 )  # fmt: skip
 

@@ -134,10 +134,12 @@ def infer(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     kept; not for bodies, which would be kept alive with them."""
     if op.name == "scan":
         return op.rule(ins, attrs)
+    given = tuple(attrs.items())
     try:
-        return _infer(op, ins, tuple(attrs.items()))
+        hash(given)
     except TypeError:  # an attribute that cannot be hashed
         return op.rule(ins, attrs)
+    return _infer(op, ins, given)
 
 
 @lru_cache(maxsize=16384)

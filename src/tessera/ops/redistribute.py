@@ -177,7 +177,9 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     gone = [a for a in src.split_axes if a not in out.split_axes]
     if n.op in ("all_gather", "all_to_all") and gone:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
-        return [b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "gradient")]
+        return [
+            b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")
+        ]
     return [g]
 
 

@@ -34,7 +34,12 @@ def _rule(name: str, kind: str, linear: str = "") -> Rule:
 def keep_dims(b: Build, x: Any, like: TensorType, dims: Sequence[int]) -> Any:
     """Puts reduced dims back as size 1 and broadcasts to the shape of `like`."""
     shape = tuple(1 if i in set(dims) else n for i, n in enumerate(like.shape))
-    return b("broadcast", b("reshape", x, shape=shape), shape=like.shape)
+    x = b("reshape", x, shape=shape)
+    if not like.split_axes:
+        return b("broadcast", x, shape=like.shape)
+    # Each device spreads to its own part, as the value that was reduced lay.
+    layout = like.complete().with_dtype(x.type.dtype)
+    return b("broadcast", x, shape=like.shape, layout=layout)
 
 
 def _sum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:

@@ -44,7 +44,7 @@ def differentiate(
         b.loc, b.scope = node.loc, node.scope
         if _joins(node, active) and gs[0] is not None:
             # Both ways need the whole gradient, so it is completed once, before they part.
-            gs[0] = b.redistribute(gs[0], gs[0].type.complete(), "gradient")
+            gs[0] = b.redistribute(gs[0], gs[0].type.complete(), "for the gradient")
         if node.op == "item":
             assert gs[0] is not None
             grads[node.args[0], node.attrs["index"]].append(gs[0])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..core.dtypes import f32
 from ..core.reshard import plan
-from ..ir.graph.node import Graph, Node, reachable
+from ..ir.graph.node import Graph, Node, need_graph, reachable
 from ..ops.op import OPS, Attrs, infer
 from ..ops.redistribute import NAMES, step_attrs
 
@@ -24,6 +24,7 @@ Pass = Callable[[Graph], Graph]
 
 def simplify(graph: Graph) -> Graph:
     """`graph` without dead, repeated and idle nodes; its outputs keep their values and types."""
+    graph = need_graph("simplify", graph)
     graph = dead_code(common_subexpressions(fold(dead_code(graph))))
     fused = fuse_reductions(graph)
     return graph if fused is graph else dead_code(fused)

@@ -53,7 +53,7 @@ class Builder:
             raise fail(
                 LayoutError,
                 f"{op}: needs a collective that ts.strict() forbids to insert",
-                [("have", x.type), ("need", want), ("made at", x.loc or "?")],
+                [("have", x.type), ("need", want), *([("made at", x.loc)] if x.loc else [])],
                 fix=f"write dist.redistribute(x, {str(want)!r}) where you want it",
             )
         return self.redistribute(x, want, f"for {op}")

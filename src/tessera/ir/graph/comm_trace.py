@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .node import Graph
+from .node import Graph, need_graph
 from .text import size_text
 
 
@@ -26,7 +26,7 @@ def trace_lines(graph: Graph) -> list[str]:
     inserted it (nothing where the user wrote it).
     """
     rows = []
-    for node, times in graph.collectives():
+    for node, times in need_graph("comm_trace", graph).collectives():
         size = size_text(node.wire_bytes)
         why = "  ".join(filter(None, (node.loc, node.scope, node.note and f"inserted {node.note}")))
         rows.append((

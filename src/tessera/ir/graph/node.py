@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from ...core.errors import UsageError, fail
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...core.reshard import wire_bytes
@@ -97,6 +98,17 @@ class Graph:
     def wire_bytes(self) -> int:
         """Bytes that one device receives in one run."""
         return sum(n.wire_bytes * times for n, times in self.collectives())
+
+
+def need_graph(name: str, value: object) -> Graph:
+    """`value`, which must be a Graph. Raises UsageError."""
+    if not isinstance(value, Graph):
+        raise fail(
+            UsageError,
+            f"{name}: takes a Graph, not a {type(value).__name__}",
+            fix="record one with graph.trace(fn, ...), or take the .graph of a compiled function",
+        )
+    return value
 
 
 def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]]:

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import GraphError, fail
+from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...ops.op import OPS, Call
 from ...ops.redistribute import NAMES
 from . import xp_numpy
-from .node import Graph, Node
+from .node import Graph, Node, need_graph
 
 Array = Any
 Coords = Mapping[str, int]
@@ -81,6 +81,13 @@ def every_coords(mesh: Mesh | None) -> list[Coords]:
 
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of `graph` for global arrays, by NumPy, as if there were one device."""
+    if len(need_graph("evaluate", graph).inputs) != len(inputs):
+        raise fail(
+            UsageError,
+            f"evaluate: the graph has {len(graph.inputs)} inputs, {len(inputs)} values are given",
+            [("inputs", ", ".join(n.attrs["name"] for n in graph.inputs))],
+            fix="give one array per input, in order",
+        )
     env: dict[Node, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for n in graph.nodes:
         if n.op == "input":

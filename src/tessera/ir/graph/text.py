@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...core.dtypes import BY_NAME, DType
-from ...core.errors import GraphError, TesseraError, fail
+from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
 from .node import NO_ATTRS, Graph, Node
@@ -189,6 +189,12 @@ _WORDS: Mapping[str, object] = {"None": None, "True": True, "False": False}
 
 def parse(text: str) -> Graph:
     """The graph that prints as `text`. Raises GraphError, with the line, where it is none."""
+    if not isinstance(text, str):
+        raise fail(
+            UsageError,
+            f"parse: takes a graph's text, not a {type(text).__name__}",
+            fix="give graph.text, or what was saved of it",
+        )
     return _Parser(text).graph()
 
 

@@ -11,7 +11,7 @@ from ...core.errors import GraphError, TesseraError, fail
 from ...core.layout import TensorType, same_type
 from ...core.mesh import Mesh
 from ...ops.op import OPS, Op, infer
-from .node import Graph, Node
+from .node import Graph, Node, need_graph
 from .text import node_text
 
 
@@ -22,7 +22,10 @@ def verify(graph: Graph, after: str = "") -> None:
     nodes; outputs are nodes of the graph; ops and attributes are known; arguments have the layouts
     that the op's rule wants and results the types that it derives; one mesh; the same in bodies.
     """
-    _Verifier(graph, after, None).run()
+    _Verifier(need_graph("verify", graph), after, None).run()
+
+
+_FAULT = "this is a fault of the pass, not of the program: report it with the text"
 
 
 class _Verifier:
@@ -39,7 +42,7 @@ class _Verifier:
             f"verify: {who}: {what}",
             rows,
             at=node.loc if node is not None else "",
-            fix=fix or "this is a fault of the pass, not of the program: report it with the text",
+            fix=fix or (_FAULT if self.after else "correct the text, or what made the graph"),
         )
 
     def run(self) -> Mesh | None:

@@ -18,9 +18,10 @@ from ..core.reshard import completed, gathered
 from . import functions, random
 from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
 from .engine import engine
+from .host import engine_array, host_array
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .shaping import one_dim
-from .tensor import Tensor, as_tensor, engine_array, host_array, symbolic
+from .tensor import Tensor, as_tensor, symbolic
 from .tree import tree_map
 
 ROLES = {"row": -2, "col": -1, "batch": 0, "seq": 1, "hidden": -1, "vocab": -1, "experts": 0}

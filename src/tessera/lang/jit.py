@@ -27,8 +27,9 @@ from . import random
 from .checks import bound, shown, signature_of
 from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
+from .host import engine_array
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
-from .tensor import Tensor, as_tensor, engine_array
+from .tensor import Tensor, as_tensor
 from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
 
 P = ParamSpec("P")

@@ -12,8 +12,9 @@ from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.node import Graph
 from .checks import bound, function_of, signature_of
+from .host import engine_array
 from .record import Recorder, recording
-from .tensor import Tensor, as_tensor, engine_array
+from .tensor import Tensor, as_tensor
 from .tree import call_paths, flatten, path_name, unflatten
 
 

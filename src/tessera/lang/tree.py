@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError, fail
-from .tensor import Tensor, engine_array
+from .host import engine_array
+from .tensor import Tensor
 
 LEAF, EMPTY = "leaf", "none"
 # A structure: LEAF, EMPTY, or (class, keys, structures of the values; None where all are leaves).

@@ -52,15 +52,15 @@ def strategy(mesh: dist.Mesh, zero: int) -> Any:
     return sum(rest, start=first)
 
 
-def training_step(optimizer: optim.Optimizer) -> Any:
+def training_step(optimizer: optim.Optimizer, plan: Any) -> Any:
     """One step as one compiled program that changes the model and the state in place."""
 
     @ts.jit(donate=("model", "state"))
     def train_step(model: nn.GPT, state: dict[str, Any], ids: ts.Tensor, labels: ts.Tensor) -> Any:
         loss = model.loss(ids, labels)
         weights = model.parameters()
-        # Gradients lie as the optimizer's state does: whole, or split where ZeRO splits it.
-        grads = ts.grad(loss, weights, layout=state["m"])
+        # Finished gradients lie as the plan says: whole, or split where ZeRO splits them.
+        grads = ts.grad(loss, weights, layout=plan)
         grads, norm = optim.clip_by_global_norm(grads, 1.0)
         weights, new_state = optimizer.update(weights, grads, state)
         model.load_parameters(weights)
@@ -94,14 +94,16 @@ def train(c: SimpleNamespace, console: Console) -> None:
     schedule = optim.warmup_cosine(c.lr, c.steps // 12, c.steps + 1, end=c.lr / 20, start=c.lr / 20)
     optimizer = optim.AdamW(schedule, betas=(0.9, 0.95), weight_decay=0.1)
     state = optimizer.init(model.parameters(), plan)
-    train_step = training_step(optimizer)
+    train_step = training_step(optimizer, plan)
 
     # What a step will do, before any of it runs.
     batch = on_mesh(data.batch(0))
     graph = planned(train_step, model, state, *batch)
     flops = model_flops(model.loss, *batch)
-    held = {"weights": model.parameters(), "gradients": state["m"], "optimizer": state}
-    console.print(render_plan(mesh, graph, held["weights"], held, flops), "")
+    weights = model.parameters()
+    gradients = {name: plan.gradient(name, t.type) for name, t in weights.items()}
+    held = {"weights": weights, "gradients": gradients, "optimizer": state}
+    console.print(render_plan(mesh, graph, weights, held, flops), "")
 
     validation_loss = ts.jit(lambda model, ids, labels: model.loss(ids, labels))
 

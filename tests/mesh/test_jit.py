@@ -225,3 +225,16 @@ def test_looped_and_written_out_layers_agree() -> None:
     for kw in ({"loop": True}, {"loop": True, "remat": True}, {"loop": False, "remat": True}):
         np.testing.assert_allclose(losses(**kw), want, rtol=2e-5)
     assert want[2] < want[0]
+
+
+def test_values_from_the_host_and_results_of_programs_share_one_compilation() -> None:
+    @ts.jit(donate="w")
+    def update(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
+        return w - x
+
+    w, x = dist.tensor((8, 8), init="ones"), ts.tensor(np.ones((8, 8), np.float32))
+    for _ in range(3):
+        w = update(w, x)
+    assert w.numpy()[0, 0] == -2.0
+    (program,) = update.programs
+    assert program.run._cache_size() == 1  # type: ignore[attr-defined]  # what jax.jit offers

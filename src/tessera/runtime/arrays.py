@@ -73,6 +73,11 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     # Partial dims were stacked last to first.
     k = len(t.partial)
     x = np.transpose(x, (*reversed(range(k)), *range(k, x.ndim)))
+    if t.mesh is None:
+        # Bound to no device, like the results of programs: or a program would be compiled twice,
+        # once for values from the host and once for its own.
+        start()
+        return jax.device_put(x)
     return jax.device_put(x, sharding(t))
 
 

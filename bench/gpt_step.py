@@ -57,8 +57,10 @@ def weights_of(config: jax_gpt.GPTConfig) -> dict[str, np.ndarray]:
     }
 
 
-def ours(config: jax_gpt.GPTConfig, axes: dict[str, int]) -> tuple[Callable[[], float], Any]:
-    """(run one step and give its loss, the compiled step)."""
+def ours(
+    config: jax_gpt.GPTConfig, axes: dict[str, int], loop: bool | None = None
+) -> tuple[Callable[[], float], Any]:
+    """(run one step and give its loss, the compiled step); `loop` is GPTConfig's."""
     mesh = dist.Mesh(tuple(axes), shape=axes) if axes else None
     model = ts.nn.GPT(
         ts.nn.GPTConfig(
@@ -67,6 +69,7 @@ def ours(config: jax_gpt.GPTConfig, axes: dict[str, int]) -> tuple[Callable[[], 
             d=config.width,
             layers=config.layers,
             heads=config.heads,
+            loop=loop,
         )
     )
     given = weights_of(config)

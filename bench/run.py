@@ -149,6 +149,11 @@ def report(found: dict[str, Any]) -> str:
             on one device, 4 x 64 tokens: {compile_ours:.1f} s, the hand-written step
             {compile_peer:.1f} s: **{compile_ours / compile_peer:.2f}** of its time."""
         ),
+        *prose(
+            f"""Our 24 layers written out take {startup["written_out"][0]:.1f} s to trace and
+            compile and {startup["written_out"][1]:.3f} s a step; as a loop {startup["looped"][0]:.1f} s and
+            {startup["looped"][1]:.3f} s a step. `cost/loops.py` chooses by these."""
+        ),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -54,8 +54,31 @@ def first_calls(layers: int = 24, batch: int = 4, rounds: int = 3) -> dict[str, 
     return {f"{k}_trace_and_compile_s": round(statistics.median(v), 2) for k, v in times.items()}
 
 
+LAYERS = """
+import sys, time; sys.path.insert(0, {here!r})
+import gpt_step
+from peers import jax_gpt
+gpt_step.start(8)
+run, _ = gpt_step.ours(jax_gpt.GPTConfig(layers=24, batch=4, seq=64), {{}}, loop={loop})
+times = []
+for _ in range(8):
+    begin = time.perf_counter(); run(); times.append(time.perf_counter() - begin)
+step = sorted(times[1:])[3]
+print(times[0] - step, step)
+"""
+
+
+def layers() -> dict[str, list[float]]:
+    """(trace and compile s, step s) of 24 layers, written out and as a loop."""
+    found = {}
+    for name, loop in (("written_out", False), ("looped", True)):
+        numbers = run(LAYERS.format(here=str(HERE), loop=loop)).split()
+        found[name] = [round(float(x), 3) for x in numbers]
+    return found
+
+
 def main() -> None:
-    print(json.dumps({**imports(), **first_calls()}))
+    print(json.dumps({**imports(), **first_calls(), **layers()}))
 
 
 if __name__ == "__main__":

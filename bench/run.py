@@ -151,8 +151,9 @@ def report(found: dict[str, Any]) -> str:
         ),
         *prose(
             f"""Our 24 layers written out take {startup["written_out"][0]:.1f} s to trace and
-            compile and {startup["written_out"][1]:.3f} s a step; as a loop {startup["looped"][0]:.1f} s and
-            {startup["looped"][1]:.3f} s a step. `cost/loops.py` chooses by these."""
+            compile and {startup["written_out"][1]:.3f} s a step; as a loop
+            {startup["looped"][0]:.1f} s and {startup["looped"][1]:.3f} s a step.
+            `cost/loops.py` chooses by these."""
         ),
     ]
     return "\n".join(lines).rstrip() + "\n"

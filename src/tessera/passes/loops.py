@@ -236,7 +236,7 @@ def _is_tall(n: Node) -> bool:
     """Whether `n` is the gradient of a weight with more rows than columns: x.T @ g with x wide.
 
     A matrix unit reads the narrow operand across and the wide one along; g.T @ x is a third faster
-    on a CPU (bench/RESULTS.md), and the transpose after the loop is made once.
+    on the CPUs this was measured on, and the transpose after the loop is made once.
     """
     return (
         n.op == "contract"

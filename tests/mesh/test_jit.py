@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -238,3 +240,18 @@ def test_values_from_the_host_and_results_of_programs_share_one_compilation() ->
     assert w.numpy()[0, 0] == -2.0
     (program,) = update.programs
     assert program.run._cache_size() == 1  # type: ignore[attr-defined]  # what jax.jit offers
+
+
+def test_a_dataclass_that_holds_tensors_is_a_container() -> None:
+    @dataclass
+    class Batch:
+        ids: ts.Tensor
+        name: str
+
+    @ts.jit
+    def double(batch: Batch) -> Batch:
+        return Batch(batch.ids * 2.0, batch.name)
+
+    for value in (1.0, 5.0):
+        out = double(Batch(ts.tensor(value), "train"))
+        assert (out.ids.item(), out.name) == (2 * value, "train")

@@ -112,8 +112,5 @@ class Engine:
     def is_array(self, value: object) -> bool:
         return isinstance(value, jax.Array)
 
-    def is_deleted(self, data: Any) -> bool:
-        return bool(data.is_deleted())
-
 
 set_device_provider(devices.device_count)

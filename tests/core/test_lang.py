@@ -368,9 +368,6 @@ class Oracle:
     def is_array(self, value: object) -> bool:
         return False
 
-    def is_deleted(self, data: Any) -> bool:
-        return False
-
 
 @pytest.fixture
 def oracle() -> Iterator[Oracle]:

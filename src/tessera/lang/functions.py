@@ -111,8 +111,8 @@ def keep(x: Like) -> Tensor:
 def graft(value: Tensor, path: Tensor) -> Tensor:
     """The value of `value` with the gradient of `path`, a tensor of the same shape and dtype.
 
-    For a gradient that is better computed another way than the value: straight-through estimators,
-    or attention, whose backward pass starts from its saved result. Raises ShapeError, DTypeError.
+    For a gradient that is better computed another way than the value, such as a straight-through
+    estimator's. Raises ShapeError, DTypeError.
     """
     value, path = as_tensor(value), as_tensor(path)
     if value.shape != path.shape:

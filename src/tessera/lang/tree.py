@@ -3,8 +3,7 @@
 Containers are dicts (in their own order), lists, tuples, named tuples, registered classes (modules)
 and a user's dataclasses that hold tensors; None holds nothing; everything else is a leaf. A call of
 a compiled function takes apart its arguments, so this is on the way of every step: a dict of 900
-weights took 30 µs here, and 150 in a general library for it, which would be
-a tenth of the call.
+weights took 30 µs here, and 150 in a general library for it, which would be a tenth of the call.
 
 >>> leaves, spec = flatten({"a": 1, "b": [2, (3, None)]})
 >>> leaves, unflatten(spec, [x * 10 for x in leaves])

@@ -1,7 +1,7 @@
 """Why is a CPU step not slowed by page faults? The C library keeps what large arrays give back.
 
 By default glibc returns each large temporary to the kernel and faults every page in again at the
-next step: 8 to 15 % of a training step (bench/RESULTS.md). One arena that never shrinks avoids it.
+next step: 8 to 14 % of a training step (bench/RESULTS.md). One arena that never shrinks avoids it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..ir.graph.node import Graph, Node
 from ..ir.graph.oracle import identity
 from ..ops.op import OPS, Call
 from . import xp_jax
-from .arrays import block_shape, sharding, spec
+from .arrays import block_shape, spec
 from .devices import jax_mesh
 
 Array = Any
@@ -119,8 +119,3 @@ def lower(
         donate_argnums=tuple(donate),
         compiler_options=dict(options) if options else None,
     )
-
-
-def input_shardings(graph: Graph, mesh: Mesh | None) -> list[Any]:
-    """Where each input must lie for `lower(graph, mesh)`."""
-    return [sharding(n.type.on(mesh)) for n in graph.inputs]

@@ -84,13 +84,22 @@ def dispatch_rows(results: list[dict[str, Any]]) -> list[str]:
     return rows
 
 
+def loader_rows(r: dict[str, Any]) -> list[str]:
+    rows = ["| loader | million tokens/s | times what the step takes |", "|---|---|---|"]
+    rows += [
+        f"| {name} | {speed / 1e6:.1f} | **{r['ratio'][name]:.0f}** |"
+        for name, speed in r["loader_tokens_per_s"].items()
+    ]
+    return rows
+
+
 def prose(text: str) -> list[str]:
     return [*textwrap.wrap(" ".join(text.split()), 98), ""]
 
 
 def report(found: dict[str, Any]) -> str:
     """The page: what was measured, on what, and how to do it again."""
-    steps, startup = found["steps"], found["startup"]
+    steps, startup, loader = found["steps"], found["startup"], found["loader"]
     compile_ours, compile_peer = (startup[f"{k}_trace_and_compile_s"] for k in ("ours", "peer"))
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
     worst = max(r["largest_loss_difference"] for r in steps)
@@ -155,6 +164,15 @@ def report(found: dict[str, Any]) -> str:
             {startup["looped"][0]:.1f} s and {startup["looped"][1]:.3f} s a step.
             `cost/loops.py` chooses by these."""
         ),
+        "## What a loader gives out",
+        "",
+        *prose(
+            f"""`bench/loader.py`: batches of {" x ".join(map(str, loader["batch"]))} tokens,
+            shuffled, from a mapped file of {loader["tokens"] // 10**6} million, against one step
+            of the demo's GPT on one device: {loader["step_s"]:.3f} s alone,
+            {loader["fed_step_s"]:.3f} s when it also takes each batch from the loader."""
+        ),
+        *loader_rows(loader),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -177,6 +195,7 @@ def main() -> None:
         "steps": steps,
         "dispatch": measure("dispatch.py"),
         "startup": measure("startup.py"),
+        "loader": measure("loader.py"),
     }
     if util.find_spec("torch") is not None:
         found["torch"] = [measure("peers/torch_ddp.py", "--steps", "6") for _ in range(2)]

@@ -2,6 +2,7 @@
 
 The axes of the mesh say how the work is divided: over `dp` each device takes a part of the batch,
 over `tp` a part of every layer. The model does not know of it; the layouts of its weights decide.
+Over `cp` each device takes a part of every sequence, and attention brings together what they hold.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tessera.train.generate import generate
 from tessera.train.run import Run, fresh_folder
 from tessera.train.text import prepare
 from tessera.train.throughput import gemm_peak, model_flops
+from tessera.train.trackers import tracker
 
 HELP = """Train a GPT on real text over a named mesh of devices.
 
@@ -34,6 +36,7 @@ Examples:
   --mesh dp=8 --zero 3            weights, gradients and optimizer state split over 8 devices
   --mesh dp=1 --corpus ~/notes    your own text, on one device
   --mesh tp=4 --dtype bf16        products in bf16, everything else in f32
+  --mesh dp=2,cp=4                each sequence split over 4 devices
 
 TESSERA_COMM_TRACE=1 prints each collective with the line of this file that asked for it.
 """
@@ -46,10 +49,12 @@ def strategy(mesh: dist.Mesh, zero: int) -> Any:
         data = dist.strategy("zero_redundancy_optimizer", stage=zero)
     known = {"dp": data, "tp": dist.strategy("tensor_parallel")}
     for axis in mesh.axes:
-        if axis not in known:
-            raise ts.UsageError(f"--mesh: axis {axis!r} is unknown here; name dp, tp or both")
-    first, *rest = (known[axis] for axis in mesh.axes)
-    return sum(rest, start=first)
+        if axis not in known and axis != "cp":  # the model itself splits its sequences over cp
+            raise ts.UsageError(f"--mesh: axis {axis!r} is unknown here; name dp, tp or cp")
+    parts = [known[axis] for axis in mesh.axes if axis in known]
+    if not parts:
+        raise ts.UsageError("--mesh: name dp or tp beside cp, for instance dp=1,cp=8")
+    return sum(parts[1:], start=parts[0])
 
 
 def training_step(optimizer: optim.Optimizer, plan: Any) -> Any:
@@ -88,8 +93,9 @@ def train(c: SimpleNamespace, console: Console) -> None:
 
     # Model and optimizer: layouts now, values when they are first used.
     config = nn.GPTConfig(
-        text.tokenizer.vocab, c.seq, c.d, c.layers, c.heads, positions="rotary", norm="rms"
-    )
+        text.tokenizer.vocab, c.seq, c.d, c.layers, c.heads, positions="rotary", norm="rms",
+        context=c.context if "cp" in mesh else None,
+    )  # fmt: skip
     model = dist.place(nn.GPT(config), plan, mesh)
     schedule = optim.warmup_cosine(c.lr, c.steps // 12, c.steps + 1, end=c.lr / 20, start=c.lr / 20)
     optimizer = optim.AdamW(schedule, betas=(0.9, 0.95), weight_decay=0.1)
@@ -116,6 +122,7 @@ def train(c: SimpleNamespace, console: Console) -> None:
     run = Run(
         folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
         peak_flops=peak, settings=vars(c), console=console,
+        trackers=[tracker(name, folder) for name in c.track.split(",") if name],
     )  # fmt: skip
     with run:
         for step in range(c.steps):
@@ -144,7 +151,7 @@ def train(c: SimpleNamespace, console: Console) -> None:
 
 
 def main(
-    mesh: Annotated[str, typer.Option(help="Axes and sizes: dp, tp or both.")] = "dp=2,tp=4",
+    mesh: Annotated[str, typer.Option(help="Axes and sizes: dp, tp, cp.")] = "dp=2,tp=4",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, batches and sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,
@@ -153,6 +160,7 @@ def main(
     ] = None,
     cache: Annotated[Path, typer.Option(help="Where tokens are kept.")] = Path("runs/.cache"),
     zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage over dp.")] = 0,
+    context: Annotated[str, typer.Option(help="Attention over cp: ring or all_to_all.")] = "ring",
     dtype: Annotated[str, typer.Option(help="Of the matrix products: f32 or bf16.")] = "f32",
     batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16,
     seq: Annotated[int, typer.Option(min=1, help="Tokens a sequence.")] = 128,
@@ -165,6 +173,7 @@ def main(
     val_every: Annotated[int, typer.Option(min=1, help="Steps between validations.")] = 100,
     prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "def ",
     sample_tokens: Annotated[int, typer.Option(min=0, help="Length of the sample.")] = 200,
+    track: Annotated[str, typer.Option(help="Also track in tensorboard, wandb or both.")] = "",
 ) -> None:
     config = SimpleNamespace(**locals())
     try:

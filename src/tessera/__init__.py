@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import dist, graph, mesh, nn, op, optim
+from . import checkpoint, data, debug, dist, distributed, graph, mesh, nn, op, optim, schedule
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
 from .core.errors import (
@@ -28,9 +28,10 @@ from .core.errors import (
     TesseraError,
     UsageError,
 )
-from .lang import random
+from .lang import linalg, random
 from .lang.ambient import autocast, strict
 from .lang.create import tensor
+from .lang.custom import custom_gradient, value_and_grad, vjp
 from .lang.engine import set_engine
 from .lang.function import function
 from .lang.functions import (
@@ -44,9 +45,12 @@ from .lang.functions import (
     concat,
     cos,
     cumsum,
+    diag,
+    diagonal,
     einsum,
     erf,
     exp,
+    eye,
     flip,
     floor,
     full,
@@ -55,6 +59,7 @@ from .lang.functions import (
     isfinite,
     keep,
     log,
+    logsumexp,
     matmul,
     max,
     maximum,
@@ -71,6 +76,7 @@ from .lang.functions import (
     sigmoid,
     sign,
     sin,
+    sort,
     split,
     sqrt,
     stack,
@@ -79,6 +85,8 @@ from .lang.functions import (
     take,
     tanh,
     topk,
+    tril,
+    triu,
     var,
     where,
     zeros,
@@ -86,6 +94,7 @@ from .lang.functions import (
 )
 from .lang.grad import grad
 from .lang.jit import TraceWarning, jit
+from .lang.local import distribute
 from .lang.loop import blocked, scan
 from .lang.random import seed
 from .lang.record import scope
@@ -120,13 +129,22 @@ __all__ = [
     "bool",
     "broadcast_to",
     "cast",
+    "checkpoint",
     "concat",
     "cos",
     "cumsum",
+    "custom_gradient",
+    "data",
+    "debug",
+    "diag",
+    "diagonal",
     "dist",
+    "distribute",
+    "distributed",
     "einsum",
     "erf",
     "exp",
+    "eye",
     "f16",
     "f32",
     "flip",
@@ -144,7 +162,9 @@ __all__ = [
     "isfinite",
     "jit",
     "keep",
+    "linalg",
     "log",
+    "logsumexp",
     "matmul",
     "max",
     "maximum",
@@ -164,11 +184,13 @@ __all__ = [
     "rsqrt",
     "scan",
     "scatter_add",
+    "schedule",
     "scope",
     "seed",
     "sigmoid",
     "sign",
     "sin",
+    "sort",
     "split",
     "sqrt",
     "stack",
@@ -179,9 +201,13 @@ __all__ = [
     "tanh",
     "tensor",
     "topk",
+    "tril",
+    "triu",
     "uint8",
     "uint32",
+    "value_and_grad",
     "var",
+    "vjp",
     "where",
     "zeros",
     "zeros_like",

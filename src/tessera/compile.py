@@ -9,7 +9,7 @@ that takes device arrays and gives device arrays. It is the engine that the lang
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,21 +22,27 @@ from .core.mesh import Mesh
 from .ir.graph.comm_trace import trace_lines
 from .ir.graph.node import Graph
 from .ir.graph.verify import verify
+from .ir.schedule.build import build_schedule
+from .ir.schedule.schedule import Schedule
+from .ir.schedule.verify import verify_schedule
+from .lang.engine import Program
 from .passes.simplify import simplify
-from .runtime import arrays, devices
+from .runtime import arrays, devices, offload
 from .runtime.lower import lower
+from .runtime.stepped import Stepped
 
 
 class Executable:
     """A compiled graph. `types` are the results' types, on the program's mesh."""
 
-    def __init__(self, graph: Graph, donate: Sequence[int]) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, schedule: Schedule, donate: Sequence[int]) -> None:
+        self.graph, self.schedule = graph, schedule
         mesh = graph.mesh
         self.types = tuple(n.type.on(mesh) for n in graph.outputs)
         self.wants = tuple(n.type.on(mesh) for n in graph.inputs)
         devices.start(max(mesh.device_ids) + 1 if mesh is not None else 1)
-        self.run = lower(graph, mesh, _usable(graph, donate))
+        stepped = settings().executor == "stepped"
+        self.run = Stepped(schedule) if stepped else lower(schedule, _usable(graph, donate))
 
     def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
         if have is not None and have != self.wants:
@@ -98,13 +104,27 @@ class Engine:
         if settings().comm_trace:
             for line in trace_lines(graph):
                 print(line)
-        return Executable(graph, donate)
+        schedule = build_schedule(graph, settings().schedule)
+        verify_schedule(schedule)
+        return Executable(graph, schedule, donate)
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
         return arrays.place(value, type)
 
+    def place_blocks(
+        self, read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], type: TensorType
+    ) -> Any:
+        return arrays.place_blocks(read, type)
+
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
         return arrays.fetch(data, type)
+
+    def offload(self, data: Any, type: TensorType) -> offload.HostCopy:
+        return offload.HostCopy(data, type)
+
+    def program_bytes(self, program: Program) -> dict[str, int]:
+        assert isinstance(program, Executable)
+        return offload.program_bytes(program)
 
     def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
         return arrays.adopt(data, mesh)

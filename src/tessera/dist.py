@@ -1,13 +1,30 @@
 """Meshes, layouts, collectives: `from tessera import dist`."""
 
 from .core.mesh import Mesh
-from .lang.create import ShardSpec, all_gather, all_reduce, redistribute, reduce_scatter, shard
+from .lang.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    permute,
+    recv,
+    reduce_scatter,
+    scatter,
+    send,
+    shard,
+    shift,
+)
+from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
-from .lang.inspect import inspect
 from .lang.strategy import place, strategy
+from .observe.inspect import inspect
+from .observe.profile import profile
 
 allreduce = all_reduce
 __all__ = [
-    "Mesh", "ShardSpec", "all_gather", "all_reduce", "allreduce", "inspect", "place",
-    "redistribute", "reduce_scatter", "shard", "strategy", "tensor",
+    "Mesh", "ShardSpec", "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier",
+    "broadcast", "gather", "inspect", "permute", "place", "profile", "recv", "redistribute",
+    "reduce_scatter", "scatter", "send", "shard", "shift", "strategy", "tensor",
 ]  # fmt: skip

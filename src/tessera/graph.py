@@ -5,8 +5,11 @@ from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
 from .ir.graph.verify import verify
-from .lang.grad import grad as backward
-from .lang.trace import trace
+from .lang.training import backward, capture, parameters, stage, training_step
+from .observe.trace import trace
 from .passes.simplify import simplify
 
-__all__ = ["Graph", "backward", "comm_trace", "evaluate", "parse", "simplify", "trace", "verify"]
+__all__ = [
+    "Graph", "backward", "capture", "comm_trace", "evaluate", "parameters", "parse", "simplify",
+    "stage", "trace", "training_step", "verify",
+]  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .core.mesh import Mesh, auto, current
+from .core.mesh import Mesh, auto
+from .lang.view import current_mesh as current
 
 
 def show(mesh: Mesh) -> None:

@@ -1,7 +1,19 @@
-"""The ops as functions: `from tessera import op`."""
+"""Ops as functions: `from tessera import op`; `ts.op(index=...)` makes one of a JAX function."""
 
+import sys
 from functools import partial
+from types import ModuleType
 
+from .lang.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    permute,
+    reduce_scatter,
+    scatter,
+    shift,
+)
 from .lang.functions import (
     concat,
     einsum,
@@ -17,6 +29,9 @@ from .lang.functions import (
     where,
 )
 from .lang.grad import grad
+from .lang.local import kernel
+from .lang.user_op import user_op as from_jax
+from .nn.blocks import transformer_block
 from .nn.functional import (
     cross_entropy,
     dropout,
@@ -31,11 +46,24 @@ from .nn.functional import (
     softmax,
     swiglu,
 )
+from .nn.moe_layer import moe
 
 # The same function as `ts.grad`, whose results stay partial for a collective written by hand.
 autodiff = partial(grad, finish=False)
+allreduce = all_reduce
+
+
+class _Face(ModuleType):
+    """The module is the decorator too: `ts.op(...)` is `ts.op.from_jax(...)`."""
+
+    __call__ = staticmethod(from_jax)
+
+
+sys.modules[__name__].__class__ = _Face
 __all__ = [
-    "autodiff", "concat", "cross_entropy", "dropout", "einsum", "embedding", "flash_attention",
-    "gather", "gelu", "grad", "layer_norm", "linear", "matmul", "mean", "reshape", "rms_norm",
-    "rotary", "scatter_add", "silu", "softmax", "split", "sum", "swiglu", "take", "topk", "where",
+    "all_gather", "all_reduce", "all_to_all", "allreduce", "autodiff", "broadcast", "concat",
+    "cross_entropy", "dropout", "einsum", "embedding", "flash_attention", "from_jax", "gather",
+    "gelu", "grad", "kernel", "layer_norm", "linear", "matmul", "mean", "moe", "permute",
+    "reduce_scatter", "reshape", "rms_norm", "rotary", "scatter", "scatter_add", "shift", "silu",
+    "softmax", "split", "sum", "swiglu", "take", "topk", "transformer_block", "where",
 ]  # fmt: skip

@@ -22,6 +22,8 @@ ANY = (*NUMBER, "bool")
 ELSEWHERE = {
     "scan": "test_loops.py",
     "item": "test_loops.py",
+    "custom": "test_custom.py",
+    "user": "test_user_op.py",
     "random_bits": "test_random.py",
     "all_gather": "test_reshard.py",
     "all_reduce": "test_reshard.py",
@@ -30,6 +32,10 @@ ELSEWHERE = {
     "shard": "test_reshard.py",
     "to_partial": "test_reshard.py",
     "to_mesh": "test_reshard.py",
+    "recast": "test_local.py",
+    "axis_index": "test_local.py",
+    "permute": "test_local.py",
+    "cond": "test_local.py",
 }
 
 
@@ -275,3 +281,129 @@ row("take_along", real(1, 8), ids(5, 3, below=8), dim=1, tag="broadcast",
     expect=lambda x, i: along(np.repeat(x, 5, 0), i))  # fmt: skip
 row("put_along", ids(5, 3, below=9, low=-1), real(5, 3), dim=1, into="8", result=f32,
     expect=lambda i, v: added_along(i, v, 8))  # fmt: skip
+
+
+# ---- convolution and windows -------------------------------------------------------------------
+def convolved(stride: tuple[int, ...], pads: Any, dilation: tuple[int, ...], spread: Any) -> Any:
+    """y[n, g, o, i] = Σ x[n, g, c, j] w[g, o, c, k], j·spread + low = i·stride + k·dilation."""
+
+    def expect(x: Array, w: Array) -> Array:
+        lines = []
+        for d, (low, high) in enumerate(pads):
+            size, k = x.shape[3 + d], w.shape[3 + d]
+            room = (size - 1) * spread[d] + 1 + low + high - (k - 1) * dilation[d] - 1
+            meets = np.zeros((room // stride[d] + 1, size, k))
+            for i, j, m in np.ndindex(meets.shape):
+                meets[i, j, m] = j * spread[d] + low == i * stride[d] + m * dilation[d]
+            lines.append(meets)
+        if len(lines) == 1:
+            return np.einsum("ngcj,gock,ijk->ngoi", x, w, *lines)
+        return np.einsum("ngcab,gocpq,iap,jbq->ngoij", x, w, *lines)
+
+    return expect
+
+
+def conv_row(tag: str, x: Array, w: Array, **how: Any) -> None:
+    rank = x.ndim - 3
+    full = {"stride": (1,) * rank, "pads": ((0, 0),) * rank, "dilation": (1,) * rank,
+            "spread": (1,) * rank, **how}  # fmt: skip
+    kinds = FLOAT if not tag else ()
+    row("conv", x, w, expect=convolved(**full), kinds=kinds, tag=tag, **full)
+
+
+conv_row("", real(4, 1, 3, 4, 3), real(1, 5, 3, 2, 3))
+conv_row("line", real(4, 1, 4, 7), real(1, 3, 4, 3), stride=(2,), pads=((1, 2),), dilation=(2,))
+conv_row("groups", real(2, 4, 2, 4, 3), real(4, 2, 2, 3, 3), pads=((1, 1), (0, 1)), stride=(2, 1))
+conv_row("spread", real(3, 2, 2, 4), real(2, 2, 2, 3), spread=(3,), pads=((-2, 1),))
+conv_row("far", real(3, 1, 2, 4), real(1, 2, 2, 2), pads=((4, 3),), stride=(3,))
+
+
+def windowed(fold: Any, size: Any, stride: Any, pads: Any, around: float) -> Any:
+    def expect(x: Array) -> Array:
+        wide = np.pad(x, [(0, 0)] * (x.ndim - len(size)) + list(pads), constant_values=around)
+        last = range(-len(size), 0)
+        counts = [(wide.shape[d] - k) // s + 1 for d, k, s in zip(last, size, stride)]
+        out = np.zeros((*x.shape[: x.ndim - len(size)], *counts), x.dtype)
+        for at in np.ndindex(*counts):
+            cut = tuple(slice(i * s, i * s + k) for i, k, s in zip(at, size, stride))
+            out[(..., *at)] = fold(wide[(..., *cut)], axis=tuple(last))
+        return out
+
+    return expect
+
+
+def window_row(
+    tag: str, x: Array, kind: str, size: Any, stride: Any, pads: Any, **more: Any
+) -> None:
+    fold, around = (np.max, -1e6) if kind == "max" else (np.sum, 0.0)
+    row("window", x, expect=windowed(fold, size, stride, pads, around), kind=kind, size=size,
+        stride=stride, pads=pads, tag=tag, **more)  # fmt: skip
+
+
+window_row("", real(5, 6, 4), "max", (2, 2), (2, 2), ((0, 0), (0, 0)))
+window_row("overlap", real(4, 7), "max", (3,), (2,), ((1, 1),), kinds=NUMBER)
+window_row("padded", real(2, 3, 5, 6), "max", (3, 2), (1, 3), ((1, 2), (0, 1)))
+window_row("sum", real(3, 5, 6), "sum", (3, 2), (2, 1), ((1, 1), (0, 0)), kinds=FLOAT)
+window_row("ids", ids(4, 6, below=9), "max", (2,), (2,), ((0, 0),))
+
+# ---- matrices ----------------------------------------------------------------------------------
+
+
+def apart(*shape: int) -> Array:
+    """Matrices far from singular, with singular values far from each other."""
+    k = min(shape[-2:])
+    u, v = (np.linalg.qr(RNG.normal(size=(*shape[:-2], n, k)))[0] for n in shape[-2:])
+    return np.asarray((u * (1 + np.arange(k))) @ np.swapaxes(v, -1, -2), np.float32)
+
+
+def positive(*shape: int) -> Array:
+    a = apart(*shape)
+    return np.asarray(a @ np.swapaxes(a, -1, -2) / 4 + np.eye(shape[-1]), np.float32)
+
+
+def mean_of(a: Array) -> Array:
+    return (a + np.swapaxes(a, -1, -2)) / 2
+
+
+def turned(v: Array) -> Array:
+    """+1 or -1 a column: the sign that its first large element has."""
+    first = np.argmax(np.abs(v) >= 0.9 * np.abs(v).max(-2, keepdims=True), -2)
+    return np.sign(np.take_along_axis(v, first[..., None, :], -2))
+
+
+def by_columns(a: Array) -> tuple[Array, Array]:
+    """Gram-Schmidt."""
+    q = np.zeros_like(a)
+    for j in range(a.shape[-1]):
+        left = a[..., j] - np.einsum("...mk,...nk,...n->...m", q, q, a[..., j])
+        q[..., j] = left / np.linalg.norm(left, axis=-1, keepdims=True)
+    return q, np.einsum("...mk,...mn->...kn", q, a)
+
+
+def eigen(a: Array) -> tuple[Array, Array]:
+    values, vectors = np.linalg.eigh(mean_of(a))
+    return values, vectors * turned(vectors)
+
+
+def singular(a: Array) -> tuple[Array, Array, Array]:
+    """From the eigenvectors of a aᵀ."""
+    k = min(a.shape[-2:])
+    values, u = np.linalg.eigh(a @ np.swapaxes(a, -1, -2))
+    s, u = np.sqrt(values[..., ::-1][..., :k]), u[..., ::-1][..., :k]
+    u = u * turned(u)
+    return u, s, np.swapaxes(u, -1, -2) @ a / s[..., None]
+
+
+row("cholesky", positive(5, 3, 3), kinds=FLOAT, expect=lambda a: np.linalg.cholesky(mean_of(a)))
+row("triangular_solve", apart(5, 3, 3), real(5, 3, 2), lower=True, kinds=FLOAT,
+    expect=lambda a, y: np.linalg.inv(np.tril(a)) @ y)  # fmt: skip
+row("triangular_solve", apart(4, 4), real(4, 2), lower=False, tag="upper",
+    expect=lambda a, y: np.linalg.inv(np.triu(a)) @ y)  # fmt: skip
+row("solve", apart(5, 3, 3), real(5, 3, 2), kinds=FLOAT,
+    expect=lambda a, y: np.linalg.inv(a) @ y)  # fmt: skip
+row("slogdet", apart(5, 3, 3), kinds=FLOAT, expect=lambda a: (
+    np.sign(np.linalg.det(a)), np.log(np.abs(np.linalg.det(a)))))  # fmt: skip
+row("eigh", positive(5, 3, 3), kinds=FLOAT, expect=eigen)
+row("qr", apart(5, 4, 3), kinds=FLOAT, expect=by_columns)
+row("svd", apart(5, 4, 3), kinds=FLOAT, expect=singular)
+row("svd", apart(2, 3, 4), expect=singular, tag="wide")

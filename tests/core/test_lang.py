@@ -309,14 +309,14 @@ w : f32[6@tp, 8] +dp
   a device  (2, 8), 64 bytes
   dim 0     split over tp
   partial   a sum over dp is still to be completed
-  device 0   [0:2, 0:8]
-  device 1   [2:4, 0:8]
-  device 2   [4:6, 0:8]
-  device 3   nothing
-  device 4   [0:2, 0:8]
-  device 5   [2:4, 0:8]
-  device 6   [4:6, 0:8]
-  device 7   nothing"""
+6 × 8 on dp × tp mesh, 2 × 4 · 4 different slices, each on 2 devices
+┌──────┬────────────┬─────────────┬────────────┬────────────┐
+│      │    tp 0    │    tp 1     │    tp 2    │    tp 3    │
+├──────┼────────────┼─────────────┼────────────┼────────────┤
+│ dp 0 │ 0: [:2, :] │ 1: [2:4, :] │ 2: [4:, :] │ 3: nothing │
+├──────┼────────────┼─────────────┼────────────┼────────────┤
+│ dp 1 │ 4: [:2, :] │ 5: [2:4, :] │ 6: [4:, :] │ 7: nothing │
+└──────┴────────────┴─────────────┴────────────┴────────────┘"""
     )
     assert found.holds[1] == (((2, 4),), ((0, 8),))
 
@@ -324,9 +324,9 @@ w : f32[6@tp, 8] +dp
 def test_inspect_of_pieces_copies_and_many_devices() -> None:
     text = str(dist.inspect(dist.tensor((12,), "[(3·4@tp)]", MESH)))
     assert "  copies    replicated over dp\n" in text
-    assert "  device 1   [1:2+5:6+9:10]" in text
+    assert "│ 1: [1:2+5:6+9:10] │" in text
     large = str(dist.inspect(dist.tensor((64,), "[64@dp]", dist.Mesh(("dp",), devices=64))))
-    assert large.endswith("  ... and 56 devices more")
+    assert large.endswith("  ... and 56 devices more\n  64 different parts on 64 devices")
     assert (
         str(dist.inspect(dist.tensor((2, 2)))) == "tensor : f32[2, 2]\n  global    (2, 2), 16 bytes"
     )

@@ -33,7 +33,7 @@ NONSENSE: tuple[Any, ...] = (
 
 def surface() -> Iterator[tuple[str, Any]]:
     random = {n: getattr(ts.random, n) for n in ("uniform", "normal", "bernoulli", "set_state")}
-    for module in (ts, dist, op, graph, nn):
+    for module in (ts, dist, op, graph, nn, ts.linalg):
         names = {n: getattr(module, n) for n in module.__all__ if n not in LEFT_OUT}
         for name, found in (names | random).items():
             if callable(found) and not (

@@ -14,6 +14,7 @@ from tessera.core.layout import plain
 from tessera.passes.simplify import simplify
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.devices import start
+from tessera.ir.schedule.build import build_schedule
 from tessera.runtime.lower import lower
 
 CONFIG = ts.nn.GPTConfig(vocab=64, seq=16, d=32, layers=2, heads=4)
@@ -41,7 +42,7 @@ def test_a_step_on_a_mesh_lowers_for_cuda_with_the_collectives_of_its_graph() ->
     given = [
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
     ]
-    text = lower(recorded, mesh).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    text = lower(build_schedule(recorded)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.all_reduce") == sum(1 for _ in recorded.collectives())
 
 

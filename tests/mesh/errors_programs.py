@@ -153,7 +153,7 @@ def a_loop_of_an_unknown_policy() -> Any:
 row("a loop of an unknown policy", ts.UsageError, a_loop_of_an_unknown_policy, """
 scan: policy 'none' is not known
   at  : AT
-  fix : use save, recompute, together
+  fix : use save, recompute, products, together
 """)
 
 def random_numbers_in_a_loop() -> Any:

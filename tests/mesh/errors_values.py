@@ -216,7 +216,7 @@ take: ids must be integers
   fix : cast with .to(ts.int32)
 """)
 row("topk of too many", ts.ShapeError, lambda: ts.topk(X, 4), """
-topk: cannot take 4 of the last dim
+topk: cannot take 4 of dim 1
   x   : f32[2, 3]
   at  : AT
   fix : 1 <= k <= its size
@@ -262,10 +262,10 @@ einsum: 'i j -> i z': result letter 'z' is in no argument
   at  : AT
   fix : each letter once per group
 """)
-row("einsum without an arrow", ts.UsageError, lambda: ts.einsum("ij,jk", X, Y), """
-einsum: 'ij,jk' is no index string with an arrow
+row("einsum of a diagonal of two sizes", ts.ShapeError, lambda: ts.einsum("ii", X), """
+einsum: 'ii': the two dims 'i' have sizes 2 and 3
   at  : AT
-  fix : say which dims go where, e.g. "b s d, d n -> b s n"
+  fix : a diagonal is of dims of one size
 """)
 row("einsum of sizes that differ", ts.ShapeError, lambda: ts.einsum("i j, j k -> i k", X, Y), """
 contract 'i j, j k -> i k': sizes 3 and 4 of dim 'j' differ
@@ -275,7 +275,7 @@ contract 'i j, j k -> i k': sizes 3 and 4 of dim 'j' differ
   fix   : make the two dims equal
 """)
 row("einsum without a string", ts.UsageError, lambda: ts.einsum(X, Y), """
-einsum: <Tensor f32[2, 3]> is no index string with an arrow
+einsum: <Tensor f32[2, 3]> is no index string
   at  : AT
   fix : say which dims go where, e.g. "b s d, d n -> b s n"
 """)

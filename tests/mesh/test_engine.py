@@ -26,6 +26,7 @@ from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.runtime import arrays
 from tessera.runtime.arrays import sharding
+from tessera.ir.schedule.build import build_schedule
 from tessera.runtime.lower import lower
 from tests.core.table import ROWS, Row
 from tests.core.test_ops import cases, close, expected, outputs, types_of
@@ -236,7 +237,7 @@ def test_the_compiled_step_has_the_collectives_of_its_graph() -> None:
         return loss, ts.grad(loss, model.parameters())
 
     graph = ts.graph.simplify(ts.graph.trace(step, model, x, y))
-    program = lower(graph, graph.mesh)
+    program = lower(build_schedule(graph))
     shapes = [
         jax.ShapeDtypeStruct(arrays.array_shape(n.type.on(MESH)), n.type.dtype.numpy, sharding=s)
         for n, s in zip(

@@ -112,7 +112,7 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"mesh": "dp=2,ep=4"}, "--mesh: axis 'ep' is unknown here; name dp, tp or both"),
+        ({"mesh": "dp=2,ep=4"}, "--mesh: axis 'ep' is unknown here; name dp, tp or cp"),
         (
             {"mesh": "2x4"},
             "Mesh: cannot read '2x4' as axis=size (write each axis as name=size, for instance "

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from . import switches
 from .errors import BackendError, fail
+from .options import AS_IT_COMES, ScheduleOptions
 
 if TYPE_CHECKING:
     from .mesh import Mesh
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is in force: the current mesh, the autocast dtype's name, strictness, the comm trace."""
+    """What is in force: the current mesh, the autocast dtype's name, strictness, the comm trace,
+    how programs are scheduled, what runs them ("fused": one program, "stepped": step by step)."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
     strict: bool = False
     comm_trace: bool = False
+    schedule: ScheduleOptions = AS_IT_COMES
+    executor: str = "fused"
 
 
 class Changes(TypedDict, total=False):
@@ -46,6 +50,8 @@ class Changes(TypedDict, total=False):
     autocast: str | None
     strict: bool
     comm_trace: bool
+    schedule: ScheduleOptions
+    executor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,12 @@ def enter(**changes: Unpack[Changes]) -> Settings:
     inner = _Scope(replace(outer.settings, **changes), outer)
     _scope.set(inner)
     return inner.settings
+
+
+def put(**changes: Unpack[Changes]) -> None:
+    """Changes the innermost scope itself: for statements that hold from here on."""
+    inner = _scope.get() or _root()
+    _scope.set(_Scope(replace(inner.settings, **changes), inner.outer))
 
 
 def leave() -> None:

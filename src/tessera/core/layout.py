@@ -157,17 +157,25 @@ class TensorType:
     """dtype, layout and mesh of a tensor. Interned: equal types are the same object.
 
     `dims` hold the sizes and how they are split, `partial` the axes over which the value is still
-    to be completed, as (axis, "sum" | "max" | "min").
+    to be completed, as (axis, "sum" | "max" | "min"). `per` are the axes along which each device
+    has a value of its own, as in the body of a `@ts.distribute`: a global value with one leading
+    dim per axis, which the shape leaves out.
     """
 
     dtype: DType
     dims: tuple[Dim, ...]
     partial: Partial
     mesh: Mesh | None
+    per: tuple[str, ...]
     shape: tuple[int, ...]
 
     def __new__(
-        cls, dtype: DType, dims: Iterable[Dim], partial: Partial = (), mesh: Mesh | None = None
+        cls,
+        dtype: DType,
+        dims: Iterable[Dim],
+        partial: Partial = (),
+        mesh: Mesh | None = None,
+        per: Iterable[str] = (),
     ) -> TensorType:
         sizes = mesh.sizes if mesh is not None else _NO_AXES
         try:
@@ -178,18 +186,26 @@ class TensorType:
             partial = tuple(
                 sorted((p for p in partial if sizes.get(p[0], 2) > 1), key=lambda p: p[0])
             )
-        key = (dtype, dims, partial, mesh)
+        if per:
+            here = set(per)
+            lost = here.difference(sizes)
+            if lost:
+                raise unknown_axis(min(lost), mesh)
+            per = tuple(a for a in sizes if a in here and sizes[a] > 1)
+        else:
+            per = ()
+        key = (dtype, dims, partial, mesh, per)
         found = _INTERNED.get(key)
         if found is None:
             found = super().__new__(cls)
-            found.dtype, found.dims, found.partial, found.mesh = key
+            found.dtype, found.dims, found.partial, found.mesh, found.per = key
             found.shape = tuple(dim_size(d) for d in dims)
             _check(found)
             _INTERNED[key] = found
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (TensorType, (self.dtype, self.dims, self.partial, self.mesh))
+        return (TensorType, (self.dtype, self.dims, self.partial, self.mesh, self.per))
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -236,17 +252,21 @@ class TensorType:
         return digits(self.dims[dim], self.sizes)
 
     def with_dims(self, dims: Iterable[Dim]) -> TensorType:
-        return TensorType(self.dtype, dims, self.partial, self.mesh)
+        return TensorType(self.dtype, dims, self.partial, self.mesh, self.per)
 
     def with_partial(self, partial: Partial) -> TensorType:
-        return TensorType(self.dtype, self.dims, partial, self.mesh)
+        return TensorType(self.dtype, self.dims, partial, self.mesh, self.per)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        return TensorType(dtype, self.dims, self.partial, self.mesh)
+        return TensorType(dtype, self.dims, self.partial, self.mesh, self.per)
 
     def on(self, mesh: Mesh | None) -> TensorType:
         """The same type on `mesh`; a type without a mesh is replicated there."""
-        return TensorType(self.dtype, self.dims, self.partial, mesh)
+        return TensorType(self.dtype, self.dims, self.partial, mesh, self.per)
+
+    def with_per(self, per: Iterable[str]) -> TensorType:
+        """The same block on each device, of a value of its own along the axes `per`."""
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, per)
 
     def complete(self) -> TensorType:
         """The type once its partial sums are finished."""
@@ -272,7 +292,8 @@ class TensorType:
         marks = "".join(
             f" +{axis}" if kind == "sum" else f" {kind} {axis}" for axis, kind in self.partial
         )
-        return f"{self.dtype.name}[{body}]{marks}"
+        own = f" per {','.join(self.per)}" if self.per else ""
+        return f"{self.dtype.name}[{body}]{marks}{own}"
 
     def __str__(self) -> str:
         return self.text
@@ -280,12 +301,14 @@ class TensorType:
     __repr__ = __str__
 
 
-_INTERNED: dict[tuple[DType, tuple[Dim, ...], Partial, Mesh | None], TensorType] = {}
+_INTERNED: dict[
+    tuple[DType, tuple[Dim, ...], Partial, Mesh | None, tuple[str, ...]], TensorType
+] = {}
 
 
 def _check(t: TensorType) -> None:
     seen: set[str] = set()
-    for axis in (*t.split_axes, *t.partial_axes):
+    for axis in (*t.split_axes, *t.partial_axes, *t.per):
         if axis not in t.sizes:
             raise unknown_axis(axis, t.mesh)
         if axis in seen:
@@ -336,7 +359,7 @@ def dim_text(dim: Dim) -> str:
 
 
 _FACTOR = re.compile(r"(\d+)(?:@(?:(\w+)|\((\w+(?:,\w+)*)\)))?\Z")
-_TYPE = re.compile(r"(\w+)\[(.*)\]((?: (?:\+|max |min )\w+)*)\Z")
+_TYPE = re.compile(r"(\w+)\[(.*)\]((?: (?:\+|max |min )\w+)*)(?: per (\w+(?:,\w+)*))?\Z")
 
 
 def parse_dim(text: str) -> Dim:
@@ -380,4 +403,4 @@ def parse_type(text: str, mesh: Mesh | None = None) -> TensorType:
     marks = m[3].replace("+", "sum ").split()
     partial = tuple((axis, kind) for kind, axis in zip(marks[::2], marks[1::2], strict=True))
     dims = tuple(parse_dim(p) for p in split_dims(m[2]))
-    return TensorType(dtype_of(m[1]), dims, partial, mesh)
+    return TensorType(dtype_of(m[1]), dims, partial, mesh, m[4].split(",") if m[4] else ())

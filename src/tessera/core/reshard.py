@@ -48,6 +48,8 @@ def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType)
             return 2 * (n - 1) * src.local_bytes // n
         case "all_to_all":
             return (n - 1) * src.local_bytes // n
+        case "permute":
+            return src.local_bytes
         case _:
             return 0
 
@@ -149,7 +151,7 @@ class _Planner:
             left = tuple(p for p in self.now.partial if p[0] != axis)
             dims = list(self.now.dims)
             dims[j] = self._target(j, [axis])
-            to = TensorType(self.now.dtype, dims, left, self.now.mesh)
+            to = self.now.with_partial(left).with_dims(dims)
             yield self._step("reduce_scatter", [axis], to, -1, j)
         for kind in dict.fromkeys(k for _, k in open_):
             axes = [a for a, k in open_ if k == kind]

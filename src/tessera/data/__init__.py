@@ -1,1 +1,7 @@
-"""Text to batches: corpora, tokenizers, token files, and the baseline a model has to beat."""
+"""Text to batches: loaders, token sources, corpora, tokenizers, and the baseline to beat."""
+
+from .create import create_dataloader, create_distributed_dataloader
+from .loader import DataLoader
+from .sources import TokenSource
+
+__all__ = ["DataLoader", "TokenSource", "create_dataloader", "create_distributed_dataloader"]

@@ -64,6 +64,10 @@ class Tokenizer:
         covered = int(self.token_bytes[targets.astype(np.int64)].sum())
         return nats_per_token * targets.size / math.log(2) / covered
 
+    def text(self) -> str:
+        """The JSON of the `tokenizers` library: all that decides its ids."""
+        return self._engine.to_str()
+
     def save(self, path: str | Path) -> None:
         """Writes the tokenizer as the JSON of the `tokenizers` library."""
         self._engine.save(str(path))

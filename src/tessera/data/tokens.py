@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError, fail
+from .shuffle import mix, word
 
 
 class Batch(NamedTuple):
@@ -81,7 +82,7 @@ class TokenBatches:
     def batch(self, step: int) -> Batch:
         """The batch of `step`: windows at independent, uniformly drawn places."""
         row = np.arange(self.batch_size, dtype=np.uint64)
-        drawn = _mix(_mix(_mix(_word(self.seed)) + _word(step)) + row)
+        drawn = mix(mix(mix(word(self.seed)) + word(step)) + row)
         return self._windows((drawn % np.uint64(self.tokens.size - self.seq_len)).astype(np.int64))
 
     def fixed(self, batches: int) -> list[Batch]:
@@ -99,16 +100,3 @@ class TokenBatches:
         places = starts[:, None] + np.arange(self.seq_len + 1)
         windows = np.asarray(self.tokens[places], np.int32)
         return Batch(windows[:, :-1], windows[:, 1:])
-
-
-def _word(value: int) -> NDArray[np.uint64]:
-    # An array, because NumPy warns when a scalar wraps around and is silent for arrays.
-    return np.array([value & 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele, Lea, Flood 2014): our own, so that no NumPy release changes the data."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -10,9 +10,21 @@ from ..core.errors import DTypeError, fail
 
 
 def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManager[Settings]:
-    """Inside, products of f32 tensors are computed in `dtype`; statistics and losses stay f32.
+    """Inside, products of f32 tensors are computed in `dtype`; sums, statistics and losses in f32.
 
-    Raises DTypeError unless `dtype` is bf16, f16 or f32.
+    Products (`matmul`, `einsum`, convolutions, attention and what is made of them) take their f32
+    operands in `dtype` and give it. Sums, means, variances, `exp`, `log` and `rsqrt` take narrow
+    operands in f32 and give f32. Norms and softmax compute in f32 and give the dtype of their
+    input, losses give f32. All other ops go by the dtypes of their operands. Gradients come back
+    in the dtype of what they belong to, so an f32 weight has an f32 gradient. `enabled=False` and
+    f32 switch it off inside. Raises DTypeError unless `dtype` is bf16, f16 or f32.
+
+    >>> import tessera as ts
+    >>> x, w = ts.ones((2, 4)), ts.ones((4, 8))
+    >>> with ts.autocast(ts.bf16):
+    ...     y = x @ w
+    ...     y.dtype, y.mean().dtype, ts.nn.softmax(y).dtype
+    (bf16, f32, bf16)
     """
     want = dtype_of(dtype)
     if want.name not in ("bf16", "f16", "f32"):

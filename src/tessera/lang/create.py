@@ -12,17 +12,14 @@ import numpy as np
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
-from ..core.layout import PARTIAL_KINDS, Dim, Factor, TensorType, parse_type, plain
+from ..core.layout import Factor, TensorType, parse_type, plain
 from ..core.mesh import Mesh
-from ..core.reshard import completed, gathered
 from . import functions, random
 from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
 from .engine import engine
 from .host import engine_array, host_array
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
-from .shaping import one_dim
 from .tensor import Tensor, as_tensor, symbolic
-from .tree import tree_map
 
 ROLES = {"row": -2, "col": -1, "batch": 0, "seq": 1, "hidden": -1, "vocab": -1, "experts": 0}
 ROLES |= {"heads": -2}
@@ -252,72 +249,3 @@ def redistribute(x: Tensor, layout: Layout = None, mesh: Mesh | None = None) -> 
     t = as_tensor(x)
     where = mesh_or_none("redistribute", mesh) or t.mesh or settings().mesh
     return functions.relayout(t, layout_type(layout, t.shape, t.dtype, where))
-
-
-def all_reduce(x: Any, axis: str | Sequence[str] | None = None, op: str | None = None) -> Any:
-    """Completes partial sums over `axis` (None: all). A value that is whole already stays as it is.
-
-    Takes a tensor or a tree of tensors. `op` ("sum", "max", "min") says which kind must be pending;
-    None takes any. Raises LayoutError where another kind is.
-    """
-    if op is not None and (not isinstance(op, str) or op not in PARTIAL_KINDS):
-        raise fail(
-            UsageError,
-            f"all_reduce: op cannot be {shown(op)}",
-            fix="use " + ", ".join(PARTIAL_KINDS),
-        )
-
-    def complete(t: Tensor) -> Tensor:
-        axes = _axes("all_reduce", axis, t.type.partial_axes)
-        other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and op not in (None, k)]
-        if other:
-            raise fail(
-                LayoutError,
-                f"all_reduce: a {other[0]} is pending, not a {op}",
-                [("x", t.type)],
-                fix="leave out op=, or name the kind that is pending",
-            )
-        return functions.relayout(t, completed(t.type, axes))
-
-    return _each(x, complete)
-
-
-def all_gather(x: Any, axis: str | Sequence[str] | None = None) -> Any:
-    """The dims that are split over `axis` (None: any) in one piece on every device."""
-    return _each(
-        x,
-        lambda t: functions.relayout(
-            t, gathered(t.type, _axes("all_gather", axis, t.type.split_axes))
-        ),
-    )
-
-
-def reduce_scatter(x: Tensor, axis: str, dim: int = 0) -> Tensor:
-    """Completes the partial sum over `axis` with the result split over it along `dim`."""
-    x = as_tensor(x)
-    t = completed(x.type, axes_of("reduce_scatter", axis))
-    d = one_dim("reduce_scatter", x, dim)
-    return functions.relayout(x, split_over(t, d, axes_of("reduce_scatter", axis)))
-
-
-def shard(x: Tensor, axis: str, dim: int = 0) -> Tensor:
-    """`x` with `dim` split over `axis` too; moves from the dim that had the axis (all_to_all)."""
-    x = as_tensor(x)
-    d, axes = one_dim("shard", x, dim), axes_of("shard", axis)
-    return functions.relayout(x, split_over(gathered(x.type, axes), d, axes))
-
-
-def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
-    """`t` with `dim` split over `axes` below whatever splits it already."""
-    old: Dim = t.dims[dim]
-    last = old[-1] if old[-1].axes or len(old) == 1 else old[0]
-    new = tuple(Factor(f.size, (*f.axes, *axes)) if f is last else f for f in old)
-    return t.with_dims((*t.dims[:dim], new, *t.dims[dim + 1 :]))
-
-
-def _axes(name: str, axis: object, default: Sequence[str]) -> tuple[str, ...]:
-    return tuple(default) if axis is None else axes_of(name, axis)
-
-
-def _each(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, x)

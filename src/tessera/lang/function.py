@@ -66,6 +66,7 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
 def _specs(fn: Callable[..., Any]) -> dict[str, TensorSpec]:
     """The annotations of `fn` that are ours. One that cannot be read is nobody's: each is read on
     its own, so that a name which only a type checker knows does not hide the others."""
+    fn = inspect.unwrap(fn)  # of @ts.distribute, say
     around = inspect.getclosurevars(fn)
     names = {**around.builtins, **getattr(fn, "__globals__", {}), **around.nonlocals}
     found = {}

@@ -11,9 +11,10 @@ from ..core.context import settings
 from ..core.dtypes import bool_, dtype_of, f32, int32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
-from ..ops.index import parse_index
 from . import record
-from .checks import fitting, flag, shown, sizes, whole
+from .checks import fitting, flag, several, shown, sizes, whole
+from .einsum import plain_form
+from .matrices import diag, diagonal, eye, tril, triu
 from .shaping import (
     Dims,
     broadcast_to,
@@ -46,11 +47,11 @@ def _float(name: str, x: Like) -> Tensor:
 
 
 def exp(x: Like) -> Tensor:
-    return emit("exp", _float("exp", x))
+    return emit("exp", widened(_float("exp", x)))
 
 
 def log(x: Like) -> Tensor:
-    return emit("log", _float("log", x))
+    return emit("log", widened(_float("log", x)))
 
 
 def sqrt(x: Like) -> Tensor:
@@ -58,7 +59,7 @@ def sqrt(x: Like) -> Tensor:
 
 
 def rsqrt(x: Like) -> Tensor:
-    return emit("rsqrt", _float("rsqrt", x))
+    return emit("rsqrt", widened(_float("rsqrt", x)))
 
 
 def tanh(x: Like) -> Tensor:
@@ -154,6 +155,12 @@ def narrowed(*xs: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(want) if x.dtype is f32 else x for x in xs)
 
 
+def widened(x: Tensor) -> Tensor:
+    """Inside `ts.autocast`, a narrow float in f32: for sums and what grows without bound."""
+    narrow = settings().autocast is not None and x.dtype.is_float and x.dtype is not f32
+    return x.to(f32) if narrow else x
+
+
 def _same_dtype(name: str, *xs: Tensor) -> tuple[Tensor, ...]:
     xs = narrowed(*xs)
     if len({x.dtype for x in xs}) > 1:
@@ -167,16 +174,29 @@ def _same_dtype(name: str, *xs: Tensor) -> tuple[Tensor, ...]:
 
 
 def einsum(index: str, *xs: Like) -> Tensor:
-    """A sum of products by index string, e.g. "b s d, d n -> b s n" (blanks are optional)."""
-    if not isinstance(index, str) or "->" not in index:
+    """A sum of products by index string, e.g. "b s d, d n -> b s n" (blanks are optional).
+
+    As in NumPy: without an arrow the result has the letters that stand once, in alphabetical order;
+    a letter that stands twice in a group takes the diagonal; `...` stands for any dims, which
+    broadcast, as do dims of size one. Raises ShapeError.
+    """
+    if not isinstance(index, str):
         raise fail(
             UsageError,
-            f"einsum: {shown(index)} is no index string with an arrow",
+            f"einsum: {shown(index)} is no index string",
             fix='say which dims go where, e.g. "b s d, d n -> b s n"',
         )
-    ts = _same_dtype("einsum", *map(as_tensor, xs))
-    parse_index(index, tuple(t.ndim for t in ts))
-    return emit("contract", *ts, index=index)
+    ts = _same_dtype("einsum", *map(as_tensor, several("einsum", xs)))
+    form = plain_form(index, [t.shape for t in ts])
+    if "->" in index and not any(form.diagonals) and not any(form.squeezed):
+        return emit("contract", *ts, index=index)  # as the user wrote it
+    made = []
+    for t, pairs, drop in zip(ts, form.diagonals, form.squeezed, strict=True):
+        for i, j in pairs:
+            d = diagonal(t, 0, i, j)
+            t = permute(d, (*range(i), d.ndim - 1, *range(i, d.ndim - 1)))
+        made.append(t.reshape([n for i, n in enumerate(t.shape) if i not in drop]))
+    return emit("contract", *made, index=form.index)
 
 
 def matmul(x: Like, y: Like) -> Tensor:
@@ -206,7 +226,7 @@ def matmul(x: Like, y: Like) -> Tensor:
         return emit("contract", a, b, index="k, ... k n -> ... n")
     if b.ndim == 2:
         return emit("contract", a, b, index="... k, k n -> ... n")
-    lead = _broadcast_lead("matmul", a, b)
+    lead = broadcast_lead("matmul", a, b)
     a = broadcast_to(a, (*lead, *a.shape[-2:]))
     b = broadcast_to(b, (*lead, *b.shape[-2:]))
     return emit("contract", a, b, index="... m k, ... k n -> ... m n")
@@ -217,7 +237,8 @@ def _made(t: Tensor) -> str:
     return f"{t.type}   made at {loc}" if loc else str(t.type)
 
 
-def _broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
+def broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
+    """The dims before the last two, broadcast together. Raises ShapeError."""
     try:
         return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
@@ -232,8 +253,8 @@ def _broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
 # -- reductions -----------------------------------------------------------------------------------
 def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     t = as_tensor(x)
-    if op == "sum" and t.dtype is bool_:
-        t = t.to(int32)
+    if op in ("sum", "prod"):
+        t = t.to(int32) if op == "sum" and t.dtype is bool_ else widened(t)
     dims = dims_of(op, t, dim)
     out = emit(op, t, dims=dims) if dims else t
     if flag(op, "keepdims", keepdims):
@@ -258,16 +279,28 @@ def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    t = _float("mean", x)
+    t = widened(_float("mean", x))
     count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
     return reduce("sum", t, dim, keepdims) * (1.0 / count)
 
 
 def var(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The variance, dividing by the count."""
-    t = _float("var", x)
+    t = widened(_float("var", x))
     d = t - mean(t, dim, True)
     return mean(d * d, dim, keepdims)
+
+
+def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """log Σ exp(x) along `dim`, without overflow."""
+    t = widened(_float("logsumexp", x))
+    top = stop_gradient(max(t, dim, True))
+    top = where(isfinite(top), top, 0.0)  # where all is -inf, so is the result
+    out = log(sum(exp(t - top), dim, True)) + top
+    if flag("logsumexp", "keepdims", keepdims):
+        return out
+    dims = dims_of("logsumexp", t, dim)
+    return reshape(out, tuple(n for i, n in enumerate(t.shape) if i not in dims))
 
 
 def argmax(x: Like, dim: int = -1) -> Tensor:
@@ -281,7 +314,7 @@ def argmin(x: Like, dim: int = -1) -> Tensor:
 
 
 def cumsum(x: Like, dim: int = -1) -> Tensor:
-    t = as_tensor(x)
+    t = widened(as_tensor(x))
     return emit("cumsum", t, dim=one_dim("cumsum", t, dim))
 
 
@@ -292,23 +325,33 @@ def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
     return emit("argsort", t, dim=d, descending=down)
 
 
+def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """`x` sorted along `dim`, and where each value stood; equal values keep their order."""
+    t = as_tensor(x)
+    ids = argsort(t, dim, descending)
+    return gather(t, ids, dim), ids
+
+
 def flip(x: Like, dim: int = -1) -> Tensor:
     t = as_tensor(x)
     return emit("flip", t, dim=one_dim("flip", t, dim))
 
 
-def topk(x: Like, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` largest values of the last dim, descending, and their ids; ties by lower id."""
+def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """The `k` largest values along `dim`, descending, and their ids; ties by lower id."""
     t = as_tensor(x)
-    k = whole("topk", "k", k)
-    if not t.ndim or not 1 <= k <= t.shape[-1]:
+    k, d = whole("topk", "k", k), one_dim("topk", t, dim) if t.ndim else 0
+    if not t.ndim or not 1 <= k <= t.shape[d]:
         raise fail(
             ShapeError,
-            f"topk: cannot take {k} of the last dim",
+            f"topk: cannot take {k} of dim {d}",
             [("x", t.type)],
             fix="1 <= k <= its size",
         )
-    values, ids = emit_many("top_k", t, k=k)
+    if d == t.ndim - 1:
+        values, ids = emit_many("top_k", t, k=k)
+    else:
+        values, ids = (swap(part, d, -1) for part in emit_many("top_k", swap(t, d, -1), k=k))
     return values, ids
 
 
@@ -326,9 +369,14 @@ def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
 
 
 def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
-    """`x` with `updates` added at `ids` along `dim`, elementwise in the other dims."""
+    """`x` with `updates` added at `ids` along `dim`, elementwise in the other dims.
+
+    `ids` of one dim say where whole slices of `updates` go. Raises ShapeError, DTypeError.
+    """
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
     d = one_dim("scatter_add", t, dim)
+    if at.ndim == 1 < t.ndim and u.shape == (*t.shape[:d], at.size, *t.shape[d + 1 :]):
+        return t + emit("put", at, u, dim=d, into=str(t.shape[d]))
     alike = t.ndim == at.ndim == u.ndim and all(
         n == m and k in (1, n)
         for i, (n, k, m) in enumerate(zip(t.shape, at.shape, u.shape))
@@ -376,6 +424,11 @@ def arange(stop: int, dtype: object = int32) -> Tensor:
 
 
 # -- layout ---------------------------------------------------------------------------------------
+def complete(x: Tensor) -> Tensor:
+    """`x` with its partial sums completed."""
+    return relayout(x, x.type.complete())
+
+
 def relayout(x: Tensor, to: TensorType) -> Tensor:
     """`x` in the layout `to`, written by the user (not marked as inserted)."""
     if x.type is to:
@@ -395,10 +448,12 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 
 
 __all__ = [
-    "abs", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "concat", "cos",
-    "cumsum", "einsum", "erf", "exp", "flip", "floor", "full", "gather", "getitem", "graft",
-    "isfinite", "keep", "log", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed",
-    "one_hot", "ones", "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add",
-    "sigmoid", "sign", "sin", "split", "sqrt", "stack", "stop_gradient", "sum", "swap", "take",
-    "tanh", "topk", "var", "where", "zeros", "zeros_like",
+    "abs", "arange", "argmax", "argmin", "argsort", "broadcast_lead", "broadcast_to", "cast",
+    "concat", "cos", "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip",
+    "floor", "full", "gather", "getitem", "graft", "isfinite", "keep", "log", "logsumexp",
+    "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot", "ones",
+    "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add", "sigmoid",
+    "sign", "sin", "sort", "split", "sqrt", "stack", "stop_gradient", "sum", "swap", "take",
+    "tanh", "topk", "tril", "triu", "var", "where", "widened",
+    "zeros", "zeros_like",
 ]  # fmt: skip

@@ -6,14 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
-from ..core.layout import TensorType
+from ..core.layout import TensorType, ways
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Node
+from ..ir.graph.node import Graph, Node
+from ..ops.op import TUPLES
+from ..ops.redistribute import NAMES
 from ..passes.differentiate import differentiate
 from .checks import shown
 from .record import current, run_graph
 from .strategy import Plan, Strategy, wish
-from .tensor import Tensor, symbolic
+from .tensor import Made, Tensor, symbolic
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 
 
@@ -62,7 +64,8 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
     goals = _goals(leaves, spec, layout, finish)
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
-        found = _recorded(recorder.builder, recorder.node(loss), wrt, goals)
+        mean_over = recorder.view.batch if recorder.view is not None else ()
+        found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, leaves, goals))
 
@@ -89,9 +92,15 @@ def _goals(leaves: list[Tensor], spec: Spec, layout: Any, finish: bool) -> list[
 
 
 def _recorded(
-    b: Builder, loss: Node, wrt: list[Node], goals: list[TensorType | None]
+    b: Builder,
+    loss: Node,
+    wrt: list[Node],
+    goals: list[TensorType | None],
+    mean_over: tuple[str, ...] = (),
 ) -> list[Node]:
-    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0)
+    # A loss of each device's own means their mean over data axes, their sum over others.
+    devices = ways((a for a in loss.type.per if a in mean_over), loss.type.sizes)
+    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0 / devices)
     out = []
     for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
         g = found
@@ -178,6 +187,33 @@ def _from_tape(loss: Tensor, leaves: list[Tensor], goals: list[TensorType | None
         node = calls.get(key)
         if node is None:
             node = calls[key] = b(made.op, *args, **made.attrs)
-        env[id(t)] = b("item", node, index=made.index) if len(node.types) > 1 else node
+        many = len(node.types) > 1 or made.op in TUPLES
+        env[id(t)] = b("item", node, index=made.index) if many else node
     found = _recorded(b, env[id(loss)], [env[id(t)] for t in leaves], goals)
-    return run_graph(b.graph(found), values)
+    graph = b.graph(found)
+    return _remembered(graph, values, run_graph(graph, values))
+
+
+def _remembered(graph: Graph, values: list[Tensor], results: list[Tensor]) -> list[Tensor]:
+    """`results` with how `graph` made them of `values` on the tape, so that they are differentiated
+    again. What lies between has a type and no data."""
+    known = dict(zip(graph.inputs, values, strict=True))
+    for n in graph.nodes:
+        if n.op == "input":
+            continue
+        source, index = (n.args[0], n.attrs["index"]) if n.op == "item" else (n, 0)
+        moved = n.op in NAMES
+        made = Made(
+            "redistribute" if moved else source.op,
+            tuple([known[a] for a in source.args]),
+            {"to": n.type} if moved else source.attrs,  # type: ignore[arg-type]
+            index,
+            n.loc,
+        )
+        if len(n.types) == 1:
+            known[n] = Tensor(None, n.type)
+            known[n]._made = made
+    for node, t in zip(graph.outputs, results, strict=True):
+        same = node.op == "input"  # a gradient that is one of the tensors itself
+        t._made = Made("keep", (known[node],), {}, 0, "") if same else known[node]._made
+    return results

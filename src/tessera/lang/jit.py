@@ -22,6 +22,8 @@ from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
+from ..ir.schedule.build import build_schedule
+from ..ir.schedule.schedule import Schedule
 from ..passes.simplify import simplify
 from . import random
 from .checks import bound, shown, signature_of
@@ -29,13 +31,14 @@ from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .host import engine_array
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
+from .taps import Tap, tapped
 from .tensor import Tensor, as_tensor
-from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
+from .tree import Path, Spec, call_paths, flatten, path_name, tree_map, unflatten
+from .writes import changes, put, remove, snapshot
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _type_of, _data_of = attrgetter("type"), attrgetter("_data")
-Path = tuple[Any, ...]
 
 
 class TraceWarning(UserWarning):
@@ -52,9 +55,11 @@ class Written:
     writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
     written_slots: list[int]  # which of `writes` take the program's further results
     removed: list[Path]
+    taps: list[Tap]  # what sees the program's last results
 
     def __post_init__(self) -> None:
-        self.plain = len(self.slots) == len(self.leaves) and not (self.writes or self.removed)
+        beside = self.writes or self.removed or self.taps
+        self.plain = len(self.slots) == len(self.leaves) and not beside
 
 
 class Entry:
@@ -124,6 +129,7 @@ class Jit(Generic[P, R]):
         self._entries: dict[Any, list[Entry]] = {}
         self._last: tuple[Builder, list[Node]] | None = None
         self._recordings = 0
+        self._chosen = settings().schedule
 
     def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
         params = list(self._signature.parameters)
@@ -153,6 +159,11 @@ class Jit(Generic[P, R]):
         """The compiled programs that need no reads, one per kinds of arguments, latest first."""
         every = [e for entries in self._entries.values() for e in entries]
         return [e.root.program() for e in every if e.root.written is not None]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The Schedule of the last recording: its steps, in order, with what each waits for."""
+        return build_schedule(self.graph, self._chosen)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
@@ -244,15 +255,16 @@ class Jit(Generic[P, R]):
             sources[recorder.node(t)] = k
         args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
         bound(self.name, self._signature, args, kwargs)
-        before = _snapshot((args, kwargs))
+        before = snapshot((args, kwargs))
         with recording(recorder):
             out = self.fn(*args, **kwargs)
-        writes, removed = _changes(before, (args, kwargs))
+        writes, removed = changes(before, (args, kwargs))
         out_leaves, out_spec = flatten(out)
         slots = [i for i, x in enumerate(out_leaves) if _belongs(x, recorder)]
         written_slots = [i for i, (_, x) in enumerate(writes) if _belongs(x, recorder)]
         results = [recorder.node(out_leaves[i]) for i in slots]
         results += [recorder.node(writes[i][1]) for i in written_slots]
+        results += [recorder.node(t) for t in tapped(recorder)]
         if self.finish:
             results = [self._finished(recorder, n) for n in results]
         for t, node in recorder.captured:
@@ -262,8 +274,10 @@ class Jit(Generic[P, R]):
         rec = Recording(self.name, list(recorder.builder.nodes), sources)
         for i in slots:
             out_leaves[i] = None
-        self._last = recorder.builder, results
-        written = Written(out_spec, out_leaves, slots, writes, written_slots, removed)
+        self._last, self._chosen = (recorder.builder, results), settings().schedule
+        written = Written(
+            out_spec, out_leaves, slots, writes, written_slots, removed, recorder.taps
+        )
         way, last = grow(entry.root, given[: len(reads)])
         for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
             if branch.recording is None:
@@ -348,43 +362,16 @@ def _give(
     for i, t in zip(written.slots, made, strict=False):
         leaves[i] = t
     writes = dict(enumerate(x for _, x in written.writes))
-    writes.update(zip(written.written_slots, made[len(written.slots) :], strict=True))
+    rest = iter(made[len(written.slots) :])
+    writes.update((i, next(rest)) for i in written.written_slots)
     top = (args, kwargs)
     for (path, _), value in zip(written.writes, writes.values(), strict=True):
-        _put(top, path, value)
+        put(top, path, value)
     for path in written.removed:
-        holder = _at(top, path[:-1])
-        if isinstance(holder, dict):
-            holder.pop(path[-1], None)
+        remove(top, path)
+    for tap in written.taps:
+        tap.run([next(rest) for _ in tap.tensors])
     return unflatten(written.spec, leaves)
-
-
-def _at(top: Any, path: Path) -> Any:
-    for key in path:
-        top = top[key] if isinstance(top, (dict, list, tuple)) else getattr(top, key)
-    return top
-
-
-def _put(top: Any, path: Path, value: Any) -> None:
-    holder, key = _at(top, path[:-1]), path[-1]
-    if isinstance(holder, list) and key == len(holder):
-        holder.append(value)
-    elif isinstance(holder, (dict, list)):
-        holder[key] = value
-    else:
-        setattr(holder, key, value)
-
-
-def _snapshot(tree: Any) -> dict[Path, Any]:
-    leaves, spec = flatten(tree)
-    return dict(zip(spec_paths(spec), leaves, strict=True))
-
-
-def _changes(before: dict[Path, Any], tree: Any) -> tuple[list[tuple[Path, Any]], list[Path]]:
-    """(path and new leaf of all that changed, paths that are gone)."""
-    after = _snapshot(tree)
-    writes = [(p, x) for p, x in after.items() if p not in before or before[p] is not x]
-    return writes, [p for p in before if p not in after]
 
 
 @overload

@@ -18,10 +18,11 @@ from ..passes.loops import extract
 from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
 from .record import Recorder, current, recording
+from .taps import each_turn, tapped
 from .tensor import Tensor, as_tensor, emit_many, symbolic
 from .tree import flatten, unflatten
 
-POLICIES = ("save", "recompute", "together")
+POLICIES = ("save", "recompute", "products", "together")
 
 
 def scan(
@@ -37,8 +38,9 @@ def scan(
 
     Returns (last carry, stacked ys). `carry`, `xs` and `y` are trees of tensors; the body may use
     tensors from outside. Gradients: `policy` "save" keeps the body's intermediates, "recompute"
-    only the carries, "together" computes the gradient of a scalar carry in the same loop. Raises
-    ShapeError where lengths differ or a carry changes its shape, UsageError for other policies.
+    only the carries, "products" those and the results of products and of inner loops, "together"
+    computes the gradient of a scalar carry in the same loop. Raises ShapeError where lengths differ
+    or a carry changes its shape, UsageError for other policies.
     """
     function_of("scan", "the body", body)
     flag("scan", "reverse", reverse)
@@ -93,12 +95,14 @@ def scan(
     for _ in range(2):
         r, c, x, (ends, ys), y_spec = record(types)
         made = [_natural(r.node(e), r.node(b)) for e, b in zip(ends, c, strict=True)]
+        made = [t.with_per((*t.per, *old.per)) for t, old in zip(made, types, strict=True)]
         if made == types:
             break
         types = made
     with recording(r):
         ends = [relayout(e, b.type) for e, b in zip(ends, c, strict=True)]
-    outs = [r.node(t) for t in (*ends, *map(as_tensor, ys))]
+    seen = tapped(r)
+    outs = [r.node(t) for t in (*ends, *map(as_tensor, ys), *seen)]
     if r.key is not None:
         raise fail(
             UsageError,
@@ -119,8 +123,14 @@ def scan(
         reverse=reverse,
         policy=policy,
     )
-    k = len(start)
-    return unflatten(carry_spec, results[:k]), unflatten(y_spec, results[k:])
+    k, stop = len(start), len(results) - len(seen)
+    around = current()
+    if around is not None:
+        around.taps += each_turn(r.taps, length, reverse, results[stop:])
+    else:
+        for tap in each_turn(r.taps, length, reverse, results[stop:]):
+            tap.run(tap.tensors)
+    return unflatten(carry_spec, results[:k]), unflatten(y_spec, results[k:stop])
 
 
 def _natural(end: Node, start: Node) -> TensorType:

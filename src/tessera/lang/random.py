@@ -16,12 +16,14 @@ import numpy as np
 
 from ..core.dtypes import dtype_of, f32, int32, uint32
 from ..core.errors import UsageError, fail
-from ..core.layout import TensorType
+from ..core.layout import TensorType, plain
+from ..ops.local import as_local, joined
 from . import functions, record
 from .checks import is_whole, number, shown, sizes
 from .engine import engine
 from .record import KEY_TYPE
 from .tensor import Tensor, emit, scalar
+from .view import view
 
 
 class State:
@@ -108,6 +110,13 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
             fix=f"give the type of a tensor of shape {size}: t.type",
         )
     key, stream = _key()
+    seen = view()
+    if seen is not None and seen.batch and size:
+        # The devices of a data-parallel body draw what the whole batch would draw, each its rows.
+        t = plain(uint32, size, seen.mesh) if like is None else like.complete().with_dtype(uint32)
+        wide = joined(t.on(seen.mesh), seen.batch, 0)
+        drawn = emit("random_bits", key, shape=wide.shape, stream=stream, layout=wide.with_per(()))
+        return emit("recast", drawn, layout=as_local(wide.with_per(()), seen.batch))
     around = _layout.get()
     if like is None and around is not None and around.shape == size:
         like = around

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,14 @@ from ..core.errors import UsageError, caller, fail
 from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
+from ..ops.local import as_local
+from ..ops.op import TUPLES
 from .engine import PROGRAMS, engine
 from .tensor import Made, Tensor, symbolic
+
+if TYPE_CHECKING:
+    from .taps import Tap
+    from .view import View
 
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
@@ -38,14 +44,25 @@ class Recorder:
         self.streams = 0
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
+        self.taps: list[Tap] = []  # values that are seen after a call (lang/taps.py)
+        self.view: View | None = None  # set while the body of a @ts.distribute is recorded
         if parent is not None:
             self.builder.scope = parent.builder.scope
+            self.view = parent.view
 
     def input(self, type: TensorType, name: str = "") -> Tensor:
         return symbolic(self.builder.input(type, name), self)
 
     def node(self, t: Tensor) -> Node:
-        """The node of `t` here; a tensor from outside becomes a hidden input."""
+        """The node of `t` here; a tensor from outside becomes a hidden input. In a local body it is
+        this device's block of it."""
+        node = self._node(t)
+        if self.view is not None and not set(self.view.axes).isdisjoint(node.type.split_axes):
+            axes = [a for a in self.view.axes if a in node.type.split_axes]
+            return self.builder("recast", node, layout=as_local(node.type, axes))
+        return node
+
+    def _node(self, t: Tensor) -> Node:
         if t._recorder is self:
             assert t._node is not None
             return t._node
@@ -76,6 +93,9 @@ class Recorder:
     def random_key(self) -> tuple[Tensor, int]:
         """The hidden key input of this recording and a stream number of its own."""
         self.streams += 1
+        if self.view is not None and self.view.rank is not None and self.parent is not None:
+            whole, _ = self.parent.random_key()  # one key for all ranks
+            return symbolic(self.node(whole), self), self.streams
         if self.key is None:
             self.key = self.builder.input(KEY_TYPE, "random_key")
         return symbolic(self.key, self), self.streams
@@ -83,6 +103,10 @@ class Recorder:
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The value of `t` while recording: cuts the program there."""
         self.check(t)
+        if self.node(t).type.per:
+            from .view import read_own
+
+            read_own(self, self.node(t))
         if self.reader is None:
             raise fail(
                 UsageError,
@@ -148,7 +172,7 @@ def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tens
     if program is None:
         b = Builder(op)
         node = b(op, *(b.input(t) for t in types), **attrs)
-        many = len(node.types) > 1
+        many = len(node.types) > 1 or op in TUPLES
         outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
         program = PROGRAMS[key] = engine().compile(b.graph(outs))
     results = []

@@ -15,26 +15,32 @@ import numpy as np
 
 from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, fail
-from ..core.layout import TensorType, dim_axes, ways
+from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from . import functions
 from .checks import axes_of, is_whole, mesh_or_none, shown
-from .create import split_over, tensor
+from .collectives import split_over
+from .create import tensor
 from .tensor import Tensor
 from .tree import flatten, path_name, paths, unflatten
 
 # A transformer's weights by name: which dim tensor parallelism splits. Column: the outputs (heads,
 # hidden, vocabulary) of [in, out]; row: the inputs. The names of Tessera's own modules come first,
 # then the customary ones of checkpoints stored as [in, out].
-TRANSFORMER: tuple[tuple[str, int], ...] = (
-    (r"(^|\.)attention\.(qkv|q|kv)$", -2),  # [d, (3,) heads, size]: heads
+# A third number says of how many equal parts the dim is made (q, k and v side by side): each is
+# split. A weight or a bias by itself, as in a linear layer, is column parallel.
+Rule = tuple[str, int] | tuple[str, int, int]
+TRANSFORMER: tuple[Rule, ...] = (
+    (r"(^|\.)attention\.(qkv|q|kv)(_bias)?$", -2),  # [d, (3,) heads, size]: heads
     (r"(^|\.)attention\.out$", -3),  # [heads, size, d]: heads
-    (r"(^|\.)(up|gate|up_proj|gate_proj|fc1|c_fc|w1|w3)(\.weight|\.bias)?$", -1),
-    (r"(^|\.)(down|down_proj|fc2|w2)(\.weight)?$", -2),
-    (r"(^|\.)(wq|wk|wv|w_qkv|q_proj|k_proj|v_proj|c_attn)(\.weight|\.bias)?$", -1),
+    (r"(^|\.)(up|gate|w_up|w_gate|up_proj|gate_proj|fc1|c_fc|w1|w3)(\.weight|\.bias|_bias)?$", -1),
+    (r"(^|\.)(down|w_down|down_proj|fc2|w2)(\.weight)?$", -2),
+    (r"(^|\.)(wq|wk|wv|q_proj|k_proj|v_proj)(\.weight|\.bias)?$", -1),
+    (r"(^|\.)(w_qkv|c_attn|qkv_proj)(\.weight|\.bias)?$", -1, 3),
     (r"(^|\.)(wo|w_out|o_proj|out_proj)(\.weight)?$", -2),
     (r"(^|\.)(embed|wte|embed_tokens|tok_embeddings)(\.weight)?$", -2),
     (r"(^|\.)(head|lm_head)(\.weight)?$", -1),
+    (r"^(weight|bias)$", -1),
 )
 
 
@@ -45,7 +51,7 @@ class Strategy:
     kind: str
     axis: str
     stage: int = 0
-    rules: tuple[tuple[str, int], ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     def __add__(self, other: Strategy | Plan) -> Plan:
         return Plan((self,)) + other
@@ -91,14 +97,26 @@ class Plan:
                     fix=f'say dist.strategy({p.kind!r}, axis="...") with an axis of the mesh',
                 )
             if p.kind == "tensor_parallel" and p.axis not in t.split_axes:
-                d = next((d for rule, d in p.rules if re.search(rule, name) and t.rank >= -d), None)
-                if d is not None:
-                    t = split_over(t, d % t.rank, (p.axis,))
+                t = _by_rule(p, name, t)
         for p in self.parts:
             zero = p.kind == "zero_redundancy_optimizer" and p.stage >= stage
             if zero and t.rank and p.axis not in t.split_axes:
                 t = split_over(t, _zero_dim(t, p.axis), (p.axis,))
         return t
+
+
+def _by_rule(p: Strategy, name: str, t: TensorType) -> TensorType:
+    """`t` as the first rule of tensor parallelism that fits the name `name` splits it."""
+    for rule, dim, *parts in p.rules:
+        if not re.search(rule, name) or t.rank < -dim:
+            continue
+        d = dim % t.rank
+        n = parts[0] if parts else 1
+        if n > 1 and t.shape[d] % (n * t.sizes[p.axis]) == 0 and len(t.dims[d]) == 1:
+            split = (Factor(n), Factor(t.shape[d] // n, (p.axis, *t.dims[d][0].axes)))
+            return t.with_dims((*t.dims[:d], split, *t.dims[d + 1 :]))
+        return split_over(t, d, (p.axis,))
+    return t
 
 
 def _zero_dim(t: TensorType, axis: str) -> int:
@@ -120,12 +138,13 @@ def strategy(
     axis: str | None = None,
     *,
     stage: int | None = None,
-    rules: Sequence[tuple[str, int]] | None = None,
+    rules: Sequence[Rule] | None = None,
 ) -> Plan:
     """The strategy called `kind` over mesh axis `axis` (default: dp, or tp for tensor_parallel).
 
     `stage` is ZeRO's: 1 splits optimizer state, 2 gradients too, 3 weights too (default 2).
-    `rules` are tensor parallelism's (regular expression, dim) pairs for names of weights. Raises
+    `rules` are tensor parallelism's (regular expression, dim) pairs for names of weights; a third
+    number says of how many equal parts the dim is made, each of which is split. Raises
     StrategyError for unknown kinds and options.
     """
     if not isinstance(kind, str) or kind not in KINDS:
@@ -153,11 +172,13 @@ def strategy(
     ))  # fmt: skip
 
 
-def _checked_rules(rules: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     for rule in rules if isinstance(rules, (list, tuple)) else [rules]:
-        pattern, dim = rule if isinstance(rule, tuple) and len(rule) == 2 else (None, None)
+        pattern, *numbers = (
+            rule if isinstance(rule, tuple) and len(rule) in (2, 3) else (None, None)
+        )
         try:
-            if not isinstance(pattern, str) or not is_whole(dim):
+            if not isinstance(pattern, str) or not all(map(is_whole, numbers)):
                 raise TypeError
             re.compile(pattern)
         except (TypeError, re.error):

@@ -49,7 +49,7 @@ class Tensor:
     _recorder: Recorder | None = None
     _made: Made | None = None
     _pending: Callable[[], Any] | None = None
-    remake: Callable[[tuple[int, ...]], Tensor] | None = None
+    remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
     __array_priority__ = 1000
 
     def __init__(self, data: Any, type: TensorType) -> None:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..core.layout import TensorType
 from ..core.reshard import completed
-from ..ir.graph.node import Graph
+from ..ir.graph.node import Graph, Node
 from .checks import bound, function_of, signature_of
 from .host import engine_array
-from .record import Recorder, recording
+from .record import Reader, Recorder, recording
 from .tensor import Tensor, as_tensor
 from .tree import call_paths, flatten, path_name, unflatten
+
+# What an input of a recorded call stands for: a tensor, only its type, or the random key.
+Given = Tensor | TensorType | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded call: its graph, and what was given for each of the graph's inputs."""
+
+    graph: Graph
+    given: tuple[Given, ...]
 
 
 def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Graph:
@@ -24,11 +36,30 @@ def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any
     Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; the rest is
     static. A read of a value inside `fn` is an error here.
     """
-    fn = getattr(function_of("trace", "the function", fn), "fn", fn)
-    bound(getattr(fn, "__name__", "trace"), signature_of("trace", fn), args, kwargs)
-    recorder = Recorder(getattr(fn, "__name__", type(fn).__name__.lower()))
-    leaves, spec = flatten((args, kwargs))
-    given = []
+    return record_call("trace", fn, args, kwargs, finish=finish).graph
+
+
+def record_call(
+    who: str,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    finish: bool = True,
+    reader: Callable[[dict[Node, Given]], Reader] | None = None,
+) -> Recorded:
+    """What `fn(*args, **kwargs)` records, for the function `who`. `finish` completes its results.
+
+    `reader` gets the inputs recorded so far and gives what answers a read of a value; without it
+    a read is an error.
+    """
+    fn = getattr(function_of(who, "the function", fn), "fn", fn)
+    bound(getattr(fn, "__name__", who), signature_of(who, fn), args, dict(kwargs))
+    given: dict[Node, Given] = {}
+    read = None if reader is None else reader(given)
+    recorder = Recorder(getattr(fn, "__name__", type(fn).__name__.lower()), reader=read)
+    leaves, spec = flatten((tuple(args), dict(kwargs)))
+    new = []
     for x, path in zip(leaves, call_paths(inspect.signature(fn), spec), strict=True):
         if isinstance(x, np.ndarray) or engine_array(x):
             x = as_tensor(x)
@@ -38,9 +69,10 @@ def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any
             t.name = x.name if isinstance(x, Tensor) else ""
             if t.name:
                 recorder.named.append(t)
+            given[recorder.node(t)] = x
             x = t
-        given.append(x)
-    new_args, new_kwargs = unflatten(spec, given)
+        new.append(x)
+    new_args, new_kwargs = unflatten(spec, new)
     with recording(recorder):
         out = fn(*new_args, **new_kwargs)
     outs = [recorder.node(t) for t in flatten(out)[0] if isinstance(t, Tensor)]
@@ -50,4 +82,6 @@ def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any
             recorder.builder.redistribute(n, t, "for the result")
             for n, t in zip(outs, whole, strict=True)
         ]
-    return recorder.builder.graph(outs)
+    graph = recorder.builder.graph(outs)
+    known = {**given, **{n: t for t, n in recorder.captured}}
+    return Recorded(graph, tuple(known.get(n) for n in graph.inputs))

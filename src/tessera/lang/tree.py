@@ -28,7 +28,7 @@ LEAF, EMPTY = "leaf", "none"
 Spec = Any
 Path = tuple[Any, ...]
 _REGISTERED: set[type] = set()
-_TENSORS = {Tensor}
+TENSORS: set[type] = {Tensor}  # and its kinds
 
 
 def register(cls: type) -> None:
@@ -70,7 +70,8 @@ def _take(x: Any, leaves: list[Any]) -> Spec:
         leaves.append(x)
         return LEAF
     kind, keys, values = found
-    if set(map(type, values)) == _TENSORS:
+    kinds = set(map(type, values))
+    if kinds and kinds <= TENSORS:
         leaves.extend(values)
         return kind, keys, None
     return kind, keys, tuple([_take(v, leaves) for v in values])

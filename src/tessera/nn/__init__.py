@@ -1,5 +1,19 @@
 """Layers and the functions behind them, as composites of ops: sharding, gradients follow."""
 
+from .context import all_to_all_attention, ring_attention, unzigzag, zigzag
+from .conv import (
+    avg_pool1d,
+    avg_pool2d,
+    batch_norm,
+    conv1d,
+    conv2d,
+    conv_transpose2d,
+    group_norm,
+    interpolate,
+    max_pool1d,
+    max_pool2d,
+)
+from .conv_layers import BatchNorm, Conv1d, Conv2d, GroupNorm
 from .functional import (
     attention,
     cross_entropy,
@@ -21,11 +35,65 @@ from .functional import (
 )
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .module import Module, Parameter
+from .moe_layer import MoE, moe, moe_inspection
+from .moe_placement import Placement, balance_experts, place_experts, rehash_experts
+from .moe_routing import balanced_bias
+from .positions import Rope
 from .transformer import GPT, GPTConfig, TransformerBlock
 
 __all__ = [
-    "GPT", "Dropout", "Embedding", "GPTConfig", "LayerNorm", "Linear", "Module", "Parameter",
-    "RMSNorm", "TransformerBlock", "attention", "cross_entropy", "dropout", "embedding",
-    "flash_attention", "gelu", "layer_norm", "linear", "linear_cross_entropy", "log_softmax", "mlp",
-    "relu", "rms_norm", "rotary", "silu", "softmax", "swiglu",
+    "GPT",
+    "BatchNorm",
+    "Conv1d",
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "GPTConfig",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "MoE",
+    "Module",
+    "Parameter",
+    "Placement",
+    "RMSNorm",
+    "Rope",
+    "TransformerBlock",
+    "all_to_all_attention",
+    "attention",
+    "avg_pool1d",
+    "avg_pool2d",
+    "balance_experts",
+    "balanced_bias",
+    "batch_norm",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "flash_attention",
+    "gelu",
+    "group_norm",
+    "interpolate",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
+    "mlp",
+    "moe",
+    "moe_inspection",
+    "place_experts",
+    "rehash_experts",
+    "relu",
+    "ring_attention",
+    "rms_norm",
+    "rotary",
+    "silu",
+    "softmax",
+    "swiglu",
+    "unzigzag",
+    "zigzag",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import number, probability, shown
+from ..lang.collectives import over_batch
 from ..lang.loop import blocked, scan, to_blocks
 from ..lang.tensor import Like, Tensor, as_tensor, scalar
 
@@ -112,8 +113,13 @@ def dropout(x: Like, p: float, training: bool = True) -> Tensor:
     return F.where(keep, t * (1.0 / (1.0 - p)), 0.0)
 
 
-def rotary(x: Like, base: float = 10000.0, positions: Tensor | None = None) -> Tensor:
-    """Rotary position embedding of [..., S, D], halves rotated (Su et al. 2021); D is even."""
+def rotary(
+    x: Like, base: float = 10000.0, positions: Tensor | None = None, rates: Tensor | None = None
+) -> Tensor:
+    """Rotary position embedding of [..., S, D], halves rotated (Su et al. 2021); D is even.
+
+    `rates` [D/2] in radians a position replace those of `base` (`Rope` makes stretched ones).
+    """
     t = as_tensor(x)
     if t.ndim < 2 or t.shape[-1] % 2:
         raise fail(
@@ -125,8 +131,9 @@ def rotary(x: Like, base: float = 10000.0, positions: Tensor | None = None) -> T
     seq, d = t.shape[-2], t.shape[-1]
     base = number("rotary", "base", base)
     at = F.arange(seq, f32) if positions is None else positions.to(f32)
-    rate = F.exp(F.arange(d // 2, f32) * (-2.0 * math.log(base) / d))
-    angle = at.reshape(seq, 1) * rate.reshape(1, d // 2)
+    if rates is None:
+        rates = F.exp(F.arange(d // 2, f32) * (-2.0 * math.log(base) / d))
+    angle = at.reshape(seq, 1) * as_tensor(rates).reshape(1, d // 2)
     c, s = F.cos(angle).to(t.dtype), F.sin(angle).to(t.dtype)
     a, b = F.split(t, 2, -1)
     return F.concat([a * c - b * s, b * c + a * s], -1)
@@ -139,9 +146,32 @@ def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = ROWS) -> Tensor:
     """`fn` over the last dim of [..., d], in blocks of rows whose insides are not kept."""
-    lead = x.shape[:-1]
-    y = blocked(fn, x.reshape(-1, x.shape[-1]), rows=rows)
-    return y.reshape(*lead, y.shape[-1])
+    sizes, order = _row_order(x)
+    y = blocked(fn, _rows(x, sizes, order), rows=rows)
+    if order:
+        y = y.reshape(*(sizes[i] for i in order), y.shape[-1])
+        y = y.permute(*(order.index(i) for i in range(len(order))), len(order))
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _row_order(x: Tensor) -> tuple[list[int], list[int]]:
+    """The sizes of the digits of the dims before the last, and the order of those digits in which
+    each device has its rows in one piece: what devices split comes first. No order where the rows
+    lie so already."""
+    run = [d for i in range(x.ndim - 1) for d in x.type.digits(i)]
+    split = [i for i, d in enumerate(run) if d.axes]
+    if split == list(range(len(split))) or any(d.uneven for d in run):
+        return [], []
+    return [d.size for d in run], split + [i for i, d in enumerate(run) if not d.axes]
+
+
+def _rows(x: Tensor, sizes: list[int], order: list[int], last: int = 1) -> Tensor:
+    """`x` with all dims but the `last` as one, their digits in `order`. Nothing moves."""
+    rest = x.shape[x.ndim - last :]
+    if order:
+        x = x.reshape(*sizes, *rest)
+        x = x.permute(*order, *range(len(order), x.ndim))
+    return x.reshape(-1, *rest)
 
 
 def mlp(
@@ -164,41 +194,46 @@ def mlp(
 
 # -- attention ------------------------------------------------------------------------------------
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, all scores at once: q [..., H, S, D], k and v [..., G, T, D].
 
     H is a multiple of G: each group of H/G query heads shares one key and value head (grouped-query
-    attention, Ainslie et al. 2023). Causal scores that are masked anyway are mostly not computed:
+    attention, Ainslie et al. 2023). `bias` [H, T] is added to the scores of each head, by key, such
+    as ALiBi's. Causal scores that are masked anyway are mostly not computed:
     queries go in chunks, each with the keys it may see. Raises ShapeError.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
-    ranks = min(q.ndim, k.ndim, v.ndim) >= 3 and q.ndim == k.ndim == v.ndim
-    *lead, heads, seq, d = q.shape if ranks else (1, 1, 1)
-    groups, keys = k.shape[-3:-1] if ranks else (1, 1)
-    if (
-        not ranks
-        or heads % groups
-        or k.shape[:-3] != tuple(lead)
-        or k.shape[:-1] != v.shape[:-1]
-        or k.shape[-1] != d
-    ):
-        raise fail(
-            ShapeError,
-            "attention: the shapes of q, k and v do not fit",
-            [("q", q.type), ("k", k.type), ("v", v.type)],
-            fix="q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G",
-        )
+    check_heads("attention", q, k, v)
+    *lead, heads, seq, d = q.shape
+    groups, keys = k.shape[-3:-1]
     shared = heads // groups
     by = _lead(lead) + ("gh" if shared > 1 else "g")
     to = _lead(lead) + "g"
     grouped = q.reshape(*lead, groups, shared, seq, d) if shared > 1 else q
     grouped = grouped * (1.0 / math.sqrt(d) if scale is None else scale)
+    if bias is not None:
+        bias = as_tensor(bias)
+        if bias.shape != (heads, keys):
+            raise fail(
+                ShapeError,
+                "attention: the bias does not fit",
+                [("bias", bias.type), ("q", q.type), ("k", k.type)],
+                fix="a bias is [H, T]: a number a head and key",
+            )
+        added = bias.reshape(*((groups, shared) if shared > 1 else (groups,)), 1, keys)
     outs = []
-    for start, stop in _chunks(seq) if causal and keys >= seq else [(0, seq)]:
+    for start, stop in causal_chunks(seq) if causal and keys >= seq else [(0, seq)]:
         seen = keys - seq + stop if causal else keys
         part = F.einsum(f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :], k[..., :seen, :])
         part = part.to(f32)
+        if bias is not None:
+            part = part + added[..., :seen]
         if causal:
             rows = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
             part = F.where(F.arange(seen).reshape(1, seen) <= rows, part, -1e30)
@@ -207,11 +242,30 @@ def attention(
     return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
 
 
+def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises ShapeError unless q is [..., H, S, D], k [..., G, T, D], v [..., G, T, E], G in H."""
+    if (
+        min(q.ndim, k.ndim, v.ndim) < 3
+        or not q.ndim == k.ndim == v.ndim
+        or q.shape[-3] % k.shape[-3]
+        or k.shape[:-3] != q.shape[:-3]
+        or k.shape[:-1] != v.shape[:-1]
+        or k.shape[-1] != q.shape[-1]
+    ):
+        raise fail(
+            ShapeError,
+            f"{name}: the shapes of q, k and v do not fit",
+            [("q", q.type), ("k", k.type), ("v", v.type)],
+            fix="q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G",
+        )
+
+
 # Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs.
 CHUNK, CHUNKS = 64, 4
 
 
-def _chunks(seq: int) -> list[tuple[int, int]]:
+def causal_chunks(seq: int) -> list[tuple[int, int]]:
+    """[start, stop) of each chunk of `seq` queries that attend causally."""
     count = max(n for n in range(1, CHUNKS + 1) if n == 1 or (seq % n == 0 and seq // n >= CHUNK))
     size = seq // count
     return [(i * size, (i + 1) * size) for i in range(count)]
@@ -228,6 +282,7 @@ def flash_attention(
     causal: bool = False,
     scale: float | None = None,
     rows: int = 2,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attention over [B, H, S, D], `rows` sequences at a time: scores never exist for the batch.
 
@@ -236,8 +291,8 @@ def flash_attention(
     """
     q, k, v = map(as_tensor, (q, k, v))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
-        return attention(q, k, v, causal, scale)
-    return blocked(lambda a, b, c: attention(a, b, c, causal, scale), q, k, v, rows=rows)
+        return attention(q, k, v, causal, scale, bias)
+    return blocked(lambda a, b, c: attention(a, b, c, causal, scale, bias), q, k, v, rows=rows)
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -276,7 +331,14 @@ def cross_entropy(logits: Like, labels: Like, ignore_index: int = -100) -> Tenso
     x, y = as_tensor(logits), as_tensor(labels)
     _check_labels("cross_entropy", "logits", x, y)
     keep = (y != ignore_index).to(f32)
-    return _nll(x, y, keep) / F.maximum(F.sum(keep), 1.0)
+    return _nll(x, y, keep) / _count(keep)
+
+
+def _count(keep: Tensor) -> Tensor:
+    """What the loss is divided by: the rows that count, at least one. In a data-parallel local body
+    their mean over the devices, so that the mean of the devices' losses is that of all rows."""
+    count, devices = over_batch(F.sum(keep))
+    return F.maximum(count, 1.0 / devices)
 
 
 def linear_cross_entropy(
@@ -288,7 +350,10 @@ def linear_cross_entropy(
     """
     t, y = as_tensor(x), as_tensor(labels)
     _check_labels("linear_cross_entropy", "x", t, y)
-    flat, y = t.reshape(-1, t.shape[-1]), y.reshape(-1)
+    if t.mesh is not None:  # a label lies with its row
+        y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
+    sizes, order = _row_order(t)
+    flat, y = _rows(t, sizes, order), _rows(y, sizes, order, 0)
     keep = (y != ignore_index).to(f32)
 
     def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
@@ -297,5 +362,5 @@ def linear_cross_entropy(
 
     blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
     total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
-    mean: Tensor = total / F.maximum(F.sum(keep), 1.0)
+    mean: Tensor = total / _count(keep)
     return mean

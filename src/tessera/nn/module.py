@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from ..core.errors import ShapeError, UsageError, fail
-from ..lang.checks import shown, sizes
+from ..lang.checks import flag, shown, sizes
 from ..lang.create import Init, dist_tensor
 from ..lang.record import scope
 from ..lang.tensor import Tensor, as_tensor
 from ..lang.tree import register
 
 
-def Parameter(*shape: int, init: Init = "normal", dtype: Any = "f32") -> Tensor:
-    """A weight, made when it is first used; its layout may still be chosen until then."""
-    t = dist_tensor(sizes("Parameter", shape), init=init, dtype=dtype)
-    t.remake = lambda sizes: Parameter(*sizes, init=init, dtype=dtype)
+def Parameter(*shape: int, init: Init = "normal", dtype: Any = "f32", name: str = "") -> Tensor:
+    """A weight, made when it is first used; its layout may still be chosen until then.
+
+    Its values depend on `name`, or without one on the order of creation.
+    """
+    t = dist_tensor(sizes("Parameter", shape), init=init, dtype=dtype, name=name)
+    t.remake = lambda sizes, name="": Parameter(*sizes, init=init, dtype=dtype, name=name)
     return t
 
 
 class Module:
-    """Base of layers and models: set tensors and modules as attributes, define `__call__`."""
+    """Base of layers and models: set tensors and modules as attributes, define `__call__`.
+
+    `buffers` names the attributes that are state and no weights, such as running statistics.
+    """
+
+    buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -36,19 +44,42 @@ class Module:
             cls.__call__ = _scoped(call)  # type: ignore[method-assign]
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, tensor) of every tensor below, in order of definition."""
+        """(dotted name, tensor) of every weight below, in order of definition."""
         for name, value in self.__dict__.items():
-            yield from _walk(value, f"{prefix}{name}")
+            if name not in self.buffers:
+                yield from _walk(value, f"{prefix}{name}")
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """(dotted name, tensor) of all state below that is no weight."""
+        for path, module in self.modules(prefix):
+            for name in module.buffers:
+                yield f"{path}{name}", getattr(module, name)
+
+    def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """(prefix of its names, module) of this module and of every one below."""
+        yield prefix, self
+        for name, value in self.__dict__.items():
+            for path, module in _modules(value, f"{prefix}{name}"):
+                yield from module.modules(f"{path}.")
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets `training` where a module has it: dropout drops, batch norms take the batch's
+        statistics. `train(False)` is for using the model. Raises UsageError."""
+        for _, module in self.modules():
+            if "training" in module.__dict__:
+                module.training = flag("train", "mode", mode)  # type: ignore[attr-defined]
+        return self
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every tensor below by its dotted name; gives the tensors these names."""
+        """Every weight below by its dotted name; gives the tensors these names."""
         found = dict(self.named_parameters())
         for name, t in found.items():
             t.name = t.name or name
         return found
 
     def load_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Puts tensors in the places that `parameters()` names. Raises UsageError, ShapeError."""
+        """Puts tensors in the places that `parameters()` names, and `state_dict()` where they are
+        given. Raises UsageError, ShapeError."""
         if not isinstance(values, Mapping):
             raise fail(
                 UsageError,
@@ -56,7 +87,9 @@ class Module:
                 fix="give a dict from names to tensors, such as state_dict() gives",
             )
         have = dict(self.named_parameters())
-        unknown, absent = set(values) - set(have), set(have) - set(values)
+        state = dict(self.named_buffers())
+        unknown, absent = set(values) - set(have) - set(state), set(have) - set(values)
+        have |= state
         if unknown or absent:
             raise fail(
                 UsageError,
@@ -77,8 +110,8 @@ class Module:
             _set(self, name.split("."), t)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The parameters by name, for saving."""
-        return self.parameters()
+        """The weights and the other state by name, for saving."""
+        return {**self.parameters(), **dict(self.named_buffers())}
 
 
 def _scoped(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,6 +134,14 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (list, tuple)):
         for k, v in enumerate(value):
             yield from _walk(v, f"{name}.{k}")
+
+
+def _modules(value: Any, name: str) -> Iterator[tuple[str, Module]]:
+    if isinstance(value, Module):
+        yield name, value
+    elif isinstance(value, (dict, list, tuple)):
+        for k, v in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _modules(v, f"{name}.{k}")
 
 
 def _set(holder: Any, path: list[str], t: Tensor) -> None:

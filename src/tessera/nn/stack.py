@@ -21,10 +21,13 @@ class Stack(Module):
     """`depth` blocks like `block`, applied one after the other.
 
     `loop` None chooses by cost, True loops, False writes out. `remat` computes each layer again in
-    the backward pass instead of keeping its insides.
+    the backward pass instead of keeping its insides: True (or "recompute") all of them, "products"
+    all but the results of products and loops. It makes `loop` None a loop.
     """
 
-    def __init__(self, block: Module, depth: int, loop: bool | None = None, remat: bool = False):
+    def __init__(
+        self, block: Module, depth: int, loop: bool | None = None, remat: bool | str = False
+    ):
         depth = whole("Stack", "depth", depth, 1)
         self.depth, self.loop, self.remat = depth, loop, remat
         leaves, spec = flatten(block)
@@ -55,17 +58,24 @@ class Stack(Module):
             out: Tensor = unflatten(spec, now)(h)
             return out
 
-        looped = not write_out(self.depth) if self.loop is None else self.loop
-        if looped or self.remat:
-            policy = "recompute" if self.remat else "save"
-            if looped:
-                return scan(lambda h, p: (layer(h, p), ()), x, weights, policy=policy)[0]  # type: ignore[no-any-return]
+        # A layer that is written out twice is merged into one by the compiler: only in a loop is
+        # it computed again.
+        again = self._policy != "save"
+        looped = again or not write_out(self.depth) if self.loop is None else self.loop
+        if looped:
+            return scan(lambda h, p: (layer(h, p), ()), x, weights, policy=self._policy)[0]  # type: ignore[no-any-return]
         layers = list(zip(*(emit_many("unstack", w) for w in weights), strict=True))
         for parts in layers:
-            x = self._once(layer, x, parts) if self.remat else layer(x, parts)
+            x = self._once(layer, x, parts) if again else layer(x, parts)
         return x
+
+    @property
+    def _policy(self) -> str:
+        if isinstance(self.remat, str):
+            return self.remat
+        return "recompute" if self.remat else "save"
 
     def _once(self, layer: Any, x: Tensor, parts: Any) -> Tensor:
         """One layer as a loop of one turn, whose insides are computed again backwards."""
         one = tuple(w.reshape(1, *w.shape) for w in parts)
-        return scan(lambda h, p: (layer(h, p), ()), x, one, policy="recompute")[0]  # type: ignore[no-any-return]
+        return scan(lambda h, p: (layer(h, p), ()), x, one, policy=self._policy)[0]  # type: ignore[no-any-return]

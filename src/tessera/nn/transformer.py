@@ -1,24 +1,63 @@
-"""A GPT: decoder-only transformer with the choices that today's models make."""
+"""A GPT: decoder-only transformer with the choices that today's models make.
+
+One class is GPT-2, Llama, Mistral, Qwen2 and Falcon: they differ in `GPTConfig` only.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.errors import ShapeError, UsageError, fail
+from ..core.layout import dim_axes
 from ..lang import functions as F
-from ..lang.checks import probability, shown, whole
-from ..lang.create import all_reduce
+from ..lang.checks import axes_of, number, probability, shown, whole
 from ..lang.tensor import Tensor, as_tensor
 from . import functional as fn
+from .context import (
+    all_to_all_attention,
+    axis_size,
+    ring_attention,
+    split_sequence,
+    unzigzag,
+    whole_sequence,
+    zigzag,
+    zigzag_positions,
+)
 from .layers import Embedding, LayerNorm, RMSNorm, normal
 from .module import Module, Parameter
+from .positions import Rope, alibi_bias
 from .stack import Stack
+
+NORMS = ("layer", "rms")
+ACTIVATIONS = {
+    "gelu": fn.gelu, "gelu_exact": lambda x: fn.gelu(x, "none"), "relu": fn.relu, "silu": fn.silu,
+    "swiglu": fn.silu,
+}  # fmt: skip
+POSITIONS = ("learned", "rotary", "alibi")
+BLOCKS = ("sequential", "parallel", "parallel_norms")
+BIASES = ("qkv", "out", "mlp")
+CONTEXTS = ("ring", "all_to_all")
+
+REMAT = ("save", "recompute", "products")
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes and choices. `kv_heads` None is `heads`; `tied` uses the embedding as the head."""
+    """Sizes and choices. `kv_heads` None is `heads`; `tied` uses the embedding as the head;
+    `remat` is as in `Stack`.
+
+    `norm` is "layer" or "rms". `activation` is "gelu" (of tanh), "gelu_exact", "relu", "silu", or
+    "swiglu", which has a gate. `positions` is "learned", "rotary" (rates by `rope`) or "alibi".
+    `block` "sequential" gives the MLP what attention made; "parallel" gives both the same norm of
+    the block's input (Wang & Komatsuzaki 2021), "parallel_norms" a norm each. `biases` says which
+    products have one: "qkv", "out", "mlp". `head_size` None is d/heads.
+
+    `context` "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
+    embedding to the loss; attention is by `ring_attention`, the sequence then in zig-zag order, or
+    by `all_to_all_attention`. `sequence_parallel` names the mesh axis over which tensor parallelism
+    splits the sequence wherever rows do not need each other. Raises UsageError.
+    """
 
     vocab: int = 1024
     seq: int = 256
@@ -33,25 +72,51 @@ class GPTConfig:
     tied: bool = False
     dropout: float = 0.0
     loop: bool | None = None
-    remat: bool = False
+    remat: bool | str = False
+    head_size: int | None = None
+    norm_eps: float | None = None
+    rope: Rope = field(default_factory=Rope)
+    block: str = "sequential"
+    biases: tuple[str, ...] = ()
+    context: str | None = None
+    context_axis: str = "cp"
+    sequence_parallel: str | None = None
 
     def __post_init__(self) -> None:
-        for what in ("vocab", "seq", "d", "layers", "heads", "kv_heads", "hidden"):
+        optional = ("kv_heads", "hidden", "head_size")
+        for what in ("vocab", "seq", "d", "layers", "heads", *optional):
             value = getattr(self, what)
-            if value is not None or what not in ("kv_heads", "hidden"):
+            if value is not None or what not in optional:
                 whole("GPTConfig", what, value, 1)
         probability("GPTConfig", self.dropout)
+        if self.norm_eps is not None:
+            number("GPTConfig", "norm_eps", self.norm_eps)
+        if not isinstance(self.rope, Rope):
+            raise fail(
+                UsageError,
+                f"GPTConfig: rope cannot be {shown(self.rope)}",
+                fix="give nn.Rope(base=...)",
+            )
+        if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
+            raise fail(
+                UsageError,
+                f"GPTConfig: biases cannot be {shown(self.biases)}",
+                fix="give a tuple of " + ", ".join(BIASES),
+            )
         groups = self.kv_heads or self.heads
-        if self.d % self.heads or self.heads % groups:
+        if (self.head_size is None and self.d % self.heads) or self.heads % groups:
             raise fail(
                 UsageError,
                 f"GPTConfig: d={self.d}, heads={self.heads}, kv_heads={groups} do not divide",
                 fix="heads divides d, kv_heads divides heads",
             )
         for value, known in (
-            (self.norm, ("layer", "rms")),
-            (self.activation, ("gelu", "swiglu")),
-            (self.positions, ("learned", "rotary")),
+            (self.norm, NORMS),
+            (self.activation, ACTIVATIONS),
+            (self.positions, POSITIONS),
+            (self.block, BLOCKS),
+            ("recompute" if self.remat is True else self.remat or "save", REMAT),
+            (CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
         ):
             if not isinstance(value, str) or value not in known:
                 raise fail(
@@ -60,8 +125,32 @@ class GPTConfig:
                     fix="use " + " or ".join(known),
                 )
 
+        for axis in (self.context_axis, self.sequence_parallel):
+            if axis is not None and len(axes_of("GPTConfig", axis)) != 1:
+                raise fail(
+                    UsageError,
+                    f"GPTConfig: {shown(axis)} is not one axis",
+                    fix='name one axis of the mesh, e.g. "cp"',
+                )
+
+    @property
+    def size(self) -> int:
+        """The size of one head."""
+        return self.head_size or self.d // self.heads
+
+    @property
+    def groups(self) -> int:
+        """The heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def width(self) -> int:
+        """The hidden layer of the MLP."""
+        return self.hidden or (8 * self.d // 3 if self.activation == "swiglu" else 4 * self.d)
+
     def make_norm(self) -> LayerNorm | RMSNorm:
-        return LayerNorm(self.d) if self.norm == "layer" else RMSNorm(self.d)
+        kind = LayerNorm if self.norm == "layer" else RMSNorm
+        return kind(self.d) if self.norm_eps is None else kind(self.d, self.norm_eps)
 
 
 def checked(config: object) -> GPTConfig:
@@ -80,81 +169,146 @@ class Attention(Module):
 
     def __init__(self, c: GPTConfig):
         self.config = c
-        size, groups = c.d // c.heads, c.kv_heads or c.heads
+        size, groups = c.size, c.groups
         std = 0.02
+        biased = "qkv" in c.biases
         if groups == c.heads:
             self.qkv = Parameter(c.d, 3, c.heads, size, init=normal(std))
+            self.qkv_bias = Parameter(3, c.heads, size, init="zeros") if biased else None
         else:
             self.q = Parameter(c.d, c.heads, size, init=normal(std))
             self.kv = Parameter(c.d, 2, groups, size, init=normal(std))
+            self.q_bias = Parameter(1, c.heads, size, init="zeros") if biased else None
+            self.kv_bias = Parameter(2, groups, size, init="zeros") if biased else None
         self.out = Parameter(c.heads, size, c.d, init=normal(std / math.sqrt(2 * c.layers)))
+        self.out_bias = Parameter(c.d, init="zeros") if "out" in c.biases else None
         self.scope_name = "attention"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, S, d] to [B, S, d], over whole sequences."""
-        c, (batch, seq, d) = self.config, x.shape
+        """[B, S, d] to [B, S, d], over whole sequences, but for the last bias."""
+        x, c = whole_sequence(x, self.config.sequence_parallel), self.config
+        batch, seq, d = x.shape
         rows = x.reshape(batch * seq, d)
 
-        def projected(w: Tensor) -> list[Tensor]:
+        def projected(w: Tensor, bias: Tensor | None) -> list[Tensor]:
             """Each [B, heads, S, size], from one plain matrix product."""
             y = F.matmul(rows, w.reshape(d, -1)).reshape(batch, seq, *w.shape[1:])
+            if bias is not None:
+                y = y + bias.to(y.dtype)
             return [y[:, :, i].transpose(1, 2) for i in range(w.shape[1])]
 
         if "qkv" in self.__dict__:
-            q, k, v = projected(self.qkv)
+            q, k, v = projected(self.qkv, self.qkv_bias)
         else:
-            (q,), (k, v) = projected(self.q.reshape(d, 1, *self.q.shape[1:])), projected(self.kv)
+            (q,) = projected(self.q.reshape(d, 1, *self.q.shape[1:]), self.q_bias)
+            k, v = (_by_head(t, q) for t in projected(self.kv, self.kv_bias))
+        bias = None
+        n = axis_size("GPT", x, c.context_axis) if c.context == "ring" else 1
+        places = zigzag_positions(seq, n) if n > 1 else None
         if c.positions == "rotary":
-            q, k = fn.rotary(q), fn.rotary(k)
-        out = fn.flash_attention(q, k, v, causal=True).transpose(1, 2).reshape(batch * seq, -1)
+            rates = c.rope.rates(c.size)
+            q, k = (fn.rotary(t, positions=places, rates=rates) for t in (q, k))
+        elif c.positions == "alibi":
+            bias = as_tensor(alibi_bias(c.heads, seq, 1.0 / math.sqrt(c.size)))
+            bias = bias if places is None else F.take(bias, places, 1)
+        if c.context is None:
+            out = fn.flash_attention(q, k, v, causal=True, bias=bias)
+        else:
+            attend = ring_attention if c.context == "ring" else all_to_all_attention
+            out = attend(q, k, v, c.context_axis, causal=True, bias=bias)
+        out = out.transpose(1, 2).reshape(batch * seq, -1)
         return F.matmul(out, self.out.reshape(-1, d)).reshape(batch, seq, d)
+
+
+def _by_head(t: Tensor, q: Tensor) -> Tensor:
+    """Keys or values [B, G, S, size] repeated for the heads of `q`, where devices need it.
+
+    Fewer of them than devices lie whole on each, while the heads of `q` are split: each device
+    then takes those of its own heads, and nothing is sent.
+    """
+    (batch, groups, seq, size), heads = t.shape, q.shape[1]
+    if groups == heads or dim_axes(t.type.dims[1]) or not dim_axes(q.type.dims[1]):
+        return t
+    each = t.reshape(batch, groups, 1, seq, size)
+    each = F.broadcast_to(each, (batch, groups, heads // groups, seq, size))
+    return each.reshape(batch, heads, seq, size)
 
 
 class MLP(Module):
     """The feed-forward half of a layer, in blocks of rows."""
 
     def __init__(self, c: GPTConfig):
-        hidden = c.hidden or (4 * c.d if c.activation == "gelu" else 8 * c.d // 3)
-        self.activation = c.activation
+        hidden = c.width
+        biased = "mlp" in c.biases
+        self.activation, self.sequence_parallel = c.activation, c.sequence_parallel
         self.up = Parameter(c.d, hidden, init=normal(0.02))
+        self.up_bias = Parameter(hidden, init="zeros") if biased else None
         if c.activation == "swiglu":
             self.gate = Parameter(c.d, hidden, init=normal(0.02))
+            self.gate_bias = Parameter(hidden, init="zeros") if biased else None
         self.down = Parameter(hidden, c.d, init=normal(0.02 / math.sqrt(2 * c.layers)))
+        self.down_bias = Parameter(c.d, init="zeros") if biased else None
         self.scope_name = "mlp"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., d] to [..., d], row by row."""
-        h = F.keep(F.matmul(x, self.up))
+        """[..., d] to [..., d], row by row, but for the last bias."""
+        h = F.keep(fn.linear(x, self.up, self.up_bias))
         if self.activation == "swiglu":
-            h = fn.silu(F.keep(F.matmul(x, self.gate))) * h
+            h = fn.silu(F.keep(fn.linear(x, self.gate, self.gate_bias))) * h
         else:
-            h = fn.gelu(h)
+            h = ACTIVATIONS[self.activation](h)
         return F.matmul(h, self.down)
+
+    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> Tensor:
+        """[B, S, d] to [B, S, d], in blocks of rows, each normed first where there is a `norm`.
+
+        But for the last bias: it comes after the blocks, or the sum over devices would be completed
+        in each.
+        """
+        if self.sequence_parallel is not None:
+            x, norm = whole_sequence(x if norm is None else norm(x), self.sequence_parallel), None
+        return fn.by_rows(lambda r: self(r if norm is None else norm(r)), x)
 
 
 class TransformerBlock(Module):
-    """Norm, attention, residual; norm, MLP, residual.
+    """Norm, attention, residual; norm, MLP, residual. Or both from the same input, side by side.
 
     Attention runs a few sequences at a time, norm and MLP some rows at a time; of their insides
     only what is marked with `keep` outlives a block. The residual is added outside, so that under
-    tensor parallelism one all_reduce completes the whole sublayer.
+    tensor parallelism one all_reduce completes the whole sublayer; side by side, both together.
     """
 
     def __init__(self, c: GPTConfig):
         checked(c)
         self.norm_1, self.attention = c.make_norm(), Attention(c)
-        self.norm_2, self.mlp = c.make_norm(), MLP(c)
-        self.dropout = c.dropout
+        self.norm_2 = c.make_norm() if c.block != "parallel" else None
+        self.mlp = MLP(c)
+        self.dropout, self.block = c.dropout, c.block
+        self.sequence_parallel = c.sequence_parallel
         self.scope_name = "block"
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x + fn.dropout(self.attention(self.norm_1(x)), self.dropout)
-        m = fn.by_rows(lambda r: self.mlp(self.norm_2(r)), x)
-        return x + fn.dropout(m, self.dropout)
+        a, m = self.attention, self.mlp
+        if self.block == "sequential":
+            x = x + self._done(a(self.norm_1(x)), a.out_bias)
+            return x + self._done(m.whole(x, self.norm_2), m.down_bias)
+        h = self.norm_1(x)
+        y = m.whole(h if self.norm_2 is None else x, self.norm_2)
+        return x + self._done(a(h) + y, a.out_bias, m.down_bias)
+
+    def _done(self, y: Tensor, *biases: Tensor | None) -> Tensor:
+        """A sublayer's sums, laid out as the residual, with its biases and dropout."""
+        y = split_sequence(y, self.sequence_parallel)
+        for bias in biases:
+            y = y if bias is None else y + bias.to(y.dtype)
+        return fn.dropout(y, self.dropout)
 
 
 class GPT(Module):
     """Token ids [B, S] to logits [B, S, vocab], or to a loss with `loss`."""
+
+    origin: str = ""
+    """The config.json of the checkpoint it was loaded from, if any."""
 
     def __init__(self, config: GPTConfig):
         self.config = c = checked(config)
@@ -178,18 +332,45 @@ class GPT(Module):
                 [("ids", ids.type)],
                 fix="cut the sequences, or build the model with a longer config.seq",
             )
+        c = self.config
         # Whole from the start: a residual stream that is partial is completed in every layer anew.
-        x = all_reduce(self.embed(ids))
-        if self.config.positions == "learned":
-            x = x + self.position[: ids.shape[1]]
-        return self.norm(self.blocks(x))
+        x = F.complete(split_sequence(self.embed(self._placed(ids)), c.sequence_parallel))
+        if c.positions == "learned":
+            x = x + self._placed(self.position[: ids.shape[1]], 0)
+        return whole_sequence(self.norm(self.blocks(x)), c.sequence_parallel)
 
     def _head(self) -> Tensor:
         return self.embed.weight.T if self.config.tied else self.head
 
+    def _devices(self, x: Tensor) -> int:
+        """Over how many devices `context` splits the sequence."""
+        if self.config.context is None:
+            return 1
+        where = x if x.mesh is not None else self.embed.weight
+        return axis_size("GPT", where, self.config.context_axis)
+
+    def _placed(self, x: Tensor, dim: int = 1) -> Tensor:
+        """`x` with its sequence, `dim`, in the order and layout that `context` wants."""
+        c, n = self.config, self._devices(x)
+        if n == 1:
+            return x
+        if x.shape[dim] % n:
+            raise fail(
+                ShapeError,
+                f"GPT: a sequence of {x.shape[dim]} does not divide over {n} devices",
+                [("x", x.type)],
+                fix=f"make it a multiple of {2 * n if c.context == 'ring' else n}",
+            )
+        if c.context == "ring":
+            x = zigzag(x, n, dim)
+        mesh = x.mesh or self.embed.weight.mesh
+        return split_sequence(F.relayout(x, x.type.on(mesh)), c.context_axis, dim)
+
     def __call__(self, ids: Tensor) -> Tensor:
-        return F.matmul(self.features(ids), self._head())
+        y = F.matmul(self.features(ids), self._head())
+        return unzigzag(y, self._devices(y)) if self.config.context == "ring" else y
 
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token, the logits never whole."""
+        labels = self._placed(as_tensor(labels))
         return fn.linear_cross_entropy(self.features(ids), self._head(), labels)

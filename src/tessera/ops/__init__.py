@@ -3,12 +3,17 @@
 from . import (
     contract,
     control,
+    conv,
+    custom,
     elementwise,
     indexing,
+    linalg,
+    local,
     movement,
     random,
     redistribute,
     reduce,
+    user,
 )
 from .op import OPS, Op, op_named
 
@@ -17,11 +22,16 @@ __all__ = [
     "Op",
     "contract",
     "control",
+    "conv",
+    "custom",
     "elementwise",
     "indexing",
+    "linalg",
+    "local",
     "movement",
     "op_named",
     "random",
     "redistribute",
     "reduce",
+    "user",
 ]

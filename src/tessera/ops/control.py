@@ -71,6 +71,7 @@ scan = define(
         _scan_rule,
         _scan_local,
         flops=_scan_flops,
+        own=True,
         attrs="body length consts carries reverse policy",
     )
 )
@@ -117,4 +118,6 @@ def _item_local(c: Call, *results: Array) -> Any:
     return results[c.attrs["index"]]
 
 
-item = define(Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, attrs="index"))
+item = define(
+    Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, own=True, attrs="index")
+)

@@ -107,6 +107,7 @@ class Op:
         default=lambda ins, outs, attrs: sum(t.size for t in outs)
     )
     creates: bool = False  # its value does not depend on arguments' layouts: made where wanted
+    own: bool = False  # its rule says itself along which axes each device has its own result
     pure: bool = True
     attrs: str = ""
 
@@ -132,16 +133,35 @@ def op_named(name: str) -> Op:
 def infer(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """What the rule of `op` derives. Rules are pure and programs repeat themselves, so answers are
     kept; not for bodies, which would be kept alive with them."""
-    if op.name == "scan":
-        return op.rule(ins, attrs)
+    if op.name in BODIES:
+        return _derived(op, ins, attrs)
     given = tuple(attrs.items())
     try:
         hash(given)
     except TypeError:  # an attribute that cannot be hashed
-        return op.rule(ins, attrs)
+        return _derived(op, ins, attrs)
     return _infer(op, ins, given)
+
+
+BODIES = ("scan", "cond", "custom")  # the ops whose attributes are graphs
+# Their local computation gives a tuple, even of one.
+TUPLES = frozenset({"scan", "cond", "unstack"})
 
 
 @lru_cache(maxsize=16384)
 def _infer(op: Op, ins: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]) -> Inferred:
-    return op.rule(ins, dict(attrs))
+    return _derived(op, ins, dict(attrs))
+
+
+def _derived(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """The rule's answer. What each device has of its own is computed by each from its own, so a
+    rule sees blocks as if they were alone, and the result is each device's own too."""
+    per = set[str]().union(*(t.per for t in ins))
+    if op.own or not per:
+        return op.rule(ins, attrs)
+    alone = {k: v.with_per(()) if isinstance(v, TensorType) else v for k, v in attrs.items()}
+    got = op.rule(tuple(t.with_per(()) for t in ins), alone)
+    made = [v.per for v in attrs.values() if isinstance(v, TensorType)]
+    per = per.union(*made)
+    wants = tuple(w.with_per(t.per) for w, t in zip(got.wants, ins, strict=True))
+    return Inferred(wants, tuple(t.with_per(per) for t in got.outs), got.reduces)

@@ -211,6 +211,7 @@ to_partial = define(
 # A value without a mesh, computed alike everywhere, as a replicated value of the mesh in `layout`.
 to_mesh = define(Op("to_mesh", _to_mesh, lambda c, x: x, _grad, flops=_free, attrs="layout"))
 SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
-# Those that put bytes on a wire.
-COLLECTIVES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
-NAMES = SILENT | COLLECTIVES
+# Those that put bytes on a wire, changing the layout.
+CHANGES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
+NAMES = SILENT | CHANGES
+COLLECTIVES = CHANGES | {"permute"}  # which moves whole blocks, in ops/local.py

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ..core.errors import GraphError, fail
-from ..core.layout import Partial
+from ..core.layout import Partial, TensorType
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, reachable
 from ..ops.op import OPS
+from .branches import cond_gradient
 from .loops import scan_gradient
 
 Grads = dict[tuple[Node, int], list[Node]]
@@ -52,6 +53,8 @@ def differentiate(
         parts: Sequence[Node | None]
         if node.op == "scan":
             parts = scan_gradient(b, node, gs, [a in active for a in node.args], differentiate)
+        elif node.op == "cond":
+            parts = cond_gradient(b, node, gs, differentiate)
         else:
             rule = OPS[node.op].grad
             if rule is None:
@@ -65,7 +68,7 @@ def differentiate(
             parts = rule(b, node, gs if len(gs) > 1 else gs[0])
         for arg, part in zip(node.args, parts, strict=True):
             if part is not None and arg in active:
-                grads[arg, 0].append(part)
+                grads[arg, 0].append(_summed(b, part, arg))
     b.loc, b.scope = before
     return [_total(b, grads.get((n, 0), [])) for n in wrt]
 
@@ -79,6 +82,18 @@ def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:
         if n.op != "stop_gradient" and any(a in found for a in n.args):
             found.add(n)
     return found
+
+
+def _summed(b: Builder, part: Node, arg: Node) -> Node:
+    """The gradient `part` of `arg`: where `arg` is one value and its gradient each device's own,
+    it is the sum of theirs, still to be completed."""
+    here = part.type
+    own = [a for a in here.per if a not in arg.type.per]
+    if not own:
+        return part
+    partial = (*here.partial, *((a, "sum") for a in own))
+    to = TensorType(here.dtype, here.dims, partial, here.mesh, arg.type.per)
+    return b("recast", part, layout=to)
 
 
 def _total(b: Builder, parts: list[Node]) -> Node | None:

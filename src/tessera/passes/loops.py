@@ -1,9 +1,10 @@
 """The gradient of a loop: a second loop that runs backwards, and what the first keeps for it.
 
-Three policies, chosen where the loop is written: `save` keeps every intermediate that the backward
-body reads, `recompute` keeps only the carries and computes the rest again, `together` computes
-value and gradient in one loop (for a loop that only adds up a scalar, such as a loss in blocks).
-`ts.keep` marks values that `recompute` keeps all the same, where computing them is dear.
+Four policies, chosen where the loop is written: `save` keeps every intermediate that the backward
+body reads, `recompute` keeps only the carries and computes the rest again, `products` keeps of that
+rest what products and inner loops gave, `together` computes value and gradient in one loop (for a
+loop that only adds up a scalar, such as a loss in blocks). `ts.keep` marks values that `recompute`
+and `products` keep all the same, where computing them is dear.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ..ops.op import OPS
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
+# The ops whose results a policy keeps for the backward loop.
+KEPT = {"recompute": ("keep",), "products": ("keep", "contract", "item")}
 
 
 def scan_gradient(
@@ -50,14 +53,14 @@ def _is_float(n: Node) -> bool:
     return n.type.dtype.is_float
 
 
-def _resume(body: Graph) -> Builder:
+def resume(body: Graph) -> Builder:
     """A builder that goes on where `body` ended."""
     b = Builder(body.name)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
     return b
 
 
-def _zeros(b: Builder, t: TensorType) -> Node:
+def zeros(b: Builder, t: TensorType) -> Node:
     return b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=t)
 
 
@@ -105,7 +108,7 @@ def _together(
     at, g = next((i, g) for i, g in enumerate(gs) if g is not None)
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
-    inner = _resume(body)
+    inner = resume(body)
     one = inner("full", dtype=node.types[at].dtype, shape=(), value=1.0)
     ask = _asked(body, wanted, range(0))
     parts = differentiate(inner, [(body.outputs[at], one)], [body.inputs[i] for i in ask])
@@ -124,7 +127,7 @@ def _together(
     made = b(
         "scan",
         *node.args[: consts + carries],
-        *(_zeros(b, s.type) for s in sums.values()),
+        *(zeros(b, s.type) for s in sums.values()),
         *node.args[consts + carries :],
         **{**attrs, "body": graph, "carries": carries + len(sums), "policy": "recompute"},
     )
@@ -157,7 +160,7 @@ def _backwards(
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
     first_x = consts + carries
-    inner = _resume(body)
+    inner = resume(body)
     # What comes back: the carries' gradients go round, those of stacked results come turn by turn.
     g_carry = {
         i: inner.input(out.type.complete(), f"g_carry_{i}")
@@ -176,7 +179,7 @@ def _backwards(
     for i, g in g_carry.items():
         part = found.get(consts + i)
         carried.append(
-            _zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
+            zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
         )
     turned = {i for i, p in found.items() if i < consts and _is_tall(p)}
     found.update({i: _turned(inner, found[i]) for i in turned})
@@ -189,8 +192,9 @@ def _backwards(
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
     late = _after(whole, {*g_carry.values(), *g_turn.values(), *sums.values()})
     inputs = set(body.inputs)
+    kinds = KEPT.get(attrs["policy"], KEPT["recompute"])
     every = attrs["policy"] == "save"
-    saved = _read_across(whole, outs, late, inputs) if every else _marked(whole, outs, late)
+    saved = _read_across(whole, outs, late, inputs) if every else _marked(whole, outs, late, kinds)
     needed = _needed(outs, {*saved, *_before(saved)})
     saved += [n for n in body.inputs[consts:first_x] if n in needed]
     kept = {s: Node("input", (), s.types, {"name": f"kept{k}"}) for k, s in enumerate(saved)}
@@ -206,14 +210,14 @@ def _backwards(
         run = b("scan", *node.args, **{**attrs, "body": forward})
         b.replaced.setdefault(node, run)
     starts = [
-        _zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
+        zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
         for i, n in g_carry.items()
     ]
     made = b(
         "scan",
         *node.args[:consts],
         *starts,
-        *(_zeros(b, s.type) for s in sums.values()),
+        *(zeros(b, s.type) for s in sums.values()),
         *node.args[first_x:],
         *g_stack.values(),
         *(b("item", run, index=len(ends) + k) for k in range(len(saved))),
@@ -285,9 +289,11 @@ def _read_across(
     return [n for n in graph.nodes if n in read and n not in inputs and not _cheap(n)]
 
 
-def _marked(graph: Graph, outs: Sequence[Node], late: set[Node]) -> list[Node]:
-    """The values marked with `keep` that the backward body comes to first."""
-    found = {n for n in graph.nodes if n.op == "keep" and n not in late}
+def _marked(
+    graph: Graph, outs: Sequence[Node], late: set[Node], kinds: Sequence[str]
+) -> list[Node]:
+    """The values made by the ops `kinds` that the backward body comes to first."""
+    found = {n for n in graph.nodes if n.op in kinds and n not in late}
     before = _before(found)
     read = {a for n in _needed(outs, {*found, *before}) for a in n.args} | set(outs)
     read |= {before[n] for n in read & before.keys()}

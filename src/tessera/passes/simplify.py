@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..core.dtypes import f32
 from ..core.reshard import plan
 from ..ir.graph.node import Graph, Node, need_graph, reachable
-from ..ops.op import OPS, Attrs, infer
+from ..ops.op import BODIES, OPS, Attrs, infer
 from ..ops.redistribute import NAMES, step_attrs
 
 Emit = Callable[[Node], Node]  # puts a new node before the one that is looked at
@@ -62,7 +62,7 @@ def _key(attrs: Attrs) -> object:
 
 def fuse_reductions(graph: Graph) -> Graph:
     """With a reduce_scatter where an all_reduce is only there to be cut into blocks."""
-    if not any(n.op in ("shard", "scan") for n in graph.nodes):
+    if not any(n.op in ("shard", *BODIES) for n in graph.nodes):
         return graph
     uses = Counter(a for n in graph.nodes for a in n.args)
     uses.update(graph.outputs)
@@ -229,7 +229,7 @@ _FOLDS: dict[str, Fold] = {
 # ---- the walk ----------------------------------------------------------------------------------
 def _each(graph: Graph, rule: Rule | None, deeper: Pass) -> Graph:
     """`graph` with what `rule` puts in place of each node, and each body through `deeper`."""
-    if rule is None and not any(n.op == "scan" for n in graph.nodes):
+    if rule is None and not any(n.op in BODIES for n in graph.nodes):
         return graph
     new: dict[Node, Node] = {}  # only what changed
     nodes: list[Node] = []
@@ -244,12 +244,14 @@ def _each(graph: Graph, rule: Rule | None, deeper: Pass) -> Graph:
         args, attrs = n.args, n.attrs
         if not new.keys().isdisjoint(args):
             args = tuple([new.get(a, a) for a in args])
-        if n.op == "scan":
-            body = attrs["body"]
-            if body not in bodies:
-                bodies[body] = deeper(body)
-            if bodies[body] is not body:
-                attrs = {**attrs, "body": bodies[body]}
+        if n.op in BODIES:
+            for key, body in was.attrs.items():
+                if not isinstance(body, Graph):
+                    continue
+                if body not in bodies:
+                    bodies[body] = deeper(body)
+                if bodies[body] is not body:
+                    attrs = {**attrs, key: bodies[body]}
         if args is not n.args or attrs is not was.attrs:
             n = Node(n.op, args, n.types, attrs, n.loc, n.scope, n.note)
         made = None if rule is None or n.op == "input" else rule(was, n, emit)

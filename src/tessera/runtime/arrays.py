@@ -1,11 +1,13 @@
 """How does a typed tensor lie in device memory? One JAX array, one array dim a factor.
 
 A dim of one factor is one array dim, padded to whole blocks; a dim of several factors is several;
-each partial axis is a leading dim of its size. So every type has a `NamedSharding`.
+each partial axis is a leading dim of its size, and after these each axis along which devices have
+values of their own. So every type has a `NamedSharding`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +28,7 @@ Array = Any
 @lru_cache(maxsize=65536)
 def array_shape(t: TensorType) -> tuple[int, ...]:
     """The shape of the JAX array that holds a value of type `t`."""
-    lead = [t.sizes[a] for a in t.partial_axes]
+    lead = [t.sizes[a] for a in (*t.partial_axes, *t.per)]
     return (*lead, *(_padded(f, t) for dim in t.dims for f in dim))
 
 
@@ -39,13 +41,13 @@ def _padded(f: Factor, t: TensorType) -> int:
 def block_shape(t: TensorType) -> tuple[int, ...]:
     """The shape of one device's block of that array."""
     factors = (-(-f.size // ways(f.axes, t.sizes)) for dim in t.dims for f in dim)
-    return (*(1 for _ in t.partial), *factors)
+    return (*(1 for _ in (*t.partial, *t.per)), *factors)
 
 
 @lru_cache(maxsize=65536)
 def spec(t: TensorType) -> PartitionSpec:
     """The partition of that array over the mesh axes."""
-    rows: list[Any] = list(t.partial_axes)
+    rows: list[Any] = [*t.partial_axes, *t.per]
     for dim in t.dims:
         rows.extend(f.axes if len(f.axes) > 1 else (f.axes[0] if f.axes else None) for f in dim)
     return PartitionSpec(*rows)
@@ -81,6 +83,33 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     return jax.device_put(x, sharding(t))
 
 
+def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: TensorType) -> Array:
+    """An array in the layout `t` whose blocks `read` gives, a function of slices of the tensor.
+
+    Each device here gets its own block and devices that hold the same one share a call, so no host
+    has the whole, unless the layout or the lack of a mesh means so.
+    """
+    if t.mesh is None or t.partial or t.per or any(len(d) != 1 for d in t.dims):
+        return place(read(tuple(slice(0, n) for n in t.shape)), t)
+    sizes, made = array_shape(t), {}
+
+    def block(index: Any) -> np.ndarray[Any, Any]:
+        bounds = [s.indices(n)[:2] for s, n in zip(index, sizes, strict=True)]
+        key = tuple(bounds)
+        if key not in made:
+            ends = [(min(a, n), min(b, n)) for (a, b), n in zip(bounds, t.shape, strict=True)]
+            cut = tuple(slice(*e) for e in ends)
+            if ends == bounds:
+                made[key] = read(cut)
+            else:  # a last block, which is short or has nothing
+                x = made[key] = np.zeros([b - a for a, b in bounds], t.dtype.numpy)
+                if all(a < b for a, b in ends):
+                    x[tuple(slice(0, b - a) for a, b in ends)] = read(cut)
+        return made[key]
+
+    return jax.make_array_from_callback(sizes, sharding(t), block)
+
+
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     """The global value on the host; partial values are completed here, by one reader."""
     try:
@@ -96,8 +125,9 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
         ) from None
     for _, kind in t.partial:
         x = FOLD[kind].reduce(x, axis=0)
-    sizes = tuple(slice(0, f.size) for d in t.dims for f in d)
-    return x[sizes].reshape(t.shape)
+    own = tuple(t.sizes[a] for a in t.per)
+    sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
+    return x[sizes].reshape((*own, *t.shape))
 
 
 def donated(t: TensorType) -> DonatedError:

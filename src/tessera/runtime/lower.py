@@ -1,4 +1,5 @@
-"""How does a graph become one XLA program? Node by node, each device computing its own block."""
+"""How does a schedule become one XLA program? Step by step, node by node, each device computing its
+own blocks. This is the fused executor; runtime/stepped.py runs the steps one by one."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.oracle import identity
-from ..ops.op import OPS, Call
+from ..ir.schedule.schedule import Schedule
+from ..ops.op import OPS, Call, infer
 from . import xp_jax
 from .arrays import block_shape, spec
+from .buckets import run_bucket
 from .devices import jax_mesh
 
 Array = Any
@@ -77,40 +80,87 @@ def run_local(graph: Graph, args: Sequence[Array], site: Block) -> list[Array]:
         ins = tuple([a.types[0] for a in n.args])
         values = [env[a] for a in n.args]
         if any(t.padded_dims for t in ins):
-            for i, dim, kind in op.rule(ins, n.attrs).reduces:
+            for i, dim, kind in infer(op, ins, n.attrs).reduces:
                 values[i] = _masked(values[i], site.valid(ins[i], dim), dim, kind)
         env[n] = op.local(Call(xp_jax, site, ins, n.types, n.attrs, inner), *values)
     return [env[o] for o in graph.outputs]
 
 
+def run_steps(schedule: Schedule, args: Sequence[Array]) -> list[Array]:
+    """The results of all steps on this device, in one program."""
+    env: dict[int, Array] = dict(zip(schedule.inputs, args, strict=True))
+    site = Block()
+    ends: list[Sequence[Array]] = []
+    for i, step in enumerate(schedule.steps):
+        values = [env[b] for b in step.reads]
+        late = [j for j in step.after if j not in _by_buffers(schedule, i)]
+        if late and values:
+            # What the text promises is a path in the program: these values come after those.
+            behind = [e for j in late for e in ends[j][:1]]
+            values, _ = lax.optimization_barrier((values, behind))
+        if len(step.collectives) > 1:
+            outs = run_bucket(step, values, lambda g, v: run_local(g, v, site))
+        else:
+            outs = run_local(step.graph, values, site)
+        env.update(zip(step.writes, outs, strict=True))
+        ends.append(outs)
+    return [env[b] for b in schedule.outputs]
+
+
+def _by_buffers(schedule: Schedule, i: int) -> set[int]:
+    made = {b: j for j, s in enumerate(schedule.steps[:i]) for b in s.writes}
+    return {made[b] for b in schedule.steps[i].reads if b in made}
+
+
 def lower(
-    graph: Graph,
+    schedule: Schedule,
+    donate: Sequence[int] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The jitted program of `schedule`: device arrays in, a list of device arrays out."""
+    mesh = schedule.mesh
+    types = [schedule.buffers[b] for b in schedule.inputs]
+    return jitted(
+        schedule.name,
+        lambda args: run_steps(schedule, args),
+        types,
+        [schedule.buffers[b] for b in schedule.outputs],
+        mesh,
+        donate,
+        options,
+    )
+
+
+def jitted(
+    name: str,
+    body: Callable[[Sequence[Array]], Sequence[Array]],
+    ins: Sequence[TensorType],
+    results: Sequence[TensorType],
     mesh: Mesh | None,
     donate: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The jitted program of `graph`: device arrays in, a list of device arrays out."""
+    """`body`, which works on one device's blocks, as a jitted program over `mesh`."""
     many = mesh is not None and mesh.size > 1
-    outs = [n.type.on(mesh) for n in graph.outputs]
+    outs = [t.on(mesh) for t in results]
 
     def program(*arrays: Array) -> list[Array]:
         args = [
-            lax.reshape(a, n.type.local_shape) if a.shape != n.type.local_shape else a
-            for a, n in zip(arrays, graph.inputs, strict=True)
+            lax.reshape(a, t.local_shape) if a.shape != t.local_shape else a
+            for a, t in zip(arrays, ins, strict=True)
         ]
-        results = run_local(graph, args, Block())
         return [
             lax.reshape(r, block_shape(t)) if r.shape != block_shape(t) else r
-            for r, t in zip(results, outs, strict=True)
+            for r, t in zip(body(args), outs, strict=True)
         ]
 
-    program.__name__ = program.__qualname__ = graph.name
+    program.__name__ = program.__qualname__ = name
     if many:
         assert mesh is not None
         program = jax.shard_map(
             program,
             mesh=jax_mesh(mesh),
-            in_specs=tuple(spec(n.type.on(mesh)) for n in graph.inputs),
+            in_specs=tuple(spec(t.on(mesh)) for t in ins),
             out_specs=[spec(t) for t in outs],
             check_vma=False,
         )

@@ -7,13 +7,16 @@ call, because a program is traced through here node by node.
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..core.dtypes import DType
+from .user_op import user as user  # a user's own function; part of the protocol
 
 Array = Any
 
@@ -217,6 +220,130 @@ def scan(
     return lax.scan(step, carry, xs, length=length, reverse=reverse)
 
 
+def cond(
+    pick: Array,
+    yes: Callable[[Sequence[Array]], tuple[Array, ...]],
+    no: Callable[[Sequence[Array]], tuple[Array, ...]],
+    args: Sequence[Array],
+) -> tuple[Array, ...]:
+    return lax.cond(pick, yes, no, args)
+
+
+# -- convolution and windows ----------------------------------------------------------------------
+def conv(
+    x: Array,
+    w: Array,
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    spread: tuple[int, ...],
+    dtype: DType,
+) -> Array:
+    n, groups, c, *sizes = x.shape
+    out = lax.conv_general_dilated(
+        lax.reshape(x, (n, groups * c, *sizes)),
+        lax.reshape(w, (w.shape[0] * w.shape[1], *w.shape[2:])),
+        stride,
+        pads,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+        preferred_element_type=jnp.float32 if x.dtype.itemsize < 4 else None,
+    )
+    out = lax.reshape(out, (n, groups, w.shape[1], *out.shape[2:]))
+    return cast(out, dtype) if out.dtype != dtype.numpy else out
+
+
+def window(
+    x: Array,
+    kind: str,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+) -> Array:
+    # As one slice for each place in the window: a CPU runs these fused, faster than reduce_window.
+    narrow = x.dtype.itemsize < 4 and kind == "sum"
+    wide = x.astype(jnp.float32) if narrow else x
+    lead = x.ndim - len(size)
+    fill: Any = 0
+    if kind == "max":
+        whole = jnp.issubdtype(x.dtype, jnp.integer)
+        fill = jnp.iinfo(x.dtype).min if whole else -jnp.inf
+    rows = [(0, 0, 0)] * lead + [(low, high, 0) for low, high in pads]
+    wide = lax.pad(wide, jnp.asarray(fill, wide.dtype), rows)
+    counts = [(n - k) // s + 1 for n, k, s in zip(wide.shape[lead:], size, stride, strict=True)]
+    steps = (*(1,) * lead, *stride)
+    out = None
+    for place in itertools.product(*map(range, size)):
+        stops = [p + (m - 1) * s + 1 for p, m, s in zip(place, counts, stride, strict=True)]
+        part = lax.slice(wide, (*(0,) * lead, *place), (*x.shape[:lead], *stops), steps)
+        out = part if out is None else (lax.max if kind == "max" else lax.add)(out, part)
+    assert out is not None
+    return out.astype(x.dtype)
+
+
+# -- matrices -------------------------------------------------------------------------------------
+def _exact(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` in f32 at least, with results in the arguments' dtype."""
+
+    def run(*xs: Array, **how: Any) -> Any:
+        dtype = xs[0].dtype
+        if dtype.itemsize >= 4:
+            return f(*xs, **how)
+        out = f(*(x.astype(jnp.float32) for x in xs), **how)
+        return jax.tree.map(lambda v: v.astype(dtype), out)
+
+    return run
+
+
+def _column_signs(v: Array) -> Array:
+    """For each column, the sign of its first element that is about as large as its largest."""
+    size = lax.abs(v)
+    at = jnp.argmax(size >= 0.9 * size.max(-2, keepdims=True), axis=-2, keepdims=True)
+    return jnp.where(jnp.take_along_axis(v, at, -2) < 0, -1, 1).astype(v.dtype)
+
+
+@_exact
+def cholesky(a: Array) -> Array:
+    return lax.linalg.cholesky(a, symmetrize_input=True)
+
+
+@_exact
+def triangular_solve(a: Array, y: Array, lower: bool) -> Array:
+    return lax.linalg.triangular_solve(a, y, left_side=True, lower=lower)
+
+
+@_exact
+def solve(a: Array, y: Array) -> Array:
+    return jnp.linalg.solve(a, y)
+
+
+@_exact
+def slogdet(a: Array) -> tuple[Array, Array]:
+    sign, size = jnp.linalg.slogdet(a)
+    return sign, size
+
+
+@_exact
+def eigh(a: Array) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(a, symmetrize_input=True)
+    return values, vectors * _column_signs(vectors)
+
+
+@_exact
+def qr(a: Array) -> tuple[Array, Array]:
+    q, r = jnp.linalg.qr(a)
+    signs = jnp.where(jnp.diagonal(r, axis1=-2, axis2=-1) < 0, -1, 1).astype(a.dtype)
+    return q * signs[..., None, :], r * signs[..., :, None]
+
+
+@_exact
+def svd(a: Array) -> tuple[Array, Array, Array]:
+    u, s, vt = jnp.linalg.svd(a, full_matrices=False)
+    signs = _column_signs(u)
+    return u * signs, s, vt * jnp.swapaxes(signs, -1, -2)
+
+
 # -- collectives: inside shard_map ----------------------------------------------------------------
 def axis_index(axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
     """This device's place along `axes`, major first."""
@@ -236,6 +363,10 @@ def reduce_scatter(x: Array, axes: tuple[str, ...], dim: int) -> Array:
 
 def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
     return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[kind](x, axes)
+
+
+def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
+    return lax.ppermute(x, axes, pairs)
 
 
 def all_to_all(x: Array, axes: tuple[str, ...], split: int, concat: int) -> Array:

@@ -18,6 +18,7 @@ Devices that hold the same slice have the same colour, so replication is seen at
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -27,11 +28,15 @@ from rich.text import Text
 from ..core.mesh import Mesh
 from .mesh_picture import plain_text, render_grid
 
-__all__ = ["plain_text", "slice_text", "who_holds_what"]
+__all__ = ["plain_text", "slice_text", "who_holds_what", "whole_picture"]
 
-Slice = tuple[tuple[int, int], ...]
-"""A (start, stop) for each dim."""
+Run = tuple[int, int]
+Slice = tuple[Run | tuple[Run, ...], ...]
+"""For each dim a (start, stop), or several of them."""
 
+PIECES = 3  # of a dim that a picture names
+
+_DEVICE = re.compile(r"│ +(\d+): ")
 COLOURS = ("green", "yellow", "magenta", "blue", "red", "cyan", "bright_green", "bright_yellow")
 
 
@@ -62,13 +67,34 @@ def slice_text(shape: Sequence[int], part: Slice) -> str:
     '[:, 2:4, 3:]'
     >>> slice_text((5,), ((5, 5),)), slice_text((), ())
     ('nothing', 'all')
+    >>> slice_text((12, 2), (((0, 2), (4, 6)), (0, 2)))
+    '[:2+4:6, :]'
     """
-    if any(start >= stop for start, stop in part):
-        return "nothing"
-    dims = [
-        f"{start or ''}:{stop if stop != size else ''}" for size, (start, stop) in zip(shape, part)
-    ]
+    dims = []
+    for size, given in zip(shape, part):
+        found = [(start, stop) for start, stop in _runs(given) if start < stop]
+        if not found:
+            return "nothing"
+        texts = [f"{start or ''}:{stop if stop != size else ''}" for start, stop in found]
+        if len(texts) > PIECES:
+            texts[PIECES - 1 :] = [f"… {len(texts)} pieces"]
+        dims.append("+".join(texts))
     return f"[{', '.join(dims)}]" if dims else "all"
+
+
+def _runs(given: Run | tuple[Run, ...]) -> list[Run]:
+    return [
+        (r, given[1]) for r in given[:1] if isinstance(r, int) and isinstance(given[1], int)
+    ] or [r for r in given if isinstance(r, tuple)]
+
+
+def whole_picture(
+    shape: Sequence[int], per_device: Mapping[int, Slice], mesh: Mesh, width: int
+) -> str:
+    """The picture as text, or "" where `width` columns do not hold every device."""
+    text = plain_text(who_holds_what(shape, per_device, mesh), width)
+    shown = {int(found) for found in _DEVICE.findall(text)}
+    return text if shown >= set(mesh.device_ids) else ""
 
 
 def _summary(copies: Counter[Slice]) -> str:

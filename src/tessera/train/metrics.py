@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 
-Value: TypeAlias = int | float | str | bool | None
-Row: TypeAlias = dict[str, Value]
+from ..observe.rows import Row, Value, column, read_metrics
 
-# JSON has no such numbers, and a run that diverges is one whose rows are read with care.
-_NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+__all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 
 
 class MetricsWriter:
-    """Writes rows to `path`; a context manager. `append` goes on with a file that exists."""
+    """Writes rows to `path`: a tracker, and a context manager. `append` goes on with a file that
+    exists."""
 
     __slots__ = ("_file", "path")
 
@@ -37,11 +37,18 @@ class MetricsWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115
 
-    def write(self, step: int, **values: Value | np.generic) -> None:
+    def config(self, settings: Mapping[str, Any]) -> None:
+        """Writes nothing: the settings of a run lie in a file beside this one."""
+
+    def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
         """Writes one row and flushes it."""
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
+
+    def write(self, step: int, **values: Value | np.generic) -> None:
+        """`log` with the values as keywords."""
+        self.log(step, values)
 
     def close(self) -> None:
         self._file.close()
@@ -58,41 +65,9 @@ class MetricsWriter:
         self.close()
 
 
-def read_metrics(path: str | Path) -> list[Row]:
-    """The rows of a file, in order. A last line that was cut off by a crash is left out."""
-    rows: list[Row] = []
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break
-            row: Row = json.loads(line)
-            rows.append({name: _number(value) for name, value in row.items()})
-    return rows
-
-
-def column(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of the rows that have a number under `name`.
-
-    >>> column([{"step": 0, "loss": 3.0}, {"step": 1}, {"step": 2, "loss": 2.0}], "loss")
-    ([0, 2], [3.0, 2.0])
-    """
-    steps: list[int] = []
-    values: list[float] = []
-    for row in rows:
-        step, value = row["step"], row.get(name)
-        if isinstance(step, int) and isinstance(value, int | float):
-            steps.append(step)
-            values.append(float(value))
-    return steps, values
-
-
 def _plain(value: Value | np.generic) -> Value:
     plain: Any = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, float) and not math.isfinite(plain):
         return str(plain)
     found: Value = plain
     return found
-
-
-def _number(value: Value) -> Value:
-    return _NOT_JSON.get(value, value) if isinstance(value, str) else value

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -30,9 +30,11 @@ from rich.console import Console
 
 from ..core.errors import UsageError, fail
 from ..lang.tensor import Tensor
+from ..observe.statistics import Statistics
 from ..show.curves import Series, save_loss_curve
 from .metrics import MetricsWriter, Row, Value, column, read_metrics
 from .progress import TrainProgress, speed_text
+from .trackers import Several, Tracker
 
 CONTENTS = {
     "config.json": "the settings",
@@ -51,7 +53,8 @@ class Run:
     """A run of `steps` steps and its folder; a context manager around the training loop.
 
     `model_flops` (a step's, all devices) and `peak_flops` (a second's) give the MFU where both are
-    known. Raises UsageError where the folder cannot be made.
+    known. `trackers` get the settings and every row too, and are closed with the run. Raises
+    UsageError where the folder cannot be made.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Run:
         peak_flops: float | None = None,
         settings: Mapping[str, Any] | None = None,
         console: Console | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         self.folder = Path(folder)
+        others = Several(trackers)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in CONTENTS:  # of an earlier run: they would be taken for this one's
@@ -80,6 +85,8 @@ class Run:
         self.model_flops, self.peak_flops = model_flops, peak_flops
         self.save_text("config.json", json.dumps(dict(settings or {}), indent=2, default=str))
         self.metrics = MetricsWriter(self.folder / "metrics.jsonl")
+        self.tracker = Several([self.metrics, *others.trackers])
+        self.tracker.config(settings or {})
         self.progress = TrainProgress(steps, console=console)
         self._times: list[float] = []
 
@@ -89,14 +96,15 @@ class Run:
         """Times step `number` and writes its row: `values`, what the body puts in, its speed.
 
         Tensors in the row are read before the clock stops, so asynchronous work is counted.
+        Statistics in it become a value each: `grads/w/norm`.
         """
         row: dict[str, Any] = dict(values)
         start = time.perf_counter()
         yield row
-        row = {k: v.item() if isinstance(v, Tensor) else v for k, v in row.items()}
+        row = {name: v for k, given in row.items() for name, v in _numbers(k, given).items()}
         step_s = time.perf_counter() - start
         self._times.append(step_s)
-        self.metrics.write(number, **row, step_s=round(step_s, 6), **self._speed(step_s))
+        self.tracker.log(number, {**row, "step_s": round(step_s, 6), **self._speed(step_s)})
         shown = self._speed(median(self._times[-SPEED_WINDOW:]))
         self.progress.update(number, loss=row.get("loss", float("nan")), **shown)
 
@@ -127,7 +135,7 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         self.progress.__exit__(kind, error, traceback)
-        self.metrics.close()
+        self.tracker.close()
 
     # -- files ------------------------------------------------------------------------------------
     def save_text(self, name: str, text: str) -> None:
@@ -162,6 +170,13 @@ class Run:
         """(name, what it holds, bytes) of the files that are there."""
         there = ((name, what, self.folder / name) for name, what in CONTENTS.items())
         return [(name, what, path.stat().st_size) for name, what, path in there if path.is_file()]
+
+
+def _numbers(name: str, value: Any) -> dict[str, Any]:
+    """A value of a row as what trackers take."""
+    if isinstance(value, Statistics):
+        return dict(value.flat(f"{name}/"))
+    return {name: value.item() if isinstance(value, Tensor) else value}
 
 
 def fresh_folder(root: str | Path, name: str) -> Path:

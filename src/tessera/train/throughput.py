@@ -36,10 +36,10 @@ def model_flops(loss: Callable[..., Any], *args: Any) -> int:
 
 
 def product_flops(graph: Graph) -> int:
-    """FLOPs of the matrix products in `graph`, loops counted."""
+    """FLOPs of the matrix products and convolutions in `graph`, loops counted."""
     total = 0
     for n in graph.nodes:
-        if n.op == "contract":
+        if n.op in ("contract", "conv"):
             total += OPS[n.op].flops(tuple(a.type for a in n.args), n.types, n.attrs)
         elif n.op == "scan":
             total += n.attrs["length"] * product_flops(n.attrs["body"])

@@ -65,8 +65,10 @@ class Builder:
         done = self._moved.get((x, to))
         if done is not None:
             return done
-        made = x
-        if not to.partial and _makeable(x):
+        made, start = x, x
+        if x.type.per != to.per:
+            made = self._spread(x, to, reason)
+        elif not to.partial and not to.per and _makeable(x):
             made = self._made(x, to, reason)
         else:
             if x.type.mesh is None and to.mesh is not None:
@@ -76,8 +78,19 @@ class Builder:
                 attrs = step_attrs(step)
                 made = Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
                 self.nodes.append(made)
-        self._moved[x, to] = made
+        self._moved[start, to] = made
         return made
+
+    def _spread(self, x: Node, to: TensorType, reason: str) -> Node:
+        """`x` as a value of its own on each device along all axes for which `to` is."""
+        if not set(x.type.per) <= set(to.per):
+            raise fail(
+                LayoutError,
+                "a value that differs between devices stands where one value is needed",
+                [("value", x.type), ("needed", to), *([("made at", x.loc)] if x.loc else [])],
+                fix="combine it first: dist.all_reduce(x, axis), dist.all_gather(x, axis)",
+            )
+        return self("recast", self.redistribute(x, to.with_per(x.type.per), reason), layout=to)
 
     def _made(self, x: Node, to: TensorType, reason: str) -> Node:
         """A makeable `x` made in the layout `to`: what it is made of, being smaller, moves."""

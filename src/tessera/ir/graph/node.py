@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...core.errors import UsageError, fail
-from ...core.layout import TensorType
+from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.reshard import wire_bytes
 from ...ops.op import OPS
@@ -78,7 +78,8 @@ class Graph:
         for n in self.nodes:
             if n.op != "input":
                 ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
-                total += OPS[n.op].flops(ins, n.types, n.attrs)
+                flops = OPS[n.op].flops(ins, n.types, n.attrs)
+                total += flops * ways(n.type.per, n.type.sizes)
         return total
 
     @property

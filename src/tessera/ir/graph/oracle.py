@@ -7,7 +7,7 @@ together and cutting them again, so that it shares no code with the collectives 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
-from ...ops.op import OPS, Call
+from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import NAMES
 from . import xp_numpy
 from .node import Graph, Node, need_graph
@@ -92,16 +92,71 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     for n in graph.nodes:
         if n.op == "input":
             continue
-        args = env[n.args[0]] if n.op == "item" else [env[a] for a in n.args]
-        if n.op in NAMES:
-            env[n] = args[0]
+        if n.op == "item":
+            env[n] = env[n.args[0]][n.attrs["index"]]
             continue
-        ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
         with np.errstate(all="ignore"):
-            env[n] = OPS[n.op].local(
-                Call(xp_numpy, Place(), ins, n.types, n.attrs, evaluate), *args
-            )
+            env[n] = _value(n, [env[a] for a in n.args])
     return [env[o] for o in graph.outputs]
+
+
+def _value(n: Node, args: list[Array]) -> Any:
+    """The result of `n` in global terms; what devices have of their own lies along leading dims."""
+    if n.op in NAMES:
+        return args[0]
+    if n.op == "recast":
+        src = n.args[0].type.on(n.type.mesh)
+        return join(n.type, cut(src, args[0]))
+    if n.op == "axis_index":
+        return join(n.type, [np.int32(_rank(n, c)) for c in every_coords(n.type.mesh)])
+    if n.op == "permute":
+        src = n.args[0].type.on(n.type.mesh)
+        return join(n.type, _permuted(n, cut(src, args[0])))
+    if n.op == "scan":
+        return _scan_whole(n, args)
+    ins = tuple(a.type for a in n.args)
+    call = Call(xp_numpy, Place(), ins, n.types, n.attrs, evaluate)
+    per = n.types[0].per
+    if not per:
+        return OPS[n.op].local(call, *args)
+    sizes = tuple(n.type.sizes[a] for a in per)
+    results = []
+    for at in product(*map(range, sizes)):
+        where = dict(zip(per, at, strict=True))
+        own = [x[tuple(where[a] for a in t.per)] for x, t in zip(args, ins, strict=True)]
+        results.append(OPS[n.op].local(call, *own))
+
+    def whole(parts: Sequence[Array]) -> Array:
+        return np.stack(parts).reshape(*sizes, *np.shape(parts[0]))
+
+    if isinstance(results[0], tuple):
+        return tuple(whole(column) for column in zip(*results, strict=True))
+    return whole(results)
+
+
+def _rank(n: Node, coords: Coords) -> int:
+    """The place of `coords` along the axes of `n`, major first."""
+    at = 0
+    for a in n.attrs["axes"]:
+        at = at * n.type.sizes[a] + coords[a]
+    return at
+
+
+def _permuted(n: Node, blocks: Sequence[Array]) -> list[Array]:
+    """Every device's block after the hand-overs that `n` lists."""
+    every = every_coords(n.type.mesh)
+    source = {to: src for src, to in n.attrs["pairs"]}
+    out = []
+    for coords in every:
+        src = source.get(_rank(n, coords))
+        if src is None:
+            out.append(np.zeros_like(blocks[0]))
+            continue
+        twin = dict(coords)
+        for a in reversed(n.attrs["axes"]):
+            src, twin[a] = divmod(src, n.type.sizes[a])
+        out.append(np.asarray(blocks[every.index(twin)]))
+    return out
 
 
 # -- block by block -------------------------------------------------------------------------------
@@ -112,7 +167,7 @@ def cut(t: TensorType, value: Array, fill: float = 0) -> list[Array]:
     """
     blocks = []
     for coords in every_coords(t.mesh):
-        block = np.asarray(value)
+        block = np.asarray(value)[tuple(coords[a] for a in t.per)]
         for i in range(t.rank):
             at, ok = dim_index(t, i, coords), dim_valid(t, i, coords)
             block = np.take(block, np.where(ok, at, 0), axis=i)
@@ -140,7 +195,8 @@ def join(t: TensorType, blocks: Sequence[Array]) -> Array:
     for coords, block in zip(every_coords(t.mesh), blocks, strict=True):
         ok = [dim_valid(t, i, coords) for i in range(t.rank)]
         held = np.asarray(block)[np.ix_(*ok)] if t.rank else np.asarray(block)
-        home = tuple(v if a in t.split_axes or a in kinds else 0 for a, v in coords.items())
+        owned = {*t.split_axes, *t.per, *kinds}
+        home = tuple(v if a in owned else 0 for a, v in coords.items())
         if home in first:
             if not _close(first[home], held):
                 raise fail(
@@ -153,9 +209,10 @@ def join(t: TensorType, blocks: Sequence[Array]) -> Array:
         first[home] = held
         part = tuple(coords[a] for a in kinds)
         if part not in out:
-            out[part] = np.zeros(t.shape, held.dtype)
+            out[part] = np.zeros((*(t.sizes[a] for a in t.per), *t.shape), held.dtype)
         places = [dim_index(t, i, coords)[ok[i]] for i in range(t.rank)]
-        out[part][np.ix_(*places) if places else ()] = held
+        own = tuple(coords[a] for a in t.per)
+        out[part][(*own, *np.ix_(*places))] = held
     for level, (_, kind) in reversed(list(enumerate(t.partial))):
         folded: dict[tuple[int, ...], Array] = {}
         for part in sorted(out):
@@ -246,7 +303,18 @@ def run_blocks(
         if n.op == "scan":
             env[n] = _scan_blocks(n, [env[a] for a in n.args], mesh)
             continue
-        rule = OPS[n.op].rule(tuple(a.type for a in n.args), n.attrs)
+        if n.op == "permute":
+            env[n] = _permuted(n, env[n.args[0]])
+            continue
+        if n.op == "cond":
+            pick, *given = (env[a] for a in n.args)
+            yes, no = (run_blocks(n.attrs[k], given, mesh) for k in ("yes", "no"))
+            env[n] = [
+                [(y if p else z) for p, y, z in zip(pick, *ways_, strict=True)]
+                for ways_ in zip(yes, no, strict=True)
+            ]
+            continue
+        rule = infer(OPS[n.op], tuple(a.type for a in n.args), n.attrs)
         results = []
         for k, coords in enumerate(every):
             args = [env[a][k] for a in n.args]
@@ -267,18 +335,43 @@ def run_blocks(
 
 def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[list[Array]]:
     """A scan, block by block: the body's own collectives need all devices in step."""
-    body, consts, carries = n.attrs["body"], n.attrs["consts"], n.attrs["carries"]
+    carry, ys = _turns(
+        n,
+        args,
+        lambda values: run_blocks(n.attrs["body"], values, mesh),
+        lambda x, t, i: [b[i] for b in x],
+    )
+    return [*carry, *([np.stack(blocks) for blocks in zip(*y, strict=True)] for y in ys)]
+
+
+def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
+    """A scan in global terms: the scanned dim follows those of what devices have of their own."""
+    carry, ys = _turns(
+        n,
+        args,
+        lambda values: evaluate(n.attrs["body"], values),
+        lambda x, t, i: np.take(x, i, axis=len(t.per)),
+    )
+    outs = n.types[len(carry) :]
+    return (*carry, *(np.stack(y, axis=len(t.per)) for y, t in zip(ys, outs, strict=True)))
+
+
+def _turns(
+    n: Node,
+    args: list[Any],
+    run: Callable[[list[Any]], list[Any]],
+    pick: Callable[[Any, TensorType, int], Any],
+) -> tuple[list[Any], list[list[Any]]]:
+    """(the last carry, per stacked result what each turn gave) of the scan `n`."""
+    consts, carries = n.attrs["consts"], n.attrs["carries"]
     fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
-    ys: list[list[list[Array]]] = []
+    types = [a.type for a in n.args[consts + carries :]]
+    ys: list[list[Any]] = []
     order = range(n.attrs["length"])
     for i in reversed(order) if n.attrs["reverse"] else order:
-        out = run_blocks(body, [*fixed, *carry, *([b[i] for b in x] for x in xs)], mesh)
+        out = run([*fixed, *carry, *(pick(x, t, i) for x, t in zip(xs, types, strict=True))])
         carry = out[:carries]
         ys.append(out[carries:])
     if n.attrs["reverse"]:
         ys.reverse()
-    stacked = [
-        [np.stack([step[j][k] for step in ys]) for k in range(len(every_coords(mesh)))]
-        for j in range(len(n.types) - carries)
-    ]
-    return [*carry, *stacked]
+    return carry, [[turn[j] for turn in ys] for j in range(len(n.types) - carries)]

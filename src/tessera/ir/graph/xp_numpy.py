@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.dtypes import DType, f32
+from ...core.errors import UsageError, fail
 
 Array = Any
 
@@ -216,3 +217,165 @@ def scan(
     if reverse:
         rows.reverse()
     return carry, tuple(np.stack(column) for column in zip(*rows, strict=True))
+
+
+def cond(
+    pick: Array,
+    yes: Callable[[Sequence[Array]], tuple[Array, ...]],
+    no: Callable[[Sequence[Array]], tuple[Array, ...]],
+    args: Sequence[Array],
+) -> tuple[Array, ...]:
+    return yes(args) if bool(pick) else no(args)
+
+
+# -- convolution and windows ----------------------------------------------------------------------
+def _around(
+    x: Array, pads: Sequence[tuple[int, int]], spread: Sequence[int], fill: Any = 0
+) -> Array:
+    """`x` with `fill` between the elements of its last dims and around them; negative pads cut."""
+    lead = x.ndim - len(pads)
+    for d, ((low, high), step) in enumerate(zip(pads, spread, strict=True), lead):
+        n = x.shape[d]
+        size = (n - 1) * step + 1 + low + high
+        places = low + np.arange(n) * step
+        ok = (places >= 0) & (places < size)
+        out = np.full((*x.shape[:d], size, *x.shape[d + 1 :]), fill, x.dtype)
+        np.moveaxis(out, d, 0)[places[ok]] = np.moveaxis(x, d, 0)[ok]
+        x = out
+    return x
+
+
+def _windows(x: Array, size: Sequence[int], stride: Sequence[int]) -> Array:
+    """Every window of `size` over the last dims: [..., *places, *size]."""
+    dims = tuple(range(x.ndim - len(size), x.ndim))
+    seen = np.lib.stride_tricks.sliding_window_view(x, tuple(size), axis=dims)
+    for d, step in zip(dims, stride, strict=True):
+        seen = np.take(seen, np.arange(0, seen.shape[d], step), axis=d)
+    return seen
+
+
+def conv(
+    x: Array,
+    w: Array,
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    spread: tuple[int, ...],
+    dtype: DType,
+) -> Array:
+    rank = len(stride)
+    kernel = _around(_wide(w), ((0, 0),) * rank, dilation)
+    seen = _windows(_around(_wide(x), pads, spread), kernel.shape[3:], stride)
+    places, inside = list(range(4, 4 + rank)), list(range(4 + rank, 4 + 2 * rank))
+    n, g, c, o = range(4)
+    out = np.einsum(
+        seen, [n, g, c, *places, *inside], kernel, [g, o, c, *inside], [n, g, o, *places],
+        optimize=True,
+    )  # fmt: skip
+    return np.asarray(out).astype(_as(dtype, x, w))
+
+
+def window(
+    x: Array,
+    kind: str,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+) -> Array:
+    lowest: Any = 0
+    if kind == "max":
+        lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    seen = _windows(_around(_wide(x), pads, (1,) * len(size), lowest), size, stride)
+    inside = tuple(range(seen.ndim - len(size), seen.ndim))
+    return (np.max if kind == "max" else np.sum)(seen, axis=inside).astype(x.dtype)
+
+
+# -- matrices -------------------------------------------------------------------------------------
+def _each(f: Callable[..., Any], *xs: Array) -> Any:
+    """`f` of each matrix of a batch, in the arguments' dtype; NaN where there is no answer."""
+
+    def several(*matrices: Array) -> tuple[Array, ...]:
+        made = f(*matrices)
+        return made if isinstance(made, tuple) else (made,)
+
+    wide = [_wide(x) for x in xs]
+    lead, rows = wide[0].shape[:-2], []
+    for at in np.ndindex(lead):
+        matrices = [x[at] for x in wide]
+        try:
+            rows.append(several(*matrices))
+        except np.linalg.LinAlgError:
+            like = several(*(np.eye(*m.shape, dtype=m.dtype) for m in matrices))
+            rows.append(tuple(np.full_like(part, np.nan) for part in like))
+    parts = [
+        np.stack(part).reshape((*lead, *np.shape(part[0]))).astype(xs[0].dtype)
+        for part in zip(*rows, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _mean(a: Array) -> Array:
+    return (a + a.T) / 2
+
+
+def _column_signs(v: Array) -> Array:
+    """For each column, the sign of its first element that is about as large as its largest."""
+    size = np.abs(v)
+    at = np.argmax(size >= 0.9 * size.max(0), axis=0)
+    return np.where(v[at, np.arange(v.shape[1])] < 0, -1, 1).astype(v.dtype)
+
+
+def cholesky(a: Array) -> Array:
+    return _each(lambda a: np.linalg.cholesky(_mean(a)), a)
+
+
+def triangular_solve(a: Array, y: Array, lower: bool) -> Array:
+    return _each(lambda a, y: np.linalg.solve(np.tril(a) if lower else np.triu(a), y), a, y)
+
+
+def solve(a: Array, y: Array) -> Array:
+    return _each(np.linalg.solve, a, y)
+
+
+def slogdet(a: Array) -> tuple[Array, Array]:
+    found: tuple[Array, Array] = _each(lambda a: tuple(np.linalg.slogdet(a)), a)
+    return found
+
+
+def eigh(a: Array) -> tuple[Array, Array]:
+    def one(a: Array) -> tuple[Array, Array]:
+        values, vectors = np.linalg.eigh(_mean(a))
+        return values, vectors * _column_signs(vectors)
+
+    found: tuple[Array, Array] = _each(one, a)
+    return found
+
+
+def qr(a: Array) -> tuple[Array, Array]:
+    def one(a: Array) -> tuple[Array, Array]:
+        q, r = np.linalg.qr(a)
+        signs = np.where(np.diagonal(r) < 0, -1, 1).astype(a.dtype)
+        return q * signs, r * signs[:, None]
+
+    found: tuple[Array, Array] = _each(one, a)
+    return found
+
+
+def svd(a: Array) -> tuple[Array, Array, Array]:
+    def one(a: Array) -> tuple[Array, Array, Array]:
+        u, s, vt = np.linalg.svd(a, full_matrices=False)
+        signs = _column_signs(u)
+        return u * signs, s, vt * signs[:, None]
+
+    found: tuple[Array, Array, Array] = _each(one, a)
+    return found
+
+
+# -- a user's function ----------------------------------------------------------------------------
+def user(f: Any, *rest: Any) -> Array:
+    raise fail(
+        UsageError,
+        f"evaluate: {f.name} is a user's JAX function, which NumPy cannot run",
+        at=f.at,
+        fix="run the compiled function, and evaluate the parts of the graph around it",
+    )

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from ..core.layout import TensorType
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
-from .tensor import Tensor, as_tensor
+from ..lang.tensor import Tensor, as_tensor
+
+MOST_DRAWN, LISTED = 64, 8  # devices
+WIDTH = 100  # columns
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,33 @@ class Inspection:
             copies = [a for a in t.mesh.axes if a not in used and t.sizes[a] > 1]
             if copies:
                 rows.append(f"  copies    replicated over {', '.join(copies)}")
-            for device, dims in list(self.holds.items())[:8]:
-                parts = ", ".join("+".join(f"{a}:{b}" for a, b in runs) for runs in dims)
-                rows.append(f"  device {device:<3} {f'[{parts}]' if all(dims) else 'nothing'}")
-            if len(self.holds) > 8:
-                rows.append(f"  ... and {len(self.holds) - 8} devices more")
+            rows += self._who()
         return "\n".join(rows)
 
     __repr__ = __str__
 
+    def _who(self) -> list[str]:
+        """The picture of the mesh, or a list where it is too large to draw."""
+        from ..show.layout_picture import slice_text, whole_picture  # its library is slow
+
+        assert self.type.mesh is not None
+        shape, mesh = self.type.shape, self.type.mesh
+        drawn = ""
+        if len(self.holds) <= MOST_DRAWN:
+            drawn = whole_picture(shape, self.holds, mesh, WIDTH)
+        if drawn:
+            return drawn.splitlines()
+        rows = []
+        for device, dims in list(self.holds.items())[:LISTED]:
+            rows.append(f"  device {device:<3} {slice_text(shape, dims)}")
+        different = len(set(self.holds.values()))
+        if len(self.holds) > LISTED:
+            rows.append(f"  ... and {len(self.holds) - LISTED} devices more")
+        return [*rows, f"  {different} different parts on {len(self.holds)} devices"]
+
 
 def inspect(t: Tensor) -> Inspection:
-    """The layout of `t` in words and numbers, without touching its data."""
+    """The layout of `t` in words, numbers and a picture of who holds what; its data stays alone."""
     t = as_tensor(t)
     holds = {}
     if t.mesh is not None:

@@ -1,0 +1,325 @@
+"""How does a model come from a HuggingFace folder onto a mesh, and go back?
+
+Each device's block of a weight is read from the files by itself, so where a strategy splits a
+weight, the whole of it is in no memory. What the files call it and how they lay it out is data:
+`hf_models.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.dtypes import DType, dtype_of, promote
+from ..core.errors import DTypeError, MeshError, ShapeError, StrategyError, UsageError, fail
+from ..core.layout import TensorType, dim_axes, plain, ways
+from ..core.mesh import Mesh
+from ..core.reshard import gathered
+from ..lang.checks import mesh_or_none, shown, whole
+from ..lang.engine import engine
+from ..lang.strategy import Plan, Strategy, wish
+from ..lang.tensor import Tensor
+from ..nn.transformer import GPT, GPTConfig
+from .hf_files import (
+    CONFIG,
+    STORED,
+    Entry,
+    Outgoing,
+    Weights,
+    read_json,
+    write_json,
+    write_weights,
+)
+from .hf_models import KNOWN, LAYER, Architecture, Table
+from .hf_options import Options
+from .pieces import Array, Block, Piece
+
+# What older folders hold besides the weights: masks and rates, which are computed.
+COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
+SHARD_BYTES = 5 * 2**30
+
+
+def load_hf(
+    folder: str | Path,
+    mesh: Mesh | None = None,
+    plan: Plan | Strategy | None = None,
+    dtype: Any = None,
+) -> GPT:
+    """The model in a HuggingFace folder (config.json, safetensors), its weights placed by `plan`.
+
+    Knows GPT-2, Llama, Mistral, Qwen2 and Falcon. Without `mesh` the current one is used; without
+    either the weights are on one device. `dtype` None keeps that of the files. Heads of keys and
+    values that are fewer than the devices of an axis lie whole on each. No dropout is applied.
+    Raises UsageError, ShapeError, DTypeError, MeshError, StrategyError.
+    """
+    mesh = mesh_or_none("load_hf", mesh) or settings().mesh
+    want = None if dtype is None else dtype_of(dtype)
+    _check_plan(plan, mesh)
+    path = _folder("load_hf", folder)
+    raw = read_json(path / CONFIG)
+    known = _architecture(raw.get("model_type"), "load_hf: config.json: model_type")
+    if raw.get("quantization_config") is not None:
+        raise fail(
+            UsageError,
+            "load_hf: config.json: 'quantization_config' is set, which is not supported",
+            fix="load a checkpoint that is not quantized",
+        )
+    config = known.config(Options(raw))
+    table = known.table(config)
+    model = GPT(config)
+    with Weights(path) as files:
+        entries = _checked(files.entries, table, config, known.prefix)
+        made = {
+            name: _placed(name, t.shape, table[name], entries, mesh, plan, want)
+            for name, t in model.parameters().items()
+        }
+    model.load_parameters(made)
+    model.origin = json.dumps(raw)
+    return model
+
+
+def save_hf(
+    model: GPT,
+    folder: str | Path,
+    architecture: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes `model` as a HuggingFace folder that `transformers` loads: weights and config.json.
+
+    A model that was loaded from such a folder keeps its architecture and the rest of its config. Of
+    others, `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits); a
+    bias that the architecture has and the model has not is written as zeros. Weights are gathered
+    to this host. The folder must not hold a model yet. Raises UsageError.
+    """
+    if not isinstance(model, GPT):
+        raise fail(UsageError, f"save_hf: the model cannot be {shown(model)}", fix="give an nn.GPT")
+    most = whole("save_hf", "shard_bytes", shard_bytes, 1)
+    known, options, config = _described(model, architecture)
+    weights = model.parameters()
+    path = _folder("save_hf", folder)
+    there = [path / CONFIG, *path.glob("*.safetensors")]
+    if any(p.exists() for p in there):
+        raise fail(
+            UsageError,
+            f"save_hf: {str(path)!r} holds a model already",
+            fix="name another folder, or empty this one",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_weights(path, _outgoing(weights, known.table(config), config), most)
+        stored = {"dtype": weights["embed.weight"].dtype.numpy.name}
+        stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
+        write_json(path / CONFIG, {**options, **stored})
+    except OSError as error:
+        raise fail(
+            UsageError,
+            f"save_hf: {str(path)!r} cannot be written: {error.strerror}",
+            fix="name another folder",
+        ) from None
+
+
+# -- asked at the door ----------------------------------------------------------------------------
+def _folder(name: str, folder: object) -> Path:
+    if isinstance(folder, (str, Path)) and str(folder) and "\0" not in str(folder):
+        return Path(folder)
+    raise fail(UsageError, f"{name}: the folder cannot be {shown(folder)}", fix="give a path")
+
+
+def _check_plan(plan: object, mesh: Mesh | None) -> None:
+    if plan is not None and not isinstance(plan, (Plan, Strategy)):
+        raise fail(
+            StrategyError,
+            f"load_hf: the plan cannot be {shown(plan)}",
+            fix='give dist.strategy("tensor_parallel") or a sum of strategies',
+        )
+    if plan is not None and mesh is None:
+        raise fail(MeshError, "load_hf: there is no mesh", fix="pass mesh=..., or say: with mesh:")
+
+
+def _architecture(name: object, what: str) -> Architecture:
+    if isinstance(name, str) and name in KNOWN:
+        return KNOWN[name]
+    raise fail(UsageError, f"{what} {shown(name)} is not known", fix="known: " + ", ".join(KNOWN))
+
+
+# -- loading --------------------------------------------------------------------------------------
+def _names(piece: Piece, layers: int) -> list[str]:
+    """The file's names of a piece, a layer each."""
+    return [piece.name.format(i) for i in range(layers if "{}" in piece.name else 1)]
+
+
+def _checked(
+    entries: Mapping[str, Entry], table: Table, config: GPTConfig, prefix: str
+) -> dict[str, Entry]:
+    """The entries that the table names. Raises UsageError, ShapeError, DTypeError.
+
+    A folder saved without the head lacks the `prefix` of its names.
+    """
+    if not any(name.startswith(prefix) for name in entries):
+        entries = {n if n == "lm_head.weight" else prefix + n: e for n, e in entries.items()}
+    pieces = [p for row in table.values() for p in row]
+    want = {name: p.shape for p in pieces for name in _names(p, config.layers)}
+    spare = {"lm_head.weight"} if config.tied else set()
+    missing = [n for n in want if n not in entries]
+    extra = [n for n in entries if n not in want and n not in spare and not COMPUTED.search(n)]
+    if missing or extra:
+        raise fail(
+            UsageError,
+            f"load_hf: {len(missing)} tensors are missing and {len(extra)} not expected",
+            [("missing", ", ".join(missing) or "none"), ("extra", ", ".join(extra) or "none")],
+            fix="load a folder whose config.json belongs to its weights",
+        )
+    wrong = [(n, shape) for n, shape in want.items() if entries[n].shape != shape]
+    if wrong:
+        raise fail(
+            ShapeError,
+            f"load_hf: {len(wrong)} tensors do not have the shape that config.json gives them",
+            [(n, f"{entries[n].shape} in the file, {shape} by config.json") for n, shape in wrong],
+            fix="load a folder whose config.json belongs to its weights",
+        )
+    odd = [(n, entries[n].stored) for n in want if entries[n].stored not in STORED]
+    if odd:
+        raise fail(
+            DTypeError,
+            f"load_hf: {len(odd)} tensors are stored in a dtype that is not supported",
+            odd,
+            fix="load a checkpoint whose weights are " + ", ".join(STORED),
+        )
+    return {n: entries[n] for n in want}
+
+
+def _placed(
+    name: str,
+    shape: tuple[int, ...],
+    pieces: list[Piece],
+    entries: Mapping[str, Entry],
+    mesh: Mesh | None,
+    plan: Plan | Strategy | None,
+    dtype: DType | None,
+) -> Tensor:
+    """One weight of ours on the devices."""
+    stacked = name.startswith(LAYER)
+    if dtype is None:
+        every = [entries[n].dtype for p in pieces for n in _names(p, shape[0])]
+        dtype = every[0]
+        for other in every:
+            dtype = promote(dtype, other)
+    t = plain(dtype, shape, mesh)
+    if mesh is not None and plan is not None:
+        t = _whole_heads(name, wish(plan, "weight")(name, t))
+
+    def read(block: Block) -> Array:
+        out = np.empty([s.stop - s.start for s in block], t.dtype.numpy)
+        if not stacked:
+            for piece in pieces:
+                piece.read(entries[piece.name].get, block, out)
+            return out
+        layers, inner = block[0], block[1:]
+        for i, piece in product(range(layers.start, layers.stop), pieces):
+            piece.read(entries[piece.name.format(i)].get, inner, out[i - layers.start])
+        return out
+
+    return Tensor(engine().place_blocks(read, t), t)
+
+
+def _whole_heads(name: str, t: TensorType) -> TensorType:
+    """`t` with the heads of keys and values unsplit where they do not divide by the devices."""
+    if not re.search(r"\.kv(_bias)?$", name):
+        return t
+    axes = dim_axes(t.dims[-2])
+    return gathered(t, axes) if t.shape[-2] % ways(axes, t.sizes) else t
+
+
+# -- saving ---------------------------------------------------------------------------------------
+def _choices(c: GPTConfig) -> dict[str, Any]:
+    """What a config says of the weights and what is computed with them."""
+    said = asdict(c) | {"kv_heads": c.groups, "hidden": c.width, "head_size": c.size}
+    said |= {"norm_eps": c.make_norm().eps, "biases": tuple(sorted(c.biases))}
+    if c.positions != "rotary":
+        said.pop("rope")
+    return {k: v for k, v in said.items() if k not in ("dropout", "loop", "remat")}
+
+
+def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
+    """Where an architecture that gave `have` cannot say `want`; a bias too many is zeros."""
+    a, b = _choices(want), _choices(have)
+    if set(a["biases"]) <= set(b["biases"]):
+        b["biases"] = a["biases"]
+    return [
+        (k, f"{a.get(k)!r} here, {b.get(k)!r} there") for k in {**a, **b} if a.get(k) != b.get(k)
+    ]
+
+
+def _described(
+    model: GPT, architecture: str | None
+) -> tuple[Architecture, dict[str, Any], GPTConfig]:
+    """What to write `model` as: the architecture, the content of config.json, what that says."""
+    origin = json.loads(model.origin) if model.origin else None
+    if origin is not None and architecture in (None, origin["model_type"]):
+        known = KNOWN[origin["model_type"]]
+        return known, origin, known.config(Options(origin))
+    tried = [_architecture(architecture, "save_hf: architecture")] if architecture else None
+    rows = []
+    for known in tried or KNOWN.values():
+        options = known.options(model.config)
+        options |= {"model_type": known.kind, "architectures": [known.class_name]}
+        try:
+            config = known.config(Options(options))
+        except UsageError as error:
+            rows.append((known.kind, str(error).splitlines()[0].removeprefix("load_hf: ")))
+            continue
+        wrong = _differences(model.config, config)
+        if not wrong:
+            return known, options, config
+        rows.append((known.kind, "; ".join(f"{k} is {v}" for k, v in wrong)))
+    raise fail(
+        UsageError,
+        "save_hf: the model has choices that the architecture has not",
+        rows,
+        fix="train a model with the choices of one of them",
+    )
+
+
+def _outgoing(
+    weights: Mapping[str, Tensor], table: Table, config: GPTConfig
+) -> dict[str, Outgoing]:
+    """The tensors of the files, each put together when it is asked for."""
+
+    @cache
+    def host(ours: str) -> Array:
+        return weights[ours].numpy()
+
+    parts: dict[str, list[tuple[str, int | None, Piece]]] = {}
+    for ours, pieces in table.items():
+        for piece in pieces:
+            for i, name in enumerate(_names(piece, config.layers)):
+                layer = i if ours.startswith(LAYER) else None
+                parts.setdefault(name, []).append((ours, layer, piece))
+
+    def one(name: str) -> Outgoing:
+        rows = parts[name]
+        shape = rows[0][2].shape
+        there = [weights[ours].dtype for ours, _, _ in rows if ours in weights]
+        dtype = (there or [weights["embed.weight"].dtype])[0].numpy
+
+        def make() -> Array:
+            file = np.zeros(shape, dtype)
+            for ours, layer, piece in rows:
+                if ours in weights:  # a bias may not be
+                    value = host(ours)
+                    piece.write(value if layer is None else value[layer], file)
+            return file
+
+        return Outgoing(prod(shape) * dtype.itemsize, make)
+
+    return {name: one(name) for name in parts}

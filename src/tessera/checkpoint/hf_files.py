@@ -1,0 +1,161 @@
+"""What is in a folder of safetensors files, whole or in shards? Blocks in, shards out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ..core.dtypes import DType, dtype_of
+from ..core.errors import UsageError, fail
+from .pieces import Array, Get
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+STORED = {"F32": "f32", "BF16": "bf16", "F16": "f16", "F64": "float64"}
+"""The dtypes of weights that are loaded, as a safetensors file names them."""
+
+
+def library() -> Any:
+    """The `safetensors` module. Raises UsageError where it is not installed."""
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError:
+        raise fail(
+            UsageError,
+            "checkpoint: the `safetensors` library is not installed",
+            fix="pip install 'tessera[hf]'",
+        ) from None
+    return safetensors
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises UsageError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise fail(
+            UsageError,
+            f"load_hf: {str(path)!r} cannot be read: {error.strerror}",
+            fix="give a folder with config.json and model.safetensors",
+        ) from None
+    except ValueError as error:
+        raise fail(
+            UsageError,
+            f"load_hf: {str(path)!r} is not JSON: {error}",
+            fix="fetch or save the folder anew",
+        ) from None
+    if isinstance(found, dict):
+        return found
+    raise fail(
+        UsageError, f"load_hf: {str(path)!r} holds no JSON object", fix="fetch the folder anew"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in a file: its shape, its dtype in the file's words, `get` for a block of it."""
+
+    shape: tuple[int, ...]
+    stored: str
+    get: Get
+
+    @property
+    def dtype(self) -> DType:
+        return dtype_of(STORED[self.stored])
+
+
+class Weights:
+    """The tensors of a folder by name; a context manager, as their files stay open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: dict[str, Entry] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        safetensors = library()
+        with ExitStack() as stack:
+            for file in self._files():
+                try:
+                    one = stack.enter_context(safetensors.safe_open(file, framework="numpy"))
+                    for name in one.keys():  # noqa: SIM118  (it is no mapping)
+                        self.entries[name] = _entry(one.get_slice(name))
+                except (OSError, safetensors.SafetensorError) as error:
+                    raise fail(
+                        UsageError,
+                        f"load_hf: {str(file)!r} cannot be read: {error}",
+                        fix="fetch or save the folder anew",
+                    ) from None
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def _files(self) -> list[Path]:
+        if (self.folder / INDEX).is_file():
+            found = read_json(self.folder / INDEX).get("weight_map")
+            if isinstance(found, dict) and all(isinstance(f, str) for f in found.values()):
+                return [self.folder / f for f in sorted(set(found.values()))]
+            raise fail(
+                UsageError,
+                f"load_hf: {str(self.folder / INDEX)!r} has no weight_map",
+                fix="fetch or save the folder anew",
+            )
+        if (self.folder / WEIGHTS).is_file():
+            return [self.folder / WEIGHTS]
+        raise fail(
+            UsageError,
+            f"load_hf: {str(self.folder)!r} holds neither {WEIGHTS} nor {INDEX}",
+            fix="save it with transformers: model.save_pretrained(folder)",
+        )
+
+
+def _entry(part: Any) -> Entry:
+    return Entry(tuple(part.get_shape()), part.get_dtype(), lambda at: part[at])
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A tensor to be written: its size, and `make`, which gives it."""
+
+    nbytes: int
+    make: Callable[[], Array]
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: int) -> None:
+    """Writes one file, or shards of at most `shard_bytes` (or one tensor) with their index."""
+    safetensors = library()
+    shards = list(_shards(tensors, shard_bytes))
+    files = [
+        WEIGHTS if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
+        for i in range(1, len(shards) + 1)
+    ]
+    for file, names in zip(files, shards, strict=True):
+        arrays = {name: tensors[name].make() for name in names}
+        safetensors.numpy.save_file(arrays, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        total = sum(t.nbytes for t in tensors.values())
+        where = {n: f for f, names in zip(files, shards, strict=True) for n in names}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        write_json(folder / INDEX, index)
+
+
+def _shards(tensors: Mapping[str, Outgoing], most: int) -> Iterable[list[str]]:
+    shard: list[str] = []
+    used = 0
+    for name, t in tensors.items():
+        if shard and used + t.nbytes > most:
+            yield shard
+            shard, used = [], 0
+        shard.append(name)
+        used += t.nbytes
+    yield shard
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

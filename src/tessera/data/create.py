@@ -1,0 +1,185 @@
+"""How does a configuration become a loader, and which rows of a batch does a process make?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.dtypes import int32
+from ..core.errors import MeshError, UsageError, fail
+from ..core.layout import Factor, TensorType, ways
+from ..core.mesh import Mesh
+from ..lang.checks import mesh_or_none
+from ..lang.create import tensor
+from .config import DataConfig, read_config
+from .loader import Batch, DataLoader
+from .packing import Rows
+from .sources import open_source
+
+DATA_AXES = ("dp", "fsdp", "ddp", "data")
+"""The mesh axes that a batch is split over, unless `data_axes` names others."""
+OTHER_AXES = ("tp", "pp", "ep", "sp", "cp")
+"""Axes that are known to split something else."""
+
+
+def create_dataloader(config: Mapping[str, Any]) -> DataLoader:
+    """A loader of batches `{"input_ids": [B, S], "labels": [B, S]}`, int32; a label is the token
+    after its input, or -100 (guide 4, 1.1).
+
+    The data keys of `config`; other keys are passed over:
+
+    | key | default | meaning |
+    |---|---|---|
+    | `batch_size` | required | rows of a batch, of all hosts together |
+    | `sequence_length` | required | tokens of a row |
+    | `data` | None | path, list of paths, array of tokens, `TokenSource`, `datasets.Dataset`; \
+None: the standard library's source as bytes (257 tokens) |
+    | `seed` | 0 | decides the order, with the epoch |
+    | `shuffle` | True | False: in the order of the data |
+    | `packing` | "concat" | one stream cut into rows; "documents": whole documents packed, \
+no label across a joint |
+    | `segment_ids` | False | `segment_ids` and `positions` in each batch: documents of a row from \
+1, 0 where it is empty |
+    | `tokenizer` | None | for text: a function, an object with `encode`, or a saved \
+tokenizer's path; None: bytes |
+    | `eos_token` | the tokenizer's | what closes a document; put between rows of a table |
+    | `pad_token` | `eos_token`, or 0 | what empty places hold |
+    | `epochs` | None | None: one a `for`; a number: then it has ended; `math.inf`: no end |
+    | `drop_last` | True | False: the last batch is filled up with rows whose labels are all -100 |
+    | `prefetch` | 2 | batches made ahead by a thread; 0: none |
+    | `validation_fraction` | 0 | the last part of the data, kept for `loader.validation()` |
+    | `hosts` | (0, 1) | (which, of how many) processes: each makes its own rows alone |
+    | `data_dtype` | None | of .bin files: "uint16", "uint32", "uint8" or "int32" |
+    | `data_column` | None | of tables; None: input_ids, tokens, ids, text, content, or \
+the only one |
+    | `data_split` | "train" | of a folder with several splits |
+    | `data_cache` | "runs/.cache" | where tokens made from tables are kept |
+
+    Raises UsageError for values that cannot be, keys that are misspelt, and data that cannot be
+    read.
+    """
+    read = read_config(config)
+    size = read.batch_size or read.global_batch_size
+    if size is None:
+        raise fail(
+            UsageError,
+            "dataloader: the config has no batch_size",
+            fix='say how many rows a batch has, e.g. "batch_size": 32',
+        )
+    which, hosts = read.hosts
+    if size % hosts:
+        raise fail(
+            UsageError,
+            f"dataloader: a batch of {size} rows does not divide over {hosts} hosts",
+            fix="give a batch_size that does",
+        )
+    mine = size // hosts
+    rows = np.arange(which * mine, (which + 1) * mine)
+    return DataLoader(open_source(read.data, read.reading), read, size, rows, _loose)
+
+
+def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> DataLoader:
+    """A loader of global batches whose dim 0 lies split over the data-parallel axes of `mesh`
+    (guide 4, 2.1).
+
+    The keys are those of `create_dataloader`, and
+
+    | key | default | meaning |
+    |---|---|---|
+    | `global_batch_size` | per GPU × devices that split the batch | rows of a global batch |
+    | `batch_size_per_gpu` | `batch_size` | rows of one device |
+    | `data_axes` | dp, fsdp, ddp, data | the mesh axes that split the batch |
+
+    With `hosts=(which, of how many)` a process reads only the rows that its devices hold, and gets
+    them as tensors without a mesh. Devices belong to hosts in equal runs of their ids. Raises
+    UsageError and MeshError.
+    """
+    read = read_config(config)
+    where = mesh_or_none("create_distributed_dataloader", mesh)
+    if where is None:
+        raise fail(
+            MeshError,
+            "create_distributed_dataloader: there is no mesh",
+            fix="pass one, e.g. ts.mesh.auto()",
+        )
+    axes = _data_axes(where, read)
+    size = _global_size(where, axes, read)
+    rows = host_rows(where, axes, size, *read.hosts)
+    dims = ((Factor(size, axes),), (Factor(read.sequence_length),))
+    layout = TensorType(int32, dims, (), where)
+    place = _on(layout) if read.hosts[1] == 1 else _loose
+    return DataLoader(open_source(read.data, read.reading), read, size, rows, place)
+
+
+def _loose(rows: Rows) -> Batch:
+    return {name: tensor(value) for name, value in rows.items()}
+
+
+def _on(layout: TensorType) -> Callable[[Rows], Batch]:
+    return lambda rows: {n: tensor(v, layout.mesh, layout) for n, v in rows.items()}
+
+
+def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
+    if config.data_axes is not None:
+        for axis in config.data_axes:
+            mesh.axis_size(axis)  # raises for what is no axis
+        return tuple(dict.fromkeys(config.data_axes))
+    axes = tuple(axis for axis in mesh.axes if axis in DATA_AXES)
+    if axes or all(axis in OTHER_AXES for axis in mesh.axes):
+        return axes
+    raise fail(
+        UsageError,
+        "dataloader: it is not known which axes of the mesh split the batch",
+        [("mesh", mesh.text())],
+        fix=f'say so in the config, e.g. "data_axes": ("{mesh.axes[0]}",)',
+    )
+
+
+def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
+    split = ways(axes, mesh.sizes)
+    total, each = config.global_batch_size, config.batch_size_per_gpu
+    # The guide counts every device of the mesh, also those that share rows.
+    if total and each and total not in (each * split, each * mesh.size):
+        raise fail(
+            UsageError,
+            f"dataloader: global_batch_size={total} is not batch_size_per_gpu={each} times "
+            f"{split} devices",
+            [("mesh", mesh.text()), ("split over", ", ".join(axes) or "nothing")],
+            fix="leave one of them out",
+        )
+    each = each or config.batch_size
+    if not total and not each:
+        raise fail(
+            UsageError,
+            "dataloader: the config has no batch size",
+            fix="give global_batch_size, or batch_size_per_gpu",
+        )
+    return total or (each or 0) * split
+
+
+def host_rows(
+    mesh: Mesh, axes: tuple[str, ...], batch_size: int, which: int, hosts: int
+) -> NDArray[np.int64]:
+    """The rows of a global batch that the devices of host `which` hold, each once, ascending.
+
+    >>> host_rows(Mesh.parse("dp=4 tp=2"), ("dp",), 8, 1, 2).tolist()
+    [4, 5, 6, 7]
+    """
+    if mesh.size % hosts:
+        raise fail(
+            UsageError,
+            f"dataloader: {mesh.size} devices do not divide over {hosts} hosts",
+            [("mesh", mesh.text())],
+            fix="give hosts=(which, of how many) with as many devices each",
+        )
+    each = mesh.size // hosts
+    mine = np.isin(mesh.array(), np.sort(mesh.array(), None)[which * each : (which + 1) * each])
+    place = np.zeros(mesh.shape, np.int64)
+    for axis in axes:
+        place = place * mesh.sizes[axis] + np.indices(mesh.shape)[mesh.axes.index(axis)]
+    block = math.ceil(batch_size / ways(axes, mesh.sizes))
+    return np.flatnonzero(np.isin(np.arange(batch_size) // block, place[mine]))

@@ -1,0 +1,249 @@
+"""Which rows does the next step see? A loader gives them out, and says exactly where it stands.
+
+The global order of samples is a function of the data, the seed and the epoch. A loader makes some
+rows of each global batch, so how many loaders there are, and how far ahead they prepare, changes
+nothing that is seen; and where a run stands is three numbers that any number of loaders can take.
+
+>>> from tessera.data import create_dataloader
+>>> loader = create_dataloader({"data": np.arange(100), "batch_size": 4, "sequence_length": 8})
+>>> batch = next(loader)
+>>> batch["input_ids"].shape, batch["labels"].dtype
+((4, 8), i32)
+>>> loader.state_dict()["sample"], len(loader)
+(4, 3)
+>>> loader.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..lang.checks import is_whole, shown
+from ..lang.tensor import Tensor
+from .ahead import Ahead
+from .config import DataConfig
+from .packing import Packed, Rows, Samples, Windows
+from .shuffle import Order
+from .sources import TokenSource
+
+VERSION = 1
+
+Batch = dict[str, Tensor]
+_Made = tuple[int, int, Rows]  # the epoch and place after the batch, and its rows
+
+
+class DataLoader:
+    """Batches of tokens without end or for some epochs; `create_dataloader` makes one.
+
+    One `for` is one epoch unless the config says how many. Breaking off and going on loses nothing.
+    Use it in a `with`, or `close` it, to end its thread early; it ends with the loader at any rate.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        config: DataConfig,
+        batch_size: int,
+        rows: NDArray[np.int64],
+        place: Callable[[Rows], Batch],
+        part: str = "training",
+    ) -> None:
+        self._source, self._config, self._rows, self._place = source, config, rows, place
+        self._part = part
+        cut = _cut(source, config)
+        used = source.part(cut, source.size) if part == "validation" else source.part(0, cut)
+        pad = config.pad_token
+        if pad is None:
+            pad = 0 if source.eos is None else source.eos
+        kind: type[Windows] | type[Packed] = Windows if config.packing == "concat" else Packed
+        self._samples: Samples = kind(used, config.sequence_length, pad, config.segment_ids)
+        self.samples = self._samples.count
+        self.batch_size = batch_size
+        if self.samples < (batch_size if config.drop_last else 1):
+            raise fail(
+                UsageError,
+                f"dataloader: the {part} data hold {self.samples} rows of "
+                f"{config.sequence_length} tokens, a batch takes {batch_size}",
+                [("data", source)],
+                fix="take more data, a smaller batch or shorter rows, or say drop_last=False",
+            )
+        # What fixes the order of samples. Of what size the batches are does not.
+        self._facts = {
+            "data": used.fingerprint(),
+            "tokens": used.size,
+            "samples": self.samples,
+            "part": part,
+            "packing": config.packing,
+            "sequence_length": config.sequence_length,
+            "shuffle": config.shuffle,
+            "seed": config.seed if config.shuffle else None,
+        }
+        self._ahead: Iterator[_Made] | None = None
+        self._epoch = self._sample = 0
+        self._stop: float = 0
+        self._stand_at(0, 0)
+
+    # ---- giving out ----------------------------------------------------------------------------
+    def __iter__(self) -> Self:
+        if self._config.epochs is None:
+            self._stop = self._epoch + 1
+        return self
+
+    def __next__(self) -> Batch:
+        if self._epoch >= self._stop:
+            raise StopIteration
+        if self._ahead is None:
+            made = _batches(
+                self._samples, self._order(), self._rows, self.batch_size,
+                self._config.drop_last, self._epoch, self._sample,
+            )  # fmt: skip
+            depth = self._config.prefetch
+            self._ahead = Ahead(made, depth) if depth else made
+        try:
+            epoch, sample, rows = next(self._ahead)
+        except TesseraError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            raise fail(
+                BackendError,
+                f"dataloader: the batch at sample {self._sample:,} of epoch {self._epoch} could "
+                f"not be made: {type(error).__name__}: {error}",
+                [("data", self._source)],
+                fix="are the files still there and whole? The loader stands where it stood",
+            ) from error
+        batch = self._place(rows)
+        self._epoch, self._sample = epoch, sample
+        return batch
+
+    def __len__(self) -> int:
+        """Batches an epoch, from its beginning."""
+        whole, rest = divmod(self.samples, self.batch_size)
+        return whole + (rest > 0 and not self._config.drop_last)
+
+    def __repr__(self) -> str:
+        rows = "" if self._rows.size == self.batch_size else f"{self._rows.size} rows of "
+        return (
+            f"DataLoader({rows}{self.batch_size} × {self._config.sequence_length} tokens, "
+            f"{len(self):,} batches an epoch, at sample {self._sample:,} of epoch {self._epoch})"
+        )
+
+    def validation(self) -> DataLoader:
+        """The part that `validation_fraction` sets aside, in the order of the data.
+
+        One `for` is one pass; the last batch is filled up with rows whose labels are all -100.
+        Raises UsageError where nothing is set aside.
+        """
+        if not self._config.validation_fraction:
+            raise fail(
+                UsageError,
+                "dataloader: no data are set aside for validation",
+                fix='say how much in the config, e.g. "validation_fraction": 0.05',
+            )
+        config = replace(self._config, shuffle=False, drop_last=False, epochs=None)
+        return DataLoader(
+            self._source, config, self.batch_size, self._rows, self._place, "validation"
+        )
+
+    # ---- where it stands -----------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands: epoch, sample, and what fixes their order. Plain values, small.
+
+        It counts the batches that were given out, over all loaders, and is the same in each.
+        """
+        return {"version": VERSION, "epoch": self._epoch, "sample": self._sample, **self._facts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken: by one loader or several, with batches of any size.
+
+        Raises UsageError where the state is of other data, or of settings with another order.
+        """
+        if not isinstance(state, Mapping) or state.get("version") != VERSION:
+            raise fail(
+                UsageError,
+                f"dataloader: {shown(state)} is no state of a loader",
+                fix="give what loader.state_dict() returned",
+            )
+        other = [
+            (key, f"{state.get(key)!r} in the state, {here!r} here")
+            for key, here in self._facts.items()
+            if state.get(key) != here
+        ]
+        if other:
+            raise fail(
+                UsageError,
+                "dataloader: the state was taken with other data or another order",
+                other,
+                fix="make the loader with the data and the settings of the run that goes on",
+            )
+        epoch, sample = state.get("epoch", -1), state.get("sample", -1)
+        if not (is_whole(epoch) and is_whole(sample) and epoch >= 0 <= sample < self.samples):
+            raise fail(
+                UsageError,
+                f"dataloader: there is no sample {shown(sample)} of epoch {shown(epoch)}",
+                [("samples an epoch", self.samples)],
+                fix="give what loader.state_dict() returned, unchanged",
+            )
+        self._stand_at(int(epoch), int(sample))
+
+    def _stand_at(self, epoch: int, sample: int) -> None:
+        self.close()
+        epochs = self._config.epochs
+        self._epoch, self._sample = _next(
+            epoch, sample, self.samples, self.batch_size, self._config.drop_last
+        )
+        self._stop = self._epoch + 1 if epochs is None else epochs
+
+    def _order(self) -> Order:
+        return Order(self.samples, self._config.seed, self._config.shuffle)
+
+    def close(self) -> None:
+        """Ends the thread that prepares batches; the next batch starts another."""
+        if isinstance(self._ahead, Ahead):
+            self._ahead.close()
+        self._ahead = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _next(
+    epoch: int, sample: int, samples: int, batch_size: int, drop_last: bool
+) -> tuple[int, int]:
+    """The place itself, or the next epoch's beginning where no batch begins there."""
+    return (
+        (epoch, sample) if samples - sample >= (batch_size if drop_last else 1) else (epoch + 1, 0)
+    )
+
+
+def _batches(
+    samples: Samples, order: Order, rows: NDArray[np.int64], batch_size: int, drop_last: bool,
+    epoch: int, sample: int,
+) -> Iterator[_Made]:  # fmt: skip
+    """The rows `rows` of every batch from a place on, without end, each with the place after it."""
+    while True:
+        which = order(epoch, sample, sample + batch_size)[rows]
+        after = _next(epoch, sample + batch_size, samples.count, batch_size, drop_last)
+        yield *after, samples.rows(which)
+        epoch, sample = after
+
+
+def _cut(source: TokenSource, config: DataConfig) -> int:
+    """Where validation begins: at a document's end, where those are known."""
+    if not config.validation_fraction:
+        return source.size
+    cut = int(source.size * (1.0 - config.validation_fraction))
+    if source.ends is None and config.packing == "concat":
+        return cut
+    ends = source.document_ends()
+    return int(ends[min(int(np.searchsorted(ends, cut)), ends.size - 1)])

@@ -1,0 +1,330 @@
+"""How do tables of documents become tokens? Row by row, once, into token files that are kept.
+
+A table's column holds tokens (lists of whole numbers) or text. Reading goes one batch of rows at a
+time, so a table may be larger than memory. What is made is found again by a hash of the files'
+names, sizes and times, and of everything that decides the tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import BackendError, UsageError, fail
+from ..lang.checks import shown
+from .sources import BYTES_END, Reading, TokenSource
+from .tokenizer import Tokenizer, load
+
+FORMAT = 1
+"""Changes when tokens would be made differently."""
+COLUMNS = ("input_ids", "tokens", "ids", "text", "content")
+"""The columns that are looked for, in this order, where none is named."""
+_ROWS = 1024
+
+Arrow = Any  # pyarrow's classes have no types
+
+
+# ---- what is read ------------------------------------------------------------------------------
+def is_dataset_folder(path: Path) -> bool:
+    """Whether `datasets.save_to_disk` wrote this folder."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def convert_folder(path: Path, how: Reading) -> TokenSource:
+    """The tokens of a folder that `datasets.save_to_disk` wrote; `how.split` names one of several
+    splits ("train" unless named)."""
+    if (path / "dataset_dict.json").is_file():
+        splits = _json(path / "dataset_dict.json").get("splits", [])
+        split = "train" if how.split is None else how.split
+        if split not in splits:
+            raise fail(
+                UsageError,
+                f"dataloader: {str(path)!r} has no split {split!r}",
+                fix="give data_split, one of " + ", ".join(map(str, splits)),
+            )
+        path = path / split
+    state = _json(path / "state.json")
+    if state.get("_indices_data_files"):
+        raise fail(
+            UsageError,
+            f"dataloader: the rows of {str(path)!r} are chosen by an index file",
+            fix="save it again: dataset.flatten_indices().save_to_disk(...)",
+        )
+    files = [path / str(entry.get("filename")) for entry in state.get("_data_files", [])]
+    for file in files:
+        if not file.is_file():
+            raise fail(
+                UsageError,
+                f"dataloader: {str(file)!r} is missing",
+                fix="write the folder again with datasets.save_to_disk",
+            )
+    return _converted(files, str(path), how, lambda column: _tables(files, column))
+
+
+def convert_file(path: Path, how: Reading) -> TokenSource:
+    """The tokens of one Parquet, Arrow or Feather file."""
+    return _converted([path], str(path), how, lambda column: _tables([path], column))
+
+
+def convert_dataset(data: Any, how: Reading) -> TokenSource:
+    """The tokens of a `datasets.Dataset`, its selection and order included."""
+
+    def rows(column: str | None) -> Iterator[Arrow]:
+        name = _column("dataset", data.column_names, column)
+        for table in data.select_columns([name]).with_format("arrow").iter(_ROWS):
+            yield from table.column(name).chunks
+
+    return _converted([], "dataset", how, rows, str(getattr(data, "_fingerprint", "")) or None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise fail(
+        UsageError,
+        f"dataloader: {str(path)!r} cannot be read",
+        fix="write the folder again with datasets.save_to_disk",
+    )
+
+
+def _tables(files: Sequence[Path], column: str | None) -> Iterator[Arrow]:
+    """The arrays of one column, a batch of rows or a row group's part at a time."""
+    pa, ipc, parquet, _ = _library()
+    for path in files:
+        try:
+            with ExitStack() as open_:
+                if path.suffix == ".parquet":
+                    file = open_.enter_context(parquet.ParquetFile(path, memory_map=True))
+                    name = _column(str(path), file.schema_arrow.names, column)
+                    for batch in file.iter_batches(_ROWS, columns=[name]):
+                        yield batch.column(name)
+                else:
+                    mapped = open_.enter_context(pa.memory_map(str(path)))
+                    for batch in _batches(pa, ipc, mapped):
+                        yield batch.column(_column(str(path), batch.schema.names, column))
+        except (OSError, pa.ArrowException) as error:
+            first = str(error).partition("\n")[0]
+            raise fail(
+                UsageError, f"dataloader: {str(path)!r} cannot be read: {first}",
+                fix="is it whole, and what its name says that it is?",
+            ) from None  # fmt: skip
+
+
+def _batches(pa: Any, ipc: Any, mapped: Any) -> Iterator[Arrow]:
+    """The record batches of an Arrow file, whichever of the two formats it has."""
+    try:
+        file = ipc.open_file(mapped)
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        yield from ipc.open_stream(mapped)
+        return
+    for i in range(file.num_record_batches):
+        yield file.get_batch(i)
+
+
+def _column(where: str, names: Sequence[str], wanted: str | None) -> str:
+    looked_for = COLUMNS if wanted is None else (wanted,)
+    found = next((name for name in looked_for if name in names), None)
+    if found is None and wanted is None and len(names) == 1:
+        found = names[0]
+    if found is None:
+        raise fail(
+            UsageError,
+            f"dataloader: {where!r} has no column " + " or ".join(map(repr, looked_for)),
+            [("columns", ", ".join(names))],
+            fix="give data_column, the name of the one that holds tokens or text",
+        )
+    return found
+
+
+# ---- what becomes of it ------------------------------------------------------------------------
+Encode = Callable[[str], NDArray[Any]]
+
+
+def _encoder(tokenizer: Any) -> tuple[Encode, int | None, str | None]:
+    """(text to ids, what closes a document, what it is known by: None where nothing says)."""
+    if tokenizer is None:
+        return lambda text: np.frombuffer(text.encode(), np.uint8), BYTES_END, "bytes"
+    if isinstance(tokenizer, (str, Path)):
+        tokenizer = load(tokenizer)
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.encode, tokenizer.end, tokenizer.text()
+    encode = getattr(tokenizer, "encode", tokenizer)
+    if not callable(encode):
+        raise fail(
+            UsageError,
+            f"dataloader: tokenizer cannot be {shown(tokenizer)}",
+            fix="give a function from text to ids, an object with encode(text), or the path of "
+            "a saved tokenizer",
+        )
+    end = getattr(tokenizer, "eos_token_id", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: np.asarray(encode(text)), end, None
+    return (
+        lambda text: np.asarray(encode(text, add_special_tokens=False)), end, backend.to_str(),
+    )  # fmt: skip
+
+
+def _converted(
+    files: Sequence[Path],
+    name: str,
+    how: Reading,
+    rows: Callable[[str | None], Iterator[Arrow]],
+    known_by: str | None = "",
+) -> TokenSource:
+    """The tokens of `rows(column)` as mapped files, made unless they are kept already."""
+    _library()
+    encode, end, tokenizer_known_by = _encoder(how.tokenizer)
+    facts = [
+        FORMAT, how.column, how.eos, tokenizer_known_by, known_by,
+        [(str(p.resolve()), (s := p.stat()).st_size, s.st_mtime_ns) for p in files],
+    ]  # fmt: skip
+    kept = None
+    if tokenizer_known_by is not None and known_by is not None:
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        kept = Path(how.cache) / f"tokens-{digest}"
+        if kept.is_dir():
+            return _open(kept, name)
+
+    def documents() -> Iterator[tuple[NDArray[Any], NDArray[Any], bool]]:
+        for array in rows(how.column):
+            yield _documents(array, encode, name)
+
+    try:
+        Path(how.cache).mkdir(parents=True, exist_ok=True)
+        with _made_whole(Path(how.cache), kept) as folder:
+            # Where a token does not fit: once more, twice as wide.
+            widths = (np.uint16, np.uint32)
+            if not any(_write(folder, documents(), how.eos, end, width) for width in widths):
+                raise fail(
+                    UsageError,
+                    f"{name}: there are tokens above 2**32 - 1",
+                    fix="a token is from 0 to 2**31 - 1",
+                )
+            if kept is None:  # the files go from the folder, not from those who map them
+                return _open(folder, name)
+    except OSError as error:
+        raise fail(
+            BackendError,
+            f"dataloader: tokens cannot be written under {str(how.cache)!r}: {error.strerror}",
+            fix="give data_cache, a folder with room on a disk that can be written",
+        ) from None
+    return _open(kept, name)
+
+
+def _documents(array: Arrow, encode: Encode, name: str) -> tuple[NDArray[Any], NDArray[Any], bool]:
+    """(the tokens of all rows, how many each row has, whether they were text)."""
+    pa, _, _, compute = _library()
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        parts = [encode(text) for text in array.to_pylist() if text is not None]
+        sizes = np.array([part.size for part in parts], np.int64)
+        values = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        text = True
+    else:
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        if not (any(is_(kind) for is_ in lists) and pa.types.is_integer(kind.value_type)):
+            raise fail(
+                UsageError,
+                f"{name}: a column of {kind} is neither tokens nor text",
+                fix="give data_column, the name of a column of lists of whole numbers or strings",
+            )
+        array = array.drop_null()
+        inner = array.flatten()
+        if inner.null_count:
+            raise fail(
+                UsageError, f"{name}: a list of tokens has gaps", fix="fill its null entries"
+            )
+        values = inner.to_numpy(zero_copy_only=False)
+        sizes = np.array(compute.list_value_length(array).to_numpy(zero_copy_only=False), np.int64)
+        text = False
+    if values.size and (values.dtype.kind not in "iu" or values.min() < 0):
+        raise fail(
+            UsageError,
+            f"{name}: {values.dtype} from {values.min()} are no tokens",
+            fix="a token is a whole number from 0",
+        )
+    return values, sizes[sizes > 0], text
+
+
+def _write(
+    folder: Path,
+    batches: Iterator[tuple[NDArray[Any], NDArray[Any], bool]],
+    eos: int | None,
+    text_end: int | None,
+    dtype: type[np.unsignedinteger[Any]],
+) -> bool:
+    """tokens.bin, ends.npy and facts.json in `folder`; False where `dtype` cannot hold a token."""
+    ends: list[NDArray[np.int64]] = []
+    total, top, closing = 0, np.iinfo(dtype).max, eos
+    with open(folder / "tokens.bin", "wb") as file:
+        for values, sizes, text in batches:
+            closing = text_end if text and eos is None else eos
+            stops = np.cumsum(sizes)
+            if closing is not None and stops.size:
+                bare = values[stops - 1] != closing
+                values = np.insert(values.astype(np.int64), stops[bare], closing)
+                stops = stops + np.cumsum(bare)
+            if values.size and int(values.max()) > top:
+                return False
+            file.write(values.astype(dtype).tobytes())
+            ends.append(stops + total)
+            total += values.size
+    np.save(folder / "ends.npy", np.concatenate(ends) if ends else np.zeros(0, np.int64))
+    facts = {"dtype": np.dtype(dtype).name, "eos": closing}
+    (folder / "facts.json").write_text(json.dumps(facts))
+    return True
+
+
+def _open(folder: Path, name: str) -> TokenSource:
+    facts = _json(folder / "facts.json")
+    file = folder / "tokens.bin"
+    if not file.stat().st_size:
+        return TokenSource([], None, facts["eos"], name)
+    tokens = np.memmap(file, facts["dtype"], mode="r")
+    return TokenSource([tokens], np.load(folder / "ends.npy"), facts["eos"], name)
+
+
+@contextmanager
+def _made_whole(parent: Path, kept: Path | None) -> Iterator[Path]:
+    """A new folder, which gets the name `kept` when all of it is made; None: it goes away."""
+    part = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
+    try:
+        yield part
+        if kept is not None:
+            os.chmod(part, 0o755)
+            try:
+                part.rename(kept)
+            except OSError:
+                if not kept.is_dir():  # where it is, another process was faster
+                    raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _library() -> tuple[Any, Any, Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import compute, ipc, parquet
+    except ImportError:
+        raise fail(
+            UsageError,
+            "dataloader: tables are read by the `pyarrow` library, which is not installed",
+            fix="pip install 'tessera[data]'",
+        ) from None
+    return pyarrow, ipc, parquet, compute

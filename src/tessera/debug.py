@@ -1,0 +1,10 @@
+"""Finding what is wrong: `ts.debug.nan_origin(step, model, batch)`, `ts.debug.compare(a, b)`."""
+
+from .lang.debug import breakpoint, check_finite, print
+from .observe.compare import compare
+from .observe.origin import nan_origin
+from .observe.statistics import activations, statistics
+
+__all__ = [
+    "activations", "breakpoint", "check_finite", "compare", "nan_origin", "print", "statistics",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What runs when: steps, pipelines, algorithms of collectives."""

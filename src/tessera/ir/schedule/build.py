@@ -1,0 +1,257 @@
+"""How does a graph become a schedule? Its nodes in order, cut into steps at the collectives.
+
+Without options the order is the graph's. With `overlap` a collective comes as soon as its operand
+is there; with `overlap=False` everything waits for it. Sums that may wait for each other form
+buckets; gathers of weights move ahead of their use by `prefetch` blocks of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from ...core.options import ScheduleOptions
+from ...ops.op import BODIES
+from ..graph.node import Graph, Node
+from .schedule import COMM, COMPUTE, Schedule, Step
+
+# Made from nothing, and so made again wherever it is read.
+FREE = frozenset({"full", "iota"})
+# The silent changes that may stand between a weight and its gather.
+SILENT = ("cast", "reshape", "recast", "to_mesh")
+
+
+def build_schedule(graph: Graph, options: ScheduleOptions | None = None) -> Schedule:
+    """The schedule of `graph` under `options`."""
+    o = options or ScheduleOptions()
+    steps = _cut(_order(graph, o), graph, o)
+    made = {n: k for k, group in enumerate(steps) for n in group}
+    leaving: list[dict[Node, None]] = [{} for _ in steps]
+    for k, group in enumerate(steps):
+        for a in (a for n in group for a in n.args):
+            if a in made and made[a] != k:
+                leaving[made[a]][a] = None
+    for out in graph.outputs:
+        if out in made:
+            leaving[made[out]][out] = None
+    buffer = {n: i for i, n in enumerate(graph.inputs)}
+    types = [n.type for n in graph.inputs]
+    built: list[Step] = []
+    for k, group in enumerate(steps):
+        for n in leaving[k]:
+            buffer[n] = len(types)
+            types.append(n.type)
+        after = _after(built, group, o)
+        built.append(replace(_step(graph.name, group, list(leaving[k]), buffer), after=after))
+    return Schedule(
+        graph.name,
+        graph.mesh,
+        tuple(types),
+        tuple(range(len(graph.inputs))),
+        tuple(buffer[n] for n in graph.outputs),
+        tuple(built),
+        o.text(),
+    )
+
+
+def loops(n: Node) -> bool:
+    """Whether `n` has collectives in its body."""
+    bodies = (v for v in n.attrs.values() if isinstance(v, Graph))
+    return n.op in BODIES and any(True for body in bodies for _ in body.collectives())
+
+
+# -- the steps ------------------------------------------------------------------------------------
+def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[Node]]:
+    """The nodes of each step. What picks one result of several stays with its node."""
+    groups: list[list[Node]] = []
+    last: object = None
+    made: dict[Node, int] = {}
+    given = set(graph.outputs)
+    for n in nodes:
+        if n.op in FREE and n not in given:
+            continue
+        if n.op == "item":
+            made[n] = made[n.args[0]]
+            groups[made[n]].append(n)
+            continue
+        kind = _kind(n, o)
+        joins = bool(groups) and last == kind and kind is not None
+        if joins and n.is_collective:
+            joins = _fits(groups[-1], n, o)
+        if not joins:
+            groups.append([])
+        groups[-1].append(n)
+        made[n], last = len(groups) - 1, kind
+    return groups
+
+
+def _kind(n: Node, o: ScheduleOptions) -> object:
+    """What neighbours must share to be one step; None for what is always a step of its own."""
+    if n.is_collective:
+        t = n.args[0].type
+        return (n.op, n.attrs["axes"], t.dtype, dict(t.partial).get(n.attrs["axes"][0]))
+    if loops(n):
+        return None
+    return COMPUTE if o.cut is None else (COMPUTE, *n.scope.split("/")[: o.cut])
+
+
+def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:
+    """Whether `n` goes with the collectives in `bucket`: it needs none of them, and there is
+    room."""
+    held = sum(m.args[0].type.local_bytes for m in bucket)
+    room = held + n.args[0].type.local_bytes <= (o.bucket_bytes or 0)
+    return room and not any(a in bucket for a in n.args)
+
+
+def _step(name: str, group: Sequence[Node], out: Sequence[Node], buffer: dict[Node, int]) -> Step:
+    new: dict[Node, Node] = {}
+    inputs: list[Node] = []
+    nodes: list[Node] = []
+    reads: list[int] = []
+    for n in group:
+        for a in n.args:
+            if a in new:
+                continue
+            if a in buffer:
+                new[a] = Node("input", (), a.types, {"name": f"b{buffer[a]}"})
+                inputs.append(new[a])
+                reads.append(buffer[a])
+            else:
+                assert a.op in FREE, a.op
+                new[a] = a
+                nodes.append(a)
+        args = tuple(new[a] for a in n.args)
+        new[n] = n if args == n.args else Node(
+            n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
+        )  # fmt: skip
+        nodes.append(new[n])
+    graph = Graph(name, (*inputs, *nodes), tuple(inputs), tuple(new[n] for n in out))
+    stream = COMM if group[0].is_collective else COMPUTE
+    return Step(graph, tuple(reads), tuple(buffer[n] for n in out), stream)
+
+
+def _after(steps: Sequence[Step], group: Sequence[Node], o: ScheduleOptions) -> tuple[int, ...]:
+    """What the options promise beyond the buffers about a step that comes after `steps`."""
+    if o.overlap is None or not steps:
+        return ()
+    if not o.overlap:
+        return (len(steps) - 1,)
+    # One stream of collectives, in this order; compute goes on beside it.
+    if group[0].is_collective:
+        return tuple(i for i in range(len(steps)) if steps[i].stream == COMM)[-1:]
+    return ()
+
+
+# -- the order ------------------------------------------------------------------------------------
+def _order(graph: Graph, o: ScheduleOptions) -> list[Node]:
+    nodes = [n for n in graph.nodes if n.op != "input"]
+    if o.overlap:
+        nodes = _early(nodes)
+    if o.prefetch is not None:
+        nodes = _ahead(nodes, o.prefetch)
+    return _bucketed(nodes, o.bucket_bytes) if o.bucket_bytes else nodes
+
+
+def _early(nodes: Sequence[Node]) -> list[Node]:
+    """Each collective right behind its operand."""
+    here = set(nodes)
+    follow: dict[Node | None, list[Node]] = {}
+    for n in nodes:
+        if n.is_collective:
+            follow.setdefault(n.args[0] if n.args[0] in here else None, []).append(n)
+    out: list[Node] = []
+
+    def put(n: Node) -> None:
+        out.append(n)
+        for m in follow.get(n, ()):
+            put(m)
+
+    for m in follow.get(None, ()):
+        put(m)
+    for n in nodes:
+        if not n.is_collective:
+            put(n)
+    return out
+
+
+def _ahead(nodes: Sequence[Node], distance: int) -> list[Node]:
+    """The gathers of weights, each `distance` blocks of work before its use. A block begins where
+    a gathered weight is first used."""
+    gathers = {n for n in nodes if n.op == "all_gather" and _source(n).op == "input"}
+    moved = gathers | {m for g in gathers for m in _chain(g)}
+    work = [n for n in nodes if n not in moved]
+    use: dict[Node, int] = {}
+    for i, n in enumerate(work):
+        for a in n.args:
+            if a in moved:
+                use.setdefault(a, i)
+    starts = sorted({use[g] for g in gathers if g in use})
+    put: dict[int, list[Node]] = {}
+    for g in sorted((g for g in gathers if g in use), key=lambda g: use[g]):
+        block = starts.index(use[g])
+        put.setdefault(starts[block - distance] if block >= distance else 0, []).append(g)
+    out: list[Node] = []
+    done: set[Node] = set()
+
+    def place(g: Node) -> None:
+        for m in (*reversed(_chain(g)), g):
+            if m not in done:
+                done.add(m)
+                out.append(m)
+
+    for i, n in enumerate(work):
+        for g in put.get(i, ()):
+            place(g)
+        for a in n.args:  # a weight that is used as it is, beside its gather
+            if a in moved and a not in done:
+                place(a)
+        out.append(n)
+    for n in nodes:
+        if n in moved and n not in done:
+            place(n)
+    return out
+
+
+def _chain(g: Node) -> list[Node]:
+    """The silent nodes between a gather and what it gathers, nearest first."""
+    found = []
+    n = g.args[0] if g.op == "all_gather" else g
+    while n.op in SILENT:
+        found.append(n)
+        n = n.args[0]
+    return [n for n in found if n is not g]
+
+
+def _source(g: Node) -> Node:
+    chain = _chain(g)
+    return chain[-1].args[0] if chain else g.args[0]
+
+
+def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
+    """Sums held back until `most` bytes are together or one of them is needed."""
+    out: list[Node] = []
+    held: list[Node] = []
+
+    def flush() -> None:
+        key = lambda n: (n.op, n.attrs["axes"])  # noqa: E731  # for sort and groupby alike
+        for _, same in groupby(sorted(held, key=key), key=key):
+            out.extend(same)
+        held.clear()
+
+    size = 0
+    for n in nodes:
+        if any(a in held for a in n.args):
+            flush()
+            size = 0
+        if n.op not in ("all_reduce", "reduce_scatter"):
+            out.append(n)
+            continue
+        here = n.args[0].type.local_bytes
+        if size + here > most:
+            flush()
+            size = 0
+        held.append(n)
+        size += here
+    flush()
+    return out

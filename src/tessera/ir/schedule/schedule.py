@@ -1,0 +1,135 @@
+"""In which order, on which stream, with which buffers? A `Schedule` is the program as steps.
+
+A step runs a small graph: on a compute stream one without collectives, on a communication stream
+one of collectives only. Steps hand values to each other in buffers. What a step reads it waits for;
+`after` names further steps that it must follow. Everything else may overlap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...core.layout import TensorType
+from ...core.mesh import Mesh
+from ..graph.node import Graph, Node
+
+COMPUTE, COMM = "compute", "comm"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """Runs `graph` on the buffers `reads` (one per input) and fills the buffers `writes`.
+
+    `stage` is the stage of a pipeline, `note` what the step is there for.
+    """
+
+    graph: Graph
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    stream: str = COMPUTE
+    stage: int = 0
+    after: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def nodes(self) -> list[Node]:
+        """What it runs, inputs left out."""
+        return [n for n in self.graph.nodes if n.op != "input"]
+
+    @property
+    def collectives(self) -> list[Node]:
+        """The collectives it runs itself, those in loops left out."""
+        return [n for n in self.graph.nodes if n.is_collective]
+
+    @property
+    def kind(self) -> str:
+        """compute, loop (with collectives in its body), or the names of its collectives."""
+        own = dict.fromkeys(n.op for n in self.collectives)
+        if own:
+            return "+".join(own)
+        return "loop" if any(True for _ in self.graph.collectives()) else "compute"
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """`buffers` are types by number; the first hold the inputs, in order."""
+
+    name: str
+    mesh: Mesh | None
+    buffers: tuple[TensorType, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    options: str = ""
+
+    @cached_property
+    def lifetimes(self) -> tuple[tuple[int, int], ...]:
+        """Per buffer (the step that fills it, -1 for inputs; the last step that reads it).
+
+        What is given back is alive to the end: its last step is the number of steps.
+        """
+        first = dict.fromkeys(range(len(self.buffers)), -1)
+        last = dict.fromkeys(range(len(self.buffers)), -1)
+        for i, step in enumerate(self.steps):
+            first.update((b, i) for b in step.writes)
+            last.update((b, i) for b in (*step.writes, *step.reads))
+        last.update((b, len(self.steps)) for b in self.outputs)
+        return tuple((first[b], last[b]) for b in range(len(self.buffers)))
+
+    @cached_property
+    def freed(self) -> tuple[tuple[int, ...], ...]:
+        """Per step, the buffers that nobody reads after it; inputs are the caller's."""
+        out: list[list[int]] = [[] for _ in self.steps]
+        for b, (_, last) in enumerate(self.lifetimes):
+            if b not in self.inputs and 0 <= last < len(self.steps):
+                out[last].append(b)
+        return tuple(map(tuple, out))
+
+    @cached_property
+    def held_bytes(self) -> tuple[int, ...]:
+        """Per step, the bytes that buffers hold on a device while it runs, inputs included. What a
+        step needs inside itself comes on top."""
+        size = [t.local_bytes for t in self.buffers]
+        given = sum(size[b] for b in self.inputs)
+        change = [0] * (len(self.steps) + 1)
+        for b, (first, last) in enumerate(self.lifetimes):
+            if b not in self.inputs:
+                change[first] += size[b]
+                if last < len(self.steps):
+                    change[last + 1] -= size[b]
+        held, now = [], given
+        for i in range(len(self.steps)):
+            now += change[i]
+            held.append(now)
+        return tuple(held)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that `held_bytes` comes to."""
+        return max(self.held_bytes, default=sum(self.buffers[b].local_bytes for b in self.inputs))
+
+    @cached_property
+    def waits(self) -> tuple[frozenset[int], ...]:
+        """Per step, all steps that are done before it begins, by buffers and `after`."""
+        made = {b: i for i, s in enumerate(self.steps) for b in s.writes}
+        out: list[frozenset[int]] = []
+        for s in self.steps:
+            direct = {made[b] for b in s.reads if b in made} | set(s.after)
+            out.append(frozenset(direct).union(*(out[i] for i in direct)))
+        return tuple(out)
+
+    @cached_property
+    def text(self) -> str:
+        from .text import to_text
+
+        return to_text(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def hash(self) -> str:
+        """Of its text: two processes that hold the same schedule have the same."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]

@@ -1,0 +1,72 @@
+"""Is a schedule well formed, and does it compute what its graph does?"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from ...core.errors import GraphError, fail
+from ...core.layout import same_type
+from ..graph.verify import verify as verify_graph
+from .schedule import COMM, COMPUTE, Schedule, Step
+
+
+def verify_schedule(s: Schedule) -> None:
+    """Raises GraphError unless: each buffer is filled once and before it is read; a step's buffers
+    have the types of its graph; compute steps hold no collectives of their own and steps on the
+    communication stream nothing else; `after` names earlier steps; what is returned is filled.
+
+    One order of steps holds for every device, so all devices come to a group's collectives in one
+    order.
+    """
+    filled = set(s.inputs)
+    for i, step in enumerate(s.steps):
+        _step(s, i, step, filled)
+        filled.update(step.writes)
+    for b in s.outputs:
+        if b not in filled:
+            _wrong(s, None, f"b{b} is returned and never filled")
+    for b in range(len(s.buffers)):
+        if b not in filled:
+            _wrong(s, None, f"b{b} is never filled")
+
+
+def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
+    g = step.graph
+    if len(g.inputs) != len(step.reads) or len(g.outputs) != len(step.writes):
+        _wrong(s, i, "its graph takes and gives other numbers of values than it reads and fills")
+    for b in (*step.reads, *step.writes):
+        if not 0 <= b < len(s.buffers):
+            _wrong(s, i, f"b{b} does not exist")
+    for b, n in zip(step.reads, g.inputs, strict=True):
+        if b not in filled:
+            _wrong(s, i, f"it reads b{b} before that is filled")
+        if not same_type(s.buffers[b], n.type):
+            _wrong(s, i, f"it reads b{b} as {n.type}, which is {s.buffers[b]}")
+    for b, n in zip(step.writes, g.outputs, strict=True):
+        if b in filled or step.writes.count(b) > 1:
+            _wrong(s, i, f"it fills b{b}, which is filled already")
+        if not same_type(s.buffers[b], n.type):
+            _wrong(s, i, f"it fills b{b} with {n.type}, which is {s.buffers[b]}")
+    for j in step.after:
+        if not 0 <= j < i:
+            _wrong(s, i, f"it follows s{j}, which is not before it")
+    own = step.collectives
+    if step.stream == COMPUTE and own:
+        _wrong(s, i, f"a compute step holds {own[0].op}")
+    if step.stream == COMM and len(own) != len(step.nodes):
+        _wrong(s, i, "a step on the communication stream holds what is no collective")
+    verify_graph(g, "schedule")
+
+
+def _wrong(s: Schedule, i: int | None, what: str) -> NoReturn:
+    rows = [("schedule", s.name)]
+    if i is not None:
+        step = s.steps[i]
+        rows.append(("step", f"s{i} {step.kind} on {step.stream}"))
+    raise fail(
+        GraphError,
+        f"verify: the schedule is not valid: {what}",
+        rows,
+        at="",
+        fix="correct the text, or what made the schedule",
+    )

@@ -1,0 +1,374 @@
+"""The collectives as functions. In the global view they change a layout, and complete what is still
+to be completed. In a local body they are literal: each device hands in its own block, and what
+comes out is computed from all of them.
+
+`all_reduce` of 1.0 over four devices is 4.0 in a local body; in the global view 1.0 is one value.
+A collective over an axis that is not local to the body has its global meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.errors import LayoutError, ShapeError, UsageError, fail
+from ..core.layout import (
+    PARTIAL_KINDS,
+    Dim,
+    Factor,
+    TensorType,
+    unknown_axis,
+    ways,
+)
+from ..core.reshard import completed, gathered
+from . import functions, ranks
+from .checks import axes_of, is_whole, shown
+from .literal import (
+    collected,
+    divided,
+    exchanged,
+    only,
+    permuted,
+    rank_along,
+    reduced,
+    scattered,
+    view_now,
+)
+from .shaping import one_dim
+from .tensor import Tensor, as_tensor
+from .tree import tree_map
+from .view import NeedsRank, view
+
+Axis = str | Sequence[str] | None
+
+
+# -- reductions -----------------------------------------------------------------------------------
+def all_reduce(x: Any, axis: Axis = None, op: str | None = None) -> Any:
+    """The sum, max, min or mean over the devices along `axis`, on each of them.
+
+    Takes a tensor or a tree of tensors. `axis` None is all local axes of a local body, and in the
+    global view all axes over which something is pending. There, sums that are pending are
+    completed, and a value that is whole stays as it is; `op` ("sum", "max", "min") says which kind
+    must be pending, None takes any. Raises LayoutError, UsageError.
+
+    >>> import tessera as ts
+    >>> from tessera import dist, op
+    >>> @op.kernel
+    ... def count(x):
+    ...     return dist.all_reduce(x * 0 + 1.0, axis="dp")
+    >>> with dist.Mesh(("dp",), devices=4):
+    ...     count(ts.tensor(7.0)).item(), dist.all_reduce(ts.tensor(7.0), axis="dp").item()
+    (4.0, 7.0)
+    """
+    kinds = (*PARTIAL_KINDS, "mean") if view() is not None else PARTIAL_KINDS
+    if op is not None and (not isinstance(op, str) or op not in kinds):
+        raise fail(
+            UsageError, f"all_reduce: op cannot be {shown(op)}", fix="use " + ", ".join(kinds)
+        )
+
+    def reduce(t: Tensor) -> Tensor:
+        own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
+        if own:
+            key = ("all_reduce", own, op or "sum")
+            t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
+        return _completed(t, rest, op) if rest else t
+
+    return _each("all_reduce", x, reduce)
+
+
+def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
+    """The global meaning: what is pending over `axes` is completed."""
+    other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and op not in (None, k)]
+    if other:
+        raise fail(
+            LayoutError,
+            f"all_reduce: a {other[0]} is pending, not a {op}",
+            [("x", t.type)],
+            fix="leave out op=, or name the kind that is pending",
+        )
+    return functions.relayout(t, completed(t.type, axes))
+
+
+def reduce_scatter(x: Tensor, axis: str | Sequence[str], dim: int = 0, op: str = "sum") -> Tensor:
+    """The sum (or mean) over the devices along `axis`, each keeping its part of `dim`.
+
+    In the global view the pending sum is completed and the result is split over `axis`.
+    Raises ShapeError where a local `dim` does not divide.
+    """
+    if op not in ("sum", "mean"):
+        raise fail(UsageError, f"reduce_scatter: op cannot be {shown(op)}", fix="use sum, mean")
+    x = as_tensor(x)
+    d = one_dim("reduce_scatter", x, dim)
+    own, rest = _axes("reduce_scatter", axis, x, ())
+    if own:
+        key = ("reduce_scatter", own, d, op)
+        x = ranks.issue(key, x, lambda block: scattered(block, own, d, op))
+    if rest:
+        x = functions.relayout(x, split_over(completed(x.type, rest), d, rest))
+    return x
+
+
+# -- putting together and apart -------------------------------------------------------------------
+def all_gather(x: Any, axis: Axis = None, dim: int | None = None) -> Any:
+    """The blocks of all devices along `axis`, joined along `dim`, on each of them.
+
+    `dim` None is 0, and in a body that is tensor parallel the last. In the global view: the dims
+    that are split over `axis` (None: any) in one piece on every device. Takes trees too.
+    """
+
+    def gather(t: Tensor) -> Tensor:
+        own, rest = _axes("all_gather", axis, t, t.type.split_axes)
+        if own:
+            d = _dim("all_gather", t, dim)
+            t = ranks.issue(("all_gather", own, d), t, lambda block: collected(block, own, d))
+        return functions.relayout(t, gathered(t.type, rest)) if rest else t
+
+    return _each("all_gather", x, gather)
+
+
+def gather(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int | None = None) -> Tensor:
+    """The blocks of all devices along `axis`, joined along `dim`.
+
+    `root` is who asks; every device gets them, since that is the collective that there is.
+    """
+    _place("gather", root, axis)
+    out: Tensor = all_gather(as_tensor(x), axis, dim)
+    return out
+
+
+def broadcast(x: Any, axis: str | Sequence[str], root: int = 0) -> Any:
+    """The block of the device at place `root` along `axis`, on each of them. Takes trees too.
+
+    In the global view a value is one already.
+    """
+
+    def send(t: Tensor) -> Tensor:
+        own, _ = _axes("broadcast", axis, t, ())
+        if not own:
+            return t
+        key = ("broadcast", own, root)
+        return ranks.issue(key, t, lambda block: reduced(only(block, own, root), own, "sum"))
+
+    root = _place("broadcast", root, axis)
+    return _each("broadcast", x, send)
+
+
+def scatter(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int = 0) -> Tensor:
+    """To each device along `axis` its part of `dim` of what the device at `root` holds.
+
+    In the global view: `dim` split over `axis`.
+    """
+    root = _place("scatter", root, axis)
+    x = as_tensor(x)
+    d = one_dim("scatter", x, dim)
+    own, rest = _axes("scatter", axis, x, ())
+    if own:
+        key = ("scatter", own, root, d)
+        x = ranks.issue(key, x, lambda block: scattered(only(block, own, root), own, d, "sum"))
+    return shard(x, rest, d) if rest else x
+
+
+def all_to_all(
+    x: Tensor, axis: str | Sequence[str], split_dim: int = 0, concat_dim: int = 0
+) -> Tensor:
+    """Each device's block cut along `split_dim`, a part to each device along `axis`; what arrives
+    is joined along `concat_dim` in the order of the senders.
+
+    In the global view the dim that is split over `axis` becomes `split_dim`. Raises ShapeError
+    where a local `split_dim` does not divide.
+    """
+    x = as_tensor(x)
+    i, j = one_dim("all_to_all", x, split_dim), one_dim("all_to_all", x, concat_dim)
+    own, rest = _axes("all_to_all", axis, x, ())
+    if own:
+        key = ("all_to_all", own, i, j)
+        x = ranks.issue(key, x, lambda block: exchanged(block, own, i, j))
+    return shard(x, rest, i) if rest else x
+
+
+def permute(x: Tensor, axis: str | Sequence[str], pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """The blocks of a local body handed on: each pair is (from place, to place) along `axis`.
+
+    A place may give and get once each; who gets nothing has zeros. Raises UsageError.
+    """
+    x = as_tensor(x)
+    own, rest = _axes("permute", axis, x, ())
+    if rest or not own:
+        raise _local_only("permute")
+    n = ways(own, x.type.sizes if x.mesh is not None else view_now().mesh.sizes)
+    given = _pairs(pairs, n)
+    return ranks.issue(("permute", own, given), x, lambda block: permuted(block, own, given))
+
+
+def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
+    """The block of the device `by` places before along `axis`, in a ring."""
+    own, _ = _axes("shift", axis, as_tensor(x), ())
+    if not own:
+        raise _local_only("shift")
+    n = ways(own, view_now().mesh.sizes)
+    return permute(x, axis, [(i, (i + by) % n) for i in range(n)])
+
+
+def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
+    try:
+        given = tuple((int(a), int(b)) for a, b in pairs)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise fail(
+            UsageError,
+            f"permute: pairs cannot be {shown(pairs)}",
+            fix="give (from, to) pairs, e.g. [(0, 1), (1, 0)]",
+        ) from None
+    places = [p for pair in given for p in pair]
+    twice = len({a for a, _ in given}) < len(given) or len({b for _, b in given}) < len(given)
+    if twice or any(not 0 <= p < n for p in places):
+        raise fail(
+            UsageError,
+            f"permute: {shown(pairs)} are no hand-overs between {n} devices",
+            fix=f"name places from 0 to {n - 1}, each at most once as giver and as taker",
+        )
+    return given
+
+
+# -- by name, and in step -------------------------------------------------------------------------
+def send(x: Tensor, to: int, name: str = "") -> None:
+    """Hands `x` to the device at rank `to` of a local body, which takes it by `recv`."""
+    ranks.send(as_tensor(x), _peer("send", to), name)
+
+
+def recv(source: int, name: str = "") -> Tensor:
+    """What the device at rank `source` of a local body sends here under `name`, in order."""
+    return ranks.recv(_peer("recv", source), name)
+
+
+def recv_from(owner: int, name: str) -> Tensor:
+    """What the device at rank `owner` of a local body returns under `name` (guide 4, ZeRO).
+
+    The name is the last key of its place in what the body returns.
+    """
+    return ranks.recv_from(_peer("recv_from", owner), name)
+
+
+def barrier() -> None:
+    """Every device of a local body comes here. A fused program runs its collectives in one order on
+    all devices, so this checks the ranks' programs and costs nothing when they run."""
+    seen = view()
+    if seen is not None and seen.rank is not None:
+        ranks.mark(("barrier", seen.axes))
+
+
+# -- changing the layout, in both views -----------------------------------------------------------
+def shard(x: Tensor, axis: str | Sequence[str], dim: int = 0) -> Tensor:
+    """`x` with `dim` split over `axis` too; moves from the dim that had the axis (all_to_all).
+
+    In a local body: this device's part of what all hold. Raises ShapeError where it does not
+    divide there.
+    """
+    x = as_tensor(x)
+    d = one_dim("shard", x, dim)
+    own, axes = _axes("shard", axis, x, ())
+    if own:
+        n = divided("shard", x, d, own)
+        size = x.shape[d] // n
+        at = rank_along(own) * size + functions.arange(size)
+        x = functions.take(x, at, d)
+    return functions.relayout(x, split_over(gathered(x.type, axes), d, axes)) if axes else x
+
+
+def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
+    """`t` with `dim` split over `axes` below whatever splits it already."""
+    old: Dim = t.dims[dim]
+    last = old[-1] if old[-1].axes or len(old) == 1 else old[0]
+    new = tuple(Factor(f.size, (*f.axes, *axes)) if f is last else f for f in old)
+    return t.with_dims((*t.dims[:dim], new, *t.dims[dim + 1 :]))
+
+
+def over_batch(x: Tensor) -> tuple[Tensor, int]:
+    """(the mean of `x` over the data axes of a local body, how many devices they are); `x` and 1
+    elsewhere."""
+    seen = view()
+    if seen is None or not seen.batch:
+        return x, 1
+    made: Tensor = all_reduce(x, seen.batch, op="mean")
+    return made, ways(seen.batch, seen.mesh.sizes)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+def _local_only(name: str) -> UsageError:
+    return fail(
+        UsageError,
+        f"{name}: there are no devices to hand on between in the global view",
+        fix="write it in the body of a @ts.distribute or @op.kernel, over one of its axes",
+    )
+
+
+def _peer(name: str, rank: object) -> int:
+    """A rank of the local body. Raises UsageError; the body's own rank must be a number then."""
+    seen = view()
+    if seen is None:
+        raise _local_only(name)
+    if isinstance(rank, Tensor):
+        rank = int(rank)
+    if not is_whole(rank) or not 0 <= rank < seen.size:  # type: ignore[operator]
+        raise fail(
+            UsageError,
+            f"{name}: rank {shown(rank)} does not exist",
+            [("mesh", seen.mesh[seen.axes].text())],
+            fix=f"name a rank from 0 to {seen.size - 1}",
+        )
+    if seen.rank is None:
+        raise NeedsRank
+    return int(rank)  # type: ignore[call-overload, no-any-return]  # is_whole says so
+
+
+def _place(name: str, root: object, axis: object) -> int:
+    """A place along `axis`, as a number. Raises UsageError."""
+    if isinstance(root, Tensor):
+        root = int(root)
+    seen = view()
+    if seen is None:
+        axes_of(name, axis)
+    n = (
+        None
+        if seen is None
+        else ways([a for a in axes_of(name, axis) if a in seen.axes], seen.mesh.sizes)
+    )
+    if not is_whole(root) or root < 0 or (n is not None and root >= n):  # type: ignore[operator]
+        raise fail(
+            UsageError,
+            f"{name}: root {shown(root)} is no place along {shown(axis)}",
+            fix="name a place" + (f" from 0 to {n - 1}" if n else ", 0 or more"),
+        )
+    return int(root)  # type: ignore[call-overload, no-any-return]  # is_whole says so
+
+
+def _axes(
+    name: str, axis: object, x: Tensor, default: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(axes with a literal meaning here, axes with their global meaning)."""
+    seen = view()
+    if axis is None:
+        return (seen.axes, ()) if seen is not None else ((), tuple(default))
+    axes = axes_of(name, axis)
+    if seen is None:
+        return (), axes
+    for a in axes:
+        if a not in seen.mesh.sizes:
+            raise unknown_axis(a, seen.mesh)
+    return tuple(a for a in axes if a in seen.axes), tuple(a for a in axes if a not in seen.axes)
+
+
+def _dim(name: str, x: Tensor, dim: int | None) -> int:
+    if not x.ndim:
+        raise fail(
+            ShapeError,
+            f"{name}: a scalar has no dim to join along",
+            [("x", x.type)],
+            fix="reshape it to (1,) first",
+        )
+    return one_dim(name, x, view_now().dim if dim is None else dim)
+
+
+def _each(name: str, x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if not isinstance(x, (Tensor, dict, list, tuple)) and view() is not None:
+        return change(as_tensor(x))
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, x)

@@ -1,0 +1,204 @@
+"""Gradients of the user's own, and functions around `ts.grad`.
+
+`custom_gradient` records the user's backward function as a graph of its own when the value is
+computed; its node (ops/custom.py) holds it, so gradients work wherever nodes do: inside a compiled
+function and outside, on a mesh, in loops, and a second time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
+from . import functions as F
+from .checks import function_of, shown, signature_of
+from .grad import grad
+from .loop import _body
+from .record import Recorder, current, recording
+from .tensor import Made, Tensor, as_tensor, emit, emit_many
+from .tree import flatten, path_name, spec_paths, unflatten
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P, R]:
+    """A function with a gradient of its own: `fn` returns (value, backward).
+
+    `backward(g)` gets the gradient of the value, in its structure, and returns one gradient per
+    positional argument that holds tensors: a tuple, or for one argument the gradient itself. None,
+    also in place of a leaf, stands for no gradient. What else `fn` reads, such as a weight in a
+    closure, is a constant to gradients. Raises UsageError, ShapeError, DTypeError.
+
+    >>> import tessera as ts
+    >>> @ts.custom_gradient
+    ... def clipped(x):  # the value is x, its gradient stays within 1
+    ...     return x, lambda g: ts.minimum(ts.maximum(g, -1.0), 1.0)
+    >>> x = ts.tensor([1.0, 2.0])
+    >>> ts.grad(ts.sum(clipped(x) * 5.0), x).numpy().tolist()
+    [1.0, 1.0]
+    """
+    signature_of("custom_gradient", function_of("custom_gradient", "the function", fn))
+    name = getattr(fn, "__name__", "function")
+
+    @functools.wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        made: Any = fn(*args, **kwargs)
+        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
+            raise fail(
+                UsageError,
+                f"custom_gradient: {name} gave {shown(made)}, not a value and a function",
+                fix="return value, backward; backward(g) gives the arguments' gradients",
+            )
+        value, backward = made
+        outs, spec = flatten(value)
+        for t in outs:
+            if not isinstance(t, Tensor) or not t.dtype.is_float:
+                raise fail(
+                    UsageError,
+                    f"custom_gradient: {name} gave a value that is no float tensor",
+                    [("value", t.type if isinstance(t, Tensor) else shown(t))],
+                    fix="return float tensors; compute the rest in another function",
+                )
+        r = Recorder(f"{name}_backward", current())
+        with recording(r):
+            gs = [r.input(t.type.complete(), f"g{i}") for i, t in enumerate(outs)]
+            pairs = _pairs(name, args, backward(unflatten(spec, gs)))
+            found = [r.node(g) for _, g in pairs]
+        if r.key is not None:
+            raise fail(
+                UsageError,
+                f"custom_gradient: the backward function of {name} draws random numbers",
+                fix="draw them in the function itself",
+            )
+        body, extras = _body(r, [r.node(g) for g in gs], found)
+        if not pairs:
+            return unflatten(spec, [F.stop_gradient(t) for t in outs])  # type: ignore[no-any-return]
+        inputs = [*outs, *(x for x, _ in pairs), *extras]
+        return unflatten(spec, _passed(inputs, {"values": len(outs), "backward": body}))  # type: ignore[no-any-return]
+
+    return run
+
+
+def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+    """The values as results of `custom`. Outside a recording they need no program: they are the
+    same arrays, made in another way."""
+    values = attrs["values"]
+    if current() is not None:
+        if values == 1:
+            return [emit("custom", *inputs, **attrs)]
+        return emit_many("custom", *inputs, **attrs)
+    outs, loc = [], caller()
+    for i, t in enumerate(inputs[:values]):
+        out = Tensor(t.data, t.type)
+        out._made = Made("custom", tuple(inputs), attrs, i, loc)
+        outs.append(out)
+    return outs
+
+
+def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, Tensor]]:
+    """(argument, its gradient) of each tensor that gets one."""
+    holders = [a for a in args if any(isinstance(x, Tensor) for x in flatten(a)[0])]
+    parts = found if isinstance(found, tuple) else (found,)
+    # The one argument may be a tuple itself; its gradient is one then, wrapped in another or not.
+    alone = len(holders) == 1 and isinstance(holders[0], tuple)
+    if alone and not (len(parts) == 1 and isinstance(parts[0], tuple)):
+        parts = (found,)
+    if len(parts) != len(holders):
+        raise fail(
+            UsageError,
+            f"custom_gradient: backward of {name} gave {len(parts)} gradients for"
+            f" {len(holders)} arguments of tensors",
+            fix="return a tuple with one per positional argument that holds tensors, None for none",
+        )
+    pairs = []
+    for i, (arg, part) in enumerate(zip(holders, parts, strict=True)):
+        leaves, spec = flatten(arg)
+        have = dict(zip(spec_paths(spec), leaves, strict=True))
+        got, got_spec = flatten(part)
+        for path, g in zip(spec_paths(got_spec), got, strict=True):
+            x = have.get(path)
+            label = path_name((i, *path))
+            if not isinstance(x, Tensor) or not x.dtype.is_float:
+                raise fail(
+                    UsageError,
+                    f"custom_gradient: backward of {name} gave a gradient at {label!r}, where no"
+                    " float tensor was given",
+                    fix="give gradients in the structure of the arguments, None for the others",
+                )
+            g = as_tensor(g)
+            if g.shape != x.shape or not g.dtype.is_float:
+                raise fail(
+                    ShapeError if g.shape != x.shape else DTypeError,
+                    f"custom_gradient: backward of {name} gave a gradient that does not fit"
+                    f" argument {label!r}",
+                    [("argument", x.type), ("gradient", g.type)],
+                    fix="a gradient has the shape of its argument",
+                )
+            pairs.append((x, g.to(x.dtype)))
+    return pairs
+
+
+def value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Any]]:
+    """A function that gives `fn`'s scalar and its gradient by the first argument, a tensor or tree.
+
+    >>> import tessera as ts
+    >>> value, g = ts.value_and_grad(lambda x: ts.sum(x * x))(ts.tensor([1.0, 3.0]))
+    >>> value.item(), g.numpy().tolist()
+    (10.0, [2.0, 6.0])
+    """
+    function_of("value_and_grad", "the function", fn)
+
+    @functools.wraps(fn)
+    def run(weights: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        weights = _tensors(weights)
+        loss = fn(weights, *args, **kwargs)
+        return loss, grad(loss, weights)
+
+    return run
+
+
+def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """(`fn(*xs)`, pull): `pull(g)` gives the gradients of all `xs` for `g`, the gradient of the
+    value and in its structure. Raises UsageError, ShapeError.
+
+    >>> import tessera as ts
+    >>> y, pull = ts.vjp(ts.sin, ts.tensor([0.0, 0.0]))
+    >>> pull(ts.tensor([1.0, 2.0]))[0].numpy().tolist()
+    [1.0, 2.0]
+    """
+    function_of("vjp", "the function", fn)
+    xs = _tensors(xs)
+    value = fn(*xs)
+    outs, spec = flatten(value)
+    for t in outs:
+        if not isinstance(t, Tensor) or not t.dtype.is_float:
+            raise fail(
+                UsageError,
+                "vjp: the function gave a value that is no float tensor",
+                [("value", t.type if isinstance(t, Tensor) else shown(t))],
+                fix="return float tensors",
+            )
+
+    def pull(g: Any) -> Any:
+        gs, g_spec = flatten(g)
+        gs = [as_tensor(x) for x in gs]
+        if g_spec != spec or any(x.shape != t.shape for x, t in zip(gs, outs, strict=True)):
+            raise fail(
+                ShapeError,
+                "vjp: the gradient is not like the value",
+                [("value", ", ".join(str(t.type) for t in outs)),
+                 ("given", ", ".join(str(x.type) for x in gs))],
+                fix="give a tensor like each of the value's, in the same structure",
+            )  # fmt: skip
+        total = F.stack([F.sum(t * x.to(t.dtype)).to("f32") for t, x in zip(outs, gs)])
+        return grad(F.sum(total), xs)
+
+    return value, pull
+
+
+def _tensors(tree: Any) -> Any:
+    leaves, spec = flatten(tree)
+    return unflatten(spec, [as_tensor(x) for x in leaves])

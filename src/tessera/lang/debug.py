@@ -1,0 +1,129 @@
+"""Print, check and stop inside a recorded function: `ts.debug`. Each acts when its call has run."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import GraphError, caller, fail
+from ..core.layout import ways
+from . import functions
+from .checks import function_of
+from .record import current
+from .taps import Seen, tap
+from .tensor import Tensor, as_tensor
+
+
+def print(*values: Any, **named: Any) -> None:
+    """Prints tensors and other values, inside recorded functions too: once a call, a loop's turn,
+    and a device where it has a value of its own. The line begins with the user's file and line.
+
+    >>> import tessera as ts
+    >>> @ts.jit
+    ... def double(x):
+    ...     ts.debug.print("x is", x)
+    ...     return x * 2
+    >>> y = double(ts.tensor([1.0, 2.0]))
+    x is [1. 2.]
+    """
+    where = caller()
+    tensors: list[Tensor] = []
+
+    def slot(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return _Slot(len(tensors) - 1)
+        return value
+
+    plan = [("", slot(v)) for v in values] + [(f"{k}=", slot(v)) for k, v in named.items()]
+
+    def act(seen: Sequence[Seen]) -> None:
+        for place, found in _places(seen):
+            words = [name + _text(part, found) for name, part in plan]
+            head = " ".join(x for x in (f"{where}:" if where else "", place) if x)
+            builtins.print(" ".join([head, *words] if head else words))
+
+    tap(tensors, act)
+
+
+class _Slot(int):
+    """Stands for a tensor until its value is known."""
+
+
+def _text(part: Any, values: Sequence[np.ndarray[Any, Any]]) -> str:
+    return str(values[part]) if isinstance(part, _Slot) else str(part)
+
+
+def _places(seen: Sequence[Seen]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
+    """(which device, its values) for each device that has values of its own; ("", values) else."""
+    per = [v.type for v in seen if v.type.per]
+    axes = tuple(dict.fromkeys(a for t in per for a in t.per))
+    if not axes:
+        return [(next((v.place for v in seen), ""), [v.array for v in seen])]
+    sizes = per[0].sizes
+    rows = []
+    for rank in range(ways(axes, sizes)):
+        own = [v.of(rank, axes, sizes) for v in seen]
+        rows.append((own[0].place, [v.array for v in own]))
+    return rows
+
+
+def check_finite(x: Any, name: str = "") -> Any:
+    """`x`, with an error after the call where an element is not finite. Takes trees too.
+
+    Raises GraphError (after the call) with the user's line, the number of such elements and the
+    first of them. `ts.debug.nan_origin` finds where they began.
+    """
+    from .tree import flatten, path_name, paths
+
+    where = caller()
+    recorder = current()
+    leaves = [t for t in flatten(x)[0] if isinstance(t, Tensor) and t.dtype.is_float]
+    names = [path_name(p) for p, t in zip(paths(x), flatten(x)[0], strict=True)
+             if isinstance(t, Tensor) and t.dtype.is_float]  # fmt: skip
+    scope = recorder.builder.scope if recorder is not None else ""
+    flags = [functions.isfinite(t) for t in leaves]
+
+    def act(seen: Sequence[Seen]) -> None:
+        for flag, leaf, path in zip(seen, leaves, names, strict=True):
+            if flag.array.all():
+                continue
+            bad = np.argwhere(~flag.array)
+            what = ".".join(filter(None, (name, path))) or "a value"
+            raise fail(
+                GraphError,
+                f"check_finite: {what} has {len(bad)} of {flag.array.size} elements not finite",
+                [("tensor", leaf.type), ("first at", tuple(bad[0].tolist())),
+                 *([("scope", scope)] if scope else [])],
+                at=where,
+                fix="find where they begin with ts.debug.nan_origin(fn, *args)",
+            )  # fmt: skip
+
+    tap(flags, act)
+    return x
+
+
+def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values: Any) -> None:
+    """Stops after the call with the values that these tensors had here: NumPy arrays in a debugger,
+    or in `hook`, which gets them as a dict.
+
+    A device's own values have a leading dim for each of its axes.
+    """
+    if hook is not None:
+        function_of("breakpoint", "the hook", hook)
+    names = list(values)
+    where = caller()
+
+    def act(seen: Sequence[Seen]) -> None:
+        here = dict(zip(names, (v.array for v in seen), strict=True))
+        if hook is not None:
+            hook(here)
+            return
+        builtins.print(f"{where or 'here'}: " + ", ".join(here), file=sys.stderr)
+        builtins.breakpoint()
+
+    tap([as_tensor(v) for v in values.values()], act)

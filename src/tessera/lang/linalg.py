@@ -1,0 +1,161 @@
+"""`ts.linalg`: solves and factors of matrices, the last two dims; those before are a batch.
+
+The batch may be split over the mesh; each matrix is whole on the device that works on it. Narrow
+floats are worked on in f32. A matrix without an answer (singular, not positive definite) gives NaN
+or infinities, as there is no stopping in the middle of a program.
+
+>>> import tessera as ts
+>>> a = ts.tensor([[4.0, 2.0], [2.0, 5.0]])
+>>> ts.linalg.cholesky(a).numpy().tolist()
+[[2.0, 0.0], [1.0, 2.0]]
+>>> round(ts.linalg.det(a).item(), 4)
+16.0
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..core.dtypes import f32
+from ..core.errors import ShapeError, UsageError, fail
+from . import functions as F
+from .checks import flag, number, shown
+from .matrices import diagonal, eye, trace
+from .shaping import Dims, broadcast_to
+from .tensor import Like, Tensor, as_tensor, emit, emit_many, matched
+
+
+def _matrices(name: str, x: Like, square: bool = True) -> Tensor:
+    t = as_tensor(x)
+    t = t if t.dtype.is_float else t.to(f32)
+    if t.ndim < 2 or (square and t.shape[-2] != t.shape[-1]):
+        raise fail(
+            ShapeError,
+            f"{name}: needs {'square ' if square else ''}matrices in the last two dims",
+            [("x", t.type)],
+            fix=f"give [..., {'n, n' if square else 'm, n'}]",
+        )
+    return t
+
+
+def _pair(name: str, x: Like, y: Like) -> tuple[Tensor, Tensor, bool]:
+    """Square matrices and what stands beside them, their batches made one; was `y` a vector?"""
+    a = _matrices(name, x)
+    a, b = matched(name, a, y)
+    flat = b.ndim == 1
+    b = b.reshape(-1, 1) if flat else b
+    if b.ndim < 2 or b.shape[-2] != a.shape[-1]:
+        raise fail(
+            ShapeError,
+            f"{name}: the right side has not as many rows as the matrix",
+            [("a", a.type), ("b", b.type)],
+            fix="give b [..., n, k], or one vector [n]",
+        )
+    lead = F.broadcast_lead(name, a, b)
+    a = broadcast_to(a, (*lead, *a.shape[-2:]))
+    return a, broadcast_to(b, (*lead, *b.shape[-2:])), flat
+
+
+def cholesky(a: Like) -> Tensor:
+    """The lower triangular L with L Lᵀ = a, for symmetric positive definite matrices.
+
+    Of a matrix that is not symmetric, the mean with its transpose is taken. Raises ShapeError.
+    """
+    return emit("cholesky", _matrices("cholesky", a))
+
+
+def solve(a: Like, b: Like) -> Tensor:
+    """x with a x = b: a [..., n, n], b [..., n, k] or one vector [n]; batches broadcast.
+
+    Raises ShapeError.
+    """
+    m, y, flat = _pair("solve", a, b)
+    x = emit("solve", m, y)
+    return x.reshape(x.shape[:-1]) if flat else x
+
+
+def solve_triangular(a: Like, b: Like, lower: bool = True) -> Tensor:
+    """x with a x = b, for a triangular a whose other triangle is not read. Raises ShapeError."""
+    low = flag("solve_triangular", "lower", lower)
+    m, y, flat = _pair("solve_triangular", a, b)
+    x = emit("triangular_solve", m, y, lower=low)
+    return x.reshape(x.shape[:-1]) if flat else x
+
+
+def inv(a: Like) -> Tensor:
+    """The inverse of each matrix. To solve equations, `solve` is faster and more exact."""
+    m = _matrices("inv", a)
+    return solve(m, eye(m.shape[-1], dtype=m.dtype))
+
+
+def slogdet(a: Like) -> tuple[Tensor, Tensor]:
+    """(sign, logarithm of the size) of each determinant, which itself may not fit a float."""
+    sign, size = emit_many("slogdet", _matrices("slogdet", a))
+    return sign, size
+
+
+def det(a: Like) -> Tensor:
+    """The determinant of each matrix. Its gradient needs matrices that can be inverted."""
+    sign, size = slogdet(a)
+    return F.stop_gradient(sign) * F.exp(size)
+
+
+def eigh(a: Like) -> tuple[Tensor, Tensor]:
+    """Of symmetric matrices: eigenvalues [..., n], ascending, and eigenvectors, in columns.
+
+    Gradients of the vectors need eigenvalues that differ. Raises ShapeError.
+    """
+    values, vectors = emit_many("eigh", _matrices("eigh", a))
+    return values, vectors
+
+
+def qr(a: Like) -> tuple[Tensor, Tensor]:
+    """Q [..., m, k] with orthonormal columns and R [..., k, n] upper triangular with a positive
+    diagonal, k the smaller of m and n; Q R = a. Raises ShapeError."""
+    t = _matrices("qr", a, square=False)
+    m, n = t.shape[-2:]
+    q, r = emit_many("qr", t[..., : min(m, n)])
+    # Further columns are combinations of those of Q.
+    return q, r if n <= m else F.concat([r, q.transpose() @ t[..., m:]], -1)
+
+
+def svd(a: Like) -> tuple[Tensor, Tensor, Tensor]:
+    """(U [..., m, k], singular values [..., k], descending, Vᵀ [..., k, n]), k = min(m, n).
+
+    Gradients of U and V need singular values that differ. Raises ShapeError.
+    """
+    u, s, vt = emit_many("svd", _matrices("svd", a, square=False))
+    return u, s, vt
+
+
+def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The `ord`-norm of the elements along `dim` (all: of matrices, Frobenius' with ord 2).
+
+    `ord` is positive; infinity takes the largest size. The gradient at zero is zero. Raises
+    UsageError, ShapeError.
+    """
+    t = as_tensor(x)
+    t = t if t.dtype.is_float else t.to(f32)
+    p = float(number("norm", "ord", ord))
+    if not p > 0:
+        raise fail(UsageError, f"norm: ord cannot be {shown(ord)}", fix="give a positive number")
+    size = F.abs(t)
+    if p == math.inf:
+        return F.max(size, dim, keepdims)
+    if p == 1:
+        return F.sum(size, dim, keepdims)
+    # Where all is zero the root would have no slope: a one stands under it.
+    total = F.sum(t * t if p == 2 else _power(size, p), dim, keepdims)
+    some = total > 0.0
+    safe = F.where(some, total, 1.0)
+    return F.where(some, F.sqrt(safe) if p == 2 else safe ** (1.0 / p), 0.0)
+
+
+def _power(size: Tensor, p: float) -> Tensor:
+    return F.where(size > 0.0, F.where(size > 0.0, size, 1.0) ** p, 0.0)
+
+
+__all__ = [
+    "cholesky", "det", "diagonal", "eigh", "inv", "norm", "qr", "slogdet", "solve",
+    "solve_triangular", "svd", "trace",
+]  # fmt: skip

@@ -1,0 +1,100 @@
+"""The functions on the entries of a matrix: its triangles, its diagonal, the identity."""
+
+from __future__ import annotations
+
+from ..core.dtypes import bool_, dtype_of, f32, int32
+from ..core.errors import ShapeError, fail
+from .checks import sizes, whole
+from .shaping import one_dim, permute, reshape
+from .tensor import Like, Tensor, as_tensor, emit, scalar
+
+
+def _least_rank(name: str, x: Tensor, rank: int) -> None:
+    if x.ndim < rank:
+        raise fail(
+            ShapeError,
+            f"{name}: the tensor has no matrix",
+            [("x", x.type)],
+            fix=f"give at least {rank} dims; the last two are the matrix",
+        )
+
+
+def _line(shape: tuple[int, ...], dim: int) -> Tensor:
+    return emit("iota", dtype=int32, shape=shape, dim=dim)
+
+
+def _triangle(name: str, x: Like, k: int, below: bool) -> Tensor:
+    t = as_tensor(x)
+    _least_rank(name, t, 2)
+    m, n = t.shape[-2:]
+    # Any diagonal further out leaves the same: and i32 holds these.
+    k = max(-m - n, min(m + n, whole(name, "k", k)))
+    apart = emit("sub", _line((1, n), 1), _line((m, 1), 0))
+    inside = apart <= k if below else apart >= k
+    zero = scalar(False if t.dtype is bool_ else 0, t.dtype)
+    return emit("where", inside, t, zero)
+
+
+def tril(x: Like, k: int = 0) -> Tensor:
+    """The lower triangle of each matrix [..., m, n], with `k` more diagonals; zeros elsewhere."""
+    return _triangle("tril", x, k, True)
+
+
+def triu(x: Like, k: int = 0) -> Tensor:
+    """The upper triangle of each matrix [..., m, n], from the `k`th diagonal on; else zeros."""
+    return _triangle("triu", x, k, False)
+
+
+def eye(rows: int, columns: int | None = None, dtype: object = f32) -> Tensor:
+    """Ones on the diagonal of a matrix, zeros elsewhere."""
+    m, *_ = sizes("eye", whole("eye", "rows", rows))
+    n, *_ = sizes("eye", m if columns is None else whole("eye", "columns", columns))
+    return emit("eq", _line((m, 1), 0), _line((1, n), 1)).to(dtype_of(dtype))
+
+
+def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """The elements of two dims whose index in `dim2` is `offset` more than in `dim1`, as the last
+    dim. Raises ShapeError where there are none."""
+    t = as_tensor(x)
+    _least_rank("diagonal", t, 2)
+    i, j = one_dim("diagonal", t, dim1), one_dim("diagonal", t, dim2)
+    k = whole("diagonal", "offset", offset)
+    m, n = t.shape[i], t.shape[j]
+    count = min(m + min(k, 0), n - max(k, 0))
+    if i == j or count < 1:
+        what = f"dims {i} and {j} are one" if i == j else f"{m} x {n} has no diagonal {k}"
+        raise fail(ShapeError, f"diagonal: {what}", [("x", t.type)], fix="name two dims, and a "
+                   "diagonal that is there")  # fmt: skip
+    rest = [d for d in range(t.ndim) if d not in (i, j)]
+    order = (*rest, i, j)
+    t = t if order == tuple(range(t.ndim)) else permute(t, order)
+    lead = t.shape[:-2]
+    flat = reshape(t, (*lead, m * n))
+    start = k if k >= 0 else -k * n
+    return emit(
+        "slice", flat,
+        starts=(*(0,) * len(lead), start),
+        stops=(*lead, start + (count - 1) * (n + 1) + 1),
+        steps=(*(1,) * len(lead), n + 1),
+    )  # fmt: skip
+
+
+def diag(x: Like) -> Tensor:
+    """A vector [n] as the diagonal of [n, n]; of anything else, the diagonal of each matrix."""
+    t = as_tensor(x)
+    if t.ndim != 1:
+        return diagonal(t)
+    (n,) = t.shape
+    zero = scalar(False if t.dtype is bool_ else 0, t.dtype)
+    return emit("where", eye(n, dtype=bool_), t, zero)
+
+
+def trace(x: Like) -> Tensor:
+    """The sum of each matrix's diagonal."""
+    t = as_tensor(x)
+    t = t.to(int32) if t.dtype is bool_ else t
+    d = diagonal(t)
+    return emit("sum", d, dims=(d.ndim - 1,))
+
+
+__all__ = ["diag", "diagonal", "eye", "trace", "tril", "triu"]

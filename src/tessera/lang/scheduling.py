@@ -1,0 +1,144 @@
+"""`schedule`: how compiled functions are carried out, as statements and as a decorator.
+
+`schedule.all_reduce_overlap(True)` holds from there on; `@schedule(overlap=True)` for one function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+from ..core.context import put, replaced, settings
+from ..core.errors import UsageError, fail
+from ..core.options import ScheduleOptions
+from .checks import flag, function_of, is_whole, shown, whole
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BACKENDS = ("auto", "nccl", "nvshmem", "deepep", "gloo", "mpi")
+EPOCHS = ("soft", "hard")
+
+
+def all_reduce_overlap(on: bool = True) -> None:
+    """From here on gradients are summed while compute goes on (True), or everything waits for each
+    collective (False) (guide 1, 7.7)."""
+    _set(overlap=flag("all_reduce_overlap", "the choice", on))
+
+
+def pipeline_microbatches(count: int) -> None:
+    """From here on pipelines cut a batch into `count` microbatches (guide 1, 7.7)."""
+    _set(microbatches=whole("pipeline_microbatches", "the count", count, 1))
+
+
+def bucket_bytes(size: int | None) -> None:
+    """From here on sums go together, up to `size` bytes a device; None: each by itself."""
+    _set(bucket_bytes=None if size is None else whole("bucket_bytes", "the size", size, 1))
+
+
+def prefetch(distance: int | None) -> None:
+    """From here on a split weight is gathered `distance` blocks of work before its use."""
+    _set(prefetch=None if distance is None else whole("prefetch", "the distance", distance, 0))
+
+
+def current() -> ScheduleOptions:
+    """The choices in force here."""
+    return settings().schedule
+
+
+def reset() -> None:
+    """From here on Tessera chooses."""
+    put(schedule=ScheduleOptions())
+
+
+def _set(**changes: Any) -> None:
+    put(schedule=replace(settings().schedule, **changes))
+
+
+def options(
+    *,
+    pipeline: bool | None = None,
+    overlap: bool | None = None,
+    comm_backend: str | None = None,
+    epoch: str | None = None,
+    tile: Any = None,
+    warps: int | None = None,
+    microbatches: int | None = None,
+    bucket_bytes: int | None = None,
+    prefetch: int | None = None,
+) -> ScheduleOptions:
+    """The choices as a value. Raises UsageError for what is none."""
+    switches = {"pipeline": pipeline, "overlap": overlap}
+    for name, on in switches.items():
+        if on is not None:
+            flag("schedule", name, on)
+    counts = {"warps": warps, "microbatches": microbatches, "bucket_bytes": bucket_bytes}
+    for name, count in {**counts, "prefetch": prefetch}.items():
+        if count is not None:
+            whole("schedule", name, count, 0 if name == "prefetch" else 1)
+    words = {"comm_backend": (comm_backend, BACKENDS), "epoch": (epoch, EPOCHS)}
+    for name, (word, known) in words.items():
+        if word is not None and word not in known:
+            raise fail(
+                UsageError,
+                f"schedule: {name} cannot be {shown(word)}",
+                fix="use " + ", ".join(known),
+            )
+    sizes = (tile,) if is_whole(tile) else tile
+    if sizes is not None and not (
+        isinstance(sizes, (tuple, list)) and sizes and all(is_whole(n) and n > 0 for n in sizes)
+    ):
+        raise fail(
+            UsageError, f"schedule: tile cannot be {shown(tile)}", fix="give sizes, e.g. (128, 128)"
+        )
+    return ScheduleOptions(
+        overlap=overlap,
+        bucket_bytes=bucket_bytes,
+        prefetch=prefetch,
+        microbatches=microbatches,
+        pipeline=pipeline,
+        backend=comm_backend,
+        epoch=epoch,
+        tile=tuple(sizes) if sizes is not None else None,
+        warps=warps,
+    )
+
+
+def scheduled(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
+    """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
+
+    `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
+    `microbatches`, `bucket_bytes`, `prefetch` go with them. `.schedule` of the function is the
+    Schedule of its last recording.
+    """
+    from .jit import Jit, jit
+
+    unknown = [k for k in choices if k not in inspect.signature(options).parameters]
+    if more or unknown:
+        raise fail(
+            UsageError,
+            f"schedule: {shown(more[0]) if more else unknown[0]!r} is no choice",
+            fix="write @schedule(" + "=, ".join(inspect.signature(options).parameters) + "=)",
+        )
+    chosen = options(**choices)
+
+    def wrap(f: Callable[P, R]) -> Callable[P, R]:
+        function_of("schedule", "what is scheduled", f)
+        made: Any = f if isinstance(f, Jit) else jit(f)
+
+        @functools.wraps(f)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = {k: v for k, v in _fields(chosen).items() if v is not None}
+            with replaced(schedule=replace(settings().schedule, **given)):
+                return made(*args, **kwargs)  # type: ignore[no-any-return]
+
+        run.compiled = made  # type: ignore[attr-defined]
+        return run
+
+    return wrap if fn is None else wrap(fn)
+
+
+def _fields(o: ScheduleOptions) -> dict[str, Any]:
+    return {name: getattr(o, name) for name in ScheduleOptions.__dataclass_fields__}

@@ -1,0 +1,327 @@
+"""Where do weights live that a function makes for itself? In a store, by name.
+
+The owner of a weight is the innermost `graph.stage` around the place that makes it; else the
+`graph.training_step`; else the recorded function; else, outside of all, the process. Within its
+owner a weight is found again by what it is and its occurrence (`block0`, `block1`, …), or by the
+name it was given. So what a function makes at its first call it meets again at every later one.
+
+A recorded function does not hold a weight's value but its slot, so new values need no recording.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..core.context import settings
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.layout import TensorType, plain
+from ..core.mesh import Mesh
+from .checks import shown
+from .engine import engine
+from .record import Recorder, current, redistribute_now
+from .strategy import Plan, Strategy
+from .tensor import Tensor, as_tensor
+from .tree import flatten, path_name, spec_paths, unflatten
+
+
+class Slot:
+    """A weight's place: its value now, and what recorded functions hold in its stead."""
+
+    def __init__(self, name: str, value: Tensor) -> None:
+        self.name, self.now = name, value
+        self._held: dict[tuple[str, TensorType], Tensor] = {}
+
+    def move(self, to: TensorType) -> None:
+        """Gives the value the layout `to`."""
+        if self.now._data is None and self.now._pending is not None:
+            self.now.type = to
+        elif self.now.type is not to:
+            self.now = self._named(_moved(self.now, to))
+
+    def put(self, value: Tensor) -> None:
+        """Sets the value, in the layout that the weight has. It is checked to fit."""
+        have = self.now.type
+        to = have if have.mesh is not None else have.on(value.mesh)
+        self.now = self._named(_moved(value, to))
+        for held in self._held.values():
+            self._fill(held)
+
+    def held(self, shown_as: str) -> Tensor:
+        """The tensor that stands for this weight in recordings, under the name `shown_as`."""
+        key = shown_as, self.now.type
+        found = self._held.get(key)
+        if found is None:
+            found = self._held[key] = Tensor(None, self.now.type)
+            found.name = shown_as
+            self._fill(found)
+        return found
+
+    @property
+    def holders(self) -> list[Tensor]:
+        """Every tensor that stands for this weight in a recording."""
+        return list(self._held.values())
+
+    def _fill(self, held: Tensor) -> None:
+        held._data = None
+        held._pending = lambda: _moved(self.now, held.type).data
+
+    def _named(self, value: Tensor) -> Tensor:
+        """`value` without the history of how it was made."""
+        new = Tensor(value.data, value.type)
+        new.name = self.name
+        return new
+
+
+def _moved(t: Tensor, to: TensorType) -> Tensor:
+    """`t` in the layout `to`, at once; from one mesh to another by way of the host."""
+    if t.type is to:
+        return t
+    if t.mesh is None or t.mesh == to.mesh:
+        return redistribute_now(t, to)
+    return Tensor(engine().place(t.numpy(), to), to)
+
+
+@dataclass
+class Group:
+    """Weights that were made together: a tree of them and what asked for it."""
+
+    asked: object
+    tree: Any
+    slots: list[Slot | None]  # one per leaf of the tree; None for what is no tensor
+
+
+class Store:
+    """The weights of one owner."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.groups: dict[str, Group] = {}
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {s.name: s for g in self.groups.values() for s in g.slots if s is not None}
+
+
+@dataclass
+class Owner:
+    """One call of an owner: how often it has made what, and in which recording it runs."""
+
+    store: Store
+    recorder: Recorder | None
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a training step (or `graph.parameters`) wants of all weights that are met inside."""
+
+    seen: dict[str, Slot]
+    prefix: str = ""
+    own: Store | None = None
+    plan: Plan | Strategy | None = None
+
+
+_owner: ContextVar[Owner | None] = ContextVar("tessera_owner", default=None)
+_around: ContextVar[Around | None] = ContextVar("tessera_around", default=None)
+_PROCESS = Owner(Store(""), None)
+_functions: dict[str, Store] = {}  # by the name of the recorded function
+_calls: WeakKeyDictionary[Recorder, Owner] = WeakKeyDictionary()
+
+
+@contextmanager
+def owned_by(store: Store) -> Iterator[None]:
+    """What is made inside belongs to `store`; occurrences count from zero."""
+    token = _owner.set(Owner(store, current()))
+    try:
+        yield
+    finally:
+        _owner.reset(token)
+
+
+@contextmanager
+def watched(around: Around) -> Iterator[None]:
+    token = _around.set(around)
+    try:
+        yield
+    finally:
+        _around.reset(token)
+
+
+def around() -> Around | None:
+    """The training step, or the question, that weights are met in."""
+    return _around.get()
+
+
+def _root(recorder: Recorder) -> Recorder:
+    while recorder.parent is not None:
+        recorder = recorder.parent
+    return recorder
+
+
+def _owner_now(what: str) -> Owner:
+    recorder, owner = current(), _owner.get()
+    root = None if recorder is None else _root(recorder)
+    mine = owner is not None and (
+        owner.recorder is None if root is None
+        else owner.recorder is not None and _root(owner.recorder) is root
+    )  # fmt: skip
+    if owner is None or not mine:
+        if root is None:
+            return _PROCESS
+        owner = _calls.get(root)
+        if owner is None:
+            name = root.builder.name
+            store = _functions.setdefault(name, Store(name))
+            owner = _calls[root] = Owner(store, root)
+    if owner.recorder is not recorder:
+        raise fail(
+            UsageError,
+            f"{what}: weights cannot be made in the body of a loop or a branch",
+            fix="call a function with @graph.stage there: its weights are its own",
+        )
+    return owner
+
+
+def weights(
+    kind: str,
+    make: Callable[[], Any],
+    asked: object,
+    mesh: Mesh | None,
+    name: str = "",
+    rename: Callable[[str], str] = str,
+) -> tuple[str, Any]:
+    """(name, tree): the weights that this place makes, or met here before.
+
+    `make` gives a tree of `Parameter`s at the first call; `asked` describes it, and must be equal
+    at later ones. `rename` turns a leaf's path into its name. Raises UsageError.
+    """
+    owner = _owner_now(kind)
+    if not isinstance(name, str):
+        raise fail(UsageError, f"{kind}: name cannot be {shown(name)}", fix="give a string")
+    if not name:
+        name = f"{kind}{owner.counts[kind]}"
+        owner.counts[kind] += 1
+    store = owner.store
+    full = f"{store.name}.{name}" if store.name else name
+    group = store.groups.get(name)
+    if group is None:
+        group = store.groups[name] = _made(full, make(), asked, rename)
+    elif group.asked != asked:
+        raise fail(
+            UsageError,
+            f"{kind}: the weights {full!r} were made with other sizes or options",
+            [("made with", group.asked), ("asked for", asked)],
+            fix="give one of the two another name=, or call them in functions of their own",
+        )
+    leaves, spec = flatten(group.tree)
+    now = [x if s is None else use(s, mesh, store) for x, s in zip(leaves, group.slots)]
+    return name, unflatten(spec, now)
+
+
+def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> Group:
+    leaves, spec = flatten(tree)
+    slots: list[Slot | None] = []
+    for x, path in zip(leaves, spec_paths(spec), strict=True):
+        if not isinstance(x, Tensor):
+            slots.append(None)
+            continue
+        assert x.remake is not None, "a tree of Parameters"
+        name = f"{full}.{rename(path_name(path))}"
+        t = x.remake(x.shape, name)
+        t.type = plain(t.dtype, t.shape)
+        slots.append(Slot(name, t))
+    return Group(asked, tree, slots)
+
+
+def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Tensor:
+    """The tensor to compute with here: the value, or what stands for it in a recording."""
+    here, now, label = _around.get(), slot.now, slot.name
+    mesh = mesh or settings().mesh or now.mesh
+    want = now.type
+    if now.mesh != mesh and (now.mesh is not None or now._data is None):
+        want = plain(now.dtype, now.shape, mesh)
+    if here is not None:
+        if here.prefix and store is not here.own:
+            label = f"{here.prefix}.{slot.name}"
+        if here.plan is not None:
+            want = _planned(here.plan, slot.name, plain(now.dtype, now.shape, mesh))
+        if here.seen.setdefault(label, slot) is not slot:
+            raise fail(
+                UsageError,
+                f"{here.prefix or 'parameters'}: two weights are called {label!r}",
+                fix="give the stages, or the weights, names of their own",
+            )
+    slot.move(want)
+    return known(slot, label)
+
+
+def known(slot: Slot, label: str) -> Tensor:
+    """The weight's tensor as it is asked for by name: its value, or what stands for it here."""
+    recorder = current()
+    if recorder is None:
+        return slot.now
+    held = slot.held(label)
+    stand_for(recorder, slot.now, held)
+    return held
+
+
+def _planned(plan: Plan | Strategy, name: str, t: TensorType) -> TensorType:
+    return (plan if isinstance(plan, Plan) else Plan((plan,))).weight(name, t)
+
+
+def stand_for(recorder: Recorder, value: Tensor, held: Tensor) -> None:
+    """In this recording `value` means `held`, wherever the user has it from."""
+    at: Recorder | None = recorder
+    while at is not None:
+        at.node(held)
+        at._nodes[id(value)] = at._nodes[id(held)]
+        at = at.parent
+
+
+def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> None:
+    """Sets weights from a dict by name; with `whole` it must name all.
+
+    Raises UsageError, ShapeError, DTypeError; nothing is set then.
+    """
+    if not isinstance(new, Mapping):
+        raise fail(
+            UsageError,
+            f"{what}: the weights cannot be {shown(new)}",
+            fix="give a dict from names to tensors, such as .parameters is",
+        )
+    lost = sorted(set(slots) - set(new)) if whole else []
+    odd = sorted(str(k) for k in new if k not in slots)
+    if lost or odd:
+        raise fail(
+            UsageError,
+            f"{what}: {len(odd)} names too many, {len(lost)} missing",
+            [("too many", ", ".join(odd[:5]) or "none"),
+             ("missing", ", ".join(lost[:5]) or "none")],
+            fix="give the names that .parameters has; update() takes some of them",
+        )  # fmt: skip
+    values = {}
+    for name, x in new.items():
+        t, have = as_tensor(x), slots[name].now.type
+        if t._recorder is not None:
+            raise fail(
+                UsageError,
+                f"{what}: {name!r} is a tensor of a function that is being recorded",
+                [("tensor", t.type)],
+                fix="return it from the function, and set the weights outside",
+            )
+        if t.shape != have.shape or t.dtype is not have.dtype:
+            raise fail(
+                ShapeError if t.shape != have.shape else DTypeError,
+                f"{what}: {name!r} has another shape or dtype",
+                [("have", have), ("given", t.type)],
+                fix="give a tensor like the weight",
+            )
+        values[name] = t
+    for name, t in values.items():
+        slots[name].put(t)

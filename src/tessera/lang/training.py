@@ -1,0 +1,317 @@
+"""Graph functions: `graph.training_step`, `graph.stage`, `graph.parameters`, `graph.capture`.
+
+They are compiled functions that own the weights made inside them (lang/store.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from ..core.errors import StrategyError, UsageError, fail
+from ..core.layout import TensorType
+from ..ir.graph.node import Graph
+from . import store
+from .checks import function_of, shown, signature_of
+from .grad import grad
+from .host import engine_array
+from .jit import Jit
+from .record import current, scope
+from .store import Around, Slot, Store
+from .strategy import Plan, Strategy
+from .tensor import Tensor, as_tensor
+from .trace import trace
+from .tree import call_paths, flatten, path_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def backward(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
+    """`ts.grad`; inside a `training_step` with a strategy the gradients lie as the strategy says.
+
+    Without `weights` they cover every weight that the function has met, keyed by name.
+    """
+    here = store.around()
+    if layout is None and finish and here is not None and here.plan is not None:
+        layout = here.plan
+    return grad(loss, weights, layout=layout, finish=finish)
+
+
+class TrainingStep(Generic[P, R]):
+    """A compiled step and the weights that it uses: `step(batch)`, `step.parameters`."""
+
+    def __init__(self, fn: Callable[P, R], module: str, plan: Plan | Strategy | None) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.module, self.strategy = module, plan
+        self._store = Store(module)
+        self._slots: dict[str, Slot] = {}
+        self._outside: dict[int, tuple[Tensor, Slot]] = {}
+
+        @functools.wraps(fn)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            here = Around(self._slots, module, self._store, plan)
+            with store.watched(here), store.owned_by(self._store), scope(module):
+                before = self._stand_in()
+                out = fn(*args, **kwargs)
+                self._adopt(before)
+            return out
+
+        self._jit = Jit(run, (), True)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._jit(*args, **kwargs)
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph of the last recording. Raises UsageError before the first call."""
+        return self._jit.graph
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights that the step uses, by name. Set it to train; the step is not recorded again.
+
+        Raises UsageError before the first call, which makes them: `graph.parameters(step, batch)`
+        makes them without running the step.
+        """
+        return _parameters(f"training_step {self._jit.name}", self._slots)
+
+    @parameters.setter
+    def parameters(self, new: Mapping[str, Tensor]) -> None:
+        store.assign(f"training_step {self._jit.name}", self._slots, new, whole=True)
+
+    def update(self, new: Mapping[str, Tensor]) -> None:
+        """Sets some of the weights. Raises UsageError, ShapeError, DTypeError, and sets none."""
+        store.assign(f"training_step {self._jit.name}", self._slots, new, whole=False)
+
+    # Weights from outside (a module in a closure) are met as they are; from the end of the first
+    # recording on they have slots as well, and every later recording meets those.
+    def _stand_in(self) -> int:
+        """How many tensors from outside the function around the step, if any, has met before it."""
+        recorder = current()
+        assert recorder is not None
+        before = len(recorder.captured)
+        for found, slot in self._outside.values():
+            store.stand_for(recorder, found, slot.held(slot.name))
+        return before
+
+    def _adopt(self, before: int) -> None:
+        recorder = current()
+        assert recorder is not None
+        known = {id(held) for slot in self._slots.values() for held in slot.holders}
+        for i, (t, node) in enumerate(recorder.captured):
+            if i < before or not t.name or not t.dtype.is_float or id(t) in known:
+                continue
+            slot = Slot(t.name, t)
+            if self._slots.setdefault(t.name, slot) is not slot:
+                raise fail(
+                    UsageError,
+                    f"{self.module or 'training_step'}: two weights are called {t.name!r}",
+                    [("tensor", t.type)],
+                    fix="give them names of their own",
+                )
+            self._outside[id(t)] = t, slot
+            recorder.captured[i] = slot.held(t.name), node
+
+
+class Stage(Generic[P, R]):
+    """A named part of a model with weights of its own: they are the same at every call."""
+
+    def __init__(self, fn: Callable[P, R], name: str) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.name = name
+        self._call = fn
+        self._store = Store(name)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        with store.owned_by(self._store), scope(self.name):
+            return self._call(*args, **kwargs)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The stage's own weights by name. Raises UsageError before the first call."""
+        return _parameters(f"stage {self.name!r}", self._store.slots)
+
+    @parameters.setter
+    def parameters(self, new: Mapping[str, Tensor]) -> None:
+        store.assign(f"stage {self.name!r}", self._store.slots, new, whole=True)
+
+    def update(self, new: Mapping[str, Tensor]) -> None:
+        """Sets some of the weights. Raises UsageError, ShapeError, DTypeError, and sets none."""
+        store.assign(f"stage {self.name!r}", self._store.slots, new, whole=False)
+
+
+def _parameters(who: str, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    if not slots:
+        raise fail(
+            UsageError,
+            f"{who}: it has no weights yet",
+            fix="call it once, or make them without running it: graph.parameters(step, batch)",
+        )
+    return _now(slots)
+
+
+def training_step(
+    module: str = "", strategy: Plan | Strategy | None = None
+) -> Callable[[Callable[P, R]], TrainingStep[P, R]]:
+    """Compiles `step(batch)`, which gives gradients and metrics, and keeps the weights made in it.
+
+    `module` is the scope of its nodes and the first part of its weights' names. Weights are
+    replicated on the mesh of what they meet, or lie as `strategy` says; their first values depend
+    on `ts.seed` and their names. `graph.backward(loss)` inside covers them all, and all named
+    tensors from outside that the step uses (guide 3, 4.5). Raises UsageError, StrategyError.
+    """
+    _named("training_step", "module", module, empty=True)
+    if strategy is not None and not isinstance(strategy, (Plan, Strategy)):
+        raise fail(
+            StrategyError,
+            f"training_step: the strategy cannot be {shown(strategy)}",
+            fix='give dist.strategy("data_parallel") or a sum of strategies',
+        )
+
+    def decorate(fn: Callable[P, R]) -> TrainingStep[P, R]:
+        return TrainingStep(_function("training_step", fn), module, strategy)
+
+    return decorate
+
+
+def stage(name: str) -> Callable[[Callable[P, R]], Stage[P, R]]:
+    """Names a part of a model: its nodes have the scope `name`, its weights belong to it.
+
+    The weights are the same at every call, in whatever function and in loops too; a second function
+    made a stage has weights of its own (guide 3, 4.4). Raises UsageError.
+    """
+    _named("stage", "name", name)
+    return lambda fn: Stage(_function("stage", fn), name)
+
+
+def _named(who: str, what: str, name: object, empty: bool = False) -> None:
+    if not isinstance(name, str) or not (name or empty):
+        raise fail(
+            UsageError,
+            f"{who}: {what} cannot be {shown(name)}",
+            fix=f'write @graph.{who}("name") above the function'
+            if who == "stage"
+            else f'write @graph.{who}(module="Transformer") above the function',
+        )
+
+
+def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:
+    signature_of(who, function_of(who, "the function", fn))
+    return fn
+
+
+def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    """The weights that `fn(*args, **kwargs)` makes, by name, without running it.
+
+    Arguments may be types in place of tensors. Of a training step these are all its weights.
+    """
+    function_of("parameters", "the function", fn)
+    seen: dict[str, Slot] = {}
+    with store.watched(Around(seen)):
+        trace(fn, *args, **kwargs)
+    return fn.parameters if isinstance(fn, TrainingStep) else _now(seen)
+
+
+def _now(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    return {name: store.known(slot, name) for name, slot in slots.items()}
+
+
+class Capture(Generic[R]):
+    """A function compiled for exactly the arguments it was captured with, to be run again."""
+
+    def __init__(self, fn: Callable[..., R], args: Any, kwargs: Any) -> None:
+        self._jit: Jit[..., R] = Jit(getattr(fn, "fn", fn), (), True)
+        self._signature = signature_of("capture", self._jit.fn)
+        self._given = args, kwargs
+        #: What the function gave when it was captured.
+        self.result: R = self._jit(*args, **kwargs)
+        if not self._jit.programs:
+            raise fail(
+                UsageError,
+                f"capture: {self._jit.name} reads a value, so it is no single program",
+                fix="return the value and read it outside, or use ts.where; or use ts.jit",
+            )
+        self._leaves, self._spec = flatten(self._given)
+
+    def replay(self, *args: Any, **kwargs: Any) -> R:
+        """Runs the program on arguments of the same types; without any, on those captured.
+
+        Raises UsageError that lists all arguments that differ.
+        """
+        if not args and not kwargs:
+            args, kwargs = self._given
+        leaves, spec = flatten((args, kwargs))
+        if spec != self._spec:
+            raise fail(
+                UsageError,
+                f"capture: {self._jit.name} was captured with other arguments",
+                [("captured", _shown(self._leaves)), ("given", _shown(leaves))],
+                fix="give as many, in the same containers; or capture it anew",
+            )
+        names = call_paths(self._signature, spec)
+        wrong = [
+            (path_name(path), f"captured {_kind(a)}, given {_kind(b)}")
+            for path, a, b in zip(names, self._leaves, leaves, strict=True)
+            if not _same(a, b)
+        ]
+        if wrong:
+            raise fail(
+                UsageError,
+                f"capture: {self._jit.name} was captured with other types of arguments",
+                wrong,
+                fix="give tensors of the types captured, or capture it anew",
+            )
+        return self._jit(*args, **kwargs)
+
+    __call__ = replay
+
+    @property
+    def graph(self) -> Graph:
+        """What the program computes."""
+        return self._jit.graph
+
+    @property
+    def text(self) -> str:
+        """The graph as text."""
+        return self.graph.text
+
+
+def _type(x: Any) -> TensorType | None:
+    if isinstance(x, Tensor):
+        return x.type
+    return as_tensor(x).type if hasattr(x, "__array_interface__") or engine_array(x) else None
+
+
+def _same(a: Any, b: Any) -> bool:
+    have, got = _type(a), _type(b)
+    if have is not None or got is not None:
+        return have is got
+    return type(a) is type(b) and bool(a == b)
+
+
+def _kind(x: Any) -> str:
+    t = _type(x)
+    return shown(x) if t is None else str(t)
+
+
+def _shown(leaves: list[Any]) -> str:
+    return ", ".join(map(_kind, leaves)) or "nothing"
+
+
+def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
+    """Runs `fn(*args, **kwargs)` once and keeps its program, to be replayed (guide 5, traces).
+
+    A replay takes arguments of the same types and nothing else, so it is never compiled anew. What
+    the function reads from outside, weights among it, is read again at each replay. Raises
+    UsageError where `fn` reads a value.
+    """
+    function_of("capture", "the function", fn)
+    if current() is not None:
+        raise fail(
+            UsageError,
+            "capture: a function is being recorded here already",
+            fix="capture outside of ts.jit and its like",
+        )
+    return Capture(fn, args, kwargs)

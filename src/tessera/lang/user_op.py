@@ -1,0 +1,145 @@
+"""`ts.op`: a JAX function of the user's as an op, with an index string that says how it splits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.dtypes import DType, dtype_of
+from ..core.errors import ShapeError, UsageError, fail
+from ..ops.user import Groups, add_function, parse_groups
+from .checks import function_of, shown, whole
+from .tensor import as_tensor, emit, emit_many
+
+__all__ = ["UserOp", "user_op"]
+
+
+class UserOp:
+    """A user's function on tensors; made by `ts.op`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        grad: Callable[..., Any] | None,
+        name: str,
+        groups: Groups,
+        dtypes: tuple[DType | None, ...],
+        told: dict[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        code = getattr(fn, "__code__", None)
+        at = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code else ""
+        name = name or getattr(fn, "__name__", "user")
+        self._function = add_function(name, fn, grad, at)
+        self._groups, self._dtypes, self._told = groups, dtypes, told
+
+    def __repr__(self) -> str:
+        return f"<op {self._function.name}: {self._groups.text()}>"
+
+    def __call__(self, *xs: Any) -> Any:
+        name = self._function.name
+        if len(xs) != len(self._groups.args):
+            raise fail(
+                ShapeError,
+                f"{name}: {len(xs)} arguments for the {len(self._groups.args)} of its index",
+                [("index", self._groups.text())],
+                fix="give one tensor per group",
+            )
+        ts = [as_tensor(x, name=name) for x in xs]
+        dtypes = tuple(d or ts[0].dtype for d in self._dtypes)
+        attrs = {"name": name, "index": self._groups.text(), "dtypes": dtypes, **self._told}
+        results = (
+            emit_many("user", *ts, **attrs) if len(dtypes) > 1 else [emit("user", *ts, **attrs)]
+        )
+        return tuple(results) if len(results) > 1 else results[0]
+
+
+def user_op(
+    index: str,
+    *,
+    whole: str = "",
+    reduces: str | None = None,
+    dtype: Any = None,
+    sizes: Mapping[str, int] | None = None,
+    grad: Callable[..., Any] | None = None,
+    flops: int | None = None,
+    name: str = "",
+) -> Callable[[Callable[..., Any]], UserOp]:
+    """Makes an op of a JAX function: `@ts.op(index="b s d, d -> b s d")` above it.
+
+    The function gets jax arrays, on a mesh one device's blocks, and returns an array, or a tuple
+    where the index names several results. A letter that every result has may be split over devices
+    where the arguments are; one that a result lacks is reduced, so it is brought together first,
+    unless `reduces="sum"` says that the results of blocks add up. `whole` lists further letters
+    that must not be split. Results have the dtype of the first argument, or `dtype` (a tuple for
+    several); `sizes` gives those of letters that no argument has. The gradient is `jax.vjp` of the
+    function, or `grad(g, *args)`, a JAX function that gives one gradient per argument (None: zero).
+    `flops` counts one call on whole arrays; without it, one per point of all letters, two where
+    some are reduced. The parser and the NumPy oracle know the op by `name` only. Raises UsageError,
+    ShapeError, DTypeError.
+    """
+    if not isinstance(name, str):
+        raise fail(UsageError, f"op: name cannot be {shown(name)}", fix="give a string")
+    who = name or "op"
+    if not isinstance(whole, str):
+        raise fail(UsageError, f"{who}: whole cannot be {shown(whole)}", fix="give letters")
+    if reduces not in (None, "sum"):
+        raise fail(
+            UsageError,
+            f"{who}: reduces cannot be {shown(reduces)}",
+            fix='"sum" where the results of blocks add up, None where they do not',
+        )
+    fresh = _fresh(who, sizes)
+    groups = parse_groups(who, index, dict(fresh))
+    letters = {k for side in (groups.args, groups.outs) for g in side for k in g}
+    lost = [k for k in _words(whole) if k not in letters]
+    if lost:
+        raise fail(
+            UsageError,
+            f"{who}: whole names {lost[0]!r}, which is no letter of {index!r}",
+            fix="list letters of the index",
+        )
+    given = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * len(groups.outs)
+    if len(given) != len(groups.outs):
+        raise fail(
+            UsageError,
+            f"{who}: {len(given)} dtypes for {len(groups.outs)} results",
+            fix="give one dtype, or one per result",
+        )
+    if grad is not None:
+        function_of(who, "grad", grad)
+    dtypes = tuple(None if d is None else dtype_of(d) for d in given)
+    told = {
+        "whole": tuple(_words(whole)),
+        "reduces": reduces,
+        "sizes": fresh,
+        "flops": None if flops is None else _count(who, flops),
+    }
+    told = {k: v for k, v in told.items() if v not in (None, ())}
+
+    def decorate(fn: Callable[..., Any]) -> UserOp:
+        return UserOp(function_of(who, "the function", fn), grad, name, groups, dtypes, told)
+
+    return decorate
+
+
+def _words(letters: str) -> list[str]:
+    rest = letters.replace("...", " ")
+    return [*(["..."] if "..." in letters else []), *(k for k in rest if k.isalpha())]
+
+
+def _count(who: str, flops: object) -> int:
+    return whole(who, "flops", flops, 0)
+
+
+def _fresh(who: str, sizes: object) -> tuple[tuple[str, int], ...]:
+    if sizes is None:
+        return ()
+    if not isinstance(sizes, Mapping) or not all(isinstance(k, str) and len(k) == 1 for k in sizes):
+        raise fail(
+            UsageError,
+            f"{who}: sizes cannot be {shown(sizes)}",
+            fix='give sizes of letters, e.g. {"k": 4}',
+        )
+    return tuple((k, whole(who, f"the size of {k!r}", n, 1)) for k, n in sizes.items())

@@ -1,0 +1,91 @@
+"""Layers as functions that bring their own weights: `op.transformer_block(x, depth=12)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..lang.checks import whole
+from ..lang.record import scope
+from ..lang.store import weights
+from ..lang.tensor import Tensor, as_tensor
+from .module import Module
+from .stack import Stack
+from .transformer import GPTConfig, TransformerBlock
+
+HEAD = 64  # the size of a head where the caller names no number of heads
+
+
+def default_heads(d: int) -> int:
+    """Heads of 64, or where 64 does not divide `d` the most of 8, 4, 2, 1 that divide it.
+
+    >>> default_heads(768), default_heads(48), default_heads(30)
+    (12, 8, 2)
+    """
+    return d // HEAD if d % HEAD == 0 else next(n for n in (8, 4, 2, 1) if d % n == 0)
+
+
+def transformer_block(
+    x: Tensor,
+    depth: int = 1,
+    heads: int | None = None,
+    hidden: int | None = None,
+    *,
+    name: str = "",
+    **options: Any,
+) -> Tensor:
+    """`depth` causal transformer blocks on [B, S, d], with weights of their own (guide 3, 4.4).
+
+    `heads` defaults to heads of size 64 (or 8, 4, 2 or 1 heads where 64 does not divide d),
+    `hidden` to 4 d. `options` are those of `nn.GPTConfig` that concern a block: kv_heads, norm,
+    activation, positions, dropout, loop, remat, …. The weights belong to the stage, the step or the
+    recorded function around this call: its first call there is `block0`, the next `block1`; `name`
+    names it instead, so that calls of one name share. Outside of all, each call without a name is
+    new. The layers' weights are stacked along their first dim. Raises ShapeError, DTypeError,
+    UsageError.
+    """
+    t = as_tensor(x)
+    if t.ndim != 3:
+        raise fail(
+            ShapeError, "transformer_block: x is not [B, S, d]", [("x", t.type)],
+            fix="give [batch, sequence, d]; embed token ids first",
+        )  # fmt: skip
+    if not t.dtype.is_float:
+        raise fail(
+            DTypeError, "transformer_block: x is not of floats", [("x", t.type)],
+            fix="embed token ids first, or cast with .to(ts.f32)",
+        )  # fmt: skip
+    depth = whole("transformer_block", "depth", depth, 1)
+    d = t.shape[-1]
+    if heads is None:
+        heads = default_heads(d)
+    config = _config(d, depth, heads, hidden, options)
+
+    def make() -> Module:
+        block = TransformerBlock(config)
+        return block if depth == 1 else Stack(block, depth, config.loop, config.remat)
+
+    label, block = weights(
+        "block", make, config, t.mesh, name, lambda path: path.removeprefix("block.")
+    )
+    with scope(label):
+        out: Tensor = block(t)
+    return out
+
+
+# What of GPTConfig is the model's, not a block's.
+_MODEL = ("vocab", "seq", "d", "layers", "heads", "hidden", "tied")
+
+
+def _config(
+    d: int, depth: int, heads: int, hidden: int | None, options: dict[str, Any]
+) -> GPTConfig:
+    known = [k for k in GPTConfig.__dataclass_fields__ if k not in _MODEL]
+    odd = [k for k in options if k not in known]
+    if odd:
+        raise fail(
+            UsageError,
+            f"transformer_block: there is no option {odd[0]!r}",
+            fix="use " + ", ".join(known),
+        )
+    return GPTConfig(d=d, layers=depth, heads=heads, hidden=hidden, **options)

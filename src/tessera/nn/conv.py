@@ -1,0 +1,361 @@
+"""Convolution, pooling, norms over channels, resizing: images are [N, C, H, W], signals [N, C, L].
+
+The batch may be split (each device has its images), and so may channels; the spatial dims are
+whole where an op looks along them. Statistics of a batch norm are those of the whole batch, however
+it is split: a mean over a split dim is a sum that is completed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from string import ascii_lowercase
+
+import numpy as np
+
+from ..core.dtypes import f32
+from ..core.errors import ShapeError, UsageError, fail
+from ..lang import functions as F
+from ..lang.checks import MOST, flag, is_whole, number, shown, whole
+from ..lang.tensor import Like, Tensor, as_tensor, emit, matched
+
+Size = int | Sequence[int]
+Padding = int | Sequence[int] | str
+
+
+def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple[int, ...]:
+    """One whole number for each spatial dim; a bare one stands for all. Raises UsageError."""
+    given = (value,) * rank if is_whole(value) else value
+    if isinstance(given, (tuple, list)) and len(given) == rank:
+        found = tuple(whole(name, what, n, least) for n in given)
+        if max(found) <= MOST:
+            return found
+    raise fail(
+        UsageError,
+        f"{name}: {what} cannot be {shown(value)}",
+        fix=f"give a whole number{f', or {rank} of them' if rank > 1 else ''}",
+    )
+
+
+def divides(name: str, groups: int, **counts: int) -> None:
+    """Raises ShapeError where one of the named counts does not divide into `groups`."""
+    for what, count in counts.items():
+        if count % groups:
+            raise fail(
+                ShapeError,
+                f"{name}: {count} {what} do not divide into {groups} groups",
+                fix="give a number of groups that divides it",
+            )
+
+
+def _pads(
+    name: str, padding: object, kernel: Sequence[int], stride: Sequence[int], step: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Zeros before and after each spatial dim. Raises UsageError."""
+    if isinstance(padding, str):
+        if padding == "valid":
+            return ((0, 0),) * len(kernel)
+        if padding == "same" and all(s == 1 for s in stride):
+            ends = [(k - 1) * d for k, d in zip(kernel, step, strict=True)]
+            return tuple((end // 2, end - end // 2) for end in ends)
+        raise fail(
+            UsageError,
+            f"{name}: padding {padding!r} with stride {tuple(stride)} is not known",
+            fix='use "same" with a stride of 1, "valid", or whole numbers',
+        )
+    return tuple((p, p) for p in spatial(name, "padding", padding, len(kernel), 0))
+
+
+def _image(name: str, x: Like, rank: int) -> Tensor:
+    t = as_tensor(x)
+    t = t if t.dtype.is_float else t.to(f32)
+    if t.ndim != rank + 2:
+        raise fail(
+            ShapeError,
+            f"{name}: x has {t.ndim} dims, not {rank + 2}",
+            [("x", t.type)],
+            fix="give [batch, channels, " + ("length]" if rank == 1 else "height, width]"),
+        )
+    return t
+
+
+def _conv(
+    name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Padding,
+    dilation: Size, groups: int,
+) -> Tensor:  # fmt: skip
+    rank = 1 if name == "conv1d" else 2
+    t, w = F.narrowed(*matched(name, _image(name, x, rank), _image(name, weight, rank)))
+    groups = whole(name, "groups", groups, 1)
+    n, c, *sizes = t.shape
+    outs, per, *kernel = w.shape
+    if c != per * groups or outs % groups:
+        raise fail(
+            ShapeError,
+            f"{name}: {c} channels in {groups} groups do not fit the weight",
+            [("x", t.type), ("weight", w.type)],
+            fix="the weight is [out, in / groups, *kernel], and groups divides out",
+        )
+    strides = spatial(name, "stride", stride, rank, 1)
+    steps = spatial(name, "dilation", dilation, rank, 1)
+    pads = _pads(name, padding, kernel, strides, steps)
+    y = emit(
+        "conv",
+        t.reshape(n, groups, per, *sizes),
+        w.reshape(groups, outs // groups, per, *kernel),
+        stride=strides, pads=pads, dilation=steps, spread=(1,) * rank,
+    )  # fmt: skip
+    return _biased(name, y.reshape(n, outs, *y.shape[3:]), bias)
+
+
+def _biased(name: str, y: Tensor, bias: Like | None) -> Tensor:
+    if bias is None:
+        return y
+    return y + _channels(name, "bias", bias, y).to(y.dtype)
+
+
+def _channels(name: str, what: str, v: Like, x: Tensor) -> Tensor:
+    """A value per channel, as it broadcasts over `x` [N, C, ...]."""
+    t = as_tensor(v)
+    if t.shape != x.shape[1:2]:
+        raise fail(
+            ShapeError,
+            f"{name}: {what} is not one value per channel",
+            [("x", x.type), (what, t.type)],
+            fix=f"give shape ({x.shape[1]},)",
+        )
+    return t.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def conv1d(
+    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
+    dilation: Size = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """`conv2d` of signals: x [N, C, L], weight [O, C / groups, K]."""
+    return _conv("conv1d", x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
+    dilation: Size = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Cross-correlation of x [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O].
+
+    `padding` is zeros on each side, "valid" (none) or "same" (as large as x, for a stride of 1);
+    `dilation` is the distance of neighbours in the kernel; the channels fall into `groups` that do
+    not mix. Inside `ts.autocast` it is computed narrow. Raises ShapeError, UsageError.
+    """
+    return _conv("conv2d", x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose2d(
+    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Size = 0,
+    output_padding: Size = 0, dilation: Size = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of `conv2d` as a linear map, with weight [C, O / groups, KH, KW].
+
+    Each pixel of x spreads its kernel over `stride` pixels a step; `output_padding` adds rows and
+    columns at the far end, where several sizes have the same `conv2d`. Raises ShapeError,
+    UsageError.
+    """
+    name = "conv_transpose2d"
+    t, w = F.narrowed(*matched(name, _image(name, x, 2), _image(name, weight, 2)))
+    groups = whole(name, "groups", groups, 1)
+    n, c, *sizes = t.shape
+    ins, per, *kernel = w.shape
+    if c != ins or c % groups:
+        raise fail(
+            ShapeError,
+            f"{name}: {c} channels in {groups} groups do not fit the weight",
+            [("x", t.type), ("weight", w.type)],
+            fix="the weight is [in, out / groups, *kernel], and groups divides in",
+        )
+    strides = spatial(name, "stride", stride, 2, 1)
+    steps = spatial(name, "dilation", dilation, 2, 1)
+    cut = spatial(name, "padding", padding, 2, 0)
+    more = spatial(name, "output_padding", output_padding, 2, 0)
+    ends = [(k - 1) * d for k, d in zip(kernel, steps, strict=True)]
+    turned = F.flip(F.flip(w, 2), 3).reshape(groups, c // groups, per, *kernel)
+    y = emit(
+        "conv",
+        t.reshape(n, groups, c // groups, *sizes),
+        turned.permute(0, 2, 1, 3, 4),
+        stride=(1, 1),
+        pads=tuple((e - p, e - p + m) for e, p, m in zip(ends, cut, more, strict=True)),
+        dilation=steps,
+        spread=strides,
+    )
+    return _biased(name, y.reshape(n, groups * per, *y.shape[3:]), bias)
+
+
+# -- pooling --------------------------------------------------------------------------------------
+def _pool(
+    name: str, kind: str, x: Like, size: Size, stride: Size | None, padding: Size
+) -> tuple[Tensor, tuple[int, ...]]:
+    rank = 1 if name.endswith("1d") else 2
+    t = _image(name, x, rank)
+    window = spatial(name, "size", size, rank, 1)
+    strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
+    pads = spatial(name, "padding", padding, rank, 0)
+    if any(2 * p > k for p, k in zip(pads, window, strict=True)):
+        raise fail(
+            UsageError,
+            f"{name}: padding {pads} is more than half of the window {window}",
+            fix="use less, so that every window meets an element",
+        )
+    both = tuple((p, p) for p in pads)
+    return emit("window", t, kind=kind, size=window, stride=strides, pads=both), window
+
+
+def max_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The largest element of every window of x [N, C, L]; as `max_pool2d`."""
+    return _pool("max_pool1d", "max", x, size, stride, padding)[0]
+
+
+def max_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The largest element of every window of x [N, C, H, W], `stride` apart (default: `size`).
+
+    Padding never wins. The gradient goes to the first of equals. Raises ShapeError, UsageError.
+    """
+    return _pool("max_pool2d", "max", x, size, stride, padding)[0]
+
+
+def avg_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The mean of every window of x [N, C, L]; as `avg_pool2d`."""
+    y, window = _pool("avg_pool1d", "sum", x, size, stride, padding)
+    return y * (1.0 / math.prod(window))
+
+
+def avg_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The mean of every window of x [N, C, H, W], `stride` apart (default: `size`).
+
+    Padding counts as zeros. Raises ShapeError, UsageError.
+    """
+    y, window = _pool("avg_pool2d", "sum", x, size, stride, padding)
+    return y * (1.0 / math.prod(window))
+
+
+# -- norms ----------------------------------------------------------------------------------------
+def _normed(
+    name: str, c: Tensor, variance: Tensor, eps: float, weight: Like | None, bias: Like | None
+) -> Tensor:
+    y = c * F.rsqrt(variance + number(name, "eps", eps))
+    if weight is not None:
+        y = y * _channels(name, "weight", weight, c).to(f32)
+    return y if bias is None else y + _channels(name, "bias", bias, c).to(f32)
+
+
+def _at_least(name: str, x: Like, rank: int) -> tuple[Tensor, Tensor]:
+    """`x` and `x` in f32."""
+    t = as_tensor(x)
+    if t.ndim < rank:
+        raise fail(
+            ShapeError,
+            f"{name}: x has {t.ndim} dims, not {rank} or more",
+            [("x", t.type)],
+            fix="give [batch, channels, ...]",
+        )
+    t = t if t.dtype.is_float else t.to(f32)
+    return t, t.to(f32)
+
+
+def batch_norm(
+    x: Like,
+    running: tuple[Tensor, Tensor],
+    weight: Like | None = None,
+    bias: Like | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """(x [N, C, ...] with zero mean and unit variance per channel, the running statistics after).
+
+    `running` is (mean, variance), [C] each. In training the statistics are those of the batch, on
+    all devices, and `running` moves towards them by `momentum` (its variance towards the unbiased
+    one); otherwise they are `running`, which stays (Ioffe & Szegedy 2015). Raises ShapeError,
+    UsageError.
+    """
+    name = "batch_norm"
+    t, w = _at_least(name, x, 2)
+    if not isinstance(running, (tuple, list)) or len(running) != 2:
+        raise fail(
+            UsageError,
+            f"{name}: running cannot be {shown(running)}",
+            fix="give (mean, variance), one value per channel each",
+        )
+    mean, variance = (as_tensor(v) for v in running)
+    old_mean, old_var = (_channels(name, "running", v, t) for v in (mean, variance))
+    if not flag(name, "training", training):
+        return _normed(name, w - old_mean, old_var, eps, weight, bias).to(t.dtype), (mean, variance)
+    rate = number(name, "momentum", momentum)
+    over = (0, *range(2, t.ndim))
+    count = t.size // t.shape[1]
+    # Completed here, once: both the result and the running statistics need them.
+    here = F.complete(F.mean(w, over, True))
+    c = w - here
+    spread = F.complete(F.mean(c * c, over, True))
+    y = _normed(name, c, spread, eps, weight, bias).to(t.dtype)
+    seen = [F.stop_gradient(v).reshape(t.shape[1]) for v in (here, spread)]
+    seen[1] = seen[1] * (count / max(count - 1, 1))
+    new_mean, new_var = (
+        (v + rate * (s - v)).to(v.dtype) for v, s in zip((mean, variance), seen, strict=True)
+    )
+    return y, (new_mean, new_var)
+
+
+def group_norm(
+    x: Like, groups: int, weight: Like | None = None, bias: Like | None = None, eps: float = 1e-5
+) -> Tensor:
+    """x [N, C, ...] with zero mean and unit variance per example and group of channels (Wu & He
+    2018); one group for each channel is an instance norm. Raises ShapeError."""
+    name = "group_norm"
+    t, w = _at_least(name, x, 2)
+    count = whole(name, "groups", groups, 1)
+    n, c = t.shape[:2]
+    divides(name, count, channels=c)
+    parts = w.reshape(n, count, -1)
+    parts = parts - F.mean(parts, -1, True)
+    y = parts * F.rsqrt(F.mean(parts * parts, -1, True) + number(name, "eps", eps))
+    y = y.reshape(t.shape)
+    if weight is not None:
+        y = y * _channels(name, "weight", weight, t).to(f32)
+    if bias is not None:
+        y = y + _channels(name, "bias", bias, t).to(f32)
+    return y.to(t.dtype)
+
+
+# -- resizing -------------------------------------------------------------------------------------
+def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
+    """x [N, C, *sizes] resized to the spatial `size`: "nearest", or "linear" along each dim.
+
+    "bilinear" is the name of "linear" for images. Pixels are areas, so corners do not stay corners
+    (what others call align_corners=False). Raises ShapeError, UsageError.
+    """
+    name = "interpolate"
+    t = as_tensor(x)
+    t = t if t.dtype.is_float else t.to(f32)
+    if t.ndim < 3:
+        raise fail(
+            ShapeError, f"{name}: x has no spatial dims", [("x", t.type)],
+            fix="give [batch, channels, *sizes]",
+        )  # fmt: skip
+    known = ("nearest", "linear", *(("bilinear",) if t.ndim == 4 else ()))
+    if not isinstance(mode, str) or mode not in known:
+        raise fail(
+            UsageError,
+            f"{name}: mode {shown(mode)} is not known for {t.ndim - 2} spatial dims",
+            fix='use "nearest" or "linear"; for images, "bilinear" is the same as "linear"',
+        )
+    for d, new in enumerate(spatial(name, "size", size, t.ndim - 2, 1), 2):
+        old = t.shape[d]
+        if new == old:
+            continue
+        if mode == "nearest":
+            t = F.take(t, np.arange(new) * old // new, d)
+            continue
+        # Each new pixel is a mean of two: a product with a matrix of two entries a row.
+        at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+        share = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old))).astype(np.float32)
+        letters = ascii_lowercase[: t.ndim]
+        out = letters.replace(letters[d], "Z")
+        t = F.einsum(f"{letters},Z{letters[d]}->{out}", t, as_tensor(share, t.dtype))
+    return t

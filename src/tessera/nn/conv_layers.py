@@ -1,0 +1,98 @@
+"""The layers of a convolutional network: convolutions and the norms over channels."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ..lang.checks import flag, number, whole
+from ..lang.tensor import Tensor
+from . import conv as fn
+from .conv import Padding, Size
+from .layers import normal
+from .module import Module, Parameter
+
+
+def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank: int) -> Tensor:
+    ins, outs = (whole(name, "a number of channels", n, 1) for n in (inputs, outputs))
+    count = whole(name, "groups", groups, 1)
+    fn.divides(name, count, inputs=ins, outputs=outs)
+    sizes = fn.spatial(name, "kernel", kernel, rank, 1)
+    fan_in = ins // count * math.prod(sizes)
+    # He et al. 2015: what a ReLU halves is put back.
+    return Parameter(outs, ins // count, *sizes, init=normal(math.sqrt(2.0 / fan_in)))
+
+
+class Conv1d(Module):
+    """`conv1d` with weight [outputs, inputs / groups, kernel] and bias [outputs]."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Padding = 0,
+        dilation: Size = 1, groups: int = 1, bias: bool = True,
+    ):  # fmt: skip
+        self.weight = _init("Conv1d", inputs, outputs, kernel, groups, 1)
+        with_bias = flag("Conv1d", "bias", bias)
+        self.bias = Parameter(outputs, init="zeros") if with_bias else None
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.conv1d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class Conv2d(Module):
+    """`conv2d` with weight [outputs, inputs / groups, *kernel] and bias [outputs]."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Padding = 0,
+        dilation: Size = 1, groups: int = 1, bias: bool = True,
+    ):  # fmt: skip
+        self.weight = _init("Conv2d", inputs, outputs, kernel, groups, 2)
+        with_bias = flag("Conv2d", "bias", bias)
+        self.bias = Parameter(outputs, init="zeros") if with_bias else None
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.conv2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class BatchNorm(Module):
+    """`batch_norm` of [N, channels, ...]: while `training`, a call also moves the running mean and
+    variance, which are state and no weights."""
+
+    buffers: ClassVar[tuple[str, ...]] = ("running_mean", "running_var")
+
+    def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5):
+        c = whole("BatchNorm", "channels", channels, 1)
+        self.weight = Parameter(c, init="ones")
+        self.bias = Parameter(c, init="zeros")
+        self.running_mean = Parameter(c, init="zeros")
+        self.running_var = Parameter(c, init="ones")
+        self.momentum = number("BatchNorm", "momentum", momentum)
+        self.eps = number("BatchNorm", "eps", eps)
+        self.training = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        running = self.running_mean, self.running_var
+        y, (self.running_mean, self.running_var) = fn.batch_norm(
+            x, running, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+        return y
+
+
+class GroupNorm(Module):
+    """`group_norm` of [N, channels, ...] in `groups`."""
+
+    def __init__(self, groups: int, channels: int, eps: float = 1e-5):
+        c = whole("GroupNorm", "channels", channels, 1)
+        self.groups = whole("GroupNorm", "groups", groups, 1)
+        fn.divides("GroupNorm", self.groups, channels=c)
+        self.weight = Parameter(c, init="ones")
+        self.bias = Parameter(c, init="zeros")
+        self.eps = number("GroupNorm", "eps", eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.group_norm(x, self.groups, self.weight, self.bias, self.eps)

@@ -1,0 +1,1 @@
+"""Looking inside: stages of a graph, who holds what, statistics, origins of NaN, comparisons."""

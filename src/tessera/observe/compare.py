@@ -1,0 +1,272 @@
+"""Where do two runs part? The first node, with both lines, or the first step of two training runs.
+
+Two functions (or one on two meshes) are recorded; their nodes are matched in program order by what
+they compute, so that collectives which only one of them needs are skipped. Both run piece by piece
+and each pair of values is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError, fail
+from ..ir.graph.node import Graph, Node, reachable
+from ..ir.graph.text import node_text
+from ..lang.checks import flag, number, shown
+from ..ops.redistribute import NAMES
+from . import runs
+from .probe import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
+from .statistics import table
+
+# What a layout or a dtype may add to a program without changing what it computes.
+SKIPPED = {*NAMES, "cast", "full", "broadcast", "iota", "recast", "scan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two nodes that compute the same, and how far apart their values are.
+
+    `relative` is the largest difference by the largest value of the tensor; `at` is where the
+    difference is largest (turns of loops first), with the two values there.
+    """
+
+    a: Node
+    b: Node
+    text_a: str
+    text_b: str
+    absolute: float
+    relative: float
+    differ: bool
+    at: tuple[int, ...]
+    values: tuple[Any, Any]
+
+    def rows(self) -> list[tuple[str, str]]:
+        where = f" at {list(self.at)}" if self.at else ""
+        x, y = self.values
+        return [
+            ("a", _line(self.text_a, self.a)),
+            ("b", _line(self.text_b, self.b)),
+            ("by", f"{tidy(self.absolute)}, {tidy(self.relative)} of the largest value;"
+                   f"{where} {_exact(x, y)}"),
+        ]  # fmt: skip
+
+
+def _exact(x: Any, y: Any) -> str:
+    short = (tidy(float(x)), tidy(float(y)))
+    return f"{short[0]} and {short[1]}" if short[0] != short[1] else f"{x} and {y}"
+
+
+def _line(text: str, n: Node) -> str:
+    return "  ".join([text, *([f"# {n.loc}"] if n.loc else []), *([n.scope] if n.scope else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every pair in program order; `first` is the first that differs. `str()` is the report."""
+
+    pairs: tuple[Pair, ...]
+    only_a: int
+    only_b: int
+    how: str
+    first: Pair | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", next((p for p in self.pairs if p.differ), None))
+
+    @property
+    def same(self) -> bool:
+        """Whether no pair differs."""
+        return self.first is None
+
+    def scopes(self) -> dict[str, tuple[int, int, float, float]]:
+        """Per scope: nodes, how many differ, largest absolute and relative difference."""
+        found: dict[str, tuple[int, int, float, float]] = {}
+        for p in self.pairs:
+            n, bad, far, part = found.get(p.a.scope, (0, 0, 0.0, 0.0))
+            found[p.a.scope] = (
+                n + 1, bad + p.differ, max(far, p.absolute), max(part, p.relative),
+            )  # fmt: skip
+        return found
+
+    def __str__(self) -> str:
+        counts = f"{len(self.pairs)} pairs of nodes compared {self.how}"
+        alone = f"; {self.only_a} only in a, {self.only_b} only in b"
+        if self.first is None:
+            head = ["the same", f"  {counts}{alone}"]
+        else:
+            bad = sum(p.differ for p in self.pairs)
+            rows = [*self.first.rows(), ("of", f"{counts}, {bad} differ{alone}")]
+            head = [f"they differ first at {self.first.a.op}"]
+            head += [f"  {name:<2} : {text}" for name, text in rows]
+        rows_ = [
+            [scope or "(none)", str(n), str(bad), tidy(far), tidy(part)]
+            for scope, (n, bad, far, part) in self.scopes().items()
+        ]
+        columns = ("scope", "nodes", "differ", "absolute", "relative")
+        return "\n".join([*head, "", table(columns, rows_)])
+
+    __repr__ = __str__
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *args: Any,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    bitwise: bool = False,
+    ignore: Sequence[str] = runs.SPEEDS,
+) -> Comparison | runs.RunComparison:
+    """Where `a` and `b` part, and by how much.
+
+    Each is a function (then both are called on `args`), a pair `(function, args)`, a pair
+    `(graph, values)`, or a training run: its folder, its metrics file, or rows. Two values are
+    the same where they differ by at most `atol + rtol * m`, m being the largest absolute value of
+    the tensor; with `bitwise` only where dtype and bits are equal. Of training runs the metrics in
+    `ignore` are left out. Raises UsageError for anything else.
+    """
+    outside("compare")
+    rtol, atol = number("compare", "rtol", rtol), number("compare", "atol", atol)
+    flag("compare", "bitwise", bitwise)
+    if runs.is_run(a) and runs.is_run(b) and not args:
+        return runs.compare_runs(a, b, rtol, atol, bitwise, ignore)
+    left, right = _side("a", a, args), _side("b", b, args)
+    matched = _matched(left.graph, right.graph)
+    how = "bit by bit" if bitwise else f"to {tidy(rtol)} of the largest value"
+    found = tuple(
+        _pair(left.graph, right.graph, s, t, x, y, rtol, atol, bitwise)
+        for (s, x), (t, y) in _values(left, right, matched)
+    )
+    nodes = [_count(left.graph), _count(right.graph)]
+    return Comparison(found, nodes[0] - len(found), nodes[1] - len(found), how)
+
+
+def _side(name: str, x: Any, args: tuple[Any, ...]) -> Run:
+    if isinstance(x, (tuple, list)) and len(x) == 2 and not args:
+        what, given = x
+        if isinstance(what, Graph):
+            return run_of("compare", name, what, given)
+        if callable(what) and isinstance(given, (tuple, list)):
+            return recorded("compare", what, given, {})
+    elif callable(x):
+        return recorded("compare", x, args, {})
+    raise fail(
+        UsageError,
+        f"compare: {name} cannot be {shown(x)}",
+        fix="give two functions and their arguments, two pairs (function, args), or the folders of "
+        "two training runs",
+    )
+
+
+# ---- which nodes belong together ---------------------------------------------------------------
+def _user_nodes(graph: Graph) -> list[Node]:
+    """What may be matched: values and loops that a result needs, in program order."""
+    live = reachable(graph.outputs)
+    values = set(results(graph))
+    return [
+        n for n in graph.nodes
+        if n in live and (n.op == "scan" or (n in values and n.op not in SKIPPED))
+    ]  # fmt: skip
+
+
+def _key(n: Node) -> object:
+    if n.op == "item":
+        return n.op, n.args[0].op, n.attrs["index"], n.type.shape
+    return n.op, tuple(t.shape for t in n.types), n.attrs.get("length")
+
+
+def _matched(
+    a: Graph, b: Graph, around: tuple[tuple[Node, ...], tuple[Node, ...]] = ((), ())
+) -> list[tuple[Spot, Spot]]:
+    """The spots of two graphs that compute the same, in program order, bodies of loops too."""
+    left, right = _user_nodes(a), _user_nodes(b)
+    blocks = SequenceMatcher(
+        None, [_key(n) for n in left], [_key(n) for n in right], autojunk=False
+    ).get_matching_blocks()
+    found: list[tuple[Spot, Spot]] = []
+    for block in blocks:
+        for i in range(block.size):
+            n, m = left[block.a + i], right[block.b + i]
+            if n.op == "scan":
+                inner = ((*around[0], n), (*around[1], m))
+                found += _matched(n.attrs["body"], m.attrs["body"], inner)
+            else:
+                found.append((Spot(n, around[0]), Spot(m, around[1])))
+    return found
+
+
+def _count(graph: Graph) -> int:
+    nodes = _user_nodes(graph)
+    inner = sum(_count(n.attrs["body"]) for n in nodes if n.op == "scan")
+    return inner + sum(n.op != "scan" for n in nodes)
+
+
+# ---- their values ------------------------------------------------------------------------------
+def _values(
+    left: Run, right: Run, matched: list[tuple[Spot, Spot]]
+) -> Iterator[tuple[tuple[Spot, Array], tuple[Spot, Array]]]:
+    """((spot, value), (spot, value)) of each pair."""
+    mine, yours = [s for s, _ in matched], [t for _, t in matched]
+    return zip(_stream(left, mine), _stream(right, yours), strict=True)
+
+
+def _stream(run: Run, spots: list[Spot]) -> Iterator[tuple[Spot, Array]]:
+    # A body that several loops run is measured in each of them; only the matched ones count.
+    wanted = set(spots)
+    for spot, values in measured(run, _chooser(spots), lambda x: [x]):
+        if spot in wanted:
+            yield spot, values[0]
+
+
+def _chooser(spots: list[Spot]) -> Any:
+    by_loop: dict[Node | None, list[Node]] = {}
+    for s in spots:
+        by_loop.setdefault(s.loops[-1] if s.loops else None, []).append(s.node)
+    return lambda graph, loop: by_loop.get(loop, [])
+
+
+def _pair(
+    ga: Graph, gb: Graph, s: Spot, t: Spot, x: Array, y: Array, rtol: float, atol: float,
+    bitwise: bool,
+) -> Pair:  # fmt: skip
+    text_a, text_b = _text(ga, s), _text(gb, t)
+    if x.shape != y.shape:  # each device has its own value, on another mesh
+        return Pair(s.node, t.node, text_a, text_b, np.inf, np.inf, True, (), (x.size, y.size))
+    far, part, at = difference(x, y)
+    if bitwise:
+        differ = x.dtype != y.dtype or x.tobytes() != y.tobytes()
+    else:
+        differ = bool(far > atol + rtol * _scale(x, y))
+    return Pair(s.node, t.node, text_a, text_b, far, part, differ, at, (x[at], y[at]))
+
+
+def _text(graph: Graph, s: Spot) -> str:
+    return node_text(s.loops[-1].attrs["body"] if s.loops else graph, s.node)
+
+
+def difference(x: Array, y: Array) -> tuple[float, float, tuple[int, ...]]:
+    """(largest absolute difference, the same by the largest value, where it is).
+
+    >>> difference(np.array([1.0, np.nan]), np.array([1.5, np.nan]))
+    (0.5, 0.3333333333333333, (0,))
+    """
+    p, q = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(all="ignore"):
+        gap = np.abs(p - q)
+    gap = np.where((p == q) | (np.isnan(p) & np.isnan(q)), 0.0, gap)
+    gap = np.where(np.isnan(gap), np.inf, gap)
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(gap)), gap.shape))
+    far = float(gap[at])
+    scale = _scale(x, y)
+    return far, (far / scale if scale else 0.0) if far else 0.0, at
+
+
+def _scale(x: Array, y: Array) -> float:
+    both = np.abs(np.concatenate([x.astype(np.float64).ravel(), y.astype(np.float64).ravel()]))
+    finite = both[np.isfinite(both)]
+    return float(finite.max()) if finite.size else 0.0

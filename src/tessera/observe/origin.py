@@ -1,0 +1,296 @@
+"""Where does a NaN come from? `ts.debug.nan_origin(step, model, batch)` names the node and line.
+
+The function's graph runs once more with one measurement behind each node: is it finite, does it
+hold an infinity, a NaN? From the results that are not finite the search goes back along nodes that
+are as bad, to those whose operands are not; in a loop, turn by turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import f32
+from ..ir.graph.node import Graph, Node
+from ..ir.graph.text import node_text
+from ..lang import functions as F
+from ..lang.tensor import Tensor
+from ..ops.op import OPS
+from ..ops.redistribute import NAMES
+from .probe import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
+
+FINITE, INF, NAN = 0, 1, 2
+# Ops whose result holds the operand's elements and no others (but for a sign): as bad as it is.
+SAME = {*NAMES, "abs", "broadcast", "keep", "neg", "reshape", "stop_gradient", "transpose"}
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a tensor holds: how many elements, NaN, infinities, and the range of the others."""
+
+    size: int
+    nans: int
+    infs: int
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        bad = [f"{n} {name}" for n, name in ((self.nans, "NaN"), (self.infs, "inf")) if n]
+        rest = f"{tidy(self.low)} to {tidy(self.high)}"
+        if not bad:
+            return rest
+        others = f", the others {rest}" if self.nans + self.infs < self.size else ""
+        return f"{' and '.join(bad)} of {self.size}{others}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A node, its line in the graph's text, and the turns of the loops around it."""
+
+    node: Node
+    text: str
+    turns: tuple[tuple[Node, int], ...]
+    holds: Values
+
+    @property
+    def loc(self) -> str:
+        """The user's `file:line`."""
+        return self.node.loc
+
+    @property
+    def scope(self) -> str:
+        return self.node.scope
+
+    def rows(self) -> list[tuple[str, str]]:
+        turns = [
+            f"turn {i + 1} of {n.attrs['length']}" + (f", loop at {n.loc}" if n.loc else "")
+            for n, i in self.turns
+        ]
+        rows = [("at", self.loc), ("scope", self.scope), ("in", "; ".join(turns))]
+        return [("node", self.text), *[r for r in rows if r[1]], ("holds", str(self.holds))]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first node that is not finite though its `operands` are; `str()` is the report.
+
+    `became_nan` is the first NaN, where that is another node than the first infinity.
+    """
+
+    first: Found
+    operands: tuple[Found, ...]
+    became_nan: Found | None = None
+
+    @property
+    def loc(self) -> str:
+        return self.first.loc
+
+    @property
+    def scope(self) -> str:
+        return self.first.scope
+
+    @property
+    def node(self) -> Node:
+        return self.first.node
+
+    def __str__(self) -> str:
+        op, what = self.node.op, "NaN" if self.first.holds.nans else "an infinity"
+        if op == "input":
+            head = f"input {self.node.attrs['name']!r} holds {what} already"
+        else:
+            finite = not any(f.holds.nans or f.holds.infs for f in self.operands)
+            head = f"{op} makes {what}" + (" of finite operands" if finite else " of infinities")
+        rows = self.first.rows()
+        for f in self.operands:
+            rows.append(("operand", f.text))
+            rows.append(("", _made(f)))
+        if self.became_nan is not None:
+            rows.append(("then NaN", self.became_nan.text))
+            rows.append(("", _made(self.became_nan)))
+        width = max(len(name) for name, _ in rows)
+        lines = (f"  {name:<{width}} {':' if name else ' '} {text}" for name, text in rows)
+        return "\n".join([head, *lines])
+
+    __repr__ = __str__
+
+
+def _made(f: Found) -> str:
+    return f"{f.holds}" + (f"; made at {f.loc}" if f.loc else "")
+
+
+# ---- the search --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The graph, or one turn of a loop's body inside `outer`."""
+
+    graph: Graph
+    loop: Node | None = None
+    turn: int = 0
+    outer: _Frame | None = None
+
+    @property
+    def turns(self) -> tuple[tuple[Node, int], ...]:
+        if self.loop is None or self.outer is None:
+            return ()
+        return (*self.outer.turns, (self.loop, self.turn))
+
+    def spot(self, n: Node) -> Spot:
+        return Spot(n, tuple(loop for loop, _ in self.turns))
+
+
+class _Search:
+    """How bad each value is, and the way back from a bad one to where it began."""
+
+    def __init__(self, states: dict[Spot, Array]) -> None:
+        self.states = states
+
+    def state(self, frame: _Frame, n: Node) -> int:
+        while n.op in SAME:
+            n = n.args[0]
+        if n.op == "full":
+            return int(_state(np.asarray(abs(n.attrs["value"]))))
+        found = self.states.get(frame.spot(n))
+        return FINITE if found is None else int(found[tuple(i for _, i in frame.turns)].max())
+
+    def first(self, frame: _Frame, targets: Iterable[Node], level: int) -> tuple[_Frame, Node]:
+        """Where `targets`, of which one is at least as bad as `level`, became so."""
+        chain: set[Node] = set()
+        todo = [t for t in targets if self.state(frame, t) >= level]
+        starts = []
+        while todo:
+            n = todo.pop()
+            if n in chain:
+                continue
+            chain.add(n)
+            worse = [a for a in operands(n) if self.state(frame, a) >= level]
+            todo += worse
+            if not worse:
+                starts.append(n)
+        # An infinity that the program writes down itself is meant: a mask.
+        starts = [n for n in starts if not _written(n)] or starts
+        place = {n: i for i, n in enumerate(frame.graph.nodes)}
+        n = min(starts, key=place.__getitem__)
+        source = n.args[0] if n.op == "item" else n
+        if source.op == "scan":
+            return self.in_turns(frame, source, n.attrs["index"], level)
+        if n.op == "input" and frame.loop is not None:
+            return self.before(frame, n, level)
+        return frame, source
+
+    def in_turns(self, frame: _Frame, loop: Node, result: int, level: int) -> tuple[_Frame, Node]:
+        """In the first turn after which this result of the body is bad."""
+        body: Graph = loop.attrs["body"]
+        out = body.outputs[result]
+        turns = [_Frame(body, loop, i, frame) for i in order(loop)]
+        bad = next((f for f in turns if self.state(f, out) >= level), None)
+        return (frame, loop) if bad is None else self.first(bad, [out], level)
+
+    def before(self, frame: _Frame, n: Node, level: int) -> tuple[_Frame, Node]:
+        """Where an input of a loop's body comes from: the turn before, or outside."""
+        loop, outer = frame.loop, frame.outer
+        assert loop is not None and outer is not None
+        k, consts = frame.graph.inputs.index(n), loop.attrs["consts"]
+        turns = list(order(loop))
+        at = turns.index(frame.turn)
+        if consts <= k < consts + loop.attrs["carries"] and at:
+            earlier = _Frame(frame.graph, loop, turns[at - 1], outer)
+            return self.first(earlier, [frame.graph.outputs[k - consts]], level)
+        return self.first(outer, [loop.args[k]], level)
+
+
+def order(loop: Node) -> Iterable[int]:
+    """The turns of a loop, first to last."""
+    turns = range(loop.attrs["length"])
+    return reversed(turns) if loop.attrs["reverse"] else turns
+
+
+def operands(n: Node) -> tuple[Node, ...]:
+    return n.args[0].args if n.op == "item" else n.args
+
+
+def _written(n: Node) -> bool:
+    return n.op != "input" and not n.args and OPS[n.op].creates
+
+
+# ---- the question ------------------------------------------------------------------------------
+def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | None:
+    """The first node of `fn(*args, **kwargs)` that is not finite though its operands are.
+
+    None where all results are finite. The call is recorded and run anew, on its mesh; containers
+    that `fn` changes stay as they are, and random numbers are those that the next call draws (to
+    look at an earlier call, restore `ts.random.state()` first). Infinities that the program writes
+    down, such as a mask's, are no origin. Raises UsageError where an argument is a type.
+    """
+    run = recorded("nan_origin", fn, args, kwargs)
+    states = {spot: _state(made[0]) for spot, made in measured(run, _telling, _largest)}
+    search, top = _Search(states), _Frame(run.graph)
+    outs = run.graph.outputs
+    level = max((search.state(top, n) for n in outs), default=FINITE)
+    if level == FINITE:
+        return None
+    at, node = search.first(top, outs, level)
+    became = None
+    infinite = [a for a in operands(node) if search.state(at, a) == INF]
+    if level == NAN and infinite:
+        before, cause = search.first(at, infinite, INF)
+        if not _written(cause):
+            became, (at, node) = (at, node), (before, cause)
+    about = dict.fromkeys(operands(node))
+    wanted = [(at, node), *((at, a) for a in about), *([became] if became else [])]
+    found = _looked_at(run, wanted)
+    rest = found[1:-1] if became else found[1:]
+    return Origin(found[0], tuple(rest), found[-1] if became else None)
+
+
+def _telling(graph: Graph, loop: Node | None) -> list[Node]:
+    """The floats whose state does not follow from another's."""
+    return [n for n in every_float(graph, loop) if n.op != "full" and n.op not in SAME]
+
+
+def _largest(x: Tensor) -> list[Tensor]:
+    """One number that tells them apart: it is infinite, or a NaN, where one element is."""
+    y = x if x.dtype.bytes > 1 else as_f32(x)
+    return [F.max(F.abs(y))]
+
+
+def _state(largest: Array) -> Array:
+    return np.where(np.isnan(largest), NAN, np.where(np.isposinf(largest), INF, FINITE))
+
+
+def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
+    """What these nodes hold, by a second run."""
+    spots = {at.spot(r) for at, n in wanted for r in _results(at, n)}
+    chosen = {s.node for s in spots}
+    made: dict[Spot, list[Array]] = {}
+    for spot, values in measured(run, lambda g, loop: chosen, _range):
+        made[spot] = values
+    found = []
+    for at, n in wanted:
+        turns = tuple(i for _, i in at.turns)
+        parts = [[a[turns] for a in made[at.spot(r)]] for r in _results(at, n)]
+        low, high = min(p[0].min() for p in parts), max(p[1].max() for p in parts)
+        size = sum(t.size for t in n.types)
+        nans, infs = (int(sum(p[i].sum() for p in parts)) for i in (2, 3))
+        holds = Values(size, nans, infs, float(low), float(high))
+        found.append(Found(n, node_text(at.graph, n), at.turns, holds))
+    return found
+
+
+def _results(at: _Frame, n: Node) -> list[Node]:
+    items = [m for m in at.graph.nodes if m.op == "item" and m.args[0] is n]
+    return items or [n]
+
+
+def _range(x: Tensor) -> list[Tensor]:
+    """Least and largest finite value, how many NaN, how many infinities."""
+    y = as_f32(x)
+    finite = F.isfinite(y)
+    nan = y != y
+    low = F.min(F.where(finite, y, LARGEST))
+    high = F.max(F.where(finite, y, -LARGEST))
+    infinite = ~finite & ~nan
+    return [low, high, F.sum(nan.to(f32)), F.sum(infinite.to(f32))]

@@ -1,0 +1,270 @@
+"""What does a value inside a recorded function hold? The same graph, with measurements added.
+
+A probe chooses nodes of a recorded graph, in the bodies of loops too, and adds to each what
+measures it: a function of tensors, recorded behind the node. So it runs on the mesh as the program
+does, each device on its blocks, and what comes back is small. A measurement inside a loop comes
+back once a turn. The outputs run in pieces (lang/cuts.py): each piece computes what earlier ones
+have not, so nothing is computed twice and one piece's values are in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.context import replaced
+from ..core.dtypes import f32
+from ..core.errors import UsageError, fail
+from ..core.layout import TensorType
+from ..ir.graph.node import Graph, Node, reachable
+from ..lang import random
+from ..lang.checks import shown
+from ..lang.cuts import Branch, Recording
+from ..lang.engine import engine
+from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, run_graph
+from ..lang.tensor import Tensor, symbolic
+from ..lang.trace import Given, record_call
+from ..ops.op import infer, op_named
+
+Array = np.ndarray[Any, Any]
+Measure = Callable[[Tensor], Sequence[Tensor]]
+Choose = Callable[[Graph, Node | None], Iterable[Node]]  # a graph, and the loop it is the body of
+PIECE, PIECE_BYTES = 400, 2**28  # at most so many outputs come from one program
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A node, and the loops around it, outermost first."""
+
+    node: Node
+    loops: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A graph and a value for each of its inputs."""
+
+    graph: Graph
+    values: tuple[Tensor, ...]
+
+
+# ---- what runs ---------------------------------------------------------------------------------
+def recorded(who: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Run:
+    """The call as a graph with its values; `who` asks. Its random numbers are those of the next
+    call. Values may be read inside `fn`: what it depends on runs then.
+
+    Raises UsageError where an argument is a type, or inside a recorded function.
+    """
+    outside(who)
+    key = _key()
+
+    def reader(given: dict[Node, Given]) -> Reader:
+        def read(r: Recorder, node: Node) -> Array:
+            whole = r.builder.redistribute(node, node.type.replicated(), "to be read")
+            graph = r.builder.graph([whole])
+            known = {**given, **{n: t for t, n in r.captured}}
+            values = [_value(who, n, known.get(n), key) for n in graph.inputs]
+            return run_graph(graph, values)[0].numpy()
+
+        return read
+
+    made = record_call(who, fn, args, kwargs, reader=reader)
+    pairs = zip(made.graph.inputs, made.given, strict=True)
+    return Run(made.graph, tuple(_value(who, n, x, key) for n, x in pairs))
+
+
+def outside(who: str) -> None:
+    """Raises UsageError inside a recorded function."""
+    if current() is not None:
+        raise fail(
+            UsageError,
+            f"{who}: a function is being recorded here, so there are no values to look at",
+            fix=f"call {who} outside of recorded functions",
+        )
+
+
+def _key() -> Tensor:
+    saved = random.state()
+    value = random.next_key()
+    random.set_state(saved)
+    return Tensor(engine().place(value, KEY_TYPE), KEY_TYPE)
+
+
+def _value(who: str, n: Node, x: Given, key: Tensor) -> Tensor:
+    if isinstance(x, TensorType):
+        raise fail(
+            UsageError,
+            f"{who}: argument {n.attrs['name']!r} is a type, which has no values",
+            [("type", x)],
+            fix="give a tensor",
+        )
+    return key if x is None else x
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot, list[Array]]]:
+    """(where, what was measured there) in program order; bodies come before their loop's results.
+
+    Arrays have a leading dim for each loop around the node, of its turns.
+    """
+    with replaced(autocast=None, strict=False, comm_trace=False):
+        graph, found = _added(run.graph, choose, measure, None, ())
+        if not found:
+            return
+        outs = list(graph.outputs[len(run.graph.outputs) :])
+        sources: dict[Node, Any] = {n: i for i, n in enumerate(graph.inputs)}
+        rec = Recording(graph.name, list(graph.nodes), sources)
+        pieces = _pieces(found, outs)
+        branches: list[Branch] = []
+        for taken in pieces:
+            branch = Branch()
+            count = sum(n for _, n in taken)
+            branch.define(rec, {}, outs[:count], branches)
+            outs = outs[count:]
+            branches.append(branch)
+        env = {i: (t.data, t.type) for i, t in enumerate(run.values)}
+        kept: dict[int, tuple[Any, TensorType]] = {}
+        for taken, branch in zip(pieces, branches, strict=True):
+            program = branch.program()
+            given = [
+                kept[i] if i in kept else env[branch.sources[i]]  # type: ignore[index]
+                for i in branch.imports
+            ]
+            made = program([d for d, _ in given], tuple(t for _, t in given))
+            k = len(branch.targets)
+            for i, d, t in zip(branch.exports, made[k:], program.types[k:], strict=True):
+                kept[i] = d, t
+            results = iter(zip(made[:k], program.types[:k], strict=True))
+            for spot, n in taken:
+                yield spot, [_fetched(*next(results), len(spot.loops)) for _ in range(n)]
+
+
+def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tuple[Spot, int]]]:
+    """The spots in pieces that one program measures, so that what comes back stays small."""
+    pieces: list[list[tuple[Spot, int]]] = []
+    count = size = at = 0
+    for spot, n in found:
+        here = sum(o.type.nbytes for o in outs[at : at + n])
+        if not pieces or count + n > PIECE or size + here > PIECE_BYTES:
+            pieces.append([])
+            count = size = 0
+        pieces[-1].append((spot, n))
+        count, size, at = count + n, size + here, at + n
+    return pieces
+
+
+def _fetched(data: Any, t: TensorType, loops: int) -> Array:
+    """The value on the host: dims of loops, those of a value that each device has its own of, and
+    the value's."""
+    x: Array = engine().fetch(data, t)
+    own = range(len(t.per))
+    return np.moveaxis(x, own, [loops + i for i in own])
+
+
+def _added(
+    graph: Graph, choose: Choose, measure: Measure, loop: Node | None, loops: tuple[Node, ...]
+) -> tuple[Graph, list[tuple[Spot, int]]]:
+    """`graph` with the measurements as further outputs, and how many each spot has."""
+    live = reachable(graph.outputs)
+    chosen = live.intersection(choose(graph, loop))
+    recorder = Recorder(graph.name)
+    b = recorder.builder
+    b.inputs = list(graph.inputs)
+    new: dict[Node, Node] = {}
+    found: list[tuple[Spot, int]] = []
+    outs: list[Node] = []
+    with recording(recorder):
+        for n in graph.nodes:
+            if n not in live and n.op != "input":
+                continue
+            made, inner = _copied(n, new, choose, measure, loops)
+            new[n] = made
+            b.nodes.append(made)
+            b.loc, b.scope = n.loc, n.scope
+            first = len(n.types)
+            for spot, count in inner:
+                found.append((spot, count))
+                outs += [b("item", made, index=first + i) for i in range(count)]
+                first += count
+            if n in chosen:
+                results = measure(symbolic(made, recorder))
+                found.append((Spot(n, loops), len(results)))
+                outs += [recorder.node(t) for t in results]
+    done = (*(new[o] for o in graph.outputs), *outs)
+    return Graph(graph.name, tuple(b.nodes), graph.inputs, done), found
+
+
+def _copied(
+    n: Node, new: Mapping[Node, Node], choose: Choose, measure: Measure, loops: tuple[Node, ...]
+) -> tuple[Node, list[tuple[Spot, int]]]:
+    """`n` on the new arguments; a loop with the measurements of its body as further results."""
+    args = tuple(new[a] for a in n.args)
+    attrs, types = n.attrs, n.types
+    inner: list[tuple[Spot, int]] = []
+    if n.op == "scan":
+        body, inner = _added(n.attrs["body"], choose, measure, n, (*loops, n))
+        if inner:
+            attrs = {**n.attrs, "body": body}
+            types = infer(op_named("scan"), tuple(a.type for a in args), attrs).outs
+    if args == n.args and attrs is n.attrs:
+        return n, inner
+    return Node(n.op, args, types, attrs, n.loc, n.scope, n.note), inner
+
+
+# ---- choices and measurements that several questions share --------------------------------------
+def every_float(graph: Graph, loop: Node | None) -> list[Node]:
+    """All results of floats."""
+    return [n for n in results(graph) if n.type.dtype.is_float]
+
+
+def results(graph: Graph) -> list[Node]:
+    """The nodes that are one value, not those whose results are read through `item` nodes."""
+    several = {n.args[0] for n in graph.nodes if n.op == "item"}
+    return [n for n in graph.nodes if len(n.types) == 1 and n.op != "scan" and n not in several]
+
+
+def as_f32(x: Tensor) -> Tensor:
+    return x if x.dtype is f32 else x.to(f32)
+
+
+def tidy(value: float) -> str:
+    """A number in a few digits.
+
+    >>> tidy(0.1), tidy(3), tidy(1234567.0), tidy(float("nan"))
+    ('0.1', '3', '1.235e+06', 'nan')
+    """
+    return f"{value:.4g}"
+
+
+def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
+    """A graph and the arrays or tensors for its inputs. Raises UsageError where they do not fit."""
+    from ..lang.tensor import as_tensor
+
+    if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):
+        raise fail(
+            UsageError,
+            f"{who}: {what} is a graph of {len(graph.inputs)} inputs with values {shown(values)}",
+            [("inputs", ", ".join(n.attrs["name"] for n in graph.inputs))],
+            fix="give one tensor per input, in a list",
+        )
+    made = []
+    for n, v in zip(graph.inputs, values, strict=True):
+        t = as_tensor(v)
+        if t.shape != n.type.shape or t.dtype is not n.type.dtype:
+            raise fail(
+                UsageError,
+                f"{who}: {what} got {t.type} for its input {n.attrs['name']!r}",
+                [("input", n.type)],
+                fix="give values of the shapes and dtypes that were recorded",
+            )
+        made.append(t)
+    return Run(graph, tuple(made))
+
+
+__all__ = [
+    "Measure", "Run", "Spot", "as_f32", "every_float", "measured", "outside",
+    "recorded", "results", "run_of", "tidy",
+]  # fmt: skip

@@ -1,0 +1,244 @@
+"""Where does the time of a step go? `dist.profile()` measures every step of the schedule.
+
+Programs run by the stepped executor, so each compute step and each collective is a program of its
+own, and each device's results are waited for. A collective's time is its transfer; the wait is how
+long the devices that were done first waited for the last one of a compute step. What overlaps in a
+fused program is measured one after the other here: the parts are right, their sum is an upper
+bound.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..core.context import replaced, settings
+from ..core.errors import UsageError, fail
+from ..ir.graph.text import size_text
+from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ir.schedule.watch import watching
+from ..lang.checks import function_of, whole
+
+SCOPES = 3  # levels of scope that compute is told apart by
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One step of one run: when it began, when each device had its results (seconds)."""
+
+    schedule: Schedule
+    index: int
+    run: tuple[int, int]  # which program's, and which of its runs
+    start_s: float
+    ready_s: dict[int, float]
+
+    @property
+    def step(self) -> Step:
+        return self.schedule.steps[self.index]
+
+    @property
+    def end_s(self) -> float:
+        return max(self.ready_s.values())
+
+    @property
+    def took_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def wait_s(self) -> float:
+        """How long devices waited for the last one, on average."""
+        return sum(self.end_s - t for t in self.ready_s.values()) / len(self.ready_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the report, per run: a collective or a scope's compute."""
+
+    what: str
+    where: str
+    count: float
+    received_bytes: int
+    transfer_s: float
+    wait_s: float
+    compute_s: float
+
+
+@dataclass
+class Profile:
+    """What was measured: `str()` is the table, `.rows` its lines, `.save(path)` a Chrome trace.
+
+    The first run of each program compiles and is left out.
+    """
+
+    timed: list[Timed] = field(default_factory=list, repr=False)
+    _runs: dict[int, int] = field(default_factory=dict, repr=False)
+    _now: tuple[int, int] = (0, 0)
+
+    # -- what the executor tells ------------------------------------------------------------------
+    def begin(self, schedule: Schedule) -> None:
+        number = self._runs[id(schedule)] = self._runs.get(id(schedule), -1) + 1
+        self._now = id(schedule), number
+
+    def step(
+        self, schedule: Schedule, index: int, start_s: float, ready_s: dict[int, float]
+    ) -> None:
+        self.timed.append(Timed(schedule, index, self._now, start_s, ready_s))
+
+    # -- the report -------------------------------------------------------------------------------
+    @property
+    def warm(self) -> list[Timed]:
+        """The steps of runs that did not compile; all, where every program ran once."""
+        later = [t for t in self.timed if t.run[1] > 0]
+        return later or self.timed
+
+    @property
+    def runs(self) -> int:
+        return len({t.run for t in self.warm})
+
+    @property
+    def rows(self) -> list[Row]:
+        """Collectives by kind, axes and scope, then compute by scope; the longest first."""
+        groups: dict[tuple[bool, str, str], list[Timed]] = {}
+        for t in self.warm:
+            groups.setdefault((t.step.stream == COMM, *_label(t.step)), []).append(t)
+        rows = [
+            _row(what, where, comm, ts, self.runs) for (comm, what, where), ts in groups.items()
+        ]
+        return sorted(rows, key=lambda r: (r.compute_s > 0, -r.transfer_s - r.compute_s))
+
+    @property
+    def totals_s(self) -> dict[str, float]:
+        """Seconds a run in transfer, wait and compute."""
+        rows = self.rows
+        return {
+            "transfer": sum(r.transfer_s for r in rows),
+            "wait": sum(r.wait_s for r in rows),
+            "compute": sum(r.compute_s for r in rows),
+        }
+
+    def __str__(self) -> str:
+        if not self.timed:
+            return "profile: nothing was measured; call a compiled function inside it"
+        head = ("what", "where", "times", "receives", "transfer", "wait", "compute")
+        lines: list[Sequence[str]] = [head]
+        for r in self.rows:
+            size = size_text(r.received_bytes) if r.received_bytes else ""
+            times = (_ms(r.transfer_s), _ms(r.wait_s), _ms(r.compute_s))
+            lines.append((r.what, r.where, f"{r.count:g}", size, *times))
+        t = self.totals_s
+        lines.append(("all", "", "", "", *(_ms(t[k]) for k in ("transfer", "wait", "compute"))))
+        width = [max(len(row[i]) for row in lines) for i in range(len(head))]
+        text = []
+        for row in lines:
+            left = [cell.ljust(w) for cell, w in zip(row[:2], width[:2], strict=True)]
+            right = [cell.rjust(w) for cell, w in zip(row[2:], width[2:], strict=True)]
+            text.append("  ".join([*left, *right]).rstrip())
+        share = t["transfer"] / (sum(t.values()) or 1.0)
+        text.append(
+            f"a run: {_ms(sum(t.values()))}, {share:.0%} of it transfer; {self.runs} measured"
+        )
+        return "\n".join(text)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The steps as events of the Chrome trace format, one row a device and stream."""
+        if not self.timed:
+            return []
+        zero = min(t.start_s for t in self.timed)
+        out: list[dict[str, Any]] = []
+        for t in self.warm:
+            what, where = _label(t.step)
+            for device, ready in sorted(t.ready_s.items()):
+                out.append({
+                    "name": what if t.step.stream == COMM else where or what,
+                    "cat": t.step.stream,
+                    "ph": "X",
+                    "pid": device,
+                    "tid": t.step.stream,
+                    "ts": (t.start_s - zero) * 1e6,
+                    "dur": (ready - t.start_s) * 1e6,
+                    "args": {
+                        "step": f"s{t.index} of {t.schedule.name}",
+                        "scope": where,
+                        "bytes": _bytes(t.step),
+                        "lines": ", ".join(sorted({n.loc for n in t.step.nodes if n.loc})[:4]),
+                    },
+                })  # fmt: skip
+        return out
+
+    def save(self, path: str | Path) -> None:
+        """Writes the trace for chrome://tracing or ui.perfetto.dev. Raises UsageError."""
+        try:
+            Path(path).write_text(
+                json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ms"})
+            )
+        except OSError as error:
+            raise fail(
+                UsageError,
+                f"profile: cannot write {str(path)!r}: {error.strerror}",
+                fix="name a file in a folder that exists",
+            ) from None
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds else ""
+
+
+def _label(step: Step) -> tuple[str, str]:
+    scopes = dict.fromkeys("/".join(n.scope.split("/")[:SCOPES]) for n in step.nodes if n.scope)
+    where = next(iter(scopes), "") + (" …" if len(scopes) > 1 else "")
+    if step.stream != COMM:
+        return step.kind, where
+    axes = dict.fromkeys(a for n in step.collectives for a in n.attrs["axes"])
+    return f"{step.kind} {','.join(axes)}", where
+
+
+def _bytes(step: Step) -> int:
+    return sum(n.wire_bytes * times for n, times in step.graph.collectives())
+
+
+def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:
+    each: dict[tuple[int, int], list[Timed]] = {}
+    for t in timed:
+        each.setdefault((id(t.schedule), t.index), []).append(t)
+    took = sum(median(t.took_s for t in ts) * len(ts) for ts in each.values()) / runs
+    wait = sum(median(t.wait_s for t in ts) * len(ts) for ts in each.values()) / runs
+    received = sum(_bytes(ts[0].step) * len(ts) for ts in each.values()) // runs
+    count = len(timed) / runs
+    # A compute step lasts until its last device is done: the others' wait is part of it.
+    if comm:
+        return Row(what, where, count, received, took, 0.0, 0.0)
+    return Row(what, where, count, received, 0.0, wait, took - wait)
+
+
+def profile(
+    fn: Callable[..., Any] | None = None, /, *args: Any, runs: int = 3, **kwargs: Any
+) -> Any:
+    """Measures programs, step by step: `with dist.profile() as p: step(batch)`, then `print(p)`.
+
+    With a function: calls it `runs` times after a first call, and gives the `Profile`. Compiled
+    functions that are called meanwhile run by the stepped executor, which is slower than the fused
+    one and computes the same. Raises UsageError.
+    """
+    if fn is None:
+        return _profiling()
+    function_of("profile", "the function", fn)
+    whole("profile", "runs", runs, 1)
+    with _profiling() as found:
+        for _ in range(runs + 1):
+            fn(*args, **kwargs)
+    return found
+
+
+@contextmanager
+def _profiling() -> Iterator[Profile]:
+    found = Profile()
+    options = replace(settings().schedule, cut=SCOPES)
+    with ExitStack() as stack:
+        stack.enter_context(replaced(executor="stepped", schedule=options))
+        stack.enter_context(watching(found))
+        yield found

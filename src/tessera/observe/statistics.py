@@ -1,0 +1,204 @@
+"""How large are the gradients, how many are zero, is one not finite? A row of numbers a tensor.
+
+>>> import tessera as ts
+>>> grads = {"w": ts.tensor([3.0, 0.0, -4.0, 0.0]), "b": ts.tensor([0.5])}
+>>> print(statistics(grads))
+name  norm  max abs   mean  zeros  not finite
+w        5        4  -0.25   50 %           0
+b      0.5      0.5    0.5    0 %           0
+
+The numbers are tensors, computed on the mesh, so a compiled step can return them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import f32
+from ..core.errors import UsageError, fail
+from ..core.reshard import completed
+from ..ir.graph.node import Graph, Node
+from ..lang import functions as F
+from ..lang.checks import shown
+from ..lang.shaping import concat, reshape, stack
+from ..lang.tensor import Tensor
+from ..lang.tree import flatten, path_name, register, spec_paths
+from .probe import as_f32, every_float, measured, recorded, tidy
+
+COLUMNS = ("norm", "max_abs", "mean", "zeros", "nonfinite")
+HEADS = ("norm", "max abs", "mean", "zeros", "not finite")
+
+
+class Statistics:
+    """A row a tensor: its norm, largest absolute value, mean, share of zeros, and how many
+    elements are not finite. `values` is a tensor [names, 5] with the columns in this order.
+    """
+
+    def __init__(self, names: tuple[str, ...], values: Tensor) -> None:
+        self.names, self.values = names, values
+
+    @property
+    def norm(self) -> Tensor:
+        """The norm of all of them together."""
+        return F.sqrt(F.sum(self.values[:, 0] * self.values[:, 0]))
+
+    def rows(self) -> dict[str, dict[str, float]]:
+        """The numbers on the host: `rows()["w"]["norm"]`."""
+        table = np.asarray(self.values.numpy(), np.float64).tolist()
+        return {n: dict(zip(COLUMNS, row, strict=True)) for n, row in zip(self.names, table)}
+
+    def flat(self, prefix: str = "") -> dict[str, float]:
+        """The numbers for a row of metrics: `{"w/norm": 5.0, "w/max_abs": 4.0, ...}`."""
+        return {
+            f"{prefix}{name}/{key}": value
+            for name, row in self.rows().items()
+            for key, value in row.items()
+        }
+
+    def __str__(self) -> str:
+        return table(
+            ("name", *HEADS),
+            [
+                [name, *map(tidy, (r["norm"], r["max_abs"], r["mean"])),
+                 f"{100 * r['zeros']:.3g} %", f"{r['nonfinite']:.0f}"]
+                for name, r in self.rows().items()
+            ],
+        )  # fmt: skip
+
+
+register(Statistics)
+
+
+def statistics(tree: Any) -> Statistics:
+    """The statistics of every tensor in `tree`, by its path: gradients, weights, anything.
+
+    Inside a compiled function too. Sums are made in f32 and exchanged together, one collective for
+    tensors laid out over the same axes; the largest value is one more for each that is split.
+    Raises UsageError where there is no tensor of floats.
+    """
+    leaves, spec = flatten(tree)
+    pairs = zip(map(path_name, spec_paths(spec)), leaves, strict=True)
+    found = {name: t for name, t in pairs if isinstance(t, Tensor) and t.dtype.is_float and t.size}
+    if not found:
+        raise fail(
+            UsageError,
+            f"statistics: there is no tensor of floats in {shown(tree)}",
+            fix="give a tensor, or a dict of them such as ts.grad returns",
+        )
+    if list(found) == [""]:
+        found = {"tensor": found[""]}
+    return Statistics(tuple(found), _table(list(found.values())))
+
+
+def _table(tensors: list[Tensor]) -> Tensor:
+    """[tensors, 5]: the columns of `Statistics`."""
+    whole = [_complete(as_f32(t)) for t in tensors]
+    sums = _together([_sums(t) for t in whole])
+    largest = _together([reshape(F.max(F.abs(t)), 1) for t in whole])
+    sizes = stack([F.full((), float(t.size)) for t in whole])
+    norm, mean, zeros = F.sqrt(sums[:, 0]), sums[:, 1] / sizes, sums[:, 2] / sizes
+    return stack([norm, largest[:, 0], mean, zeros, sums[:, 3]], dim=1)
+
+
+def _complete(x: Tensor) -> Tensor:
+    return F.relayout(x, completed(x.type, x.type.partial_axes))
+
+
+def _sums(x: Tensor) -> Tensor:
+    """[4]: of squares, of elements, how many zeros, how many not finite."""
+    parts = (x * x, x, (x == 0).to(f32), (~F.isfinite(x)).to(f32))
+    return stack([F.sum(p) for p in parts])
+
+
+def _together(rows: list[Tensor]) -> Tensor:
+    """The rows as one tensor, completed; rows that are partial over the same axes together."""
+    groups: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.type, []).append(i)
+    order = [i for members in groups.values() for i in members]
+    done = [_complete(stack([rows[i] for i in members])) for members in groups.values()]
+    joined = concat(done) if len(done) > 1 else done[0]
+    if order == sorted(order):
+        return joined
+    return stack([joined[order.index(i)] for i in range(len(rows))])
+
+
+# ---- activations -------------------------------------------------------------------------------
+def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics:
+    """The statistics of what each scope of `fn(*args, **kwargs)` gives, in the program's order.
+
+    A scope is a module's name or what `ts.scope` names; one that is entered again has a number, one
+    in a loop the number of the turn. The call runs anew from its recorded graph; `fn` and the
+    containers that it changes stay as they are. Raises UsageError where nothing has a scope.
+    """
+    run = recorded("activations", fn, args, kwargs)
+    names: dict[tuple[Node | None, Node], list[str]] = {}
+
+    def ends(graph: Graph, loop: Node | None) -> list[Node]:
+        last = _last_of_visits(graph, loop)
+        for path, n in last:
+            names.setdefault((loop, n), []).append(path)
+        return [n for _, n in last]
+
+    seen: dict[str, int] = {}
+    rows: list[tuple[str, Any]] = []
+    for spot, (value,) in measured(run, ends, lambda x: [_table([x])[0]]):
+        inner = spot.loops[-1] if spot.loops else None
+        turns = list(np.ndindex(value.shape[: len(spot.loops)]))
+        for path in names[inner, spot.node]:
+            seen[path] = seen.get(path, -1) + 1
+            for at in turns:
+                number = "".join(f"[{i}]" for i in at)
+                again = f" #{seen[path] + 1}" if seen[path] else ""
+                row = value[at]
+                rows.append((f"{path}{number}{again}", row.reshape(-1, len(COLUMNS))[0]))
+    if not rows:
+        raise fail(
+            UsageError,
+            "activations: the function has no scopes, so there is nothing to name",
+            fix='call modules in it, or open scopes: with ts.scope("mlp"): ...',
+        )
+    from ..lang.tensor import as_tensor
+
+    return Statistics(tuple(n for n, _ in rows), as_tensor(np.stack([r for _, r in rows])))
+
+
+def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[str, Node]]:
+    """(scope, its last value) each time the program has been in a scope, and left it."""
+    ok = set(every_float(graph, loop))
+    around = _prefixes(loop.scope) if loop is not None else []
+    last: dict[str, Node] = {}
+    done: list[tuple[str, Node]] = []
+    for n in graph.nodes:
+        inside = [p for p in _prefixes(n.scope) if p not in around]
+        if n.op == "input" or (not n.scope and n.note):
+            continue
+        for path in [p for p in last if p not in inside]:
+            done.append((path, last.pop(path)))
+        if n in ok:
+            for path in inside:
+                last[path] = n
+    place = {n: i for i, n in enumerate(graph.nodes)}
+    done += last.items()
+    return sorted(done, key=lambda row: (place[row[1]], -row[0].count("/")))
+
+
+def _prefixes(scope: str) -> list[str]:
+    """`a/b/c` as a, a/b, a/b/c."""
+    parts = scope.split("/") if scope else []
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+# ---- text --------------------------------------------------------------------------------------
+def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
+    """Columns of text: the first to the left, numbers to the right."""
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, c)) for c in columns]
+    lines = []
+    for row in (list(head), *rows):
+        cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

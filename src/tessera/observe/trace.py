@@ -1,0 +1,60 @@
+"""A function's graph as it goes through the passes: `graph.trace(model, batch).show()`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ..core.context import settings
+from ..core.errors import UsageError, fail
+from ..ir.graph.node import Graph
+from ..ir.schedule.build import build_schedule
+from ..ir.schedule.schedule import Schedule
+from ..lang import trace as lang
+from ..lang.checks import is_whole, shown
+from ..passes.simplify import simplify
+
+
+class Trace(Graph):
+    """The Graph as recorded, and with it the later stages of the same program."""
+
+    @property
+    def stages(self) -> dict[str, Graph]:
+        """The graph after each stage by its name, in the order in which they run."""
+        return {"recorded": self, "simplified": simplify(self)}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps that the program runs in, under the choices in force here."""
+        return build_schedule(simplify(self), settings().schedule)
+
+    def side_by_side(self, width: int = 160) -> str:
+        """The stages beside each other as text of `width` columns: `-` marks what the next stage
+        takes away, `+` what it adds. Raises UsageError for a width that holds nothing."""
+        from ..show.stages import stages_text  # its library is slow to import
+
+        if not is_whole(width) or width < 40:
+            raise fail(
+                UsageError,
+                f"side_by_side: the width cannot be {shown(width)}",
+                fix="give a number of columns of at least 40",
+            )
+        return stages_text(self.stages, int(width))
+
+    def show(self) -> None:
+        """Prints the stages beside each other, what changed in colour."""
+        from ..show.stages import show
+
+        show(self.stages)
+
+
+def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Trace:
+    """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
+
+    Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; the rest is
+    static. A read of a value inside `fn` is an error here. `finish` completes partial results.
+    The result's `.stages` and `.show()` tell what the passes make of it.
+    """
+    made = lang.trace(fn, *args, finish=finish, **kwargs)
+    return Trace(*(getattr(made, f.name) for f in dataclasses.fields(made)))

@@ -1,0 +1,74 @@
+"""An op with a gradient of the user's own: its value is computed elsewhere, and passed through.
+
+`custom` takes the values, the tensors that they were made of, and whatever the gradient reads
+besides. The gradient is a graph (`backward`) from those extras and the values' gradients to the
+gradients of the tensors; where it is needed its nodes are added one by one, so what comes out is
+differentiable again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import GraphError, fail
+from ..core.layout import TensorType
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+
+
+def _counts(ins: int, attrs: Attrs) -> tuple[int, int]:
+    """(values, tensors that get gradients); the rest of the arguments are extras."""
+    values, body = attrs["values"], attrs["backward"]
+    sources = len(body.outputs)
+    if ins != sources + len(body.inputs) or not 1 <= values <= len(body.inputs):
+        raise fail(
+            GraphError,
+            f"custom: {ins} arguments do not fit {values} values, {sources} gradients and a"
+            f" backward graph of {len(body.inputs)} inputs",
+            fix="give the values, then one argument per gradient, then what backward reads",
+        )
+    return values, sources
+
+
+def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    values, _ = _counts(len(ins), attrs)
+    return Inferred(ins, ins[:values])
+
+
+def _local(c: Call, *args: Array) -> Any:
+    values = c.attrs["values"]
+    return args[0] if values == 1 else args[:values]
+
+
+def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
+    body = n.attrs["backward"]
+    values, sources = _counts(len(n.args), n.attrs)
+    given = []
+    for g, t in zip(gs if isinstance(gs, list) else [gs], n.types, strict=True):
+        zero = t.complete()
+        given.append(
+            g if g is not None
+            else b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=zero)
+        )  # fmt: skip
+    env: dict[Any, Any] = {}
+    for node, x in zip(body.inputs, [*n.args[values + sources :], *given], strict=True):
+        # The graph was recorded for these layouts; what it moves inside is moved from them.
+        want = node.type if node.type.mesh is not None else node.type.on(x.type.mesh)
+        env[node] = x if x.type is want else b.redistribute(x, want, "for the gradient")
+    for node in body.nodes:
+        if node.op != "input":
+            env[node] = b(node.op, *(env[a] for a in node.args), **node.attrs)
+    extras = len(n.args) - values - sources
+    return [*[None] * values, *(env[o] for o in body.outputs), *[None] * extras]
+
+
+custom = define(
+    Op(
+        "custom",
+        _rule,
+        _local,
+        _grad,
+        flops=lambda ins, outs, attrs: 0,
+        attrs="values backward",
+    )
+)

@@ -1,0 +1,83 @@
+"""Where do arrays wait that no program needs now? In host memory, off the devices.
+
+Where the backend has memory of the kind `pinned_host` (CPU and GPU have), the copy keeps its
+sharding and its processes; elsewhere it is a NumPy array. Both are started at once and finished
+later, while programs go on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.layout import TensorType
+from . import arrays
+
+Array = Any
+KIND = "pinned_host"
+
+
+def has_host_memory(data: Array) -> bool:
+    """Whether each device of `data` can address memory of the host."""
+    return all(
+        any(m.kind == KIND for m in d.addressable_memories()) for d in data.sharding.device_set
+    )
+
+
+class HostCopy:
+    """A copy of one array in host memory; a call brings it back to the devices."""
+
+    def __init__(self, data: Array, type: TensorType) -> None:
+        self.type = type
+        self._loose = not data.committed
+        if has_host_memory(data):
+            self._host: Any = jax.device_put(data, data.sharding.with_memory_kind(KIND))
+        else:
+            data.copy_to_host_async()
+            self._host = data
+            self._where = data.sharding
+        self.bytes: int = data.nbytes
+
+    def wait(self) -> None:
+        """Returns when the copy is in host memory, and the device's is no longer needed."""
+        if isinstance(self._host, np.ndarray):
+            return
+        if self._on_host():
+            self._host.block_until_ready()
+        else:
+            self._host = np.asarray(self._host)
+
+    def _on_host(self) -> bool:
+        return not isinstance(self._host, np.ndarray) and self._host.sharding.memory_kind == KIND
+
+    def __call__(self) -> Array:
+        """The array on its devices again."""
+        if self._loose:
+            # Bound to no device, as arrays.place makes them: or programs would be compiled twice.
+            return jax.device_put(np.asarray(self._host))
+        if self._on_host():
+            kind = arrays.sharding(self.type).memory_kind
+            return jax.device_put(self._host, self._host.sharding.with_memory_kind(kind))
+        return jax.device_put(self._host, self._where)
+
+
+def program_bytes(executable: Any) -> dict[str, int]:
+    """XLA's account of a compiled program, bytes a device: `arguments`, `results`, `temporary`,
+    and `reused`, the part of the results that lies where arguments lay."""
+    args = [
+        jax.ShapeDtypeStruct(
+            arrays.array_shape(t),
+            t.dtype.numpy,
+            sharding=arrays.sharding(t) if t.mesh is not None else None,
+        )
+        for t in executable.wants
+    ]
+    found = executable.run.lower(*args).compile().memory_analysis()
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "results": found.output_size_in_bytes,
+        "temporary": found.temp_size_in_bytes,
+        "reused": found.alias_size_in_bytes,
+    }

@@ -1,0 +1,147 @@
+"""The stepped executor: every step of a schedule is a program of its own, dispatched in order.
+
+Dispatch is asynchronous, so steps that wait for nothing of each other overlap where their devices
+differ. It makes each collective measurable, and it is the cross-check of the fused executor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.layout import TensorType
+from ..ir.graph.node import Graph, Node
+from ..ir.schedule.build import build_schedule
+from ..ir.schedule.schedule import Schedule, Step
+from ..ir.schedule.watch import watcher
+from .buckets import run_bucket
+from .lower import Block, jitted, run_local
+
+Array = Any
+Program = Callable[..., list[Array]]
+
+
+class Stepped:
+    """Runs `schedule` step by step: device arrays in, a list of device arrays out. `inner` is the
+    body of a loop, whose turns belong to the run around it."""
+
+    def __init__(self, schedule: Schedule, inner: bool = False) -> None:
+        self.schedule, self.inner = schedule, inner
+        self._programs: dict[Graph, Program] = {}
+        self.steps = [self._program(step) for step in schedule.steps]
+
+    def __call__(self, *args: Array) -> list[Array]:
+        s, look = self.schedule, watcher()
+        env: dict[int, Array] = dict(zip(s.inputs, args, strict=True))
+        if look is not None and not self.inner:
+            look.begin(s)
+        for i, (step, program) in enumerate(zip(s.steps, self.steps, strict=True)):
+            if look is not None:
+                jax.block_until_ready([env[b] for b in step.reads])
+            start_s = time.perf_counter()
+            outs = program(*(env[b] for b in step.reads))
+            if look is not None:
+                look.step(s, i, start_s, _ready(outs, start_s))
+            env.update(zip(step.writes, outs, strict=True))
+            for b in s.freed[i]:
+                del env[b]
+        return [env[b] for b in s.outputs]
+
+    def _program(self, step: Step) -> Program:
+        known = self._programs.get(step.graph)
+        if known is None:
+            loop = step.kind == "loop"
+            known = Loop(step, self.schedule) if loop else self._compiled(step)
+            self._programs[step.graph] = known
+        return known
+
+    def _compiled(self, step: Step) -> Program:
+        def body(args: Sequence[Array]) -> list[Array]:
+            site = Block()
+            if len(step.collectives) > 1:
+                return run_bucket(step, args, lambda g, v: run_local(g, v, site))
+            return run_local(step.graph, args, site)
+
+        ins = [n.type for n in step.graph.inputs]
+        outs = [n.type for n in step.graph.outputs]
+        return jitted(f"{self.schedule.name}_{step.kind}", body, ins, outs, self.schedule.mesh)
+
+
+class Loop:
+    """A loop with collectives in its body: its turns, step by step."""
+
+    def __init__(self, step: Step, around: Schedule) -> None:
+        (self.node,) = (n for n in step.nodes if n.op == "scan")
+        self.step = step
+        attrs = self.node.attrs
+        self.body = Stepped(build_schedule(attrs["body"]), inner=True)
+        self.places = [step.graph.inputs.index(a) if a.op == "input" else None
+                       for a in self.node.args]  # fmt: skip
+        self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
+                     if a.op != "input"}  # fmt: skip
+
+    def _maker(self, n: Node, around: Schedule) -> Program:
+        """The program of an argument that is made from nothing."""
+        graph = Graph(n.op, (n,), (), (n,))
+        return jitted(n.op, lambda _: run_local(graph, [], Block()), [], [n.type], around.mesh)
+
+    def __call__(self, *args: Array) -> list[Array]:
+        attrs = self.node.attrs
+        consts, carries, length = attrs["consts"], attrs["carries"], attrs["length"]
+        values = [
+            args[p] if p is not None else self.made[k]()[0] for k, p in enumerate(self.places)
+        ]
+        fixed, carry = values[:consts], values[consts : consts + carries]
+        rows = values[consts + carries :]
+        types = [a.type for a in self.node.args[consts + carries :]]
+        turns: list[list[Array]] = []
+        order = range(length)
+        for i in reversed(order) if attrs["reverse"] else order:
+            xs = [_row(x, i, _lead(t)) for x, t in zip(rows, types, strict=True)]
+            outs = self.body(*fixed, *carry, *xs)
+            carry = outs[:carries]
+            turns.append(outs[carries:])
+        if attrs["reverse"]:
+            turns.reverse()
+        stacked = [
+            _stack([t[j] for t in turns], _lead(self.node.types[carries + j]))
+            for j in range(len(self.node.types) - carries)
+        ]
+        results = [*carry, *stacked]
+        picked = {n: results[n.attrs["index"]] for n in self.step.nodes if n.op == "item"}
+        return [picked[o] for o in self.step.graph.outputs]
+
+
+def _lead(t: TensorType) -> int:
+    """Where dim 0 of a value of type `t` is in its array."""
+    return len(t.partial) + len(t.per)
+
+
+_row = jax.jit(
+    lambda x, i, at: jax.lax.dynamic_index_in_dim(x, i, at, keepdims=False), static_argnums=2
+)
+
+
+def _stack(rows: Sequence[Array], at: int) -> Array:
+    return jnp.stack(rows, axis=at)
+
+
+def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
+    """Per device, when its last result was there."""
+    done: dict[int, float] = {}
+    shards = sorted(
+        ((s.device.id, s.data) for x in outs for s in x.addressable_shards), key=lambda s: s[0]
+    )
+    waiting = dict(enumerate(shards))
+    while waiting:
+        for k, (device, data) in list(waiting.items()):
+            if data.is_ready():
+                done[device] = time.perf_counter()
+                del waiting[k]
+        if waiting:
+            time.sleep(1e-5)
+    return done or {0: start_s}

@@ -1,0 +1,126 @@
+"""A user's JAX function and its gradients, run on one device's blocks and held to what was said."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.dtypes import DType
+from ..core.errors import PACKAGE, TesseraError, UsageError, fail
+from ..core.layout import TensorType
+from ..ops.user import UserFunction
+
+Array = Any
+Many = Callable[..., tuple[Array, ...]]
+
+
+def user(
+    f: UserFunction,
+    below: tuple[int, ...],
+    args: Sequence[Array],
+    want: Sequence[tuple[tuple[int, ...], DType]],
+    ins: Sequence[TensorType],
+) -> Any:
+    """`f` of `args`, or its gradient of order `len(below)`; `below` counts the arguments of each
+    lower order. Raises UsageError where the function fails or its results are not as `want` says.
+    """
+    who = f.name + "".join(" (gradient)" for _ in below)
+    given = [(f"arg {i}", t) for i, t in enumerate(ins)]
+    try:
+        results = _order(f, below)(*args)
+    except TesseraError:
+        raise
+    except Exception as error:
+        raise fail(
+            UsageError,
+            f"{who}: the function raised {type(error).__name__}: {_first_line(error)}",
+            given,
+            at=_line(error) or f.at,
+            fix="it gets one device's blocks, as jax arrays: mend it, or its index string",
+        ) from error
+    if len(results) != len(want):
+        raise fail(
+            UsageError,
+            f"{who}: the function gave {len(results)} results where its index has {len(want)}",
+            given,
+            at=f.at,
+            fix="return an array per result of the index string, several as a tuple",
+        )
+    made = []
+    for i, (x, (shape, dtype)) in enumerate(zip(results, want, strict=True)):
+        try:
+            x = jnp.asarray(x)
+        except (TypeError, ValueError):
+            found = f"a {type(x).__name__}"
+        else:
+            found = f"{x.dtype.name}{list(x.shape)}"
+            if x.shape == shape and x.dtype == dtype.numpy:
+                made.append(x)
+                continue
+        raise fail(
+            UsageError,
+            f"{who}: result {i} of the function is not what its index string says",
+            [*given, ("expected", f"{dtype.numpy.name}{list(shape)} on each device"),
+             ("found", found)],
+            at=f.at,
+            fix="return that, or say dtype=, sizes=, whole= or another index",
+        )  # fmt: skip
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _order(f: UserFunction, below: tuple[int, ...]) -> Many:
+    """The function (`below` empty), its gradient (one number), the gradient of that, …"""
+    if not below:
+        return lambda *args: _several(f.fn(*args))
+    count = below[-1]
+    lower = _order(f, below[:-1])
+
+    def gradient(*args: Array) -> tuple[Array, ...]:
+        xs, gs = args[:count], args[count:]
+        smooth = [i for i, x in enumerate(xs) if _is_float(x)]
+        if len(below) == 1 and f.grad is not None:
+            parts = _several(f.grad(gs[0] if len(gs) == 1 else gs, *xs))
+            if len(parts) != count:
+                raise fail(
+                    UsageError,
+                    f"{f.name}: grad= gave {len(parts)} gradients for {count} arguments",
+                    at=f.at,
+                    fix="return one per argument; None stands for zero",
+                )
+            return tuple(jnp.zeros_like(xs[i]) if parts[i] is None else parts[i] for i in smooth)
+
+        def of_floats(*values: Array) -> tuple[Array, ...]:
+            now = list(xs)
+            for i, v in zip(smooth, values, strict=True):
+                now[i] = v
+            return tuple(y for y in lower(*now) if _is_float(y))
+
+        _, pull = jax.vjp(of_floats, *(xs[i] for i in smooth))
+        return tuple(pull(tuple(gs)))
+
+    return gradient
+
+
+def _several(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _is_float(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def _line(error: Exception) -> str:
+    """The innermost line of the user's in `error`: not ours, not JAX's."""
+    jax_home = jax.__file__.rpartition("/")[0]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((PACKAGE, jax_home, "<")):
+            return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+    return ""

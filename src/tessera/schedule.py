@@ -1,0 +1,45 @@
+"""How programs are carried out: `from tessera import schedule`, to call and to set.
+
+>>> import tessera as ts
+>>> from tessera import schedule
+>>> @schedule(overlap=True, bucket_bytes=1 << 20)
+... def double(x):
+...     return x * 2
+>>> double(ts.tensor([1.0, 2.0])).numpy().tolist()
+[2.0, 4.0]
+>>> double.compiled.schedule.options
+'overlap=True bucket_bytes=1048576'
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from .core.options import ScheduleOptions
+from .ir.schedule.schedule import Schedule, Step
+from .ir.schedule.text import parse
+from .ir.schedule.verify import verify_schedule as verify
+from .lang.scheduling import (
+    all_reduce_overlap,
+    bucket_bytes,
+    current,
+    pipeline_microbatches,
+    prefetch,
+    reset,
+    scheduled,
+)
+
+__all__ = [
+    "Schedule", "ScheduleOptions", "Step", "all_reduce_overlap", "bucket_bytes", "current", "parse",
+    "pipeline_microbatches", "prefetch", "reset", "verify",
+]  # fmt: skip
+
+
+class _Schedule(ModuleType):
+    """The module, which is a decorator too: the guides write `@schedule(...)`."""
+
+    def __call__(self, *args: Any, **choices: Any) -> Any:
+        return scheduled(*args, **choices)
+
+
+sys.modules[__name__].__class__ = _Schedule

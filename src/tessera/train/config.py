@@ -1,0 +1,244 @@
+"""What may a training configuration say? One table of keys; one error lists all that is wrong.
+
+A configuration is a plain dict; what it leaves out has the defaults of `TrainingConfig` (guide 4,
+"Basic Training Setup", names the first nine keys).
+
+>>> c = checked({"learning_rate": 1e-3, "d_model": 64})
+>>> c.learning_rate, c.hidden_size, c.compute
+(0.001, 64, None)
+>>> checked({"lerning_rate": 1, "warmup_steps": -1, "mixed_precision": "fp8"})
+Traceback (most recent call last):
+tessera.UsageError: config: 3 keys are wrong
+  lerning_rate    : is not known; did you mean learning_rate?
+  warmup_steps    : -1 is not a whole number >= 0
+  mixed_precision : 'fp8' is not True, False, "bf16" or "fp16"
+  fix             : correct them, or leave them out for the defaults
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..core.dtypes import DType, bf16, f16
+from ..core.errors import UsageError, fail
+from ..data import config as data
+from ..lang.checks import is_whole, shown
+from ..nn.transformer import GPTConfig
+
+Rule = tuple[str, Callable[[Any], bool]]
+
+
+def _real(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _in(*values: object) -> Callable[[Any], bool]:
+    return lambda x: any(x is v or (isinstance(v, str) and x == v) for v in values)
+
+
+def _pair(x: object) -> bool:
+    return isinstance(x, (tuple, list)) and len(x) == 2 and all(_real(b) and 0 <= b < 1 for b in x)
+
+
+COUNT: Rule = ("a whole number >= 1", lambda x: is_whole(x) and x >= 1)
+COUNT_OR_NONE: Rule = ("a whole number >= 1, or None", lambda x: x is None or COUNT[1](x))
+STEPS: Rule = ("a whole number >= 0", lambda x: is_whole(x) and x >= 0)
+NOT_NEGATIVE: Rule = ("a number >= 0", lambda x: _real(x) and x >= 0)
+POSITIVE: Rule = ("a number > 0", lambda x: _real(x) and x > 0)
+PART: Rule = ("a number >= 0 and < 1", lambda x: _real(x) and 0 <= x < 1)
+FLAG: Rule = ("True or False", lambda x: isinstance(x, bool))
+SEED: Rule = ("a whole number from 0 to 2**32 - 1", lambda x: is_whole(x) and 0 <= x < 2**32)
+TEXT: Rule = ("a string that is not empty", lambda x: isinstance(x, str) and x != "")
+PAIR: Rule = ("two numbers >= 0 and < 1", _pair)
+PRECISION: Rule = ('True, False, "bf16" or "fp16"', _in(True, False, "bf16", "fp16"))
+SCALE: Rule = (
+    'None, "dynamic" or a number > 0',
+    lambda x: _in(None, "dynamic")(x) or POSITIVE[1](x),
+)
+
+
+def one_of(*names: str) -> Rule:
+    """A rule: one of some strings."""
+    return " or ".join(f'"{n}"' for n in names), _in(*names)
+
+
+CHECKPOINTING: Rule = (
+    'True, False, "save", "recompute" or "products"',
+    _in(True, False, "save", "recompute", "products"),
+)
+
+
+def _key(default: Any, rule: Rule, what: str) -> Any:
+    return field(default=default, metadata={"rule": rule, "what": what})
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """A checked configuration: frozen, so it may be a static argument of a compiled function."""
+
+    # The model.
+    vocab_size: int = _key(1024, COUNT, "tokens that the model knows")
+    hidden_size: int = _key(256, COUNT, "width of the residual stream; also `d_model`")
+    num_layers: int = _key(4, COUNT, "transformer blocks")
+    num_heads: int = _key(8, COUNT, "attention heads; divides `hidden_size`")
+    num_kv_heads: int | None = _key(None, COUNT_OR_NONE, "key and value heads; None: `num_heads`")
+    intermediate_size: int | None = _key(None, COUNT_OR_NONE, "width of the MLP; None: 4 x hidden")
+    norm: str = _key("layer", one_of("layer", "rms"), "kind of norm")
+    activation: str = _key("gelu", one_of("gelu", "swiglu"), "kind of MLP")
+    positions: str = _key("learned", one_of("learned", "rotary"), "kind of position embedding")
+    tie_embeddings: bool = _key(False, FLAG, "the embedding is the output head too")
+    dropout: float = _key(0.0, PART, "part of each sublayer's output set to zero")
+    seed: int = _key(0, SEED, "decides initial weights, dropout and the order of the data")
+    # The data.
+    batch_size: int = _key(32, COUNT, "sequences in a batch; a loader on a mesh: on one device")
+    sequence_length: int = _key(256, COUNT, "tokens in a sequence")
+    # The optimizer.
+    optimizer: str = _key(
+        "adamw",
+        one_of("adamw", "adam", "sgd", "momentum", "lion", "adafactor"),
+        "rule of the update",
+    )
+    learning_rate: float = _key(3e-4, NOT_NEGATIVE, "the rate at the end of the warm-up")
+    min_learning_rate: float = _key(0.0, NOT_NEGATIVE, "the rate at `total_steps`")
+    schedule: str = _key(
+        "cosine", one_of("cosine", "linear", "inverse_sqrt", "constant"), "decay after the warm-up"
+    )
+    warmup_steps: int = _key(0, STEPS, "steps over which the rate rises in a straight line")
+    total_steps: int = _key(1000, COUNT, "steps after which the rate has fallen; the loop's length")
+    betas: tuple[float, float] = _key((0.9, 0.95), PAIR, "decay of Adam's and Lion's two moments")
+    eps: float = _key(1e-8, POSITIVE, "added to the root of Adam's second moment")
+    momentum: float = _key(0.9, PART, "decay of the trace of `momentum`")
+    weight_decay: float = _key(0.01, NOT_NEGATIVE, "pull of matrices towards zero (not of norms)")
+    gradient_clip_norm: float = _key(1.0, NOT_NEGATIVE, "largest global gradient norm; 0: any")
+    accumulation_steps: int = _key(1, COUNT, "microbatches in a batch, one after the other")
+    # Precision.
+    mixed_precision: bool | str = _key(False, PRECISION, "products in bf16 (True) or fp16")
+    weight_dtype: str = _key("f32", one_of("f32", "bf16", "f16"), "dtype of weights; f32 masters")
+    loss_scale: float | str | None = _key(
+        None, SCALE, 'factor of the loss; None: "dynamic" for fp16, else 1'
+    )
+    loss_scale_interval: int = _key(2000, COUNT, "good steps after which a dynamic scale doubles")
+    # Memory.
+    gradient_checkpointing: bool | str = _key(False, CHECKPOINTING, "what the backward recomputes")
+    offload_optimizer_state: bool = _key(False, FLAG, "optimizer state waits in host memory")
+    # Files.
+    checkpoint_folder: str = _key("checkpoints", TEXT, "where `save_checkpoint` writes")
+    keep_checkpoints: int | None = _key(None, COUNT_OR_NONE, "newest checkpoints kept; None: all")
+
+    @property
+    def compute(self) -> DType | None:
+        """The dtype of products, None where it is that of their operands."""
+        return {"fp16": f16, "bf16": bf16, True: bf16}.get(self.mixed_precision)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is multiplied by a scale."""
+        return self.loss_scale is not None or self.mixed_precision == "fp16"
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether that scale follows overflow."""
+        return self.scaled and (self.loss_scale is None or self.loss_scale == "dynamic")
+
+    @property
+    def remat(self) -> bool | str:
+        """The policy of `nn.GPTConfig.remat`."""
+        chosen = self.gradient_checkpointing
+        return False if chosen in (False, "save") else chosen
+
+    def model(self) -> GPTConfig:
+        """The sizes of the model."""
+        return GPTConfig(
+            vocab=self.vocab_size, seq=self.sequence_length, d=self.hidden_size,
+            layers=self.num_layers, heads=self.num_heads, kv_heads=self.num_kv_heads,
+            hidden=self.intermediate_size, norm=self.norm, activation=self.activation,
+            positions=self.positions, tied=self.tie_embeddings, dropout=self.dropout,
+            remat=self.remat,
+        )  # fmt: skip
+
+
+KEYS = {f.name: f for f in fields(TrainingConfig)}
+ALIASES = {"d_model": "hidden_size", "num_attention_heads": "num_heads"}
+# Keys that are not ours: the loaders' (data/config.py), and where `adam_optimizer` keeps its state.
+OTHERS = (*(key for key in data.KEYS if key not in KEYS), "optimizer_state")
+
+
+def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
+    """`config` with defaults filled in. Raises UsageError, which lists every key that is wrong."""
+    if isinstance(config, TrainingConfig):
+        return config
+    if not isinstance(config, Mapping):
+        raise fail(
+            UsageError,
+            f"config: {shown(config)} is no configuration",
+            fix='give a dict, e.g. {"learning_rate": 1e-4}',
+        )
+    values: dict[str, Any] = {}
+    wrong: list[tuple[str, str]] = []
+    for given, value in config.items():
+        name = ALIASES.get(given, given) if isinstance(given, str) else given
+        if name in values:
+            wrong.append((str(given), f"is {name!r} once more"))
+        elif name in KEYS:
+            rule, fits = KEYS[name].metadata["rule"]
+            values[name] = value
+            if not fits(value):
+                wrong.append((given, f"{shown(value)} is not {rule}"))
+        elif name in OTHERS:
+            legal, good = data.LEGAL.get(name, ("", lambda _: True))
+            if not good(value):
+                wrong.append((given, f"{shown(value)} is not {legal}"))
+        else:
+            near = difflib.get_close_matches(str(given), [*KEYS, *ALIASES, *OTHERS], 1)
+            wrong.append(
+                (str(given), "is not known" + (f"; did you mean {near[0]}?" if near else ""))
+            )
+    if not wrong:
+        values["betas"] = tuple(values.get("betas", TrainingConfig.betas))
+        found = TrainingConfig(**values)
+        wrong = _together(found)
+        if not wrong:
+            return found
+    raise fail(
+        UsageError,
+        f"config: {len(wrong)} key{'s are' if len(wrong) > 1 else ' is'} wrong",
+        wrong,
+        fix="correct them, or leave them out for the defaults",
+    )
+
+
+def _together(c: TrainingConfig) -> list[tuple[str, str]]:
+    """What does not fit together, each thing by itself being right."""
+    kv = c.num_kv_heads or c.num_heads
+    found = [
+        (c.hidden_size % c.num_heads, "num_heads", f"{c.num_heads} does not divide hidden_size"),
+        (c.num_heads % kv, "num_kv_heads", f"{kv} does not divide num_heads"),
+        (
+            c.batch_size % c.accumulation_steps,
+            "accumulation_steps",
+            f"{c.accumulation_steps} does not divide batch_size {c.batch_size}",
+        ),
+        (
+            c.warmup_steps >= c.total_steps,
+            "warmup_steps",
+            f"{c.warmup_steps} is not below total_steps {c.total_steps}",
+        ),
+        (
+            c.min_learning_rate > c.learning_rate,
+            "min_learning_rate",
+            f"{c.min_learning_rate} is above learning_rate {c.learning_rate}",
+        ),
+        (
+            c.dropout and c.remat,
+            "gradient_checkpointing",
+            "a layer with dropout cannot be computed again; set dropout to 0",
+        ),
+    ]
+    return [(name, why) for bad, name, why in found if bad]
+
+
+__all__ = ["KEYS", "TrainingConfig", "checked"]

@@ -1,0 +1,183 @@
+"""What does a step hold, and what may wait elsewhere? Bytes by program; state in host memory.
+
+>>> import tessera as ts
+>>> state = offload({"m": ts.zeros((4, 8)), "step": ts.tensor(0)})
+>>> held(state)
+Held(device=0, host=132)
+>>> (state["m"] + 1.0).sum().item()
+32.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import UsageError, fail
+from ..lang.checks import shown
+from ..lang.engine import HostCopy, engine
+from ..lang.jit import Jit, jit
+from ..lang.strategy import Plan, Strategy
+from ..lang.tensor import Tensor
+from ..lang.tree import flatten, tree_map
+from ..optim import Optimizer
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ProgramBytes:
+    """What one run of a program needs on each device, by XLA's own account, in bytes."""
+
+    arguments: int
+    results: int
+    temporary: int
+    reused: int
+
+    @property
+    def peak(self) -> int:
+        """All of it together: results that take over arguments' buffers count once."""
+        return self.arguments + self.results + self.temporary - self.reused
+
+
+def program_bytes(function: object) -> ProgramBytes:
+    """The bytes of the program that the compiled `function` ran last. Raises UsageError where
+    there is none.
+
+    >>> import tessera as ts
+    >>> double = ts.jit(lambda x: x * 2.0)
+    >>> y = double(ts.zeros((256, 4)))
+    >>> program_bytes(double).arguments, program_bytes(double).results
+    (4096, 4096)
+    """
+    if not isinstance(function, Jit):
+        raise fail(
+            UsageError,
+            f"program_bytes: {shown(function)} is no compiled function",
+            fix="give what ts.jit(...) made",
+        )
+    if not function.programs:
+        raise fail(
+            UsageError,
+            f"program_bytes: {function.name} has no program, or is cut by a read",
+            fix="call it once; return what it reads with .item() or if instead",
+        )
+    return ProgramBytes(**engine().program_bytes(function.programs[0]))
+
+
+# -- state in host memory -------------------------------------------------------------------------
+def offload(tree: Any) -> Any:
+    """The same tree, its tensors in host memory. Each comes back to the devices when it is used.
+
+    Copies are started, not waited for; everything that is no tensor stays as it is.
+    """
+    return tree_map(lambda t: _away(t)[0] if isinstance(t, Tensor) else t, tree)
+
+
+def fetched(tree: Any) -> Any:
+    """The same tree with its tensors on the devices; the copies in host memory stay behind."""
+    return tree_map(lambda t: _back(t) if isinstance(t, Tensor) else t, tree)
+
+
+def _away(t: Tensor) -> tuple[Tensor, HostCopy]:
+    copy = _copy_of(t) or engine().offload(t.data, t.type)
+    out = Tensor(None, t.type)
+    out.name, out._pending = t.name, copy
+    return out, copy
+
+
+def _back(t: Tensor) -> Tensor:
+    copy = _copy_of(t)
+    return t if copy is None else Tensor(copy(), t.type)
+
+
+def _copy_of(t: Tensor) -> HostCopy | None:
+    """The copy of a tensor that is in host memory only."""
+    pending: Any = t._pending if t._data is None else None
+    return pending if hasattr(pending, "wait") else None
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of tensors by where they are, all devices together."""
+
+    device: int
+    host: int
+
+
+def held(tree: Any) -> Held:
+    """Where the tensors of `tree` are. Those that are not made yet are nowhere."""
+    device = host = 0
+    for t in flatten(tree)[0]:
+        if isinstance(t, Tensor):
+            copy = _copy_of(t)
+            if copy is not None:
+                host += copy.bytes
+            elif t._data is not None:
+                device += t.data.nbytes
+    return Held(device, host)
+
+
+def initial_state(
+    optimizer: Optimizer, weights: dict[str, Tensor], plan: Plan | Strategy | None = None
+) -> State:
+    """`optimizer.init` in host memory, the state of one weight on the devices at a time."""
+    out: State = {}
+    for name, w in weights.items():
+        for kind, part in optimizer.init({name: w}, plan).items():
+            if kind == "step":
+                out[kind] = part
+            else:
+                out.setdefault(kind, {})[name], copy = _away(part[name])
+                copy.wait()
+    return {**out, "step": _away(out["step"])[0]}
+
+
+Kept = Callable[[Tensor | None, Any, Any], Any]
+
+
+class StreamedUpdate:
+    """`optimizer.update` weight by weight, the state of one weight on the devices at a time.
+
+    `programs` are the compiled updates by weight. `keep(finite, new, old)` chooses what a step
+    leaves behind (`optim.select` where `finite` is a tensor). Weights, gradients and fetched state
+    give up their buffers.
+    """
+
+    def __init__(self, optimizer: Optimizer, keep: Kept) -> None:
+        self.optimizer, self._keep = optimizer, keep
+        self.programs: dict[str, Jit[..., Any]] = {}
+
+    def __call__(
+        self, weights: dict[str, Tensor], grads: dict[str, Tensor], state: State,
+        finite: Tensor | None = None,
+    ) -> tuple[dict[str, Tensor], State]:  # fmt: skip
+        """(new weights, new state in host memory)."""
+        kinds = [kind for kind in state if kind != "step"]
+        new: State = {kind: {} for kind in kinds}
+        out = {}
+        before = fetched(state["step"])
+        step = before
+        for name, w in weights.items():
+            slots = {kind: _back(state[kind][name]) for kind in kinds if name in state[kind]}
+            out[name], slots, step = self._program(name)(w, grads[name], slots, before, finite)
+            for kind, t in slots.items():
+                new[kind][name], copy = _away(t)
+                copy.wait()
+        return out, {"step": _away(step)[0], **new}
+
+    def _program(self, name: str) -> Jit[..., Any]:
+        if name not in self.programs:
+
+            def update(w: Any, g: Any, slots: Any, step: Any, finite: Any) -> Any:
+                old = {"step": step, **{kind: {name: t} for kind, t in slots.items()}}
+                was = {name: w}, old
+                new, made = self._keep(finite, self.optimizer.update(*was[:1], {name: g}, old), was)
+                return new[name], {kind: made[kind][name] for kind in slots}, made["step"]
+
+            self.programs[name] = jit(donate=("w", "g", "slots"))(update)
+        return self.programs[name]
+
+
+__all__ = ["Held", "ProgramBytes", "StreamedUpdate", "held", "offload", "program_bytes"]

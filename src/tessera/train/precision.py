@@ -1,0 +1,67 @@
+"""Which loss is differentiated, and when is a step dropped? Mixed precision as a config says it.
+
+Products run in the narrow dtype inside `ts.autocast` (docs/precision.md has the rule of each op);
+weights, gradients, optimizer state and losses stay f32. fp16 needs a scale on the loss, which
+`optim.LossScale` moves.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..core.context import Settings
+from ..core.dtypes import f32
+from ..core.mesh import Mesh
+from ..lang.ambient import autocast
+from ..lang.tensor import Tensor
+from ..optim import LossScale, select
+from .config import TrainingConfig
+
+State = dict[str, Any]
+
+
+def autocast_of(c: TrainingConfig) -> AbstractContextManager[Settings]:
+    """`ts.autocast` as `mixed_precision` says."""
+    return autocast(c.compute or f32, enabled=c.compute is not None)
+
+
+def scaler_of(c: TrainingConfig) -> LossScale:
+    """The scale's settings. A fixed scale starts at its number and never moves."""
+    if isinstance(c.loss_scale, (int, float)):
+        fixed = float(c.loss_scale)
+        return LossScale(initial=fixed, least=min(fixed, 1.0), most=fixed + 1.0)
+    return LossScale(interval=c.loss_scale_interval) if c.scaled else LossScale(initial=1.0)
+
+
+def initial_scale(c: TrainingConfig, mesh: Mesh | None) -> State:
+    """`loss_scale` f32[] and `good_steps` i32[], as an optimizer state holds them."""
+    made = scaler_of(c).init(mesh)
+    return {"loss_scale": made["scale"], "good_steps": made["good"]}
+
+
+def scaled(c: TrainingConfig, loss: Tensor, state: State) -> Tensor:
+    """The loss to differentiate."""
+    return scaler_of(c).scale(loss, _scale(state)) if c.scaled else loss
+
+
+def unscaled(c: TrainingConfig, grads: Any, state: State) -> tuple[Any, Tensor | None]:
+    """(the gradients of the loss itself, whether all are finite; None where nobody asks)."""
+    return scaler_of(c).unscale(grads, _scale(state)) if c.scaled else (grads, None)
+
+
+def kept(finite: Tensor | None, new: Any, old: Any) -> Any:
+    """`new`, or `old` where a gradient was not finite."""
+    return new if finite is None else select(finite, new, old)
+
+
+def moved_scale(c: TrainingConfig, finite: Tensor | None, state: State) -> State:
+    """`loss_scale` and `good_steps` after a step."""
+    if finite is None or not c.dynamic:
+        return {name: state[name] for name in ("loss_scale", "good_steps")}
+    made = scaler_of(c).update(finite, _scale(state))
+    return {"loss_scale": made["scale"], "good_steps": made["good"]}
+
+
+def _scale(state: State) -> dict[str, Tensor]:
+    return {"scale": state["loss_scale"], "good": state["good_steps"]}

@@ -1,0 +1,165 @@
+"""Where do the numbers of a run go besides its folder? Trackers: TensorBoard, W&B, your own.
+
+A tracker is told the settings once and a row a step. Anything with these three methods is one:
+
+>>> class Printed:
+...     def config(self, settings): print("settings", settings)
+...     def log(self, step, values): print(step, values)
+...     def close(self): print("closed")
+>>> tracker = Several([Printed()])
+>>> tracker.config({"lr": 0.1}); tracker.log(0, {"loss": 2.5}); tracker.close()
+settings {'lr': 0.1}
+0 {'loss': 2.5}
+closed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core.errors import UsageError, fail
+from .metrics import MetricsWriter, Value
+
+NAMES = ("jsonl", "tensorboard", "wandb")
+
+
+class Tracker(Protocol):
+    """What takes the rows of a run. Values are numbers, texts, booleans or None."""
+
+    def config(self, settings: Mapping[str, Any]) -> None:
+        """Takes the settings of the run, before the first row."""
+
+    def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
+        """Takes the row of a step."""
+
+    def close(self) -> None:
+        """Writes what is not written yet; nothing comes after it."""
+
+
+class TensorBoard:
+    """Event files in `folder` for TensorBoard: a number is a scalar, anything else a text.
+
+    Raises UsageError without its library, tensorboardX.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise _missing("TensorBoard", "tensorboardX") from None
+        self.folder = Path(folder)
+        self._writer: Any = SummaryWriter(str(self.folder))
+
+    def config(self, settings: Mapping[str, Any]) -> None:
+        text = json.dumps(dict(settings), indent=4, default=str)
+        indented = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown for code
+        self._writer.add_text("config", indented, 0)
+
+    def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
+        for name, value in values.items():
+            if isinstance(value, (bool, int, float, np.number, np.bool_)):
+                self._writer.add_scalar(name, float(value), step)
+            elif value is not None:
+                self._writer.add_text(name, str(value), step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases under `project`, its files in `folder`.
+
+    `mode` is "online", "offline" (files only, for `wandb sync` later) or "disabled"; None leaves it
+    to the library's own settings. Raises UsageError without its library, wandb.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        project: str = "tessera",
+        name: str | None = None,
+        mode: str | None = None,
+    ) -> None:
+        if mode not in (None, "online", "offline", "disabled"):
+            raise fail(
+                UsageError,
+                f"wandb: there is no mode {mode!r}",
+                fix="use online, offline or disabled",
+            )
+        try:
+            import wandb
+        except ImportError:
+            raise _missing("WandB", "wandb") from None
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Given as a value, so that a mode in the environment holds where none is asked for.
+        chosen: dict[str, Any] = {} if mode is None else {"mode": mode}
+        self._run: Any = wandb.init(project=project, name=name, dir=str(self.folder), **chosen)
+
+    def config(self, settings: Mapping[str, Any]) -> None:
+        self._run.config.update(json.loads(json.dumps(dict(settings), default=str)))
+
+    def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Several:
+    """One tracker that tells several. Each is closed, also where another fails to close."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        for t in trackers:
+            if not all(callable(getattr(t, m, None)) for m in ("config", "log", "close")):
+                raise fail(
+                    UsageError,
+                    f"trackers: a {type(t).__name__} is no tracker",
+                    fix="give objects with config(settings), log(step, values) and close()",
+                )
+        self.trackers = tuple(trackers)
+
+    def config(self, settings: Mapping[str, Any]) -> None:
+        for t in self.trackers:
+            t.config(settings)
+
+    def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
+        for t in self.trackers:
+            t.log(step, values)
+
+    def close(self) -> None:
+        first: Exception | None = None
+        for t in self.trackers:
+            try:
+                t.close()
+            except Exception as error:  # the others must still be closed
+                first = first or error
+        if first is not None:
+            raise first
+
+
+def tracker(name: str, folder: str | Path) -> Tracker:
+    """The tracker called `name`, writing below `folder`. Raises UsageError for another name."""
+    made: dict[str, Callable[[], Tracker]] = {
+        "jsonl": lambda: MetricsWriter(Path(folder, "tracked.jsonl")),
+        "tensorboard": lambda: TensorBoard(Path(folder, "tensorboard")),
+        "wandb": lambda: WandB(Path(folder, "wandb"), name=Path(folder).name),
+    }
+    if name not in made:
+        raise fail(
+            UsageError, f"tracker: there is no tracker {name!r}", fix="use " + ", ".join(NAMES)
+        )
+    return made[name]()
+
+
+def _missing(what: str, library: str) -> UsageError:
+    return fail(
+        UsageError,
+        f"{what}: the library `{library}` is not installed",
+        fix=f"pip install {library}",
+    )

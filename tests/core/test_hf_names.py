@@ -1,0 +1,176 @@
+"""Do the tables of other people's names cover their tensors and ours, each place once?"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera import nn
+from tessera.checkpoint.hf import _described
+from tessera.checkpoint.hf_models import KNOWN, LAYER
+from tessera.checkpoint.hf_options import Options
+from tessera.checkpoint.pieces import Block, Piece
+from tessera.nn.positions import alibi_slopes
+from tests.core.test_lang import Oracle, oracle
+
+__all__ = ["oracle"]
+
+LLAMA = {
+    "hidden_size": 24, "vocab_size": 10, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "intermediate_size": 14,
+}  # fmt: skip
+FALCON = {k: v for k, v in LLAMA.items() if k != "intermediate_size"}
+GPT2 = {"n_embd": 24, "vocab_size": 10, "n_layer": 2, "n_head": 6, "n_positions": 8}
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", GPT2),
+    ("gpt2", {**GPT2, "tie_word_embeddings": False, "n_inner": 7}),
+    ("llama", LLAMA),
+    ("llama", {**LLAMA, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {**LLAMA, "head_dim": 10, "tie_word_embeddings": True}),
+    ("mistral", {**LLAMA, "num_key_value_heads": 3, "sliding_window": None}),
+    ("qwen2", {**LLAMA, "num_key_value_heads": 1}),
+    ("falcon", FALCON),
+    ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    ("falcon", {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
+    ("falcon", {**FALCON, "multi_query": False, "parallel_attn": False, "alibi": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "raw"), CONFIGS)
+def test_a_table_is_a_bijection(kind: str, raw: dict[str, Any]) -> None:
+    known = KNOWN[kind]
+    config = known.config(Options(raw))
+    table = known.table(config)
+    ours = {name: t.shape for name, t in nn.GPT(config).parameters().items()}
+    assert set(table) == set(ours)
+    files: dict[str, np.ndarray[Any, Any]] = {}
+    numbers = {}
+    count = 1
+    for name, shape in ours.items():
+        inner = shape[1:] if name.startswith(LAYER) else shape
+        numbers[name] = np.arange(count, count + np.prod(inner)).reshape(inner)
+        count += int(np.prod(inner))
+        for piece in table[name]:
+            piece.write(numbers[name], files.setdefault(piece.name, np.zeros(piece.shape, int)))
+    written = np.sort(np.concatenate([f.ravel() for f in files.values()]))
+    assert written.tolist() == list(range(1, count))  # each number once, no place left out
+    for name, want in numbers.items():
+        found = np.zeros_like(want)
+        for piece in table[name]:
+            piece.read(
+                files[piece.name].__getitem__, tuple(map(slice, (0,) * 9, want.shape)), found
+            )
+        np.testing.assert_array_equal(found, want)
+
+
+@given(st.data())
+def test_a_block_is_read_from_its_own_places_alone(data: st.DataObject) -> None:
+    """Against the whole: blocks of the keys of a Falcon, which lie between queries and values."""
+    groups, each, size, d = 3, 2, 4, 5
+    places = np.arange(groups * (each + 2) * size).reshape(groups, each + 2, size)
+    sizes = {"g": groups, "s": size, "d": d}
+    keys = Piece("qkv", ("gs", "d"), "d0gs", sizes, places[:, each], places.size)
+    file = np.arange(places.size * d).reshape(keys.shape)
+    whole = np.full((d, 2, groups, size), -1)
+    keys.read(file.__getitem__, (slice(0, d), slice(0, 2), slice(0, groups), slice(0, size)), whole)
+    cuts = [data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n))) for n in whole.shape]
+    block: Block = tuple(slice(a, max(a + 1, b)) for a, b in cuts)
+    asked = 0
+
+    def get(at: Block) -> Any:
+        nonlocal asked
+        asked += file[at].size
+        return file[at]
+
+    out = np.full_like(whole[block], -1)
+    keys.read(get, block, out)
+    np.testing.assert_array_equal(out, whole[block])
+    assert asked == (out >= 0).sum()
+
+
+def test_rates_are_stretched_between_the_two_wavelengths(oracle: Oracle) -> None:
+    rope = nn.Rope(scaling="llama3", factor=8.0, low=1.0, high=4.0, original=64)
+    plain = 10000.0 ** (-np.arange(8) / 8)
+    slower = plain / rope.rates(16).numpy()
+    waves = 2 * np.pi / plain  # tokens a turn: 6, 20, 63, 199 and more
+    np.testing.assert_allclose(slower[waves < 64 / 4], 1.0, rtol=1e-5)
+    np.testing.assert_allclose(slower[waves > 64], 8.0, rtol=1e-5)
+    # A quarter of the way from 1 to 4 turns within 64 tokens, a quarter of the whole rate is kept.
+    kept = (64 / waves - 1) / 3
+    between = (waves > 64 / 4) & (waves < 64)
+    assert between.sum() == 2
+    np.testing.assert_allclose(1 / slower[between], (kept + (1 - kept) / 8)[between], rtol=1e-5)
+    linear = nn.Rope(scaling="linear", factor=4.0).rates(16).numpy()
+    np.testing.assert_allclose(linear, plain / 4, rtol=1e-5)
+
+
+def test_alibi_slopes_are_those_of_the_paper() -> None:
+    np.testing.assert_allclose(alibi_slopes(8), [2.0**-i for i in range(1, 9)])
+    # Six heads: the four of four, then every second one of eight.
+    np.testing.assert_allclose(alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "says"),
+    [
+        ("gpt2", {**GPT2, "activation_function": "mish"}, "'activation_function' is 'mish'"),
+        ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "'scale_attn_by_inverse_layer"),
+        ("gpt2", {k: v for k, v in GPT2.items() if k != "n_head"}, "lacks 'n_head'"),
+        ("gpt2", {**GPT2, "n_head": "six"}, "'n_head' cannot be 'six'"),
+        ("gpt2", {**GPT2, "layer_norm_epsilon": True}, "'layer_norm_epsilon' cannot be True"),
+        ("gpt2", {**GPT2, "tie_word_embeddings": 1}, "'tie_word_embeddings' cannot be 1"),
+        ("llama", {**LLAMA, "rope_scaling": {"type": "yarn"}}, "'rope_type' is 'yarn'"),
+        ("llama", {**LLAMA, "rope_parameters": {"a": {}}}, "'rope_parameters' is {'a': {}}"),
+        ("llama", {**LLAMA, "partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
+        ("llama", {**LLAMA, "hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+        ("falcon", {**FALCON, "num_ln_in_parallel_attn": 2}, "'num_ln_in_parallel_attn' is 2"),
+        ("falcon", {**FALCON, "multi_query": False, "num_kv_heads": 2}, "'num_kv_heads' is 2"),
+        ("llama", {**LLAMA, "num_key_value_heads": 4}, "do not divide"),
+    ],
+)
+def test_an_option_that_we_have_not_is_named(kind: str, raw: dict[str, Any], says: str) -> None:
+    with pytest.raises(ts.UsageError, match=re.escape(says)) as error:
+        KNOWN[kind].config(Options(raw))
+    assert "  fix" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (nn.GPTConfig(), "gpt2"),
+        (nn.GPTConfig(tied=True, biases=("qkv", "out", "mlp"), activation="relu"), "gpt2"),
+        (nn.GPTConfig(norm="rms", activation="swiglu", positions="rotary", kv_heads=2), "llama"),
+        (
+            nn.GPTConfig(norm="rms", activation="swiglu", positions="rotary", biases=("qkv",)),
+            "qwen2",
+        ),
+        (nn.GPTConfig(positions="rotary", block="parallel", kv_heads=1), "falcon"),
+        (nn.GPTConfig(positions="rotary", block="parallel", kv_heads=2), "falcon"),
+        (nn.GPTConfig(positions="rotary", block="parallel_norms", kv_heads=2), "falcon"),
+        (nn.GPTConfig(positions="alibi"), "falcon"),
+    ],
+)
+def test_a_model_of_our_own_is_written_as_the_first_that_fits(
+    config: nn.GPTConfig, kind: str
+) -> None:
+    known, options, back = _described(nn.GPT(config), None)
+    assert (known.kind, options["model_type"]) == (kind, kind)
+    assert set(nn.GPT(config).parameters()) <= set(known.table(back))
+
+
+def test_a_model_that_fits_none_is_refused_with_every_reason() -> None:
+    with pytest.raises(ts.UsageError) as error:
+        _described(nn.GPT(nn.GPTConfig(norm="rms")), None)
+    text = str(error.value)
+    assert all(f"  {kind}" in text for kind in KNOWN)
+    assert "norm is 'rms' here, 'layer' there" in text
+    with pytest.raises(ts.UsageError, match="positions is 'learned' here, 'rotary' there"):
+        _described(nn.GPT(nn.GPTConfig()), "llama")
+    with pytest.raises(ts.UsageError, match="architecture 'bert' is not known"):
+        _described(nn.GPT(nn.GPTConfig()), "bert")

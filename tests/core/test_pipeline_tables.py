@@ -1,0 +1,515 @@
+"""Are pipeline schedules what the papers and the reviewed tables say, and are wrong ones refused?
+
+`pytest tests/core/test_pipeline_tables.py --refresh-golden` writes tests/golden/pipelines anew.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import warnings
+from collections.abc import Iterator
+from fractions import Fraction
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tessera.core.errors import GraphError, UsageError
+from tessera.ir.schedule.check_table import run_order, verify_table
+from tessera.ir.schedule.formulas import bubble_s, peak_activations
+from tessera.ir.schedule.orders import SCHEDULES, known_schedule, pipeline_table
+from tessera.ir.schedule.simulate import PipelineWarning, simulate, warn_if_few
+from tessera.ir.schedule.tables import Action, Table
+from tessera.show.pipeline_picture import pipeline_svg, pipeline_text, render_pipeline
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "pipelines"
+
+
+def chunk_counts(name: str) -> tuple[int | None, ...]:
+    return (1, 2, 3, 4) if name == "Interleaved1F1B" else (None,)
+
+
+def defined(name: str, p: int, m: int, v: int | None) -> bool:
+    """Which counts a schedule takes, as its documentation says."""
+    if name == "DualPipeV":
+        return m >= 2 * p
+    return name != "Interleaved1F1B" or v == 1 or m % max(1, m // p) == 0
+
+
+def all_tables(ranks: range, microbatches: range) -> Iterator[tuple[str, int, int, int | None]]:
+    for name in SCHEDULES:
+        for p in ranks:
+            for m in microbatches:
+                for v in chunk_counts(name):
+                    if defined(name, p, m, v):
+                        yield name, p, m, v
+
+
+def keep(file: str, text: str, request: pytest.FixtureRequest) -> str:
+    """The reviewed text of a file, after writing it where that was asked for."""
+    if request.config.getoption("--refresh-golden"):
+        (GOLDEN / file).write_text(text)
+    return (GOLDEN / file).read_text()
+
+
+# ---- the schedules with a name -----------------------------------------------------------------
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_table_is_what_was_reviewed(name: str, request: pytest.FixtureRequest) -> None:
+    table = pipeline_table(name, ranks=4, microbatches=8)
+    file = f"{name.lower()}_4_ranks_8_microbatches.csv"
+    assert table.to_csv() == keep(file, table.to_csv(), request)
+    read = Table.from_csv(GOLDEN / file)
+    assert (read.rows, read.placement, read.microbatches) == (table.rows, table.placement, 8)
+
+
+def test_every_table_can_run_wherever_its_schedule_is_defined() -> None:
+    for name, p, m, v in all_tables(range(1, 9), range(1, 25)):
+        table = pipeline_table(name, p, m, v)
+        verify_table(table)
+        assert (table.ranks, table.microbatches) == (p, m)
+        assert table.stages == p * (v or known_schedule(name).chunks or 1)
+
+
+def test_elsewhere_the_counts_are_refused_with_counts_that_work() -> None:
+    for name in ("DualPipeV", "Interleaved1F1B"):
+        for p in range(1, 9):
+            for m in range(1, 25):
+                v = 2
+                if not defined(name, p, m, v):
+                    with pytest.raises(UsageError):
+                        pipeline_table(name, p, m, v)
+    with pytest.raises(UsageError) as error:
+        pipeline_table("Interleaved1F1B", 4, 9, 2)
+    assert [line for line in str(error.value).splitlines() if "  at " not in line] == [
+        "pipeline: Interleaved1F1B on 4 ranks takes microbatches in 2 equal groups",
+        "  microbatches : 9",
+        "  fix          : use 8 or 10 microbatches; every multiple of 4 will do",
+    ]
+
+
+def test_the_orders_are_those_of_pytorch() -> None:
+    """An independent implementation of three of them; pairs that run together count as one."""
+    pytest.importorskip("torch")
+    from torch.distributed.pipelining import schedules as theirs
+
+    def cells(row: list[Any]) -> list[str]:
+        return [str(a) for a in row if a is not None]
+
+    kinds = {
+        "Interleaved1F1B": theirs.ScheduleInterleaved1F1B,
+        "ZBV": theirs.ScheduleZBVZeroBubble,
+        "DualPipeV": theirs.ScheduleDualPipeV,
+    }
+    compared = 0
+    for name, p, m, v in all_tables(range(1, 7), range(1, 17)):
+        if name not in kinds or v == 1:
+            continue
+        table = pipeline_table(name, p, m, v)
+        facts = types.SimpleNamespace(
+            pp_group_size=p,
+            n_local_stages=v or 2,
+            num_stages=2 * p,
+            _num_stages=2 * p,
+            n_microbatches=m,
+            _n_microbatches=m,
+            microbatches_per_round=m // max(1, m // p),
+        )
+        for rank, row in enumerate(table.to_csv().splitlines()):
+            want = cells(kinds[name]._calculate_single_rank_operations(facts, rank))
+            got = row.split(",")
+            if name == "ZBV":  # at its end the weights' parts have no prescribed order
+                assert sorted(want) == sorted(got)
+                want, got = ([c for c in cs if "W" not in c] for cs in (want, got))
+            assert got == want, (name, p, m, v, rank)
+            compared += 1
+    assert compared > 500
+
+
+# ---- costs -------------------------------------------------------------------------------------
+def test_bubble_and_peak_are_those_of_the_formulas_where_these_hold() -> None:
+    held: dict[str, list[int]] = {name: [0, 0] for name in SCHEDULES}
+    for name, p, m, v in all_tables(range(1, 9), range(1, 25)):
+        line = simulate(pipeline_table(name, p, m, v))
+        bubble, peak = bubble_s(name, p, m, v), peak_activations(name, p, m, v)
+        if bubble is not None:
+            assert line.bubble_s == bubble, (name, p, m, v)
+            held[name][0] += 1
+        if peak is not None:
+            assert line.peak_activations[0] == max(line.peak_activations) == peak, (name, p, m, v)
+            held[name][1] += 1
+    assert all(min(counts) > 50 for counts in held.values()), held
+
+
+costs = st.integers(0, 6).map(lambda n: Fraction(n, 3))
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 6), st.integers(1, 20), st.integers(1, 4),
+       costs, costs, costs)  # fmt: skip
+def test_the_formulas_hold_for_any_costs_in_their_region(
+    name: str, p: int, m: int, v: int, f: Fraction, i: Fraction, w: Fraction
+) -> None:
+    chunks = v if name == "Interleaved1F1B" else None
+    assume(defined(name, p, m, chunks))
+    if name == "ZBV":
+        i = w = f
+    if name == "DualPipeV":
+        i, w = f, min(f, w)
+    line = simulate(pipeline_table(name, p, m, chunks), f, i, w)  # type: ignore[arg-type]
+    times = {"forward_s": f, "backward_input_s": i, "backward_weight_s": w}
+    by_formula = bubble_s(name, p, m, chunks, **times)  # type: ignore[arg-type]
+    assert by_formula is None or line.bubble_s == by_formula
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "times"),
+    [
+        ("Interleaved1F1B", 3, (1, 1, 1)),
+        ("ZB-H1", 3, (1, 1, 1)),
+        ("ZB-H1", 8, (1, 1, 2)),
+        ("ZB-H2", 6, (1, 1, 1)),
+        ("ZB-H2", 8, (2, 1, 2)),
+        ("ZBV", 6, (1, 1, 1)),
+        ("ZBV", 8, (1, 2, 1)),
+        ("DualPipeV", 8, (1, 2, 1)),
+    ],
+)
+def test_just_outside_its_region_a_formula_fails(
+    name: str, m: int, times: tuple[int, int, int]
+) -> None:
+    """So the regions are no narrower than they must be in these directions."""
+    f, i, w = times
+    named = {"forward_s": f, "backward_input_s": i, "backward_weight_s": w}
+    assert bubble_s(name, 4, m, **named) is None  # type: ignore[arg-type]
+    formula = {"Interleaved1F1B": f + i + w, "ZB-H1": f + i - w, "ZB-H2": f + i - 2 * w,
+               "ZBV": 0, "DualPipeV": f + 2 * i - w}[name] * 3  # fmt: skip
+    assert simulate(pipeline_table(name, 4, m), *times).bubble_s != formula
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+def test_what_each_schedule_is_for(p: int) -> None:
+    for m in range(1, 25):
+        line = {n: simulate(pipeline_table(n, p, m)) for n in ("GPipe", "1F1B", "ZB-H1", "ZB-H2")}
+        most = {name: max(x.peak_activations) for name, x in line.items()}
+        assert most["1F1B"] == min(p, m) <= most["GPipe"] == m
+        assert most["ZB-H1"] == most["1F1B"]
+        assert most["ZB-H2"] <= max(2 * p - 1, 1)
+        assert line["1F1B"].makespan_s == line["GPipe"].makespan_s == 3 * (m + p - 1)
+        assert line["ZB-H1"].makespan_s <= line["1F1B"].makespan_s
+        assert line["ZB-H2"].bubble_s <= line["ZB-H1"].bubble_s <= line["1F1B"].bubble_s
+        zbv = simulate(pipeline_table("ZBV", p, m))
+        if m >= 2 * p - 1:
+            assert line["ZB-H2"].gap_s == zbv.gap_s == (0,) * p
+        assert max(zbv.peak_activations) <= 2 * p  # of half a rank's share each
+
+
+@given(st.integers(1, 6), st.integers(6, 16), st.integers(0, 4).map(lambda n: Fraction(n, 4)))
+def test_a_late_weights_part_holds_what_it_was_said_to(p: int, m: int, kept: Fraction) -> None:
+    """Qi et al. 2023: H1 holds p-r activations and r weights' parts, H2 2(p-r)-1 and 2r."""
+    m = max(m, 2 * p - 1)
+    h1, h2 = (simulate(pipeline_table(n, p, m), kept_for_weight=kept) for n in ("ZBH1", "ZBH2"))  # type: ignore[arg-type]
+    assert h1.peak_activations == tuple(p - r + r * kept for r in range(p))
+    assert h2.peak_activations == tuple(2 * (p - r) - 1 + 2 * r * kept for r in range(p))
+
+
+def test_sending_stages_and_pairs_have_their_own_times() -> None:
+    table = pipeline_table("1F1B", 2, 1)
+    line = simulate(table, [1, 2], [3, 4], [5, 6], send_s=10, activation=[7, 9])
+    assert line.start_s == ((0, 33), (11, 13))  # 0F0, 0B0 · 1F0, 1B0
+    assert line.end_s == ((1, 41), (13, 23))
+    assert (line.makespan_s, line.busy_s, line.gap_s) == (41, (9, 12), (32, 0))
+    assert line.peak_activations == (7, 9)
+    assert line.idle_fraction == (1 - 9 / 41, 1 - 12 / 41)
+    pair = Table.from_csv("0F0,(0F1;0B0),0B1")
+    assert simulate(pair).end_s == ((1, 4, 4, 6),)
+    assert simulate(pair, joined_s=2).end_s == ((1, 3, 3, 5),)
+    assert simulate(pair, joined_s=2).busy_s == (5,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"forward_s": -1},
+        {"forward_s": [1, 1, 1]},
+        {"backward_input_s": "fast"},
+        {"backward_weight_s": float("nan")},
+        {"send_s": [1, 1]},
+        {"send_s": None},
+        {"joined_s": float("inf")},
+        {"activation": [1, -1]},
+        {"kept_for_weight": 2},
+    ],
+)
+def test_costs_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"simulate: {next(iter(wrong))} cannot be"):
+        simulate(pipeline_table("1F1B", 2, 4), **wrong)
+
+
+# ---- too few microbatches ----------------------------------------------------------------------
+def test_too_few_microbatches_warn_with_what_they_cost() -> None:
+    with pytest.warns(PipelineWarning) as seen:
+        warn_if_few(pipeline_table("1F1B", 4, 4))
+    assert [str(w.message) for w in seen] == [
+        "1F1B: with 4 microbatches on 4 ranks each rank idles 43% of a step; with 8 it would be"
+        " 27%. Use at least 8 microbatches"
+    ]
+    assert seen[0].filename == __file__
+    own = Table.from_csv("0F0,0B0\n1F0,1B0")
+    with pytest.warns(PipelineWarning, match=r"own: .* 1 microbatch on 2 ranks .* 50% of a step\."):
+        warn_if_few(own)
+    with pytest.warns(PipelineWarning, match="idles 60% of a step"):
+        warn_if_few(own, simulate(own, 1, 1, 0, send_s=0.5))
+
+
+def test_enough_microbatches_or_a_single_rank_do_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_few(pipeline_table("1F1B", 4, 8))
+        warn_if_few(pipeline_table("GPipe", 1, 1))
+
+
+# ---- a user's own ------------------------------------------------------------------------------
+def test_csv_is_that_of_pytorch_and_says_only_the_order() -> None:
+    table = Table.from_csv("# mine\n0F0, ,0F1,0B0,,0I1,0W1\n,1F0,(1F1;1B0)OVERLAP_F_B,1B1\n")
+    assert table.rows == (
+        (Action("F", 0, 0), Action("F", 0, 1), Action("B", 0, 0), Action("I", 0, 1),
+         Action("W", 0, 1)),
+        (Action("F", 1, 0), Action("F", 1, 1), Action("B", 1, 0, joined=True), Action("B", 1, 1)),
+    )  # fmt: skip
+    assert table.to_csv() == "0F0,0F1,0B0,0I1,0W1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n"
+    assert table.splits_backward and table.chunks == 1
+    verify_table(table)
+
+
+def test_a_schedule_is_a_name_a_table_a_file_or_a_function(tmp_path: Path) -> None:
+    def mine(rank: int, ranks: int, microbatches: int) -> Iterator[str]:
+        for j in range(microbatches):
+            yield f"{rank}F{j}"
+            yield f"{rank}B{j}"
+
+    table = pipeline_table(mine, 2, 3)
+    assert (table.name, table.microbatches) == ("mine", 3)
+    file = tmp_path / "one_by_one.csv"
+    file.write_text(table.to_csv())
+    for given_as in (file, str(file), table):
+        assert pipeline_table(given_as, 2, 3).rows == table.rows
+    assert pipeline_table(file, 2, 3).name == "one_by_one"
+    with pytest.raises(UsageError, match="is for other counts"):
+        pipeline_table(table, 2, 4)
+    for name in ("gpipe", "ZB_H1", "zbh1", "interleaved", "Dualpipev", "1f1b", "zb-h2", "ZBV"):
+        assert pipeline_table(name, 2, 4).name in SCHEDULES
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: pipeline_table("2F2B", 2, 4), "there is no schedule '2F2B'"),
+        (lambda: pipeline_table(7, 2, 4), "there is no schedule 7"),  # type: ignore[arg-type]
+        (lambda: pipeline_table("1F1B", 0, 4), "ranks cannot be 0"),
+        (lambda: pipeline_table("1F1B", 2, True and 1.5), "microbatches cannot be 1.5"),  # type: ignore[arg-type]
+        (lambda: pipeline_table("1F1B", 2, 4, 2), r"1F1B has 1 stage\(s\) on a rank"),
+        (lambda: pipeline_table("DualPipeV", 4, 7), "DualPipeV on 4 ranks needs 8 microbatches"),
+        (lambda: pipeline_table(lambda r, p, m: None, 2, 4), "a list of actions for each rank"),  # type: ignore[arg-type, return-value]
+        (lambda: Table.from_rows(None), "a list of actions for each rank"),  # type: ignore[arg-type]
+        (lambda: Table.from_rows([None]), "a list of actions for each rank"),  # type: ignore[list-item]
+        (lambda: Table.from_function("1F1B", 2, 4), "a list of actions for each rank"),  # type: ignore[arg-type]
+        (lambda: Table.from_function(lambda r, p, m: [], "x", 4), "ranks cannot be 'x'"),  # type: ignore[arg-type]
+        (lambda: bubble_s("1F1B", 0, 4), "ranks cannot be 0"),
+        (lambda: peak_activations("1F1B", 2, -4), "microbatches cannot be -4"),
+        (lambda: Table.from_csv(3), "a table is read from text"),  # type: ignore[arg-type]
+        (lambda: Table.from_csv("nowhere.csv"), "the table cannot be read"),
+        (lambda: simulate("1F1B"), "a str is no pipeline table"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_schedule_is_refused(call: Any, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        call()
+
+
+@pytest.mark.parametrize("cell", ["F0", "0X0", "0F", "-1F0", "0F0;0B0", "1SEND_F0", "²F0", None])
+def test_a_cell_that_cannot_be_read_is_named_with_its_place(cell: Any) -> None:
+    with pytest.raises(GraphError) as error:
+        Table.from_rows([["0F0", "0B0"], ["1F0", cell]])
+    assert str(error.value).splitlines() == [
+        f"pipeline: cell {cell!r} of a table cannot be read",
+        "  at  : rank 1, slot 1",
+        "  fix : a cell is stage, kind and microbatch, e.g. 0F3, 2B1, 1I0, 1W0 or (0F7;3B2)",
+    ]
+
+
+# One table a check, which only this check refuses: (csv, what is said).
+WRONG = {
+    "a rank without a stage": ("0F0,0B0\n,", ["rank 1 : does nothing: it has no stage"]),
+    "a stage on no rank": ("0F0,0B0\n2F0,2B0", ["stage 1 : is on no rank"]),
+    "a stage on two ranks": (
+        "0F0,0B0,0F1\n1F0,1B0,1F1,1B1,0B1",
+        ["rank 1, slot 4 : 0B1: stage 0 is on rank 0"],
+    ),
+    "a repeated action": (
+        "0F0,0B0\n1F0,1F0,1B0",
+        ["rank 1, slot 1 : 1F0 is repeated: 1F0 is in slot 0"],
+    ),
+    "a backward both whole and split": (
+        "0F0,0B0,0W0",
+        [
+            "rank 0, slot 2 : 0W0 is repeated: 0B0 is in slot 1"
+            " (0B0 is the whole backward; its parts are I and W)"
+        ],
+    ),
+    "missing actions": (
+        "0F0,0F1,0B0,0B1\n1F0,1I0,1B1",
+        ["rank 1 : 1W0 is missing", "rank 1 : 1F1 is missing"],
+    ),
+    "a missing backward": ("0F0,0F1,0B1", ["rank 0 : 0B0 (or 0I0 and 0W0) is missing"]),
+    "weights before inputs": (
+        "0F0,0W0,0I0",
+        ["rank 0, slot 1 : 0W0 comes before 0I0 (slot 2), whose result it needs"],
+    ),
+    "stages in the wrong order on a rank": (
+        "1F0,0F0,1B0,0B0",
+        ["rank 0, slot 0 : 1F0 comes before 0F0 (slot 1), whose result it needs"],
+    ),
+    "a pair of two forwards": (
+        "(0F0;0F1),0B0,0B1",
+        ["rank 0, slot 0 : 0F0 and 0F1 are joined: a pair is a forward and a backward"],
+    ),
+    "a pair that waits for itself": (
+        "(0F0;0B0)",
+        ["rank 0, slot 0 : 0B0 needs 0F0: they cannot run together"],
+    ),
+    "ranks that wait in a circle": (
+        "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
+        [
+            "rank 0, slot 1 : 0B0 waits for 1B0 (rank 1, slot 2), which comes after 1F1 (slot 1)",
+            "rank 1, slot 1 : 1F1 waits for 0F1 (rank 0, slot 2), which comes after 0B0 (slot 1)",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_table_is_refused_in_these_words(case: str) -> None:
+    csv, rows = WRONG[case]
+    with pytest.raises(GraphError) as error:
+        verify_table(Table.from_csv(csv))
+    first, *rest, fix = str(error.value).splitlines()
+    assert first == "pipeline: table own cannot run"
+    assert [" : ".join(p.strip() for p in line.split(" : ", 1)) for line in rest] == rows
+    assert fix.split() == ["fix", ":", "correct", "the", "table"]
+
+
+def test_numbers_that_do_not_exist_are_refused_and_long_lists_cut() -> None:
+    for bad in (Action("F", 5, 0), Action("F", 0, 9), Action("F", -1, 0), Action("Q", 0, 0)):  # type: ignore[arg-type]
+        with pytest.raises(GraphError, match="cannot run"):
+            verify_table(Table("t", ((bad,),), (0,), 1))
+    with pytest.raises(GraphError, match="it has no ranks"):
+        verify_table(Table("t", (), (), 1))
+    with pytest.raises(GraphError) as error:
+        verify_table(Table.from_csv("0F0,0B99999999"))
+    assert len(str(error.value).splitlines()) == 11
+    with pytest.raises(GraphError, match="a table of 2 actions names stage 99999999"):
+        Table.from_csv("0F0,99999999B0")
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.data())
+def test_a_complete_table_is_refused_exactly_where_its_order_has_a_circle(
+    p: int, v: int, m: int, split: bool, data: st.DataObject
+) -> None:
+    rows = []
+    for r in range(p):
+        kinds = "FIW" if split else "FB"
+        actions = [Action(k, s, j) for s in range(r, p * v, p) for j in range(m) for k in kinds]  # type: ignore[arg-type]
+        if data.draw(st.booleans()):  # near enough to a real order to be right at times
+            actions.sort(
+                key=lambda a: (a.microbatch, a.kind != "F", a.stage if a.kind == "F" else -a.stage)
+            )
+        else:
+            actions = data.draw(st.permutations(actions))
+        rows.append(actions)
+    table = Table.from_rows(rows)
+    before: dict[str, set[str]] = {}
+    for row in rows:
+        for i, a in enumerate(row):
+            places = [table.done_at[need] for need in a.needs(p * v)]
+            before[str(a)] = {str(rows[r][k]) for r, k in places}
+            before[str(a)] |= {str(row[i - 1])} if i else set()
+    try:
+        list(TopologicalSorter(before).static_order())
+    except CycleError:
+        with pytest.raises(GraphError, match=r"waits for|comes before"):
+            run_order(table)
+        return
+    done: set[str] = set()
+    for rank, slot in run_order(table):
+        assert before[str(rows[rank][slot])] <= done
+        done.add(str(rows[rank][slot]))
+    assert len(done) == sum(map(len, rows))
+
+
+# ---- pictures ----------------------------------------------------------------------------------
+def test_a_picture_is_readable_without_colour() -> None:
+    line = simulate(pipeline_table("Interleaved1F1B", 2, 2))
+    assert pipeline_text(line, width=46).splitlines() == [
+        "Interleaved1F1B · 2 ranks, 4 stages, 2",
+        "microbatches · 15 units · idle 20 % · holds at",
+        "most 4",
+        "from 0",
+        "rank 0 │ F0a F1a F0b F1b .   .   B0b ─",
+        "rank 1 │ .   F0a F1a F0b B0b ─   F1b B1b",
+        "from 8",
+        "rank 0 │ .   B1b ─   B0a ─   B1a ─",
+        "rank 1 │ ─   B0a ─   B1a ─   .   .",
+    ]
+
+
+def test_colour_tells_the_kind_and_the_chunk() -> None:
+    console = Console(width=200, color_system="standard", force_terminal=True, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render_pipeline(pipeline_table("ZBV", 1, 1)))
+    row = capture.get().splitlines()[1]
+    codes = {m[2]: m[1] for m in re.finditer(r"\x1b\[([0-9;]+)m([FIW]0[ab])", row)}
+    assert codes == {"F0a": "30;44", "F0b": "30;104", "I0b": "30;106", "W0b": "30;103",
+                     "I0a": "30;46", "W0a": "30;43"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("width", [40, 100, 400])
+def test_a_picture_fits_and_names_every_action_once(name: str, width: int) -> None:
+    table = pipeline_table(name, 4, 8)
+    text = pipeline_text(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    if width == 400:
+        for rank, row in enumerate(table.rows):
+            (line,) = [s for s in text.splitlines() if s.startswith(f"rank {rank} ")]
+            shown = [c for cell in line.split("│")[1].split() for c in cell.split("+")]
+            names = [c.rstrip("ab") for c in shown if c not in (".", "─")]
+            assert names == [f"{a.kind}{a.microbatch}" for a in row]
+
+
+def test_long_and_tall_pictures_say_what_they_leave_out() -> None:
+    text = pipeline_text(pipeline_table("1F1B", 40, 40), width=60)
+    assert len(text.splitlines()) < 220
+    assert "more units" in text and "… and 8 more ranks" in text
+
+
+def test_an_svg_is_what_was_reviewed(request: pytest.FixtureRequest) -> None:
+    svg = pipeline_svg(simulate(pipeline_table("ZB-H1", 2, 2)))
+    assert svg == keep("zb-h1_2_ranks_2_microbatches.svg", svg, request)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_svg_draws_every_action_inside_its_frame(name: str) -> None:
+    line = simulate(pipeline_table(name, 3, 6), 0.01, 0.02, 0.015, send_s=0.001)
+    root = ElementTree.fromstring(pipeline_svg(line))
+    groups = root.findall("{*}g")
+    assert len(groups) == sum(map(len, line.table.rows))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for g in groups:
+        (rect,) = g.findall("{*}rect")
+        x, y, w, h = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
+        assert x >= 64 and x + w <= width and y >= 30 and y + h <= height

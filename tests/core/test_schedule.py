@@ -1,0 +1,314 @@
+"""Is a schedule the program it was made from, readable, checked, in the order asked for?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, graph, schedule
+from tessera.core.context import settings
+from tessera.core.layout import TensorType, parse_type
+from tessera.core.options import ScheduleOptions
+from tessera.ir.graph.node import Graph
+from tessera.ir.graph.oracle import cut, join, run_blocks
+from tessera.ir.schedule.build import build_schedule
+from tessera.ir.schedule.schedule import COMM, COMPUTE, Schedule
+from tessera.ir.schedule.text import parse
+from tessera.ir.schedule.verify import verify_schedule
+from tessera.passes.simplify import simplify
+
+MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+RNG = np.random.default_rng(4)
+LAYERS = 3
+
+
+def net(w: dict[str, ts.Tensor], x: ts.Tensor) -> Any:
+    h = x
+    for i in range(LAYERS):
+        with ts.scope(f"layer{i}"):
+            h = ts.tanh(ts.tanh(h @ w[f"up{i}"]) @ w[f"down{i}"])
+    return (h * h).mean()
+
+
+def step(w: dict[str, ts.Tensor], x: ts.Tensor) -> Any:
+    loss = net(w, x)
+    return loss, ts.grad(loss, w, layout=dist.strategy("zero_redundancy_optimizer"))
+
+
+def types(zero3: bool = False) -> tuple[dict[str, TensorType], TensorType]:
+    row = "@dp" if zero3 else ""
+    w = {}
+    for i in range(LAYERS):
+        w[f"up{i}"] = parse_type(f"f32[8{row}, 12@tp]", MESH)
+        w[f"down{i}"] = parse_type(f"f32[12@tp, 8{row}]", MESH)
+    return w, parse_type("f32[4@dp, 8]", MESH)
+
+
+def looped(x: ts.Tensor, w: ts.Tensor) -> Any:
+    """Collectives in a loop's body."""
+    end, rows = ts.scan(lambda h, row: (ts.tanh(h @ w) @ w.T + row, h), x[0], x)
+    return end, rows
+
+
+GRAPHS = {
+    "step": simplify(graph.trace(step, *types())),
+    "zero 3": simplify(graph.trace(step, *types(zero3=True))),
+    "loop": simplify(
+        graph.trace(looped, parse_type("f32[3, 4@dp, 8]", MESH), parse_type("f32[8, 6@tp]", MESH))
+    ),
+    "no collectives": simplify(graph.trace(lambda x: ts.exp(x) + 1.0, types()[1])),
+    "nothing": graph.trace(lambda x: x, types()[1]),
+}
+OPTIONS = [
+    ScheduleOptions(),
+    ScheduleOptions(overlap=True),
+    ScheduleOptions(overlap=False),
+    ScheduleOptions(bucket_bytes=1 << 20),
+    ScheduleOptions(overlap=True, bucket_bytes=300),
+    ScheduleOptions(prefetch=0),
+    ScheduleOptions(prefetch=1, overlap=True),
+    ScheduleOptions(cut=1),
+]
+
+
+def run(s: Schedule, blocks: list[Any]) -> list[Any]:
+    """The steps, block by block, by the oracle; buffers are dropped when they are dead."""
+    env = dict(zip(s.inputs, blocks, strict=True))
+    for i, st in enumerate(s.steps):
+        outs = run_blocks(st.graph, [env[b] for b in st.reads], s.mesh)
+        env.update(zip(st.writes, outs, strict=True))
+        for b in s.freed[i]:
+            del env[b]
+    return [env[b] for b in s.outputs]
+
+
+@pytest.mark.parametrize("o", OPTIONS, ids=lambda o: o.text() or "as it comes")
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_schedule_computes_its_graph_and_reads_back(name: str, o: ScheduleOptions) -> None:
+    g = GRAPHS[name]
+    s = build_schedule(g, o)
+    verify_schedule(s)
+    again = parse(s.text)
+    assert again.text == s.text and again.hash == s.hash
+    verify_schedule(again)
+    given = [RNG.normal(size=n.type.shape).astype(np.float32) for n in g.inputs]
+    blocks = [cut(n.type.on(g.mesh), x) for n, x in zip(g.inputs, given, strict=True)]
+    want = run_blocks(g, blocks, g.mesh)
+    for found in (run(s, blocks), run(again, blocks)):
+        for n, a, b in zip(g.outputs, found, want, strict=True):
+            t = n.type.on(g.mesh)
+            np.testing.assert_allclose(join(t, a), join(t, b), rtol=1e-5, atol=1e-6)
+
+    # Kinds, axes and bytes of all collectives are the graph's.
+    def kinds(found: Any) -> list[Any]:
+        return sorted((n.op, n.attrs["axes"], n.wire_bytes, k) for n, k in found)
+
+    assert kinds(c for st in s.steps for c in st.graph.collectives()) == kinds(g.collectives())
+
+
+def place(s: Schedule, loc: str, op: str) -> int:
+    return next(
+        i for i, st in enumerate(s.steps) for n in st.nodes if n.op == op and n.scope == loc
+    )
+
+
+def test_overlap_moves_sums_to_where_they_are_ready() -> None:
+    late = build_schedule(GRAPHS["step"])
+    early = build_schedule(GRAPHS["step"], ScheduleOptions(overlap=True))
+    tail = [st.kind for st in late.steps[-6:]]
+    assert tail.count("reduce_scatter") >= 5  # all at the end, where the user asked for gradients
+    kinds = [st.kind for st in early.steps]
+    first = kinds.index("reduce_scatter")
+    assert "compute" in kinds[first + 1 :]
+    # The next compute step waits for none of it.
+    after = next(i for i in range(first + 1, len(kinds)) if kinds[i] == "compute")
+    assert first not in early.waits[after]
+    comm = [i for i, st in enumerate(early.steps) if st.stream == COMM]
+    assert all(a in early.waits[b] for a, b in pairwise(comm))
+
+
+def test_without_overlap_each_step_waits_for_the_one_before() -> None:
+    s = build_schedule(GRAPHS["step"], ScheduleOptions(overlap=False))
+    assert all(i - 1 in s.waits[i] for i in range(1, len(s.steps)))
+
+
+def test_buckets_hold_what_fits() -> None:
+    alone = build_schedule(GRAPHS["step"])
+    most = max(c.args[0].type.local_bytes for st in alone.steps for c in st.collectives)
+    for room in (2 * most, 1 << 20):
+        s = build_schedule(GRAPHS["step"], ScheduleOptions(bucket_bytes=room))
+        sizes = [[c.args[0].type.local_bytes for c in st.collectives] for st in s.steps]
+        assert any(len(x) > 1 for x in sizes)
+        assert all(sum(x) <= room for x in sizes if len(x) > 1)
+        same = [{(c.op, c.attrs["axes"]) for c in st.collectives} for st in s.steps]
+        assert all(len(kinds) <= 1 for kinds in same)
+
+
+def test_gathers_come_as_far_ahead_as_asked() -> None:
+    held = []
+    for distance in (0, 1, LAYERS * 2):
+        s = build_schedule(GRAPHS["zero 3"], ScheduleOptions(prefetch=distance))
+        kinds = [st.kind for st in s.steps]
+        run_of = 0
+        while kinds[run_of] == "all_gather":
+            run_of += 1
+        assert run_of == min(distance + 1, LAYERS * 2) if distance < LAYERS else run_of >= LAYERS
+        held.append(s.peak_bytes)
+    assert held[0] <= held[1] <= held[2]
+
+
+def test_scopes_cut_compute_steps() -> None:
+    s = build_schedule(GRAPHS["step"], ScheduleOptions(cut=1))
+    heads = [
+        {n.scope.split("/")[0] for n in st.nodes if n.args}
+        for st in s.steps
+        if st.stream == COMPUTE
+    ]
+    assert all(len(h) == 1 for h in heads if h)
+
+
+def test_lifetimes_and_bytes() -> None:
+    s = build_schedule(GRAPHS["no collectives"])
+    assert s.lifetimes == ((-1, 0), (0, 1)) and s.freed == ((),)
+    assert s.peak_bytes == s.held_bytes[0] == 2 * s.buffers[0].local_bytes
+    empty = build_schedule(GRAPHS["nothing"])
+    assert empty.steps == () and empty.peak_bytes == empty.buffers[0].local_bytes
+
+
+TEXT = """\
+schedule <lambda>  v1  mesh dp=2 tp=2  options overlap=False
+  b0 : f32[4@dp, 8]  # given to s0, 64 B a device
+  b1 : f32[8] +dp  # s0 to s1, 32 B a device
+  b2 : f32[8]  # s1 to s2, 32 B a device
+  b3 : f32[8]  # s2 to returned, 32 B a device
+  s0 compute stage=0 (b0) -> (b1)
+    graph "<lambda>"  v1  mesh dp=2 tp=2
+      %0 = input "b0"     : f32[4@dp, 8]
+      %1 = sum %0 dims=(0,) : f32[8] +dp  # test_schedule.py:LINE
+      return %1
+  s1 comm stage=0 (b1) -> (b2) after s0
+    graph "<lambda>"  v1  mesh dp=2 tp=2
+      %0 = input "b1"                 : f32[8] +dp
+      %1 = all_reduce %0 axes=("dp",) : f32[8]  # test_schedule.py:LINE  NOTE
+      return %1
+  s2 compute stage=0 (b2) -> (b3) after s1
+    graph "<lambda>"  v1  mesh dp=2 tp=2
+      %0 = input "b2" : f32[8]
+      %1 = exp %0     : f32[8]  # test_schedule.py:LINE
+      return %1
+  return b3""".replace("NOTE", "inserted for exp; receives 32 B a device")
+
+
+def test_the_text_whole() -> None:
+    fn = lambda x: ts.exp(x.sum(0))  # noqa: E731  # one line
+    g = simplify(graph.trace(fn, types()[1]))
+    text = build_schedule(g, ScheduleOptions(overlap=False)).text
+    line = str(fn.__code__.co_firstlineno)
+    squeezed = [" ".join(row.split()) for row in text.replace(f":{line}", ":LINE").split("\n")]
+    assert squeezed == [" ".join(row.split()) for row in TEXT.split("\n")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("schedule <lambda>  v1", "schedule <lambda>  v9", "a schedule begins with"),
+        ("s1 comm", "s7 comm", "expected step s1"),
+        ("  b1 : ", "  b4 : ", "expected b1, found b4"),
+        ("    graph", "    grph", "expected 'graph'"),
+        ("  return b3", "", "the text ends before"),
+        ("(b1) -> (b2)", "(b1) to (b2)", "expected step s1"),
+    ],
+)
+def test_bad_text_is_named_with_its_line(old: str, new: str, why: str) -> None:
+    good = TEXT.replace("LINE", "1")
+    assert parse(good).text.split() == good.split()
+    with pytest.raises(ts.GraphError, match="schedule text, line") as caught:
+        parse(good.replace(old, new).rstrip("\n"))
+    assert why in str(caught.value)
+
+
+def broken() -> list[tuple[str, Schedule, str]]:
+    """One schedule per rule that only this rule rejects."""
+    s = parse(TEXT.replace("LINE", "1"))
+    a, b, c = s.steps
+
+    def change(**new: Any) -> Schedule:
+        return replace(s, **new)
+
+    return [
+        ("read early", change(steps=(b, a, c)), "before that is filled"),
+        ("filled twice", change(steps=(a, b, replace(c, writes=(2,)))), "filled already"),
+        ("never filled", change(steps=(a, b), outputs=(2,)), "b3 is never filled"),
+        ("returned", change(steps=(a, b)), "is returned and never filled"),
+        ("type", change(buffers=(*s.buffers[:3], s.buffers[0])), "which is"),
+        ("read type", change(buffers=(s.buffers[2], *s.buffers[1:])), "which is"),
+        ("numbers", change(steps=(a, b, replace(c, reads=(2, 2)))), "other numbers of values"),
+        ("no buffer", change(steps=(a, b, replace(c, reads=(9,)))), "b9 does not exist"),
+        ("after", change(steps=(a, replace(b, after=(2,)), c)), "which is not before it"),
+        ("stream", change(steps=(a, replace(b, stream=COMPUTE), c)), "a compute step holds"),
+        ("comm", change(steps=(replace(a, stream=COMM), b, c)), "what is no collective"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "s", "why"), broken(), ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_each_rule_rejects_what_breaks_it(name: str, s: Schedule, why: str) -> None:
+    with pytest.raises(ts.GraphError, match="the schedule is not valid") as caught:
+        verify_schedule(s)
+    assert why in str(caught.value)
+
+
+# -- the face -------------------------------------------------------------------------------------
+def test_statements_hold_from_here_on() -> None:
+    with MESH:
+        schedule.all_reduce_overlap(True)
+        schedule.pipeline_microbatches(8)
+        schedule.bucket_bytes(4096)
+        schedule.prefetch(2)
+        assert settings().schedule == ScheduleOptions(
+            overlap=True, microbatches=8, bucket_bytes=4096, prefetch=2
+        )
+        schedule.reset()
+        assert schedule.current() == ScheduleOptions()
+    schedule.reset()
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({"overlap": 3}, "overlap cannot be 3"),
+        ({"comm_backend": "smoke"}, "comm_backend cannot be 'smoke'"),
+        ({"epoch": "never"}, "epoch cannot be 'never'"),
+        ({"tile": (0,)}, "tile cannot be (0,)"),
+        ({"warps": 0}, "warps cannot be 0"),
+        ({"microbatches": 1.5}, "microbatches cannot be 1.5"),
+    ],
+)
+def test_choices_that_are_none(choices: dict[str, Any], why: str) -> None:
+    with pytest.raises(ts.UsageError) as caught:
+        schedule(**choices)
+    assert why in str(caught.value)
+
+
+def test_bad_statements() -> None:
+    for call in (
+        lambda: schedule.all_reduce_overlap("yes"),  # type: ignore[arg-type]
+        lambda: schedule.pipeline_microbatches(0),
+        lambda: schedule.bucket_bytes(-1),
+        lambda: schedule.prefetch(-1),
+        lambda: schedule.parse(3),  # type: ignore[arg-type]
+        lambda: schedule(overlap=True)(3),
+    ):
+        with pytest.raises(ts.UsageError):
+            call()
+
+
+def test_the_graph_type_is_untouched() -> None:
+    g = GRAPHS["step"]
+    assert isinstance(g, Graph) and build_schedule(g).inputs == tuple(range(len(g.inputs)))

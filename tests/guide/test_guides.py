@@ -1,0 +1,308 @@
+"""Do the guides' snippets run as they are written, and give what they say?
+
+Their text is read from the folder of guides beside this repository; where it is not there, these
+tests are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist
+from tessera.data import create_dataloader, create_distributed_dataloader
+from tessera.train import recipe
+from tessera.train.accumulate import micro_batches
+from tessera.train.config import checked
+from tessera.train.saving import checkpoints, load_checkpoint, save_checkpoint
+from tests.guide.runner import SEEDS, guide_path, run, snippets, substituted
+from tests.guide.substitutions import RUN, SUBSTITUTIONS, WAITING
+
+GUIDES = sorted({int(name.split("/")[0]) for name in (*RUN, *WAITING)})
+Space = dict[str, Any]
+SIZES = {"vocab_size": 32, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
+
+
+def guide_text(number: int) -> tuple[Path, str]:
+    path = guide_path(number)
+    if path is None:
+        pytest.skip(
+            f"guide {number} is not in {SEEDS.parent.name}/{SEEDS.name} beside the repository"
+        )
+    return path, path.read_text(encoding="utf-8")
+
+
+# -- the table ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_snippet_runs_or_waits(guide: int) -> None:
+    names = [s.name for s in snippets(guide, guide_text(guide)[1])]
+    listed = [n for n in (*RUN, *WAITING) if n.startswith(f"{guide}/")]
+    assert sorted(names) == sorted(listed)
+
+
+@pytest.mark.parametrize("s", SUBSTITUTIONS, ids=lambda s: f"{s.guide}: {s.old}")
+def test_every_substitution_is_found_and_says_why(s: Any) -> None:
+    before = snippets(s.guide, guide_text(s.guide)[1])
+    assert substituted(before, [s]) != before and s.why
+
+
+# -- guides 1 and 3 -------------------------------------------------------------------------------
+def in_order(guide: int, supplied: Space) -> Space:
+    """The namespace after all of the guide's snippets that run."""
+    path, text = guide_text(guide)
+    found = {s.name: s for s in substituted(snippets(guide, text), SUBSTITUTIONS_OF[guide])}
+    space: Space = {"__name__": "guide", **supplied}
+    for name in RUN:
+        if name.startswith(f"{guide}/"):
+            run(found[name], space, path)
+    return space
+
+
+SUBSTITUTIONS_OF = {g: [s for s in SUBSTITUTIONS if s.guide == g] for g in GUIDES}
+
+
+def test_guide_1_meshes_shards_and_collectives() -> None:
+    small = dist.Mesh(("tp", "dp"), shape={"tp": 2, "dp": 4})
+    rng = np.random.default_rng(0)
+    w, x = (rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2))
+    supplied = {
+        "W_local": ts.tensor(w, mesh=small, layout="[8, 8@dp]"),
+        "X_local": ts.tensor(x, mesh=small, layout="[8@dp, 8]"),
+    }
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        space = in_order(1, supplied)
+    assert out.getvalue() == "tp × dp mesh, 4 × 4\n"
+    assert str(space["W"].type) == "bf16[1024@tp, 1024@dp]" and space["mesh"].size == 16
+    assert str(space["Y_local"].type) == "f32[8, 8] +dp"
+    assert str(space["Y_global"].type) == "f32[8, 8]"
+    np.testing.assert_allclose(space["Y_global"].numpy(), w @ x, atol=1e-5)
+
+
+@pytest.fixture
+def tutorial() -> Space:
+    return in_order(3, {})
+
+
+def test_guide_3_a_kernel_sums_over_the_data_axis(tutorial: Space) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    with tutorial["mesh"]:
+        y = tutorial["dp_step"](ts.tensor(x, layout="[3, 8@dp]"))
+    np.testing.assert_allclose(y.numpy(), x @ x.T, rtol=1e-4, atol=1e-5)
+    assert str(y.type) == "f32[3, 3]"
+
+
+def test_guide_3_stages_of_blocks_train(tutorial: Space) -> None:
+    encoder, decoder = tutorial["encoder"], tutorial["decoder"]
+    tutorial["model"] = lambda x: decoder(encoder(x))  # until the pipeline runs
+    step = tutorial["step"]
+    rng = np.random.default_rng(0)
+    batch = {
+        "input": rng.normal(size=(4, 8, 16)).astype(np.float32),
+        "labels": rng.integers(0, 16, (4, 8)).astype(np.int32),
+    }
+    losses = []
+    for _ in range(3):
+        grads, metrics = step(batch)
+        losses.append(metrics["loss"].item())
+        step.update({k: w - 0.5 * grads[k] for k, w in step.parameters.items()})
+    assert losses[2] < losses[1] < losses[0]
+    names = set(step.parameters)
+    assert len(names) == len(grads) and any("encoder" in n for n in names)
+
+
+def test_guide_3_a_mesh_and_a_table_too_large_for_any_device(tutorial: Space) -> None:
+    space = tutorial
+    assert space["mesh"].sizes == {"tp": 2, "dp": 4}
+    e = space["E"]
+    assert str(e.type) == "bf16[10000000@tp, 4096]" and e.type.local_shape == (5_000_000, 4096)
+
+
+# -- guide 4 --------------------------------------------------------------------------------------
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """Guide 4's names, with those that it leaves to the reader from `tessera.train`."""
+    monkeypatch.chdir(tmp_path)
+    counting = np.tile(np.arange(32, dtype=np.uint16), 200)
+    counting.tofile(tmp_path / "tokens.bin")
+    small = {**SIZES, "data": "tokens.bin", "data_dtype": "uint16", "epochs": 10}
+    names = {name: getattr(recipe, name) for name in recipe.__all__ if not name.startswith("_")}
+    own = ("compute_loss", "training_step")  # the guide writes these itself
+    supplied = {k: v for k, v in names.items() if k not in own}
+    supplied |= {"create_dataloader": create_dataloader, "save_checkpoint": save_checkpoint}
+    supplied["create_distributed_dataloader"] = create_distributed_dataloader
+    made = in_order(4, {**supplied, "SMALL": small})
+    # The model as the guide's own configuration says: bf16 products, layers computed again.
+    made["transformer_model"] = recipe.make_model(made["create_training_config"]())
+    return made
+
+
+def test_guide_4_single_gpu_training(space: Space) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        weights = space["train_single_gpu"]()
+    first, last = (float(line.rsplit(" ", 1)[1]) for line in out.getvalue().splitlines())
+    assert out.getvalue().startswith("Step 0: Loss = ") and "Step 100: Loss = " in out.getvalue()
+    assert first > 3.3 and last < 0.5  # from ln 32 to: each token is the one before, plus one
+    assert checkpoints("checkpoints") == [0]
+    saved = load_checkpoint("checkpoints")
+    assert saved.weights.keys() == weights.keys() and saved.optimizer_state["step"].item() == 1
+
+
+def batch_of(space: Space) -> tuple[Space, Space, Space]:
+    config = space["create_training_config"]()
+    weights = space["initialize_model_weights"](config)
+    batch = next(iter(space["create_dataloader"](config)))
+    return batch, weights, config
+
+
+def test_guide_4_a_step_is_the_recipes_step(space: Space) -> None:
+    batch, weights, config = batch_of(space)
+    state = space["initialize_optimizer_state"](weights, config)
+    args = space["transformer_model"], batch, weights, state, config
+    loss, new, after = ts.jit(space["training_step"])(*args)
+    ours, same, _ = ts.jit(recipe.training_step)(*args)
+    assert loss.item() == pytest.approx(ours.item(), abs=1e-6)
+    for name, w in new.items():
+        np.testing.assert_allclose(w.numpy(), same[name].numpy(), atol=1e-6)
+    assert after["step"].item() == 1
+
+
+def test_guide_4_the_configuration_means_what_it_says(space: Space) -> None:
+    config = space["create_training_config"]()
+    batch, weights, _ = batch_of(space)
+    assert batch["input_ids"].shape == (config["batch_size"], config["sequence_length"])
+    logits = ts.jit(space["transformer_model"].__call__)(batch["input_ids"], weights)
+    assert logits.dtype is ts.bf16 and weights["head"].dtype is ts.f32
+    c = checked(config)
+    assert c.remat is True and recipe.optimizer_of(c).weight_decay == 0.01
+    rate = recipe.schedule_of(c)
+    assert rate(config["warmup_steps"]).item() == pytest.approx(config["learning_rate"])
+    assert rate(config["total_steps"]).item() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_guide_4_mixed_precision_grows_skips_and_recovers(space: Space) -> None:
+    batch, weights, config = batch_of(space)
+    state = space["initialize_optimizer_state"](weights, config | {"loss_scale": 1024.0})
+    step = ts.jit(space["mixed_precision_step"])
+    out = io.StringIO()
+
+    def go(weights: Space) -> tuple[float, Space]:
+        with contextlib.redirect_stdout(out):
+            loss, weights = step(space["transformer_model"], batch, weights, state)
+        return loss.item(), weights
+
+    first, moved = go(weights)
+    assert state["loss_scale"].item() == pytest.approx(1024.1024) and state["step"].item() == 1
+    assert not np.array_equal(moved["head"].numpy(), weights["head"].numpy())
+    state["loss_scale"] = ts.tensor(3e38)
+    _, skipped = go(moved)
+    assert state["loss_scale"].item() == pytest.approx(1.5e38) and state["step"].item() == 1
+    assert (
+        out.getvalue()
+        == f"Gradient overflow detected, reducing loss scale to {ts.tensor(1.5e38)}\n"
+    )
+    for name, w in skipped.items():
+        np.testing.assert_array_equal(w.numpy(), moved[name].numpy())
+    state["loss_scale"] = ts.tensor(70000.0)
+    second, _ = go(skipped)
+    assert state["loss_scale"].item() == 65536.0 and state["step"].item() == 2 and second < first
+
+
+def test_guide_4_gradient_accumulation_is_the_whole_batch(space: Space) -> None:
+    batch, weights, config = batch_of(space)
+    model = recipe.make_model(config | {"mixed_precision": False})  # to compare to 1e-5
+    parts = micro_batches(batch, 4)
+    loss, grads = ts.jit(space["gradient_accumulation_step"])(model, parts, weights, 4)
+
+    @ts.jit
+    def whole(batch: Space, weights: Space) -> Any:
+        loss = recipe.compute_loss(model, batch, weights)
+        return loss, ts.grad(loss, weights)
+
+    want, wanted = whole(batch, weights)
+    assert loss.item() == pytest.approx(want.item(), abs=1e-5)
+    for name, g in grads.items():
+        np.testing.assert_allclose(g.numpy(), wanted[name].numpy(), atol=1e-5)
+
+
+def test_guide_4_data_parallel_is_the_step_on_one_device(space: Space) -> None:
+    batch, weights, config = batch_of(space)
+    config |= {"mixed_precision": False}
+    model = recipe.make_model(config)
+
+    def state() -> Space:
+        return {**config, "optimizer_state": space["initialize_optimizer_state"](weights, config)}
+
+    def alone(batch: Space, weights: Space, config: Space) -> Any:
+        loss = recipe.compute_loss(model, batch, weights)
+        return loss, space["adam_optimizer"](weights, ts.grad(loss, weights), config)
+
+    with dist.Mesh(("dp",), devices=4):
+        here = {k: ts.tensor(v.numpy()) for k, v in weights.items()}
+        loss, new = ts.jit(space["data_parallel_step"])(model, batch, here, state())
+    want, wanted = ts.jit(alone)(batch, weights, state())
+    assert loss.item() == pytest.approx(want.item(), abs=1e-5)
+    for name, w in new.items():
+        np.testing.assert_allclose(w.numpy(), wanted[name].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_guide_4_data_parallel_training(space: Space) -> None:
+    space["transformer_model"] = recipe.make_model(space["create_training_config"]())
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        space["train_data_parallel"]()
+    first, *rest = out.getvalue().splitlines()
+    assert first == "Detected 8 GPUs: [0, 1, 2, 3, 4, 5, 6, 7]"
+    assert rest[0].startswith("Step 0: Global Loss = 3.")
+
+
+def test_guide_4_owners_update_their_weights(space: Space) -> None:
+    _, weights, config = batch_of(space)
+    rng = np.random.default_rng(0)
+    grads = {k: rng.normal(size=w.shape).astype(np.float32) for k, w in weights.items()}
+
+    def states() -> Space:
+        return recipe.initialize_parameter_states(weights, config)
+
+    with dist.Mesh(("dp",), devices=4):
+        here = {k: ts.tensor(v.numpy()) for k, v in weights.items()}
+        new = ts.jit(space["zero_optimizer_step"])(here, grads, states())
+    alone = {
+        k: recipe.adam_update_single_param(w, ts.tensor(grads[k]), states()[k])
+        for k, w in weights.items()
+    }
+    for name, w in new.items():
+        np.testing.assert_allclose(w.numpy(), alone[name].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_guide_4_tensor_parallel_layers(space: Space) -> None:
+    rng = np.random.default_rng(0)
+    heads, d = 8, 32
+
+    def bf16(*shape: int) -> ts.Tensor:
+        return ts.tensor(rng.normal(size=shape) * 0.3, dtype=ts.bf16)
+
+    x, w, b = bf16(2, 4, d), bf16(d, 64), bf16(64)
+    with dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4}):
+        y = ts.jit(space["tensor_parallel_linear"])(x, w, b)
+        w_qkv, w_out = bf16(d, 3 * d), bf16(d, d)
+        z = ts.jit(space["tensor_parallel_attention"])(x, w_qkv, w_out, heads)
+    wide = [t.to(ts.f32).numpy() for t in (x, w, b, w_qkv, w_out)]
+    np.testing.assert_allclose(y.to(ts.f32).numpy(), wide[0] @ wide[1] + wide[2], atol=0.05)
+    q, k, v = (
+        t.reshape(2, 4, heads, d // heads).swapaxes(1, 2)
+        for t in np.split(wide[0] @ wide[3], 3, axis=-1)
+    )
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(d // heads)
+    scores = np.where(np.tri(4, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    out = (p / p.sum(-1, keepdims=True)) @ v
+    want = out.swapaxes(1, 2).reshape(2, 4, d) @ wide[4]
+    np.testing.assert_allclose(z.to(ts.f32).numpy(), want, atol=0.08)

@@ -1,0 +1,130 @@
+"""Does a model whose sequences are split over devices learn what the whole one does?"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn
+from tests.mesh.test_train_gpt import corpus, example, run
+
+__all__ = ["corpus", "example", "run"]
+RNG = np.random.default_rng(5)
+IDS, LABELS = RNG.integers(0, 64, (2, 4, 32))
+SMALL: dict[str, Any] = {"vocab": 64, "seq": 32, "d": 32, "layers": 2, "heads": 4}
+MESHES = {"one": {"dp": 1}, "dp,cp": {"dp": 2, "cp": 4}, "all": {"dp": 2, "cp": 2, "tp": 2}}
+
+
+def gradients(mesh_name: str, **options: Any) -> tuple[float, dict[str, Any]]:
+    ts.seed(0)
+    axes = MESHES.get(mesh_name) or {"dp": 2, "tp": 4}
+    mesh = dist.Mesh(tuple(axes), shape=axes)
+    plan = dist.strategy("data_parallel")
+    plan = plan + dist.strategy("tensor_parallel") if "tp" in axes else plan
+    model = dist.place(nn.GPT(nn.GPTConfig(**SMALL, **options)), plan, mesh)
+    batch = dist.place((IDS, LABELS), plan, mesh, kind="batch")
+
+    @ts.jit
+    def both(model: Any, ids: Any, labels: Any) -> Any:
+        loss = model.loss(ids, labels)
+        return loss, ts.grad(loss, model.parameters())
+
+    loss, grads = both(model, *batch)
+    return loss.item(), {name: g.numpy() for name, g in grads.items()}
+
+
+MODELS: list[dict[str, Any]] = [
+    {"positions": "rotary", "norm": "rms"},
+    {"positions": "alibi", "block": "parallel", "biases": ("qkv", "out", "mlp"), "tied": True},
+    {"kv_heads": 2, "loop": True, "remat": True},
+]
+
+
+@cache
+def alone(which: int) -> tuple[float, dict[str, Any]]:
+    return gradients("one", **MODELS[which])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "which"),
+    [
+        ("dp,cp", {"context": "ring"}, 0),
+        ("dp,cp", {"context": "ring"}, 1),
+        ("dp,cp", {"context": "ring"}, 2),
+        ("dp,cp", {"context": "all_to_all"}, 0),
+        ("all", {"context": "ring", "sequence_parallel": "tp"}, 0),
+        ("all", {"context": "ring"}, 1),
+        ("all", {"context": "ring", "sequence_parallel": "tp"}, 2),
+        ("all", {"context": "all_to_all", "sequence_parallel": "tp"}, 1),
+        ("dp,tp", {"sequence_parallel": "tp"}, 0),
+        ("dp,tp", {"sequence_parallel": "tp"}, 1),
+    ],
+)
+def test_loss_and_gradients_are_those_of_one_device(
+    mesh: str, options: dict[str, Any], which: int
+) -> None:
+    expected, whole = alone(which)
+    loss, grads = gradients(mesh, **MODELS[which], **options)
+    assert abs(loss - expected) < 1e-5
+    for name, g in whole.items():
+        np.testing.assert_allclose(grads[name], g, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_in_bf16_it_rounds_no_worse_than_plain_attention() -> None:
+    mesh = dist.Mesh(("cp",), devices=4)
+    *qkv, c = np.random.default_rng(0).normal(size=(4, 2, 2, 64, 16)).astype(np.float32)
+    split = [ts.tensor(x, mesh=mesh, layout="[2, 2, 64@cp, 16]") for x in qkv]
+
+    def both(fn: Any, xs: Any) -> list[Any]:
+        def run(*xs: Any) -> Any:
+            y = fn(*xs)
+            return y, *ts.grad((y * c).sum(), list(xs))
+
+        return [r.numpy().astype(np.float32) for r in ts.jit(run)(*xs)]
+
+    exact = both(nn.attention, qkv)
+    with ts.autocast("bf16"):
+        plain, ring = both(nn.attention, qkv), both(nn.ring_attention, split)
+    for e, p, r in zip(exact, plain, ring, strict=True):
+        assert 0 < np.linalg.norm(r - e) < 1.2 * np.linalg.norm(p - e)
+
+
+def test_outside_a_function_too() -> None:
+    mesh = dist.Mesh(("cp",), devices=2)
+    x = np.random.default_rng(1).normal(size=(1, 2, 8, 4)).astype(np.float32)
+    found, expected = [], []
+    for fn, t, out in (
+        (nn.ring_attention, ts.tensor(x, mesh=mesh, layout="[1, 2, 8@cp, 4]"), found),
+        (nn.attention, ts.tensor(x), expected),
+    ):
+        y = fn(t, t, t)
+        out += [y.numpy(), ts.grad((y * y).sum(), t).numpy()]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_come_in_the_order_of_the_tokens() -> None:
+    found = []
+    for axes, context in (({"dp": 1}, None), ({"dp": 2, "cp": 4}, "ring")):
+        ts.seed(3)
+        mesh = dist.Mesh(tuple(axes), shape=axes)
+        model = dist.place(nn.GPT(nn.GPTConfig(**SMALL, context=context)), None, mesh)
+        found.append(ts.jit(model)(ts.tensor(IDS, mesh=mesh)).numpy())
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "context"), [("dp=2,cp=4", "ring"), ("dp=2,cp=2,tp=2", "all_to_all")]
+)
+def test_the_demo_trains_as_on_dp(run: Any, mesh: str, context: str) -> None:
+    _, plain = run("dp=8")
+    folder, rows = run(mesh, context=context)
+    for a, b in zip(plain, rows, strict=True):
+        assert abs(a["loss"] - b["loss"]) < 1e-4
+        assert abs(a["grad_norm"] - b["grad_norm"]) < 1e-4
+    wire = "permute" if context == "ring" else "all_to_all"
+    assert wire in (folder / "graph.txt").read_text()

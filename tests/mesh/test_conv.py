@@ -1,0 +1,227 @@
+"""Does the engine's half of convolution, pooling and linear algebra agree with JAX's own functions,
+split over eight devices, and does the example train the same network on one device as on eight?"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tessera as ts
+from tessera import dist, nn
+from tessera.core.layout import parse_type
+from tessera.runtime.devices import start
+from tests.core.table import apart, positive
+
+MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_convnet.py"
+RNG = np.random.default_rng(3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _devices() -> None:
+    start()  # before JAX is asked for anything: it counts its devices once
+
+
+def real(*shape: int) -> Any:
+    return RNG.uniform(-1, 1, shape).astype(np.float32)
+
+
+def alike(
+    ours: Callable[..., ts.Tensor], theirs: Callable[..., Any], *rows: tuple[Any, str]
+) -> None:
+    """Compares values and the gradients by every argument; `rows` are (value, layout)."""
+    values = [v for v, _ in rows]
+    weight = real(*jax.eval_shape(theirs, *values).shape)
+    want = jax.jit(jax.value_and_grad(lambda *a: (theirs(*a) * weight).sum(), range(len(rows))))
+    value, grads = want(*values)
+
+    @ts.jit
+    def step(*args: ts.Tensor) -> Any:
+        loss = (ours(*args) * weight).sum()
+        return loss, ts.grad(loss, list(args))
+
+    got, found = step(*(ts.tensor(v, mesh=MESH, layout=layout) for v, layout in rows))
+    np.testing.assert_allclose(got.numpy(), value, rtol=1e-4, atol=1e-4)
+    for a, b in zip(found, grads, strict=True):
+        np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-4)
+
+
+def jax_conv(stride: int, pad: int, dilation: int, groups: int) -> Callable[..., Any]:
+    def conv(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(
+            x, w, (stride, stride), [(pad, pad)] * 2, rhs_dilation=(dilation, dilation),
+            feature_group_count=groups,
+        )  # fmt: skip
+
+    return conv
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "stride", "pad", "dilation", "groups"),
+    [
+        ("[8@dp, 8, 9, 7]", "[8, 8, 3, 3]", 1, 1, 1, 1),
+        ("[8@(dp,tp), 8, 9, 7]", "[8, 8, 3, 3]", 2, 0, 1, 1),
+        ("[8@dp, 8@tp, 9, 7]", "[8, 8@tp, 3, 3]", 2, 2, 2, 1),
+        ("[8@dp, 8, 9, 7]", "[8@tp, 8, 3, 3]", 1, 3, 1, 1),
+        ("[8@dp, 8@tp, 9, 7]", "[8@tp, 2, 3, 3]", 2, 1, 1, 4),
+        ("[6@tp, 6@dp, 9, 7]", "[4, 3, 3, 3]", 1, 1, 1, 2),  # blocks of two, two, two and none
+        ("[6, 6@tp, 9@dp, 7]", "[4, 6, 3, 3]", 1, 1, 1, 1),
+    ],
+)
+def test_a_convolution_in_many_layouts(
+    x: str, w: str, stride: int, pad: int, dilation: int, groups: int
+) -> None:
+    alike(
+        lambda a, b: nn.conv2d(a, b, None, stride, pad, dilation, groups),
+        jax_conv(stride, pad, dilation, groups),
+        *((real(*parse_type(f"f32{layout}", MESH).shape), layout) for layout in (x, w)),
+    )
+
+
+def test_a_transposed_convolution() -> None:
+    def theirs(x: Any, w: Any) -> Any:
+        return lax.conv_transpose(
+            x, w, (2, 2), [(1, 2), (1, 2)], dimension_numbers=("NCHW", "OIHW", "NCHW"),
+            transpose_kernel=True,
+        )  # fmt: skip
+
+    alike(
+        lambda x, w: nn.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
+        theirs,
+        (real(4, 6, 5, 4), "[4@dp, 6, 5, 4]"),
+        (real(6, 8, 3, 3), "[6, 8@tp, 3, 3]"),
+    )
+
+
+@pytest.mark.parametrize(("size", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+def test_pooling(size: int, stride: int, pad: int) -> None:
+    def windows(x: Any, start: Any, fold: Any) -> Any:
+        how = (1, 1, size, size), (1, 1, stride, stride), ((0, 0), (0, 0), (pad, pad), (pad, pad))
+        return lax.reduce_window(x, start, fold, *how)
+
+    # Few values, so that the largest is often there twice.
+    x = np.round(2 * real(4, 8, 9, 8)), "[4@dp, 8@tp, 9, 8]"
+    alike(lambda x: nn.max_pool2d(x, size, stride, pad), lambda x: windows(x, -jnp.inf, lax.max), x)
+    alike(
+        lambda x: nn.avg_pool2d(x, size, stride, pad),
+        lambda x: windows(x, 0.0, lax.add) / size**2,
+        x,
+    )
+
+
+def test_resizing() -> None:
+    x = real(4, 8, 5, 6), "[4@dp, 8@tp, 5, 6]"
+    alike(
+        lambda x: nn.interpolate(x, (12, 9), "bilinear"),
+        lambda x: jax.image.resize(x, (4, 8, 12, 9), "bilinear"),
+        x,
+    )
+
+
+def test_narrow_convolutions_add_up_in_f32() -> None:
+    x = np.full((1, 4096, 1, 1), 1 + 2**-7, np.float32)
+    x[:, ::2] = -1
+    for dtype in (ts.bf16, ts.f16):
+        a, w = (ts.tensor(v, dtype=dtype) for v in (x, np.ones_like(x)))
+        y = nn.conv2d(a, w)
+        assert y.dtype is dtype
+        assert y.item() == 2048 * 2**-7
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "rows"),
+    [
+        (ts.linalg.cholesky, jnp.linalg.cholesky, [(positive(8, 3, 3), "[8@dp, 3, 3]")]),
+        (ts.linalg.inv, jnp.linalg.inv, [(apart(8, 3, 3), "[8@(dp,tp), 3, 3]")]),
+        (ts.linalg.det, jnp.linalg.det, [(apart(6, 3, 3), "[6@tp, 3, 3]")]),
+        (ts.linalg.solve, jnp.linalg.solve,
+         [(apart(8, 4, 4), "[8@dp, 4@tp, 4]"), (real(8, 4, 2), "[8@dp, 4, 2]")]),
+        (lambda a: ts.linalg.eigh(a)[0], lambda a: jnp.linalg.eigh(a)[0],
+         [(positive(8, 3, 3), "[8@dp, 3, 3]")]),
+        (lambda a: ts.linalg.svd(a)[1], lambda a: jnp.linalg.svd(a, full_matrices=False)[1],
+         [(apart(8, 4, 3), "[8@dp, 4, 3]")]),
+        (lambda a: ts.linalg.norm(a, 2, 1), lambda a: jnp.linalg.norm(a, 2, 1),
+         [(real(8, 5), "[8@dp, 5@tp]")]),
+        (lambda a: ts.logsumexp(a, 1), lambda a: jax.nn.logsumexp(a, 1),
+         [(real(8, 12), "[8@dp, 12@tp]")]),
+        (lambda a: ts.sort(a)[0], jnp.sort, [(real(8, 12), "[8@dp, 12@tp]")]),
+        (lambda a: ts.einsum("bii->b", a), lambda a: jnp.einsum("bii->b", a),
+         [(real(8, 4, 4), "[8@dp, 4@tp, 4]")]),
+    ],
+)  # fmt: skip
+def test_matrices_on_a_mesh(ours: Any, theirs: Any, rows: list[tuple[Any, str]]) -> None:
+    alike(ours, theirs, *rows)
+
+
+def test_factors_are_those_of_the_oracle() -> None:
+    # Signs are free in theory: ours are chosen, so that no backend has its own.
+    a = real(16, 4, 3)
+    split = ts.tensor(a, mesh=MESH, layout="[16@dp, 4, 3]")
+    q, r = (t.numpy() for t in ts.linalg.qr(split))
+    np.testing.assert_allclose(q @ r, a, rtol=1e-4, atol=1e-5)
+    assert (np.diagonal(r, axis1=1, axis2=2) > 0).all()
+    for t in (ts.linalg.svd(split)[0], ts.linalg.eigh(split.transpose() @ split)[1]):
+        v = t.numpy()
+        first = np.argmax(np.abs(v) >= 0.9 * np.abs(v).max(1, keepdims=True), axis=1)
+        assert (np.take_along_axis(v, first[:, None], 1) > 0).all()
+
+
+def test_a_batch_norm_sees_the_whole_batch() -> None:
+    x = real(16, 3, 4, 4) + np.arange(16, dtype=np.float32).reshape(16, 1, 1, 1)
+    norm = nn.BatchNorm(3)
+
+    @ts.jit
+    def run(norm: nn.BatchNorm, x: ts.Tensor) -> ts.Tensor:
+        return norm(x)
+
+    y = run(norm, ts.tensor(x, mesh=MESH, layout="[16@(dp,tp), 3, 4, 4]")).numpy()
+    mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), ddof=1)
+    np.testing.assert_allclose(y.mean((0, 2, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(y.var((0, 2, 3)), 1, rtol=1e-4)
+    np.testing.assert_allclose(norm.running_mean.numpy(), 0.1 * mean, rtol=1e-4)
+    np.testing.assert_allclose(norm.running_var.numpy(), 0.9 + 0.1 * var, rtol=1e-4)
+
+
+# ---- the example -------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("train_convnet", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_convnet"] = module  # its dataclass looks there for its annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+SMALL: dict[str, Any] = {"batch": 32, "width": 4, "lr": 1e-2, "noise": 0.3, "seed": 0}
+
+
+def test_the_example_trains_the_same_network_on_one_device_and_on_eight(example: Any) -> None:
+    steps = 30
+    eight, linear = example.main("dp=8", steps, **SMALL)
+    how = {k: v for k, v in SMALL.items() if k != "width"}
+    console = example.Console(quiet=True)
+    ts.seed(SMALL["seed"])
+    alone = example.ConvNet(SMALL["width"])
+    one = example.fit(alone, dist.Mesh(("dp",), devices=1), steps, **how, console=console)
+    assert len(one.losses) == len(eight.losses) == steps
+    np.testing.assert_allclose(one.losses, eight.losses, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(one.accuracy, eight.accuracy, atol=0.01)
+    assert eight.losses[-1] < eight.losses[0] / 2
+    assert eight.accuracy > linear.accuracy + 0.3
+
+
+def test_a_wrong_mesh_is_one_line(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(example.typer.Exit) as stop:
+        example.main("tp=8", 1, **SMALL)
+    assert stop.value.exit_code == 2
+    assert capsys.readouterr().err == "error: --mesh: name the axis dp alone, not tp\n"

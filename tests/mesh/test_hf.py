@@ -1,0 +1,385 @@
+"""Does a HuggingFace folder give the same logits here, on every mesh, and come back unchanged?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import tessera as ts
+from tessera import dist, nn
+from tessera.checkpoint import hf_files, load_hf, save_hf
+from tessera.train.generate import generate
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+IDS = np.random.default_rng(0).integers(0, 128, (4, 24)).astype(np.int32)
+TP, DP = dist.strategy("tensor_parallel"), dist.strategy("data_parallel")
+ZERO = dist.strategy("zero_redundancy_optimizer", stage=3)
+TP4 = dist.Mesh(("tp",), shape={"tp": 4})
+BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+MESHES = {"one": (None, None), "tp4": (TP4, TP), "dp2tp2": (BOTH, DP + TP)}
+
+ENDS = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {**ENDS, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4}
+FALCON = {
+    **ENDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+LLAMA = {**FALCON, "intermediate_size": 96}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT2),
+    "gpt2-untied": ("gpt2", {**GPT2, "tie_word_embeddings": False, "n_inner": 96,
+                             "activation_function": "relu"}),
+    "llama": ("llama", {**LLAMA, "tie_word_embeddings": True}),
+    "llama3": ("llama", {**LLAMA, "num_key_value_heads": 2, "rope_parameters": LLAMA3}),
+    "llama-biased": ("llama", {**LLAMA, "attention_bias": True, "mlp_bias": True, "head_dim": 24,
+                               "num_key_value_heads": 1,
+                               "rope_parameters": {"rope_type": "linear", "factor": 2.0,
+                                                   "rope_theta": 1000.0}}),
+    "mistral": ("mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 24}),
+    "qwen2": ("qwen2", {**LLAMA, "num_key_value_heads": 2}),
+    "falcon": ("falcon", FALCON),
+    "falcon-new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-one-norm": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 4,
+                                   "num_ln_in_parallel_attn": 1, "bias": True}),
+    "falcon-alibi": ("falcon", {**FALCON, "hidden_size": 96, "num_attention_heads": 6,
+                                "alibi": True, "multi_query": False, "parallel_attn": False,
+                                "bias": True}),
+}  # fmt: skip
+
+
+def logits(model: nn.GPT, ids: ts.Tensor) -> ts.Tensor:
+    return ts.jit(lambda model, ids: model(ids))(model, ids)  # type: ignore[no-any-return]
+
+
+def theirs(model: Any) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor(IDS.astype(np.int64))).logits.float())
+
+
+def made(kind: str, options: dict[str, Any]) -> Any:
+    """A random model. Every weight is drawn, or norms of one and biases of zero would hide much."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **options)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.normal_(1.0 if "norm" in name or "ln_" in name else 0.0, 0.1)
+            if name.endswith("bias"):
+                p.normal_(0.0, 0.1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """The folder of one of MODELS, and its logits by transformers."""
+    root = tmp_path_factory.mktemp("hf")
+    done: dict[str, tuple[Path, Any]] = {}
+
+    def get(name: str) -> tuple[Path, Any]:
+        if name not in done:
+            model = made(*MODELS[name])
+            model.save_pretrained(root / name)
+            done[name] = root / name, theirs(model)
+        return done[name]
+
+    return get
+
+
+def on(mesh: dist.Mesh | None, plan: Any) -> ts.Tensor:
+    ids = ts.tensor(IDS, mesh=mesh)
+    return ids if plan is None else dist.place([ids], plan, mesh, kind="batch")[0]
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers_on_every_mesh_and_it_goes_back(
+    name: str, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    path, want = folder(name)
+    assert want.std() > 0.5  # not so small that anything would be near
+    for mesh, plan in MESHES.values():
+        model = load_hf(path, mesh, plan)
+        np.testing.assert_allclose(logits(model, on(mesh, plan)).numpy(), want, rtol=0, atol=1e-4)
+    save_hf(model, tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    np.testing.assert_array_equal(theirs(again), want)
+    before, after = tensors(path), tensors(tmp_path / "out")
+    assert set(before) == set(after)
+    for key, value in before.items():
+        assert value.tobytes() == after[key].tobytes()
+    first, second = (json.loads((p / "config.json").read_text()) for p in (path, tmp_path / "out"))
+    assert first == second
+
+
+def test_heads_are_split_whole_and_few_of_them_are_on_every_device(
+    folder: Callable[[str], tuple[Path, Any]],
+) -> None:
+    layouts = {k: t.layout for k, t in load_hf(folder("qwen2")[0], TP4, TP).parameters().items()}
+    block = "blocks.block."
+    assert layouts[f"{block}attention.q"] == "[2, 64, 4@tp, 16]"
+    assert layouts[f"{block}attention.q_bias"] == "[2, 1, 4@tp, 16]"
+    assert layouts[f"{block}attention.kv"] == "[2, 64, 2, 2, 16]"  # two heads, four devices
+    assert layouts[f"{block}attention.kv_bias"] == "[2, 2, 2, 16]"
+    assert layouts[f"{block}mlp.down"] == "[2, 96@tp, 64]"
+    two = load_hf(folder("qwen2")[0], BOTH, TP).parameters()
+    assert two[f"{block}attention.kv"].layout == "[2, 64, 2, 2@tp, 16]"
+    biased = load_hf(folder("gpt2")[0], TP4, TP).parameters()
+    assert biased[f"{block}attention.qkv_bias"].layout == "[2, 3, 4@tp, 16]"
+    assert biased[f"{block}mlp.up_bias"].layout == "[2, 256@tp]"
+    assert biased[f"{block}mlp.down_bias"].layout == "[2, 64]"
+
+
+@pytest.mark.parametrize("name", ["falcon-new", "llama-biased"])
+def test_few_heads_of_keys_cost_no_more_messages(
+    name: str, folder: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """Megatron's count: an all_reduce a sublayer, one for both where they are side by side."""
+    model = load_hf(folder(name)[0], TP4, TP)
+    graph = ts.graph.simplify(ts.graph.trace(lambda m, i: m.features(i), model, on(TP4, TP)))
+    kinds = [n.op for n, _ in graph.collectives()]
+    assert kinds == ["all_reduce"] * (1 + (2 if name == "falcon-new" else 4))
+
+
+def test_zero_splits_what_is_loaded(folder: Callable[[str], tuple[Path, Any]]) -> None:
+    path, want = folder("llama3")
+    plan = DP + TP + ZERO
+    model = load_hf(path, BOTH, plan)
+    assert set(model.parameters()["blocks.block.mlp.up"].type.split_axes) == {"dp", "tp"}
+    np.testing.assert_allclose(logits(model, on(BOTH, plan)).numpy(), want, rtol=0, atol=1e-4)
+
+
+def test_only_the_blocks_of_devices_are_read(
+    folder: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most: dict[tuple[int, ...], int] = {}
+    entry = hf_files._entry
+
+    def counted(part: Any) -> hf_files.Entry:
+        found = entry(part)
+
+        def get(at: tuple[slice, ...]) -> Any:
+            block = found.get(at)
+            most[found.shape] = max(most.get(found.shape, 0), block.size)
+            return block
+
+        return hf_files.Entry(found.shape, found.stored, get)
+
+    monkeypatch.setattr(hf_files, "_entry", counted)
+    load_hf(folder("falcon-new")[0], TP4, TP)
+    assert most[128, 64] == 128 * 64 // 4  # the embedding; queries, keys and values are less
+    assert most[64, 256] == most[256, 64] == 64 * 256 // 4
+
+
+def test_shards_and_bf16(tmp_path: Path) -> None:
+    model = made(*MODELS["llama3"]).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "in", max_shard_size="40KB")
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2
+    loaded = load_hf(tmp_path / "in", TP4, TP)
+    assert {t.dtype for t in loaded.parameters().values()} == {ts.bf16}
+    wide = load_hf(tmp_path / "in", TP4, TP, dtype="f32")
+    got = logits(wide, on(TP4, TP)).numpy()
+    same = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype="float32")
+    np.testing.assert_allclose(got, theirs(same.eval()), rtol=0, atol=1e-4)
+    narrow = logits(loaded, on(TP4, TP)).numpy().astype(np.float32)
+    assert 0 < np.abs(narrow - got).max() < 0.3
+    save_hf(loaded, tmp_path / "out", shard_bytes=50_000)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    before, after = tensors(tmp_path / "in"), tensors(tmp_path / "out")
+    assert {k: v.tobytes() for k, v in before.items()} == {k: v.tobytes() for k, v in after.items()}
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert again.dtype is torch.bfloat16
+    save_hf(wide, tmp_path / "wide")
+    assert json.loads((tmp_path / "wide" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_an_older_folder_loads_too(
+    folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Names without the prefix, the mask among the weights, the tied head written out."""
+    path, want = folder("gpt2")
+    old = {k.removeprefix("transformer."): v for k, v in tensors(path).items()}
+    old["h.0.attn.bias"] = np.ones((1, 1, 32, 32), np.uint8)
+    old["lm_head.weight"] = old["wte.weight"].copy()
+    save_file(old, tmp_path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
+    model = load_hf(tmp_path)
+    np.testing.assert_allclose(logits(model, on(None, None)).numpy(), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "choices"),
+    [
+        ("gpt2", {}),
+        ("llama", {"norm": "rms", "activation": "swiglu", "positions": "rotary", "kv_heads": 2}),
+    ],
+)
+def test_a_model_trained_here_goes_out(
+    architecture: str, choices: dict[str, Any], tmp_path: Path
+) -> None:
+    ts.seed(3)
+    model = nn.GPT(nn.GPTConfig(vocab=128, seq=32, d=64, layers=2, heads=4, **choices))
+    want = logits(model, on(None, None)).numpy()
+    save_hf(model, tmp_path / "out")
+    out = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert out.config.model_type == architecture
+    np.testing.assert_allclose(theirs(out), want, rtol=0, atol=1e-4)
+    back = load_hf(tmp_path / "out")
+    np.testing.assert_allclose(logits(back, on(None, None)).numpy(), want, rtol=0, atol=1e-6)
+
+
+def test_text_is_continued_as_transformers_does(folder: Callable[[str], tuple[Path, Any]]) -> None:
+    path, _ = folder("llama3")
+    model = load_hf(path, TP4, TP)
+    prompt = IDS[0, :5].tolist()
+    got = generate(model, prompt, 8, window=24, temperature=0.0, mesh=TP4)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(path)
+    ids = torch.tensor([prompt])
+    for _ in range(8):
+        with torch.no_grad():
+            ids = torch.cat([ids, reference(ids).logits[:, -1:].argmax(-1)], -1)
+    assert got == ids[0].tolist()
+
+
+def test_a_loaded_model_trains(folder: Callable[[str], tuple[Path, Any]]) -> None:
+    def loss(model: nn.GPT, ids: ts.Tensor) -> tuple[ts.Tensor, dict[str, ts.Tensor]]:
+        value = model.loss(ids, ids)
+        return value, ts.grad(value, model.parameters())
+
+    path, _ = folder("qwen2")
+    _, alone = ts.jit(loss)(load_hf(path), on(None, None))
+    _, split = ts.jit(loss)(load_hf(path, TP4, TP), on(TP4, TP))
+    assert set(alone) == set(split)
+    for key, g in alone.items():
+        assert np.abs(g.numpy()).max() > 0
+        np.testing.assert_allclose(split[key].numpy(), g.numpy(), rtol=0, atol=1e-4)
+
+
+# -- what is wrong with a folder ------------------------------------------------------------------
+Spoil = Callable[[Path], object]
+
+
+def config_with(**changed: Any) -> Spoil:
+    def spoil(path: Path) -> None:
+        file = path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+    return spoil
+
+
+def weights_with(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    def spoil(path: Path) -> None:
+        found = load_file(path / "model.safetensors")
+        change(found)
+        save_file(found, path / "model.safetensors")
+
+    return spoil
+
+
+def two_missing_one_extra(found: dict[str, Any]) -> None:
+    del found["transformer.wpe.weight"], found["transformer.h.1.ln_1.bias"]
+    found["transformer.h.2.ln_1.bias"] = np.zeros(64, np.float32)
+
+
+def two_of_another_shape(found: dict[str, Any]) -> None:
+    found["transformer.wpe.weight"] = np.zeros((16, 64), np.float32)
+    found["transformer.h.1.attn.c_attn.weight"] = np.zeros((192, 64), np.float32)
+
+
+def of_integers(found: dict[str, Any]) -> None:
+    found["transformer.ln_f.weight"] = np.ones(64, np.int8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "says"),
+    [
+        (lambda p: (p / "config.json").unlink(), ts.UsageError, ["config.json", "No such file"]),
+        (lambda p: (p / "config.json").write_text("{"), ts.UsageError, ["is not JSON: Expecting"]),
+        (lambda p: (p / "config.json").write_text("[]"), ts.UsageError, ["holds no JSON object"]),
+        (config_with(model_type="t5"), ts.UsageError,
+         ["model_type 't5' is not known", "known: gpt2, llama, mistral, qwen2, falcon"]),
+        (config_with(model_type=None), ts.UsageError, ["model_type None is not known"]),
+        (config_with(quantization_config={"bits": 4}), ts.UsageError, ["'quantization_config'"]),
+        (config_with(add_cross_attention=True), ts.UsageError,
+         ["'add_cross_attention' is True, which is not supported"]),
+        (lambda p: (p / "model.safetensors").unlink(), ts.UsageError,
+         ["holds neither model.safetensors nor model.safetensors.index.json"]),
+        (lambda p: (p / "model.safetensors").write_bytes(b"12345678"), ts.UsageError,
+         ["model.safetensors' cannot be read"]),
+        (lambda p: (p / "model.safetensors.index.json").write_text("{}"), ts.UsageError,
+         ["has no weight_map"]),
+        (lambda p: (p / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "gone.safetensors"}}'), ts.UsageError,
+         ["gone.safetensors' cannot be read"]),
+        (weights_with(two_missing_one_extra), ts.UsageError,
+         ["2 tensors are missing and 1 not expected",
+          "transformer.wpe.weight", "transformer.h.1.ln_1.bias",
+          "  extra   : transformer.h.2.ln_1.bias"]),
+        (weights_with(two_of_another_shape), ts.ShapeError,
+         ["2 tensors do not have the shape",
+          "transformer.wpe.weight             : (16, 64) in the file, (32, 64) by config.json",
+          "transformer.h.1.attn.c_attn.weight : (192, 64) in the file, (64, 192) by config.json"]),
+        (weights_with(of_integers), ts.DTypeError, ["transformer.ln_f.weight : I8"]),
+    ],
+)  # fmt: skip
+def test_a_folder_that_does_not_load_says_why(
+    spoil: Spoil, error: type[Exception], says: list[str],
+    folder: Callable[[str], tuple[Path, Any]], tmp_path: Path,
+) -> None:  # fmt: skip
+    shutil.copytree(folder("gpt2")[0], tmp_path / "bad")
+    spoil(tmp_path / "bad")
+    with pytest.raises(error) as raised:
+        load_hf(tmp_path / "bad")
+    text = str(raised.value)
+    assert all(part in text for part in says), text
+    assert "  fix" in text
+
+
+def test_arguments_that_make_no_sense_are_errors(
+    folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    path, _ = folder("gpt2")
+    for bad in (None, 3, "", "a\0b"):
+        with pytest.raises(ts.UsageError, match="folder cannot be"):
+            load_hf(bad)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ts.MeshError, match="mesh cannot be 3"):
+        load_hf(path, 3)  # type: ignore[arg-type]
+    with pytest.raises(ts.StrategyError, match="plan cannot be 'tp'"):
+        load_hf(path, TP4, "tp")  # type: ignore[arg-type]
+    with pytest.raises(ts.MeshError, match="there is no mesh"):
+        load_hf(path, None, TP)
+    with pytest.raises(ts.DTypeError, match="'f13' is not known"):
+        load_hf(path, dtype="f13")
+    model = load_hf(path)
+    with pytest.raises(ts.UsageError, match="holds a model already"):
+        save_hf(model, path)
+    with pytest.raises(ts.UsageError, match="the model cannot be 3"):
+        save_hf(3, tmp_path)  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ts.UsageError, match="cannot be written: "):
+        save_hf(model, tmp_path / "file" / "out")
+    with pytest.raises(ts.UsageError, match="shard_bytes cannot be 0"):
+        save_hf(model, tmp_path / "out", shard_bytes=0)
+
+
+def test_the_current_mesh_is_used(folder: Callable[[str], tuple[Path, Any]]) -> None:
+    with TP4:
+        assert load_hf(folder("gpt2")[0], plan=TP).embed.weight.layout == "[128@tp, 64]"

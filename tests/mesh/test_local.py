@@ -1,0 +1,65 @@
+"""The local view on the engine: the same bodies as in tests/core, run on devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, op
+from tests.core.local_cases import CASES, MESH, Case, N
+from tests.core.test_local import each_own, expected, whole_type
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_engine_gives_what_the_devices_would(case: Case) -> None:
+    t = whole_type(case)
+    x = RNG.normal(size=t.shape).astype(np.float32)
+    body = each_own(case)
+    out = expected(case, x)
+    c = RNG.normal(size=out.shape).astype(np.float32)
+
+    @ts.jit
+    def run(x: ts.Tensor, c: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+        y = body(x)
+        return y, ts.grad((y * c).sum(), x)
+
+    y, g = run(ts.tensor(x, mesh=MESH, layout=t), ts.tensor(c, mesh=MESH))
+    np.testing.assert_allclose(y.numpy(), out, rtol=2e-5, atol=2e-6)
+    step, eps = RNG.normal(size=x.shape), 1e-6
+    far = x.astype(np.float64)
+    slope = (expected(case, far + eps * step) - expected(case, far - eps * step)) / (2 * eps)
+    np.testing.assert_allclose((g.numpy() * step).sum(), (slope * c).sum(), rtol=2e-3, atol=2e-3)
+
+
+def test_only_the_owner_does_the_work() -> None:
+    """A branch holds what its rank does: the compiled program decides on each device."""
+
+    @op.kernel
+    def body(x: ts.Tensor) -> ts.Tensor:
+        if ts.mesh.current().rank == 0:
+            return x @ ts.exp(x)
+        return x
+
+    x = ts.tensor(np.eye(8, dtype=np.float32), mesh=MESH, layout="[8@(dp,tp), 8]")
+    with pytest.raises(ts.ShapeError):
+        body(x)
+    square = ts.tensor(np.ones((N * 4, 4), np.float32), mesh=MESH, layout=f"[{N * 4}@(dp,tp), 4]")
+    out = body(square).numpy()
+    np.testing.assert_allclose(out[:4], 4 * np.e * np.ones((4, 4)), rtol=1e-6)
+    np.testing.assert_array_equal(out[4:], 1.0)
+
+
+def test_reading_what_all_devices_hold_cuts_the_program() -> None:
+    @ts.distribute(strategy="data_parallel")
+    def step(batch: ts.Tensor, weights: dict[str, ts.Tensor]) -> tuple[ts.Tensor, float]:
+        loss = (batch * weights["w"]).sum()
+        total = dist.all_reduce(loss, "dp", op="mean")
+        return (loss if total > 0 else -loss), float(total)
+
+    with dist.Mesh(("dp",), devices=4):
+        for sign in (1.0, -1.0):
+            loss, total = ts.jit(step)(ts.ones((8,)) * sign, {"w": ts.ones((1,))})
+            assert (loss.item(), total) == (2.0, 2.0 * sign)

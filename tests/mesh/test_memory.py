@@ -1,0 +1,231 @@
+"""Is what waits in host memory off the devices, is it the same when it comes back, and does what is
+computed again save what it promises?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, optim
+from tessera.lang.trace import trace
+from tessera.optim import select
+from tessera.runtime import offload as host
+from tessera.train import memory, recipe
+from tessera.train.accumulate import accumulated
+from tessera.train.memory import Held, StreamedUpdate, held, offload, program_bytes
+
+Tree = dict[str, Any]
+
+
+def tree(mesh: dist.Mesh | None = None, seed: int = 0) -> Tree:
+    rng = np.random.default_rng(seed)
+    layouts = ("[8, 12]", "[24]") if mesh is None else ("[8@dp, 12@tp]", "[24@tp]")
+    values = rng.normal(size=(8, 12)).astype(np.float32), rng.normal(size=24).astype(np.float32)
+    return {n: ts.tensor(v, mesh, t) for n, v, t in zip("ab", values, layouts, strict=True)}
+
+
+# -- there and back -------------------------------------------------------------------------------
+@pytest.mark.parametrize("on_mesh", [False, True])
+@pytest.mark.parametrize("kinds", [True, False], ids=["pinned_host", "numpy"])
+def test_a_tensor_goes_to_the_host_and_comes_back_as_it_was(
+    on_mesh: bool, kinds: bool, mesh: dist.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kinds:
+        monkeypatch.setattr(host, "has_host_memory", lambda data: False)
+    before = tree(mesh if on_mesh else None)
+    where = {n: t.data.sharding for n, t in before.items()}
+    away = offload({**before, "note": "kept"})
+    for n, t in before.items():
+        away[n]._pending.wait()
+        there = away[n]._pending._host
+        if kinds:
+            assert there.sharding.memory_kind == "pinned_host"
+        else:
+            assert isinstance(there, np.ndarray)
+        assert away[n].type is t.type
+    assert away["note"] == "kept" and held(away) == Held(0, 4 * (96 + 24))
+    for n, t in before.items():
+        np.testing.assert_array_equal(away[n].numpy(), t.numpy())
+        assert away[n].data.sharding == where[n]
+    assert held(away) == Held(4 * (96 + 24), 0)
+
+
+def test_fetching_leaves_the_copy_where_it_is() -> None:
+    away = offload(tree())
+    near = memory.fetched(away)
+    assert held(away) == Held(0, 480) and held(near) == Held(480, 0)
+    assert offload(away)["a"]._pending is away["a"]._pending  # nothing is copied twice
+
+
+def test_what_is_not_made_yet_is_nowhere() -> None:
+    assert held({"w": dist.tensor((4, 4))}) == Held(0, 0)
+
+
+# -- the streamed update --------------------------------------------------------------------------
+@pytest.mark.parametrize("on_mesh", [False, True])
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.Adafactor, optim.SGD])
+def test_the_streamed_update_is_the_whole_update(kind: Any, on_mesh: bool, mesh: dist.Mesh) -> None:
+    optimizer = kind(0.1)
+    where = mesh if on_mesh else None
+    weights, grads = tree(where), tree(where, 1)
+    state = optimizer.init(weights)
+    want = weights, state
+    update = ts.jit(optimizer.update)
+    streamed = StreamedUpdate(optimizer, lambda finite, new, old: new)
+    now = tree(where), offload(optimizer.init(weights))
+    for _ in range(2):
+        want = update(want[0], grads, want[1])
+        now = streamed(now[0], dict(grads), now[1])
+        grads = tree(where, 1)
+    assert now[1]["step"].item() == 2
+    for n in "ab":
+        np.testing.assert_allclose(now[0][n].numpy(), want[0][n].numpy(), atol=1e-7)
+        assert now[0][n].type is want[0][n].type
+        for slot in now[1]:
+            if slot != "step" and n in now[1][slot]:
+                np.testing.assert_allclose(
+                    now[1][slot][n].numpy(), want[1][slot][n].numpy(), atol=1e-7
+                )
+
+
+def test_the_state_of_one_weight_is_on_the_devices_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = {f"w{i}": ts.full((64, 8 * (i + 1)), 1.0) for i in range(4)}
+    optimizer = optim.AdamW(0.1)
+    there = most = 0
+    back, away = memory._back, memory._away
+
+    def fetch(t: ts.Tensor) -> ts.Tensor:
+        nonlocal there, most
+        there += t.size * 4 if t.shape else 0
+        most = max(most, there)
+        return back(t)
+
+    def leave(t: ts.Tensor) -> Any:
+        nonlocal there
+        there -= t.size * 4 if t.shape else 0
+        return away(t)
+
+    state = memory.initial_state(optimizer, weights)
+    assert held(state) == Held(0, 2 * 4 * 64 * 80 + 4)
+    monkeypatch.setattr(memory, "_back", fetch)
+    monkeypatch.setattr(memory, "_away", leave)
+    grads = {name: ts.ones(w.shape) for name, w in weights.items()}
+    StreamedUpdate(optimizer, lambda finite, new, old: new)(weights, grads, state)
+    assert there == 0 and most == 2 * 4 * 64 * 32  # both moments of the largest weight
+
+
+def test_a_step_that_overflowed_is_dropped_in_a_streamed_update_too() -> None:
+    weights, grads = tree(), tree(None, 1)
+    optimizer = optim.AdamW(0.1)
+    streamed = StreamedUpdate(
+        optimizer, lambda finite, new, old: new if finite is None else select(finite, new, old)
+    )
+    was = {n: t.numpy() for n, t in tree().items()}
+    state = memory.initial_state(optimizer, weights)
+    weights, state = streamed(weights, grads, state, ts.tensor(False))
+    assert state["step"].item() == 0
+    for n, t in weights.items():
+        np.testing.assert_array_equal(t.numpy(), was[n])
+    weights, state = streamed(weights, tree(None, 1), state, ts.tensor(True))
+    assert state["step"].item() == 1
+
+
+def test_an_offloaded_state_is_not_updated_inside_one_program() -> None:
+    c = {"vocab_size": 32, "hidden_size": 8, "num_layers": 1, "num_heads": 1, "sequence_length": 8,
+         "offload_optimizer_state": True}  # fmt: skip
+    weights = {"w": ts.ones((2, 2))}
+    state = recipe.initialize_optimizer_state(weights, c)
+    step = ts.jit(lambda w, s: recipe.optimizer_step(w, w, s, c))
+    with pytest.raises(ts.UsageError, match="use make_step"):
+        step(weights, state)
+
+
+# -- what a program holds -------------------------------------------------------------------------
+def test_the_bytes_of_a_program(mesh: dist.Mesh) -> None:
+    double = ts.jit(lambda x: x * 2.0)
+    double(tree(mesh)["a"])
+    assert program_bytes(double).arguments == 4 * 4 * 3  # a device's block
+    give = ts.jit(donate="x")(lambda x: x + 1.0)
+    give(ts.zeros((256, 4)))
+    found = program_bytes(give)
+    assert found.reused == found.results == 4096 and found.peak == 4096 + found.temporary
+
+
+def test_functions_without_a_program_have_no_bytes() -> None:
+    with pytest.raises(ts.UsageError, match="is no compiled function"):
+        program_bytes(lambda x: x)
+    with pytest.raises(ts.UsageError, match="has no program"):
+        program_bytes(ts.jit(lambda x: x))
+
+
+def test_accumulation_holds_one_microbatch_however_many_there_are() -> None:
+    w = {"a": ts.ones((64, 256)), "b": ts.ones((256, 64))}
+
+    def loss(part: Any, w: Any) -> ts.Tensor:
+        return (ts.tanh(part["x"] @ w["a"]) @ w["b"]).mean()
+
+    def temporary(rows: int, count: int) -> int:
+        run = ts.jit(lambda x, w: accumulated(loss, {"x": x}, w, count))
+        run(ts.zeros((rows, 64)), w)
+        return program_bytes(run).temporary
+
+    whole, four, eight = temporary(1024, 1), temporary(1024, 4), temporary(2048, 8)
+    assert four < 0.6 * whole and eight < 1.1 * four
+
+
+# -- policies -------------------------------------------------------------------------------------
+def layers(policy: str) -> Any:
+    def run(x: ts.Tensor, w: ts.Tensor) -> Any:
+        def body(h: ts.Tensor, w: ts.Tensor) -> Any:
+            return ts.tanh(ts.tanh(h @ w) * 2.0 + h), ()
+
+        y, _ = ts.scan(body, x, w, policy=policy)
+        return ts.grad((y * y).mean(), (x, w))
+
+    return run
+
+
+def test_a_policy_changes_what_is_kept_and_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    x, w = ts.tensor(rng.normal(size=(4, 8))), ts.tensor(rng.normal(size=(3, 8, 8)) / 3)
+    want = [g.numpy() for g in ts.jit(layers("save"))(x, w)]
+    kept = {}
+    for policy in ("save", "products", "recompute"):
+        graph = trace(layers(policy), x, w)
+        forward = next(n for n in graph.nodes if n.op == "scan")
+        kept[policy] = len(forward.types) - 1  # what the loop stacks besides its carry
+        for got, g in zip(ts.jit(layers(policy))(x, w), want, strict=True):
+            np.testing.assert_allclose(got.numpy(), g, atol=1e-6)
+    # Only the carry; and the product; and both activations.
+    assert kept["recompute"] == 1 and kept["products"] == 2 and kept["save"] > 2
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ts.UsageError, match="use save, recompute, products, together"):
+        trace(layers("some"), ts.zeros((4, 8)), ts.zeros((3, 8, 8)))
+
+
+# -- ZeRO and host memory together ----------------------------------------------------------------
+def test_a_split_state_waits_in_host_memory_split(mesh: dist.Mesh) -> None:
+    c = {"vocab_size": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "sequence_length": 8,
+         "learning_rate": 1e-2}  # fmt: skip
+    plan = dist.strategy("zero_redundancy_optimizer", stage=1)
+    ids = np.arange(32, dtype=np.int32).reshape(4, 8)
+    found = {}
+    for away in (False, True):
+        keys = c | {"offload_optimizer_state": away}
+        weights = dist.place(recipe.initialize_model_weights(keys), plan, mesh)
+        state = recipe.initialize_optimizer_state(weights, keys, plan)
+        data = dist.place({"input_ids": ids, "labels": ids}, plan, mesh, kind="batch")
+        step = recipe.make_step(keys)
+        for _ in range(2):
+            loss, weights, state = step(data, weights, state)
+        found[away] = loss.item(), state["m"]["head"].numpy(), state["m"]["head"].type
+    assert found[True][0] == pytest.approx(found[False][0], abs=1e-6)
+    np.testing.assert_allclose(found[True][1], found[False][1], atol=1e-7)
+    assert found[True][2] is found[False][2] and "dp" in str(found[True][2])

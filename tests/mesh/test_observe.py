@@ -1,0 +1,133 @@
+"""Does looking inside find what is there on a mesh? A GPT step with a bad weight, its statistics,
+the same step on one device and on eight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import debug, dist, nn, optim
+from tessera.observe.compare import Comparison
+
+TP = dist.strategy("tensor_parallel")
+PLAN = dist.strategy("data_parallel") + TP
+CONFIG = nn.GPTConfig(vocab=32, seq=8, d=16, layers=2, heads=2, norm="rms", activation="swiglu")
+
+
+def made(mesh: dist.Mesh, plan: Any, **changed: Any) -> tuple[nn.GPT, ts.Tensor]:
+    """A small GPT and a batch on `mesh`: the same numbers on every mesh."""
+    ts.seed(0)
+    config = nn.GPTConfig(**{**vars(CONFIG), **changed})
+    model = dist.place(nn.GPT(config), plan, mesh)
+    ids = np.random.default_rng(0).integers(0, 32, (8, 8))
+    return model, dist.place(ids, plan, mesh, kind="batch")
+
+
+@ts.jit
+def step(model: nn.GPT, ids: ts.Tensor) -> Any:
+    loss = model.loss(ids, ids)
+    grads = ts.grad(loss, model.parameters())
+    grads, norm = optim.clip_by_global_norm(grads, 1.0)
+    return loss, grads, norm, debug.statistics(grads)
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_bad_weight_is_found_in_its_layer(mesh: dist.Mesh, loop: bool) -> None:
+    model, ids = made(mesh, PLAN, loop=loop)
+    old = model.blocks.block.mlp.up
+    bad = old.numpy().copy()
+    bad[1] = 1e38  # the second layer's
+    model.blocks.block.mlp.up = ts.tensor(bad, mesh=mesh, layout=old.layout)
+    found = debug.nan_origin(model.loss, ids, ids)
+    assert found is not None and found.loc.startswith("test_observe.py:")
+    assert found.scope.endswith("block/mlp")
+    assert [i for n, i in found.first.turns][:1] == ([1] if loop else [])
+    assert found.first.holds.infs + found.first.holds.nans > 0
+    assert all(f.holds.infs + f.holds.nans == 0 for f in found.operands)
+
+
+def test_a_sound_step_has_none(mesh: dist.Mesh) -> None:
+    assert debug.nan_origin(step, *made(mesh, PLAN, layers=1)) is None
+
+
+def test_a_partial_sum_that_overflows(mesh: dist.Mesh) -> None:
+    x = ts.tensor(np.full((4, 8), 1e38, "f4"), mesh=mesh, layout="[4, 8@tp]")
+
+    def f(x: ts.Tensor) -> ts.Tensor:
+        return ts.sum(x, dim=1) * 0.5
+
+    found = debug.nan_origin(f, x)
+    assert found is not None and found.node.op == "sum"
+    assert str(found.first.holds) == "4 inf of 4"
+
+
+def test_padding_is_nobodys_nan(mesh: dist.Mesh) -> None:
+    x = ts.tensor(np.ones((6, 3), "f4"), mesh=mesh, layout="[6@tp, 3]")  # 2 2 2 0
+    assert debug.nan_origin(lambda x: 1.0 / x, x) is None
+    row = debug.statistics({"x": 1.0 / x}).rows()["x"]
+    assert (row["max_abs"], row["mean"], row["zeros"], row["nonfinite"]) == (1, 1, 0, 0)
+
+
+def test_statistics_are_those_of_the_whole_gradient(mesh: dist.Mesh) -> None:
+    model, ids = made(mesh, dist.strategy("zero_redundancy_optimizer", stage=3) + TP)
+    _, grads, norm, found = step(model, ids)
+    for name, row in found.rows().items():
+        g = grads[name].numpy().astype(np.float64)
+        want = [np.linalg.norm(g), np.abs(g).max(), g.mean(), (g == 0).mean(), 0]
+        np.testing.assert_allclose(list(row.values()), want, rtol=1e-4, atol=1e-7)
+    assert found.norm.item() == pytest.approx(min(1.0, norm.item()), rel=1e-4)
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_activations_are_the_same_on_every_mesh(mesh: dist.Mesh, loop: bool) -> None:
+    one = debug.activations(*made(dist.Mesh(("dp", "tp"), shape=(1, 1)), PLAN, loop=loop))
+    many = debug.activations(*made(mesh, PLAN, loop=loop))
+    assert one.names == many.names
+    assert any("mlp" in name for name in one.names) and "gpt" in one.names
+    assert ("gpt/layers/block/mlp[1]" in one.names) == loop
+    np.testing.assert_allclose(one.values.numpy(), many.values.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def loss_and_gradients(model: nn.GPT, ids: ts.Tensor) -> Any:
+    loss = model.loss(ids, ids)
+    return loss, ts.grad(loss, model.parameters())
+
+
+def test_one_step_on_one_device_and_on_eight() -> None:
+    plan = dist.strategy("data_parallel")
+
+    def on(n: int, scale: float = 1.0) -> Any:
+        model, ids = made(dist.Mesh(("dp",), devices=n), plan, layers=1)
+        model.blocks.block.attention.out = model.blocks.block.attention.out * scale
+        return loss_and_gradients, (model, ids)
+
+    alike = debug.compare(on(1), on(8), rtol=1e-3)
+    assert isinstance(alike, Comparison) and alike.same
+    assert len(alike.pairs) > 100
+    other = debug.compare(on(1), on(8, 1.5), rtol=1e-3)
+    assert isinstance(other, Comparison) and other.first is not None
+    assert other.first.a.op == "input"
+    assert other.first.a.attrs["name"].endswith("attention.out")
+    scopes = other.scopes()
+    assert scopes["embedding"][1] < scopes["embedding"][0]  # its lookup comes before
+    assert scopes["layers/block/mlp"][1] > scopes["layers/block/mlp"][0] / 2
+
+
+def test_the_same_run_twice_is_the_same_to_the_bit(mesh: dist.Mesh) -> None:
+    model, ids = made(mesh, PLAN, layers=1)
+    found = debug.compare(model.loss, model.loss, ids, ids, bitwise=True)
+    assert isinstance(found, Comparison) and found.same
+
+
+def test_a_function_with_a_per_device_view_is_looked_into(mesh: dist.Mesh) -> None:
+    x = ts.tensor(np.arange(8.0, dtype="f4"), mesh=mesh, layout="[8@dp]")
+
+    @ts.distribute(mesh_axes=("dp",))
+    def local(x: ts.Tensor) -> ts.Tensor:
+        return dist.all_reduce(ts.sum(ts.log(x - 6.0)))
+
+    found = debug.nan_origin(local, x)
+    assert found is not None and found.node.op == "log"

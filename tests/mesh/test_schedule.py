@@ -1,0 +1,188 @@
+"""Do both executors give what the graph says, and is every promise of the text a path in the
+program?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, schedule
+from tessera.core.context import replaced
+from tessera.ir.schedule.build import build_schedule
+from tessera.runtime.lower import lower
+from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
+
+RNG = np.random.default_rng(4)
+
+
+def values() -> tuple[dict[str, ts.Tensor], ts.Tensor]:
+    w, x = types()
+    made = {k: RNG.normal(size=t.shape).astype(np.float32) * 0.3 for k, t in w.items()}
+    xs = RNG.normal(size=x.shape).astype(np.float32)
+    return (
+        {k: ts.tensor(v, mesh=MESH, layout=w[k]) for k, v in made.items()},
+        ts.tensor(xs, mesh=MESH, layout=x),
+    )
+
+
+@pytest.mark.parametrize("o", OPTIONS, ids=lambda o: o.text() or "as it comes")
+def test_fused_and_stepped_agree_under_all_options(o: Any) -> None:
+    w, x = values()
+    loss, grads = ts.jit(step)(w, x)
+    for executor in ("fused", "stepped"):
+        with replaced(schedule=o, executor=executor):
+            same, others = ts.jit(step)(w, x)
+        np.testing.assert_allclose(same.numpy(), loss.numpy(), rtol=1e-6)
+        for k, g in grads.items():
+            np.testing.assert_allclose(others[k].numpy(), g.numpy(), rtol=1e-5, atol=1e-6)
+            assert others[k].type is g.type
+
+
+def test_loops_with_collectives_step_by_step() -> None:
+    x = ts.tensor(RNG.normal(size=(3, 4, 8)).astype(np.float32), mesh=MESH, layout="[3, 4@dp, 8]")
+    w = ts.tensor(RNG.normal(size=(8, 6)).astype(np.float32), mesh=MESH, layout="[8, 6@tp]")
+
+    def trained(x: ts.Tensor, w: ts.Tensor) -> Any:
+        end, rows = looped(x, w)
+        return end, rows, ts.grad((end * end).sum() + rows.sum(), w)
+
+    want = ts.jit(trained)(x, w)
+    with replaced(executor="stepped"):
+        found = ts.jit(trained)(x, w)
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_stepped_executor_reads_random_numbers_and_values_alike() -> None:
+    @ts.jit
+    def fn(x: ts.Tensor) -> Any:
+        y = x + ts.random.normal(x.shape)
+        total = y.sum()
+        return y * 2.0 if total > -1e9 else y
+
+    _, x = values()
+    ts.seed(5)
+    want = fn(x).numpy()
+    with replaced(executor="stepped"):
+        ts.seed(5)
+        np.testing.assert_allclose(fn(x).numpy(), want, rtol=1e-6)
+
+
+# -- promises -------------------------------------------------------------------------------------
+def paths(text: str) -> dict[str, set[str]]:
+    """Of StableHLO: per value of the body, all values it depends on."""
+    depends: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        m = re.match(r"\s*(%\w+)(?::(\d+))? = (.*)", line)
+        if m is None:
+            continue
+        used = set(re.findall(r"%\w+", m[3]))
+        depends[m[1]] = used.union(*(depends.get(u, set()) for u in used))
+    return depends
+
+
+@pytest.mark.parametrize("o", OPTIONS[:5], ids=lambda o: o.text() or "as it comes")
+def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
+    g = GRAPHS["step"]
+    s = build_schedule(g, o)
+    shapes = [np.zeros(1)] * 0
+    import jax
+
+    from tessera.runtime import arrays
+
+    given = [
+        jax.ShapeDtypeStruct(
+            arrays.array_shape(n.type), n.type.dtype.numpy, sharding=arrays.sharding(n.type)
+        )
+        for n in g.inputs
+    ]
+    text = lower(s).lower(*given, *shapes).as_text()
+    depends = paths(text)
+    # The collectives, in the program's order, which is that of the steps.
+    order = [
+        m[1]
+        for line in text.splitlines()
+        if (m := re.match(r'\s*(%\w+)(?::\d+)? = "stablehlo\.(?:all_reduce|reduce_scatter)"', line))
+    ]
+    comm = [i for i, st in enumerate(s.steps) for _ in _programs(st)]
+    assert len(order) == len(comm)
+    for b, later in enumerate(comm):
+        for a, earlier in enumerate(comm[:b]):
+            if earlier in s.waits[later]:
+                assert order[a] in depends[order[b]], (earlier, later)
+
+
+def _programs(st: Any) -> list[Any]:
+    """A bucket is one collective in the program."""
+    return st.collectives[:1]
+
+
+# -- profile --------------------------------------------------------------------------------------
+def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
+    w, x = values()
+    fn = ts.jit(step)
+    want = fn(w, x)[0].numpy()
+    with dist.profile() as p:
+        for _ in range(3):
+            np.testing.assert_allclose(fn(w, x)[0].numpy(), want, rtol=1e-6)
+    rows = {(r.what, r.where): r for r in p.rows}
+    assert p.runs == 2
+    forward = rows["all_reduce tp", "layer0"]
+    assert forward.transfer_s > 0 and forward.compute_s == 0 and forward.received_bytes > 0
+    compute = [r for r in p.rows if r.what == "compute"]
+    assert {r.where.split(" ")[0] for r in compute} >= {"layer0", "layer1", "layer2"}
+    assert all(r.compute_s > 0 and r.transfer_s == 0 for r in compute)
+    # Per run: as many collectives and bytes as the graph has.
+    comm = [r for r in p.rows if r.transfer_s]
+    assert sum(r.count for r in comm) == sum(k for _, k in fn.graph.collectives())
+    assert sum(r.received_bytes for r in comm) == fn.graph.wire_bytes
+    text = str(p)
+    assert text.splitlines()[0].split() == [
+        "what", "where", "times", "receives", "transfer", "wait", "compute"
+    ]  # fmt: skip
+    assert "2 measured" in text and "% of it transfer" in text
+
+    p.save(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {e["pid"] for e in trace} == set(MESH.device_ids)
+    assert all(e["dur"] >= 0 and e["ph"] == "X" for e in trace)
+    with pytest.raises(ts.UsageError, match="cannot write"):
+        p.save(tmp_path / "no" / "trace.json")
+
+
+def test_a_profile_of_a_call_and_of_nothing() -> None:
+    w, x = values()
+    p = dist.profile(ts.jit(step), w, x, runs=2)
+    assert p.runs == 2 and p.totals_s["transfer"] > 0
+    with dist.profile() as empty:
+        pass
+    assert str(empty) == "profile: nothing was measured; call a compiled function inside it"
+    assert empty.events() == [] and empty.rows == []
+    for bad in ((3,), (step, w, x)):
+        with pytest.raises(ts.UsageError):
+            dist.profile(*bad, runs=0 if len(bad) > 1 else 3)
+
+
+def test_the_decorator_compiles_under_its_choices() -> None:
+    w, x = values()
+
+    @schedule(
+        overlap=True, bucket_bytes=1 << 16, comm_backend="nccl", epoch="soft", tile=64, warps=4
+    )
+    def scheduled(w: Any, x: Any) -> Any:
+        return step(w, x)
+
+    loss, _ = scheduled(w, x)
+    np.testing.assert_allclose(loss.numpy(), ts.jit(step)(w, x)[0].numpy(), rtol=1e-6)
+    assert scheduled.compiled.schedule.options == (
+        "overlap=True bucket_bytes=65536 backend=nccl epoch=soft tile=(64,) warps=4"
+    )
+    plain = ts.jit(step)
+    plain(w, x)
+    assert plain.schedule.text != scheduled.compiled.schedule.text

@@ -93,6 +93,19 @@ def loader_rows(r: dict[str, Any]) -> list[str]:
     return rows
 
 
+def moe_rows(r: dict[str, Any]) -> list[str]:
+    rows = [
+        "| room | payload | MB sent a device | ours ms | plain ms | ratio | whole layer ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows += [
+        f"| {x['room']} | {x['payload']} | {x['sent_mb']:.1f} | {x['ours_ms']:.1f} "
+        f"| {x['plain_ms']:.1f} | **{x['ratio']:.2f}** | {x['layer_ms']:.1f} |"
+        for x in r["rows"]
+    ]
+    return rows
+
+
 def prose(text: str) -> list[str]:
     return [*textwrap.wrap(" ".join(text.split()), 98), ""]
 
@@ -100,6 +113,7 @@ def prose(text: str) -> list[str]:
 def report(found: dict[str, Any]) -> str:
     """The page: what was measured, on what, and how to do it again."""
     steps, startup, loader = found["steps"], found["startup"], found["loader"]
+    moe = found["moe"]
     compile_ours, compile_peer = (startup[f"{k}_trace_and_compile_s"] for k in ("ours", "peer"))
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
     worst = max(r["largest_loss_difference"] for r in steps)
@@ -173,6 +187,18 @@ def report(found: dict[str, Any]) -> str:
             {loader["fed_step_s"]:.3f} s when it also takes each batch from the loader."""
         ),
         *loader_rows(loader),
+        "",
+        "## Experts: dispatch and combine",
+        "",
+        *prose(
+            f"""`bench/moe.py`: {moe["tokens"]} tokens of {moe["d"]} channels to {moe["k"]} of
+            {moe["experts"]} experts (hidden {moe["hidden"]}) on {moe["devices"]} devices, forward.
+            "Ours" is router, tables, picking rows, both exchanges and the weighted sum, with
+            experts that give back what they get; "plain" is an all-to-all of the same bytes there
+            and back and nothing else. Dropless rooms are sized for the worst case, so most of what
+            it sends and multiplies is empty where the load is even."""
+        ),
+        *moe_rows(moe),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -196,6 +222,7 @@ def main() -> None:
         "dispatch": measure("dispatch.py"),
         "startup": measure("startup.py"),
         "loader": measure("loader.py"),
+        "moe": measure("moe.py"),
     }
     if util.find_spec("torch") is not None:
         found["torch"] = [measure("peers/torch_ddp.py", "--steps", "6") for _ in range(2)]

@@ -13,7 +13,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import checkpoint, data, debug, dist, distributed, graph, mesh, nn, op, optim, schedule
+from . import (
+    checkpoint,
+    data,
+    debug,
+    dist,
+    distributed,
+    graph,
+    mesh,
+    nn,
+    op,
+    optim,
+    pipeline,
+    schedule,
+)
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
 from .core.errors import (
@@ -178,6 +191,7 @@ __all__ = [
     "op",
     "optim",
     "permute",
+    "pipeline",
     "prod",
     "random",
     "reshape",

@@ -58,24 +58,35 @@ class Executable:
             raise self._explained(error, args) from None
 
     def _explained(self, error: Exception, args: Sequence[Any]) -> TesseraError:
-        for a, node in zip(args, self.graph.inputs, strict=True):
+        for a, t in zip(args, self.wants, strict=True):
             if a.is_deleted():
-                return arrays.donated(node.type)
+                return arrays.donated(t)
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "donated" in first or "donate the same buffer" in first:
             return fail(
                 DonatedError,
-                f"{self.graph.name}: a tensor that is donated is given a second time",
+                f"{self.schedule.name}: a tensor that is donated is given a second time",
                 fix="pass it once, or leave out donate= for it",
             )
         full = "RESOURCE_EXHAUSTED" in first
         return fail(
             BackendError,
-            f"{self.graph.name}: the engine failed: {first}",
+            f"{self.schedule.name}: the engine failed: {first}",
             fix="use smaller tensors, or split them over more devices"
             if full
             else "the text above is the engine's own report",
         )
+
+
+class Stages(Executable):
+    """A pipeline: a schedule over several meshes, which only the stepped executor can run."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.types = tuple(schedule.buffers[b] for b in schedule.outputs)
+        self.wants = tuple(schedule.buffers[b] for b in schedule.inputs)
+        devices.start(max(schedule.mesh.device_ids) + 1 if schedule.mesh is not None else 1)
+        self.run = Stepped(schedule)
 
 
 def _usable(graph: Graph, donate: Sequence[int]) -> list[int]:
@@ -107,6 +118,10 @@ class Engine:
         schedule = build_schedule(graph, settings().schedule)
         verify_schedule(schedule)
         return Executable(graph, schedule, donate)
+
+    def step_by_step(self, schedule: Schedule) -> Executable:
+        verify_schedule(schedule)
+        return Stages(schedule)
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
         return arrays.place(value, type)

@@ -5,11 +5,12 @@ from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
 from .ir.graph.verify import verify
+from .lang.pipe import pipeline
 from .lang.training import backward, capture, parameters, stage, training_step
 from .observe.trace import trace
 from .passes.simplify import simplify
 
 __all__ = [
-    "Graph", "backward", "capture", "comm_trace", "evaluate", "parameters", "parse", "simplify",
-    "stage", "trace", "training_step", "verify",
+    "Graph", "backward", "capture", "comm_trace", "evaluate", "parameters", "parse", "pipeline",
+    "simplify", "stage", "trace", "training_step", "verify",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
 # Classes of values and errors, and functions that take a graph, are no functions on tensors.
-LEFT_OUT = {"Graph", "Tensor", "TraceWarning"}
+LEFT_OUT = {"Graph", "PipelineWarning", "Tensor", "TraceWarning"}
 METHODS = (
     "reshape", "transpose", "permute", "to", "sum", "mean", "max", "min", "__getitem__", "__add__",
     "__rsub__", "__pow__", "__matmul__", "__rmatmul__", "__truediv__", "__eq__", "__and__",

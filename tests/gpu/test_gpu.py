@@ -11,10 +11,10 @@ import pytest
 import tessera as ts
 from tessera import dist, graph
 from tessera.core.layout import plain
+from tessera.ir.schedule.build import build_schedule
 from tessera.passes.simplify import simplify
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.devices import start
-from tessera.ir.schedule.build import build_schedule
 from tessera.runtime.lower import lower
 
 CONFIG = ts.nn.GPTConfig(vocab=64, seq=16, d=32, layers=2, heads=4)
@@ -42,7 +42,9 @@ def test_a_step_on_a_mesh_lowers_for_cuda_with_the_collectives_of_its_graph() ->
     given = [
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
     ]
-    text = lower(build_schedule(recorded)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    text = (
+        lower(build_schedule(recorded)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    )
     assert text.count("stablehlo.all_reduce") == sum(1 for _ in recorded.collectives())
 
 

@@ -25,6 +25,10 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
         "a test's size",
     ),
     Substitution(
+        3, "4.4", "mesh=mesh, axis=\"pp\"", "mesh=STAGES, axis=\"pp\"",
+        "the mesh of section 4.1 has no axis pp; STAGES is dp=2 pp=2",
+    ),
+    Substitution(
         4, "Multi-GPU Data Parallelism", "dataloader = setup_data_parallel_training()",
         "dataloader = setup_data_parallel_training()\n"
         "    config = {**create_training_config(), 'optimizer_state': optimizer_state}",
@@ -43,6 +47,7 @@ RUN: tuple[str, ...] = (
     "1/7.2/code",
     "1/7.3/code",
     "1/7.4/code",
+    "1/7.7/code",
     "3/4.1/code",
     "3/4.2/code",
     "3/4.3/code",
@@ -50,6 +55,7 @@ RUN: tuple[str, ...] = (
     "3/4.4/code",
     "3/4.4/encoder",
     "3/4.4/decoder",
+    "3/4.4/model",
     "3/4.5/step",
     "4/Basic Training Setup/code",
     "4/Basic Training Setup/compute_loss",
@@ -67,12 +73,8 @@ RUN: tuple[str, ...] = (
 )
 
 # Snippets that wait, each for what is named. Whoever builds that moves the name to RUN.
-PIPELINE = "graph.pipeline on a mesh"
-SCHEDULE = "the schedule face: overlap, microbatches"
 FOLDING = "a mesh of 72 on fewer devices"
 WAITING: dict[str, str] = {
     "1/7.6/code": FOLDING,
     "1/7.6/step": FOLDING,
-    "1/7.7/code": SCHEDULE,
-    "3/4.4/model": PIPELINE,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, schedule
 from tessera.data import create_dataloader, create_distributed_dataloader
 from tessera.train import recipe
 from tessera.train.accumulate import micro_batches
@@ -72,6 +72,7 @@ def test_guide_1_meshes_shards_and_collectives() -> None:
     rng = np.random.default_rng(0)
     w, x = (rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2))
     supplied = {
+        "schedule": schedule,  # the text uses it without importing it
         "W_local": ts.tensor(w, mesh=small, layout="[8, 8@dp]"),
         "X_local": ts.tensor(x, mesh=small, layout="[8@dp, 8]"),
     }
@@ -79,6 +80,9 @@ def test_guide_1_meshes_shards_and_collectives() -> None:
     with contextlib.redirect_stdout(out):
         space = in_order(1, supplied)
     assert out.getvalue() == "tp × dp mesh, 4 × 4\n"
+    chosen = schedule.current()
+    assert chosen.overlap is True and chosen.microbatches == 8
+    schedule.reset()
     assert str(space["W"].type) == "bf16[1024@tp, 1024@dp]" and space["mesh"].size == 16
     assert str(space["Y_local"].type) == "f32[8, 8] +dp"
     assert str(space["Y_global"].type) == "f32[8, 8]"
@@ -87,7 +91,7 @@ def test_guide_1_meshes_shards_and_collectives() -> None:
 
 @pytest.fixture
 def tutorial() -> Space:
-    return in_order(3, {})
+    return in_order(3, {"STAGES": dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})})
 
 
 def test_guide_3_a_kernel_sums_over_the_data_axis(tutorial: Space) -> None:
@@ -99,9 +103,7 @@ def test_guide_3_a_kernel_sums_over_the_data_axis(tutorial: Space) -> None:
 
 
 def test_guide_3_stages_of_blocks_train(tutorial: Space) -> None:
-    encoder, decoder = tutorial["encoder"], tutorial["decoder"]
-    tutorial["model"] = lambda x: decoder(encoder(x))  # until the pipeline runs
-    step = tutorial["step"]
+    step, model = tutorial["step"], tutorial["model"]
     rng = np.random.default_rng(0)
     batch = {
         "input": rng.normal(size=(4, 8, 16)).astype(np.float32),
@@ -109,12 +111,16 @@ def test_guide_3_stages_of_blocks_train(tutorial: Space) -> None:
     }
     losses = []
     for _ in range(3):
-        grads, metrics = step(batch)
+        with tutorial["STAGES"]:
+            grads, metrics = step(batch)
         losses.append(metrics["loss"].item())
         step.update({k: w - 0.5 * grads[k] for k, w in step.parameters.items()})
     assert losses[2] < losses[1] < losses[0]
     names = set(step.parameters)
     assert len(names) == len(grads) and any("encoder" in n for n in names)
+    assert model.table.name == "1F1B" and model.schedule.mesh == tutorial["STAGES"]
+    sent = {s.stage for s in model.schedule.steps if s.stream == "send"}
+    assert sent == {0, 1} and all(w.mesh == tutorial["STAGES"] for w in grads.values())
 
 
 def test_guide_3_a_mesh_and_a_table_too_large_for_any_device(tutorial: Space) -> None:

@@ -24,9 +24,9 @@ from tessera.core.layout import Dim, Factor, TensorType, parse_type, plain
 from tessera.core.reshard import plan
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
+from tessera.ir.schedule.build import build_schedule
 from tessera.runtime import arrays
 from tessera.runtime.arrays import sharding
-from tessera.ir.schedule.build import build_schedule
 from tessera.runtime.lower import lower
 from tests.core.table import ROWS, Row
 from tests.core.test_ops import cases, close, expected, outputs, types_of

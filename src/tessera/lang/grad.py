@@ -65,7 +65,16 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
         mean_over = recorder.view.batch if recorder.view is not None else ()
-        found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
+        if recorder.pipe is not None:
+            raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
+            found = recorder.pipe.accumulated(recorder, raw)
+            goals = [None if t is None else recorder.pipe.on_stage(t) for t in goals]
+            found = [_laid(recorder.builder, g, w, t) for g, w, t in zip(found, wrt, goals)]
+            recorder.pipe.whole_results.update(
+                g for g, leaf in zip(found, leaves) if leaf.mesh == recorder.pipe.mesh
+            )
+        else:
+            found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, leaves, goals))
 
@@ -107,13 +116,21 @@ def _recorded(
         if g is None:
             want = goal or node.type.complete()
             g = b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
-        elif goal is not None and g.type is not goal:
-            b.loc, b.scope = node.loc or loss.loc, "grad"
-            to = goal if goal.mesh is not None else goal.on(g.type.mesh)
-            g = b.redistribute(g, to, "for the gradient")
-            b.loc, b.scope = None, ""
+        else:
+            g = _laid(b, g, node if node.loc else loss, goal)
         out.append(g)
     return out
+
+
+def _laid(b: Builder, g: Node, at: Node, goal: TensorType | None) -> Node:
+    """The gradient `g` in the layout `goal`, as of the line of `at`."""
+    if goal is None or g.type is goal:
+        return g
+    b.loc, b.scope = at.loc, "grad"
+    to = goal if goal.mesh is not None else goal.on(g.type.mesh)
+    g = b.redistribute(g, to, "for the gradient")
+    b.loc, b.scope = None, ""
+    return g
 
 
 def _named(loss: Tensor) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from .checks import bound, shown, signature_of
 from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .host import engine_array
+from .pipe import NeedsPipe, PipeState
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .taps import Tap, tapped
 from .tensor import Tensor, as_tensor
@@ -230,6 +231,19 @@ class Jit(Generic[P, R]):
     def _record(self, entry: Entry, leaves: list[Any], spec: Any, values: list[Any]) -> None:
         """Records the function along the values read so far; adds the branches that follow."""
         self._warn(bool(values))
+        try:
+            self._recorded(entry, leaves, spec, values, None)
+        except NeedsPipe as need:
+            self._recorded(entry, leaves, spec, [], PipeState.begin(need))
+
+    def _recorded(
+        self,
+        entry: Entry,
+        leaves: list[Any],
+        spec: Any,
+        values: list[Any],
+        pipe: PipeState | None,
+    ) -> None:
         given = list(values)
         reads: list[tuple[Node, dict[Node, Node]]] = []
         tensors = entry.pick(leaves)
@@ -242,12 +256,16 @@ class Jit(Generic[P, R]):
             value: np.ndarray[Any, Any] = given[len(reads) - 1]
             return value
 
-        recorder = Recorder(self.name, reader=reader)
+        recorder = Recorder(self.name, reader=None if pipe is not None else reader)
+        recorder.pipe = pipe
         inputs: dict[int, Tensor] = {}
         sources: dict[Node, Source] = {}
         named = call_paths(self._signature, spec)
         for k, i in enumerate(entry.dynamic):
-            t = recorder.input(leaves[i].type, path_name(named[i]))
+            kind = leaves[i].type if pipe is None else pipe.type_of(leaves[i], named[i])
+            t = recorder.input(kind, path_name(named[i]))
+            if pipe is not None:
+                pipe.met(recorder.node(t), leaves[i], named[i])
             t.name = leaves[i].name
             if t.name:
                 recorder.named.append(t)
@@ -278,6 +296,10 @@ class Jit(Generic[P, R]):
         written = Written(
             out_spec, out_leaves, slots, writes, written_slots, removed, recorder.taps
         )
+        if pipe is not None:
+            self._pipelined(entry, leaves, recorder, rec, results)
+            entry.root.written = written
+            return
         way, last = grow(entry.root, given[: len(reads)])
         for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
             if branch.recording is None:
@@ -287,6 +309,31 @@ class Jit(Generic[P, R]):
         last.donate = frozenset(
             i for i, s in last.sources.items() if isinstance(s, int) and s in entry.donated
         )
+
+    def _pipelined(
+        self,
+        entry: Entry,
+        leaves: list[Any],
+        recorder: Recorder,
+        rec: Recording,
+        results: list[Node],
+    ) -> None:
+        """The program of a function that calls a pipeline, recorded for one microbatch."""
+        pipe = recorder.pipe
+        assert pipe is not None
+        given = [n for n in recorder.builder.inputs if n not in pipe.sums]
+        tensors = entry.pick(leaves)
+        wholes = []
+        for n in given:
+            where = rec.sources[n]
+            t = tensors[where] if isinstance(where, int) else where
+            wholes.append(KEY_TYPE.on(pipe.mesh) if t is None else pipe.whole(t))
+        plan = pipe.pipe.compiled(recorder, results, wholes)
+        root = entry.root
+        root.recording, root.imports = rec, [rec.place[n] for n in given]
+        root.sources = {rec.place[n]: rec.sources[n] for n in given}
+        root.targets = [rec.place.get(n, 0) for n in results]
+        root.stand_in(engine().step_by_step(plan.schedule))
 
     def _finished(self, recorder: Recorder, n: Node) -> Node:
         recorder.builder.loc = n.loc

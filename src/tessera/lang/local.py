@@ -26,7 +26,7 @@ from .create import ShardSpec
 from .jit import Jit
 from .merge import record_ranks
 from .record import Recorder, current
-from .strategy import Plan, Strategy
+from .strategy import Plan, Strategy, holds_weights
 from .strategy import strategy as strategy_named
 from .tensor import Tensor, as_tensor, symbolic
 from .tree import Path, call_paths, flatten, path_name, unflatten
@@ -35,13 +35,6 @@ from .writes import changes, put, remove, snapshot
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# The first word of an argument's path that is one of these says what it holds. What none says holds
-# batches, unless its tensors bear names.
-BATCHES = frozenset({"batch", "micro_batches", "inputs", "targets", "labels", "x", "y"})
-WEIGHTS = frozenset({
-    "weights", "weight", "bias", "params", "parameters", "gradients", "gradient", "grads",
-    "optimizer_state", "state", "model",
-})  # fmt: skip
 
 
 class Local(Generic[P, R]):
@@ -252,10 +245,7 @@ class Local(Generic[P, R]):
             return self._along(bare, spec, view)
         if self.plan is None:
             return t
-        words = [str(key) for key in path]
-        said = next((w for w in words if w in WEIGHTS or w in BATCHES or w.startswith("w_")), "")
-        weight = bool(x.name) or (said != "" and said not in BATCHES)
-        if not weight:
+        if not holds_weights(x.name, path):
             here = set(view.axes) & set(t.split_axes)
             return t if here else _batched(t, view)
         tp = [p for p in self.plan.parts if p.kind == "tensor_parallel" and p.axis in view.axes]

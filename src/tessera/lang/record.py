@@ -25,6 +25,7 @@ from .engine import PROGRAMS, engine
 from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
+    from .pipe import PipeState
     from .taps import Tap
     from .view import View
 
@@ -45,10 +46,11 @@ class Recorder:
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
         self.taps: list[Tap] = []  # values that are seen after a call (lang/taps.py)
+        self.pipe: PipeState | None = None  # set while one microbatch of a pipeline is recorded
         self.view: View | None = None  # set while the body of a @ts.distribute is recorded
         if parent is not None:
             self.builder.scope = parent.builder.scope
-            self.view = parent.view
+            self.view, self.pipe = parent.view, parent.pipe
 
     def input(self, type: TensorType, name: str = "") -> Tensor:
         return symbolic(self.builder.input(type, name), self)
@@ -73,7 +75,8 @@ class Recorder:
             raise _ended(t)
         if self.parent is not None:
             self.parent.node(t)
-        node = self.builder.input(t.type, f"captured{len(self.captured)}")
+        kind = t.type if self.pipe is None or self.parent is not None else self.pipe.type_of(t)
+        node = self.builder.input(kind, f"captured{len(self.captured)}")
         self.captured.append((t, node))
         self._nodes[id(t)] = node
         return node

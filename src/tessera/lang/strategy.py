@@ -44,6 +44,22 @@ TRANSFORMER: tuple[Rule, ...] = (
 )
 
 
+# The first word of an argument's path that is one of these says what it holds. What none says holds
+# batches, unless its tensors bear names.
+BATCHES = frozenset({"batch", "micro_batches", "inputs", "targets", "labels", "x", "y"})
+WEIGHTS = frozenset({
+    "weights", "weight", "bias", "params", "parameters", "gradients", "gradient", "grads",
+    "optimizer_state", "state", "model",
+})  # fmt: skip
+
+
+def holds_weights(name: str, path: Sequence[object]) -> bool:
+    """Whether a tensor called `name`, at `path` of a call's arguments, is a weight or its state."""
+    words = [str(key) for key in path]
+    said = next((w for w in words if w in WEIGHTS or w in BATCHES or w.startswith("w_")), "")
+    return bool(name) or (said != "" and said not in BATCHES)
+
+
 @dataclass(frozen=True)
 class Strategy:
     """Layouts over one mesh axis: `stage` is ZeRO's, `rules` are tensor parallelism's."""

@@ -179,7 +179,7 @@ def _placed(w: Weights, axes: tuple[str, ...], mesh: Mesh | None) -> Weights:
 def _weights(given: Any, x: TensorType) -> Weights:
     """The weights of `experts`, checked against x [.., d]. Raises UsageError, ShapeError,
     DTypeError."""
-    if not isinstance(given, Mapping) or not {"router", "up", "down"} <= set(given):
+    if not has_weights(given):
         raise fail(
             UsageError,
             f"moe: experts cannot be {shown(given)}",
@@ -226,6 +226,11 @@ def _weights(given: Any, x: TensorType) -> Weights:
             _shape(f"shared {n}", w, (wide, d) if n == "down" else (d, wide))
         shared = s["up"], s["down"], s.get("gate")
     return Weights(router, found["up"], found["down"], found.get("gate"), bias, shared)
+
+
+def has_weights(given: Any) -> bool:
+    """Whether `given` is a dict with what every network of experts has."""
+    return isinstance(given, Mapping) and {"router", "up", "down"} <= set(given)
 
 
 def _shape(name: str, w: Tensor, want: tuple[int, ...]) -> None:

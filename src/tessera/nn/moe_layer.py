@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
-from ..core.layout import Factor, TensorType, dim_axes, ways
+from ..core.layout import Factor, TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
 from ..lang import functions as F
 from ..lang.checks import axes_of, flag, mesh_or_none, number, shown, whole
@@ -25,7 +26,7 @@ from ..lang.store import weights
 from ..lang.tensor import Tensor, as_tensor
 from .layers import normal
 from .module import Module, Parameter
-from .moe_call import Settled, activation_of, expert_axes, settled
+from .moe_call import Settled, activation_of, expert_axes, has_weights, settled
 from .moe_dispatch import by_capacity, dropless
 from .moe_placement import Placement
 from .moe_routing import Routing, balanced_bias, checked_router, choose
@@ -115,20 +116,31 @@ def moe_inspection(
     axis: str | Sequence[str] | None = None,
     placement: Placement | None = None,
 ) -> MoEInspection:
-    """What `moe` with these arguments does, without doing it. An `nn.MoE` knows its own options."""
-    t = as_tensor(x).type if not isinstance(x, TensorType) else x
+    """What `moe` with these arguments does, without doing it: what serves the transport, where
+    experts are, how many bytes go. An `nn.MoE` knows its own options. `x` may be a type; without
+    it, nothing is said of sizes. Raises what `moe` raises."""
     if isinstance(experts, MoE):
         k, transport, capacity = experts.k, experts.transport, experts.capacity
         groups, axis, placement = experts.groups, experts.axis, experts.placement
         experts = experts.weights()
-    call = settled(t, experts, k, transport, mesh, capacity, groups, axis, placement, None)
+    if x is None:
+        d = as_tensor(experts["router"]).shape[0] if has_weights(experts) else 1
+        where = mesh or (as_tensor(experts["up"]).mesh if has_weights(experts) else None)
+        t = plain(f32, (where.size if where is not None else 1, d))
+        known, room = False, None if capacity is None else 1.0
+    else:
+        t = x if isinstance(x, TensorType) else as_tensor(x).type
+        known, room = True, capacity
+    call = settled(t, experts, k, transport, mesh, room, groups if known else None, axis,
+                   placement, None)  # fmt: skip
     there, back = (
-        hops(call.tokens.type, call.wire.axes, sent)
-        for sent in map(call.sent_bytes, (call.wire.packing, call.wire.narrow))
+        hops(call.tokens.type, call.wire.axes, call.sent_bytes(p) if known else None)
+        for p in (call.wire.packing, call.wire.narrow)
     )
     return MoEInspection(
-        call.transport, call.experts, call.rows, call.k, call.wire.axes, call.capacity,
-        call.slots, call.wire.buckets, there, back,
+        call.transport, call.experts, call.rows, call.k, call.wire.axes,
+        call.capacity if known else capacity, call.slots if known else None, call.wire.buckets,
+        there, back,
     )  # fmt: skip
 
 

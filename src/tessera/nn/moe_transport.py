@@ -80,19 +80,21 @@ def transport_of(given: object) -> Transport:
 
 @dataclass(frozen=True)
 class Hop:
-    """One change of layout of the payload: all_to_all over `axis`, bytes received by a device."""
+    """One change of layout of the payload: all_to_all over `axis`, bytes received by a device, None
+    where no tokens were named."""
 
     axis: str
     devices: int
-    wire_bytes: int
+    wire_bytes: int | None
 
 
 @dataclass(frozen=True)
 class MoEInspection:
     """What a call of `moe` does: `str()` is the report.
 
-    `slots` are the rows that one device sends, over all experts. `dispatch` and `combine` are the
-    hops there and back, in order, with the bytes that a device receives in each.
+    `capacity` is in choices, or in even shares (a float) where no tokens were named. `slots` are
+    the rows that one device sends, over all experts. `dispatch` and `combine` are the hops there
+    and back, in order.
     """
 
     transport: Transport
@@ -100,8 +102,8 @@ class MoEInspection:
     rows: int
     k: int
     axes: tuple[str, ...]
-    capacity: int | None
-    slots: int
+    capacity: int | float | None
+    slots: int | None
     buckets: int
     dispatch: tuple[Hop, ...]
     combine: tuple[Hop, ...]
@@ -117,20 +119,21 @@ class MoEInspection:
         t = self.transport
         copies = f" in {self.rows} rows" if self.rows != self.experts else ""
         over = f", split over {', '.join(self.axes)}" if self.axes else ""
-        room = "dropless" if self.capacity is None else f"{self.capacity} a group and expert"
+        c = self.capacity
+        room = f"{c} times an even share" if isinstance(c, float) else f"{c} a group and expert"
+        room = "dropless" if c is None else room
         rows = [
             f"moe : {self.experts} experts{copies}, {self.k} a token{over}",
             f"  wished    {t.type}: {TRANSPORTS[t.type]}",
             f"  served by {self.served_by}",
-            f"  room      {room}; {self.slots:,} rows from a device",
+            f"  room      {room}" + (f"; {self.slots:,} rows from a device" if self.slots else ""),
             f"  payload   {t.pack_dtype or 'unpacked'}, {self.buckets} buckets, {t.epoch} epochs",
         ]
         for name, hops in (("dispatch", self.dispatch), ("combine", self.combine)):
             for i, hop in enumerate(hops):
-                rows.append(
-                    f"  {name if not i else '':9} all_to_all over {hop.axis} of {hop.devices}:"
-                    f" receives {hop.wire_bytes:,} B a device"
-                )
+                size = "" if hop.wire_bytes is None else f": receives {hop.wire_bytes:,} B a device"
+                first = name if not i else ""
+                rows.append(f"  {first:9} all_to_all over {hop.axis} of {hop.devices}{size}")
         return "\n".join(rows)
 
     __repr__ = __str__
@@ -151,10 +154,11 @@ def buckets_of(sent_bytes: int, most: int, t: Transport) -> int:
     return max(1, min(most, math.ceil(sent_bytes / t.bucket_bytes)))
 
 
-def hops(tokens: TensorType, axes: tuple[str, ...], sent_bytes: int) -> tuple[Hop, ...]:
-    """The all_to_alls that move `sent_bytes` a device, one per axis that splits tokens."""
+def hops(tokens: TensorType, axes: tuple[str, ...], sent_bytes: int | None) -> tuple[Hop, ...]:
+    """The all_to_alls that move `sent_bytes` from a device, one per axis that splits tokens."""
     return tuple(
-        Hop(a, tokens.sizes[a], sent_bytes * (tokens.sizes[a] - 1) // tokens.sizes[a])
+        Hop(a, n, None if sent_bytes is None else sent_bytes * (n - 1) // n)
         for a in axes
+        for n in [tokens.sizes[a]]
         if a in tokens.split_axes and ways((a,), tokens.sizes) > 1
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 from ..core.layout import TensorType
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..lang.tensor import Tensor, as_tensor
+from ..nn.moe_layer import MoE, moe_inspection
+from ..nn.moe_transport import MoEInspection
 
 MOST_DRAWN, LISTED = 64, 8  # devices
 WIDTH = 100  # columns
@@ -64,8 +67,17 @@ class Inspection:
         return [*rows, f"  {different} different parts on {len(self.holds)} devices"]
 
 
-def inspect(t: Tensor) -> Inspection:
-    """The layout of `t` in words, numbers and a picture of who holds what; its data stays alone."""
+@overload
+def inspect(t: MoE) -> MoEInspection: ...
+@overload
+def inspect(t: Tensor) -> Inspection: ...
+def inspect(t: Tensor | MoE) -> Inspection | MoEInspection:
+    """The layout of `t` in words, numbers and a picture of who holds what; its data stays alone.
+
+    Of an `nn.MoE`: where its experts are, and what serves the transport that it wishes.
+    """
+    if isinstance(t, MoE):
+        return moe_inspection(t)
     t = as_tensor(t)
     holds = {}
     if t.mesh is not None:

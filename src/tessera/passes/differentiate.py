@@ -33,10 +33,11 @@ def differentiate(
     grads: Grads = defaultdict(list)
     for root, g in outputs:
         grads[root, 0].append(g)
-    before = b.loc, b.scope
+    before = b.loc, b.scope, b.origin
     for node in reversed(order):
         if node not in active or node.op == "input":
             continue
+        b.origin = node
         gs = [_total(b, grads.pop((node, i), [])) for i in range(len(node.types))]
         if all(g is None for g in gs):
             continue
@@ -69,7 +70,7 @@ def differentiate(
         for arg, part in zip(node.args, parts, strict=True):
             if part is not None and arg in active:
                 grads[arg, 0].append(_summed(b, part, arg))
-    b.loc, b.scope = before
+    b.loc, b.scope, b.origin = before
     return [_total(b, grads.get((n, 0), [])) for n in wrt]
 
 

@@ -14,7 +14,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.oracle import identity
-from ..ir.schedule.schedule import Schedule
+from ..ir.schedule.schedule import COMM, Schedule
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
 from .arrays import block_shape, spec
@@ -98,7 +98,7 @@ def run_steps(schedule: Schedule, args: Sequence[Array]) -> list[Array]:
             # What the text promises is a path in the program: these values come after those.
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
-        if len(step.collectives) > 1:
+        if step.stream == COMM and len(step.collectives) > 1:
             outs = run_bucket(step, values, lambda g, v: run_local(g, v, site))
         else:
             outs = run_local(step.graph, values, site)

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
-from ..ir.schedule.schedule import Schedule, Step
+from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
+from .arrays import sharding
 from .buckets import run_bucket
 from .lower import Block, jitted, run_local
 
@@ -54,21 +55,33 @@ class Stepped:
     def _program(self, step: Step) -> Program:
         known = self._programs.get(step.graph)
         if known is None:
-            loop = step.kind == "loop"
-            known = Loop(step, self.schedule) if loop else self._compiled(step)
+            match step.kind:
+                case "loop":
+                    known = Loop(step, self.schedule)
+                case "send":
+                    known = _sender(step)
+                case _:
+                    known = self._compiled(step)
             self._programs[step.graph] = known
         return known
 
     def _compiled(self, step: Step) -> Program:
         def body(args: Sequence[Array]) -> list[Array]:
             site = Block()
-            if len(step.collectives) > 1:
+            if step.stream == COMM and len(step.collectives) > 1:
                 return run_bucket(step, args, lambda g, v: run_local(g, v, site))
             return run_local(step.graph, args, site)
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
-        return jitted(f"{self.schedule.name}_{step.kind}", body, ins, outs, self.schedule.mesh)
+        mesh = step.graph.mesh or self.schedule.mesh
+        return jitted(f"{self.schedule.name}_{step.kind}", body, ins, outs, mesh)
+
+
+def _sender(step: Step) -> Program:
+    """Values on their way to another mesh: the engine copies the blocks that are not there yet."""
+    to = [sharding(n.type) for n in step.graph.outputs]
+    return lambda *xs: [jax.device_put(x, s) for x, s in zip(xs, to, strict=True)]
 
 
 class Loop:

@@ -24,6 +24,9 @@ class Builder:
         self.inputs: list[Node] = []
         self.scope = ""
         self.loc: str | None = None  # set while nodes are derived from others (gradients)
+        self.origin: Node | None = None  # what is differentiated now
+        self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
+        self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self._moved: dict[tuple[Node, TensorType], Node] = {}
 
@@ -44,8 +47,12 @@ class Builder:
                 for a, w, t in zip(args, got.wants, ins, strict=True)
             )
         loc = caller() if self.loc is None else self.loc
-        node = Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope)
+        return self._add(Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope))
+
+    def _add(self, node: Node) -> Node:
         self.nodes.append(node)
+        if self.origin is not None:
+            self.origins[node] = self.origin
         return node
 
     def _insert(self, x: Node, want: TensorType, op: str) -> Node:
@@ -76,8 +83,9 @@ class Builder:
             for step in plan(x.type, to):
                 loc = caller() if self.loc is None else self.loc
                 attrs = step_attrs(step)
-                made = Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
-                self.nodes.append(made)
+                made = self._add(
+                    Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
+                )
         self._moved[start, to] = made
         return made
 
@@ -103,6 +111,7 @@ class Builder:
 
     def graph(self, outputs: Iterable[Node]) -> Graph:
         """What was recorded, in program order, with every replaced node gone."""
+        self.finals = {}
         if not self.replaced:
             return Graph(self.name, tuple(self.nodes), tuple(self.inputs), tuple(outputs))
         new: dict[Node, Node] = {}
@@ -125,6 +134,7 @@ class Builder:
                     nodes.append(new[n])
                     todo.pop()
         out = tuple(new[self.replaced.get(o, o)] for o in outputs)
+        self.finals = new
         return Graph(self.name, tuple(nodes), tuple(self.inputs), out)
 
 

@@ -15,7 +15,9 @@ from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ..graph.node import Graph, Node
 
-COMPUTE, COMM = "compute", "comm"
+# Streams: work without collectives, collectives alone, work with its collectives inside (a stage of
+# a pipeline), and values on their way to another mesh.
+COMPUTE, COMM, FUSED, SEND = "compute", "comm", "fused", "send"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,7 +47,9 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """compute, loop (with collectives in its body), or the names of its collectives."""
+        """compute, loop (with collectives in its body), send, fused, or its collectives' names."""
+        if self.stream in (FUSED, SEND):
+            return self.stream
         own = dict.fromkeys(n.op for n in self.collectives)
         if own:
             return "+".join(own)

@@ -8,15 +8,19 @@ microbatches of a pipeline) show it once: the first has it, the others say `as s
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from ...core.errors import GraphError, TesseraError, UsageError, fail
+from ...core.layout import TensorType, parse_type
+from ...core.mesh import Mesh
 from ..graph.node import Graph
 from ..graph.text import parse as parse_graph
 from ..graph.text import size_text
 from ..graph.text import to_text as graph_text
 from .schedule import Schedule, Step
 
+R = TypeVar("R")
 VERSION = 1
 
 
@@ -29,7 +33,10 @@ def to_text(s: Schedule) -> str:
     for b, (t, (first, last)) in enumerate(zip(s.buffers, s.lifetimes, strict=True)):
         born = "given" if first < 0 else f"s{first}"
         dies = "returned" if last == len(s.steps) else f"s{last}" if last >= 0 else "unused"
-        lines.append(f"  b{b} : {t}  # {born} to {dies}, {size_text(t.local_bytes)} a device")
+        where = "" if t.mesh is None or t.mesh == s.mesh else f" on{_mesh(t.mesh)}"
+        lines.append(
+            f"  b{b} : {t}{where}  # {born} to {dies}, {size_text(t.local_bytes)} a device"
+        )
     shown: dict[Graph, int] = {}
     for i, step in enumerate(s.steps):
         lines.append(
@@ -43,12 +50,12 @@ def to_text(s: Schedule) -> str:
 
 
 def _head(s: Schedule) -> str:
-    if s.mesh is None:
-        return ""
-    plain = s.mesh.ids == tuple(range(s.mesh.size))
-    return f"  mesh {s.mesh.text()}" + (
-        "" if plain else f" devices={','.join(map(str, s.mesh.ids))}"
-    )
+    return "" if s.mesh is None else f"  mesh{_mesh(s.mesh)}"
+
+
+def _mesh(mesh: Mesh) -> str:
+    plain = mesh.ids == tuple(range(mesh.size))
+    return f" {mesh.text()}" + ("" if plain else f" devices={','.join(map(str, mesh.ids))}")
 
 
 def _step(step: Step) -> str:
@@ -105,15 +112,14 @@ class _Parser:
         steps: list[Step] = []
         graphs: list[Graph] = []
         self.at = 1
-        header = f"graph g  v1{'  mesh ' + _graph_mesh(head[2]) if head[2] else ''}"
-        rows: list[str] = []
-        while m := re.match(r"  b(\d+) : (.*?)  # ", self._line()):
-            if int(m[1]) != len(rows):
-                self.wrong(f"expected b{len(rows)}, found b{m[1]}")
-            rows.append(f'  %{len(rows)} = input "b" : {m[2]}')
+        mesh = self._mesh(head[2]) if head[2] else None
+        types: list[TensorType] = []
+        while m := re.match(r"  b(\d+) : (.*?)(?: on (.*?))?  # ", self._line()):
+            if int(m[1]) != len(types):
+                self.wrong(f"expected b{len(types)}, found b{m[1]}")
+            where = self._mesh(m[3]) if m[3] else mesh
+            types.append(self._type(m[2], where))
             self.at += 1
-        buffers = self._graph([header, *rows, "  return"])
-        types = [n.type for n in buffers.inputs]
         while not self._line().startswith("  return"):
             step = _LINE.match(self._line()[2:])
             if step is None or int(step[1]) != len(steps):
@@ -136,9 +142,7 @@ class _Parser:
         outputs = self._ids(self._line().removeprefix("  return"))
         filled = {b for s in steps for b in s.writes}
         inputs = tuple(b for b in range(len(types)) if b not in filled)
-        return Schedule(
-            head[1], buffers.mesh, tuple(types), inputs, outputs, tuple(steps), head[3] or ""
-        )
+        return Schedule(head[1], mesh, tuple(types), inputs, outputs, tuple(steps), head[3] or "")
 
     def _line(self) -> str:
         if self.at >= len(self.lines):
@@ -148,13 +152,21 @@ class _Parser:
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(int(b[1:]) for b in text.split())
 
+    def _type(self, text: str, mesh: Mesh | None) -> TensorType:
+        return self._guard(lambda: parse_type(text, mesh))
+
     def _graph(self, lines: list[str]) -> Graph:
+        return self._guard(lambda: parse_graph("\n".join(lines)))
+
+    def _mesh(self, text: str) -> Mesh:
+        shape, _, ids = text.partition(" devices=")
+        made = self._guard(lambda: Mesh.parse(shape))
+        if not ids:
+            return made
+        return Mesh(made.axes, [int(i) for i in ids.split(",")], made.shape)
+
+    def _guard(self, read: Callable[[], R]) -> R:
         try:
-            return parse_graph("\n".join(lines))
+            return read()
         except TesseraError as error:
             self.wrong(str(error).splitlines()[0])
-
-
-def _graph_mesh(text: str) -> str:
-    """The mesh of a schedule's head in the words of a graph's."""
-    return re.sub(r"devices=([\d,]+)", lambda m: f"devices=({m[1].replace(',', ', ')})", text)

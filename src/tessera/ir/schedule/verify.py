@@ -7,7 +7,7 @@ from typing import NoReturn
 from ...core.errors import GraphError, fail
 from ...core.layout import same_type
 from ..graph.verify import verify as verify_graph
-from .schedule import COMM, COMPUTE, Schedule, Step
+from .schedule import COMM, COMPUTE, SEND, Schedule, Step
 
 
 def verify_schedule(s: Schedule) -> None:
@@ -40,7 +40,8 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     for b, n in zip(step.reads, g.inputs, strict=True):
         if b not in filled:
             _wrong(s, i, f"it reads b{b} before that is filled")
-        if not same_type(s.buffers[b], n.type):
+        sent = step.stream == SEND and s.buffers[b].text == n.type.text
+        if not sent and not same_type(s.buffers[b], n.type):
             _wrong(s, i, f"it reads b{b} as {n.type}, which is {s.buffers[b]}")
     for b, n in zip(step.writes, g.outputs, strict=True):
         if b in filled or step.writes.count(b) > 1:
@@ -53,6 +54,8 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     own = step.collectives
     if step.stream == COMPUTE and own:
         _wrong(s, i, f"a compute step holds {own[0].op}")
+    if step.stream == SEND and step.nodes:
+        _wrong(s, i, "a step that sends computes something")
     if step.stream == COMM and len(own) != len(step.nodes):
         _wrong(s, i, "a step on the communication stream holds what is no collective")
     verify_graph(g, "schedule")

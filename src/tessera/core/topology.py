@@ -1,0 +1,262 @@
+"""How are devices wired? Levels of links, each with a latency and a bandwidth, as data.
+
+Devices are numbered row-major over the levels, outermost first: on four hosts of eight, device 11
+is the fourth of the second host. A message goes to its destination's coordinate on the outermost
+level first, then inwards, a level at a time.
+
+>>> cluster = CLUSTERS["h100"].of(2)
+>>> print(cluster)
+h100, 16 devices: 2 all (infiniband 400G, 9.6 µs, 50 GB/s) x 8 all (nvlink 4, 3.4 µs, 450 GB/s)
+>>> [str(port) for port in cluster.way(3, 12)]
+['infiniband 400G out of 3', 'infiniband 400G into 11', 'nvlink 4 out of 11', 'nvlink 4 into 12']
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, get_args
+
+from .errors import UsageError, fail
+
+Wiring = Literal["all", "ring", "line"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A class of links: α, the seconds a message takes on top of its bytes; bytes/s each way."""
+
+    name: str
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        good = (
+            isinstance(self.latency_s, int | float)
+            and isinstance(self.bytes_per_s, int | float)
+            and 0 <= self.latency_s < math.inf
+            and 0 < self.bytes_per_s < math.inf
+        )
+        if not good:
+            raise fail(
+                UsageError,
+                f"Link {self.name!r}: a latency or bandwidth that no link has",
+                [("latency_s", self.latency_s), ("bytes_per_s", self.bytes_per_s)],
+                fix="give seconds from 0 and bytes per second above 0",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`size` units joined by `link`: each to all (a switch), in a ring, or in a line.
+
+    A unit is all that lies inside. On a switch each device has a port of its own, or, where
+    `shared`, all devices of a unit share one (a host with one network card).
+    """
+
+    size: int
+    link: Link
+    wiring: Wiring = "all"
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 1
+        if not whole or self.wiring not in get_args(Wiring) or not isinstance(self.link, Link):
+            raise fail(
+                UsageError,
+                "Level: it needs a size of at least 1, a Link, and a wiring",
+                [("size", self.size), ("link", self.link), ("wiring", self.wiring)],
+                fix=f"a wiring is one of {', '.join(get_args(Wiring))}",
+            )
+
+    def __str__(self) -> str:
+        link = self.link
+        shared = ", one port a unit" if self.shared else ""
+        return (
+            f"{self.size} {self.wiring} ({link.name}, {link.latency_s * 1e6:.1f} µs, "
+            f"{link.bytes_per_s / 1e9:g} GB/s{shared})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """What a message occupies on its way, one direction of one wire; messages share its bandwidth.
+
+    `place` is its identity within the topology.
+    """
+
+    link: Link
+    place: tuple[int, ...]
+    text: str
+    # A message waits for a link's latency once: a switch has a port at each end of the hop.
+    latency_s: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """`levels` of links, outermost first. `add_bytes_per_s` is how fast a device adds (γ = 1 /
+    it)."""
+
+    name: str
+    levels: tuple[Level, ...]
+    add_bytes_per_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.levels or not all(isinstance(level, Level) for level in self.levels):
+            raise fail(
+                UsageError,
+                f"Topology {self.name!r}: it has no levels",
+                [("levels", self.levels)],
+                fix="give a tuple of Level, outermost first",
+            )
+
+    @property
+    def size(self) -> int:
+        """How many devices."""
+        return math.prod(level.size for level in self.levels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The levels' sizes, outermost first."""
+        return tuple(level.size for level in self.levels)
+
+    def of(self, *sizes: int) -> Topology:
+        """The same wiring with the outermost levels of other `sizes`."""
+        if not 0 < len(sizes) <= len(self.levels):
+            raise fail(
+                UsageError,
+                f"Topology {self.name!r}: {len(sizes)} sizes for {len(self.levels)} levels",
+                [("topology", self)],
+                fix="give at least one size and at most one a level, outermost first",
+            )
+        levels = [replace(level, size=s) for level, s in zip(self.levels, sizes)]
+        return replace(self, levels=(*levels, *self.levels[len(sizes) :]))
+
+    def coords(self, device: int) -> tuple[int, ...]:
+        """Where `device` is, level by level. Raises UsageError where there is no such device."""
+        if not 0 <= device < self.size:
+            raise fail(
+                UsageError,
+                f"topology: there is no device {device}",
+                [("topology", self)],
+                fix=f"name one from 0 to {self.size - 1}, or describe a larger cluster",
+            )
+        found: list[int] = []
+        for size in reversed(self.shape):
+            device, here = divmod(device, size)
+            found.append(here)
+        return tuple(reversed(found))
+
+    def device(self, coords: Sequence[int]) -> int:
+        """The device at `coords`."""
+        at = 0
+        for c, size in zip(coords, self.shape):
+            at = at * size + c
+        return at
+
+    def way(self, src: int, dst: int) -> tuple[Port, ...]:
+        """The ports that a message from `src` to `dst` passes, in order."""
+        return _way(self, src, dst)
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.size} devices: {' x '.join(map(str, self.levels))}"
+
+
+@lru_cache(maxsize=65536)
+def _way(topology: Topology, src: int, dst: int) -> tuple[Port, ...]:
+    at, goal = list(topology.coords(src)), topology.coords(dst)
+    found: list[Port] = []
+    for i, level in enumerate(topology.levels):
+        while at[i] != goal[i]:
+            here = tuple(at)
+            at[i] = goal[i] if level.wiring == "all" else _next(level, at[i], goal[i])
+            found.extend(_ports(topology, i, here, tuple(at)))
+    return tuple(found)
+
+
+def _next(level: Level, at: int, goal: int) -> int:
+    """One hop along a line, or the shorter way round a ring."""
+    if level.wiring == "ring":
+        ahead = (goal - at) % level.size
+        return (at + (1 if ahead <= level.size // 2 else -1)) % level.size
+    return at + (1 if goal > at else -1)
+
+
+def _ports(topology: Topology, i: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[Port]:
+    """The ports of one hop on level i: a wire between neighbours, or out of one unit, into
+    another."""
+    level = topology.levels[i]
+    a, b = topology.device(here), topology.device(there)
+    link = level.link
+    if level.wiring != "all":
+        return [Port(link, (i, a, b), f"{link.name} from {a} to {b}", link.latency_s)]
+    if level.shared:
+        inside = math.prod(topology.shape[i + 1 :])
+        out, into = a // inside, b // inside
+        return [
+            Port(link, (i, out, 0), f"{link.name} out of unit {out}", link.latency_s),
+            Port(link, (i, into, 1), f"{link.name} into unit {into}", 0.0),
+        ]
+    return [
+        Port(link, (i, a, 0), f"{link.name} out of {a}", link.latency_s),
+        Port(link, (i, b, 1), f"{link.name} into {b}", 0.0),
+    ]
+
+
+# ---- clusters ----------------------------------------------------------------------------------
+# Bandwidths are the makers' figures, one direction of one device. Latencies of NVLink, PCIe and
+# InfiniBand are the per-step figures that NCCL 2.1x's tuner holds for its ring and simple protocol;
+# those of Ethernet, of wires between accelerator chips and of the virtual devices are estimates.
+# Measure your own before you trust a choice that is close.
+NVLINK_4 = Link("nvlink 4", 3.4e-6, 450e9)
+NVLINK_3 = Link("nvlink 3", 3.4e-6, 300e9)
+PCIE_4 = Link("pcie 4 x16", 5.7e-6, 32e9)
+INFINIBAND_400 = Link("infiniband 400G", 9.6e-6, 50e9)
+INFINIBAND_200 = Link("infiniband 200G", 9.6e-6, 25e9)
+ETHERNET_100 = Link("ethernet 100G", 30e-6, 12.5e9)
+TWO_WIRES = Link("2 x chip ethernet 100G", 1e-6, 25e9)
+FOUR_WIRES = Link("4 x chip ethernet 100G", 1e-6, 50e9)
+ICI_V4 = Link("ici v4", 1e-6, 50e9)
+MEMORY = Link("memory", 20e-6, 5e9)
+
+CLUSTERS: dict[str, Topology] = {
+    t.name: t
+    for t in (
+        Topology("h100", (Level(4, INFINIBAND_400), Level(8, NVLINK_4)), 1000e9),
+        Topology("a100", (Level(4, INFINIBAND_200), Level(8, NVLINK_3)), 600e9),
+        Topology("pcie", (Level(4, ETHERNET_100, shared=True), Level(4, PCIE_4)), 300e9),
+        Topology("tpu_v4", (Level(4, ICI_V4, "ring"),) * 3, 400e9),
+        Topology("quietbox", (Level(2, TWO_WIRES, "line"), Level(4, TWO_WIRES, "line")), 90e9),
+        Topology("galaxy", (Level(8, FOUR_WIRES, "ring"), Level(4, FOUR_WIRES, "ring")), 90e9),
+        Topology("virtual", (Level(8, MEMORY),), 5e9),
+    )
+}
+
+
+def cluster(name: str) -> Topology:
+    """The described cluster `name`; `.of(hosts)` gives it another size.
+
+    >>> cluster("h100").of(16).size
+    128
+    """
+    if name not in CLUSTERS:
+        raise fail(
+            UsageError,
+            f"topology: {name!r} is not described",
+            fix=f"name one of {', '.join(CLUSTERS)}, or write a Topology",
+        )
+    return CLUSTERS[name]
+
+
+def flat(n: int, link: Link, wiring: Wiring = "all") -> Topology:
+    """`n` devices with one class of links.
+
+    >>> flat(4, Link("wire", 1e-6, 1e9), "ring").way(0, 3)[0].text
+    'wire from 0 to 3'
+    """
+    return Topology(f"{wiring} of {n}", (Level(n, link, wiring),))

@@ -1,0 +1,334 @@
+"""How long does a collective take, by which algorithm, and which is the fastest here?
+
+The model is α-β-γ. A round takes the latencies on its longest way, plus the bytes on its most
+loaded port over that port's bandwidth, plus the bytes that one device adds over how fast it adds.
+Groups that work side by side (all dp groups of a mesh) share the ports. So a time is linear in the
+bytes S.
+
+>>> from tessera.core.topology import cluster
+>>> from tessera.ir.schedule.algorithms import build
+>>> one_host = cluster("h100").of(1)
+>>> cost = price(build("all_reduce", "ring", 8), one_host)
+>>> round(cost.latency_s * 1e6, 1), cost.share
+(47.6, 1.75)
+>>> choose("all_reduce", 4096, one_host).algorithm.name
+'halving'
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ..core.errors import UsageError, fail
+from ..core.topology import Link, Port, Topology
+from ..ir.graph.text import size_text
+from ..ir.schedule.algo_check import in_pairs
+from ..ir.schedule.algo_table import COLLECTIVES, Algorithm, Collective
+from ..ir.schedule.algorithms import FLAT, build, can_segment
+
+Groups = tuple[tuple[int, ...], ...]
+# Above this many ranks only those are tried whose tables stay small.
+_MANY = 64
+_SEGMENTS = (4, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of `rounds`: `latency_s` in all, and seconds per byte of the tensor to send and to add it.
+
+    `share` is how many times the whole tensor's bytes pass the most loaded port, round by round.
+    """
+
+    rounds: int
+    latency_s: float
+    send_s_per_byte: float
+    add_s_per_byte: float
+    share: float
+
+    def time_s(self, size_bytes: float) -> float:
+        """The time for a tensor of `size_bytes`: a rank's whole one (of an all_gather, its
+        result)."""
+        return self.latency_s + (self.send_s_per_byte + self.add_s_per_byte) * size_bytes
+
+
+def price(
+    algorithm: Algorithm, topology: Topology, groups: Sequence[Sequence[int]] | None = None
+) -> Cost:
+    """What `algorithm` costs where rank i of each group is device group[i] of `topology`.
+
+    `groups` are as `mesh.groups(axis)` gives them, all at work at once; left out, one group of the
+    first n devices. Raises UsageError where they do not fit the algorithm or the topology.
+    """
+    return _price(algorithm, topology, _groups(algorithm.n, topology, groups))
+
+
+def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) -> Groups:
+    made = tuple(tuple(g) for g in groups) if groups is not None else (tuple(range(n)),)
+    devices = [d for g in made for d in g]
+    if not made or any(len(g) != n for g in made) or len(set(devices)) != len(devices):
+        raise fail(
+            UsageError,
+            f"collective: the groups are not distinct devices, {n} a group",
+            [("groups", made[:4])],
+            fix="pass mesh.groups(axis)",
+        )
+    for d in devices:
+        topology.coords(d)  # raises where the topology is too small
+    return made
+
+
+@lru_cache(maxsize=512)
+def _price(algorithm: Algorithm, topology: Topology, groups: Groups) -> Cost:
+    a, latency_s, send, add, share = algorithm, 0.0, 0.0, 0.0, 0.0
+    ways: dict[tuple[int, int], tuple[Port, ...]] = {}
+    links: dict[tuple[int, ...], Link] = {}
+    for moves in a.rounds:
+        load: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        added: defaultdict[int, int] = defaultdict(int)
+        longest = 0.0
+        for group in groups:
+            for t in moves:
+                ends = group[t.src], group[t.dst]
+                if ends not in ways:
+                    ways[ends] = topology.way(*ends)
+                    links.update((p.place, p.link) for p in ways[ends])
+                way = ways[ends]
+                longest = max(longest, sum([p.latency_s for p in way]))
+                for port in way:
+                    load[port.place] += len(t.chunks)
+                if t.op == "add":
+                    added[group[t.dst]] += len(t.chunks)
+        latency_s += longest
+        slowest = max(load, key=lambda p: load[p] / links[p].bytes_per_s)
+        send += load[slowest] / links[slowest].bytes_per_s / a.parts
+        share += load[slowest] / a.parts
+        add += max(added.values(), default=0) / topology.add_bytes_per_s / a.parts
+    return Cost(a.steps, latency_s, send, add, share)
+
+
+# ---- closed forms ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """Rounds, and how many times S passes a port, where all links are alike and fit the
+    algorithm."""
+
+    rounds: int
+    share: float
+
+    def time_s(self, size_bytes: float, latency_s: float, bytes_per_s: float) -> float:
+        """rounds · α + share · S / W."""
+        return self.rounds * latency_s + self.share * size_bytes / bytes_per_s
+
+
+def formula(collective: Collective, name: str, n: int, segments: int = 1) -> Formula | None:
+    """The textbook's rounds and bytes, for any n; None where there is no closed form.
+
+    Ring, line and direct on their own topology; halving for powers of two; double_tree is the limit
+    of many segments, with the rounds of one: 2 ceil(log2 n) α + 2 S / W.
+
+    >>> formula("all_reduce", "ring", 8)
+    Formula(rounds=14, share=1.75)
+    """
+    if n < 2:
+        return Formula(0, 0.0)
+    log2, most, power = (n - 1).bit_length(), (n - 1) / n, n & (n - 1) == 0
+    passing = (n - 2 + segments, (n - 2 + segments) / segments)
+    half = n // 2
+    forms: dict[tuple[str, str], tuple[int, float] | None] = {
+        ("all_reduce", "ring"): (2 * (n - 1), 2 * most),
+        ("all_reduce", "direct"): (2 * (n - 1), 2 * most),
+        ("all_reduce", "line"): (2 * (n - 1), 2 * most),
+        ("all_reduce", "halving"): (2 * log2, 2 * most) if power else None,
+        ("all_reduce", "tree"): (2 * log2, 2.0 * log2) if segments == 1 else None,
+        ("all_reduce", "double_tree"): (2 * log2, 2.0),
+        ("broadcast", "ring"): passing,
+        ("broadcast", "line"): passing,
+        ("broadcast", "direct"): (n - 1, float(n - 1)),
+        ("broadcast", "tree"): (log2, float(log2)) if segments == 1 else None,
+        ("broadcast", "halving"): (2 * log2, 2 * most) if power else None,
+        ("all_to_all", "direct"): (n - 1, most),
+        ("all_to_all", "halving"): (log2, log2 / 2) if power else None,
+        ("all_to_all", "ring"): (half, half * (half + 1) / 2 / n),
+    }
+    for one in ("reduce_scatter", "all_gather"):
+        forms |= {
+            (one, "ring"): (n - 1, most),
+            (one, "direct"): (n - 1, most),
+            (one, "line"): (n - 1, most),
+            (one, "halving"): (log2, most) if power else None,
+        }
+    found = forms.get((collective, name))
+    return Formula(*found) if found else None
+
+
+# ---- the choice --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One candidate: an algorithm, its cost here, and its time for the bytes in question."""
+
+    algorithm: Algorithm
+    cost: Cost
+    time_s: float
+
+
+def choose(
+    collective: Collective,
+    size_bytes: float,
+    topology: Topology,
+    groups: Sequence[Sequence[int]] | None = None,
+    *,
+    algorithm: str | Algorithm | None = None,
+    order: Literal["any", "pairs"] = "any",
+) -> Choice:
+    """The fastest algorithm for a tensor of `size_bytes`, or the fastest form of the named one.
+
+    `groups` as in `price`; left out, all devices of the topology are one group. `order="pairs"`
+    takes only those that add in adjacent pairs of ranks, as `mesh_invariant` needs. Raises
+    UsageError for a name that is none, or where nothing keeps the order.
+    """
+    return candidates(collective, size_bytes, topology, groups, algorithm=algorithm, order=order)[0]
+
+
+def candidates(
+    collective: Collective,
+    size_bytes: float,
+    topology: Topology,
+    groups: Sequence[Sequence[int]] | None = None,
+    *,
+    algorithm: str | Algorithm | None = None,
+    order: Literal["any", "pairs"] = "any",
+) -> list[Choice]:
+    """All that `choose` compares, fastest first; of equals the engine's own comes first."""
+    number = isinstance(size_bytes, int | float) and not isinstance(size_bytes, bool)
+    if collective not in COLLECTIVES or not number or not 0 <= size_bytes < math.inf:
+        raise fail(
+            UsageError,
+            "choose: it needs a collective and a number of bytes",
+            [("collective", repr(collective)), ("bytes", repr(size_bytes))],
+            fix=f"name one of {', '.join(COLLECTIVES)}",
+        )
+    if order not in ("any", "pairs"):
+        raise fail(
+            UsageError,
+            f"choose: {order!r} is not an order",
+            fix='name "any" or "pairs"',
+        )
+    places = tuple(map(tuple, groups)) if groups is not None else (tuple(range(topology.size)),)
+    n = len(places[0]) if places else 0
+    places = _groups(n, topology, places)
+    if isinstance(algorithm, Algorithm):
+        tables: Sequence[Algorithm] = (algorithm,)
+    else:
+        tables = _tables(collective, topology, places)
+        if algorithm is not None:
+            tables = [a for a in tables if a.name.split("(")[0].split("/")[0] == algorithm]
+            tables = tables or [_named(collective, algorithm, n)]
+    if order == "pairs" and collective in ("all_reduce", "reduce_scatter"):
+        tables = [a for a in tables if in_pairs(a)]
+        if not tables:
+            raise fail(
+                UsageError,
+                f"choose: {algorithm} does not add in adjacent pairs",
+                [("collective", collective), ("ranks", n)],
+                fix="take halving or tree, or order='any'",
+            )
+    made = []
+    for a in tables:
+        cost = price(a, topology, places)
+        made.append(Choice(a, cost, cost.time_s(size_bytes)))
+    return sorted(made, key=lambda c: (c.time_s, not c.algorithm.native))
+
+
+def _named(collective: Collective, name: str, n: int) -> Algorithm:
+    if name == "hierarchical":
+        raise fail(
+            UsageError,
+            "choose: these devices lie on one level of the topology, so there is no hierarchy",
+            [("ranks", n)],
+            fix="pass a table: build(..., 'hierarchical', shape=(...)), or name another",
+        )
+    return build(collective, name, n)
+
+
+@lru_cache(maxsize=16)
+def _tables(collective: Collective, topology: Topology, groups: Groups) -> tuple[Algorithm, ...]:
+    n = len(groups[0])
+    names: Sequence[str] = FLAT
+    if n > _MANY:
+        names = [x for x in FLAT if collective != "all_to_all" or x in ("direct", "halving")]
+    made = [build(collective, "engine", n)]
+    for name in names:
+        made.append(build(collective, name, n))
+        if can_segment(collective, name) and n > 2:
+            made += [build(collective, name, n, segments=k) for k in _SEGMENTS]
+    shape = nesting(topology, groups)
+    if len(shape) > 1:
+        inner = ("direct", "ring", "halving") if collective != "broadcast" else ("tree", "halving")
+        made += [
+            build(collective, "hierarchical", shape=shape, levels=(name,) * len(shape))
+            for name in inner
+        ]
+        if collective == "all_reduce":
+            made += [
+                build(
+                    collective,
+                    "hierarchical",
+                    shape=shape,
+                    levels=("double_tree", *("halving",) * (len(shape) - 1)),
+                    segments=k,
+                )
+                for k in (1, *_SEGMENTS)
+            ]
+    return tuple(made)
+
+
+def nesting(topology: Topology, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """How each group lies over the topology's levels, outermost first; () where they differ, or
+    where a group is no box of devices in row-major order.
+
+    >>> from tessera.core.topology import cluster
+    >>> nesting(cluster("h100"), [range(32)]), nesting(cluster("h100"), [range(0, 32, 4)])
+    ((4, 8), (4, 2))
+    """
+    shapes = set()
+    for group in groups:
+        places = [topology.coords(d) for d in group]
+        each = [sorted({p[i] for p in places}) for i in range(len(topology.levels))]
+        if math.prod(map(len, each)) != len(group) or places != sorted(places):
+            return ()
+        shapes.add(tuple(len(e) for e in each if len(e) > 1))
+    return shapes.pop() if len(shapes) == 1 else ()
+
+
+def explain(
+    collective: Collective,
+    size_bytes: float,
+    topology: Topology,
+    groups: Sequence[Sequence[int]] | None = None,
+    *,
+    algorithm: str | Algorithm | None = None,
+    order: Literal["any", "pairs"] = "any",
+) -> str:
+    """The candidates as a table with their times, the chosen one first."""
+    found = candidates(collective, size_bytes, topology, groups, algorithm=algorithm, order=order)
+    n = found[0].algorithm.n
+    groups_text = (
+        f", {len(groups)} groups at once" if groups is not None and len(groups) > 1 else ""
+    )
+    wide = max(len("algorithm"), *(len(c.algorithm.name) for c in found))
+    rows = [
+        f"{collective} of {size_text(int(size_bytes))} among {n}{groups_text} on {topology.name}",
+        f"  {'algorithm':<{wide}}  rounds  latency µs   send µs    add µs  total µs",
+    ]
+    for c in found:
+        send, add = c.cost.send_s_per_byte * size_bytes, c.cost.add_s_per_byte * size_bytes
+        rows.append(
+            f"  {c.algorithm.name:<{wide}}  {c.cost.rounds:>6}  {c.cost.latency_s * 1e6:>10.1f}"
+            f"  {send * 1e6:>8.1f}  {add * 1e6:>8.1f}  {c.time_s * 1e6:>8.1f}"
+        )
+    return "\n".join(rows)

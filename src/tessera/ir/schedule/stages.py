@@ -1,0 +1,200 @@
+"""How does one microbatch's graph come apart into the stages of a pipeline?
+
+The graph is recorded for one microbatch. Its forward nodes belong to stages, its backward nodes to
+the stages of what they are gradients of. A stage has up to three regions: F, its forward; I, what
+of its backward the stage before waits for; W, the rest, the gradients of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...core.errors import GraphError, fail
+from ...core.layout import TensorType
+from ...core.mesh import Mesh
+from ..graph.node import Graph, Node, reachable
+from .build import FREE
+
+REGIONS = ("F", "I", "W")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The nodes of one stage and kind: what it takes from elsewhere and what others take of it."""
+
+    stage: int
+    kind: str
+    nodes: tuple[Node, ...]
+    takes: tuple[Node, ...]
+    gives: tuple[Node, ...]
+
+
+def stage_numbers(
+    nodes: Sequence[Node], marked: Mapping[Node, int], origins: Mapping[Node, Node], last: int
+) -> dict[Node, int]:
+    """The stage of every node. What is not marked goes where its arguments come from; a gradient
+    goes where the node is that it is the gradient of."""
+    stage: dict[Node, int] = {}
+    for n in nodes:
+        if n.op == "input" or n.op in FREE:
+            continue
+        if n in marked:
+            stage[n] = marked[n]
+            continue
+        source = origins.get(n)
+        if source is not None and source in stage:
+            stage[n] = stage[source]
+            continue
+        before = [stage[a] for a in n.args if a in stage]
+        stage[n] = min(max(before, default=0), last)
+    return stage
+
+
+def regions(
+    graph: Graph, wanted: Sequence[Node], gradients: set[Node], stage: Mapping[Node, int]
+) -> dict[tuple[int, str], Region]:
+    """The regions by (stage, kind), for what `wanted` needs. `gradients` are those of `wanted` that
+    come from the backward pass.
+
+    Raises GraphError where the forward pass of a stage needs a later one.
+    """
+    needed = reachable(wanted)
+    forward = reachable(n for n in wanted if n not in gradients)
+    nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n.op not in FREE]
+    _one_way(nodes, forward, stage)
+    # Of the backward pass, what reaches another stage is I, and so is what that needs.
+    crossing = [
+        a for n in nodes for a in n.args
+        if n not in forward and a not in forward and a in stage and stage[a] != stage[n]
+    ]  # fmt: skip
+    early = reachable(crossing) - forward
+    kind = {n: "F" if n in forward else "I" if n in early else "W" for n in nodes}
+    home = {n: (stage[n], kind[n]) for n in nodes}
+    groups: dict[tuple[int, str], list[Node]] = {}
+    for n in nodes:
+        groups.setdefault(home[n], []).append(n)
+    takes: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
+    gives: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
+    for n in nodes:
+        for a in n.args:
+            if a.op in FREE:
+                continue
+            if a.op == "input":
+                takes[home[n]][a] = None
+            elif home[a] != home[n]:
+                takes[home[n]][a] = None
+                gives[home[a]][a] = None
+    for o in wanted:
+        if o in home:
+            gives[home[o]][o] = None
+    return {
+        k: Region(*k, tuple(group), tuple(takes[k]), tuple(_single(gives[k])))
+        for k, group in groups.items()
+    }
+
+
+def _single(nodes: Iterable[Node]) -> list[Node]:
+    """Values that can be handed on. What has several results is picked apart where it is made."""
+    return [n for n in nodes if len(n.types) == 1]
+
+
+def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int]) -> None:
+    for n in nodes:
+        for a in n.args:
+            if n in forward and a in stage and a in forward and stage[a] > stage[n]:
+                raise fail(
+                    GraphError,
+                    f"pipeline: stage {stage[n]} needs a value of stage {stage[a]}, which comes"
+                    " later",
+                    [("value", a.type), *([("made at", a.loc)] if a.loc else [])],
+                    at=n.loc,
+                    fix="order the stages so that values only go forward",
+                )
+
+
+# -- on the mesh of a stage -----------------------------------------------------------------------
+def region_graph(name: str, region: Region, sums: Sequence[Node], first: bool) -> Graph:
+    """The graph of a region. The nodes `sums` are added up over microbatches: but for the first,
+    it takes what there is of each so far, and gives that with its own on top."""
+    new: dict[Node, Node] = {}
+    inputs: list[Node] = []
+    nodes: list[Node] = []
+    for a in region.takes:
+        new[a] = Node("input", (), a.types, {"name": f"v{len(inputs)}"})
+        inputs.append(new[a])
+    for n in region.nodes:
+        for a in n.args:
+            if a.op in FREE and a not in new:
+                new[a] = a
+                nodes.append(a)
+        args = tuple(new[a] for a in n.args)
+        new[n] = n if args == n.args else Node(
+            n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
+        )  # fmt: skip
+        nodes.append(new[n])
+    outs = [new[n] for n in region.gives]
+    for s in sums:
+        if first:
+            outs.append(new[s])
+            continue
+        before = Node("input", (), s.types, {"name": f"sum{len(inputs)}"})
+        inputs.append(before)
+        total = Node("add", (before, new[s]), s.types, {}, s.loc, s.scope)
+        nodes.append(total)
+        outs.append(total)
+    return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs))
+
+
+def on_mesh(graph: Graph, mesh: Mesh) -> Graph:
+    """`graph` with all types on `mesh`, whose axes are those of its own."""
+    new: dict[Node, Node] = {}
+    for n in graph.nodes:
+        args = tuple(new[a] for a in n.args)
+        attrs = {k: _attr(v, mesh) for k, v in n.attrs.items()}
+        types = tuple(moved_type(t, mesh) for t in n.types)
+        new[n] = Node(n.op, args, types, attrs, n.loc, n.scope, n.note)
+    return Graph(
+        graph.name,
+        tuple(new.values()),
+        tuple(new[n] for n in graph.inputs),
+        tuple(new[n] for n in graph.outputs),
+    )
+
+
+def _attr(value: object, mesh: Mesh) -> object:
+    if isinstance(value, TensorType):
+        return moved_type(value, mesh)
+    return on_mesh(value, mesh) if isinstance(value, Graph) else value
+
+
+def moved_type(t: TensorType, mesh: Mesh) -> TensorType:
+    """`t` on `mesh`; a type without a mesh goes anywhere and stays."""
+    return t if t.mesh is None else t.on(mesh)
+
+
+# -- balance --------------------------------------------------------------------------------------
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Where to cut `costs` into `parts` runs so that the dearest run costs least: the index at
+    which each run begins. The first of equal cuts is taken.
+
+    >>> balanced([4, 1, 1, 1, 1, 4], 3)
+    [0, 1, 5]
+    """
+    n = len(costs)
+    total = [0.0]
+    for c in costs:
+        total.append(total[-1] + c)
+    best = [[0.0] * (n + 1) for _ in range(parts + 1)]
+    cut = [[0] * (n + 1) for _ in range(parts + 1)]
+    for i in range(1, n + 1):
+        best[1][i] = total[i]
+    for k in range(2, parts + 1):
+        for i in range(k, n + 1):
+            options = ((max(best[k - 1][j], total[i] - total[j]), j) for j in range(k - 1, i))
+            best[k][i], cut[k][i] = min(options)
+    starts, i = [], n
+    for k in range(parts, 0, -1):
+        i = cut[k][i] if k > 1 else 0
+        starts.append(i)
+    return starts[::-1]

@@ -1,0 +1,263 @@
+"""How does a table of rounds run? Each round as exchanges of chunks in the program of every device.
+
+Called inside `shard_map`. A device's chunks are the rows of one buffer. What a round sends is read
+first; then each exchange (one `ppermute`: no rank sends or receives twice in it) writes or adds its
+rows, in the table's order. Which rows those are depends on the rank and is looked up in a constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..core.errors import UsageError, fail
+from ..ir.schedule.algo_table import Action, Algorithm, Round
+
+Array = Any
+Axis = str | tuple[str, ...]
+Rows = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+# Rows that lie apart are moved run by run; more runs than this are looked up at once.
+_MOST_RUNS = 16
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Part of a round in which no rank sends or receives twice: `rows` by rank, `count` each."""
+
+    op: Action
+    count: int
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    reads: dict[int, Sequence[int]] = field(default_factory=dict)
+    writes: dict[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Rounds of exchanges over a buffer of `rows` rows, and where the result lies in it."""
+
+    rows: int
+    spare: int
+    rounds: tuple[tuple[_Exchange, ...], ...]
+    result: Rows
+
+
+def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
+    """The result of `algorithm` on this device, from its block `x`, inside `shard_map` over `axis`.
+
+    all_reduce and broadcast keep the shape. reduce_scatter gives dim 0's own n-th, all_gather joins
+    along dim 0, all_to_all splits and joins dim 0: as `lax.psum_scatter`, `all_gather` and
+    `all_to_all` do, tiled. Several axes are read major to minor. Rows that do not fill whole chunks
+    are padded. Raises UsageError where the axis or dim 0 does not fit.
+    """
+    a = algorithm
+    size = lax.axis_size(axis)
+    if size != a.n:
+        raise fail(
+            UsageError,
+            f"run_algorithm: the table is for {a.n} ranks, the axis has {size}",
+            [("axis", axis), ("table", a)],
+            fix=f"build the algorithm for n={size}",
+        )
+    splits = a.collective in ("reduce_scatter", "all_to_all")
+    if splits and (x.ndim == 0 or x.shape[0] % a.n):
+        raise fail(
+            UsageError,
+            f"run_algorithm: dim 0 of {x.shape} is not {a.n} equal blocks",
+            [("table", a)],
+            fix=f"pad it to a multiple of {a.n}",
+        )
+    if a.collective == "all_gather" and x.ndim == 0:
+        raise fail(
+            UsageError,
+            "run_algorithm: a scalar has no dim 0 to gather along",
+            [("table", a)],
+            fix="give it a dim of size 1",
+        )
+    if a.native:
+        return _native(a, x, axis)
+    if a.n == 1:
+        return x
+    return _joined(a, x, _run(_plan(a), _rows(a, x, axis), axis))
+
+
+def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
+    """The engine's own collective."""
+    match a.collective:
+        case "all_reduce":
+            return lax.psum(x, axis)
+        case "reduce_scatter":
+            return lax.psum_scatter(x, axis, scatter_dimension=0, tiled=True)
+        case "all_gather":
+            return lax.all_gather(x, axis, axis=0, tiled=True)
+        case "all_to_all":
+            return lax.all_to_all(x, axis, 0, 0, tiled=True)
+        case "broadcast":
+            return lax.all_gather(x, axis)[a.root]
+
+
+# ---- the buffer --------------------------------------------------------------------------------
+def _rows(a: Algorithm, x: Array, axis: Axis) -> Array:
+    """This device's chunks as rows: dim 0's blocks, each padded to whole chunks."""
+    blocks = a.n if a.collective in ("reduce_scatter", "all_to_all") else 1
+    flat = jnp.reshape(x, (blocks, -1))
+    lack = -flat.shape[1] % a.pieces
+    if lack:
+        flat = jnp.pad(flat, ((0, 0), (0, lack)))
+    own = jnp.reshape(flat, (blocks * a.pieces, -1))
+    plan = _plan(a)
+    rows = plan.rows + plan.spare
+    if own.shape[0] == rows:
+        return own
+    first = lax.axis_index(axis) * a.pieces if a.collective == "all_gather" else 0
+    empty = jnp.zeros((rows, own.shape[1]), own.dtype)
+    return lax.dynamic_update_slice(empty, own, (first, 0))
+
+
+def _joined(a: Algorithm, x: Array, rows: Array) -> Array:
+    """The result from its rows, without the padding."""
+    splits = a.collective in ("reduce_scatter", "all_to_all")
+    size = x.size // a.n if splits else x.size
+    blocks = jnp.reshape(rows, (rows.shape[0] // a.pieces, -1))[:, :size]
+    if a.collective == "reduce_scatter":
+        return jnp.reshape(blocks, (x.shape[0] // a.n, *x.shape[1:]))
+    if a.collective == "all_gather":
+        return jnp.reshape(blocks, (x.shape[0] * a.n, *x.shape[1:]))
+    return jnp.reshape(blocks, x.shape)
+
+
+def _run(plan: _Plan, buffer: Array, axis: Axis) -> Array:
+    rank = lax.axis_index(axis)
+    n = plan.result.shape[0]
+    for exchanges in plan.rounds:
+        # A round reads what was there when it began, so all reads come before all writes.
+        sent = [_read(buffer, _table(e.reads, n, e.count, 0), rank) for e in exchanges]
+        for e, rows in zip(exchanges, sent):
+            came = lax.ppermute(rows, axis, e.pairs)
+            table = _table(e.writes, n, e.count, plan.rows)
+            buffer = _write(buffer, table, rank, came, e.op)
+    if (plan.result == np.arange(plan.rows)).all() if plan.result.shape[1] == plan.rows else False:
+        return buffer[: plan.rows]
+    return _read(buffer, plan.result, rank)
+
+
+def _table(rows: dict[int, Sequence[int]], n: int, count: int, spare: int) -> Rows:
+    """Rows by rank; who has no part gets those from `spare` on, where nothing is."""
+    idle = range(spare, spare + count)
+    return np.array([rows.get(r, idle) for r in range(n)], np.int32)
+
+
+def _runs(table: Rows) -> list[tuple[int, int]]:
+    """(first, last + 1) of the columns in which every rank's rows follow each other."""
+    breaks = np.flatnonzero((np.diff(table, axis=1) != 1).any(axis=0)) + 1
+    edges = [0, *breaks.tolist(), table.shape[1]]
+    return list(itertools.pairwise(edges))
+
+
+def _read(buffer: Array, table: Rows, rank: Array) -> Array:
+    runs = _runs(table)
+    if len(runs) > _MOST_RUNS:
+        return buffer[jnp.asarray(table)[rank]]
+    parts = [lax.dynamic_slice_in_dim(buffer, _start(table, a, rank), b - a) for a, b in runs]
+    return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
+
+
+def _write(buffer: Array, table: Rows, rank: Array, came: Array, op: Action) -> Array:
+    runs = _runs(table)
+    if len(runs) > _MOST_RUNS:
+        place = buffer.at[jnp.asarray(table)[rank]]
+        return place.set(came) if op == "copy" else place.add(came, unique_indices=True)
+    for a, b in runs:
+        at, new = _start(table, a, rank), came[a:b]
+        if op == "add":
+            new = lax.dynamic_slice_in_dim(buffer, at, b - a) + new
+        buffer = lax.dynamic_update_slice_in_dim(buffer, new, at, 0)
+    return buffer
+
+
+def _start(table: Rows, column: int, rank: Array) -> Array:
+    """The first row of a run, which a constant gives if it is the same for all ranks."""
+    line = table[:, column]
+    return np.int32(line[0]) if (line == line[0]).all() else jnp.asarray(line)[rank]
+
+
+# ---- the plan ----------------------------------------------------------------------------------
+@lru_cache(maxsize=256)
+def _plan(a: Algorithm) -> _Plan:
+    """Exchanges with rows. Only an all_to_all reuses rows: its chunks are n times what a rank
+    holds."""
+    homes = [{c: i if a.collective == "all_to_all" else c for i, c in enumerate(a.starts(r))}
+             for r in range(a.n)]  # fmt: skip
+    if a.collective != "all_to_all":
+        homes = [{c: c for c in range(a.chunks)} for _ in range(a.n)]
+    last = _last_sent(a)
+    rows = a.parts
+    rounds = []
+    for k, moves in enumerate(a.rounds):
+        exchanges = _exchanges(moves)
+        for e in exchanges:
+            e.reads = {r: [homes[r][c] for c in e.reads[r]] for r in e.reads}
+        if a.collective == "all_to_all":
+            rows = max(rows, _rehouse(a, k, moves, homes, last))
+        for e in exchanges:
+            e.writes = {r: [homes[r][c] for c in e.writes[r]] for r in e.writes}
+        rounds.append(tuple(exchanges))
+    result = np.array([[homes[r][c] for c in a.wants(r)] for r in range(a.n)], np.int32)
+    idle = (e.count for exchanges in rounds for e in exchanges if len(e.pairs) < a.n)
+    return _Plan(rows, max(idle, default=0), tuple(rounds), result)
+
+
+def _last_sent(a: Algorithm) -> list[dict[int, float]]:
+    """The round in which each rank needs each chunk for the last time; endless for the result."""
+    last: list[dict[int, float]] = [{} for _ in range(a.n)]
+    for k, moves in enumerate(a.rounds):
+        for t in moves:
+            last[t.src].update(dict.fromkeys(t.chunks, k))
+    for r in range(a.n):
+        last[r].update(dict.fromkeys(a.wants(r), math.inf))
+    return last
+
+
+def _rehouse(
+    a: Algorithm, k: int, moves: Round, homes: list[dict[int, int]], last: list[dict[int, float]]
+) -> int:
+    """Frees the rows of what was sent for the last time and gives arrivals theirs; rows in use."""
+    for r, home in enumerate(homes):
+        for c in [c for c in home if last[r].get(c, -1) <= k]:
+            del home[c]
+    most = 0
+    for t in moves:
+        home = homes[t.dst]
+        taken = set(home.values())
+        for c in t.chunks:
+            source, piece = divmod(c, a.parts)[0], c % a.pieces
+            best = source * a.pieces + piece
+            row = best if best not in taken else next(i for i in range(a.chunks) if i not in taken)
+            home[c] = row
+            taken.add(row)
+        most = max(most, max(taken) + 1)
+    return most
+
+
+def _exchanges(moves: Round) -> list[_Exchange]:
+    """A round in as few exchanges as come easily; what one rank receives keeps its order."""
+    made: list[_Exchange] = []
+    newest: dict[int, int] = {}
+    for t in moves:
+        for i in range(newest.get(t.dst, -1) + 1, len(made) + 1):
+            if i == len(made):
+                made.append(_Exchange(t.op, len(t.chunks)))
+            e = made[i]
+            if t.src not in e.reads and (e.op, e.count) == (t.op, len(t.chunks)):
+                break
+        e.pairs.append((t.src, t.dst))
+        e.reads[t.src] = e.writes[t.dst] = t.chunks
+        newest[t.dst] = i
+    return made

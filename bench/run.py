@@ -106,6 +106,24 @@ def moe_rows(r: dict[str, Any]) -> list[str]:
     return rows
 
 
+def pipeline_text(found: dict[str, Any]) -> str:
+    r, peers = found["pipeline"], found.get("torch_pipeline", [])
+    text = f"""`bench/pipeline.py`: {r["layers"]} MLP blocks of width {r["width"]},
+        {r["rows"]} rows in {r["microbatches"]} microbatches, on {r["ranks"]} stages by
+        {r["schedule"]}:
+        {r["pipeline_s"]:.3f} s a step (min {r["pipeline_min_s"]:.3f}). One device takes
+        {r["one_device_s"]:.3f} s on {r["one_device_cores"]:.1f} cores, so the bubble limit is
+        {r["limit_s"]:.3f} s, of whose speed this is **{r["limit_ratio"]:.2f}**. With tensors that
+        take no time a step of the schedule costs {found["pipeline_small"]["a_step_us"]:.0f} µs
+        ({found["pipeline_small"]["steps"]} steps)."""
+    if peers:
+        best = min(p["step_s"] for p in peers)
+        text += f""" `torch.distributed.pipelining` over gloo, two processes of one thread each
+        (`bench/peers/torch_pipeline.py`): {best:.3f} s; ours has **{best / r["pipeline_s"]:.2f}**
+        of its speed."""
+    return text
+
+
 def prose(text: str) -> list[str]:
     return [*textwrap.wrap(" ".join(text.split()), 98), ""]
 
@@ -199,6 +217,10 @@ def report(found: dict[str, Any]) -> str:
             it sends and multiplies is empty where the load is even."""
         ),
         *moe_rows(moe),
+        "",
+        "## A pipelined step",
+        "",
+        *prose(pipeline_text(found)),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -223,9 +245,12 @@ def main() -> None:
         "startup": measure("startup.py"),
         "loader": measure("loader.py"),
         "moe": measure("moe.py"),
+        "pipeline": measure("pipeline.py"),
+        "pipeline_small": measure("pipeline.py", "--small"),
     }
     if util.find_spec("torch") is not None:
         found["torch"] = [measure("peers/torch_ddp.py", "--steps", "6") for _ in range(2)]
+        found["torch_pipeline"] = [measure("peers/torch_pipeline.py") for _ in range(2)]
     text = report(found)
     Path(a.out).write_text(text)
     print(text)

@@ -229,12 +229,18 @@ __all__ = [
 
 
 def _load_engine() -> Engine:
+    from .core.flags import prepare
+
+    prepare()
     from .compile import Engine as Loaded
 
     return Loaded()
 
 
 def _count_devices() -> int:
+    from .core.flags import prepare
+
+    prepare()
     from .runtime.devices import device_count
 
     return device_count()

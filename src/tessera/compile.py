@@ -40,9 +40,13 @@ class Executable:
         mesh = graph.mesh
         self.types = tuple(n.type.on(mesh) for n in graph.outputs)
         self.wants = tuple(n.type.on(mesh) for n in graph.inputs)
-        devices.start(max(mesh.device_ids) + 1 if mesh is not None else 1)
-        stepped = settings().executor == "stepped"
-        self.run = Stepped(schedule) if stepped else lower(schedule, _usable(graph, donate))
+        devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
+        options, order = promised()
+        self.run: Callable[..., Any]
+        if settings().executor == "stepped":
+            self.run = Stepped(schedule, options=options, order=order)
+        else:
+            self.run = lower(schedule, _usable(graph, donate), options, order)
 
     def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
         if have is not None and have != self.wants:
@@ -85,8 +89,31 @@ class Stages(Executable):
         self.schedule = schedule
         self.types = tuple(schedule.buffers[b] for b in schedule.outputs)
         self.wants = tuple(schedule.buffers[b] for b in schedule.inputs)
-        devices.start(max(schedule.mesh.device_ids) + 1 if schedule.mesh is not None else 1)
-        self.run = Stepped(schedule)
+        mesh = schedule.mesh
+        devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
+        options, order = promised()
+        self.run = Stepped(schedule, options=options, order=order)
+
+
+def promised() -> tuple[dict[str, Any] | None, str]:
+    """(compiler options, order of sums over devices) that keep what is promised of the bits.
+
+    "run_to_run": the same program on the same devices gives the same bits. "mesh_invariant": so
+    does any fold of its logical mesh. The engine's algebraic simplifier treats a program for one
+    device otherwise than one for many, so it is left out. Raises BackendError where the promise
+    cannot be kept.
+    """
+    now = settings()
+    if now.promise == "fast":
+        return None, ""
+    options: dict[str, Any] = {}
+    if jax.default_backend() == "gpu":
+        options["xla_gpu_exclude_nondeterministic_ops"] = True
+    if now.promise == "run_to_run":
+        return options or None, ""
+    devices.start()
+    devices.need_plain("mesh_invariant")
+    return {**options, "xla_disable_hlo_passes": "algsimp,fusion"}, now.order
 
 
 def _usable(graph: Graph, donate: Sequence[int]) -> list[int]:

@@ -18,6 +18,7 @@ from .lang.collectives import (
 )
 from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
+from .lang.determinism import deterministic, set_deterministic
 from .lang.strategy import place, strategy
 from .observe.inspect import inspect
 from .observe.profile import profile
@@ -25,6 +26,7 @@ from .observe.profile import profile
 allreduce = all_reduce
 __all__ = [
     "Mesh", "ShardSpec", "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier",
-    "broadcast", "gather", "inspect", "permute", "place", "profile", "recv", "redistribute",
-    "reduce_scatter", "scatter", "send", "shard", "shift", "strategy", "tensor",
+    "broadcast", "deterministic", "gather", "inspect", "permute", "place", "profile", "recv",
+    "redistribute", "reduce_scatter", "scatter", "send", "set_deterministic", "shard", "shift",
+    "strategy", "tensor",
 ]  # fmt: skip

@@ -2,12 +2,21 @@
 
 from .ir.schedule.check_table import verify_table
 from .ir.schedule.orders import SCHEDULES, pipeline_table
-from .ir.schedule.simulate import PipelineWarning, simulate
+from .ir.schedule.simulate import PipelineWarning, Timeline, simulate
 from .ir.schedule.tables import Action, Table
 from .lang.pipe import Pipe, compose, run
-from .show.pipeline_picture import pipeline_svg, pipeline_text, show
+from .show.pipeline_picture import pipeline_svg, pipeline_text
+from .show.pipeline_picture import show as show_table
 
 __all__ = [
     "SCHEDULES", "Action", "Pipe", "PipelineWarning", "Table", "compose", "pipeline_svg",
     "pipeline_table", "pipeline_text", "run", "show", "simulate", "verify_table",
 ]  # fmt: skip
+
+
+def show(what: Pipe | Table | Timeline) -> None:
+    """Prints who does what when to the terminal; of a pipelined function, which must have been
+    called, also how its stages lie. Raises UsageError."""
+    if isinstance(what, Pipe):
+        print(what.plan_text())
+    show_table(what.table if isinstance(what, Pipe) else what)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What is in force: the current mesh, the autocast dtype's name, strictness, the comm trace,
-    how programs are scheduled, what runs them ("fused": one program, "stepped": step by step)."""
+    how programs are scheduled, what runs them ("fused": one program, "stepped": step by step), what
+    is promised of the bits, and in which order sums over devices are added up then."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
@@ -41,6 +42,8 @@ class Settings:
     comm_trace: bool = False
     schedule: ScheduleOptions = AS_IT_COMES
     executor: str = "fused"
+    promise: str = "fast"
+    order: str = "binary"
 
 
 class Changes(TypedDict, total=False):
@@ -52,6 +55,8 @@ class Changes(TypedDict, total=False):
     comm_trace: bool
     schedule: ScheduleOptions
     executor: str
+    promise: str
+    order: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ _scope: ContextVar[_Scope | None] = ContextVar("tessera_settings", default=None)
 @cache
 def _root() -> _Scope:
     # At first use rather than at import: a program may still set its switches after `import`.
-    return _Scope(Settings(comm_trace=switches.is_on(switches.COMM_TRACE)))
+    promise = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
+    return _Scope(Settings(comm_trace=switches.is_on(switches.COMM_TRACE), promise=promise))
 
 
 def settings() -> Settings:

@@ -57,6 +57,7 @@ class Mesh:
     shape: tuple[int, ...]
     ids: tuple[int, ...]
     sizes: Mapping[str, int]
+    onto: Mesh | None  # the smaller mesh that runs it, where it is folded
     _hash: int
 
     def __init__(self, axes: Sequence[str], devices: Devices = None, shape: Shape = None) -> None:
@@ -86,6 +87,7 @@ class Mesh:
         put(self, "shape", dims)
         put(self, "ids", ids)
         put(self, "sizes", MappingProxyType(dict(zip(names, dims))))
+        put(self, "onto", None)
         put(self, "_hash", hash((names, dims, ids)))
 
     @staticmethod
@@ -144,6 +146,40 @@ class Mesh:
     def text(self) -> str:
         """The form that `parse` reads and Graph IR prints: 'dp=2 tp=4'. Device ids are left out."""
         return " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+    @property
+    def turns(self) -> Mapping[str, int]:
+        """How many places along each axis one device takes in turn: 1 where it is not folded."""
+        here = self.onto or self
+        return {axis: size // here.sizes[axis] for axis, size in self.sizes.items()}
+
+    @property
+    def physical(self) -> Mesh:
+        """The mesh of the devices that there are: this one, or what it is folded onto."""
+        return self.onto or self
+
+    def fold(self, onto: object) -> Mesh:
+        """The same logical mesh, run by fewer devices, each taking several places in turn.
+
+        `onto` says how many devices an axis keeps: "dp=2,tp=1", {"dp": 2}, a number of devices in
+        all (the leading axes are folded first), or a Mesh with these axes. Neighbouring places
+        share a device, so results are those of the logical mesh. Raises MeshError where a size
+        does not divide.
+
+        >>> mesh = Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
+        >>> mesh.size, mesh.physical.text(), mesh.turns
+        (8, 'dp=2 tp=1', {'dp': 2, 'tp': 2})
+        """
+        return self._folded(folded_onto(self, onto))
+
+    def _folded(self, onto: Mesh | None) -> Mesh:
+        made = object.__new__(Mesh)
+        put = object.__setattr__
+        for name in ("axes", "shape", "ids", "sizes"):
+            put(made, name, getattr(self, name))
+        put(made, "onto", onto)
+        put(made, "_hash", hash((self.axes, self.shape, self.ids, onto)))
+        return made
 
     def array(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """The device ids as an array of the mesh's shape."""
@@ -237,7 +273,8 @@ class Mesh:
                 [("mesh", self.text())],
                 fix="name each axis once",
             )
-        return Mesh(names, self.array().transpose(rest + kept)[(0,) * len(rest)])
+        part = Mesh(names, self.array().transpose(rest + kept)[(0,) * len(rest)])
+        return part if self.onto is None else part._folded(self.onto[names])
 
     def slice(self, **where: int | slice | range) -> Mesh:
         """The part of the mesh at `where`: a number drops its axis, a slice or range keeps it.
@@ -272,7 +309,21 @@ class Mesh:
                 f"{self.axes[0]}=slice(0, 1), or ask mesh.device_at(...)",
             )
         names = tuple(axis for i, axis in enumerate(self.axes) if i not in dropped)
-        return Mesh(names, part[tuple(pick)])
+        made = Mesh(names, part[tuple(pick)])
+        if self.onto is None:
+            return made
+        turns, below = self.turns, {}
+        for axis, which in where.items():
+            if isinstance(which, slice | range):
+                raise fail(
+                    MeshError,
+                    f"mesh.slice: a part of axis {axis!r} of a folded mesh has no devices of its"
+                    " own",
+                    [("mesh", self.text()), ("onto", self.onto.text())],
+                    fix="slice first, and fold the part",
+                )
+            below[axis] = int(which) % self.sizes[axis] // turns[axis]
+        return made._folded(self.onto.slice(**below))
 
     # ---- ambient -------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -296,23 +347,26 @@ class Mesh:
             return True
         if not isinstance(other, Mesh):
             return NotImplemented
-        return (self._hash, self.axes, self.shape, self.ids) == (
+        return (self._hash, self.axes, self.shape, self.ids, self.onto) == (
             other._hash,
             other.axes,
             other.shape,
             other.ids,
+            other.onto,
         )
 
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         # The hash of a string differs between processes, so a mesh travels as its arguments.
-        return (Mesh, (self.axes, self.ids, self.shape))
+        return (_mesh, (self.axes, self.ids, self.shape, self.onto))
 
     def __repr__(self) -> str:
         first = self.ids[0]
         run = range(first, first + len(self.ids))
+        if self.onto is not None:
+            return f"{self._folded(None)!r}.fold({self.onto.text()!r})"
         if self.ids != tuple(run):
             return f"Mesh({self.axes}, devices={list(self.ids)}, shape={self.shape})"
         devices = "" if first == 0 else f", devices={run}"
@@ -339,6 +393,55 @@ class Mesh:
             [("mesh", self.text())],
             fix=f"give a number from 0 to {size - 1}",
         )
+
+
+def _mesh(
+    axes: tuple[str, ...], ids: tuple[int, ...], shape: tuple[int, ...], onto: Mesh | None
+) -> Mesh:
+    made = Mesh(axes, ids, shape)
+    return made if onto is None else made._folded(onto)
+
+
+def folded_onto(mesh: Mesh, onto: object) -> Mesh:
+    """The mesh that `onto` means for `mesh`. Raises MeshError."""
+    sizes = dict(mesh.sizes)
+    if isinstance(onto, Mesh):
+        if set(onto.axes) != set(mesh.axes) or onto.axes != mesh.axes:
+            raise _no_fold(mesh, onto.text(), f"axes in this order: {', '.join(mesh.axes)}")
+        sizes = dict(onto.sizes)
+    elif is_int(onto):
+        left = int(onto)
+        for axis in reversed(mesh.axes):  # the last axes, which talk most, keep their devices
+            keep = math.gcd(left, mesh.sizes[axis])
+            sizes[axis], left = keep, left // keep
+        if left != 1 or onto < 1:
+            raise _no_fold(mesh, str(onto), "a number of devices that its axes divide into")
+    else:
+        given = Mesh.parse(onto).sizes if isinstance(onto, str) and onto else onto
+        if not isinstance(given, Mapping) or not all(
+            a in mesh.sizes and is_int(n) and n > 0 for a, n in given.items()
+        ):
+            raise _no_fold(mesh, repr(onto), 'sizes by axis, e.g. "dp=2,tp=1"')
+        sizes.update({a: int(n) for a, n in given.items()})
+    odd = [a for a in mesh.axes if mesh.sizes[a] % sizes[a]]
+    if odd:
+        raise _no_fold(
+            mesh, f"{odd[0]}={sizes[odd[0]]}", f"a size that divides {mesh.sizes[odd[0]]}"
+        )
+    if isinstance(onto, Mesh):
+        return onto
+    first = min(mesh.ids)
+    count = math.prod(sizes.values())
+    return Mesh(mesh.axes, range(first, first + count), sizes)
+
+
+def _no_fold(mesh: Mesh, given: str, want: str) -> MeshError:
+    return fail(
+        MeshError,
+        f"mesh.fold: {given} is no fold of the mesh",
+        [("mesh", mesh.text())],
+        fix=f"give {want}",
+    )
 
 
 # ---- the ambient mesh --------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """Which environment variables does the library read? These, here, and nowhere else.
 
-| switch               | on means                                                              |
-|----------------------|-----------------------------------------------------------------------|
-| `TESSERA_COMM_TRACE` | each collective prints a line: kind, axes, bytes, the user's line     |
-| `TESSERA_DEVICES`    | how many virtual devices a CPU backend starts with (a number)         |
-| `TESSERA_HEAP`       | off: a CPU backend leaves the C library's heap settings as they are   |
+| switch                  | on means                                                           |
+|-------------------------|--------------------------------------------------------------------|
+| `TESSERA_COMM_TRACE`    | each collective prints a line: kind, axes, bytes, the user's line  |
+| `TESSERA_DETERMINISTIC` | results do not depend on how many devices run them                 |
+| `TESSERA_DEVICES`       | how many virtual devices a CPU backend starts with (a number)      |
+| `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
 
 A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
 `TESSERA_HEAP`, which is on.
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from .errors import UsageError, fail
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
+DETERMINISTIC = "TESSERA_DETERMINISTIC"
 DEVICES = "TESSERA_DEVICES"
 HEAP = "TESSERA_HEAP"
 

@@ -34,6 +34,7 @@ from .literal import (
     scattered,
     view_now,
 )
+from .record import current
 from .shaping import one_dim
 from .tensor import Tensor, as_tensor
 from .tree import tree_map
@@ -283,13 +284,16 @@ def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
 
 
 def over_batch(x: Tensor) -> tuple[Tensor, int]:
-    """(the mean of `x` over the data axes of a local body, how many devices they are); `x` and 1
-    elsewhere."""
-    seen = view()
-    if seen is None or not seen.batch:
-        return x, 1
-    made: Tensor = all_reduce(x, seen.batch, op="mean")
-    return made, ways(seen.batch, seen.mesh.sizes)
+    """(the mean of `x` over the data axes of a local body and over the microbatches of a pipeline,
+    of how many values it is the mean); `x` and 1 elsewhere."""
+    seen, recorder = view(), current()
+    many = 1
+    if seen is not None and seen.batch:
+        x, many = all_reduce(x, seen.batch, op="mean"), ways(seen.batch, seen.mesh.sizes)
+    if recorder is not None and recorder.pipe is not None:
+        x, count = recorder.pipe.mean_over(recorder, x)
+        many *= count
+    return x, many
 
 
 # -- parts ----------------------------------------------------------------------------------------

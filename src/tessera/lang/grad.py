@@ -67,12 +67,10 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
         mean_over = recorder.view.batch if recorder.view is not None else ()
         if recorder.pipe is not None:
             raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
-            found = recorder.pipe.accumulated(recorder, raw)
+            found = recorder.pipe.accumulated(recorder, recorder.node(loss), wrt, raw)
             goals = [None if t is None else recorder.pipe.on_stage(t) for t in goals]
             found = [_laid(recorder.builder, g, w, t) for g, w, t in zip(found, wrt, goals)]
-            recorder.pipe.whole_results.update(
-                g for g, leaf in zip(found, leaves) if leaf.mesh == recorder.pipe.mesh
-            )
+            recorder.pipe.gradients.update(zip(found, wrt, strict=True))
         else:
             found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
         return unflatten(spec, [symbolic(n, recorder) for n in found])

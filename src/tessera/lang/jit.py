@@ -30,7 +30,7 @@ from .checks import bound, shown, signature_of
 from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .host import engine_array
-from .pipe import NeedsPipe, PipeState
+from .microbatch import NeedsPipe, PipeState
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .taps import Tap, tapped
 from .tensor import Tensor, as_tensor
@@ -257,7 +257,7 @@ class Jit(Generic[P, R]):
             return value
 
         recorder = Recorder(self.name, reader=None if pipe is not None else reader)
-        recorder.pipe = pipe
+        recorder.pipe, recorder.compiles = pipe, True
         inputs: dict[int, Tensor] = {}
         sources: dict[Node, Source] = {}
         named = call_paths(self._signature, spec)
@@ -321,7 +321,8 @@ class Jit(Generic[P, R]):
         """The program of a function that calls a pipeline, recorded for one microbatch."""
         pipe = recorder.pipe
         assert pipe is not None
-        given = [n for n in recorder.builder.inputs if n not in pipe.sums]
+        inner = {*pipe.sums, *pipe.ahead}
+        given = [n for n in recorder.builder.inputs if n not in inner]
         tensors = entry.pick(leaves)
         wholes = []
         for n in given:

@@ -8,138 +8,31 @@ after all of them. The schedule (ir/schedule/pipeline.py) plays a table of actio
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ..core.context import settings
-from ..core.errors import GraphError, MeshError, ShapeError, UsageError, fail
-from ..core.layout import Factor, TensorType, ways
+from ..core.errors import GraphError, MeshError, TesseraError, UsageError, fail
+from ..core.layout import TensorType, ways
 from ..core.mesh import Mesh
-from ..ir.graph.node import Node, reachable
-from ..ir.schedule.build import FREE
+from ..ir.graph.node import Graph, Node, reachable
 from ..ir.schedule.orders import known_schedule, pipeline_table
 from ..ir.schedule.pipeline import Plan, Recorded, pipeline_schedule
+from ..ir.schedule.schedule import SEND, Schedule, Step
 from ..ir.schedule.simulate import warn_if_few
-from ..ir.schedule.stages import balanced
+from ..ir.schedule.stages import balanced, depends, free_nodes
 from ..ir.schedule.tables import Table
 from ..ops.op import OPS
 from .checks import axes_of, function_of, shown, whole
+from .engine import engine
+from .microbatch import NeedsPipe, PipeState, is_weight, laid_on
 from .record import Recorder, current, scope
-from .strategy import holds_weights
-from .tensor import Tensor
+from .tensor import Tensor, as_tensor
+from .tree import call_paths, flatten, path_name, paths, unflatten
 
 MICROBATCHES = 2  # for each stage, where nobody says how many
-
-
-class NeedsPipe(Exception):
-    """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
-
-    def __init__(self, pipe: Pipe, mesh: Mesh, rows: int) -> None:
-        self.pipe, self.mesh, self.rows = pipe, mesh, rows
-
-
-@dataclass(eq=False)
-class PipeState:
-    """What a recording for one microbatch knows."""
-
-    pipe: Pipe
-    mesh: Mesh  # the whole
-    template: Mesh  # of one stage, whichever
-    count: int
-    rows: int
-    batch: dict[Node, TensorType] = field(default_factory=dict)
-    sums: dict[Node, Node] = field(default_factory=dict)
-    spans: list[tuple[int, int]] = field(default_factory=list)  # where each part was recorded
-    homes: dict[Node, int] = field(default_factory=dict)
-    # Gradients of weights that lie on the whole mesh; they come back there.
-    whole_results: set[Node] = field(default_factory=set)
-
-    @staticmethod
-    def begin(need: NeedsPipe) -> PipeState:
-        pipe, mesh = need.pipe, need.mesh
-        count = pipe.microbatches(mesh.sizes[pipe.axis])
-        if need.rows % count:
-            raise fail(
-                ShapeError,
-                f"{pipe.name}: a batch of {need.rows} does not divide into {count} microbatches",
-                fix="choose a number that divides it: microbatches=",
-            )
-        return PipeState(pipe, mesh, mesh.slice(**{pipe.axis: 0}), count, need.rows)
-
-    def type_of(self, t: Tensor, path: Sequence[object] = ("weights",)) -> TensorType:
-        """The type of `t` in the recording: one microbatch's part of a batch, on a stage's mesh."""
-        kind = t.type
-        if kind.mesh is None or kind.mesh == self.mesh:
-            if self.pipe.axis in kind.split_axes:
-                raise fail(
-                    MeshError,
-                    f"{self.pipe.name}: a tensor is split over {self.pipe.axis!r}, which the stages"
-                    " lie along",
-                    [("tensor", kind)],
-                    fix="leave it replicated there: each stage keeps what it uses",
-                )
-        elif kind.mesh not in self.slices:
-            raise fail(
-                MeshError,
-                f"{self.pipe.name}: a tensor lies on another mesh",
-                [("tensor", f"{kind} on {kind.mesh.text()}"), ("mesh", self.mesh.text())],
-                fix="put it on the mesh, or on a stage's slice of it",
-            )
-        here = self.on_stage(kind)
-        if not self.is_batch(t, path):
-            return here
-        first = here.dims[0]
-        n = ways((a for f in first for a in f.axes), here.sizes)
-        if len(first) > 1 or (self.rows // n) % self.count or self.rows % n:
-            raise fail(
-                ShapeError,
-                f"{self.pipe.name}: the rows of a batch do not divide into {self.count}"
-                " microbatches on each device",
-                [("batch", kind)],
-                fix="choose a number that divides them: microbatches=",
-            )
-        part = (Factor(self.rows // self.count, first[0].axes),)
-        return here.with_dims((part, *here.dims[1:]))
-
-    def on_stage(self, t: TensorType) -> TensorType:
-        """`t`, of the mesh or of a stage's slice of it, on the mesh that is recorded on."""
-        if t.mesh is None:
-            return t
-        return TensorType(t.dtype, t.dims, t.partial, self.template)
-
-    def is_batch(self, t: Tensor, path: Sequence[object]) -> bool:
-        return bool(t.shape) and t.shape[0] == self.rows and not holds_weights(t.name, path)
-
-    def met(self, node: Node, t: Tensor, path: Sequence[object] = ("weights",)) -> None:
-        """Notes the input `node` for `t`."""
-        if self.is_batch(t, path):
-            self.batch[node] = self.whole(t)
-        if t.type.mesh in self.slices:
-            self.homes[node] = self.slices.index(t.type.mesh)
-
-    def whole(self, t: Tensor) -> TensorType:
-        """The type in which `t` is given to the program."""
-        return t.type if t.type.mesh is not None else t.type.on(self.mesh)
-
-    @cached_property
-    def slices(self) -> list[Mesh]:
-        n = self.mesh.sizes[self.pipe.axis]
-        return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
-
-    def accumulated(self, recorder: Recorder, found: Sequence[Node]) -> list[Node]:
-        """What stands for the sums of `found` over all microbatches."""
-        b = recorder.builder
-
-        def sum_of(n: Node) -> Node:
-            if n.op == "add" and n not in b.origins:  # of a weight that several stages use
-                return b("add", *map(sum_of, n.args))
-            made = b.input(n.type, f"sum{len(self.sums)}")
-            self.sums[made] = n
-            return made
-
-        return [sum_of(n) for n in found]
 
 
 class Pipe:
@@ -155,58 +48,174 @@ class Pipe:
         chunks: int | None,
         name: str,
         stages: int | None = None,
+        body: Callable[..., Any] | None = None,
     ) -> None:
         self.parts, self.axis, self.mesh, self.kind = list(parts), axis, mesh, schedule
         self.count, self.chunks, self.name, self.stages = count, chunks, name, stages
         self.plan: Plan | None = None
         self.balance: list[float] = []  # FLOPs of each stage's forward pass of a microbatch
+        self.sizes: list[int] = []  # how many parts each stage is made of
+        self.weight_bytes: list[int] = []  # of each stage, on a device
+        self.homes: dict[str, int] = {}  # weights by name to the rank that uses them first
+        self.state: PipeState | None = None  # of the last recording
+        self.body = body  # calls the parts, which know themselves by the names of their scopes
         self._jit: Any = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
         if recorder is None:
             if self._jit is None:
                 from .jit import jit
 
-                call = lambda *xs: self(*xs)  # noqa: E731  # jit needs a name of its own
+                call = lambda *xs, **named: self(*xs, **named)  # noqa: E731  # needs its own name
                 call.__name__ = self.name
+                call.__signature__ = inspect.signature(self.body or self.parts[0])  # type: ignore[attr-defined]
                 self._jit = jit(call)
-            return self._jit(*args)
-        x = next((a for a in args if isinstance(a, Tensor) and a.shape), None)
-        if x is None:
+            return self._jit(*args, **kwargs)
+        state = recorder.pipe
+        if state is None and not recorder.compiles:
+            return self._play(args, kwargs)  # as a plain function: nothing will run
+        if recorder.parent is not None:
             raise fail(
                 UsageError,
-                f"{self.name}: a pipeline needs a tensor whose dim 0 is the batch",
-                fix="give the batch as its first argument",
+                f"{self.name}: a pipeline is called in a loop or a local body",
+                fix="call it in the compiled function itself",
             )
-        state = recorder.pipe
         if state is None:
+            x = self._batch(args, kwargs)
             raise NeedsPipe(self, self._mesh(x), x.shape[0])
-        if state.pipe is not self or state.spans:
+        if state.pipe is not self or state.called:
             raise fail(
                 UsageError,
                 f"{self.name}: a function calls pipelines twice",
                 fix="put all stages into one pipeline, and call it once in a function",
             )
+        state.called = True
+        return self._play(args, kwargs, state, recorder)
+
+    def _play(
+        self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None
+    ) -> Any:
+        """Runs the stages, one after the other, or the body that calls them."""
+        if self.body is not None:
+            with scope(self.name):
+                return self.body(*args, **kwargs)
         out: Any = args
         for i, part in enumerate(self.parts):
-            first = len(recorder.builder.nodes)
+            first = len(recorder.builder.nodes) if recorder is not None else 0
             with scope(f"stage{i}" if len(self.parts) > 1 else self.name):
-                out = part(*out) if isinstance(out, tuple) else part(out)
-            state.spans.append((first, len(recorder.builder.nodes)))
+                if i == 0:
+                    out = part(*args, **kwargs)
+                else:
+                    out = part(*out) if isinstance(out, tuple) else part(out)
+            if state is not None:
+                state.spans.append((first, len(recorder.builder.nodes)))
         return out
+
+    def _batch(self, args: Any, kwargs: Any) -> Tensor:
+        """The first tensor of the call that is no weight by its name: it has the batch's rows."""
+        signature = inspect.signature(self.body or self.parts[0])
+        leaves, spec = flatten((args, kwargs))
+        try:
+            paths = call_paths(signature, spec)
+        except TesseraError:
+            paths = [()] * len(leaves)
+        for x, path in zip(leaves, paths, strict=True):
+            if isinstance(x, Tensor) and x.shape and not is_weight(x, path):
+                return x
+        raise fail(
+            UsageError,
+            f"{self.name}: a pipeline needs a tensor whose dim 0 is the batch",
+            fix="give the batch as an argument; names like weights and params are for weights",
+        )
+
+    def place(self, tree: Any) -> Any:
+        """The weights of `tree` (a dict, a module's parameters), each on the slice of the stage
+        that uses it first: so they rest where they are used, and a step sends none.
+
+        It knows them by their names in the last recording, or by the ends of these. Raises
+        UsageError before the first call and for a name that it does not know.
+        """
+        state = self._recorded("place")
+        leaves, spec = flatten(tree)
+        tensors = [as_tensor(x) for x in leaves]
+        ins = [state.whole(t) for t in tensors]
+        types, steps, outs = list(ins), [], []
+        for i, (t, path) in enumerate(zip(tensors, paths(tree), strict=True)):
+            to = laid_on(t.type, state.slices[self._home(t, path_name(path))])
+            x = Node("input", (), (to,), {"name": f"b{i}"})
+            if t.mesh == to.mesh:
+                outs.append(i)
+                continue
+            outs.append(len(types))
+            types.append(to)
+            graph = Graph("send", (x,), (x,), (x,))
+            steps.append(Step(graph, (i,), (outs[-1],), SEND))
+        if not steps:
+            return tree
+        schedule = Schedule(
+            "place", state.mesh, tuple(types), tuple(range(len(ins))), tuple(outs), tuple(steps)
+        )
+        program = engine().step_by_step(schedule)
+        data = program([t.data for t in tensors], tuple(t.type for t in tensors))
+        made = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
+        for new, old in zip(made, tensors, strict=True):
+            new.name = old.name
+        return unflatten(spec, made)
+
+    def _home(self, t: Tensor, name: str) -> int:
+        ends = [k for k in self.homes if k.endswith(f".{name}")]
+        names = [k for k in (t.name, name) if k in self.homes][:1] or ends
+        ranks = {self.homes[k] for k in names}
+        if len(ranks) != 1:
+            raise fail(
+                UsageError,
+                f"{self.name}.place: the name {name!r} "
+                + ("is on several stages" if ranks else "was not in the last call"),
+                [("known", ", ".join(sorted(self.homes)[:8]) or "none")],
+                fix="give the weights in the structure of the call's arguments",
+            )
+        return ranks.pop()
+
+    def _recorded(self, what: str) -> PipeState:
+        if self.state is None:
+            raise fail(
+                UsageError,
+                f"{self.name}.{what}: the pipeline has not been called yet",
+                fix="call it once",
+            )
+        return self.state
+
+    def plan_text(self) -> str:
+        """How the stages lie: for each its devices, how many parts, the work of a microbatch's
+        forward pass and the bytes of weights on a device. Raises UsageError before the first call.
+        """
+        state, table = self._recorded("plan_text"), self.table
+        rows = state.rows // state.count
+        head = f"{self.name}: {table.name}, {state.count} microbatches of {rows} rows, along "
+        lines = [f"{head}{self.axis} of {state.mesh.text()}"]
+        dearest = max(self.balance, default=0.0) or 1.0
+        for s, rank in enumerate(table.placement):
+            devices = ", ".join(str(d) for d in state.slices[rank].device_ids)
+            lines.append(
+                f"  stage {s} on devices {devices}: {self.sizes[s]} part"
+                f"{'s' if self.sizes[s] != 1 else ''}, {self.balance[s]:.3g} FLOP"
+                f" ({self.balance[s] / dearest:.0%} of the dearest),"
+                f" {self.weight_bytes[s]:,} bytes of weights a device"
+            )
+        return "\n".join(lines)
 
     @property
     def schedule(self) -> Any:
         """The Schedule of the last recording. Raises UsageError before the first call."""
-        if self.plan is None:
-            raise fail(UsageError, f"{self.name}: it has not been called yet", fix="call it once")
+        self._recorded("schedule")
+        assert self.plan is not None
         return self.plan.schedule
 
     @property
     def table(self) -> Any:
         """The table of actions of the last recording."""
-        _ = self.schedule
+        self._recorded("table")
         assert self.plan is not None
         return self.plan.table
 
@@ -219,8 +228,6 @@ class Pipe:
                 [("mesh", mesh.text() if mesh is not None else "none")],
                 fix="pass mesh=..., or name another axis of the mesh",
             )
-        if len(mesh.axes) == 1:
-            return Mesh((*mesh.axes, "one"), mesh.array()[..., None])
         return mesh
 
     # -- from one microbatch to a schedule --------------------------------------------------------
@@ -238,7 +245,9 @@ class Pipe:
         origins = {new.get(n, n): new.get(o, o) for n, o in b.origins.items()}
         sums = {k: new.get(b.replaced.get(n, n), b.replaced.get(n, n))
                 for k, n in state.sums.items()}  # fmt: skip
-        micro, late = _depends(graph.nodes, set(state.batch)), _depends(graph.nodes, set(sums))
+        key = [recorder.key] if recorder.key is not None else []
+        micro = depends(graph.nodes, [*state.batch, *key])
+        late = depends(graph.nodes, sums)
         for n in graph.nodes:
             if n in late and any(a in micro and a not in late for a in n.args):
                 raise fail(
@@ -251,14 +260,24 @@ class Pipe:
                 )
         means, rows = set[Node](), set[Node]()
         for o in graph.outputs:
-            if o in micro and o not in late:
+            if o in micro and o not in late and o.op != "input":
                 self._kind(o, state, means, rows)
         backward = {n for n in sums.values() if n in origins}
         forward = reachable((*means, *rows, *(n for n in sums.values() if n not in backward)))
         table = self._table(state)
-        spans = [[new.get(n, n) for n in b.nodes[i:j]] for i, j in state.spans]
-        parts = [[n for n in part if n in forward and n.op != "input"] for part in spans]
+        if self.body is not None:
+            scopes = [getattr(p, "name", "") for p in self.parts]
+            spans = [[n for n in graph.nodes if name in n.scope.split("/")] for name in scopes]
+        else:
+            spans = [[new.get(n, n) for n in b.nodes[i:j]] for i, j in state.spans]
+        free = free_nodes(graph.nodes)
+        parts = [
+            [n for n in p if n in forward and n.op != "input" and n not in free] for p in spans
+        ]
         groups = self._groups(parts, table.stages, state)
+        resting = state.resting | {
+            n for t, n in recorder.captured if t.mesh in (state.mesh, state.given)
+        }
         made = Recorded(
             graph,
             state.batch,
@@ -267,17 +286,24 @@ class Pipe:
             frozenset(rows),
             {n: s for s, group in enumerate(groups) for n in group},
             origins,
-            state.homes,
-            frozenset(new.get(n, n) for n in state.whole_results),
+            {
+                k: new.get(b.replaced.get(n, n), b.replaced.get(n, n))
+                for k, n in state.ahead.items()
+            },
+            frozenset(new.get(g, g) for g, w in state.gradients.items() if w in resting),
             recorder.key,
         )
-        warn_if_few(table, stacklevel=6)
+        warn_if_few(table, stacklevel=_outside())
         self.plan = pipeline_schedule(made, wholes, table, state.slices, state.mesh)
+        names = {n: t.name for t, n in recorder.captured}
+        self.state = state
+        self.homes = {names.get(n) or str(n.attrs["name"]): r for n, r in self.plan.homes.items()}
         return self.plan
 
     def _kind(self, o: Node, state: PipeState, means: set[Node], rows: set[Node]) -> None:
         part = next(iter(state.batch)).type.shape[0]
         if not o.type.rank and o.type.dtype.is_float:
+            state.mean(o)
             means.add(o)
         elif o.type.rank and o.type.shape[0] == part:
             rows.add(o)
@@ -312,15 +338,22 @@ class Pipe:
         starts = balanced([_flops(p) for p in parts], count)
         ends = [*starts[1:], len(parts)]
         self.balance = [_flops([n for p in parts[a:b] for n in p]) for a, b in zip(starts, ends)]
-        return [[n for p in parts[a:b] for n in p] for a, b in zip(starts, ends, strict=True)]
+        self.sizes = [b - a for a, b in zip(starts, ends, strict=True)]
+        groups = [[n for p in parts[a:b] for n in p] for a, b in zip(starts, ends, strict=True)]
+        self.weight_bytes = [
+            sum(a.type.local_bytes for a in {a for n in g for a in n.args}
+                if a.op == "input" and a not in state.batch)
+            for g in groups
+        ]  # fmt: skip
+        return groups
 
 
-def _depends(nodes: Sequence[Node], sources: set[Node]) -> set[Node]:
-    found = set(sources)
-    for n in nodes:
-        if any(a in found for a in n.args):
-            found.add(n)
-    return found
+def _outside() -> int:
+    """How many frames up the user's code is, for a warning."""
+    frame, k = sys._getframe(1), 1
+    while frame.f_back is not None and "tessera" in frame.f_code.co_filename.split("/")[-3:-1]:
+        frame, k = frame.f_back, k + 1
+    return k
 
 
 def _flops(nodes: Sequence[Node]) -> float:
@@ -335,10 +368,11 @@ def _pieces(nodes: list[Node]) -> list[list[Node]]:
     """`nodes` cut wherever one value crosses."""
     last_use = {a: i for i, n in enumerate(nodes) for a in n.args}
     alive: set[Node] = set()
+    here = set(nodes)
     cuts = [0]
     for i, n in enumerate(nodes):
         alive.add(n)
-        alive = {a for a in alive if last_use.get(a, -1) > i and a.op not in FREE}
+        alive = {a for a in alive if last_use.get(a, -1) > i and a in here}
         if len(alive) == 1 and next(iter(alive)).type.rank > 1:
             cuts.append(i + 1)
     pairs = zip(cuts, [*cuts[1:], len(nodes)], strict=True)
@@ -389,7 +423,11 @@ def pipeline(
 
     def wrap(fn: Callable[..., Any]) -> Pipe:
         function_of("pipeline", "the model", fn)
-        made = Pipe(parts, axis, mesh, schedule, count, many, getattr(fn, "__name__", "model"))
+        from .training import Stage
+
+        body = fn if all(isinstance(p, Stage) for p in parts) else None
+        name = getattr(fn, "__name__", "model")
+        made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)
         functools.update_wrapper(made, fn, updated=())
         return made
 
@@ -419,7 +457,7 @@ def compose(
             f"compose: {len(parts)} functions for {n} stages",
             fix="give a function for each stage, or fewer stages",
         )
-    return Pipe(parts, axis, mesh, schedule, count, many, "pipe", n)
+    return Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
 
 
 def run(

@@ -25,7 +25,7 @@ from .engine import PROGRAMS, engine
 from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
-    from .pipe import PipeState
+    from .microbatch import PipeState
     from .taps import Tap
     from .view import View
 
@@ -35,6 +35,8 @@ KEY_TYPE = plain(uint32, (2,))
 
 class Recorder:
     """Records one function (or one loop body, inside `parent`)."""
+
+    compiles = False  # what is recorded will run: set by `ts.jit`
 
     def __init__(self, name: str, parent: Recorder | None = None, reader: Reader | None = None):
         self.builder = Builder(name)
@@ -50,7 +52,7 @@ class Recorder:
         self.view: View | None = None  # set while the body of a @ts.distribute is recorded
         if parent is not None:
             self.builder.scope = parent.builder.scope
-            self.view, self.pipe = parent.view, parent.pipe
+            self.view, self.pipe, self.compiles = parent.view, parent.pipe, parent.compiles
 
     def input(self, type: TensorType, name: str = "") -> Tensor:
         return symbolic(self.builder.input(type, name), self)

@@ -135,6 +135,16 @@ def _by_rule(p: Strategy, name: str, t: TensorType) -> TensorType:
     return t
 
 
+def finest(t: TensorType) -> TensorType:
+    """`t` split over the axes of its mesh that do not split it yet too, where ZeRO would."""
+    if not t.rank:
+        return t
+    for axis in t.sizes:
+        if axis not in (*t.split_axes, *t.partial_axes, *t.per) and t.sizes[axis] > 1:
+            t = split_over(t, _zero_dim(t, axis), (axis,))
+    return t
+
+
 def _zero_dim(t: TensorType, axis: str) -> int:
     """The dim ZeRO splits: the largest that divides, else the largest."""
     n = t.sizes[axis]

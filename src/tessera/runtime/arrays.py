@@ -28,8 +28,43 @@ Array = Any
 @lru_cache(maxsize=65536)
 def array_shape(t: TensorType) -> tuple[int, ...]:
     """The shape of the JAX array that holds a value of type `t`."""
-    lead = [t.sizes[a] for a in (*t.partial_axes, *t.per)]
-    return (*lead, *(_padded(f, t) for dim in t.dims for f in dim))
+    return tuple(n for n, _, _ in _parts(t))
+
+
+@lru_cache(maxsize=65536)
+def block_shape(t: TensorType) -> tuple[int, ...]:
+    """The shape of one device's block of that array."""
+    return tuple(here for _, here, _ in _parts(t))
+
+
+@lru_cache(maxsize=65536)
+def spec(t: TensorType) -> PartitionSpec:
+    """The partition of that array over the mesh axes."""
+    return PartitionSpec(*(axes for _, _, axes in _parts(t)))
+
+
+def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
+    """The dims of that array: (size, size on a device, axes). On a folded mesh an axis is two dims,
+    the devices and the turns that each takes."""
+    folded = t.mesh is not None and t.mesh.onto is not None
+    rows: list[tuple[int, int, Any]] = []
+    for a in (*t.partial_axes, *t.per):
+        rows += _axis(t, a) if folded else [(t.sizes[a], 1, a)]
+    for f in (f for dim in t.dims for f in dim):
+        local = -(-f.size // ways(f.axes, t.sizes))
+        if folded and f.axes:
+            rows += [row for a in f.axes for row in _axis(t, a)]
+            rows.append((local, local, None))
+        else:
+            axes = f.axes if len(f.axes) > 1 else (f.axes[0] if f.axes else None)
+            rows.append((_padded(f, t), local, axes))
+    return rows
+
+
+def _axis(t: TensorType, axis: str) -> list[tuple[int, int, Any]]:
+    assert t.mesh is not None
+    turns = t.mesh.turns[axis]
+    return [(t.sizes[axis] // turns, 1, axis), (turns, turns, None)]
 
 
 def _padded(f: Factor, t: TensorType) -> int:
@@ -37,20 +72,10 @@ def _padded(f: Factor, t: TensorType) -> int:
     return -(-f.size // n) * n
 
 
-@lru_cache(maxsize=65536)
-def block_shape(t: TensorType) -> tuple[int, ...]:
-    """The shape of one device's block of that array."""
-    factors = (-(-f.size // ways(f.axes, t.sizes)) for dim in t.dims for f in dim)
-    return (*(1 for _ in (*t.partial, *t.per)), *factors)
-
-
-@lru_cache(maxsize=65536)
-def spec(t: TensorType) -> PartitionSpec:
-    """The partition of that array over the mesh axes."""
-    rows: list[Any] = [*t.partial_axes, *t.per]
-    for dim in t.dims:
-        rows.extend(f.axes if len(f.axes) > 1 else (f.axes[0] if f.axes else None) for f in dim)
-    return PartitionSpec(*rows)
+def _flat_shape(t: TensorType) -> tuple[int, ...]:
+    """The dims of that array as they were without a fold."""
+    lead = [t.sizes[a] for a in (*t.partial_axes, *t.per)]
+    return (*lead, *(_padded(f, t) for dim in t.dims for f in dim))
 
 
 @lru_cache(maxsize=65536)
@@ -75,6 +100,7 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     # Partial dims were stacked last to first.
     k = len(t.partial)
     x = np.transpose(x, (*reversed(range(k)), *range(k, x.ndim)))
+    x = x.reshape(array_shape(t))
     if t.mesh is None:
         # Bound to no device, like the results of programs: or a program would be compiled twice,
         # once for values from the host and once for its own.
@@ -113,7 +139,7 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     """The global value on the host; partial values are completed here, by one reader."""
     try:
-        x = np.asarray(data)
+        x = np.asarray(data).reshape(_flat_shape(t))
     except RuntimeError as error:
         if "deleted" in str(error):
             raise donated(t) from None

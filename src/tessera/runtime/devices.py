@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax._src import xla_bridge
 
-from ..core import switches
+from ..core import flags, switches
 from ..core.errors import BackendError, fail
 from ..core.mesh import Mesh
 from .heap import keep_pages
@@ -17,7 +17,7 @@ from .heap import keep_pages
 VIRTUAL = 8
 
 
-def start(needed: int = 1) -> None:
+def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     """Starts the backend, on a CPU with at least `needed` virtual devices.
 
     Raises BackendError where it already runs with fewer.
@@ -32,8 +32,25 @@ def start(needed: int = 1) -> None:
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")],
-            fix=f"start with {switches.DEVICES}={needed} (virtual CPU devices), or use a smaller"
-            " mesh",
+            fix=f"start with {switches.DEVICES}={needed} (virtual CPU devices), fold the mesh:"
+            f" mesh.fold(onto={have if mesh is None else _fits(mesh, have)}), or use a smaller one",
+        )
+
+
+def _fits(mesh: Mesh, have: int) -> int:
+    """The most devices, at most `have`, that `mesh` can be folded onto."""
+    return max(n for n in range(1, have + 1) if mesh.size % n == 0)
+
+
+def need_plain(who: str) -> None:
+    """Raises BackendError where a CPU backend runs that contracts multiplications and additions."""
+    if jax.default_backend() == "cpu" and not flags.is_plain():
+        raise fail(
+            BackendError,
+            f"{who}: bits that no mesh changes were promised after the backend had started",
+            [("backend", "contracts a multiplication and an addition where it likes")],
+            fix=f"call dist.set_deterministic() before anything runs, or set"
+            f" {switches.DETERMINISTIC}=1",
         )
 
 
@@ -45,8 +62,9 @@ def device_count() -> int:
 
 @lru_cache(maxsize=256)
 def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
-    """The JAX mesh over the same devices. Raises BackendError where there are too few."""
-    start(max(mesh.device_ids) + 1)
+    """The JAX mesh over the devices that run `mesh`. Raises BackendError where they are too few."""
+    mesh = mesh.physical
+    start(max(mesh.device_ids) + 1, mesh)
     every = jax.devices()
     grid = np.array([every[i] for i in mesh.device_ids], dtype=object).reshape(mesh.shape)
     return jax.sharding.Mesh(grid, mesh.axes)

@@ -42,11 +42,15 @@ class Block:
     def start(self, t: TensorType, dim: int, digit: int) -> Array:
         return self.index(t, dim)[0]
 
+    def at(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
+        """The place of this block along `axes`, major first."""
+        return xp_jax.axis_index(axes, sizes)
+
     def _lines(self, t: TensorType, dim: int) -> tuple[Array, Array]:
         """(global index, is it real) of each local element along `dim`."""
         total, ok = np.zeros(1, np.int32), np.ones(1, np.bool_)
         for d in t.digits(dim):
-            at = xp_jax.axis_index(d.axes, t.sizes) if d.axes else np.int32(0)
+            at = self.at(d.axes, t.sizes) if d.axes else np.int32(0)
             line = np.arange(d.local, dtype=np.int32) + at * np.int32(d.local)
             total = (total[:, None] * np.int32(d.size) + line[None, :]).reshape(-1)
             if d.uneven:
@@ -56,7 +60,7 @@ class Block:
         return jax.numpy.asarray(total), ok
 
 
-def _masked(x: Array, ok: Array, dim: int, kind: str) -> Array:
+def masked(x: Array, ok: Array, dim: int, kind: str) -> Array:
     shape = [1] * x.ndim
     shape[dim] = -1
     fill = jax.numpy.asarray(identity(kind, x.dtype), x.dtype)
@@ -81,7 +85,7 @@ def run_local(graph: Graph, args: Sequence[Array], site: Block) -> list[Array]:
         values = [env[a] for a in n.args]
         if any(t.padded_dims for t in ins):
             for i, dim, kind in infer(op, ins, n.attrs).reduces:
-                values[i] = _masked(values[i], site.valid(ins[i], dim), dim, kind)
+                values[i] = masked(values[i], site.valid(ins[i], dim), dim, kind)
         env[n] = op.local(Call(xp_jax, site, ins, n.types, n.attrs, inner), *values)
     return [env[o] for o in graph.outputs]
 
@@ -116,19 +120,33 @@ def lower(
     schedule: Schedule,
     donate: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
+    order: str = "",
 ) -> Callable[..., Any]:
-    """The jitted program of `schedule`: device arrays in, a list of device arrays out."""
+    """The jitted program of `schedule`: device arrays in, a list of device arrays out. `order` is
+    that of sums over devices ("": as the engine likes)."""
     mesh = schedule.mesh
     types = [schedule.buffers[b] for b in schedule.inputs]
+    if by_turns(mesh, order):
+        from .folded import run_folded
+
+        body = lambda args: run_folded(schedule, args, order)  # noqa: E731  # or the other
+    else:
+        body = lambda args: run_steps(schedule, args)  # noqa: E731
     return jitted(
         schedule.name,
-        lambda args: run_steps(schedule, args),
+        body,
         types,
         [schedule.buffers[b] for b in schedule.outputs],
         mesh,
         donate,
         options,
+        order,
     )
+
+
+def by_turns(mesh: Mesh | None, order: str) -> bool:
+    """Whether programs on `mesh` run turn by turn: it is folded, or sums have a fixed order."""
+    return mesh is not None and (mesh.onto is not None or (bool(order) and mesh.size > 1))
 
 
 def jitted(
@@ -139,12 +157,22 @@ def jitted(
     mesh: Mesh | None,
     donate: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
+    order: str = "",
 ) -> Callable[..., Any]:
-    """`body`, which works on one device's blocks, as a jitted program over `mesh`."""
-    many = mesh is not None and mesh.size > 1
+    """`body`, which works on one device's blocks, as a jitted program over `mesh`; where that is
+    folded, on what runtime/folded.py holds of each value."""
+    folded = by_turns(mesh, order)
+    many = mesh is not None and (mesh.size > 1 or folded)
     outs = [t.on(mesh) for t in results]
 
     def program(*arrays: Array) -> list[Array]:
+        if folded:
+            from .folded import Folded
+
+            assert mesh is not None
+            turns = Folded(mesh)
+            found = body([turns.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
+            return [turns.pack(r, t) for r, t in zip(found, outs, strict=True)]
         args = [
             lax.reshape(a, t.local_shape) if a.shape != t.local_shape else a
             for a, t in zip(arrays, ins, strict=True)

@@ -7,7 +7,7 @@ differ. It makes each collective measurable, and it is the cross-check of the fu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,9 @@ from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
 from .arrays import sharding
 from .buckets import run_bucket
-from .lower import Block, jitted, run_local
+from .folded import Folded
+from .lower import Block, by_turns, jitted, run_local
+from .stage_programs import kept
 
 Array = Any
 Program = Callable[..., list[Array]]
@@ -30,26 +32,46 @@ class Stepped:
     """Runs `schedule` step by step: device arrays in, a list of device arrays out. `inner` is the
     body of a loop, whose turns belong to the run around it."""
 
-    def __init__(self, schedule: Schedule, inner: bool = False) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        inner: bool = False,
+        options: Mapping[str, Any] | None = None,
+        order: str = "",
+    ) -> None:
         self.schedule, self.inner = schedule, inner
+        self.options, self.order = options, order
         self._programs: dict[Graph, Program] = {}
         self.steps = [self._program(step) for step in schedule.steps]
+        self.plan = [
+            (step, program, step.reads, step.writes, freed)
+            for step, program, freed in zip(schedule.steps, self.steps, schedule.freed, strict=True)
+        ]
 
     def __call__(self, *args: Array) -> list[Array]:
         s, look = self.schedule, watcher()
-        env: dict[int, Array] = dict(zip(s.inputs, args, strict=True))
-        if look is not None and not self.inner:
+        env: list[Any] = [None] * len(s.buffers)
+        for b, x in zip(s.inputs, args, strict=True):
+            env[b] = x
+        if look is None:
+            for _, program, reads, writes, freed in self.plan:
+                for b, x in zip(writes, program(*[env[b] for b in reads])):
+                    env[b] = x
+                for b in freed:
+                    env[b] = None
+            return [env[b] for b in s.outputs]
+        if not self.inner:
             look.begin(s)
-        for i, (step, program) in enumerate(zip(s.steps, self.steps, strict=True)):
-            if look is not None:
-                jax.block_until_ready([env[b] for b in step.reads])
+        for i, (_, program, reads, writes, freed) in enumerate(self.plan):
+            args = tuple(env[b] for b in reads)
+            jax.block_until_ready(args)
             start_s = time.perf_counter()
-            outs = program(*(env[b] for b in step.reads))
-            if look is not None:
-                look.step(s, i, start_s, _ready(outs, start_s))
-            env.update(zip(step.writes, outs, strict=True))
-            for b in s.freed[i]:
-                del env[b]
+            outs = program(*args)
+            look.step(s, i, start_s, _ready(outs, start_s))
+            for b, x in zip(writes, outs, strict=True):
+                env[b] = x
+            for b in freed:
+                env[b] = None
         return [env[b] for b in s.outputs]
 
     def _program(self, step: Step) -> Program:
@@ -57,16 +79,23 @@ class Stepped:
         if known is None:
             match step.kind:
                 case "loop":
-                    known = Loop(step, self.schedule)
+                    known = Loop(step, self)
                 case "send":
                     known = _sender(step)
+                case "fused" if self.options is None:
+                    mesh = step.graph.mesh or self.schedule.mesh
+                    known = kept(step.graph, mesh, self.order, lambda: self._compiled(step))
                 case _:
                     known = self._compiled(step)
             self._programs[step.graph] = known
         return known
 
     def _compiled(self, step: Step) -> Program:
+        mesh = step.graph.mesh or self.schedule.mesh
+
         def body(args: Sequence[Array]) -> list[Array]:
+            if mesh is not None and by_turns(mesh, self.order):
+                return Folded(mesh, self.order).program(step.graph, args)
             site = Block()
             if step.stream == COMM and len(step.collectives) > 1:
                 return run_bucket(step, args, lambda g, v: run_local(g, v, site))
@@ -74,8 +103,8 @@ class Stepped:
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
-        mesh = step.graph.mesh or self.schedule.mesh
-        return jitted(f"{self.schedule.name}_{step.kind}", body, ins, outs, mesh)
+        name = f"{self.schedule.name}_{step.kind}"
+        return jitted(name, body, ins, outs, mesh, (), self.options, self.order)
 
 
 def _sender(step: Step) -> Program:
@@ -87,14 +116,14 @@ def _sender(step: Step) -> Program:
 class Loop:
     """A loop with collectives in its body: its turns, step by step."""
 
-    def __init__(self, step: Step, around: Schedule) -> None:
+    def __init__(self, step: Step, around: Stepped) -> None:
         (self.node,) = (n for n in step.nodes if n.op == "scan")
         self.step = step
         attrs = self.node.attrs
-        self.body = Stepped(build_schedule(attrs["body"]), inner=True)
+        self.body = Stepped(build_schedule(attrs["body"]), True, around.options, around.order)
         self.places = [step.graph.inputs.index(a) if a.op == "input" else None
                        for a in self.node.args]  # fmt: skip
-        self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
+        self.made = {k: self._maker(a, around.schedule) for k, a in enumerate(self.node.args)
                      if a.op != "input"}  # fmt: skip
 
     def _maker(self, n: Node, around: Schedule) -> Program:

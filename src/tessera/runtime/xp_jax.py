@@ -194,10 +194,9 @@ def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
 
 def take_along(x: Array, ids: Array, dim: int) -> Array:
     n = x.shape[dim]
-    shape = tuple(x.shape[i] if m == 1 and i != dim else m for i, m in enumerate(ids.shape))
-    ids = broadcast(ids, shape)
-    wide = tuple(n if i == dim else m for i, m in enumerate(shape))
     ok = lax.bitwise_and(ids >= 0, ids < n)
+    # Dims of one in `ids` stay so: what is gathered are then whole rows, not single elements.
+    wide = tuple(k if i == dim or m == 1 else m for i, (k, m) in enumerate(zip(x.shape, ids.shape)))
     got = jnp.take_along_axis(broadcast(x, wide), jnp.clip(ids, 0, n - 1), dim, mode="clip")
     return where(ok, got, jnp.zeros((), x.dtype))
 

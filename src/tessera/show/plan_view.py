@@ -1,4 +1,5 @@
-"""What will a step cost, before it runs? The mesh, what each device holds, what crosses the wires.
+"""What will a step cost, before it runs? The mesh, what each device holds, its peak of memory, what
+crosses the wires.
 
 `render_plan` reads all of it off types and the recorded graph: nothing is computed, and the mesh
 may be larger than the machine.
@@ -15,7 +16,7 @@ may be larger than the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,10 @@ from rich.text import Text
 
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import size_text
+from ..ir.schedule.schedule import Schedule
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
 from ..lang.tree import flatten
@@ -85,12 +88,15 @@ def render_plan(
     weights: Mapping[str, Tensor | TensorType],
     held: Mapping[str, Any],
     model_flops: int | None = None,
+    schedule: Schedule | None = None,
 ) -> RenderableType:
     """The plan of one step as a picture for a rich console.
 
     `weights` are shown one by one with their layouts; `held` names everything that lives on the
     devices between the parts of a step ("weights", "gradients", "optimizer", ...), each a tree of
-    tensors or types. `model_flops` are the model's own, where they are known.
+    tensors or types. `model_flops` are the model's own, where they are known. The peak is that of a
+    program that gives weights and state back in their own place, or that of each stage of a
+    pipeline's `schedule`.
     """
     return Group(
         render_mesh(mesh),
@@ -98,6 +104,8 @@ def render_plan(
         _weights_table(weights),
         Text(),
         _memory_table(held),
+        Text(),
+        _peak_table(planned_stages(schedule or graph, held)),
         Text(),
         _traffic_table(graph),
         Text(),
@@ -149,6 +157,34 @@ def _memory_table(held: Mapping[str, Any]) -> Table:
         whole, here, everywhere = whole + size, here + local, everywhere + total
     table.add_section()
     table.add_row("together", size_text(whole), size_text(here), size_text(everywhere))
+    return table
+
+
+def planned_memory(graph: Graph, held: Mapping[str, Any]) -> MemoryPlan:
+    """The peak of one run of `graph`; `held` as in `render_plan`. Gradients count where the program
+    makes them, everything else where it is given to it."""
+    return memory_plan(graph, *_kinds(held))
+
+
+def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[MemoryPlan]:
+    """The peak of each stage of a pipeline's schedule; one plan for anything else."""
+    if isinstance(program, Graph):
+        return [planned_memory(program, held)]
+    return list(stage_plans(program, *_kinds(held)).values())
+
+
+def _kinds(held: Mapping[str, Any]) -> tuple[dict[str, list[TensorType]], list[TensorType]]:
+    given = {name: _types(tree) for name, tree in held.items() if name != "gradients"}
+    return given, _types(held.get("gradients", ()))
+
+
+def _peak_table(plans: Sequence[MemoryPlan]) -> Table:
+    names = [f"stage {i}" for i in range(len(plans))] if len(plans) > 1 else ["a device"]
+    table = _table("planned peak of a step", ("", "left"), *((name, "right") for name in names))
+    for kind in dict.fromkeys(kind for plan in plans for kind in plan.rows):
+        table.add_row(kind, *(size_text(plan.rows.get(kind, 0)) for plan in plans))
+    table.add_section()
+    table.add_row("together", *(size_text(plan.peak) for plan in plans))
     return table
 
 

@@ -92,7 +92,11 @@ def _mesh_text(mesh: Mesh | None) -> str:
     if mesh is None:
         return ""
     plain = mesh.ids == tuple(range(mesh.size))
-    return f"  mesh {mesh.text()}" + ("" if plain else f" devices={_value(mesh.ids)}")
+    devices = "" if plain else f" devices={_value(mesh.ids)}"
+    onto = ""
+    if mesh.onto is not None:
+        onto = f" onto={_value(mesh.onto.shape)} at={_value(mesh.onto.ids)}"
+    return f"  mesh {mesh.text()}{devices}{onto}"
 
 
 def _ref(n: Node, number: Mapping[Node, int]) -> str:
@@ -317,15 +321,18 @@ class _Parser:
 
     def read_mesh(self, line: _Line) -> Mesh:
         sizes: dict[str, int] = {}
-        devices = None
+        lists: dict[str, list[int]] = {}
         while line.sees("word"):
             axis = line.take("word")
             line.take("mark", "=")
-            if axis == "devices" and line.skip("mark", "("):
-                devices = line.listed(lambda: int(line.take("number")), ")")
+            if axis in ("devices", "onto", "at") and line.skip("mark", "("):
+                lists[axis] = line.listed(lambda: int(line.take("number")), ")")
             else:
                 sizes[axis] = int(line.take("number"))
-        return Mesh(tuple(sizes), devices=devices, shape=sizes)
+        mesh = Mesh(tuple(sizes), devices=lists.get("devices"), shape=sizes)
+        if "onto" not in lists:
+            return mesh
+        return mesh.fold(Mesh(mesh.axes, lists.get("at"), lists["onto"]))
 
     def body(self, name: str) -> Graph:
         nodes: list[Node] = []

@@ -13,11 +13,20 @@ from dataclasses import dataclass, field
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ..graph.build import Builder
-from ..graph.node import Graph, Node
-from .build import FREE
+from ..graph.node import Graph, Node, reachable
 from .check_table import run_order
 from .schedule import COMPUTE, FUSED, SEND, Schedule, Step
-from .stages import Region, moved_type, on_mesh, region_graph, regions, stage_numbers
+from .stages import (
+    Region,
+    copied,
+    free_nodes,
+    moved_type,
+    on_mesh,
+    region_graph,
+    regions,
+    stage_numbers,
+    whole_backward,
+)
 from .tables import Table
 
 
@@ -37,7 +46,7 @@ class Recorded:
     rows: frozenset[Node]
     marked: Mapping[Node, int]
     origins: Mapping[Node, Node]
-    homes: Mapping[Node, int]  # inputs that lie on a stage's mesh already
+    ahead: Mapping[Node, Node]  # inputs to the values whose means over the microbatches they are
     back: frozenset[Node]  # outputs that come back on the whole mesh
     key: Node | None = None
 
@@ -49,6 +58,7 @@ class Plan:
     schedule: Schedule
     table: Table
     regions: dict[tuple[int, str], Region] = field(default_factory=dict)
+    homes: dict[Node, int] = field(default_factory=dict)  # inputs to the ranks that use them first
 
 
 def pipeline_schedule(
@@ -72,13 +82,18 @@ class _Pipeline:
         self.name, self.count = made.graph.name, table.microbatches
         self.stage_mesh = [meshes[r] for r in table.placement]
         self.types: list[TensorType] = list(wholes)
-        real = [n for n in made.graph.inputs if n not in made.sums]
+        inner = {*made.sums, *made.ahead}
+        real = [n for n in made.graph.inputs if n not in inner]
+        self.free = free_nodes(made.graph.nodes)
         self.given = {n: i for i, n in enumerate(real)}
+        self.inputs = len(real)
         self.steps: list[Step] = []
         self.sent: dict[tuple[int, int], int] = {}  # (buffer, rank) to the buffer there
         self.rank_of = list(table.placement)
         self.meshes = list(meshes)
         self.made_on: dict[int, int] = {}  # buffer to the rank that filled it
+        self.rank: dict[Node, int] = {}  # of inputs and what comes after: where it is
+        self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
         self.totals: dict[Node, int] = {}  # what is added up so far
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
 
@@ -118,64 +133,99 @@ class _Pipeline:
     def plan(self) -> Plan:
         made = self.made
         last = len(self.stage_mesh) - 1
-        stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last)
+        stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
         outputs = [o for o in made.graph.outputs if o in made.means or o in made.rows]
         wanted = list(dict.fromkeys([*made.sums.values(), *outputs]))
         gradients = {n for n in made.sums.values() if n in made.origins}
-        found = regions(made.graph, wanted, gradients, stage)
-        self.cut_batch()
+        found = regions(made.graph, wanted, gradients, stage, self.free)
+        found |= whole_backward(found, wanted)
+        self.count_ahead()
         self.play(found, wanted)
-        results = self.after(stage, found)
+        results = self.after(found)
         schedule = Schedule(
             self.name,
             self.mesh,
             tuple(self.types),
-            tuple(range(len(self.given))),
+            tuple(range(self.inputs)),
             tuple(results),
             tuple(self.steps),
             f"pipeline={self.table.name} microbatches={self.count}",
         )
-        return Plan(schedule, self.table, found)
+        homes = {n: r for n, r in self.rank.items() if n.op == "input"}
+        return Plan(schedule, self.table, found, homes)
 
-    def cut_batch(self) -> None:
-        """The microbatches of the inputs that have parts, and a key of its own for each."""
-        self.micro: dict[tuple[Node, int], int] = {}
-        for n, whole in self.made.batch.items():
-            b = Builder("cut")
-            b.loc = ""
-            x = b.input(whole, "whole")
-            parts = microbatches(b, x, self.count)
-            to = moved_type(n.type, self.mesh)
-            outs = [b.redistribute(p, p.type if to.mesh is None else to) for p in parts]
-            ids = self.run(b.graph(outs), [self.given[n]], FUSED, None, "microbatches")
-            self.micro.update(((n, m), i) for m, i in enumerate(ids))
-        key = self.made.key
-        if key is not None:
-            b = Builder("keys")
-            b.loc = ""
-            k = b.input(key.type, "key")
-            outs = [_key(b, k, m) for m in range(self.count)]
-            ids = self.run(b.graph(outs), [self.given[key]], FUSED, None, "keys")
-            self.micro.update(((key, m), i) for m, i in enumerate(ids))
+    def cut(self, n: Node, rank: int) -> list[int]:
+        """The microbatches of input `n` on the mesh of `rank`; of the key, one for each."""
+        known = self.micro.get((n, rank))
+        if known is not None:
+            return known
+        whole = self.on(self.given[n], rank)
+        b = Builder("cut")
+        b.loc = ""
+        x = b.input(self.types[whole], "whole")
+        if n is self.made.key:
+            outs = [_key(b, x, m) for m in range(self.count)]
+        else:
+            to = moved_type(n.type, self.meshes[rank])
+            outs = [b.redistribute(p, to) for p in microbatches(b, x, self.count)]
+        found = self.run(b.graph(outs), [whole], FUSED, rank, "microbatches")
+        self.micro[n, rank] = found
+        return found
+
+    def count_ahead(self) -> None:
+        """What must be known of all microbatches before the first begins: how many labels count."""
+        ahead = self.made.ahead
+        if not ahead:
+            return
+        needed = reachable(ahead.values())
+        nodes = [n for n in self.made.graph.nodes if n in needed]
+        group = [n for n in nodes if n.op != "input" and n not in self.free]
+        rank = self.rank_of[-1]  # where the loss is
+        inputs: dict[int, Node] = {}
+        made: list[Node] = []
+        totals: dict[Node, Node] = {}
+        for m in range(self.count):
+            new: dict[Node, Node] = {n: n for n in made if n in self.free}
+            for n in nodes:
+                if n.op == "input":
+                    at = self.cut(n, rank)[m]
+                    if at not in inputs:
+                        inputs[at] = Node("input", (), n.types, {"name": f"b{at}"})
+                    new[n] = inputs[at]
+            copied(group, new, made, self.free)
+            for k, source in ahead.items():
+                totals[k] = x = new[source] if m == 0 else Node(
+                    "add", (totals[k], new[source]), source.types, {}, source.loc
+                )  # fmt: skip
+                if m:
+                    made.append(x)
+        outs = []
+        for x in totals.values():
+            attrs = {"dtype": x.type.dtype, "shape": (), "value": 1.0 / self.count}
+            part = Node("full", (), (x.type.replicated(),), attrs)
+            outs.append(Node("mul", (x, part), x.types, {}, x.loc))
+            made += [part, outs[-1]]
+        graph = Graph("ahead", (*inputs.values(), *made), tuple(inputs.values()), tuple(outs))
+        ids = self.run(on_mesh(graph, self.meshes[rank]), list(inputs), FUSED, rank, "ahead")
+        self.given.update(zip(totals, ids, strict=True))
 
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
         sums = set(self.made.sums.values()) | self.made.means
         values: dict[tuple[Node, int], int] = {}
         graphs: dict[tuple[int, str, bool], Graph] = {}
-        done: set[tuple[int, str, int]] = set()
 
         def region(s: int, kind: str, m: int) -> None:
             r = found.get((s, kind))
-            if r is None or (s, kind, m) in done:
+            if r is None:
                 return
-            done.add((s, kind, m))
             rank = self.rank_of[s]
-            added = [n for n in wanted if n in sums and n in set(r.nodes)]
+            here = set(r.nodes)
+            added = [n for n in wanted if n in sums and n in here]
             first = not added or added[0] not in self.totals
             if (s, kind, first) not in graphs:
-                graph = region_graph(f"{self.name}_{s}{kind}", r, added, first)
+                graph = region_graph(f"{self.name}_{s}{kind}", r, added, first, self.free)
                 graphs[s, kind, first] = on_mesh(graph, self.meshes[rank])
-            reads = [self.on(self._value(values, a, m), rank) for a in r.takes]
+            reads = [self._value(values, a, m, rank) for a in r.takes]
             if not first:
                 reads += [self.totals[n] for n in added]
             graph = graphs[s, kind, first]
@@ -190,32 +240,30 @@ class _Pipeline:
             row = self.table.rows[rank]
             unit = [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
             for a in unit:
-                for kind in {"F": "F", "B": "IW", "I": "I", "W": "W"}[a.kind]:
-                    region(a.stage, kind, a.microbatch)
+                region(a.stage, a.kind, a.microbatch)
 
-    def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int) -> int:
-        if n.op != "input":
-            return values[n, m]
-        return self.micro[n, m] if (n, m) in self.micro else self.given[n]
+    def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
+        """The buffer of `n` of microbatch `m` on the mesh of `rank`."""
+        if n in self.made.batch or n is self.made.key:
+            return self.cut(n, rank)[m]
+        return self.on(self.given[n] if n.op == "input" else values[n, m], rank)
 
     # -- what comes after -------------------------------------------------------------------------
-    def after(
-        self, stage: Mapping[Node, int], found: Mapping[tuple[int, str], Region]
-    ) -> list[int]:
+    def after(self, found: Mapping[tuple[int, str], Region]) -> list[int]:
         """The buffers of the results: sums and means scaled, rows put together, and the rest of the
         graph, node by node where its largest argument is."""
         made = self.made
         env: dict[Node, int] = {n: i for n, i in self.given.items() if n not in made.batch}
-        rank: dict[Node, int] = {}
+        rank = self.rank = {}
         for (s, _), r in found.items():
             for a in r.takes:
-                if a.op == "input" and a not in made.batch:
+                if a.op == "input" and a not in made.batch and a not in made.ahead:
                     rank.setdefault(a, self.rank_of[s])
-        rank.update(made.homes)
-        for n, source in made.sums.items():
-            env[n] = self.scaled(self.totals[source], self._rank(self.totals[source]))
-        for n in made.means:
-            env[n] = self.scaled(self.totals[n], self._rank(self.totals[n]))
+        for n, i in env.items():
+            where = self.types[i].mesh
+            if where is not None and where in self.meshes:
+                rank[n] = self.meshes.index(where)
+        env.update(self.scaled({**made.sums, **{n: n for n in made.means}}))
         for n in made.rows:
             env[n] = self.joined(n)
         late = self._late(env)
@@ -239,13 +287,24 @@ class _Pipeline:
     def _rank(self, buffer: int) -> int:
         return self.made_on.get(buffer, 0)
 
-    def scaled(self, buffer: int, rank: int) -> int:
-        t = self.types[buffer]
-        b = Builder("mean")
-        b.loc = ""
-        x = b.input(t, "total")
-        y = b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count))
-        return self.run(b.graph([y]), [buffer], COMPUTE, rank, "mean")[0]
+    def scaled(self, sums: Mapping[Node, Node]) -> dict[Node, int]:
+        """The totals of the values in `sums` over the number of microbatches: a step a rank."""
+        env: dict[Node, int] = {}
+        ranks: dict[int, dict[int, list[Node]]] = {}
+        for n, source in sums.items():
+            total = self.totals[source]
+            ranks.setdefault(self._rank(total), {}).setdefault(total, []).append(n)
+        for rank, mine in ranks.items():
+            b = Builder("mean")
+            b.loc = ""
+            outs = []
+            for total in mine:
+                t = self.types[total]
+                x = b.input(t, f"b{total}")
+                outs.append(b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count)))
+            ids = self.run(b.graph(outs), list(mine), COMPUTE, rank, "mean")
+            env.update((n, i) for ns, i in zip(mine.values(), ids, strict=True) for n in ns)
+        return env
 
     def joined(self, n: Node) -> int:
         parts = self.parts[n]
@@ -269,27 +328,58 @@ class _Pipeline:
     def _groups(
         self, nodes: Sequence[Node], env: Mapping[Node, int], rank: dict[Node, int]
     ) -> list[list[Node]]:
-        """Neighbours on one rank together, each node where its largest argument is."""
+        """Neighbours on one rank together."""
+        self._settle(nodes, env, rank)
         groups: list[list[Node]] = []
         pending: dict[int, list[Node]] = {}
+        given = set(self.made.graph.outputs)
+        items: dict[Node, list[Node]] = {}
         for n in nodes:
-            if n.op in FREE:
+            if n.op == "item":
+                items.setdefault(n.args[0], []).append(n)
+        for n in nodes:
+            if n.op == "item" or (n in self.free and n not in given):
                 continue
-            known = [(a.type.size, rank[a]) for a in n.args if a in rank]
-            known += [
-                (a.type.size, self._rank(env[a])) for a in n.args
-                if a in env and a not in rank and env[a] in self.made_on
-            ]  # fmt: skip
-            rank[n] = max(known, key=lambda k: k[0])[1] if known else 0
-            for a in n.args:
-                if a.op == "input" and a.type.rank:
-                    rank.setdefault(a, rank[n])
             # A node may join its rank's open group unless it needs another rank's open group.
             for other in [r for r in pending if r != rank[n]]:
                 if any(a in pending[other] for a in n.args):
                     groups.append(pending.pop(other))
             pending.setdefault(rank[n], []).append(n)
+            for i in items.get(n, ()):  # what picks one result of several stays with its node
+                rank[i] = rank[n]
+                pending[rank[n]].append(i)
         return [*groups, *pending.values()]
+
+    def _settle(
+        self, nodes: Sequence[Node], env: Mapping[Node, int], rank: dict[Node, int]
+    ) -> None:
+        """Puts each node where its largest argument is, and where that lies nowhere yet (a moment
+        that is given on the whole mesh) the two of them where the result is read."""
+        loose: set[Node] = set()
+        own = [n for n in nodes if n not in self.free]
+        for n in own:
+            known, unknown = [(0, 0)], 0
+            for a in n.args:
+                if a in self.free:
+                    continue
+                if a in rank:
+                    known.append((a.type.size, rank[a]))
+                elif a in env and env[a] in self.made_on:
+                    known.append((a.type.size, self._rank(env[a])))
+                else:
+                    unknown = max(unknown, a.type.size)
+            size, where = max(known, key=lambda k: (k[0], -k[1]))
+            if size and size >= unknown:
+                rank[n] = where
+            else:
+                loose.add(n)
+        for n in reversed(own):
+            rank.setdefault(n, 0)
+            for a in n.args:
+                if a in loose or (a.op == "input" and a not in self.made.sums):
+                    rank.setdefault(a, rank[n])
+        for n in nodes:
+            rank.setdefault(n, 0)
 
     def _compute(
         self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
@@ -300,11 +390,13 @@ class _Pipeline:
         outside = {o for o in every.outputs if o in mine}
         used = {a for n in every.nodes if n not in mine for a in n.args if a in mine}
         takes = dict.fromkeys(
-            a for n in group for a in n.args if a not in mine and a.op not in FREE
+            a for n in group for a in n.args if a not in mine and a not in self.free
         )
         gives = [n for n in group if (n in outside or n in used) and len(n.types) == 1]
         region = Region(here, "P", tuple(group), tuple(takes), tuple(gives))
-        graph = on_mesh(region_graph(f"{self.name}_after", region, [], True), self.meshes[here])
+        graph = on_mesh(
+            region_graph(f"{self.name}_after", region, [], True, self.free), self.meshes[here]
+        )
         reads = [self.on(env[a], here) for a in takes]
         env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))
 

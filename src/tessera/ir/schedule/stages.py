@@ -30,29 +30,75 @@ class Region:
     gives: tuple[Node, ...]
 
 
-def stage_numbers(
-    nodes: Sequence[Node], marked: Mapping[Node, int], origins: Mapping[Node, Node], last: int
-) -> dict[Node, int]:
-    """The stage of every node. What is not marked goes where its arguments come from; a gradient
-    goes where the node is that it is the gradient of."""
-    stage: dict[Node, int] = {}
+def free_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
+    """What depends on no input: made again wherever it is read, like masks and tables of angles."""
+    found: set[Node] = set()
     for n in nodes:
-        if n.op == "input" or n.op in FREE:
-            continue
+        if n.op in FREE or (n.args and all(a in found for a in n.args)):
+            found.add(n)
+    return frozenset(found)
+
+
+def depends(nodes: Sequence[Node], sources: Iterable[Node]) -> set[Node]:
+    """`sources` and every one of `nodes` that is computed from them."""
+    found = set(sources)
+    for n in nodes:
+        if any(a in found for a in n.args):
+            found.add(n)
+    return found
+
+
+def stage_numbers(
+    nodes: Sequence[Node],
+    marked: Mapping[Node, int],
+    origins: Mapping[Node, Node],
+    last: int,
+    free: frozenset[Node],
+) -> dict[Node, int]:
+    """The stage of every node. What is not marked goes where its arguments come from, or, if they
+    come from no stage, where it is read first; a gradient goes where the node is that it is the
+    gradient of."""
+    stage: dict[Node, int] = {}
+    backward = depends(nodes, origins)
+    own = [n for n in nodes if n.op != "input" and n not in free]
+    forward = [n for n in own if n not in backward]
+    loose: dict[Node, list[int]] = {}  # in no stage yet: the stages that read it
+    for n in forward:
+        before = [stage[a] for a in n.args if a in stage]
         if n in marked:
             stage[n] = marked[n]
+        elif before:
+            stage[n] = min(max(before), last)
+        else:
+            loose[n] = []
+    for n in reversed(forward):
+        if n in loose:
+            stage[n] = min(loose[n], default=0)
+            if not loose[n]:
+                continue  # no stage reads it
+        for a in n.args:
+            if a in loose:
+                loose[a].append(stage[n])
+    for n in own:
+        if n in stage:
             continue
         source = origins.get(n)
-        if source is not None and source in stage:
+        if n.op != "item" and source is not None and source in stage:
             stage[n] = stage[source]
-            continue
-        before = [stage[a] for a in n.args if a in stage]
-        stage[n] = min(max(before, default=0), last)
+        else:
+            stage[n] = min(max((stage[a] for a in n.args if a in stage), default=0), last)
+    for n in own:  # what picks one result of several stays with its node
+        if n.op == "item":
+            stage[n] = stage[n.args[0]]
     return stage
 
 
 def regions(
-    graph: Graph, wanted: Sequence[Node], gradients: set[Node], stage: Mapping[Node, int]
+    graph: Graph,
+    wanted: Sequence[Node],
+    gradients: set[Node],
+    stage: Mapping[Node, int],
+    free: frozenset[Node],
 ) -> dict[tuple[int, str], Region]:
     """The regions by (stage, kind), for what `wanted` needs. `gradients` are those of `wanted` that
     come from the backward pass.
@@ -61,7 +107,7 @@ def regions(
     """
     needed = reachable(wanted)
     forward = reachable(n for n in wanted if n not in gradients)
-    nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n.op not in FREE]
+    nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
     _one_way(nodes, forward, stage)
     # Of the backward pass, what reaches another stage is I, and so is what that needs.
     crossing = [
@@ -69,7 +115,9 @@ def regions(
         if n not in forward and a not in forward and a in stage and stage[a] != stage[n]
     ]  # fmt: skip
     early = reachable(crossing) - forward
+    early |= {n.args[0] for n in early if n.op == "item"}
     kind = {n: "F" if n in forward else "I" if n in early else "W" for n in nodes}
+    kind.update((n, kind[n.args[0]]) for n in nodes if n.op == "item")
     home = {n: (stage[n], kind[n]) for n in nodes}
     groups: dict[tuple[int, str], list[Node]] = {}
     for n in nodes:
@@ -78,7 +126,7 @@ def regions(
     gives: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
     for n in nodes:
         for a in n.args:
-            if a.op in FREE:
+            if a in free:
                 continue
             if a.op == "input":
                 takes[home[n]][a] = None
@@ -92,6 +140,25 @@ def regions(
         k: Region(*k, tuple(group), tuple(takes[k]), tuple(_single(gives[k])))
         for k, group in groups.items()
     }
+
+
+def whole_backward(
+    found: Mapping[tuple[int, str], Region], wanted: Sequence[Node]
+) -> dict[tuple[int, str], Region]:
+    """By (stage, "B"), the two halves of a backward as one region."""
+    out: dict[tuple[int, str], Region] = {}
+    for s in dict.fromkeys(s for s, kind in found if kind != "F"):
+        halves = [found[s, k] for k in "IW" if (s, k) in found]
+        mine = {n for r in halves for n in r.nodes}
+        others = {a for r in found.values() if r not in halves for a in r.takes} | set(wanted)
+        out[s, "B"] = Region(
+            s,
+            "B",
+            tuple(n for r in halves for n in r.nodes),
+            tuple(dict.fromkeys(a for r in halves for a in r.takes if a not in mine)),
+            tuple(n for r in halves for n in r.gives if n in others),
+        )
+    return out
 
 
 def _single(nodes: Iterable[Node]) -> list[Node]:
@@ -114,7 +181,9 @@ def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int
 
 
 # -- on the mesh of a stage -----------------------------------------------------------------------
-def region_graph(name: str, region: Region, sums: Sequence[Node], first: bool) -> Graph:
+def region_graph(
+    name: str, region: Region, sums: Sequence[Node], first: bool, free: frozenset[Node]
+) -> Graph:
     """The graph of a region. The nodes `sums` are added up over microbatches: but for the first,
     it takes what there is of each so far, and gives that with its own on top."""
     new: dict[Node, Node] = {}
@@ -123,16 +192,7 @@ def region_graph(name: str, region: Region, sums: Sequence[Node], first: bool) -
     for a in region.takes:
         new[a] = Node("input", (), a.types, {"name": f"v{len(inputs)}"})
         inputs.append(new[a])
-    for n in region.nodes:
-        for a in n.args:
-            if a.op in FREE and a not in new:
-                new[a] = a
-                nodes.append(a)
-        args = tuple(new[a] for a in n.args)
-        new[n] = n if args == n.args else Node(
-            n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
-        )  # fmt: skip
-        nodes.append(new[n])
+    copied(region.nodes, new, nodes, free)
     outs = [new[n] for n in region.gives]
     for s in sums:
         if first:
@@ -144,6 +204,29 @@ def region_graph(name: str, region: Region, sums: Sequence[Node], first: bool) -
         nodes.append(total)
         outs.append(total)
     return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs))
+
+
+def copied(
+    group: Sequence[Node], new: dict[Node, Node], nodes: list[Node], free: frozenset[Node]
+) -> None:
+    """Puts `group` into `nodes`, each after what it needs of `free`; `new` is what stands for
+    what."""
+    for root in group:
+        todo = [root]
+        while todo:
+            n = todo[-1]
+            late = [a for a in n.args if a not in new and a in free]
+            if n in new:
+                todo.pop()
+            elif late:
+                todo.extend(late)
+            else:
+                args = tuple(new[a] for a in n.args)
+                new[n] = n if args == n.args else Node(
+                    n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
+                )  # fmt: skip
+                nodes.append(new[n])
+                todo.pop()
 
 
 def on_mesh(graph: Graph, mesh: Mesh) -> Graph:

@@ -1,0 +1,243 @@
+"""How many bytes does a step need on each device, before it is compiled? By category, at its peak.
+
+What is given to a program and what it gives back is exact: it follows from the layouts. What it
+needs inside is an estimate, by the rules of cost/liveness.py.
+
+>>> from tessera.core.layout import parse_type
+>>> from tessera.core.mesh import Mesh
+>>> from tessera.ir.graph.build import Builder
+>>> mesh = Mesh(["dp", "tp"], devices=range(8), shape=(2, 4))
+>>> b = Builder("step")
+>>> x, w = (b.input(parse_type(t, mesh)) for t in ("f32[512@dp, 64]", "f32[64, 256@tp]"))
+>>> y = b("sum", b("tanh", b("contract", x, w, index="a b, b c -> a c")), dims=(1,))
+>>> plan = memory_plan(b.graph([y]), {"weights": [w.type]})
+>>> plan.rows
+{'weights': 16384, 'batch': 65536, 'results': 1024, 'temporaries': 65536}
+>>> plan.persistent, plan.peak
+(16384, 148480)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from ..ir.graph.node import Graph
+from ..ir.schedule.schedule import SEND, Schedule, Step
+from .liveness import Liveness, of_graph, of_schedule
+
+Held = Mapping[str, Iterable[TensorType]]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one device at the peak of a run.
+
+    `persistent_rows` are what stays between runs, by category, and `batch` the other arguments;
+    `results` those that take no argument's place. Inside the program, at its peak, `gradients` and
+    `activations` wait for later readers, `working` is read and written right then.
+    """
+
+    persistent_rows: Mapping[str, int]
+    batch: int
+    results: int
+    gradients: int
+    activations: int
+    working: int
+
+    @property
+    def persistent(self) -> int:
+        return sum(self.persistent_rows.values())
+
+    @property
+    def temporary(self) -> int:
+        """What is there inside the program only."""
+        return self.gradients + self.activations + self.working
+
+    @property
+    def peak(self) -> int:
+        return self.persistent + self.batch + self.results + self.temporary
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """All of it by category, empty ones left out."""
+        rows = {
+            **self.persistent_rows,
+            "batch": self.batch,
+            "results": self.results,
+            "gradients": self.gradients,
+            "activations kept": self.activations,
+            "temporaries": self.working,
+        }
+        return {name: size for name, size in rows.items() if size}
+
+
+def memory_plan(
+    program: Graph | Schedule,
+    held: Held | None = None,
+    gradients: Iterable[TensorType] = (),
+    *,
+    donated: bool = True,
+    widens: bool = True,
+) -> MemoryPlan:
+    """The memory of one run of `program` on each device.
+
+    `held` names what stays between runs ("weights", "optimizer"), by the types of the arguments;
+    the others are the batch. `gradients` are the types by which waiting gradients are told from
+    waiting activations. `donated`: results take the place of arguments of their type. `widens`: the
+    device multiplies narrow floats as f32, as CPUs do.
+    """
+    p = of_schedule(program) if isinstance(program, Schedule) else of_graph(program)
+    rows, batch = _categories([n.type for n in p.given], held or {})
+    free = Counter(n.type for n in p.given if donated)
+    free.subtract(n.type for n in p.results if n in set(p.given))
+    results = 0
+    for n in dict.fromkeys(p.results):
+        if n in set(p.given):
+            continue
+        if free[n.type] > 0:
+            free[n.type] -= 1
+        else:
+            results += n.type.local_bytes
+    live = Liveness(p, widens, fresh=not donated)
+    known = _Gradients(gradients)
+    waiting = live.at_peak()[0]
+    mine = sum(t.local_bytes for n in waiting for t in n.types if known.take(t))
+    rest = sum(live.bytes_of[n] for n in waiting) - mine
+    return MemoryPlan(rows, batch, results, mine, rest, live.peak - mine - rest)
+
+
+def _categories(given: Iterable[TensorType], held: Held) -> tuple[dict[str, int], int]:
+    """(bytes by category, bytes of what is in none)."""
+    left = Counter(given)
+    rows = {}
+    for name, types in held.items():
+        rows[name] = 0
+        for t in types:
+            if left[t] > 0:
+                left[t] -= 1
+                rows[name] += t.local_bytes
+    return rows, sum(t.local_bytes * n for t, n in left.items())
+
+
+class _Gradients:
+    """Tells waiting gradients by their shapes; those of stacked layers may come one by one. Each is
+    found once."""
+
+    def __init__(self, types: Iterable[TensorType]) -> None:
+        self.types = list(types)
+        self.left = [t.size for t in self.types]  # elements that were not found yet
+
+    def take(self, t: TensorType) -> bool:
+        """Whether a value of type `t` is one of them."""
+        for i, g in enumerate(self.types):
+            fits = t.dtype is g.dtype and t.rank > 0 and t.shape in (g.shape, g.shape[1:])
+            if fits and self.left[i] >= t.size:
+                self.left[i] -= t.size
+                return True
+        return False
+
+
+# -- pipelines ------------------------------------------------------------------------------------
+def stage_plans(
+    schedule: Schedule,
+    held: Held | None = None,
+    gradients: Iterable[TensorType] = (),
+    *,
+    widens: bool = True,
+) -> dict[Mesh, MemoryPlan]:
+    """The memory of each slice of the mesh that `schedule` runs on, at that slice's own peak.
+
+    Between steps are the buffers, whose lifetimes are in the schedule; a running step adds what it
+    needs inside. The other arguments are as in `memory_plan`.
+    """
+    gradients = list(gradients)
+    found = (s.graph.mesh for s in schedule.steps)
+    slices = dict.fromkeys(m for m in found if m is not None and m != schedule.mesh)
+    if not slices and schedule.mesh is not None:
+        slices = {schedule.mesh: None}
+    inside = {
+        g: Liveness(of_graph(g), widens, fresh=True).peak for g in {s.graph for s in schedule.steps}
+    }
+    homes = _homes(schedule)
+    return {m: _stage_plan(schedule, m, homes, inside, held or {}, gradients) for m in slices}
+
+
+def _homes(schedule: Schedule) -> list[Mesh | None]:
+    """Per buffer the slice that it is on, None for all of them."""
+    homes = [t.mesh if t.mesh != schedule.mesh else None for t in schedule.buffers]
+    for step in schedule.steps:
+        for b in step.writes:
+            if schedule.buffers[b].mesh is None and step.graph.mesh != schedule.mesh:
+                homes[b] = step.graph.mesh
+    return homes
+
+
+def _stage_plan(
+    schedule: Schedule,
+    mesh: Mesh,
+    homes: list[Mesh | None],
+    inside: Mapping[Graph, int],
+    held: Held,
+    gradients: list[TensorType],
+) -> MemoryPlan:
+    types, out = schedule.buffers, set(schedule.outputs)
+    here = {b for b, home in enumerate(homes) if home in (None, mesh)}
+    given = [types[b].on(mesh) if types[b].mesh is None else types[b]
+             for b in schedule.inputs if b in here]  # fmt: skip
+    rows, batch = _categories(given, held)
+    spans = _spans(schedule, here)
+    change = [0] * (len(schedule.steps) + 2)
+    for b, (first, last) in spans.items():
+        change[first] += types[b].local_bytes
+        change[last + 1] -= types[b].local_bytes
+    best: tuple[int, int, int] = (-1, 0, 0)
+    now = 0
+    for i, step in enumerate(schedule.steps):
+        now += change[i]
+        own = inside[step.graph] if _runs_on(step, mesh, schedule.mesh) else 0
+        best = max(best, (now + own, -i, own))
+    at, own = -best[1], best[2]
+    busy = {*schedule.steps[at].reads, *schedule.steps[at].writes}
+    known = _Gradients(gradients)
+    sizes = dict.fromkeys(("results", "gradients", "activations"), 0)
+    working = own
+    for b, (first, last) in spans.items():
+        if not first <= at <= last:
+            continue
+        size = types[b].local_bytes
+        if b in out:
+            sizes["results"] += size
+        elif known.take(types[b]):
+            sizes["gradients"] += size
+        elif b in busy:
+            working += size
+        else:
+            sizes["activations"] += size
+    return MemoryPlan(
+        rows, batch, sizes["results"], sizes["gradients"], sizes["activations"], working
+    )
+
+
+def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
+    """The lifetimes of the buffers in `here` that are made. What is sent to where its blocks are
+    already is no copy: it keeps them there."""
+    spans = {b: schedule.lifetimes[b] for b in sorted(here - set(schedule.inputs))}
+    same: dict[int, int] = {}
+    for step in schedule.steps:
+        if step.stream == SEND:
+            for a, b in zip(step.reads, step.writes, strict=True):
+                if a in here and b in here:
+                    same[b] = same.get(a, a)
+    for b, a in same.items():
+        last = spans.pop(b)[1]
+        if a in spans:
+            spans[a] = spans[a][0], max(spans[a][1], last)
+    return spans
+
+
+def _runs_on(step: Step, mesh: Mesh, whole: Mesh | None) -> bool:
+    return step.graph.mesh in (None, mesh, whole)

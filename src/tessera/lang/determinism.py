@@ -1,0 +1,53 @@
+"""What is promised of the bits? `dist.deterministic(...)`, and what it means for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..core.context import put, replaced
+from ..core.errors import UsageError, fail
+from .checks import flag, shown
+
+PROMISES = ("fast", "run_to_run", "mesh_invariant")
+ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
+
+
+@contextmanager
+def deterministic(
+    reduce_tree: str = "binary", *, promise: str = "mesh_invariant"
+) -> Iterator[None]:
+    """Programs that are compiled inside keep a promise about their bits (guide 1, 7.8; guide 2, 4).
+
+    "fast" promises nothing, "run_to_run" the same bits for the same program on the same devices,
+    "mesh_invariant" the same bits on every fold of the logical mesh. Sums over devices then follow
+    `reduce_tree` over logical places: "binary" (or "fixed"), adjacent pairs; "ring", one after the
+    other. Raises UsageError.
+    """
+    _checked(reduce_tree, promise)
+    with replaced(promise=promise, order=ORDERS[reduce_tree]):
+        yield
+
+
+def set_deterministic(
+    on: bool = True, reduce_tree: str = "binary", *, promise: str = "mesh_invariant"
+) -> None:
+    """The same from here on; `on=False` takes it back."""
+    flag("set_deterministic", "the choice", on)
+    _checked(reduce_tree, promise)
+    put(promise=promise if on else "fast", order=ORDERS[reduce_tree])
+
+
+def _checked(reduce_tree: object, promise: object) -> None:
+    if not isinstance(reduce_tree, str) or reduce_tree not in ORDERS:
+        raise fail(
+            UsageError,
+            f"deterministic: reduce_tree cannot be {shown(reduce_tree)}",
+            fix="use " + ", ".join(ORDERS),
+        )
+    if not isinstance(promise, str) or promise not in PROMISES:
+        raise fail(
+            UsageError,
+            f"deterministic: the promise cannot be {shown(promise)}",
+            fix="use " + ", ".join(PROMISES),
+        )

@@ -1,0 +1,366 @@
+"""Are a plan's persistent bytes what the formulas say, and do buffers live as long as they must?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera import dist, nn, optim
+from tessera.core.layout import TensorType, parse_type
+from tessera.core.mesh import Mesh
+from tessera.cost.liveness import Liveness, of_graph, of_schedule
+from tessera.cost.memory import memory_plan, stage_plans
+from tessera.ir.graph.build import Builder
+from tessera.ir.graph.node import Graph, Node
+from tessera.ir.schedule.build import build_schedule
+from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
+from tessera.show.mesh_picture import plain_text
+from tessera.show.plan_view import planned, planned_memory, render_plan
+
+KIB = 1024
+
+
+def zero(stage: int, axis: str) -> Any:
+    return dist.strategy("zero_redundancy_optimizer", axis, stage=stage)
+
+
+def planned_step(
+    shapes: dict[str, tuple[int, ...]], plan: Any, mesh: Mesh, optimizer: Any
+) -> tuple[Graph, dict[str, Any]]:
+    """A training step over weights of these shapes, recorded, and what it holds."""
+    weights = dist.place({k: nn.Parameter(*s) for k, s in shapes.items()}, plan, mesh)
+    state = optimizer.init(weights, plan)
+    # A row of a batch for each device.
+    types = {k: parse_type(f"f32[{mesh.size}]", mesh) for k in shapes}
+    x = {k: plan.batch(t) for k, t in types.items()}
+
+    def step(weights: Any, state: Any, x: Any) -> Any:
+        loss = sum((w * w).sum() * x[k].mean() for k, w in weights.items())
+        grads = ts.grad(loss, weights, layout=plan)
+        return optimizer.update(weights, grads, state)
+
+    gradients = {k: plan.gradient(k, w.type) for k, w in weights.items()}
+    held = {"weights": weights, "gradients": gradients, "optimizer": state}
+    return planned(step, weights, state, x), held
+
+
+def split_bytes(shape: tuple[int, ...], n: int) -> int:
+    """f32 bytes of the largest piece: the largest dim that n divides, else the largest dim, is cut
+    into n pieces, rounded up."""
+    even = [s for s in shape if s % n == 0]
+    cut = max(even or shape)
+    return 4 * math.prod(shape) // cut * -(-cut // n)
+
+
+def check_formulas(
+    shapes: dict[str, tuple[int, ...]], plan: Any, mesh: Mesh, stage: int, n: int
+) -> None:
+    """Weights W, gradients W and K·W of state, each divided by n from its stage on."""
+    whole = sum(4 * math.prod(s) for s in shapes.values())
+    part = sum(split_bytes(s, n) for s in shapes.values())
+    for optimizer, k in ((optim.AdamW(0.1), 2), (optim.Momentum(0.1), 1)):
+        graph, held = planned_step(shapes, plan, mesh, optimizer)
+        rows = planned_memory(graph, held).persistent_rows
+        counter = 4  # the number of the step
+        assert rows["weights"] == (part if stage >= 3 else whole)
+        assert rows["optimizer"] == k * (part if stage >= 1 else whole) + counter
+        gradients = sum(t.local_bytes for t in held["gradients"].values())
+        assert gradients == (part if stage >= 2 else whole)
+
+
+# -- formulas -------------------------------------------------------------------------------------
+EVEN = {"a": (64, 16), "b": (8, 24), "c": (32,)}
+UNEVEN = {"a": (7, 5), "b": (13,), "c": (9, 10), "d": (3, 1, 2)}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+@pytest.mark.parametrize("shapes", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_zero_over_any_axis_holds_what_the_formulas_say(
+    stage: int, axis: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    mesh = Mesh.parse("dp=2,tp=4")
+    check_formulas(shapes, zero(stage, axis), mesh, stage, mesh.sizes[axis])
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("shapes", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_hybrid_zero_splits_over_one_axis_and_repeats_over_the_other(
+    stage: int, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    mesh = Mesh.parse("out=3,in=4")
+    plan = zero(stage, "in") + dist.strategy("data_parallel", "out")
+    check_formulas(shapes, plan, mesh, stage, 4)
+
+
+def test_where_all_divides_zero_3_is_the_textbook_formula() -> None:
+    mesh = Mesh.parse("dp=8")
+    graph, held = planned_step(EVEN, zero(3, "dp"), mesh, optim.AdamW(0.1))
+    w = sum(4 * math.prod(s) for s in EVEN.values())
+    rows = planned_memory(graph, held).persistent_rows
+    assert rows == {"weights": w // 8, "optimizer": 2 * w // 8 + 4}
+    assert sum(t.local_bytes for t in held["gradients"].values()) == w // 8
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.integers(2, 8),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3]),
+)
+def test_zero_of_any_shapes(sizes: list[list[int]], n: int, r: int, stage: int) -> None:
+    shapes = {f"w{i}": tuple(s) for i, s in enumerate(sizes)}
+    mesh = Mesh.parse(f"in={n},out={r}")
+    plan = zero(stage, "in") + dist.strategy("data_parallel", "out")
+    whole = sum(4 * math.prod(s) for s in shapes.values())
+    for kind, first in ((plan.weight, 3), (plan.gradient, 2), (plan.optimizer, 1)):
+        types = [kind(k, parse_type(f"f32[{', '.join(map(str, s))}]", mesh))
+                 for k, s in shapes.items()]  # fmt: skip
+        part = sum(split_bytes(s, n) for s in shapes.values())
+        assert sum(t.local_bytes for t in types) == (part if stage >= first else whole)
+
+
+# -- which values hold a buffer -------------------------------------------------------------------
+def need(b: Builder, *outs: Node, **how: Any) -> int:
+    return Liveness(of_graph(b.graph(list(outs))), **how).peak
+
+
+def square(b: Builder, n: int = 64, dtype: str = "f32") -> Node:
+    """An input of n × n numbers; 16 KiB for f32 and 64."""
+    return b.input(parse_type(f"{dtype}[{n}, {n}]"))
+
+
+def product(b: Builder, x: Node, y: Node) -> Node:
+    return b("contract", x, y, index="a b, b c -> a c")
+
+
+def total(b: Builder, x: Node) -> Node:
+    return b("sum", x, dims=(0, 1))
+
+
+def test_chains_of_elements_hold_nothing() -> None:
+    b = Builder("f")
+    x = square(b)
+    assert need(b, total(b, b("exp", b("mul", b("tanh", x), x)))) == 0
+
+
+def test_dear_work_for_two_readers_is_done_once_and_cheap_work_twice() -> None:
+    b = Builder("f")
+    y = b("tanh", square(b))
+    assert need(b, total(b, y), total(b, b("neg", y))) == 16 * KIB
+    b = Builder("f")
+    y = b("neg", square(b))
+    assert need(b, total(b, y), total(b, b("exp", y))) == 0
+
+
+def test_a_product_reads_buffers_and_fills_one() -> None:
+    b = Builder("f")
+    x = square(b)
+    # Its operand must lie somewhere, but for the order of its dims.
+    assert need(b, total(b, product(b, b("exp", x), x))) == 32 * KIB
+    b = Builder("f")
+    x = square(b)
+    assert need(b, total(b, product(b, b("transpose", x, perm=(1, 0)), x))) == 16 * KIB
+
+
+def test_a_buffer_is_free_after_its_last_reader() -> None:
+    b = Builder("f")
+    x = y = square(b)
+    for _ in range(5):
+        y = product(b, y, x)
+    assert need(b, total(b, y)) == 2 * 16 * KIB
+
+
+def test_what_waits_for_a_late_reader_stays() -> None:
+    b = Builder("f")
+    x = y = square(b)
+    steps = [y := product(b, y, x) for _ in range(5)]
+    for z in reversed(steps[:-1]):
+        y = product(b, y, z)
+    # At the turn all five are there; then one product more than what still waits.
+    assert need(b, total(b, y)) == (5 + 1) * 16 * KIB
+
+
+def test_elements_are_written_over_an_operand_that_ends() -> None:
+    b = Builder("f")
+    x = square(b)
+    y = b("tanh", product(b, x, x))
+    assert need(b, total(b, product(b, y, x))) == 2 * 16 * KIB
+
+
+def test_results_are_not_temporary_and_may_hold_what_comes_before_them() -> None:
+    b = Builder("f")
+    x = square(b)
+    out = b("tanh", product(b, x, x))
+    assert need(b, out) == 16 * KIB
+    assert need(b, out, fresh=True) == 0
+    b = Builder("f")
+    x = square(b)
+    assert need(b, product(b, x, x)) == 0
+
+
+def test_narrow_floats_are_widened_for_products_where_the_device_needs_it() -> None:
+    b = Builder("f")
+    x = square(b, dtype="bf16")
+    out = total(b, product(b, product(b, x, x), x))
+    assert need(b, out) == 2 * 16 * KIB and need(b, out, widens=False) == 2 * 8 * KIB
+
+
+def test_a_loop_needs_its_stack_from_the_beginning_and_one_turn_inside() -> None:
+    def f(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        def body(h: ts.Tensor, _: Any) -> Any:
+            return ts.tanh(ts.exp(h @ w) @ w), ts.exp(h)
+
+        y, ys = ts.scan(body, x, ts.zeros((7,)))
+        return ys.sum() + y.sum()
+
+    x = parse_type("f32[64, 64]")
+    graph = planned(f, x, x)
+    (loop,) = (n for n in graph.nodes if n.op == "scan")
+    inner = Liveness(of_graph(loop.attrs["body"]), body=True).peak
+    stack = (1 + 7) * 16 * KIB  # the carry and seven rows
+    # A product and its operand; then the carry and the row that is stacked.
+    assert inner == 2 * 16 * KIB
+    assert Liveness(of_graph(graph)).peak == stack + inner + 7 * 4  # and what it goes along
+
+
+def test_sums_that_the_compiler_makes_one_hold_all_of_them() -> None:
+    mesh = Mesh.parse("dp=4")
+    b = Builder("f")
+    w = b.input(parse_type("f32[64, 64]", mesh))
+    x = b.input(parse_type("f32[64, 64@dp]", mesh))
+    parts = []
+    for _ in range(3):
+        parts.append(product(b, x, b("transpose", x, perm=(1, 0))))
+        x = b("exp", x)
+    wide = [b.redistribute(g, g.type.complete(), "gradient") for g in parts]
+    together = [total(b, b("mul", b("mul", g, g), w)) for g in wide]
+    assert need(b, *together) == 3 * 2 * 16 * KIB  # before and after, all three
+    # Where one is read before the next is ready, they stay apart.
+    b = Builder("f")
+    w = y = b.input(parse_type("f32[64, 64@dp]", mesh))
+    for _ in range(3):
+        y = product(b, y, b("transpose", w, perm=(1, 0)))
+        y = b.redistribute(y, y.type.complete(), "for the product")
+        y = b.redistribute(b("mul", y, y), w.type)
+    assert need(b, y) == 2 * 16 * KIB
+
+
+def test_a_schedule_needs_what_its_graph_needs() -> None:
+    mesh = Mesh.parse("dp=2,tp=4")
+    shapes = {"a": (64, 64), "b": (64, 16)}
+    graph, _ = planned_step(shapes, zero(3, "dp"), mesh, optim.AdamW(0.1))
+    steps = build_schedule(graph)
+    assert len(steps.steps) > 2
+    assert Liveness(of_schedule(steps)).peak == Liveness(of_graph(graph)).peak
+
+
+def test_an_empty_program_needs_nothing() -> None:
+    b = Builder("f")
+    x = square(b)
+    plan = memory_plan(b.graph([x]))
+    assert plan.rows == {"batch": 16 * KIB} and plan.peak == 16 * KIB
+
+
+# -- by category ----------------------------------------------------------------------------------
+def test_what_takes_no_arguments_place_is_a_result() -> None:
+    b = Builder("f")
+    x, w = square(b), square(b)
+    graph = b.graph([b("add", x, w), b("exp", total(b, w)), b("cast", x, dtype=ts.bf16)])
+    given = {"weights": [w.type]}
+    kept = memory_plan(graph, given)
+    assert (kept.persistent, kept.batch, kept.results) == (16 * KIB, 16 * KIB, 8 * KIB + 4)
+    assert memory_plan(graph, given, donated=False).results == 16 * KIB + 8 * KIB + 4
+
+
+def test_gradients_and_activations_wait_and_the_rest_is_worked_on() -> None:
+    b = Builder("f")
+    x, w = b.input(parse_type("f32[128, 64]")), square(b)
+    h = b("tanh", b("contract", x, w, index="a b, b c -> a c"))  # kept, 32 KiB
+    g = b("contract", x, x, index="a b, a c -> b c")  # as large as the weight, 16 KiB
+    big = b("contract", x, x, index="a b, c b -> a c")  # 64 KiB
+    out = b("sum", b("contract", big, h, index="a b, b c -> a c"), dims=(0, 1))
+    graph = b.graph([out, total(b, b("exp", g))])
+    plan = memory_plan(graph, {"weights": [w.type]}, [w.type])
+    assert (plan.gradients, plan.activations, plan.working) == (16 * KIB, 0, 128 * KIB)
+    unknown = memory_plan(graph, {"weights": [w.type]})
+    assert unknown.activations == 16 * KIB and unknown.temporary == plan.temporary
+
+
+# -- pipelines ------------------------------------------------------------------------------------
+def two_stages() -> tuple[Schedule, Mesh, Mesh]:
+    """x on stage 0, y = exp(x @ x) there, sent to stage 1, which gives y @ y."""
+    mesh = Mesh.parse("pp=2,dp=2")
+    first, second = mesh.slice(pp=0), mesh.slice(pp=1)
+    kinds: list[TensorType] = [parse_type("f32[64, 64]", m) for m in (first, first, second, second)]
+
+    def step(on: Mesh, count: int) -> Graph:
+        b = Builder("stage")
+        x = b.input(parse_type("f32[64, 64]", on))
+        y = x
+        for _ in range(count):
+            y = product(b, y, x)
+        return b.graph([b("add", y, x)])
+
+    x = Node("input", (), (kinds[2],), {"name": "b1"})
+    steps = (
+        Step(step(first, 3), (0,), (1,), FUSED, 0),
+        Step(Graph("send", (x,), (x,), (x,)), (1,), (2,), SEND, 0),
+        Step(step(second, 2), (2,), (3,), FUSED, 1),
+    )
+    return Schedule("f", mesh, tuple(kinds), (0,), (3,), steps), first, second
+
+
+def test_each_stage_holds_its_own_buffers_and_what_its_steps_need() -> None:
+    schedule, first, second = two_stages()
+    plans = stage_plans(schedule, {"weights": [schedule.buffers[0]]})
+    # Stage 0: its weight; room for y, where the first and the last product lie; and the second.
+    assert plans[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
+    # Stage 1: nothing is given to it; y there, the result, where one product lies, and the other.
+    assert plans[second].rows == {"results": 16 * KIB, "temporaries": 32 * KIB}
+
+
+def test_the_plan_of_a_pipeline_has_a_column_for_each_stage() -> None:
+    schedule, first, _ = two_stages()
+    graph = schedule.steps[0].graph
+    held = {"weights": [schedule.buffers[0]]}
+    text = plain_text(render_plan(first, graph, {}, held, schedule=schedule)).splitlines()
+    at = text.index("planned peak of a step")
+    assert text[at + 1 : at + 9] == [
+        "              stage 0   stage 1",
+        "───────────────────────────────",
+        "weights        16 KiB       0 B",
+        "temporaries    32 KiB    32 KiB",
+        "results           0 B    16 KiB",
+        "",
+        "together       48 KiB    48 KiB",
+        "",
+    ]
+
+
+def test_what_lies_there_already_is_not_copied() -> None:
+    mesh = Mesh.parse("pp=2,dp=2")
+    first, second = mesh.slice(pp=0), mesh.slice(pp=1)
+    whole = parse_type("f32[64, 64]", mesh)
+    kinds = (whole, whole.on(first), whole.on(second))
+    x, y = (Node("input", (), (t,), {"name": "b0"}) for t in kinds[1:])
+    steps = tuple(
+        Step(Graph("send", (n,), (n,), (n,)), (0,), (i,), SEND, 0) for i, n in ((1, x), (2, y))
+    )
+    schedule = Schedule("f", mesh, kinds, (0,), (1, 2), steps)
+    assert [p.peak for p in stage_plans(schedule).values()] == [16 * KIB, 16 * KIB]
+
+
+def test_a_schedule_on_one_mesh_is_one_stage() -> None:
+    mesh = Mesh.parse("dp=2,tp=4")
+    graph, held = planned_step(EVEN, zero(1, "dp"), mesh, optim.SGD(0.1))
+    plans = stage_plans(
+        build_schedule(graph), {"weights": [w.type for w in held["weights"].values()]}
+    )
+    assert list(plans) == [mesh]
+    assert plans[mesh].persistent == sum(4 * math.prod(s) for s in EVEN.values())

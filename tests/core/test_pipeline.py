@@ -1,0 +1,278 @@
+"""What a pipeline refuses before anything runs, and how graphs come apart into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, graph, nn, pipeline
+from tessera.ir.schedule.stages import balanced
+
+MESH = dist.Mesh.parse("dp=2 pp=2")
+W = {k: np.ones((8, 8), np.float32) for k in "abc"}
+X = np.ones((16, 8), np.float32)
+
+
+def layer(k: str) -> Callable[..., Any]:
+    return lambda w, x: (w, ts.tanh(x @ w[k]))
+
+
+def last(w: Any, x: Any) -> Any:
+    return x @ w["c"]
+
+
+PARTS = [layer("a"), layer("b"), last]
+
+
+def piped(parts: Any = PARTS, **options: Any) -> pipeline.Pipe:
+    return pipeline.compose(2, parts, **{"mesh": MESH, "microbatches": 4, **options})
+
+
+PIPE = piped()
+
+
+def called(model: Any, x: Any = X, w: Any = W) -> None:
+    ts.jit(lambda weights, x: model(weights, x))(w, x)
+
+
+def trained(model: Any, loss: Callable[[Any], Any], after: Callable[[Any, Any], Any]) -> None:
+    def step(weights: Any, x: Any) -> Any:
+        out = model(weights, x)
+        value = loss(out)
+        return after(ts.grad(value, weights), out)
+
+    ts.jit(step)(W, X)
+
+
+def backwards() -> None:
+    """The second part is written before the first in the function's own order of stages."""
+    a = graph.stage("a")(lambda w, x: ts.tanh(x @ w["a"]))
+    b = graph.stage("b")(lambda w, x: ts.tanh(x @ w["b"]))
+    model = graph.pipeline([a, b], MESH, "pp")(lambda w, x: a(w, b(w, x)))
+    called(model)
+
+
+def twice() -> None:
+    one, two = piped(), piped()
+    called(lambda w, x: two(w, one(w, x)))
+
+
+def in_a_loop() -> None:
+    model = piped()
+    called(lambda w, x: ts.scan(lambda c, _: (model(w, c), ()), x, x)[0])
+
+
+def split_over_pp() -> None:
+    called(piped(), w={**W, "b": ts.tensor(W["b"], mesh=MESH, layout="[8@pp, 8]")})
+
+
+def elsewhere() -> None:
+    other = dist.Mesh(("dp", "pp"), devices=[4, 5, 6, 7], shape={"dp": 2, "pp": 2})
+    called(piped(), w={**W, "b": ts.tensor(W["b"], mesh=other)})
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "microbatches that do not divide": (
+        lambda: called(piped(microbatches=5)),
+        """compose: a batch of 16 does not divide into 5 microbatches
+  at  : test_pipeline.py
+  fix : choose a number that divides it: microbatches=""",
+    ),
+    "rows of a device that do not divide": (
+        lambda: called(piped(microbatches=16), ts.tensor(X, mesh=MESH, layout="[16@dp, 8]")),
+        """compose: the rows of a batch do not divide into 16 microbatches on each device
+  batch : f32[16@dp, 8]
+  at    : test_pipeline.py
+  fix   : choose a number that divides them: microbatches=""",
+    ),
+    "axis missing": (
+        lambda: called(piped(axis="stage")),
+        """compose: there is no mesh with an axis 'stage' to lay the stages on
+  mesh : dp=2 pp=2
+  at   : test_pipeline.py
+  fix  : pass mesh=..., or name another axis of the mesh""",
+    ),
+    "no mesh": (
+        lambda: called(piped(mesh=None)),
+        """compose: there is no mesh with an axis 'pp' to lay the stages on
+  mesh : none
+  at   : test_pipeline.py
+  fix  : pass mesh=..., or name another axis of the mesh""",
+    ),
+    "fewer parts than stages": (
+        lambda: called(
+            pipeline.compose(2, PARTS[:2], mesh=dist.Mesh.parse("pp=4"), microbatches=8)
+        ),
+        """compose: 2 parts for a pipeline of 4 stages
+  axis : pp of pp=4 one=1
+  at   : test_pipeline.py
+  fix  : give a part for each stage, or a smaller axis; one function is cut where one value \
+passes""",
+    ),
+    "fewer functions than stages": (
+        lambda: pipeline.compose(4, PARTS),
+        """compose: 3 functions for 4 stages
+  at  : test_pipeline.py
+  fix : give a function for each stage, or fewer stages""",
+    ),
+    "a stage that needs a later one": (
+        backwards,
+        """pipeline: stage 0 needs a value of stage 1, which comes later
+  value   : f32[4, 8]
+  made at : test_pipeline.py
+  at      : test_pipeline.py
+  fix     : order the stages so that values only go forward""",
+    ),
+    "a weight split over the axis of the stages": (
+        split_over_pp,
+        """compose: a tensor is split over 'pp', which the stages lie along
+  tensor : f32[8@pp, 8]
+  at     : test_pipeline.py
+  fix    : leave it replicated there: each stage keeps what it uses""",
+    ),
+    "a tensor on another mesh": (
+        elsewhere,
+        """compose: a tensor lies on another mesh
+  tensor : f32[8, 8] on dp=2 pp=2
+  mesh   : dp=2 pp=2
+  at     : test_pipeline.py
+  fix    : put it on the mesh, or on a stage's slice of it""",
+    ),
+    "two pipelines": (
+        twice,
+        """compose: a function calls pipelines twice
+  at  : test_pipeline.py
+  fix : put all stages into one pipeline, and call it once in a function""",
+    ),
+    "in a loop": (
+        in_a_loop,
+        """compose: a pipeline is called in a loop or a local body
+  at  : test_pipeline.py
+  fix : call it in the compiled function itself""",
+    ),
+    "a result that does not separate": (
+        lambda: called(lambda w, x: PIPE(w, x).sum(0)),
+        """compose: a result does not separate by microbatch
+  result  : f32[8]
+  made at : test_pipeline.py
+  at      : test_pipeline.py
+  fix     : return losses (float scalars), gradients, or values with the batch as dim 0""",
+    ),
+    "a sum over the batch": (
+        lambda: trained(piped(), lambda out: (out * out).sum(), lambda g, out: g),
+        """compose: a loss is a sum over the batch, not a mean
+  summed  : f32[4, 8]
+  made at : test_pipeline.py
+  at      : test_pipeline.py
+  fix     : use .mean(), or divide by the rows: a loss is averaged over the microbatches""",
+    ),
+    "a microbatch's value after the gradients": (
+        lambda: trained(piped(), lambda out: out.mean(), lambda g, out: g["a"] * out.mean()),
+        """compose: what comes after the gradients needs a value of single microbatches
+  value : f32[8, 8]
+  at    : test_pipeline.py
+  fix   : use gradients, weights and state there; return losses as they are""",
+    ),
+    "a gradient of the batch": (
+        lambda: ts.jit(lambda weights, x: ts.grad(PIPE(weights, x).mean(), x))(W, X),
+        """compose: a gradient is asked for of what has as many rows as the batch
+  tensor : f32[16, 8]
+  at     : test_pipeline.py
+  fix    : if it is a weight, hand it in under a name that says so: weights=, params=""",
+    ),
+    "labels counted in a loop": (
+        lambda: trained(
+            piped(),
+            lambda out: ts.scan(
+                lambda c, _: (c + nn.cross_entropy(out, ts.argmax(out, -1)), ()),
+                ts.tensor(0.0),
+                out,
+            )[0],
+            lambda g, out: g,
+        ),
+        """compose: a loss over labels is computed in a loop, where it is unknown how many labels \
+the other microbatches have
+  count : f32[]
+  at    : test_pipeline.py
+  fix   : compute it outside of ts.scan""",
+    ),
+    "a table that cannot run": (
+        lambda: called(
+            piped(
+                schedule=pipeline.Table.from_csv(
+                    "0F0,0B0,0F1,0B1,0F2,0B2,0F3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", name="short"
+                )
+            )
+        ),
+        """pipeline: table short cannot run
+  rank 0 : 0B3 (or 0I3 and 0W3) is missing
+  fix    : correct the table""",
+    ),
+    "an unknown schedule": (
+        lambda: piped(schedule="2F2B"),
+        """pipeline: there is no schedule '2F2B'
+  known : GPipe, 1F1B, Interleaved1F1B, ZB-H1, ZB-H2, ZBV, DualPipeV
+  at    : test_pipeline.py
+  fix   : use one of these, a Table, the name of a .csv file, or a function""",
+    ),
+    "two axes": (
+        lambda: pipeline.run(("pp", "dp")),
+        """run: a pipeline lies along one axis
+  axes : ('pp', 'dp')
+  at   : test_pipeline.py
+  fix  : name one: mesh_axes=("pp",)""",
+    ),
+    "no batch": (
+        lambda: ts.jit(lambda weights: PIPE(weights, 1.0))(W),
+        """compose: a pipeline needs a tensor whose dim 0 is the batch
+  at  : test_pipeline.py
+  fix : give the batch as an argument; names like weights and params are for weights""",
+    ),
+    "asked before the first call": (
+        lambda: piped().place(W),
+        """compose.place: the pipeline has not been called yet
+  at  : test_pipeline.py
+  fix : call it once""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_is_refused(name: str) -> None:
+    run, message = ERRORS[name]
+    with pytest.raises(ts.TesseraError) as found:
+        run()
+    lines = [
+        line.split("test_pipeline.py")[0] + "test_pipeline.py"
+        if "test_pipeline.py" in line
+        else line
+        for line in str(found.value).splitlines()
+    ]
+    assert "\n".join(lines) == message
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_the_dearest_stage_costs_as_little_as_can_be(parts: int) -> None:
+    rng = np.random.default_rng(parts)
+    for _ in range(20):
+        costs = rng.integers(1, 30, 7).tolist()
+
+        def dearest(starts: Any, costs: Any = costs) -> float:
+            ends = [*starts[1:], len(costs)]
+            return max(sum(costs[a:b]) for a, b in zip(starts, ends, strict=True))
+
+        every = [(0, *c) for c in combinations(range(1, len(costs)), parts - 1)]
+        assert dearest(balanced(costs, parts)) == min(map(dearest, every))
+
+
+def test_traced_it_is_a_plain_function() -> None:
+    """What only records a function, and runs nothing, sees the stages one after the other."""
+
+    model = piped()
+    traced = graph.trace(lambda weights, x: model(weights, x), W, X)
+    assert "contract" in str(traced)

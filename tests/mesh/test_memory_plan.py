@@ -1,0 +1,187 @@
+"""Is a planned peak near what XLA says of the compiled program, and is the exact part exact?"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, pipeline
+from tessera.compile import Stages
+from tessera.cost.memory import stage_plans
+from tessera.ir.schedule.schedule import Schedule
+from tessera.runtime import arrays
+from tessera.runtime.stepped import Stepped
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BOUND = 0.2
+# The one case of the table that the rules miss; the page says so.
+MISSED = {"GPT, ring attention"}
+ROW = re.compile(
+    r"^\| (.+?)(†?) \| `(.+?)` \| ([\d.]+) \| ([\d.]+) \| ([+-]?\d+)% \|", re.MULTILINE
+)
+
+
+def grid() -> Any:
+    spec = importlib.util.spec_from_file_location("memory_plan_grid", DOCS / "memory_plan_grid.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+CASES = grid().CASES
+# One of each kind; the script compiles all of them.
+HERE = (
+    "GPT", "GPT, bf16 products", "GPT, recompute", "GPT, dp tp", "GPT, ZeRO-1", "GPT, ZeRO-3, tp",
+    "GPT, uneven vocabulary and heads, dp tp", "GPT, uneven ZeRO-3", "GPT, ZeRO-3 in, dp out",
+    "MLP, dp", "MLP, deep, ZeRO-1", "ConvNet, wide, dp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_plan_is_what_xla_says_of_the_program(name: str) -> None:
+    plan, xla = CASES[name].measure()
+    assert plan.persistent + plan.batch == xla.arguments
+    # XLA counts a pointer for each result, on top of the results.
+    assert 0 <= xla.results - xla.reused - plan.results <= 8 * 100
+    assert abs(plan.temporary / xla.temporary - 1) <= BOUND
+    assert abs(plan.peak / xla.peak - 1) <= BOUND
+
+
+def test_the_table_of_the_page_has_every_case_within_its_bound() -> None:
+    rows = {m[1]: m for m in ROW.finditer((DOCS / "memory-plan.md").read_text())}
+    assert list(rows) == list(CASES)
+    for name, row in rows.items():
+        case, planned, xla, error = CASES[name], float(row[4]), float(row[5]), int(row[6])
+        assert (row[3], row[2] == "†") == (case.mesh, not case.fitted)
+        assert abs(100 * (planned / xla - 1) - error) < 6  # of the rounded numbers
+        assert (abs(error) <= 100 * BOUND) != (name in MISSED)
+
+
+def test_the_counted_bytes_are_those_of_the_arrays() -> None:
+    case = CASES["GPT, uneven ZeRO-3"]
+    _, held, _ = case.record()
+    for tree in (held["weights"], held["optimizer"]):
+        tensors = [t for t in jax.tree.leaves(tree) if isinstance(t, ts.Tensor)]
+        assert len(tensors) > 5
+        for t in tensors:
+            assert {s.data.nbytes for s in t.data.addressable_shards} == {t.type.local_bytes}
+
+
+# -- pipelines ------------------------------------------------------------------------------------
+class Caught(Exception):
+    """Carries a pipeline's program out of the call that would run it."""
+
+
+def pipelined(
+    pp: int, dp: int, kind: str, count: int, cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Schedule, Stepped]:
+    """A step of six residual blocks of an MLP, cut into stages of uneven depth at `cuts`."""
+    d, layers, rows = 64, 6, 512
+    mesh = dist.Mesh(("pp", "dp"), shape={"pp": pp, "dp": dp})
+    shapes = {"up": (d, 4 * d), "down": (4 * d, d)}
+    weights = [{k: ts.tensor(np.ones(s, np.float32), mesh) for k, s in shapes.items()}
+               for _ in range(layers)]  # fmt: skip
+    x = ts.tensor(np.ones((rows, d), np.float32), mesh, f"[{rows}@dp, {d}]")
+    now: list[Any] = []
+
+    def part(first: int, last: int) -> Any:
+        def stage(h: ts.Tensor) -> ts.Tensor:
+            for w in now[first:last]:
+                h = h + ts.tanh(h @ w["up"]) @ w["down"]
+            return h
+
+        return stage
+
+    stages = [part(a, b) for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
+    pipe = pipeline.compose(len(stages), stages, mesh=mesh, schedule=kind, microbatches=count)
+
+    @ts.jit
+    def train_step(weights: Any, x: ts.Tensor) -> Any:
+        now[:] = weights
+        y = pipe(x)
+        loss = (y * y).mean()
+        return loss, ts.grad(loss, weights)
+
+    def catch(self: Stages, *_: Any) -> Any:
+        raise Caught(self)
+
+    monkeypatch.setattr(Stages, "__call__", catch)
+    with pytest.raises(Caught) as caught:
+        train_step(weights, x)
+    program = caught.value.args[0]
+    return program.schedule, program.run
+
+
+def live(env: dict[int, Any]) -> dict[int, int]:
+    """Bytes of all buffers, by device; what two arrays share counts once."""
+    seen: dict[int, dict[int, int]] = {}
+    for array in env.values():
+        for shard in array.addressable_shards:
+            here = seen.setdefault(shard.device.id, {})
+            here[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return {device: sum(sizes.values()) for device, sizes in seen.items()}
+
+
+def measured(s: Schedule, run: Stepped) -> Iterator[dict[int, int]]:
+    """The schedule run step by step: after each, the bytes of a device, with what XLA says the
+    step's program needs besides."""
+    env = {
+        b: arrays.place(np.zeros(s.buffers[b].shape, np.float32), s.buffers[b]) for b in s.inputs
+    }
+    inside: dict[Any, int] = {}
+    for i, (step, program) in enumerate(zip(s.steps, run.steps, strict=True)):
+        ins = [env[b] for b in step.reads]
+        own = 0
+        if step.kind != "send":
+            if step.graph not in inside:
+                found: Any = program
+                analysis = found.lower(*ins).compile().memory_analysis()
+                inside[step.graph] = analysis.temp_size_in_bytes
+            own = inside[step.graph]
+        outs = program(*ins)
+        jax.block_until_ready(outs)
+        env.update(zip(step.writes, outs, strict=True))
+        mesh = step.graph.mesh or s.mesh
+        assert mesh is not None
+        busy = set(np.ravel(mesh.array()).tolist())
+        yield {d: size + (own if d in busy else 0) for d, size in live(env).items()}
+        for b in s.freed[i]:
+            del env[b]
+
+
+@pytest.mark.parametrize(
+    ("pp", "dp", "kind", "count", "cuts"),
+    [
+        (2, 2, "1F1B", 4, [3]),
+        (2, 2, "GPipe", 4, [2]),
+        (2, 4, "ZB-H1", 4, [1]),
+        (4, 2, "1F1B", 8, [1, 3, 4]),
+        (4, 1, "GPipe", 8, [2, 3, 4]),
+    ],
+)
+def test_each_stages_peak_is_that_of_the_arrays_that_live(
+    pp: int, dp: int, kind: str, count: int, cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, run = pipelined(pp, dp, kind, count, cuts, monkeypatch)
+    plans = stage_plans(schedule)
+    assert len(plans) == pp
+    peaks: dict[int, int] = {}
+    for now in measured(schedule, run):
+        peaks.update({d: max(size, peaks.get(d, 0)) for d, size in now.items()})
+    for mesh, plan in plans.items():
+        given = plan.batch  # weights too: all that is given lies on every device
+        for device in np.ravel(mesh.array()).tolist():
+            inside = peaks[device] - given
+            assert abs((plan.peak - given) / inside - 1) <= 0.03

@@ -1,0 +1,382 @@
+"""Does a pipelined program give what the same program gives on one device, whatever its schedule,
+mesh, stages and state?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, graph, nn, op, pipeline
+from tessera.ir.schedule.formulas import peak_activations
+
+RNG = np.random.default_rng(11)
+V, D, H, B, S, LAYERS = 12, 8, 24, 16, 3, 4
+Weights = dict[str, Any]
+
+
+def made(*shape: int) -> Any:
+    return (RNG.normal(size=shape) * 0.4).astype(np.float32)
+
+
+WEIGHTS: Weights = {"embed": made(V, D), "gain": made(D)}
+for i in range(LAYERS):
+    WEIGHTS |= {f"up{i}": made(D, H + 8 * i), f"down{i}": made(H + 8 * i, D)}
+TOKENS = RNG.integers(0, V, (B, S)).astype(np.int32)
+LABELS = RNG.integers(0, V, (B, S)).astype(np.int32)
+LABELS[:5] = -100  # microbatches without a single label that counts
+LABELS[9, 1:] = -100
+
+
+def first(w: Weights, t: Any) -> Any:
+    return w, ts.take(w["embed"], t, 0)
+
+
+def layer(k: int) -> Callable[..., Any]:
+    return lambda w, x: (w, x + ts.tanh(x @ w[f"up{k}"]) @ w[f"down{k}"])
+
+
+def last(w: Weights, x: Any) -> Any:
+    return (x * w["gain"]) @ w["embed"].T  # tied to the first
+
+
+PARTS = [first, *map(layer, range(LAYERS)), last]
+
+
+def plain(w: Weights, t: Any) -> Any:
+    out: Any = (w, t)
+    for part in PARTS:
+        out = part(*out)
+    return out
+
+
+def training(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of Adam, with the norm of all gradients."""
+
+    def step(weights: Weights, state: Weights, batch: Weights) -> Any:
+        logits = model(weights, batch["x"])
+        loss = nn.cross_entropy(logits, batch["y"])
+        grads = ts.grad(loss, weights)
+        norm = ts.sqrt(sum((g * g).sum() for g in grads.values()))
+        m = {k: 0.9 * state["m"][k] + 0.1 * g for k, g in grads.items()}
+        v = {k: 0.9 * state["v"][k] + 0.1 * g * g for k, g in grads.items()}
+        scale = ts.minimum(1.0 / norm, 1.0) * 0.1
+        new = {k: w - scale * m[k] / (ts.sqrt(v[k]) + 0.1) for k, w in weights.items()}
+        return loss, grads, new, {"m": m, "v": v}, logits
+
+    return step
+
+
+def zeros() -> Weights:
+    return {k: {n: np.zeros_like(w) for n, w in WEIGHTS.items()} for k in "mv"}
+
+
+def close(got: Any, want: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    a, b = leaves(got), leaves(want)
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=rtol, atol=atol)
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [x for k in tree for x in leaves(tree[k])]
+    if isinstance(tree, (list, tuple)):
+        return [x for v in tree for x in leaves(v)]
+    return [tree]
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[Any]:
+    """Three steps on one device."""
+    f = ts.jit(training(plain))
+    out, found = (None, None, WEIGHTS, zeros()), []
+    for _ in range(3):
+        out = f(out[2], out[3], {"x": TOKENS, "y": LABELS})
+        found.append(out)
+    return found
+
+
+MESHES = {
+    "dp pp": ("dp=2 pp=2", lambda k: "[{0}, {1}]", "[{0}@dp, {1}]"),
+    "tp pp": ("pp=2 tp=2", lambda k: SPLIT.get(k[:-1], ""), ""),
+    "dp tp pp": ("dp=2 tp=2 pp=2", lambda k: SPLIT.get(k[:-1], ""), "[{0}@dp, {1}]"),
+}
+SPLIT = {"up": "[{0}, {1}@tp]", "down": "[{0}@tp, {1}]"}
+
+
+def on(x: Any, mesh: Any, text: str) -> Any:
+    plain = "[" + ", ".join(map(str, x.shape)) + "]"
+    return ts.tensor(x, mesh=mesh, layout=text.format(*x.shape) if text and x.ndim > 1 else plain)
+
+
+def data(mesh: Any, how: str = "") -> Weights:
+    return {"x": on(TOKENS, mesh, how), "y": on(LABELS, mesh, how)}
+
+
+def reverse_rows(rank: int, ranks: int, microbatches: int) -> list[str]:
+    """GPipe whose backward goes through the microbatches in reverse."""
+    many = range(microbatches)
+    return [f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in reversed(many)]
+
+
+@pytest.mark.parametrize("where", MESHES)
+@pytest.mark.parametrize("schedule", [*pipeline.SCHEDULES, reverse_rows, "csv"])
+def test_training_as_on_one_device(
+    schedule: Any, where: str, steps: list[Any], tmp_path: Path
+) -> None:
+    text, of, batch = MESHES[where]
+    mesh = dist.Mesh.parse(text)
+    if schedule == "csv":
+        path = tmp_path / "own.csv"
+        path.write_text(pipeline.pipeline_table("1F1B", 2, 4).to_csv())
+        schedule = str(path)
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, schedule=schedule, microbatches=4)
+    f = ts.jit(training(model))
+    w = {k: on(v, mesh, of(k)) for k, v in WEIGHTS.items()}
+    state = {n: {k: on(v, mesh, of(k)) for k, v in s.items()} for n, s in zeros().items()}
+    out: Any = (None, None, w, state)
+    for want in steps:  # the second call has its weights on slices, the first on the whole mesh
+        out = f(out[2], out[3], data(mesh, batch))
+        close(out, want)
+    assert f._recordings == 2
+    assert len(model.balance) == model.table.stages
+
+
+def test_gradients_come_back_where_the_weights_were() -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
+    f = ts.jit(training(model))
+    w = {k: on(v, mesh, "") for k, v in WEIGHTS.items()}
+    _, grads, new, state, _ = f(w, zeros(), data(mesh))
+    assert {g.mesh for g in grads.values()} == {mesh}
+    slices = [mesh.slice(pp=0), mesh.slice(pp=1)]
+    assert new["up0"].mesh == slices[0] and new["up3"].mesh == slices[1]
+    _, grads, _, _, _ = f(new, state, data(mesh))
+    assert grads["up0"].mesh == slices[0] and grads["up3"].mesh == slices[1]
+
+
+def test_placed_weights_are_not_sent(steps: list[Any]) -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
+    f = ts.jit(training(model))
+    batch = data(mesh)
+    f(WEIGHTS, zeros(), batch)
+    w, state = model.place(WEIGHTS), {k: model.place(v) for k, v in zeros().items()}
+    for k, t in w.items():
+        np.testing.assert_array_equal(t.numpy(), WEIGHTS[k])
+        assert t.mesh in (mesh.slice(pp=0), mesh.slice(pp=1))
+    assert model.place(w) is w
+    for want in steps:
+        out = f(w, state, batch)
+        close(out, want)
+        w, state = out[2], out[3]
+    assert f._recordings == 2
+    s = model.schedule
+    sent = [step.reads[0] for step in s.steps if step.kind == "send"]
+    # The batch, each half to the one stage that reads it, and of the weights the tied one alone.
+    assert [s.buffers[b].shape for b in sent if b in s.inputs] == [(B, S), (B, S), (V, D)]
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBV"])
+def test_one_function_is_cut_by_cost(schedule: str, steps: list[Any]) -> None:
+    mesh = dist.Mesh.parse("pp=2")
+
+    @pipeline.run(mesh_axes=("pp",), schedule=schedule, microbatches=8, mesh=mesh)
+    def model(weights: Weights, x: Any) -> Any:
+        return plain(weights, x)
+
+    out = ts.jit(training(model))(WEIGHTS, zeros(), {"x": TOKENS, "y": LABELS})
+    close(out, steps[0])
+    assert sum(model.sizes) > 4 and max(model.balance) < sum(model.balance)
+    assert model.plan_text().count("FLOP") == model.table.stages
+
+
+def test_stages_by_name_and_the_training_step() -> None:
+    """Guide 3, 4.4 and 4.5: modules in named stages, their weights found by the step."""
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+
+    def build() -> tuple[Any, Any]:
+        encoder = graph.stage("encoder")(lambda x: op.transformer_block(x, heads=2))
+        decoder = graph.stage("decoder")(lambda x: op.transformer_block(x, depth=2, heads=2))
+        return encoder, decoder
+
+    x, y = made(B, S, D), made(B, S, D)
+
+    def trained(model: Any) -> Any:
+        ts.seed(3)
+
+        @graph.training_step(module="M")
+        def step(batch: Weights) -> Any:
+            loss = ((model(batch["input"]) - batch["labels"]) ** 2).mean()
+            return graph.backward(loss), loss
+
+        found = []
+        for _ in range(3):
+            grads, loss = step({"input": x, "labels": y})
+            step.update({k: step.parameters[k] - 0.1 * g for k, g in grads.items()})
+            found.append((grads, loss))
+        return found
+
+    encoder, decoder = build()
+    want = trained(lambda x: decoder(encoder(x)))
+    encoder, decoder = build()
+
+    @graph.pipeline(stages=[encoder, decoder], mesh=mesh, axis="pp")
+    def model(x: Any) -> Any:
+        return decoder(encoder(x)) * 1.0
+
+    got = trained(model)
+    for (a, loss), (b, same) in zip(got, want, strict=True):
+        np.testing.assert_allclose(loss.numpy(), same.numpy(), rtol=1e-5)
+        assert a.keys() == b.keys()
+        for k in a:
+            np.testing.assert_allclose(a[k].numpy(), b[k].numpy(), rtol=1e-4, atol=1e-5)
+    assert model.table.name == "1F1B" and model.table.microbatches == 4
+
+
+def test_stages_of_other_layouts() -> None:
+    """One stage splits its hidden dim over tp, the other its rows."""
+    mesh = dist.Mesh.parse("tp=2 pp=2")
+    w = {"a": made(D, H), "b": made(H, D), "c": made(D, V)}
+    x, y = made(B, D), LABELS[:, 0]
+
+    def one(weights: Weights, x: Any) -> Any:
+        return weights, ts.tanh(x @ weights["a"]) @ weights["b"]
+
+    def two(weights: Weights, x: Any) -> Any:
+        if x.mesh is not None:
+            x = dist.shard(dist.all_reduce(x, "tp"), "tp", 0)
+        return x @ weights["c"]
+
+    def step(model: Any) -> Any:
+        def run(weights: Weights, x: Any, y: Any) -> Any:
+            loss = nn.cross_entropy(model(weights, x), y)
+            return loss, ts.grad(loss, weights)
+
+        return ts.jit(run)
+
+    want = step(lambda w, x: two(*one(w, x)))(w, x, y)
+    model = pipeline.compose(stages=2, assign=[one, two], mesh=mesh, microbatches=4)
+    laid = {"a": on(w["a"], mesh, "[{0}, {1}@tp]"), "b": on(w["b"], mesh, "[{0}@tp, {1}]")}
+    close(step(model)({**laid, "c": on(w["c"], mesh, "")}, x, y), want)
+
+
+def test_forward_only_and_rows() -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
+    want = ts.jit(plain)(WEIGHTS, TOKENS)
+    close(model(WEIGHTS, on(TOKENS, mesh, "[{0}@dp, {1}]")), want)  # called as it is
+
+    @ts.jit
+    def scored(weights: Weights, x: Any) -> Any:
+        out = model(weights, x)
+        return ts.argmax(out, -1), (out * out).mean(), weights["gain"] * 2
+
+    best, mean, twice = scored(WEIGHTS, TOKENS)
+    np.testing.assert_array_equal(best.numpy(), want.numpy().argmax(-1))
+    np.testing.assert_allclose(mean.numpy(), (want.numpy() ** 2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(twice.numpy(), WEIGHTS["gain"] * 2)
+    assert not any(s.note[1:2] in "IW" for s in model.schedule.steps if s.note[:1].isdigit())
+
+
+def test_what_does_not_depend_on_the_batch() -> None:
+    """A penalty on the weights, a weight that is not used, a table made in the first stage."""
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+    w = {"a": made(D, D), "b": made(D, D), "unused": made(3)}
+    x = made(B, D)
+
+    def model(weights: Weights, x: Any) -> Any:
+        angles = ts.cos(ts.arange(D).to(ts.f32))
+        x = ts.tanh(x @ weights["a"]) * angles
+        return ts.tanh(x @ weights["b"]) * angles
+
+    def step(model: Any) -> Any:
+        def run(weights: Weights, x: Any) -> Any:
+            penalty = sum((v * v).sum() for v in weights.values()) * 0.1
+            loss = model(weights, x).mean() + penalty
+            return loss, ts.grad(loss, weights), penalty
+
+        return ts.jit(run)
+
+    piped = pipeline.run(("pp",), microbatches=4, mesh=mesh)(model)
+    close(step(piped)(w, x), step(model)(w, x))
+
+
+def test_dropout_draws_anew_for_each_microbatch() -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+
+    def one(x: Any) -> Any:
+        return nn.dropout(x, 0.5)
+
+    def two(x: Any) -> Any:
+        return x * 1.0
+
+    model = pipeline.compose(stages=2, assign=[one, two], mesh=mesh, microbatches=4)
+    x = np.ones((16, 64), np.float32)
+    ts.seed(5)
+    a, b = model(x).numpy(), model(x).numpy()
+    ts.seed(5)
+    np.testing.assert_array_equal(model(x).numpy(), a)
+    assert (a != b).any() and set(np.unique(a)) == {0.0, 2.0}
+    parts = {a[k].tobytes() for k in range(16)}
+    assert len(parts) == 16 and 0.4 < (a == 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "ZB-H1", "ZBV"])
+def test_buffers_live_as_the_formulas_say(name: str) -> None:
+    mesh, count = dist.Mesh.parse("pp=2"), 8
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=count, schedule=name)
+    ts.jit(training(model))(WEIGHTS, zeros(), {"x": TOKENS, "y": LABELS})
+    s, table = model.schedule, model.table
+    kept: dict[tuple[int, int], int] = {}  # (stage, microbatch) to the last step that needs it
+    began: dict[tuple[int, int], int] = {}
+    for i, step in enumerate(s.steps):
+        at, kind, m = step.note[:1], step.note[1:2], step.note[2:]
+        if at.isdigit() and kind == "F":
+            began[int(at), int(m)] = i
+            kept[int(at), int(m)] = max(
+                s.lifetimes[b][1] for b in step.writes if b not in totals(s)
+            )
+    live = max(
+        sum(began[k] < i <= kept[k] for k in began if table.placement[k[0]] == 0)
+        for i in range(len(s.steps))
+    )
+    assert live == peak_activations(name, 2, count)
+
+
+def totals(s: Any) -> set[int]:
+    """Buffers that are added up over the microbatches, and results."""
+    read = {b for step in s.steps if step.note in ("mean", "rows") for b in step.reads} | set(
+        s.outputs
+    )
+    for step in reversed(s.steps):
+        if set(step.writes) & read and step.note[1:2] in "FIW":
+            read |= {b for b in step.reads if s.buffers[b].rank == 0}
+    return read
+
+
+def test_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
+    model(WEIGHTS, TOKENS)
+    pipeline.show(model)
+    shown = capsys.readouterr().out
+    assert "stage 1 on devices 1, 3" in shown and "rank 0 │ F0 F1" in shown
+    assert pipeline.pipeline_svg(model.table).startswith("<svg")
+
+
+def test_few_microbatches_warn() -> None:
+    mesh = dist.Mesh.parse("pp=4")
+    model = pipeline.compose(stages=4, assign=PARTS, mesh=mesh, microbatches=4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model(WEIGHTS, TOKENS)
+    (one,) = [w for w in found if issubclass(w.category, pipeline.PipelineWarning)]
+    assert Path(one.filename).name == "test_pipeline.py"
+    assert str(one.message).startswith("1F1B: with 4 microbatches on 4 ranks each rank idles 43%")

@@ -60,16 +60,15 @@ class Recorder:
     def node(self, t: Tensor) -> Node:
         """The node of `t` here; a tensor from outside becomes a hidden input. In a local body it is
         this device's block of it."""
-        node = self._node(t)
-        if self.view is not None and not set(self.view.axes).isdisjoint(node.type.split_axes):
-            axes = [a for a in self.view.axes if a in node.type.split_axes]
-            return self.builder("recast", node, layout=as_local(node.type, axes))
+        node = t._node if t._recorder is self else self._outside(t)
+        assert node is not None
+        if self.view is not None and (split := node.types[0].split_axes):
+            axes = [a for a in self.view.axes if a in split]
+            if axes:
+                return self.builder("recast", node, layout=as_local(node.type, axes))
         return node
 
-    def _node(self, t: Tensor) -> Node:
-        if t._recorder is self:
-            assert t._node is not None
-            return t._node
+    def _outside(self, t: Tensor) -> Node:
         known = self._nodes.get(id(t))
         if known is not None:
             return known

@@ -8,13 +8,14 @@ ARGS   ?=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check fmt lint test test-core bench clean
+.PHONY: help demo check fmt lint test test-core bench prove clean
 
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
 	@echo "make check      format, lint, types, import contracts, all tests"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
+	@echo "make prove      one logical program on 24 placements: the same bits (ARGS=--small)"
 	@echo "make fmt        format and fix what can be fixed"
 	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
 
@@ -52,6 +53,9 @@ test-core: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/run.py $(ARGS)
+
+prove: $(READY)
+	$(BIN)/python bench/prove.py $(ARGS)
 
 fmt: $(READY)
 	$(BIN)/ruff format .

@@ -54,10 +54,12 @@ def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType)
             return 0
 
 
-def plan(src: TensorType, dst: TensorType) -> list[Step]:
+def plan(src: TensorType, dst: TensorType, in_order: bool = False) -> list[Step]:
     """The steps from `src` to `dst`: same shape and dtype, any two layouts of one mesh.
 
-    Raises ShapeError, MeshError or LayoutError where there is no such change of layout.
+    With `in_order` partial sums are completed axis by axis in one order (the last name first),
+    whatever the target: that fixes the order of additions, and may send more. Raises ShapeError,
+    MeshError or LayoutError where there is no such change of layout.
     """
     if src is dst:
         return []
@@ -78,12 +80,12 @@ def plan(src: TensorType, dst: TensorType) -> list[Step]:
              ("to", f"{dst} on {dst.mesh and dst.mesh.text()}")],
             fix="build both on one mesh",
         )  # fmt: skip
-    return list(_Planner(src, dst).steps())
+    return list(_Planner(src, dst, in_order).steps())
 
 
 class _Planner:
-    def __init__(self, src: TensorType, dst: TensorType) -> None:
-        self.now, self.dst, self.sizes = src, dst, dst.sizes
+    def __init__(self, src: TensorType, dst: TensorType, in_order: bool) -> None:
+        self.now, self.dst, self.sizes, self.in_order = src, dst, dst.sizes, in_order
         # Per dim, the axes that leave it and the axes that come; the others keep their digits.
         self.leave: list[list[str]] = []
         self.come: list[list[str]] = []
@@ -142,9 +144,15 @@ class _Planner:
     def _finish_partials(self) -> Iterator[Step]:
         goal = dict(self.dst.partial)
         open_ = [(a, k) for a, k in self.now.partial if goal.get(a) != k]
+        if self.in_order:
+            open_.reverse()
         for axis, kind in list(open_):
             j = self._home(axis)
             if kind != "sum" or j < 0 or self.leave[j] or len(self._arrivals(j, axis)) > 1:
+                if self.in_order:
+                    open_.remove((axis, kind))
+                    left = tuple(p for p in self.now.partial if p[0] != axis)
+                    yield self._step("all_reduce", [axis], self.now.with_partial(left), -1, -1)
                 continue
             self.come[j].remove(axis)
             open_.remove((axis, kind))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.context import settings
 from ..core.errors import LayoutError, fail
 from ..core.layout import (
     Digit,
@@ -177,6 +178,8 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     gone = [a for a in src.split_axes if a not in out.split_axes]
     if n.op in ("all_gather", "all_to_all") and gone:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
+        if settings().promise == "mesh_invariant":
+            free = ()  # all at once, in the one order that there is
         return [
             b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")
         ]

@@ -23,7 +23,7 @@ from ..ops.redistribute import COLLECTIVES, NAMES
 from . import xp_jax
 from .arrays import block_shape
 from .lower import Block, masked, run_local
-from .order import ordered_scatter, ordered_sum, tree
+from .order import FixedXp, ordered_scatter, ordered_sum, tree
 
 Array = Any
 Turn = tuple[int, ...]  # one number for each folded axis that matters
@@ -180,10 +180,12 @@ class Folded:
             for i, dim, kind in infer(op, tuple(ins), n.attrs).reduces:
                 args[i] = masked(args[i], site.valid(ins[i], dim), dim, kind)
 
-        def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
-            return run_local(body, given, TurnBlock(self.mesh, site.turn))
+        xp = FixedXp if self.order else xp_jax
 
-        return op.local(Call(xp_jax, site, tuple(ins), n.types, n.attrs, inner), *args)
+        def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
+            return run_local(body, given, TurnBlock(self.mesh, site.turn), xp)
+
+        return op.local(Call(xp, site, tuple(ins), n.types, n.attrs, inner), *args)
 
     def _scan(self, n: Node, values: Sequence[Value]) -> Value:
         """All turns' blocks go through the loop together, since its body may join them."""

@@ -67,12 +67,13 @@ def masked(x: Array, ok: Array, dim: int, kind: str) -> Array:
     return xp_jax.where(ok.reshape(shape), x, fill)
 
 
-def run_local(graph: Graph, args: Sequence[Array], site: Block) -> list[Array]:
-    """The outputs of `graph` on this device, from its blocks of the inputs."""
+def run_local(graph: Graph, args: Sequence[Array], site: Block, xp: Any = xp_jax) -> list[Array]:
+    """The outputs of `graph` on this device, from its blocks of the inputs, by the functions of
+    `xp`."""
     env: dict[Node, Any] = dict(zip(graph.inputs, args, strict=True))
 
     def inner(body: Graph, values: Sequence[Array]) -> list[Array]:
-        return run_local(body, values, Block())
+        return run_local(body, values, Block(), xp)
 
     for n in graph.nodes:
         if n.op == "input":
@@ -86,7 +87,7 @@ def run_local(graph: Graph, args: Sequence[Array], site: Block) -> list[Array]:
         if any(t.padded_dims for t in ins):
             for i, dim, kind in infer(op, ins, n.attrs).reduces:
                 values[i] = masked(values[i], site.valid(ins[i], dim), dim, kind)
-        env[n] = op.local(Call(xp_jax, site, ins, n.types, n.attrs, inner), *values)
+        env[n] = op.local(Call(xp, site, ins, n.types, n.attrs, inner), *values)
     return [env[o] for o in graph.outputs]
 
 

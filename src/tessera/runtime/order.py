@@ -8,11 +8,15 @@ size and with transport.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+
+from . import xp_jax
 
 Array = Any
 FOLD = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
@@ -48,6 +52,22 @@ def _subtrees(terms: Sequence[Array], order: str) -> list[Array]:
 
 def _total(terms: Sequence[Array], order: str) -> Array:
     return tree(terms) if order == "binary" else chain(terms)
+
+
+def fixed_sum(x: Array, dims: tuple[int, ...]) -> Array:
+    """The sum over `dims` as a product with ones: the compiler fuses a reduction into whatever
+    reads it, in another order of additions, and leaves a product alone."""
+    if not jnp.issubdtype(x.dtype, jnp.floating) or not dims:
+        return xp_jax.sum(x, dims)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    rows = math.prod(x.shape[d] for d in kept)
+    flat = lax.transpose(x, (*kept, *dims)).reshape(rows, -1)
+    ones = jnp.ones((flat.shape[1], 1), x.dtype)
+    total = lax.dot(flat, ones, preferred_element_type=jnp.float32)
+    return total.reshape([x.shape[d] for d in kept]).astype(x.dtype)
+
+
+FixedXp = SimpleNamespace(**{**vars(xp_jax), "sum": fixed_sum})
 
 
 def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> Array:

@@ -123,13 +123,19 @@ class Loop:
         self.body = Stepped(build_schedule(attrs["body"]), True, around.options, around.order)
         self.places = [step.graph.inputs.index(a) if a.op == "input" else None
                        for a in self.node.args]  # fmt: skip
-        self.made = {k: self._maker(a, around.schedule) for k, a in enumerate(self.node.args)
+        self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
                      if a.op != "input"}  # fmt: skip
 
-    def _maker(self, n: Node, around: Schedule) -> Program:
+    def _maker(self, n: Node, around: Stepped) -> Program:
         """The program of an argument that is made from nothing."""
-        graph = Graph(n.op, (n,), (), (n,))
-        return jitted(n.op, lambda _: run_local(graph, [], Block()), [], [n.type], around.mesh)
+        graph, mesh = Graph(n.op, (n,), (), (n,)), around.schedule.mesh
+
+        def body(args: Sequence[Array]) -> list[Any]:
+            if mesh is not None and by_turns(mesh, around.order):
+                return Folded(mesh, around.order).program(graph, [])
+            return run_local(graph, [], Block())
+
+        return jitted(n.op, body, [], [n.type], mesh, (), around.options, around.order)
 
     def __call__(self, *args: Array) -> list[Array]:
         attrs = self.node.attrs
@@ -160,7 +166,8 @@ class Loop:
 
 def _lead(t: TensorType) -> int:
     """Where dim 0 of a value of type `t` is in its array."""
-    return len(t.partial) + len(t.per)
+    folded = t.mesh is not None and t.mesh.onto is not None  # where an axis is two dims
+    return (len(t.partial) + len(t.per)) * (2 if folded else 1)
 
 
 _row = jax.jit(

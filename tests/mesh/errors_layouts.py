@@ -159,14 +159,14 @@ row("a mesh larger than the machine", ts.BackendError,
 mesh: needs 4096 devices, this machine has 8
   backend : 8 x cpu
   at      : AT
-  fix     : start with TESSERA_DEVICES=4096 (virtual CPU devices), or use a smaller mesh
+  fix     : mesh.fold(onto=8), a smaller mesh, or TESSERA_DEVICES=4096 (virtual CPU devices)
 """)
 row("a device out of range", ts.BackendError,
     lambda: X + ts.tensor(X, mesh=dist.Mesh(("dp",), devices=[0, 99]), layout="[2@dp, 3]"), """
 mesh: needs 100 devices, this machine has 8
   backend : 8 x cpu
   at      : AT
-  fix     : start with TESSERA_DEVICES=100 (virtual CPU devices), or use a smaller mesh
+  fix     : name devices from 0 to 7, or TESSERA_DEVICES=100 (virtual CPU devices)
 """)
 
 def a_collective_under_strict() -> Any:

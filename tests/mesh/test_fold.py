@@ -88,7 +88,7 @@ def test_a_model_trains_alike(zero: int) -> None:
 
 def test_a_mesh_larger_than_the_machine_says_how_it_fits() -> None:
     mesh = dist.Mesh.parse("dp=16")
-    with pytest.raises(ts.BackendError, match=r"fold the mesh: mesh.fold\(onto=8\)"):
+    with pytest.raises(ts.BackendError, match=r"fix     : mesh.fold\(onto=8\)"):
         ts.ones((16,)).numpy(), ts.tensor(np.ones(16), mesh=mesh, layout="[16@dp]").numpy()
     folded = mesh.fold(onto=8)
     assert ts.tensor(np.ones(16), mesh=folded, layout="[16@dp]").sum().item() == 16.0

@@ -32,14 +32,16 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")],
-            fix=f"start with {switches.DEVICES}={needed} (virtual CPU devices), fold the mesh:"
-            f" mesh.fold(onto={have if mesh is None else _fits(mesh, have)}), or use a smaller one",
+            fix=f"{_smaller(mesh, have)}, or {switches.DEVICES}={needed} (virtual CPU devices)",
         )
 
 
-def _fits(mesh: Mesh, have: int) -> int:
-    """The most devices, at most `have`, that `mesh` can be folded onto."""
-    return max(n for n in range(1, have + 1) if mesh.size % n == 0)
+def _smaller(mesh: Mesh | None, have: int) -> str:
+    """How `mesh` comes to fit `have` devices."""
+    if mesh is None or mesh.size <= have:
+        return f"name devices from 0 to {have - 1}"
+    onto = max(n for n in range(1, have + 1) if mesh.size % n == 0)
+    return f"mesh.fold(onto={onto}), a smaller mesh"
 
 
 def need_plain(who: str) -> None:

@@ -15,7 +15,7 @@ help:
 	@echo "make check      format, lint, types, import contracts, all tests"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
-	@echo "make prove      one logical program on 24 placements: the same bits (ARGS=--small)"
+	@echo "make prove      logical programs on many placements: the same bits (ARGS=--small)"
 	@echo "make fmt        format and fix what can be fixed"
 	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
 

@@ -24,43 +24,60 @@ import numpy as np
 from peers import jax_gpt
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, pipeline
+from tessera.core.context import replaced
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.devices import start
 
 RATE, BETAS, EPS, DECAY = 3e-4, (0.9, 0.95), 1e-8, 0.1
+MICROBATCHES = 4
 
 
-def weights_of(config: jax_gpt.GPTConfig) -> dict[str, np.ndarray]:
-    """The peer's initial weights under our names: layers stacked, heads a dim of their own."""
+def axes_of(text: str) -> dict[str, int]:
+    """The axes of "dp=2,tp=2"; none of "one"."""
+    return {} if text == "one" else {k: int(v) for k, v in (x.split("=") for x in text.split(","))}
+
+
+def weights_of(config: jax_gpt.GPTConfig, stacked: bool) -> dict[str, np.ndarray]:
+    """The peer's initial weights under our names: heads a dim of their own, layers perhaps too."""
     w = jax_gpt.init(config)
     d, heads = config.width, config.heads
 
-    def stack(name: str) -> np.ndarray:
-        return np.stack([w[f"h{i}.{name}"] for i in range(config.layers)])
-
-    layers = "blocks.block."
-    return {
+    layers = {
+        "norm_1.weight": ("ln1.g", (d,)),
+        "norm_1.bias": ("ln1.b", (d,)),
+        "attention.qkv": ("qkv.w", (d, 3, heads, d // heads)),
+        "attention.out": ("out.w", (heads, d // heads, d)),
+        "norm_2.weight": ("ln2.g", (d,)),
+        "norm_2.bias": ("ln2.b", (d,)),
+        "mlp.up": ("up.w", (d, 4 * d)),
+        "mlp.down": ("down.w", (4 * d, d)),
+    }
+    found = {
         "embed.weight": w["wte"],
         "position": w["wpe"],
-        layers + "norm_1.weight": stack("ln1.g"),
-        layers + "norm_1.bias": stack("ln1.b"),
-        layers + "attention.qkv": stack("qkv.w").reshape(-1, d, 3, heads, d // heads),
-        layers + "attention.out": stack("out.w").reshape(-1, heads, d // heads, d),
-        layers + "norm_2.weight": stack("ln2.g"),
-        layers + "norm_2.bias": stack("ln2.b"),
-        layers + "mlp.up": stack("up.w"),
-        layers + "mlp.down": stack("down.w"),
         "norm.weight": w["lnf.g"],
         "norm.bias": w["lnf.b"],
         "head": w["head.w"],
     }
+    for name, (theirs, shape) in layers.items():
+        each = [w[f"h{i}.{theirs}"].reshape(shape) for i in range(config.layers)]
+        if stacked:
+            found[f"blocks.block.{name}"] = np.stack(each)
+        else:
+            found |= {f"blocks.layers.{i}.{name}": x for i, x in enumerate(each)}
+    return found
 
 
 def ours(
-    config: jax_gpt.GPTConfig, axes: dict[str, int], loop: bool | None = None
+    config: jax_gpt.GPTConfig,
+    axes: dict[str, int],
+    loop: bool | None = None,
+    zero: int = 0,
+    executor: str = "fused",
 ) -> tuple[Callable[[], float], Any]:
-    """(run one step and give its loss, the compiled step); `loop` is GPTConfig's."""
+    """(run one step and give its loss, the compiled step); `loop` is GPTConfig's, `zero` ZeRO's
+    stage over dp. An axis pp holds the stages of a pipeline, 1F1B over MICROBATCHES."""
     mesh = dist.Mesh(tuple(axes), shape=axes) if axes else None
     model = ts.nn.GPT(
         ts.nn.GPTConfig(
@@ -70,15 +87,19 @@ def ours(
             layers=config.layers,
             heads=config.heads,
             loop=loop,
+            stacked="pp" not in axes,
         )
     )
-    given = weights_of(config)
+    given = weights_of(config, "pp" not in axes)
     layouts: dict[str, Any] = dict.fromkeys(given)
-    batch_layout = None
+    batch_layout = plan = None
     if mesh is not None:
         kinds = {"dp": "data_parallel", "tp": "tensor_parallel"}
-        parts = [dist.strategy(kinds[a]) for a in axes]
-        plan = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        parts = {a: dist.strategy(kinds[a]) for a in axes if a in kinds}
+        if zero:
+            parts["dp"] = dist.strategy("zero_redundancy_optimizer", stage=zero)
+        first, *rest = parts.values()
+        plan = sum(rest, start=first)
         placed = dist.place(model, plan, mesh).parameters()
         layouts = {k: t.type for k, t in placed.items()}
         if "dp" in axes:
@@ -87,13 +108,17 @@ def ours(
     opt = ts.optim.AdamW(
         lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, mask=lambda name: "norm" not in name
     )
-    state = opt.init(model.parameters())
+    state = opt.init(model.parameters(), plan)
+    features: Callable[..., Any] = lambda m, ids: m.features(ids)  # noqa: E731  # or in stages
+    if "pp" in axes:
+        features = pipeline.run(("pp",), "1F1B", MICROBATCHES, mesh=mesh)(features)
 
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
-        loss = model.loss(ids, labels)
+        loss = model.loss_of(features(model, ids), labels)
         weights = model.parameters()
-        new, state = opt.update(weights, ts.grad(loss, weights), state)
+        grads = ts.grad(loss, weights, layout=plan)
+        new, state = opt.update(weights, grads, state)
         model.load_parameters(new)
         return loss, state
 
@@ -101,7 +126,9 @@ def ours(
     box = {"state": state}
 
     def run() -> float:
-        loss, box["state"] = step(model, box["state"], ids, labels)
+        with replaced(executor=executor):
+            loss, box["state"] = step(model, box["state"], ids, labels)
+        jax.block_until_ready([w.data for w in model.parameters().values()])
         return float(loss)
 
     return run, step
@@ -143,7 +170,7 @@ def main() -> None:
     ap.add_argument("--layers", type=int, default=4)
     ap.add_argument("--vocab", type=int, default=4096)
     a = ap.parse_args()
-    axes = {} if a.mesh == "one" else {k: int(v) for k, v in [a.mesh.split("=")]}
+    axes = axes_of(a.mesh)
     start(8)
     config = jax_gpt.GPTConfig(layers=a.layers, vocab=a.vocab)
     run_ours, step = ours(config, axes)

@@ -1,9 +1,11 @@
-"""Do the bits depend on how many devices computed them? One logical program on many placements.
+"""Do the bits depend on how many devices computed them, or in which order? One logical program on
+many placements.
 
-`make prove` trains a small GPT (dropout, clipping, AdamW, a schedule) on one logical mesh, dp=2 ×
-tp=2: unfolded, folded axis by axis down to one device, with each ZeRO stage, step by step, with
-overlap and buckets. It prints the SHA-256 of the weights and of all losses, and fails unless there
-is one of each.
+`make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT on
+dp × tp, the same in microbatches on dp × pp, one with experts on dp × ep. Each runs unfolded, and
+folded axis by axis down to one device, with ZeRO stages, step by step, with overlap and buckets,
+with recomputing, by several pipeline schedules. It prints the SHA-256 of the weights and of all
+losses in full precision, in f32 and in bf16, and fails unless each program has one of each.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import hashlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -22,56 +27,141 @@ import typer
 os.environ.setdefault("TESSERA_DETERMINISTIC", "1")
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import dist, nn, optim, pipeline
 from tessera.core.context import replaced
 from tessera.core.options import ScheduleOptions
 
-LOGICAL = "dp=2,tp=2"
-FOLDS = ("dp=2,tp=2", "dp=2,tp=1", "dp=1,tp=2", "dp=1,tp=1")
+BATCH, SEQ, VOCAB, MICROBATCHES = 8, 16, 64, 4
+BUCKETS = ScheduleOptions(overlap=True, bucket_bytes=4096)
+SCHEDULES = ("GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "backwards")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A logical program: its mesh and what its model is made with."""
+
+    mesh: str
+    layers: int = 2
+    experts: int = 0
+    capacity: float | None = None
+
+
+PROGRAMS = {
+    "dense": Program("dp=2,tp=2"),
+    "pipeline": Program("dp=2,pp=2"),
+    "experts": Program("dp=2,ep=2", experts=4, capacity=1.25),
+    "dropless": Program("dp=2,ep=2", experts=4),
+}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how the program runs: none of it may show in its bits."""
+    """Where and how a program runs: none of it may show in its bits."""
 
+    program: str
     onto: str
     zero: int = 0
     executor: str = "fused"
     schedule: ScheduleOptions = ScheduleOptions()  # noqa: RUF009  # it is frozen
+    recompute: bool = False
+    pipe: str = ""  # the schedule of a pipeline
 
     def __str__(self) -> str:
-        return f"{self.onto}  ZeRO-{self.zero}  {self.schedule.text() or self.executor}"
+        said = [f"{self.program:9} {self.onto:10}", f"ZeRO-{self.zero}"]
+        said.append(self.pipe or self.schedule.text() or self.executor)
+        return "  ".join(said + ["recompute"] * self.recompute)
+
+
+Row = tuple[Placement, str]  # and the dtype
+
+
+def folds(program: str) -> list[str]:
+    """The mesh as it is, then folded along either axis, then along both."""
+    names = [part.split("=")[0] for part in PROGRAMS[program].mesh.split(",")]
+    return [f"{names[0]}={i},{names[1]}={j}" for i in (2, 1) for j in (2, 1)]
 
 
 def placements(small: bool) -> Iterator[Placement]:
-    stages = (0, 3) if small else (0, 1, 2, 3)
-    for onto in FOLDS:
-        for zero in stages:
-            yield Placement(onto, zero)
-        if not small:
-            yield Placement(onto, 3, "stepped")
-            yield Placement(onto, 2, schedule=ScheduleOptions(overlap=True, bucket_bytes=4096))
+    if small:
+        yield Placement("dense", "dp=2,tp=2", 3, schedule=BUCKETS)
+        yield Placement("dense", "dp=1,tp=1", 1, recompute=True)
+        yield Placement("pipeline", "dp=2,pp=2", pipe="1F1B")
+        yield Placement("pipeline", "dp=1,pp=1", pipe="backwards")
+        yield Placement("experts", "dp=2,ep=2")
+        yield Placement("experts", "dp=1,ep=1", 3)
+        return
+    for onto in folds("dense"):
+        for zero in (0, 1, 2, 3):
+            yield Placement("dense", onto, zero)
+        yield Placement("dense", onto, 3, "stepped")
+        yield Placement("dense", onto, 2, schedule=BUCKETS)
+        yield Placement("dense", onto, 1, recompute=True)
+    for onto in folds("pipeline"):
+        for pipe in SCHEDULES:
+            yield Placement("pipeline", onto, pipe=pipe)
+        yield Placement("pipeline", onto, 2, pipe="1F1B", recompute=True)
+    for onto in folds("experts"):
+        yield Placement("experts", onto)
+        yield Placement("experts", onto, 3)
+    yield Placement("experts", "dp=1,ep=2", 1, recompute=True)
+    for onto in ("dp=2,ep=2", "dp=2,ep=1", "dp=1,ep=1"):
+        yield Placement("dropless", onto, 1)
+
+
+def in_bf16(p: Placement) -> bool:
+    """Whether a placement runs in bf16 too."""
+    if p.pipe:
+        return p.pipe in ("1F1B", "ZB-H1", "backwards")
+    return p.recompute or p.zero in (0, 3) or p.program == "dropless"
+
+
+def backwards(rank: int, ranks: int, microbatches: int) -> list[str]:
+    """A pipeline of one's own: the last microbatch goes back first."""
+    many = range(microbatches)
+    return [f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in reversed(many)]
+
+
+def plan_of(p: Placement) -> Any:
+    plan = dist.strategy("data_parallel")
+    if p.program == "dense":
+        plan = plan + dist.strategy("tensor_parallel")
+    if PROGRAMS[p.program].experts:
+        rules = [(r"(up|gate|down)$", -3)]
+        plan = plan + dist.strategy("tensor_parallel", "ep", rules=rules)
+    if p.zero:
+        plan = plan + dist.strategy("zero_redundancy_optimizer", stage=p.zero)
+    return plan
 
 
 def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
     """(hash of the weights, hash of the losses) after `steps` steps."""
-    mesh = dist.Mesh.parse(LOGICAL).fold(p.onto)
-    plan = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
-    if p.zero:
-        plan = plan + dist.strategy("zero_redundancy_optimizer", stage=p.zero)
+    program = PROGRAMS[p.program]
+    mesh, plan = dist.Mesh.parse(program.mesh).fold(p.onto), plan_of(p)
     ts.seed(7)
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 64, (steps, 8, 17)).astype(np.int32)
-    config = nn.GPTConfig(64, 16, 32, 2, 4, positions="rotary", norm="rms", dropout=0.1, loop=False)
+    tokens = rng.integers(0, VOCAB, (steps, BATCH, SEQ + 1)).astype(np.int32)
+    config = nn.GPTConfig(
+        VOCAB, SEQ, 32, program.layers, 4, positions="rotary", norm="rms", dropout=0.1, loop=False,
+        remat=p.recompute, experts=program.experts, capacity=program.capacity,
+        stacked=not p.pipe,
+    )  # fmt: skip
     model = dist.place(nn.GPT(config), plan, mesh)
     rate = optim.warmup_cosine(1e-2, 2, steps + 1, end=1e-3, start=1e-3)
     optimizer = optim.AdamW(rate, weight_decay=0.1)
     state = optimizer.init(model.parameters(), plan)
 
+    def features(model: Any, ids: Any) -> Any:
+        return model.features(ids)
+
+    run = features
+    if p.pipe:
+        order: Any = backwards if p.pipe == "backwards" else p.pipe
+        run = pipeline.run(("pp",), order, MICROBATCHES, mesh=mesh)(features)
+
     @ts.jit
     def step(model: Any, state: Any, ids: Any, labels: Any) -> Any:
         with ts.autocast(ts.bf16, enabled=dtype == "bf16"):
-            loss = model.loss(ids, labels)
+            loss = model.loss_of(run(model, ids), labels)
         weights = model.parameters()
         grads, _ = optim.clip_by_global_norm(ts.grad(loss, weights, layout=plan), 0.5)
         weights, new = optimizer.update(weights, grads, state)
@@ -89,21 +179,52 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
     return found.hexdigest(), losses.hexdigest()
 
 
-def main(steps: int = typer.Option(20, min=1), small: bool = False, dtype: str = "f32") -> None:
-    """Prints the table; the exit status is 1 where hashes differ."""
-    ts.seed(0)
-    print(f"logical mesh {LOGICAL}, {steps} steps, {dtype}")
-    print(f"{'placement':52} {'weights':18} {'losses':18} seconds")
-    seen: set[tuple[str, str]] = set()
-    for p in placements(small):
+def hashes(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
+    with replaced(executor=p.executor, schedule=p.schedule), warnings.catch_warnings():
+        warnings.simplefilter("ignore", pipeline.PipelineWarning)  # that some ranks idle
+        return trained(p, steps, dtype)
+
+
+def timed(rows: list[Row], steps: int) -> list[tuple[Row, tuple[str, str], float]]:
+    """Each of `rows` with its hashes and seconds."""
+    found = []
+    for p, dtype in rows:
         start = time.perf_counter()
-        with replaced(executor=p.executor, schedule=p.schedule):
-            weights, losses = trained(p, steps, dtype)
-        seen.add((weights, losses))
-        took_s = time.perf_counter() - start
-        print(f"{p!s:52} {weights[:16]:18} {losses[:16]:18} {took_s:.1f}", flush=True)
-    print(f"{len(seen)} hash{'es' if len(seen) > 1 else ''}")
-    sys.exit(len(seen) > 1)
+        pair = hashes(p, steps, dtype)
+        found.append(((p, dtype), pair, time.perf_counter() - start))
+    return found
+
+
+def main(
+    steps: int = typer.Option(20, min=1),
+    small: bool = False,
+    dtype: str = typer.Option("both", help="f32, bf16 or both"),
+    only: str = typer.Option("", help="rows that contain this"),
+    jobs: int = typer.Option(2, min=1, help="processes"),
+) -> None:
+    """Prints the table; the exit status is 1 where hashes differ."""
+    dtypes = ("f32", "bf16") if dtype == "both" else (dtype,)
+    every = [(p, d) for p in placements(small) for d in dtypes if small or d == "f32" or in_bf16(p)]
+    rows = [(p, d) for p, d in every if only in f"{p}  {d}"]
+    print(f"{steps} steps, {len(rows)} runs")
+    print(f"{'placement':66} {'':5} {'weights':18} {'losses':18} seconds")
+    # What is compiled for one fold of a pipeline serves its other schedules: one process has all.
+    groups: dict[object, list[Row]] = {}
+    for p, d in rows:
+        groups.setdefault((p.program, p.onto, d) if p.pipe else (p, d), []).append((p, d))
+    seen: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(timed, g, steps) for g in groups.values()]):
+            for (p, d), (weights, losses), took_s in done.result():
+                seen.setdefault((p.program, d), []).append((weights, losses))
+                print(f"{p!s:66} {d:5} {weights[:16]:18} {losses[:16]:18} {took_s:.1f}", flush=True)
+    print(f"\n{'logical program':26} {'':5} {'placements':11} mesh_invariant")
+    for (program, d), pairs in sorted(seen.items()):
+        different = sorted(set(pairs))
+        said = f"{different[0][0][:16]} {different[0][1][:16]}"
+        said = said if len(different) == 1 else f"{len(different)} hashes"
+        print(f"{program + '  ' + PROGRAMS[program].mesh:26} {d:5} {len(pairs):<11} {said}")
+    sys.exit(any(len(set(pairs)) > 1 for pairs in seen.values()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Trains a GPT on real text over a named mesh of devices, and shows what it does.
 
 The axes of the mesh say how the work is divided: over `dp` each device takes a part of the batch,
-over `tp` a part of every layer. The model does not know of it; the layouts of its weights decide.
-Over `cp` each device takes a part of every sequence, and attention brings together what they hold.
+over `tp` a part of every layer, over `ep` some of the experts. The model does not know of it; the
+layouts of its weights decide. Over `cp` each device takes a part of every sequence, and attention
+brings together what they hold. Over `pp` lie the stages of a pipeline, each some of the layers.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import typer
 from rich.console import Console
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import dist, nn, optim, pipeline
 from tessera.data.tokens import TokenBatches
-from tessera.show.plan_view import flops_text, planned, render_plan
+from tessera.show.pipeline_picture import render_pipeline
+from tessera.show.plan_view import flops_text, render_plan
 from tessera.show.results import render_files, render_losses
 from tessera.train.cli import one_line
 from tessera.train.evaluate import mean_loss
@@ -36,33 +38,48 @@ Examples:
   --mesh dp=8 --zero 3            weights, gradients and optimizer state split over 8 devices
   --mesh dp=1 --corpus ~/notes    your own text, on one device
   --mesh tp=4 --dtype bf16        products in bf16, everything else in f32
-  --mesh dp=2,cp=4                each sequence split over 4 devices
+  --context ring                  each sequence split over cp, attention by ring
+  --moe 8 --mesh dp=2,ep=4        8 experts in each layer, 2 on a device
+  --schedule ZB-H1                another order of the pipeline's microbatches
+  --recompute full                layers computed again backwards instead of kept
+  --fold 2                        the same program on 2 devices, in turns
 
 TESSERA_COMM_TRACE=1 prints each collective with the line of this file that asked for it.
 """
 
 
-def strategy(mesh: dist.Mesh, zero: int) -> Any:
+MESH = "dp=2,tp=2,pp=2"
+RECOMPUTE = {"none": False, "full": "recompute", "products": "products"}
+
+
+def strategy(mesh: dist.Mesh, zero: int, experts: int) -> Any:
     """What each axis of `mesh` divides, as one plan of layouts."""
     data = dist.strategy("data_parallel")
     if zero:
         data = dist.strategy("zero_redundancy_optimizer", stage=zero)
-    known = {"dp": data, "tp": dist.strategy("tensor_parallel")}
+    known = {
+        "dp": data,
+        "tp": dist.strategy("tensor_parallel"),
+        "ep": dist.strategy("expert_parallel"),
+    }
     for axis in mesh.axes:
-        if axis not in known and axis != "cp":  # the model itself splits its sequences over cp
-            raise ts.UsageError(f"--mesh: axis {axis!r} is unknown here; name dp, tp or cp")
+        if axis not in (*known, "cp", "pp"):  # the model itself splits its sequences over cp
+            known_axes = "dp, tp, pp, cp or ep"
+            raise ts.UsageError(f"--mesh: axis {axis!r} is unknown here; name {known_axes}")
     parts = [known[axis] for axis in mesh.axes if axis in known]
     if not parts:
-        raise ts.UsageError("--mesh: name dp or tp beside cp, for instance dp=1,cp=8")
+        raise ts.UsageError("--mesh: name dp or tp too, for instance dp=1,cp=8")
+    if experts and "ep" not in mesh and "dp" in mesh:
+        parts.append(dist.strategy("expert_parallel", axis="dp"))
     return sum(parts[1:], start=parts[0])
 
 
-def training_step(optimizer: optim.Optimizer, plan: Any) -> Any:
+def training_step(features: Any, optimizer: optim.Optimizer, plan: Any) -> Any:
     """One step as one compiled program that changes the model and the state in place."""
 
     @ts.jit(donate=("model", "state"))
     def train_step(model: nn.GPT, state: dict[str, Any], ids: ts.Tensor, labels: ts.Tensor) -> Any:
-        loss = model.loss(ids, labels)
+        loss = model.loss_of(features(model, ids), labels)
         weights = model.parameters()
         # Finished gradients lie as the plan says: whole, or split where ZeRO splits them.
         grads = ts.grad(loss, weights, layout=plan)
@@ -77,8 +94,12 @@ def training_step(optimizer: optim.Optimizer, plan: Any) -> Any:
 
 def train(c: SimpleNamespace, console: Console) -> None:
     # The mesh, and the plan that lays everything out on it.
+    c.mesh = c.mesh or (MESH.replace("tp", "cp") if c.context else MESH)
     mesh = dist.Mesh.parse(c.mesh)
-    plan = strategy(mesh, c.zero)
+    mesh = mesh.fold(onto=int(c.fold) if c.fold.isdigit() else c.fold) if c.fold else mesh
+    plan = strategy(mesh, c.zero, c.moe)
+    if c.recompute not in RECOMPUTE:
+        raise ts.UsageError(f"--recompute: {c.recompute!r} is not one of {', '.join(RECOMPUTE)}")
     ts.seed(c.seed)
 
     # Text to tokens; a batch is a function of the seed and the step.
@@ -94,24 +115,39 @@ def train(c: SimpleNamespace, console: Console) -> None:
     # Model and optimizer: layouts now, values when they are first used.
     config = nn.GPTConfig(
         text.tokenizer.vocab, c.seq, c.d, c.layers, c.heads, positions="rotary", norm="rms",
-        context=c.context if "cp" in mesh else None,
+        context=(c.context or "ring") if "cp" in mesh else None, remat=RECOMPUTE[c.recompute],
+        experts=c.moe, stacked=False,
     )  # fmt: skip
     model = dist.place(nn.GPT(config), plan, mesh)
+    batch = on_mesh(data.batch(0))
+    flops = model_flops(model.loss, *batch)
+    features: Any = nn.GPT.features
+    if "pp" in mesh:
+        cut = pipeline.run(("pp",), c.schedule, c.microbatches or None, mesh=mesh)
+        features = cut(features)
     schedule = optim.warmup_cosine(c.lr, c.steps // 12, c.steps + 1, end=c.lr / 20, start=c.lr / 20)
     optimizer = optim.AdamW(schedule, betas=(0.9, 0.95), weight_decay=0.1)
+    train_step = training_step(features, optimizer, plan)
     state = optimizer.init(model.parameters(), plan)
-    train_step = training_step(optimizer, plan)
+    program: Any = train_step.plan(model, state, *batch)
+    if "pp" in mesh:  # now it is known where each weight is used: that is where it rests
+        model = features.place(model)
+        state = optimizer.init(model.parameters(), plan)
+        program = train_step.plan(model, state, *batch)
 
     # What a step will do, before any of it runs.
-    batch = on_mesh(data.batch(0))
-    graph = planned(train_step, model, state, *batch)
-    flops = model_flops(model.loss, *batch)
     weights = model.parameters()
     gradients = {name: plan.gradient(name, t.type) for name, t in weights.items()}
     held = {"weights": weights, "gradients": gradients, "optimizer": state}
-    console.print(render_plan(mesh, graph, weights, held, flops), "")
+    shown = program if "pp" in mesh else train_step.graph
+    console.print(render_plan(mesh, shown, weights, held, flops), "")
+    if "pp" in mesh:
+        console.print(features.plan_text(), "", highlight=False, soft_wrap=True)
+        console.print(render_pipeline(features.table), "")
 
-    validation_loss = ts.jit(lambda model, ids, labels: model.loss(ids, labels))
+    @ts.jit
+    def validation_loss(model: nn.GPT, ids: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+        return model.loss_of(features(model, ids), labels)
 
     def validate() -> float:
         return mean_loss(lambda window: validation_loss(model, *on_mesh(window)), windows)
@@ -140,18 +176,25 @@ def train(c: SimpleNamespace, console: Console) -> None:
     console.print(f"\nmedian step: {run.median_speed}\n", highlight=False)
     console.print(render_losses(losses, bits), "")
     run.save_weights(model.state_dict())
+    if "pp" in mesh:  # from the stages back to the whole mesh
+        whole = nn.GPT(config)
+        whole.load_parameters({k: ts.tensor(w.numpy()) for k, w in model.state_dict().items()})
+        model = dist.place(whole, plan, mesh)
+        run.save_text("pipeline.svg", pipeline.pipeline_svg(features.table))
     ids = generate(
         model, text.tokenizer.encode(c.prompt), c.sample_tokens, window=c.seq, seed=c.seed,
         stop=text.tokenizer.end, mesh=mesh,
     )  # fmt: skip
     run.save_text("sample.txt", text.tokenizer.decode(ids))
-    run.save_text("graph.txt", graph.text)
+    run.save_text("graph.txt", train_step.graph.text)
+    run.save_text("schedule.txt", program.text)
     run.save_curve(f"GPT on {mesh.topology}", losses)
     console.print(render_files(run.folder, run.files()))
 
 
 def main(
-    mesh: Annotated[str, typer.Option(help="Axes and sizes: dp, tp, cp.")] = "dp=2,tp=4",
+    mesh: Annotated[str, typer.Option(help=f"Axes and sizes: dp, tp, pp, cp, ep [{MESH}].")] = "",
+    fold: Annotated[str, typer.Option(help="Run the mesh on fewer devices: dp=2,tp=1.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, batches and sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,
@@ -160,7 +203,13 @@ def main(
     ] = None,
     cache: Annotated[Path, typer.Option(help="Where tokens are kept.")] = Path("runs/.cache"),
     zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage over dp.")] = 0,
-    context: Annotated[str, typer.Option(help="Attention over cp: ring or all_to_all.")] = "ring",
+    schedule: Annotated[
+        str, typer.Option(help="Of the pipeline: " + ", ".join(pipeline.SCHEDULES) + ", a CSV.")
+    ] = "1F1B",
+    microbatches: Annotated[int, typer.Option(min=0, help="A step [2 a stage].")] = 0,
+    moe: Annotated[int, typer.Option(min=0, help="Experts a layer, over ep or dp.")] = 0,
+    context: Annotated[str, typer.Option(help="Attention over cp: ring or all_to_all.")] = "",
+    recompute: Annotated[str, typer.Option(help="Of layers: none, full or products.")] = "none",
     dtype: Annotated[str, typer.Option(help="Of the matrix products: f32 or bf16.")] = "f32",
     batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16,
     seq: Annotated[int, typer.Option(min=1, help="Tokens a sequence.")] = 128,

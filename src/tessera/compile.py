@@ -25,9 +25,12 @@ from .ir.graph.verify import verify
 from .ir.schedule.build import build_schedule
 from .ir.schedule.schedule import Schedule
 from .ir.schedule.verify import verify_schedule
+from .lang.determinism import need_kept
 from .lang.engine import Program
+from .passes.algorithms import algorithms, choices
 from .passes.simplify import simplify
 from .runtime import arrays, devices, offload
+from .runtime.agree import guarded
 from .runtime.lower import lower
 from .runtime.stepped import Stepped
 
@@ -44,9 +47,10 @@ class Executable:
         options, order = promised()
         self.run: Callable[..., Any]
         if settings().executor == "stepped":
-            self.run = Stepped(schedule, options=options, order=order)
+            self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         else:
-            self.run = lower(schedule, _usable(graph, donate), options, order)
+            run = lower(schedule, _usable(graph, donate), options, order)
+            self.run = guarded(run, schedule, True)
 
     def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
         if have is not None and have != self.wants:
@@ -92,7 +96,7 @@ class Stages(Executable):
         mesh = schedule.mesh
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
         options, order = promised()
-        self.run = Stepped(schedule, options=options, order=order)
+        self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
 
 
 def promised() -> tuple[dict[str, Any] | None, str]:
@@ -100,8 +104,9 @@ def promised() -> tuple[dict[str, Any] | None, str]:
 
     "run_to_run": the same program on the same devices gives the same bits. "mesh_invariant": so
     does any fold of its logical mesh. The engine's algebraic simplifier treats a program for one
-    device otherwise than one for many, so it is left out. Raises BackendError where the promise
-    cannot be kept.
+    device otherwise than one for many, so it is left out; and it may not leave out a rounding to
+    bf16 where the op that reads it happens to be its neighbour. Raises BackendError where the
+    promise cannot be kept.
     """
     now = settings()
     if now.promise == "fast":
@@ -113,7 +118,10 @@ def promised() -> tuple[dict[str, Any] | None, str]:
         return options or None, ""
     devices.start()
     devices.need_plain("mesh_invariant")
-    return {**options, "xla_disable_hlo_passes": "algsimp"}, now.order
+    # What the simplifier would take back, the mover of reshapes does again and again.
+    passes = "algsimp,reshape-mover"
+    options |= {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}
+    return options, now.order
 
 
 def _usable(graph: Graph, donate: Sequence[int]) -> list[int]:
@@ -139,15 +147,22 @@ class Engine:
     def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
         graph = simplify(graph)
         verify(graph, "simplify")
+        if settings().promise == "mesh_invariant":
+            need_kept(graph)
         if settings().comm_trace:
             for line in trace_lines(graph):
                 print(line)
-        schedule = build_schedule(graph, settings().schedule)
+        chosen = choices()
+        schedule = algorithms(build_schedule(graph, chosen), chosen)
         verify_schedule(schedule)
         return Executable(graph, schedule, donate)
 
     def step_by_step(self, schedule: Schedule) -> Executable:
+        schedule = algorithms(schedule, choices())
         verify_schedule(schedule)
+        if settings().promise == "mesh_invariant":
+            for step in schedule.steps:
+                need_kept(step.graph)
         return Stages(schedule)
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:

@@ -19,14 +19,17 @@ from .lang.collectives import (
 from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
 from .lang.determinism import deterministic, set_deterministic
+from .lang.safety import set_collective_limit
 from .lang.strategy import place, strategy
 from .observe.inspect import inspect
 from .observe.profile import profile
+from .observe.validate import validate_determinism
 
 allreduce = all_reduce
 __all__ = [
     "Mesh", "ShardSpec", "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier",
     "broadcast", "deterministic", "gather", "inspect", "permute", "place", "profile", "recv",
-    "redistribute", "reduce_scatter", "scatter", "send", "set_deterministic", "shard", "shift",
-    "strategy", "tensor",
+    "redistribute", "reduce_scatter", "scatter", "send", "set_collective_limit",
+    "set_deterministic", "shard", "shift", "strategy", "tensor",
+    "validate_determinism",
 ]  # fmt: skip

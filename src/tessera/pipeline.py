@@ -4,7 +4,8 @@ from .ir.schedule.check_table import verify_table
 from .ir.schedule.orders import SCHEDULES, pipeline_table
 from .ir.schedule.simulate import PipelineWarning, Timeline, simulate
 from .ir.schedule.tables import Action, Table
-from .lang.pipe import Pipe, compose, run
+from .lang.pipe import Pipe
+from .lang.pipelines import compose, run
 from .show.pipeline_picture import pipeline_svg, pipeline_text
 from .show.pipeline_picture import show as show_table
 

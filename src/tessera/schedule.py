@@ -20,6 +20,7 @@ from .ir.schedule.schedule import Schedule, Step
 from .ir.schedule.text import parse
 from .ir.schedule.verify import verify_schedule as verify
 from .lang.scheduling import (
+    algorithm,
     all_reduce_overlap,
     bucket_bytes,
     current,
@@ -30,7 +31,8 @@ from .lang.scheduling import (
 )
 
 __all__ = [
-    "Schedule", "ScheduleOptions", "Step", "all_reduce_overlap", "bucket_bytes", "current", "parse",
+    "Schedule", "ScheduleOptions", "Step", "algorithm", "all_reduce_overlap",
+    "bucket_bytes", "current", "parse",
     "pipeline_microbatches", "prefetch", "reset", "verify",
 ]  # fmt: skip
 

@@ -357,3 +357,18 @@ def test_a_model_on_a_mesh_without_the_axis(oracle: Oracle) -> None:
     )
     with pytest.raises(ts.MeshError, match="GPT: axis 'cp' is not an axis of the mesh"):
         model.loss(ts.zeros((4, 8), "int32"), ts.zeros((4, 8), "int32"))
+
+
+def test_what_the_user_scatters_is_gathered_once_for_all_gradients() -> None:
+    mesh = dist.Mesh(("tp",), shape={"tp": 4})
+    texts = "f32[8, 16]", "f32[16, 32@tp]", "f32[32@tp, 16]", "f32[8@tp, 16]"
+    types = [parse_type(t, mesh) for t in texts]
+
+    def run(x: Any, up: Any, down: Any, c: Any) -> Any:
+        y = dist.reduce_scatter(ts.tanh(x @ up) @ down, "tp", dim=0)
+        return ts.grad((y * c).sum(), [x, up, down])
+
+    g = simplify(graph.trace(run, *types))
+    # The gradient of y is whole from there on; that of x is a sum like y was.
+    assert collectives(g) == {("all_gather", ("tp",)): 1, ("all_reduce", ("tp",)): 1}
+    assert [o.type for o in g.outputs] == types[:3]

@@ -20,7 +20,7 @@ from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.build import build_schedule
 from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
 from tessera.show.mesh_picture import plain_text
-from tessera.show.plan_view import planned, planned_memory, render_plan
+from tessera.show.plan_view import Traffic, planned, planned_memory, render_plan, traffic
 
 KIB = 1024
 
@@ -327,9 +327,10 @@ def test_each_stage_holds_its_own_buffers_and_what_its_steps_need() -> None:
 
 def test_the_plan_of_a_pipeline_has_a_column_for_each_stage() -> None:
     schedule, first, _ = two_stages()
-    graph = schedule.steps[0].graph
     held = {"weights": [schedule.buffers[0]]}
-    text = plain_text(render_plan(first, graph, {}, held, schedule=schedule)).splitlines()
+    text = plain_text(render_plan(first, schedule, {}, held)).splitlines()
+    sent = 64 * 64 * 4 // 2  # to one of two stages
+    assert traffic(schedule) == [Traffic("send", ("pp",), "to another stage", 1, sent)]
     at = text.index("planned peak of a step")
     assert text[at + 1 : at + 9] == [
         "              stage 0   stage 1",

@@ -68,7 +68,7 @@ def in_a_loop() -> None:
 
 
 def split_over_pp() -> None:
-    called(piped(), w={**W, "b": ts.tensor(W["b"], mesh=MESH, layout="[8@pp, 8]")})
+    called(piped(), x=ts.tensor(X, mesh=MESH, layout="[16@pp, 8]"))
 
 
 def elsewhere() -> None:
@@ -128,12 +128,12 @@ passes""",
   at      : test_pipeline.py
   fix     : order the stages so that values only go forward""",
     ),
-    "a weight split over the axis of the stages": (
+    "a batch split over the axis of the stages": (
         split_over_pp,
-        """compose: a tensor is split over 'pp', which the stages lie along
-  tensor : f32[8@pp, 8]
-  at     : test_pipeline.py
-  fix    : leave it replicated there: each stage keeps what it uses""",
+        """compose: a batch is split over 'pp', which the stages lie along
+  batch : f32[16@pp, 8]
+  at    : test_pipeline.py
+  fix   : leave it replicated there: each stage gets what it uses""",
     ),
     "a tensor on another mesh": (
         elsewhere,

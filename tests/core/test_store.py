@@ -3,6 +3,7 @@ set. NumPy computes, no engine."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,6 +214,33 @@ def test_weights_from_outside_are_trained_too() -> None:
     np.testing.assert_allclose(same.item(), loss.item(), rtol=1e-5)
     np.testing.assert_allclose(again["head"].numpy(), grads["head"].numpy(), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(head.numpy(), old)  # a tensor is never changed in place
+
+
+OUTER = dist.tensor((8, 8))
+
+
+def test_what_was_made_without_a_name_is_called_as_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outer, inner = dist.tensor((8, 8)), dist.tensor((8, 8))
+    monkeypatch.setitem(globals(), "OUTER", outer)
+    known, constant = dist.tensor((8, 8), name="known"), ts.ones((8,))
+
+    @graph.training_step(module="Net")
+    def step(x: ts.Tensor) -> Any:
+        loss = loss_of(((x @ OUTER) @ inner * constant) @ known)
+        unset = not_yet if x.ndim == 0 else 0  # a variable of no value
+        return graph.backward(loss), unset
+
+    grads, _ = step(X)
+    assert set(grads) == {"OUTER", "inner", "known"} == set(step.parameters)
+    assert outer.name == "OUTER" and not constant.name
+    step.update({"inner": np.zeros((8, 8), np.float32)})
+    assert not step(X)[0]["OUTER"].numpy().any()
+    whole = graph.training_step()(functools.partial(lambda x, y: (x * y, inner), X))
+    np.testing.assert_array_equal(whole(X)[0].numpy(), X * X)
+    if X.ndim == 0:
+        not_yet = 1
 
 
 def test_reads_and_branches_inside_a_step() -> None:

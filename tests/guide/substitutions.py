@@ -6,6 +6,19 @@ from tests.guide.runner import Substitution
 
 SUBSTITUTIONS: tuple[Substitution, ...] = (
     Substitution(
+        1, "7.6", "range(72))", 'range(72)).fold(onto="tp=6,pp=1,dp=1")',
+        "72 places on 6 of a test's 8 devices; the mesh stays 6 × 4 × 3",
+    ),
+    Substitution(
+        1, "7.6", "(100_000, 100_000)", "(100, 100)", "a test's width, uneven over 6 too"
+    ),
+    Substitution(
+        2, "3.2", "range(16))", "range(16)).fold(onto=8)", "16 places on a test's 8 devices"
+    ),
+    Substitution(
+        2, "3.4", "range(64))", "range(64)).fold(onto=8)", "64 places on a test's 8 devices"
+    ),
+    Substitution(
         4, "Basic Training Setup", '"learning_rate": 1e-4', '"learning_rate": 1e-2',
         "the small model learns its small data in the few steps of a test",
     ),
@@ -47,7 +60,16 @@ RUN: tuple[str, ...] = (
     "1/7.2/code",
     "1/7.3/code",
     "1/7.4/code",
+    "1/7.6/code",
+    "1/7.6/step",
     "1/7.7/code",
+    "2/2.1/code",
+    "2/3.1/code",
+    "2/3.2/code",
+    "2/3.3/code",
+    "2/3.3/step",
+    "2/3.4/code",
+    "2/3.4/train_step",
     "3/4.1/code",
     "3/4.2/code",
     "3/4.3/code",
@@ -73,8 +95,7 @@ RUN: tuple[str, ...] = (
 )
 
 # Snippets that wait, each for what is named. Whoever builds that moves the name to RUN.
-FOLDING = "a mesh of 72 on fewer devices"
 WAITING: dict[str, str] = {
-    "1/7.6/code": FOLDING,
-    "1/7.6/step": FOLDING,
+    "2/5.1/code": "checkpoints that are saved while training goes on",
+    "2/5.2/code": "meshes that change between two steps",
 }

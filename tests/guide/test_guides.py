@@ -15,27 +15,18 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, schedule
+from tessera import dist, graph
 from tessera.data import create_dataloader, create_distributed_dataloader
 from tessera.train import recipe
 from tessera.train.accumulate import micro_batches
 from tessera.train.config import checked
 from tessera.train.saving import checkpoints, load_checkpoint, save_checkpoint
-from tests.guide.runner import SEEDS, guide_path, run, snippets, substituted
+from tests.guide.reading import Space, guide_text, in_order
+from tests.guide.runner import snippets, substituted
 from tests.guide.substitutions import RUN, SUBSTITUTIONS, WAITING
 
 GUIDES = sorted({int(name.split("/")[0]) for name in (*RUN, *WAITING)})
-Space = dict[str, Any]
 SIZES = {"vocab_size": 32, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
-
-
-def guide_text(number: int) -> tuple[Path, str]:
-    path = guide_path(number)
-    if path is None:
-        pytest.skip(
-            f"guide {number} is not in {SEEDS.parent.name}/{SEEDS.name} beside the repository"
-        )
-    return path, path.read_text(encoding="utf-8")
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -52,43 +43,7 @@ def test_every_substitution_is_found_and_says_why(s: Any) -> None:
     assert substituted(before, [s]) != before and s.why
 
 
-# -- guides 1 and 3 -------------------------------------------------------------------------------
-def in_order(guide: int, supplied: Space) -> Space:
-    """The namespace after all of the guide's snippets that run."""
-    path, text = guide_text(guide)
-    found = {s.name: s for s in substituted(snippets(guide, text), SUBSTITUTIONS_OF[guide])}
-    space: Space = {"__name__": "guide", **supplied}
-    for name in RUN:
-        if name.startswith(f"{guide}/"):
-            run(found[name], space, path)
-    return space
-
-
-SUBSTITUTIONS_OF = {g: [s for s in SUBSTITUTIONS if s.guide == g] for g in GUIDES}
-
-
-def test_guide_1_meshes_shards_and_collectives() -> None:
-    small = dist.Mesh(("tp", "dp"), shape={"tp": 2, "dp": 4})
-    rng = np.random.default_rng(0)
-    w, x = (rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2))
-    supplied = {
-        "schedule": schedule,  # the text uses it without importing it
-        "W_local": ts.tensor(w, mesh=small, layout="[8, 8@dp]"),
-        "X_local": ts.tensor(x, mesh=small, layout="[8@dp, 8]"),
-    }
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        space = in_order(1, supplied)
-    assert out.getvalue() == "tp × dp mesh, 4 × 4\n"
-    chosen = schedule.current()
-    assert chosen.overlap is True and chosen.microbatches == 8
-    schedule.reset()
-    assert str(space["W"].type) == "bf16[1024@tp, 1024@dp]" and space["mesh"].size == 16
-    assert str(space["Y_local"].type) == "f32[8, 8] +dp"
-    assert str(space["Y_global"].type) == "f32[8, 8]"
-    np.testing.assert_allclose(space["Y_global"].numpy(), w @ x, atol=1e-5)
-
-
+# -- guide 3 --------------------------------------------------------------------------------------
 @pytest.fixture
 def tutorial() -> Space:
     return in_order(3, {"STAGES": dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})})
@@ -128,6 +83,22 @@ def test_guide_3_a_mesh_and_a_table_too_large_for_any_device(tutorial: Space) ->
     assert space["mesh"].sizes == {"tp": 2, "dp": 4}
     e = space["E"]
     assert str(e.type) == "bf16[10000000@tp, 4096]" and e.type.local_shape == (5_000_000, 4096)
+
+
+def test_guide_3_what_debugging_shows(tutorial: Space) -> None:
+    """Section 4.6: layouts, the lowering of a model, the balance of transfer and compute."""
+    table = str(dist.inspect(tutorial["E"]))
+    assert "  a device  (5000000, 4096), 40,960,000,000 bytes" in table.splitlines()
+    assert "  dim 0     split over tp" in table.splitlines() and tutorial["E"]._data is None
+
+    recorded = graph.trace(tutorial["model"], np.zeros((4, 8, 16), np.float32))
+    parts = [n.scope.split("/")[1] for n in recorded.nodes if n.scope.count("/") > 1]
+    assert list(dict.fromkeys(parts)) == ["encoder", "decoder"]
+
+    x = ts.tensor(np.ones((3, 8), np.float32), mesh=tutorial["mesh"], layout="[3, 8@dp]")
+    with dist.profile() as p:
+        tutorial["dp_step"](x)
+    assert "all_reduce" in str(p) and "transfer" in str(p)
 
 
 # -- guide 4 --------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ sub: needs a collective that ts.strict() forbids to insert
 row("an unknown strategy", ts.StrategyError, lambda: dist.strategy("fully_sharded"), """
 strategy 'fully_sharded' is not known
   at  : AT
-  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer
+  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel
 """)
 row("an unknown stage", ts.StrategyError,
     lambda: dist.strategy("zero_redundancy_optimizer", stage=4), """

@@ -159,7 +159,7 @@ distribute: layouts cannot be 3
 row("a strategy that is none", ts.StrategyError, lambda: ts.distribute(strategy="fsdp"), """
 strategy 'fsdp' is not known
   at  : AT
-  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer
+  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel
 """)
 
 row("nothing to distribute", ts.UsageError, lambda: ts.distribute(strategy="data_parallel")(3), """

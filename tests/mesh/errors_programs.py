@@ -155,16 +155,6 @@ scan: policy 'none' is not known
   at  : AT
   fix : use save, recompute, products, together
 """)
-
-def random_numbers_in_a_loop() -> Any:
-    return ts.scan(lambda c, x: (c + ts.random.uniform(()), ()), ts.tensor(0.0), ts.ones((3,)))
-
-
-row("random numbers in a loop", ts.UsageError, random_numbers_in_a_loop, """
-scan: the body draws random numbers
-  at  : AT
-  fix : draw them before the loop and scan over them
-""")
 row("a call with too few arguments", ts.UsageError, lambda: ts.jit(lambda x, y: x)(X), """
 <lambda>: missing a required argument: 'y'
   arguments : (x, y)
@@ -394,7 +384,7 @@ def a_stack_of_plain_tensors() -> Any:
 
 
 row("a stack of plain tensors", ts.UsageError, a_stack_of_plain_tensors, """
-Stack: a tensor of the block is not a Parameter, so it cannot be stacked
+Stack: a tensor of the block is not a Parameter, so it cannot be made for every layer
   tensor : f32[2]
   at     : AT
   fix    : make the block's weights with nn.Parameter(...)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, pipeline
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 
@@ -255,3 +255,51 @@ def test_a_dataclass_that_holds_tensors_is_a_container() -> None:
     for value in (1.0, 5.0):
         out = double(Batch(ts.tensor(value), "train"))
         assert (out.ids.item(), out.name) == (2 * value, "train")
+
+
+def test_a_plan_is_recorded_once_and_runs_nothing() -> None:
+    recorded = []
+
+    @ts.jit
+    def f(x: ts.Tensor) -> ts.Tensor:
+        recorded.append(x.shape)
+        return dist.all_reduce(ts.tanh(x) @ x, "tp")
+
+    x = dist.tensor((8, 8), "[8, 8@tp]", MESH)
+    schedule = f.plan(x)
+    assert x._data is None  # not even what it would read has been made
+    assert [n.op for s in schedule.steps for n in s.collectives] == ["all_gather"]
+    assert f(x).shape == (8, 8) and f.plan(x) is not schedule
+    assert recorded == [(8, 8)]
+
+
+def test_weights_that_are_not_made_yet_are_made_on_their_stages() -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+
+    @pipeline.run(mesh=mesh, microbatches=4)
+    def model(weights: dict[str, ts.Tensor], x: ts.Tensor) -> ts.Tensor:
+        for name in ("a", "b"):
+            x = ts.tanh(x @ weights[name])
+        return x
+
+    @ts.jit
+    def step(weights: dict[str, ts.Tensor], x: ts.Tensor) -> dict[str, ts.Tensor]:
+        return ts.grad(ts.mean(model(weights, x) ** 2), {k: weights[k] for k in ("a", "b")})
+
+    def made() -> dict[str, ts.Tensor]:
+        ts.seed(5)
+        return {k: dist.tensor((4, 4), mesh=mesh, name=k) for k in ("a", "b", "unused")}
+
+    weights = made()
+    x = ts.tensor(np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4))
+    sends = [s for s in step.plan(weights, x).steps if s.stream == "send"]
+    placed = model.place(weights)
+    fewer = [s for s in step.plan(placed, x).steps if s.stream == "send"]
+    assert step.schedule.text == model.schedule.text and len(fewer) < len(sends)
+    assert all(w._data is None for w in placed.values())
+    slices = [mesh.slice(pp=0), mesh.slice(pp=1), mesh]
+    assert [w.mesh for w in placed.values()] == slices
+    for k, w in made().items():
+        np.testing.assert_array_equal(placed[k].numpy(), w.numpy())
+    for k, g in step(placed, x).items():
+        np.testing.assert_allclose(g.numpy(), step(made(), x)[k].numpy(), rtol=1e-5, atol=1e-7)

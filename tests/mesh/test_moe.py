@@ -237,7 +237,7 @@ class Block(nn.Module):
 )
 def test_layers_of_experts_repeat(capacity: float | None, loop: bool, remat: bool) -> None:
     """Looped, written out, computed again: with the experts' axis given by a strategy."""
-    experts = dist.strategy("tensor_parallel", "ep", rules=[(r"moe\.(up|gate|down)$", -3)])
+    experts = dist.strategy("expert_parallel")
     found = []
     for mesh in (None, dist.Mesh.parse("dp=2 ep=4")):
         ts.seed(3)

@@ -161,6 +161,33 @@ def test_gradients_come_back_where_the_weights_were() -> None:
     assert grads["up0"].mesh == slices[0] and grads["up3"].mesh == slices[1]
 
 
+@pytest.mark.parametrize("onto", ["", "pp=1", "dp=1,pp=2,tp=1"])
+def test_weights_may_rest_split_over_the_stages_axis(steps: list[Any], onto: str) -> None:
+    """As guide 1, 7.6 splits them, unevenly too: a step puts together what a stage uses."""
+    mesh = dist.Mesh.parse("dp=2 pp=2 tp=2")
+    mesh = mesh.fold(onto) if onto else mesh
+    how = {"embed": "[{0}@(tp,pp), {1}]", "up": "[{0}@pp, {1}@tp]", "down": "[{0}@tp, {1}@pp]"}
+    how |= {"up1": "[{0}, {1}@(tp,pp)]", "down0": "[{0}@(pp,tp), {1}]"}
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
+    f = ts.jit(training(model))
+
+    def laid(tree: Weights) -> Weights:
+        return {k: on(v, mesh, how.get(k, how.get(k[:-1], ""))) for k, v in tree.items()}
+
+    out: Any = (None, None, laid(WEIGHTS), {k: laid(v) for k, v in zeros().items()})
+    for i, want in enumerate(steps):
+        before = out[2]
+        out = f(out[2], out[3], data(mesh, "[{0}@dp, {1}]"))
+        close(out, want)
+        if i == 0:  # gradients come back as the weights lay; new weights stay with their stages
+            assert {k: g.type for k, g in out[1].items()} == {k: w.type for k, w in before.items()}
+            assert all("pp" not in w.mesh for w in out[2].values())
+    placed = model.place(laid(WEIGHTS))
+    for k, w in placed.items():
+        np.testing.assert_array_equal(w.numpy(), WEIGHTS[k])
+        assert w.mesh in (mesh.slice(pp=0), mesh.slice(pp=1))
+
+
 def test_placed_weights_are_not_sent(steps: list[Any]) -> None:
     mesh = dist.Mesh.parse("dp=2 pp=2")
     model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
@@ -369,6 +396,18 @@ def test_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "stage 1 on devices 1, 3" in shown and "rank 0 │ F0 F1" in shown
     assert pipeline.pipeline_svg(model.table).startswith("<svg")
+
+
+def test_inspect_says_what_is_sent() -> None:
+    mesh = dist.Mesh(("pp",), devices=2)
+    stages = [lambda x: ts.tanh(x), lambda x: x * 2.0]
+    pipe = pipeline.compose(2, stages, mesh=mesh, microbatches=4)
+    with pytest.raises(ts.UsageError, match="the pipeline has not been called yet"):
+        dist.inspect(pipe)
+    pipe(made(8, 4))
+    # the batch to the first stage, and 4 microbatches of 2 x 4 to the second
+    assert dist.inspect(pipe).sent == (5, 2 * 8 * 4 * 4)
+    assert "5 values go from mesh to mesh, 256 B to a device" in str(dist.inspect(pipe))
 
 
 def test_few_microbatches_warn() -> None:

@@ -321,7 +321,7 @@ BAD: list[tuple[str, Callable[[], Any], str]] = [
     ("kind", lambda: dist.strategy("magic"), """
 StrategyError: strategy 'magic' is not known
   at  : FILE
-  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer"""),
+  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel"""),
     ("stage", lambda: dist.strategy("zero_redundancy_optimizer", stage=4), """
 StrategyError: strategy 'zero_redundancy_optimizer': stage 4 does not exist
   at  : FILE

@@ -67,8 +67,14 @@ def run(
 
 @pytest.mark.parametrize(
     ("mesh", "changed"),
-    [("dp=8", {}), ("tp=4", {}), ("dp=2,tp=4", {}), ("dp=2,tp=4", {"zero": 3})],
-)
+    [
+        ("dp=8", {}), ("tp=4", {}), ("dp=2,tp=4", {}), ("dp=2,tp=4", {"zero": 3}),
+        ("dp=2,tp=2,pp=2", {}),
+        ("dp=2,tp=2,pp=2", {"zero": 3, "schedule": "ZB-H1", "recompute": "full"}),
+        ("dp=2,cp=2,pp=2", {"context": "ring"}),
+        ("dp=2,tp=2,pp=2", {"fold": "dp=1,tp=2,pp=2"}),
+    ],
+)  # fmt: skip
 def test_every_mesh_gives_the_losses_of_one_device(
     run: Callable[..., Any], mesh: str, changed: dict[str, Any]
 ) -> None:
@@ -82,6 +88,17 @@ def test_every_mesh_gives_the_losses_of_one_device(
     assert losses[-1] < losses[0] - 1.0  # it learns, or equal losses would say nothing
 
 
+@pytest.mark.parametrize(
+    ("mesh", "like"),
+    [("dp=2,ep=4", "dp=1"), ("dp=4,tp=2", "dp=1"), ("dp=2,ep=2,pp=2", "dp=4,pp=2")],
+)
+def test_experts_train_alike_on_every_mesh(run: Callable[..., Any], mesh: str, like: str) -> None:
+    """In a pipeline their auxiliary loss is that of microbatches, cut from each device's rows."""
+    _, rows = run(mesh, moe=4, batch=16, steps=8)
+    _, others = run(like, moe=4, batch=16, steps=8)
+    np.testing.assert_allclose(column(rows, "loss")[1], column(others, "loss")[1], atol=1e-4)
+
+
 def test_a_run_leaves_what_it_names(run: Callable[..., Any]) -> None:
     folder, rows = run("dp=2,tp=4")
     assert sorted(p.name for p in folder.iterdir()) == [
@@ -90,15 +107,29 @@ def test_a_run_leaves_what_it_names(run: Callable[..., Any]) -> None:
         "loss.png",
         "metrics.jsonl",
         "sample.txt",
+        "schedule.txt",
         "weights.safetensors",
     ]
     assert json.loads((folder / "config.json").read_text())["mesh"] == "dp=2,tp=4"
     assert (folder / "graph.txt").read_text().startswith("graph train_step  v1  mesh dp=2 tp=4\n")
+    assert (folder / "schedule.txt").read_text().startswith("schedule train_step  v1  mesh dp=2")
     assert (folder / "sample.txt").read_text().startswith("the ")
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     weights = load_file(folder / "weights.safetensors")
-    assert weights["blocks.block.attention.qkv"].shape == (2, 32, 3, 4, 8)
+    assert weights["blocks.layers.1.attention.qkv"].shape == (32, 3, 4, 8)
     assert {"step", "loss", "grad_norm", "step_s", "tokens_per_s", "mfu"} <= set(rows[0])
+
+
+def test_a_pipelined_run_shows_who_does_what_when(
+    run: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = run("dp=2,tp=2,pp=2", steps=2)
+    text = capsys.readouterr().out
+    assert "rank 0 │ F0 F1 .  .  B0 ─  F2 B1 ─  F3 B2 ─  .  B3 ─" in text
+    assert "stage 1 on devices 1, 3, 5, 7: " in text
+    assert "send         pp" in text
+    assert (folder / "pipeline.svg").read_text().startswith("<svg")
+    assert "pipeline=1F1B microbatches=4" in (folder / "schedule.txt").read_text()
 
 
 def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
@@ -112,7 +143,23 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"mesh": "dp=2,ep=4"}, "--mesh: axis 'ep' is unknown here; name dp, tp or cp"),
+        ({"mesh": "dp=2,xp=4"}, "--mesh: axis 'xp' is unknown here; name dp, tp, pp, cp or ep"),
+        ({"mesh": "pp=8"}, "--mesh: name dp or tp too, for instance dp=1,cp=8"),
+        ({"recompute": "some"}, "--recompute: 'some' is not one of none, full, products"),
+        (
+            {"schedule": "1G1B"},
+            "pipeline: there is no schedule '1G1B' (use one of these, a Table, the name of a .csv "
+            "file, or a function)",
+        ),
+        (
+            {"microbatches": 3},
+            "features: a batch of 8 does not divide into 3 microbatches (choose a number that "
+            "divides it: microbatches=)",
+        ),
+        (
+            {"fold": "pp=3"},
+            "mesh.fold: pp=3 is no fold of the mesh (give a size that divides 2)",
+        ),
         (
             {"mesh": "2x4"},
             "Mesh: cannot read '2x4' as axis=size (write each axis as name=size, for instance "

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 class Settings:
     """What is in force: the current mesh, the autocast dtype's name, strictness, the comm trace,
     how programs are scheduled, what runs them ("fused": one program, "stepped": step by step), what
-    is promised of the bits, and in which order sums over devices are added up then."""
+    is promised of the bits, and in which order sums over devices are added up then. How long a
+    collective may take and how many of them a rank remembers is no part of a program, so two
+    settings that differ in it are equal."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
@@ -44,6 +46,8 @@ class Settings:
     executor: str = "fused"
     promise: str = "fast"
     order: str = "binary"
+    collective_limit_s: float = field(default=300.0, compare=False)
+    flight_records: int = field(default=256, compare=False)
 
 
 class Changes(TypedDict, total=False):
@@ -57,6 +61,8 @@ class Changes(TypedDict, total=False):
     executor: str
     promise: str
     order: str
+    collective_limit_s: float
+    flight_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,14 @@ _scope: ContextVar[_Scope | None] = ContextVar("tessera_settings", default=None)
 def _root() -> _Scope:
     # At first use rather than at import: a program may still set its switches after `import`.
     promise = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
-    return _Scope(Settings(comm_trace=switches.is_on(switches.COMM_TRACE), promise=promise))
+    return _Scope(
+        Settings(
+            comm_trace=switches.is_on(switches.COMM_TRACE),
+            promise=promise,
+            collective_limit_s=switches.number(switches.COLLECTIVE_LIMIT, 300),
+            flight_records=switches.number(switches.FLIGHT_RECORDS, 256),
+        )
+    )
 
 
 def settings() -> Settings:

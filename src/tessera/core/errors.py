@@ -70,12 +70,13 @@ for _cls in (
     _cls.__module__ = "tessera"
 
 
-def caller() -> str:
-    """The innermost `file:line` outside the package, or "" where there is none.
+def caller(frame: FrameType | None = None) -> str:
+    """The innermost `file:line` outside the package, or "" where there is none; here, or seen from
+    `frame` (of another thread).
 
     A doctest or an interactive line has no file to point at, so it has no location.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame = frame or sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(("<doctest", "<stdin")):
@@ -84,6 +85,17 @@ def caller() -> str:
             return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost `file:line` outside the package where `error` was raised, or ""."""
+    found, tb = "", error.__traceback__
+    while tb is not None:
+        name = tb.tb_frame.f_code.co_filename
+        if not name.startswith((PACKAGE, "<")) and not name.endswith(_BETWEEN):
+            found = f"{name.rpartition('/')[2]}:{tb.tb_lineno}"
+        tb = tb.tb_next
+    return found
 
 
 def fail(

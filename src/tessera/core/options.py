@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from .topology import Topology
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
@@ -18,7 +20,9 @@ class ScheduleOptions:
     together up to so many bytes a device. `prefetch`: a split weight is gathered so many blocks of
     work before its use. `microbatches`, `pipeline`: of a pipeline. `backend`: the transport that is
     preferred. `epoch`: "soft" or "hard", how an epoch of messages ends. `tile`, `warps`: hints for
-    kernels. `cut`: compute steps end where the scope changes, so many levels deep.
+    kernels. `cut`: compute steps end where the scope changes, so many levels deep. `algorithm`: by
+    which table of rounds a collective goes, as pairs (collective, name), "" standing for all
+    collectives; `topology` prices tables, for "cheapest" and for the number of segments.
     """
 
     overlap: bool | None = None
@@ -31,11 +35,22 @@ class ScheduleOptions:
     tile: tuple[int, ...] | None = None
     warps: int | None = None
     cut: int | None = None
+    algorithm: tuple[tuple[str, str], ...] | None = None
+    topology: Topology | None = None
 
     def text(self) -> str:
         """The choices that were made: 'overlap=True bucket_bytes=1048576'."""
         made = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return " ".join(f"{k}={v}" for k, v in made if v is not None)
+        return " ".join(f"{k}={_text(v)}" for k, v in made if v is not None)
+
+
+def _text(choice: object) -> object:
+    """As a schedule's first line has it, where a space ends a choice."""
+    if isinstance(choice, Topology):
+        return f"{choice.name}({choice.size})".replace(" ", "_")
+    if isinstance(choice, tuple) and choice and isinstance(choice[0], tuple):
+        return ",".join(f"{on}:{name}" if on else name for on, name in choice).replace(" ", "")
+    return choice
 
 
 AS_IT_COMES = ScheduleOptions()

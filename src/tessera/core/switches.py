@@ -3,6 +3,9 @@
 | switch                  | on means                                                           |
 |-------------------------|--------------------------------------------------------------------|
 | `TESSERA_COMM_TRACE`    | each collective prints a line: kind, axes, bytes, the user's line  |
+| `TESSERA_COLLECTIVE_LIMIT` | seconds that a collective may take before the program ends      |
+| `TESSERA_FLIGHT_DIR`    | where the flight recorder writes (a folder; here, if unset)        |
+| `TESSERA_FLIGHT_RECORDS` | how many of the last collectives a rank remembers (a number)      |
 | `TESSERA_DETERMINISTIC` | results do not depend on how many devices run them                 |
 | `TESSERA_DEVICES`       | how many virtual devices a CPU backend starts with (a number)      |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
@@ -20,8 +23,11 @@ from collections.abc import Mapping
 from .errors import UsageError, fail
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
+COLLECTIVE_LIMIT = "TESSERA_COLLECTIVE_LIMIT"
 DETERMINISTIC = "TESSERA_DETERMINISTIC"
 DEVICES = "TESSERA_DEVICES"
+FLIGHT_DIR = "TESSERA_FLIGHT_DIR"
+FLIGHT_RECORDS = "TESSERA_FLIGHT_RECORDS"
 HEAP = "TESSERA_HEAP"
 
 _WORDS = {
@@ -49,6 +55,15 @@ def is_on(
             fix="set it to 1 or 0",
         )
     return on
+
+
+def folder(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """The folder in the switch `name`, or "." when unset.
+
+    >>> folder(FLIGHT_DIR, {}), folder(FLIGHT_DIR, {"TESSERA_FLIGHT_DIR": "/tmp/dumps"})
+    ('.', '/tmp/dumps')
+    """
+    return (os.environ if environment is None else environment).get(name, "").strip() or "."
 
 
 def number(name: str, default: int, environment: Mapping[str, str] | None = None) -> int:

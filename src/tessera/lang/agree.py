@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError, fail, line_of
+from ..core.words import nth, ranks_text
 from ..ir.graph.node import Node
 from ..ops.redistribute import COLLECTIVES
 from .ranks import Log, Waits
@@ -26,10 +27,10 @@ def check_order(logs: Sequence[Log]) -> None:
             seen.setdefault(key, []).append(log.rank)
             where.setdefault(key, call.loc if call is not None else "")
         if len(seen) > 1:
-            rows = [(_ranks(r), _call_text(key, where[key])) for key, r in seen.items()]
+            rows = [(ranks_text(r), _call_text(key, where[key])) for key, r in seen.items()]
             raise fail(
                 UsageError,
-                f"ranks issue different collectives: the {_nth(k + 1)} of each does not match",
+                f"ranks issue different collectives: the {nth(k + 1)} of each does not match",
                 rows,
                 at="",
                 fix="issue the same collectives in the same order on every rank",
@@ -46,8 +47,8 @@ def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]
             raise fail(
                 UsageError,
                 "ranks issue different collectives",
-                [(_ranks(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
-                 (_ranks(others), "not this one")],
+                [(ranks_text(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
+                 (ranks_text(others), "not this one")],
                 at="",
                 fix="issue the same collectives in the same order on every rank",
             )  # fmt: skip
@@ -91,6 +92,38 @@ def progress(logs: Sequence[Log], waits: dict[int, Waits]) -> bool:
     return False
 
 
+def some_raise(
+    logs: Sequence[Log], waits: dict[int, Waits], raised: dict[int, Exception]
+) -> UsageError:
+    """The bodies of some ranks raised an error of their own: which, and where the others go on."""
+    groups: dict[str, list[int]] = {}
+    for log in logs:
+        if log.rank in raised:
+            error = raised[log.rank]
+            first = next(iter(str(error).splitlines()), "")
+            said = f"raises {type(error).__name__}: {first}".rstrip(": ")
+            text = said + (f" at {at}" if (at := line_of(error)) else "")
+        elif log.rank in waits:
+            wait = waits[log.rank]
+            text = f"waits for {wait.name!r} of rank {wait.source} at {wait.loc or 'here'}"
+        else:
+            k = min(len(logs[r].calls) for r in raised)
+            next_call = log.calls[k] if k < len(log.calls) else None
+            text = (
+                "goes on to " + _call_text(next_call.key, next_call.loc)
+                if next_call is not None
+                else "goes on to its end"
+            )
+        groups.setdefault(text, []).append(log.rank)
+    return fail(
+        UsageError,
+        f"{ranks_text(sorted(raised))} of a body raised, the others did not",
+        [(ranks_text(ranks), text) for text, ranks in groups.items()],
+        at="",
+        fix="let all ranks raise, or none: check what all of them know",
+    )
+
+
 def deadlock(waits: dict[int, Waits]) -> UsageError:
     rows = [
         (f"rank {rank}", f"waits for {wait.name!r} of rank {wait.source} at {wait.loc or 'here'}")
@@ -118,18 +151,6 @@ def differ(what: str, path: str, values: Sequence[Any]) -> UsageError:
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words: rank 0; ranks 1, 2, 5 to 7."""
-    runs: list[list[int]] = []
-    for r in ranks:
-        if runs and runs[-1][-1] == r - 1:
-            runs[-1].append(r)
-        else:
-            runs.append([r])
-    texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
-
-
 def _call_text(key: tuple[Any, ...] | None, loc: str) -> str:
     if key is None:
         return "none"
@@ -137,9 +158,3 @@ def _call_text(key: tuple[Any, ...] | None, loc: str) -> str:
     what = rest[-1] if rest else ""
     more = "".join(f" {v}" for v in rest[:-1])
     return f"{kind} over {', '.join(axes)}{more} {what}".rstrip() + (f" at {loc}" if loc else "")
-
-
-def _nth(n: int) -> str:
-    return (
-        f"{n}{'th' if n % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
-    )

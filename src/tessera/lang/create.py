@@ -172,14 +172,15 @@ def dist_tensor(
 
     `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number,
     or a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (or the
-    order of creation), never on the layout.
+    order of creation), never on the layout. Without a `name` it gets that of its variable in the
+    first `graph.training_step` that uses it.
     """
     mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
     t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
     if not isinstance(name, str):
         raise fail(UsageError, f"dist.tensor: name cannot be {shown(name)}", fix="give a string")
     _known_init(init)
-    t.name = name
+    t.name, t.drawn = name, True
     key = random.key_for(name)
     t._pending = lambda: _initial(t.type, init, key)
     return t

@@ -19,11 +19,13 @@ import numpy as np
 from ..core.context import Settings, settings
 from ..core.errors import UsageError, caller, fail
 from ..core.layout import TensorType
+from ..core.options import ScheduleOptions
 from ..core.reshard import completed
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
+from ..passes.algorithms import algorithms, choices
 from ..passes.simplify import simplify
 from . import random
 from .checks import bound, shown, signature_of
@@ -129,6 +131,7 @@ class Jit(Generic[P, R]):
         self._donate = self._names(donate)
         self._entries: dict[Any, list[Entry]] = {}
         self._last: tuple[Builder, list[Node]] | None = None
+        self._piped: Schedule | None = None  # of the last recording, where it calls a pipeline
         self._recordings = 0
         self._chosen = settings().schedule
 
@@ -162,9 +165,16 @@ class Jit(Generic[P, R]):
         return [e.root.program() for e in every if e.root.written is not None]
 
     @property
+    def choices(self) -> ScheduleOptions:
+        """The choices of schedule that the last recording was made under."""
+        return self._chosen
+
+    @property
     def schedule(self) -> Schedule:
         """The Schedule of the last recording: its steps, in order, with what each waits for."""
-        return build_schedule(self.graph, self._chosen)
+        if self._piped is not None:
+            return self._piped
+        return algorithms(build_schedule(self.graph, self._chosen), self._chosen)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
@@ -172,6 +182,21 @@ class Jit(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current() is not None:
             return self.fn(*args, **kwargs)
+        entry, leaves, spec = self._entry(args, kwargs)
+        if entry.straight is not None:
+            return self._straight(entry, leaves, args, kwargs)  # type: ignore[no-any-return]
+        return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+        """What a call with these arguments will run, step by step: recorded, not run, nor compiled.
+
+        The call itself does not record again. Values that the function reads are computed.
+        """
+        self._entry(args, kwargs)
+        return self.schedule
+
+    def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
+        """What is recorded for these arguments, now if it was not before; and their leaves."""
         leaves, spec = flatten((args, kwargs))
         setting = settings()
         entry = self._known(leaves, spec, setting)
@@ -183,9 +208,7 @@ class Jit(Generic[P, R]):
             self._record(entry, leaves, spec, [])
             entry.settle()
             self._entries.setdefault(spec, []).insert(0, entry)
-        if entry.straight is not None:
-            return self._straight(entry, leaves, args, kwargs)  # type: ignore[no-any-return]
-        return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
+        return entry, leaves, spec
 
     def _known(self, leaves: list[Any], spec: Any, setting: Settings) -> Entry | None:
         for entry in self._entries.get(spec, ()):
@@ -292,10 +315,11 @@ class Jit(Generic[P, R]):
         rec = Recording(self.name, list(recorder.builder.nodes), sources)
         for i in slots:
             out_leaves[i] = None
-        self._last, self._chosen = (recorder.builder, results), settings().schedule
+        self._last, self._chosen = (recorder.builder, results), choices()
         written = Written(
             out_spec, out_leaves, slots, writes, written_slots, removed, recorder.taps
         )
+        self._piped = None
         if pipe is not None:
             self._pipelined(entry, leaves, recorder, rec, results)
             entry.root.written = written
@@ -334,6 +358,7 @@ class Jit(Generic[P, R]):
         root.recording, root.imports = rec, [rec.place[n] for n in given]
         root.sources = {rec.place[n]: rec.sources[n] for n in given}
         root.targets = [rec.place.get(n, 0) for n in results]
+        self._piped = algorithms(plan.schedule, self._chosen)
         root.stand_in(engine().step_by_step(plan.schedule))
 
     def _finished(self, recorder: Recorder, n: Node) -> Node:

@@ -1,13 +1,13 @@
 """Loops inside a program: `scan` over a leading dim, `blocked` over blocks of rows.
 
 A loop's body is recorded once. Its gradient is a second loop; `policy` says what the first keeps
-for it (passes/loops.py).
+for it (passes/loops.py). Random numbers in a body are those of the same turns written out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.errors import ShapeError, UsageError, fail
@@ -17,9 +17,10 @@ from ..ops.redistribute import NAMES
 from ..passes.loops import extract
 from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
+from .random import keys
 from .record import Recorder, current, recording
 from .taps import each_turn, tapped
-from .tensor import Tensor, as_tensor, emit_many, symbolic
+from .tensor import Tensor, as_tensor, emit, emit_many, symbolic
 from .tree import flatten, unflatten
 
 POLICIES = ("save", "recompute", "products", "together")
@@ -64,6 +65,7 @@ def scan(
 
     def record(types: list[TensorType]) -> tuple[Recorder, list[Tensor], list[Tensor], Any, Any]:
         r = Recorder(name, current())
+        r.draws = []
         with recording(r):
             c = [r.input(t, f"carry{i}") for i, t in enumerate(types)]
             x = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
@@ -103,13 +105,9 @@ def scan(
         ends = [relayout(e, b.type) for e, b in zip(ends, c, strict=True)]
     seen = tapped(r)
     outs = [r.node(t) for t in (*ends, *map(as_tensor, ys), *seen)]
-    if r.key is not None:
-        raise fail(
-            UsageError,
-            "scan: the body draws random numbers",
-            fix="draw them before the loop and scan over them",
-        )
-    graph, consts = _body(r, [r.node(t) for t in (*c, *x)], outs)
+    draws = r.draws or []
+    rows += turn_keys(length, draws)
+    graph, consts = _body(r, [r.node(t) for t in (*c, *x, *draws)], outs)
     start = [relayout(t, b.type) for t, b in zip(start, c, strict=True)]
     results = emit_many(
         "scan",
@@ -131,6 +129,23 @@ def scan(
         for tap in each_turn(r.taps, length, reverse, results[stop:]):
             tap.run(tap.tensors)
     return unflatten(carry_spec, results[:k]), unflatten(y_spec, results[k:stop])
+
+
+def turn_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
+    """For each of the keys that a loop's body draws with, those of its turns: the ones with which
+    the same turns draw where they are written out."""
+    counts = [t.size // 2 for t in draws]
+    each = sum(counts)
+    if not each:
+        return []
+    every = reshape(keys(length * each), (length, each, 2))
+    made, at = [], 0
+    for t, count in zip(draws, counts, strict=True):
+        starts, stops = (0, at, 0), (length, at + count, 2)
+        part = emit("slice", every, starts=starts, stops=stops, steps=(1, 1, 1))
+        made.append(reshape(part, (length, *t.shape)))
+        at += count
+    return made
 
 
 def _natural(end: Node, start: Node) -> TensorType:

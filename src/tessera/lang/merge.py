@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.dtypes import int32
-from ..core.errors import UsageError, fail
+from ..core.errors import TesseraError, UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.build import Builder
 from ..ir.graph.node import NO_ATTRS, Graph, Node
@@ -28,6 +28,7 @@ from .agree import (
     deadlock,
     differ,
     progress,
+    some_raise,
 )
 from .ranks import Log, Promised, Waits
 from .record import Recorder, recording
@@ -49,6 +50,7 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
     todo, streams = list(range(view.size)), around.streams
     while todo:
         waits: dict[int, Waits] = {}
+        raised: dict[int, Exception] = {}
         for rank in todo:
             log = logs[rank] = Log(rank, logs)
             log.recorder = Recorder(around.builder.name, around)
@@ -60,11 +62,20 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
                 except Waits as wait:
                     waits[rank] = wait
                     continue
+                except TesseraError:
+                    raise
+                except Exception as error:  # the user's own: do all ranks raise it?
+                    raised[rank] = error
+                    continue
             log.leaves, log.spec = flatten(out)
             for x in (*log.leaves, *tapped(log.recorder)):  # also what is handed through
                 if isinstance(x, Tensor) and not isinstance(x, Promised):
                     log.recorder.node(x)
             log.paths, log.done = spec_paths(log.spec), True
+        if len(raised) == view.size:
+            raise raised[0]
+        if raised:
+            raise some_raise(logs, waits, raised) from next(iter(raised.values()))
         if len(waits) == len(todo) and not progress(logs, waits):
             raise deadlock(waits)
         todo = list(waits)

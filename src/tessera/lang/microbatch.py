@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from ..core.errors import GraphError, MeshError, ShapeError, UsageError, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
-from ..core.reshard import completed
+from ..core.reshard import completed, gathered
 from ..ir.graph.node import Node, reachable
 from ..ir.schedule.stages import depends
+from ..ops.redistribute import NAMES
 from .functions import relayout
 from .record import Recorder
 from .strategy import holds_weights
@@ -58,7 +59,10 @@ class PipeState:
         pipe, given = need.pipe, need.mesh
         mesh = given
         if len(mesh.axes) == 1:
-            mesh = Mesh((*mesh.axes, "one"), mesh.array()[..., None])
+            axes = (*mesh.axes, "one")
+            mesh = Mesh(axes, mesh.array()[..., None])
+            if given.onto is not None:
+                mesh = mesh.fold(Mesh(axes, given.onto.array()[..., None]))
         count = pipe.microbatches(mesh.sizes[pipe.axis])
         if need.rows % count:
             raise fail(
@@ -72,13 +76,13 @@ class PipeState:
         """The type of `t` in the recording: one microbatch's part of a batch, on a stage's mesh."""
         kind = t.type
         if kind.mesh is None or kind.mesh in (self.mesh, self.given):
-            if self.pipe.axis in kind.split_axes:
+            if self.pipe.axis in kind.split_axes and self.is_batch(t, path):
                 raise fail(
                     MeshError,
-                    f"{self.pipe.name}: a tensor is split over {self.pipe.axis!r}, which the stages"
+                    f"{self.pipe.name}: a batch is split over {self.pipe.axis!r}, which the stages"
                     " lie along",
-                    [("tensor", kind)],
-                    fix="leave it replicated there: each stage keeps what it uses",
+                    [("batch", kind)],
+                    fix="leave it replicated there: each stage gets what it uses",
                 )
         elif kind.mesh not in self.slices:
             raise fail(
@@ -104,8 +108,14 @@ class PipeState:
         return here.with_dims((part, *here.dims[1:]))
 
     def on_stage(self, t: TensorType) -> TensorType:
-        """`t`, of the mesh or of a stage's slice of it, on the mesh that is recorded on."""
+        """`t`, of the mesh or of a stage's slice of it, on the mesh that is recorded on. What rests
+        split over the stages' axis is put together before it is sent to one."""
         return laid_on(t, self.template)
+
+    def together(self, t: Tensor) -> Tensor:
+        """`t`, not split over the stages' axis, so that it can be sent to one of them."""
+        apart = self.pipe.axis in t.type.split_axes and t._data is not None
+        return relayout(t, gathered(t.type, (self.pipe.axis,))) if apart else t
 
     def is_batch(self, t: Tensor, path: Sequence[object]) -> bool:
         """Whether `t` has a part for each microbatch: as many rows, and no weight by its name."""
@@ -158,6 +168,8 @@ class PipeState:
                 return n
             if n.op == "add" and n not in b.origins:  # of a weight that several stages use
                 return b("add", *map(sum_of, n.args))
+            if n.op in NAMES and n not in b.origins:  # one of those, on its way to the others
+                return b.redistribute(sum_of(n.args[0]), n.type, n.note)
             if n not in made:
                 made[n] = b.input(n.type, f"sum{len(self.sums)}")
                 self.sums[made[n]] = n
@@ -220,5 +232,7 @@ def is_weight(t: Tensor, path: Sequence[object]) -> bool:
 
 
 def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
-    """`t` on a mesh that has the axes that `t` is split over."""
+    """`t` on `mesh`, put together along the axes that `mesh` lacks."""
+    apart = [a for a in t.split_axes if a not in mesh]
+    t = gathered(t, apart) if apart else t
     return TensorType(t.dtype, t.dims, t.partial, mesh)

@@ -7,11 +7,12 @@ after all of them. The schedule (ir/schedule/pipeline.py) plays a table of actio
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..core.context import settings
 from ..core.errors import GraphError, MeshError, TesseraError, UsageError, fail
@@ -22,11 +23,11 @@ from ..ir.schedule.orders import known_schedule, pipeline_table
 from ..ir.schedule.pipeline import Plan, Recorded, pipeline_schedule
 from ..ir.schedule.schedule import SEND, Schedule, Step
 from ..ir.schedule.simulate import warn_if_few
-from ..ir.schedule.stages import balanced, depends, free_nodes
+from ..ir.schedule.stages import balanced, depends, free_nodes, stage_numbers
 from ..ir.schedule.tables import Table
 from ..ops.op import OPS
-from .checks import axes_of, function_of, shown, whole
 from .engine import engine
+from .host import engine_array
 from .microbatch import NeedsPipe, PipeState, is_weight, laid_on
 from .record import Recorder, current, scope
 from .tensor import Tensor, as_tensor
@@ -53,10 +54,11 @@ class Pipe:
         self.parts, self.axis, self.mesh, self.kind = list(parts), axis, mesh, schedule
         self.count, self.chunks, self.name, self.stages = count, chunks, name, stages
         self.plan: Plan | None = None
-        self.balance: list[float] = []  # FLOPs of each stage's forward pass of a microbatch
+        self.balance: list[float] = []  # FLOPs of each stage for a microbatch, forth and back
         self.sizes: list[int] = []  # how many parts each stage is made of
         self.weight_bytes: list[int] = []  # of each stage, on a device
-        self.homes: dict[str, int] = {}  # weights by name to the rank that uses them first
+        # Weights by name to the rank that uses them first, None where no stage does.
+        self.homes: dict[str, int | None] = {}
         self.state: PipeState | None = None  # of the last recording
         self.body = body  # calls the parts, which know themselves by the names of their scopes
         self._jit: Any = None
@@ -138,11 +140,16 @@ class Pipe:
         """
         state = self._recorded("place")
         leaves, spec = flatten(tree)
-        tensors = [as_tensor(x) for x in leaves]
-        ins = [state.whole(t) for t in tensors]
-        types, steps, outs = list(ins), [], []
-        for i, (t, path) in enumerate(zip(tensors, paths(tree), strict=True)):
-            to = laid_on(t.type, state.slices[self._home(t, path_name(path))])
+        names = list(map(path_name, paths(tree)))
+        at = [i for i, x in enumerate(leaves)  # the rest are a module's settings
+              if isinstance(x, (Tensor, np.ndarray)) or engine_array(x)]  # fmt: skip
+        tensors = [state.together(as_tensor(leaves[i])) for i in at]
+        types, steps, outs = [state.whole(t) for t in tensors], [], []
+        for i, t in enumerate(tensors):
+            home = self._home(t, names[at[i]])
+            to = t.type if home is None else laid_on(t.type, state.slices[home])
+            if t._data is None and t._pending is not None:
+                t.type = types[i] = to  # to be made there
             x = Node("input", (), (to,), {"name": f"b{i}"})
             if t.mesh == to.mesh:
                 outs.append(i)
@@ -151,19 +158,22 @@ class Pipe:
             types.append(to)
             graph = Graph("send", (x,), (x,), (x,))
             steps.append(Step(graph, (i,), (outs[-1],), SEND))
-        if not steps:
-            return tree
+        if not steps:  # arrays have become tensors that are to be made there
+            same = all(leaves[i] is t for i, t in zip(at, tensors, strict=True))
+            for i, t in zip(at, tensors, strict=True):
+                leaves[i] = t
+            return tree if same else unflatten(spec, leaves)
         schedule = Schedule(
-            "place", state.mesh, tuple(types), tuple(range(len(ins))), tuple(outs), tuple(steps)
+            "place", state.mesh, tuple(types), tuple(range(len(tensors))), tuple(outs), tuple(steps)
         )
         program = engine().step_by_step(schedule)
         data = program([t.data for t in tensors], tuple(t.type for t in tensors))
-        made = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
-        for new, old in zip(made, tensors, strict=True):
+        for i, d, o, old in zip(at, data, outs, tensors, strict=True):
+            leaves[i] = new = Tensor(d, types[o])
             new.name = old.name
-        return unflatten(spec, made)
+        return unflatten(spec, leaves)
 
-    def _home(self, t: Tensor, name: str) -> int:
+    def _home(self, t: Tensor, name: str) -> int | None:
         ends = [k for k in self.homes if k.endswith(f".{name}")]
         names = [k for k in (t.name, name) if k in self.homes][:1] or ends
         ranks = {self.homes[k] for k in names}
@@ -187,8 +197,9 @@ class Pipe:
         return self.state
 
     def plan_text(self) -> str:
-        """How the stages lie: for each its devices, how many parts, the work of a microbatch's
-        forward pass and the bytes of weights on a device. Raises UsageError before the first call.
+        """How the stages lie: for each its devices, how many parts, the work of a microbatch forth
+        and back, the loss too, and the bytes of weights on a device. Raises UsageError before the
+        first call.
         """
         state, table = self._recorded("plan_text"), self.table
         rows = state.rows // state.count
@@ -242,9 +253,13 @@ class Pipe:
         assert state is not None
         graph = b.graph(outputs)
         new = b.finals
-        origins = {new.get(n, n): new.get(o, o) for n, o in b.origins.items()}
-        sums = {k: new.get(b.replaced.get(n, n), b.replaced.get(n, n))
-                for k, n in state.sums.items()}  # fmt: skip
+
+        def final(n: Node) -> Node:
+            n = b.replaced.get(n, n)
+            return new.get(n, n)
+
+        origins = {new.get(n, n): final(o) for n, o in b.origins.items()}
+        sums = {k: final(n) for k, n in state.sums.items()}
         key = [recorder.key] if recorder.key is not None else []
         micro = depends(graph.nodes, [*state.batch, *key])
         late = depends(graph.nodes, sums)
@@ -263,18 +278,31 @@ class Pipe:
             if o in micro and o not in late and o.op != "input":
                 self._kind(o, state, means, rows)
         backward = {n for n in sums.values() if n in origins}
+        # And what gradients were derived from: the loss itself may not be a result.
         forward = reachable((*means, *rows, *(n for n in sums.values() if n not in backward)))
+        forward |= set(graph.nodes) - depends(graph.nodes, origins)
         table = self._table(state)
         if self.body is not None:
             scopes = [getattr(p, "name", "") for p in self.parts]
             spans = [[n for n in graph.nodes if name in n.scope.split("/")] for name in scopes]
         else:
-            spans = [[new.get(n, n) for n in b.nodes[i:j]] for i, j in state.spans]
+            spans = [_with_loops(final(n) for n in b.nodes[i:j]) for i, j in state.spans]
         free = free_nodes(graph.nodes)
         parts = [
             [n for n in p if n in forward and n.op != "input" and n not in free] for p in spans
         ]
-        groups = self._groups(parts, table.stages, state)
+
+        def costs(parts: list[list[Node]]) -> list[float]:
+            """The work of a microbatch that falls to each part: the gradients too, and the loss."""
+            marked = {n: i for i, part in enumerate(parts) for n in part}
+            found = stage_numbers(graph.nodes, marked, origins, len(parts) - 1, free)
+            out = [0.0] * len(parts)
+            for n, i in found.items():
+                if n in micro and n not in late:
+                    out[i] += _flops([n])
+            return out
+
+        groups = self._groups(parts, table.stages, state, costs)
         resting = state.resting | {
             n for t, n in recorder.captured if t.mesh in (state.mesh, state.given)
         }
@@ -286,18 +314,17 @@ class Pipe:
             frozenset(rows),
             {n: s for s, group in enumerate(groups) for n in group},
             origins,
-            {
-                k: new.get(b.replaced.get(n, n), b.replaced.get(n, n))
-                for k, n in state.ahead.items()
-            },
-            frozenset(new.get(g, g) for g, w in state.gradients.items() if w in resting),
+            {k: final(n) for k, n in state.ahead.items()},
+            {new.get(g, g): w for g, w in state.gradients.items() if w in resting},
             recorder.key,
         )
         warn_if_few(table, stacklevel=_outside())
         self.plan = pipeline_schedule(made, wholes, table, state.slices, state.mesh)
         names = {n: t.name for t, n in recorder.captured}
         self.state = state
-        self.homes = {names.get(n) or str(n.attrs["name"]): r for n, r in self.plan.homes.items()}
+        inner = {*state.batch, *state.sums, *state.ahead}
+        self.homes = dict.fromkeys(str(n.attrs["name"]) for n in b.inputs if n not in inner)
+        self.homes |= {names.get(n) or str(n.attrs["name"]): r for n, r in self.plan.homes.items()}
         return self.plan
 
     def _kind(self, o: Node, state: PipeState, means: set[Node], rows: set[Node]) -> None:
@@ -323,7 +350,13 @@ class Pipe:
             chunks = known or max(1, (self.stages or 2 * ranks) // ranks)
         return pipeline_table(self.kind, ranks, state.count, chunks)
 
-    def _groups(self, parts: list[list[Node]], count: int, state: PipeState) -> list[list[Node]]:
+    def _groups(
+        self,
+        parts: list[list[Node]],
+        count: int,
+        state: PipeState,
+        costs: Callable[[list[list[Node]]], list[float]],
+    ) -> list[list[Node]]:
         """The nodes of each of `count` stages."""
         if len(parts) == 1:
             parts = _pieces(parts[0])
@@ -335,9 +368,10 @@ class Pipe:
                 fix="give a part for each stage, or a smaller axis; one function is cut where one"
                 " value passes",
             )
-        starts = balanced([_flops(p) for p in parts], count)
+        work = costs(parts)
+        starts = balanced(work, count)
         ends = [*starts[1:], len(parts)]
-        self.balance = [_flops([n for p in parts[a:b] for n in p]) for a, b in zip(starts, ends)]
+        self.balance = [sum(work[a:b]) for a, b in zip(starts, ends, strict=True)]
         self.sizes = [b - a for a, b in zip(starts, ends, strict=True)]
         groups = [[n for p in parts[a:b] for n in p] for a, b in zip(starts, ends, strict=True)]
         self.weight_bytes = [
@@ -356,6 +390,17 @@ def _outside() -> int:
     return k
 
 
+def _with_loops(nodes: Iterable[Node]) -> list[Node]:
+    """`nodes`, each once, and before each that is a result of several what gives them: a loop that
+    gives its own gradient too was made late, in place of another."""
+    found: dict[Node, None] = {}
+    for n in nodes:
+        if n.op == "item":
+            found.setdefault(n.args[0])
+        found.setdefault(n)
+    return list(found)
+
+
 def _flops(nodes: Sequence[Node]) -> float:
     total = 0.0
     for n in nodes:
@@ -365,7 +410,7 @@ def _flops(nodes: Sequence[Node]) -> float:
 
 
 def _pieces(nodes: list[Node]) -> list[list[Node]]:
-    """`nodes` cut wherever one value crosses."""
+    """`nodes` cut wherever one value crosses, and scalars beside it."""
     last_use = {a: i for i, n in enumerate(nodes) for a in n.args}
     alive: set[Node] = set()
     here = set(nodes)
@@ -373,109 +418,8 @@ def _pieces(nodes: list[Node]) -> list[list[Node]]:
     for i, n in enumerate(nodes):
         alive.add(n)
         alive = {a for a in alive if last_use.get(a, -1) > i and a in here}
-        if len(alive) == 1 and next(iter(alive)).type.rank > 1:
+        large = [a for a in alive if a.type.rank]
+        if len(large) == 1 and large[0].type.rank > 1:
             cuts.append(i + 1)
     pairs = zip(cuts, [*cuts[1:], len(nodes)], strict=True)
     return [nodes[a:b] for a, b in pairs if b > a]
-
-
-# -- the faces' functions -------------------------------------------------------------------------
-def _checked(
-    name: str, axis: object, microbatches: object, chunks: object, schedule: object
-) -> tuple[str, int | None, int | None]:
-    axes = axes_of(name, axis)
-    if len(axes) != 1:
-        raise fail(UsageError, f"{name}: a pipeline lies along one axis", [("axes", axes)],
-                   fix='name one: mesh_axes=("pp",)')  # fmt: skip
-    count = None if microbatches is None else whole(name, "microbatches", microbatches, 1)
-    many = None if chunks is None else whole(name, "chunks", chunks, 1)
-    if isinstance(schedule, str) and not schedule.endswith(".csv"):
-        known_schedule(schedule)
-    return axes[0], count, many
-
-
-def _parts(name: str, stages: object) -> list[Callable[..., Any]]:
-    if not isinstance(stages, (list, tuple)) or not stages:
-        raise fail(
-            UsageError, f"{name}: stages cannot be {shown(stages)}", fix="give a list of functions"
-        )
-    return [function_of(name, "a stage", s) for s in stages]
-
-
-def pipeline(
-    stages: Sequence[Callable[..., Any]],
-    mesh: Mesh | None = None,
-    axis: str = "pp",
-    *,
-    schedule: Any = "1F1B",
-    microbatches: int | None = None,
-    chunks: int | None = None,
-) -> Callable[[Callable[..., Any]], Pipe]:
-    """`@graph.pipeline(stages=[encoder, decoder], mesh=mesh, axis="pp")` above the model that calls
-    them: the stages lie along `axis`, microbatches go through by `schedule` (guide 3, 4.4).
-
-    `schedule` is a name ("GPipe", "1F1B", "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"),
-    a table or a CSV file. More stages than the axis has devices are put together by cost. Raises
-    UsageError, MeshError.
-    """
-    axis, count, many = _checked("pipeline", axis, microbatches, chunks, schedule)
-    parts = _parts("pipeline", stages)
-
-    def wrap(fn: Callable[..., Any]) -> Pipe:
-        function_of("pipeline", "the model", fn)
-        from .training import Stage
-
-        body = fn if all(isinstance(p, Stage) for p in parts) else None
-        name = getattr(fn, "__name__", "model")
-        made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)
-        functools.update_wrapper(made, fn, updated=())
-        return made
-
-    return wrap
-
-
-def compose(
-    stages: int,
-    assign: Sequence[Callable[..., Any]],
-    *,
-    mesh: Mesh | None = None,
-    axis: str = "pp",
-    schedule: Any = "1F1B",
-    microbatches: int | None = None,
-    chunks: int | None = None,
-) -> Pipe:
-    """The functions `assign` one after the other as a pipeline of `stages` stages (guide 2, 3.3).
-
-    More functions than stages are put together by cost. Raises UsageError.
-    """
-    axis, count, many = _checked("compose", axis, microbatches, chunks, schedule)
-    n = whole("compose", "stages", stages, 1)
-    parts = _parts("compose", assign)
-    if len(parts) < n:
-        raise fail(
-            UsageError,
-            f"compose: {len(parts)} functions for {n} stages",
-            fix="give a function for each stage, or fewer stages",
-        )
-    return Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
-
-
-def run(
-    mesh_axes: str | Sequence[str] = ("pp",),
-    schedule: Any = "1F1B",
-    microbatches: int | None = None,
-    *,
-    mesh: Mesh | None = None,
-    chunks: int | None = None,
-) -> Callable[[Callable[..., Any]], Pipe]:
-    """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)` above a function: it is
-    cut into stages of like cost where one value passes (guide 2, 3.3). Raises UsageError."""
-    axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
-
-    def wrap(fn: Callable[..., Any]) -> Pipe:
-        function_of("run", "the function", fn)
-        made = Pipe([fn], axis, mesh, schedule, count, many, getattr(fn, "__name__", "model"))
-        functools.update_wrapper(made, fn, updated=())
-        return made
-
-    return wrap

@@ -18,6 +18,7 @@ from ..core.dtypes import dtype_of, f32, int32, uint32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
 from ..ops.local import as_local, joined
+from ..ops.random import GOLDEN
 from . import functions, record
 from .checks import is_whole, number, shown, sizes
 from .engine import engine
@@ -98,6 +99,21 @@ def _key() -> tuple[Tensor, int]:
     t = Tensor(None, KEY_TYPE)
     t._pending = lambda: engine().place(value, KEY_TYPE)
     return t, 0
+
+
+def keys(count: int) -> Tensor:
+    """Keys u32[count, 2], with which `count` draws are those that would follow here one by one."""
+    recorder = record.current()
+    if recorder is not None and recorder.draws is not None:
+        return functions.reshape(recorder.random_keys(count), (count, 2))
+    key, first = _key()
+    if recorder is not None:
+        recorder.streams += count - 1
+    word = [emit("slice", key, starts=(i,), stops=(i + 1,), steps=(1,)) for i in (0, 1)]
+    number = emit("add", emit("iota", dtype=uint32, shape=(count,), dim=0), scalar(first, uint32))
+    stream = emit("bit_xor", word[1], emit("mul", number, scalar(GOLDEN, uint32)))
+    pair = (emit("broadcast", word[0], shape=(count,)), stream)
+    return emit("concat", *(functions.reshape(w, (count, 1)) for w in pair), dim=1)
 
 
 def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:

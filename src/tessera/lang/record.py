@@ -45,6 +45,7 @@ class Recorder:
         self.captured: list[tuple[Tensor, Node]] = []
         self.key: Node | None = None
         self.streams = 0
+        self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
         self.taps: list[Tap] = []  # values that are seen after a call (lang/taps.py)
@@ -96,6 +97,8 @@ class Recorder:
 
     def random_key(self) -> tuple[Tensor, int]:
         """The hidden key input of this recording and a stream number of its own."""
+        if self.draws is not None:
+            return self.random_keys(1), 0
         self.streams += 1
         if self.view is not None and self.view.rank is not None and self.parent is not None:
             whole, _ = self.parent.random_key()  # one key for all ranks
@@ -103,6 +106,13 @@ class Recorder:
         if self.key is None:
             self.key = self.builder.input(KEY_TYPE, "random_key")
         return symbolic(self.key, self), self.streams
+
+    def random_keys(self, count: int) -> Tensor:
+        """In the body of a loop: keys [count, 2] (one: [2]) for as many draws, others each turn."""
+        assert self.draws is not None
+        kind = KEY_TYPE if count == 1 else plain(uint32, (count, 2))
+        self.draws.append(self.input(kind, f"random_key{len(self.draws)}"))
+        return self.draws[-1]
 
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The value of `t` while recording: cuts the program there."""

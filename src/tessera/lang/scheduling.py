@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from ..core.context import put, replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.options import ScheduleOptions
+from ..core.topology import Topology, cluster
+from ..ir.schedule.algo_table import COLLECTIVES
+from ..ir.schedule.algorithms import NAMES, named
+from ..passes.algorithms import CHEAPEST
 from .checks import flag, function_of, is_whole, shown, whole
 
 P = ParamSpec("P")
@@ -43,6 +49,72 @@ def prefetch(distance: int | None) -> None:
     _set(prefetch=None if distance is None else whole("prefetch", "the distance", distance, 0))
 
 
+def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
+    """From here on collectives go by the algorithm `name`; None: all as the engine likes.
+
+    `name` is one of `tessera.ir.schedule.algorithms.NAMES`, such a one with segments
+    ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"), or "cheapest": the fastest
+    on `topology`, or a cluster's name. `collectives` restricts it to these. Raises UsageError.
+
+    >>> algorithm("halving", "all_reduce")
+    >>> algorithm("ring", "all_gather")
+    >>> current().text()
+    'algorithm=all_reduce:halving,all_gather:ring'
+    >>> algorithm(None)
+    """
+    if name is None:
+        _set(algorithm=None, topology=None)
+        return
+    given = dict(settings().schedule.algorithm or ()) if collectives else {}
+    chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
+    where = _topology(topology) or (settings().schedule.topology if collectives else None)
+    _need_topology(chosen.values(), where)
+    _set(algorithm=tuple({**given, **chosen}.items()), topology=where)
+
+
+def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
+    """Names by collective, "" for all; `given` is a name or a dict of names."""
+    table: dict[Any, Any] = given if isinstance(given, dict) else {"": given}
+    for on, name in table.items():
+        if on and on not in COLLECTIVES:
+            raise fail(
+                UsageError,
+                f"schedule: {shown(on)} is not a collective",
+                fix="name " + ", ".join(COLLECTIVES),
+            )
+        if not isinstance(name, str):
+            raise fail(
+                UsageError,
+                f"schedule: the algorithm cannot be {shown(name)}",
+                fix="use " + ", ".join((*NAMES, CHEAPEST)),
+            )
+        if name not in ("hierarchical", CHEAPEST):
+            sizes = re.findall(r"(\d+):", name)
+            named(on or "all_reduce", name, math.prod(map(int, sizes)) if sizes else 8)
+    return tuple(table.items())
+
+
+def _topology(given: object) -> Topology | None:
+    if given is None or isinstance(given, Topology):
+        return given
+    if not isinstance(given, str):
+        raise fail(
+            UsageError,
+            f"schedule: topology cannot be {shown(given)}",
+            fix="give a Topology or the name of a cluster",
+        )
+    return cluster(given)
+
+
+def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
+    if CHEAPEST in names and topology is None:
+        raise fail(
+            UsageError,
+            "schedule: what is cheapest depends on the links",
+            fix='give topology="h100", or a Topology',
+        )
+
+
 def current() -> ScheduleOptions:
     """The choices in force here."""
     return settings().schedule
@@ -68,6 +140,8 @@ def options(
     microbatches: int | None = None,
     bucket_bytes: int | None = None,
     prefetch: int | None = None,
+    algorithm: str | dict[str, str] | None = None,
+    topology: Topology | str | None = None,
 ) -> ScheduleOptions:
     """The choices as a value. Raises UsageError for what is none."""
     switches = {"pipeline": pipeline, "overlap": overlap}
@@ -93,7 +167,12 @@ def options(
         raise fail(
             UsageError, f"schedule: tile cannot be {shown(tile)}", fix="give sizes, e.g. (128, 128)"
         )
+    tables = None if algorithm is None else _algorithms(algorithm)
+    where = _topology(topology)
+    _need_topology(dict(tables or ()).values(), where)
     return ScheduleOptions(
+        algorithm=tables,
+        topology=where,
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         prefetch=prefetch,
@@ -110,8 +189,8 @@ def scheduled(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
-    `microbatches`, `bucket_bytes`, `prefetch` go with them. `.schedule` of the function is the
-    Schedule of its last recording.
+    `microbatches`, `bucket_bytes`, `prefetch`, `algorithm` and `topology` go with them.
+    `.compiled.schedule` is the Schedule of its last recording.
     """
     from .jit import Jit, jit
 

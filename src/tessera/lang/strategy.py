@@ -42,6 +42,8 @@ TRANSFORMER: tuple[Rule, ...] = (
     (r"(^|\.)(head|lm_head)(\.weight)?$", -1),
     (r"^(weight|bias)$", -1),
 )
+# The weights of stacked experts [experts, in, out]: the experts.
+EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
 
 
 # The first word of an argument's path that is one of these says what it holds. What none says holds
@@ -62,7 +64,7 @@ def holds_weights(name: str, path: Sequence[object]) -> bool:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Layouts over one mesh axis: `stage` is ZeRO's, `rules` are tensor parallelism's."""
+    """Layouts over one mesh axis: `stage` is ZeRO's, `rules` say what else splits which weight."""
 
     kind: str
     axis: str
@@ -112,7 +114,7 @@ class Plan:
                     [("mesh", t.mesh.text() if t.mesh else "none")],
                     fix=f'say dist.strategy({p.kind!r}, axis="...") with an axis of the mesh',
                 )
-            if p.kind == "tensor_parallel" and p.axis not in t.split_axes:
+            if p.rules and p.axis not in t.split_axes:
                 t = _by_rule(p, name, t)
         for p in self.parts:
             zero = p.kind == "zero_redundancy_optimizer" and p.stage >= stage
@@ -122,7 +124,7 @@ class Plan:
 
 
 def _by_rule(p: Strategy, name: str, t: TensorType) -> TensorType:
-    """`t` as the first rule of tensor parallelism that fits the name `name` splits it."""
+    """`t` as the first of its rules that fits the name `name` splits it."""
     for rule, dim, *parts in p.rules:
         if not re.search(rule, name) or t.rank < -dim:
             continue
@@ -156,7 +158,11 @@ def _zero_dim(t: TensorType, axis: str) -> int:
     return max(range(t.rank), key=rank)
 
 
-KINDS = {"data_parallel": "dp", "tensor_parallel": "tp", "zero_redundancy_optimizer": "dp"}
+KINDS = {
+    "data_parallel": "dp", "tensor_parallel": "tp", "zero_redundancy_optimizer": "dp",
+    "expert_parallel": "ep",
+}  # fmt: skip
+RULES = {"tensor_parallel": TRANSFORMER, "expert_parallel": EXPERTS}
 
 
 def strategy(
@@ -166,11 +172,12 @@ def strategy(
     stage: int | None = None,
     rules: Sequence[Rule] | None = None,
 ) -> Plan:
-    """The strategy called `kind` over mesh axis `axis` (default: dp, or tp for tensor_parallel).
+    """The strategy called `kind` over mesh axis `axis` (default: dp, tp for tensor_parallel, ep for
+    expert_parallel, which splits a batch too).
 
     `stage` is ZeRO's: 1 splits optimizer state, 2 gradients too, 3 weights too (default 2).
-    `rules` are tensor parallelism's (regular expression, dim) pairs for names of weights; a third
-    number says of how many equal parts the dim is made, each of which is split. Raises
+    `rules` are tensor or expert parallelism's (regular expression, dim) pairs for names of weights;
+    a third number says of how many equal parts the dim is made, each of which is split. Raises
     StrategyError for unknown kinds and options.
     """
     if not isinstance(kind, str) or kind not in KINDS:
@@ -187,13 +194,13 @@ def strategy(
         )
     zero = kind == "zero_redundancy_optimizer"
     axes = axes_of(f"strategy {kind!r}", axis or KINDS[kind])
-    table = _checked_rules(rules) if rules is not None else TRANSFORMER
+    table = _checked_rules(rules) if rules is not None else RULES.get(kind, ())
     return Plan((
         Strategy(
             kind,
             axes[0],
             (stage or 2) if zero else 0,
-            table if kind == "tensor_parallel" else (),
+            table if kind in RULES else (),
         ),
     ))  # fmt: skip
 

@@ -49,6 +49,7 @@ class Tensor:
     _recorder: Recorder | None = None
     _made: Made | None = None
     _pending: Callable[[], Any] | None = None
+    drawn: bool = False  # by dist.tensor: a weight, which a training step may name
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
     __array_priority__ = 1000
 

@@ -5,7 +5,9 @@ They are compiled functions that own the weights made inside them (lang/store.py
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -51,6 +53,7 @@ class TrainingStep(Generic[P, R]):
 
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            _name_variables(fn)
             here = Around(self._slots, module, self._store, plan)
             with store.watched(here), store.owned_by(self._store), scope(module):
                 before = self._stand_in()
@@ -160,7 +163,8 @@ def training_step(
     `module` is the scope of its nodes and the first part of its weights' names. Weights are
     replicated on the mesh of what they meet, or lie as `strategy` says; their first values depend
     on `ts.seed` and their names. `graph.backward(loss)` inside covers them all, and all named
-    tensors from outside that the step uses (guide 3, 4.5). Raises UsageError, StrategyError.
+    tensors from outside that the step uses (guide 3, 4.5); what `dist.tensor` made without a name
+    is called as its variable (guide 1, 7.6). Raises UsageError, StrategyError.
     """
     _named("training_step", "module", module, empty=True)
     if strategy is not None and not isinstance(strategy, (Plan, Strategy)):
@@ -195,6 +199,21 @@ def _named(who: str, what: str, name: object, empty: bool = False) -> None:
             if who == "stage"
             else f'write @graph.{who}(module="Transformer") above the function',
         )
+
+
+def _name_variables(fn: Callable[..., Any]) -> None:
+    """Weights that `dist.tensor` made and nobody named are called as `fn` calls them."""
+    plain = inspect.unwrap(fn)
+    if not inspect.isfunction(plain):
+        return
+    code, cells = plain.__code__, plain.__closure__ or ()
+    found = {name: plain.__globals__.get(name) for name in code.co_names}
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # a variable that is not set yet
+            found[name] = cell.cell_contents
+    for name, t in found.items():
+        if isinstance(t, Tensor) and t.drawn and not t.name:
+            t.name = name
 
 
 def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:

@@ -95,19 +95,7 @@ def split_sequence(x: Tensor, axis: str | None, dim: int = 1) -> Tensor:
     n = axis_size("split_sequence", x, axis)
     if axis is None or n == 1 or axis in x.type.split_axes:
         return x
-    to = split_over(completed(x.type, (axis,)), dim, (axis,))
-    # The product before it wants whole rows again for its own gradients.
-    return moved(x, to) if axis in x.type.partial_axes else F.relayout(x, to)
-
-
-def moved(x: Tensor, to: TensorType) -> Tensor:
-    """`x` in the layout `to`, and its gradient back in the layout of `x`, at once."""
-
-    @custom_gradient
-    def move(x: Tensor) -> tuple[Tensor, Any]:
-        return F.relayout(x, to), lambda g: F.relayout(g, x.type.complete())
-
-    return move(x)
+    return F.relayout(x, split_over(completed(x.type, (axis,)), dim, (axis,)))
 
 
 def whole_sequence(x: Tensor, axis: str | None) -> Tensor:
@@ -189,7 +177,7 @@ def _moved_to(dim: int, axis: str, x: Tensor) -> Tensor:
     if axis in dim_axes(x.type.dims[dim]):
         return x
     bare = gathered(x.type.complete(), (axis,))
-    return moved(x, split_over(bare, dim, (axis,)))
+    return F.relayout(x, split_over(bare, dim, (axis,)))
 
 
 def _checked(

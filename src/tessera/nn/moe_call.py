@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.context import settings
@@ -13,12 +14,21 @@ from ..core.layout import Factor, TensorType, dim_axes, unknown_axis, ways
 from ..core.mesh import Mesh
 from ..lang import functions as F
 from ..lang.checks import axes_of, mesh_or_none, number, shown, whole
+from ..lang.record import current
 from ..lang.tensor import Tensor, as_tensor
 from . import functional as fn
 from .moe_dispatch import Wire
 from .moe_placement import Placement
 from .moe_tokens import Tokens, tokens_of
-from .moe_transport import Transport, buckets_of, row_bytes, transport_of
+from .moe_transport import (
+    TRANSPORTS,
+    MoEInspection,
+    Transport,
+    buckets_of,
+    hops,
+    row_bytes,
+    transport_of,
+)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": fn.gelu, "relu": fn.relu, "silu": fn.silu,
@@ -67,7 +77,7 @@ def settled(
     """Everything about a call that its values do not change. Raises what `moe` raises."""
     w = _weights(experts, t)
     k = whole("moe", "k", k, 1)
-    how = transport_of(transport)
+    how = _wished(transport)
     if block is not None:
         whole("moe", "block", block, 1)
     if placement is not None and not isinstance(placement, Placement):
@@ -132,6 +142,52 @@ def settled(
     slots = tokens.parts * buckets * wire.room(room)
     return Settled(
         _placed(w, moves, where), tokens, placement, count, rows, k, limit, wire, how, slots,
+    )  # fmt: skip
+
+
+def _wished(transport: Any) -> Transport:
+    """The transport of a call; what it leaves open is as `@schedule(comm_backend=, epoch=)` has."""
+    how, chosen = transport_of(transport), settings().schedule
+    if how.type == "auto" and chosen.backend in TRANSPORTS:
+        how = replace(how, type=chosen.backend)
+    said = isinstance(transport, Transport) or (
+        isinstance(transport, Mapping) and "epoch" in transport
+    )
+    return how if said or chosen.epoch is None else replace(how, epoch=chosen.epoch)
+
+
+# What calls did: by the id of their result, where they ran at once, or of the recording that they
+# are in. It goes when that goes. (A tensor is no key: == gives a tensor.)
+_reports: dict[int, list[MoEInspection]] = {}
+
+
+def report(of: Tensor, call: Settled) -> None:
+    """Keeps what the call that gave `of` does, for `dist.inspect`."""
+    recorder = current()
+    while recorder is not None and recorder.parent is not None:
+        recorder = recorder.parent
+    place = of if recorder is None else recorder.builder
+    if id(place) not in _reports:
+        weakref.finalize(place, _reports.pop, id(place), None)
+    _reports.setdefault(id(place), []).append(inspection(call))
+
+
+def reports(of: object) -> tuple[MoEInspection, ...]:
+    """What the calls of `moe` did that gave the tensor `of`, or that the recording `of` has."""
+    return tuple(_reports.get(id(of), ()))
+
+
+def inspection(call: Settled, capacity: float | None = None, known: bool = True) -> MoEInspection:
+    """What `call` does; nothing of sizes and rows where its tokens are not `known`, but `capacity`
+    in even shares."""
+    there, back = (
+        hops(call.tokens.type, call.wire.axes, call.sent_bytes(p) if known else None)
+        for p in (call.wire.packing, call.wire.narrow)
+    )
+    return MoEInspection(
+        call.transport, call.experts, call.rows, call.k, call.wire.axes,
+        call.capacity if known else capacity, call.slots if known else None, call.wire.buckets,
+        there, back,
     )  # fmt: skip
 
 

@@ -26,12 +26,20 @@ from ..lang.store import weights
 from ..lang.tensor import Tensor, as_tensor
 from .layers import normal
 from .module import Module, Parameter
-from .moe_call import Settled, activation_of, expert_axes, has_weights, settled
+from .moe_call import (
+    Settled,
+    activation_of,
+    expert_axes,
+    has_weights,
+    inspection,
+    report,
+    settled,
+)
 from .moe_dispatch import by_capacity, dropless
 from .moe_placement import Placement
 from .moe_routing import Routing, balanced_bias, checked_router, choose
 from .moe_tokens import Tokens
-from .moe_transport import MoEInspection, hops, transport_of
+from .moe_transport import MoEInspection, transport_of
 
 BALANCE = (None, "bias")
 
@@ -101,7 +109,9 @@ def moe(
     act = activation_of(activation, call.weights)
     flag("moe", "stats", stats)
     with scope("moe"):
-        return _run(t, call, kind, even, sort, act, block or 0, stats)
+        out = _run(t, call, kind, even, sort, act, block or 0, stats)
+    report(out[0] if stats else out, call)
+    return out
 
 
 def moe_inspection(
@@ -133,15 +143,7 @@ def moe_inspection(
         known, room = True, capacity
     call = settled(t, experts, k, transport, mesh, room, groups if known else None, axis,
                    placement, None)  # fmt: skip
-    there, back = (
-        hops(call.tokens.type, call.wire.axes, call.sent_bytes(p) if known else None)
-        for p in (call.wire.packing, call.wire.narrow)
-    )
-    return MoEInspection(
-        call.transport, call.experts, call.rows, call.k, call.wire.axes,
-        call.capacity if known else capacity, call.slots if known else None, call.wire.buckets,
-        there, back,
-    )  # fmt: skip
+    return inspection(call, capacity, known)
 
 
 # -- one call -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ TRANSPORTS = {
     "nvshmem": "puts and gets that GPUs start themselves",
     "deepep": "DeepEP's dispatch and combine kernels",
 }
+CARRIERS = "(NCCL between GPUs, shared memory or gloo between CPUs)"
 PACKINGS = (None, "fp8_e4m3", "bf16")
 EPOCHS = ("soft", "hard")
 
@@ -113,7 +114,7 @@ class MoEInspection:
         """What carries the payload."""
         if not self.dispatch:
             return "no transport: experts and tokens are on the same devices"
-        return "XLA's all_to_all (NCCL between GPUs, shared memory or gloo between CPUs)"
+        return f"XLA's all_to_all {CARRIERS}"
 
     def __str__(self) -> str:
         t = self.transport

@@ -1,7 +1,8 @@
-"""Repeated layers: one block's code, its weights stacked along a leading dim.
+"""Repeated layers: one block's code, and weights of its own for each.
 
 The layers are written out one by one or run as a loop, by cost: written out they run faster (each
-layer is scheduled and fused on its own), as a loop they compile in the time of one.
+layer is scheduled and fused on its own), as a loop they compile in the time of one. A pipeline
+wants them apart: each stage then holds the weights of its own layers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 
 from ..core.errors import UsageError, fail
 from ..cost.loops import write_out
-from ..lang.checks import whole
+from ..lang import functions as F
+from ..lang.checks import flag, whole
 from ..lang.loop import scan
 from ..lang.tensor import Tensor, emit_many
 from ..lang.tree import flatten, unflatten
@@ -23,51 +25,78 @@ class Stack(Module):
     `loop` None chooses by cost, True loops, False writes out. `remat` computes each layer again in
     the backward pass instead of keeping its insides: True (or "recompute") all of them, "products"
     all but the results of products and loops. It makes `loop` None a loop.
+
+    The weights of all layers are stacked along a leading dim, or with `stacked=False` each layer
+    has tensors of its own, written out. A block that returns (x, number) makes the stack return
+    (x, the numbers of its layers [depth]).
     """
 
     def __init__(
-        self, block: Module, depth: int, loop: bool | None = None, remat: bool | str = False
+        self,
+        block: Module,
+        depth: int,
+        loop: bool | None = None,
+        remat: bool | str = False,
+        stacked: bool = True,
     ):
         depth = whole("Stack", "depth", depth, 1)
         self.depth, self.loop, self.remat = depth, loop, remat
         leaves, spec = flatten(block)
-        self.block = unflatten(spec, [self._stacked(x) for x in leaves])
+        if flag("Stack", "stacked", stacked):
+            self.block = unflatten(spec, [self._made(x, (depth,)) for x in leaves])
+        elif loop:
+            raise fail(
+                UsageError,
+                "Stack: a loop needs the weights of all layers in one tensor",
+                fix="leave loop=None, or stacked=True",
+            )
+        else:
+            self.layers = [
+                unflatten(spec, [self._made(x, ()) for x in leaves]) for _ in range(depth)
+            ]
         self.scope_name = "layers"
 
-    def _stacked(self, x: Any) -> Any:
+    @staticmethod
+    def _made(x: Any, lead: tuple[int, ...]) -> Any:
         if not isinstance(x, Tensor):
             return x
         if x.remake is None:
             raise fail(
                 UsageError,
-                "Stack: a tensor of the block is not a Parameter, so it cannot be stacked",
+                "Stack: a tensor of the block is not a Parameter, so it cannot be made for every"
+                " layer",
                 [("tensor", x.type)],
                 fix="make the block's weights with nn.Parameter(...)",
             )
-        return x.remake((self.depth, *x.shape))
+        return x.remake((*lead, *x.shape))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        leaves, spec = flatten(self.block)
+    def __call__(self, x: Tensor) -> Any:
+        blocks = self.__dict__.get("layers") or [self.block]
+        leaves, spec = flatten(blocks[0])
         at = [i for i, v in enumerate(leaves) if isinstance(v, Tensor)]
-        weights = tuple(leaves[i] for i in at)
 
-        def layer(h: Tensor, parts: Any) -> Tensor:
+        def layer(h: Tensor, parts: Any) -> tuple[Tensor, Any]:
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
-            out: Tensor = unflatten(spec, now)(h)
-            return out
+            out = unflatten(spec, now)(h)
+            return out if isinstance(out, tuple) else (out, ())
 
         # A layer that is written out twice is merged into one by the compiler: only in a loop is
         # it computed again.
         again = self._policy != "save"
-        looped = again or not write_out(self.depth) if self.loop is None else self.loop
-        if looped:
-            return scan(lambda h, p: (layer(h, p), ()), x, weights, policy=self._policy)[0]  # type: ignore[no-any-return]
-        layers = list(zip(*(emit_many("unstack", w) for w in weights), strict=True))
-        for parts in layers:
-            x = self._once(layer, x, parts) if again else layer(x, parts)
-        return x
+        weights = [tuple(flatten(block)[0][i] for i in at) for block in blocks]
+        if "layers" not in self.__dict__:
+            looped = again or not write_out(self.depth) if self.loop is None else self.loop
+            if looped:
+                x, numbers = scan(layer, x, weights[0], policy=self._policy)
+                return x if isinstance(numbers, tuple) else (x, numbers)
+            weights = list(zip(*(emit_many("unstack", w) for w in weights[0]), strict=True))
+        found = []
+        for parts in weights:
+            x, number = self._once(layer, x, parts) if again else layer(x, parts)
+            found.append(number)
+        return x if isinstance(found[0], tuple) else (x, F.stack(found))
 
     @property
     def _policy(self) -> str:
@@ -75,7 +104,8 @@ class Stack(Module):
             return self.remat
         return "recompute" if self.remat else "save"
 
-    def _once(self, layer: Any, x: Tensor, parts: Any) -> Tensor:
+    def _once(self, layer: Any, x: Tensor, parts: Any) -> tuple[Tensor, Any]:
         """One layer as a loop of one turn, whose insides are computed again backwards."""
         one = tuple(w.reshape(1, *w.shape) for w in parts)
-        return scan(lambda h, p: (layer(h, p), ()), x, one, policy=self._policy)[0]  # type: ignore[no-any-return]
+        x, number = scan(layer, x, one, policy=self._policy)
+        return x, number if isinstance(number, tuple) else number.reshape()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
@@ -26,6 +27,7 @@ from .context import (
 )
 from .layers import Embedding, LayerNorm, RMSNorm, normal
 from .module import Module, Parameter
+from .moe_layer import MoE
 from .positions import Rope, alibi_bias
 from .stack import Stack
 
@@ -56,7 +58,12 @@ class GPTConfig:
     `context` "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
     embedding to the loss; attention is by `ring_attention`, the sequence then in zig-zag order, or
     by `all_to_all_attention`. `sequence_parallel` names the mesh axis over which tensor parallelism
-    splits the sequence wherever rows do not need each other. Raises UsageError.
+    splits the sequence wherever rows do not need each other.
+
+    With `experts` the MLP of each block is an `nn.MoE` of so many, `experts_per_token` of them for
+    a token, with room for `capacity` times an even share (None: for all that come); `loss` adds
+    `aux_weight` of the mean of their auxiliary losses. `stacked` is as in `Stack`: False gives each
+    layer weights of its own, as a pipeline wants them. Raises UsageError.
     """
 
     vocab: int = 1024
@@ -81,6 +88,11 @@ class GPTConfig:
     context: str | None = None
     context_axis: str = "cp"
     sequence_parallel: str | None = None
+    experts: int = 0
+    experts_per_token: int = 2
+    capacity: float | None = 1.25
+    aux_weight: float = 0.01
+    stacked: bool = True
 
     def __post_init__(self) -> None:
         optional = ("kv_heads", "hidden", "head_size")
@@ -88,6 +100,9 @@ class GPTConfig:
             value = getattr(self, what)
             if value is not None or what not in optional:
                 whole("GPTConfig", what, value, 1)
+        whole("GPTConfig", "experts", self.experts, 0)
+        whole("GPTConfig", "experts_per_token", self.experts_per_token, 1)
+        number("GPTConfig", "aux_weight", self.aux_weight)
         probability("GPTConfig", self.dropout)
         if self.norm_eps is not None:
             number("GPTConfig", "norm_eps", self.norm_eps)
@@ -259,15 +274,33 @@ class MLP(Module):
             h = ACTIVATIONS[self.activation](h)
         return F.matmul(h, self.down)
 
-    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> Tensor:
-        """[B, S, d] to [B, S, d], in blocks of rows, each normed first where there is a `norm`.
+    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> tuple[Tensor, ...]:
+        """([B, S, d],) of [B, S, d], in blocks of rows, each normed first where there is a `norm`.
 
         But for the last bias: it comes after the blocks, or the sum over devices would be completed
         in each.
         """
         if self.sequence_parallel is not None:
             x, norm = whole_sequence(x if norm is None else norm(x), self.sequence_parallel), None
-        return fn.by_rows(lambda r: self(r if norm is None else norm(r)), x)
+        return (fn.by_rows(lambda r: self(r if norm is None else norm(r)), x),)
+
+
+class Experts(MoE):
+    """The feed-forward half of a layer with experts."""
+
+    down_bias = None
+
+    def __init__(self, c: GPTConfig):
+        gated = c.activation == "swiglu"
+        super().__init__(
+            c.d, c.width, c.experts, c.experts_per_token, gated=gated, capacity=c.capacity,
+            activation="silu" if gated else c.activation,
+        )  # fmt: skip
+
+    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> tuple[Tensor, ...]:
+        """[B, S, d] to [B, S, d] and the auxiliary loss."""
+        y, routing = self.routed(x if norm is None else norm(x))
+        return y, routing.aux_loss
 
 
 class TransformerBlock(Module):
@@ -282,19 +315,26 @@ class TransformerBlock(Module):
         checked(c)
         self.norm_1, self.attention = c.make_norm(), Attention(c)
         self.norm_2 = c.make_norm() if c.block != "parallel" else None
-        self.mlp = MLP(c)
+        if c.experts:
+            self.moe = Experts(c)
+        else:
+            self.mlp = MLP(c)
         self.dropout, self.block = c.dropout, c.block
         self.sequence_parallel = c.sequence_parallel
         self.scope_name = "block"
 
-    def __call__(self, x: Tensor) -> Tensor:
-        a, m = self.attention, self.mlp
+    def __call__(self, x: Tensor) -> Any:
+        """[B, S, d] to [B, S, d]; with experts, to that and their auxiliary loss."""
+        a, m = self.attention, self.__dict__.get("moe") or self.mlp
         if self.block == "sequential":
             x = x + self._done(a(self.norm_1(x)), a.out_bias)
-            return x + self._done(m.whole(x, self.norm_2), m.down_bias)
-        h = self.norm_1(x)
-        y = m.whole(h if self.norm_2 is None else x, self.norm_2)
-        return x + self._done(a(h) + y, a.out_bias, m.down_bias)
+            y, *aux = m.whole(x, self.norm_2)
+            x = x + self._done(y, m.down_bias)
+        else:
+            h = self.norm_1(x)
+            y, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2)
+            x = x + self._done(a(h) + y, a.out_bias, m.down_bias)
+        return (x, *aux) if aux else x
 
     def _done(self, y: Tensor, *biases: Tensor | None) -> Tensor:
         """A sublayer's sums, laid out as the residual, with its biases and dropout."""
@@ -315,15 +355,18 @@ class GPT(Module):
         self.embed = Embedding(c.vocab, c.d)
         if c.positions == "learned":
             self.position = Parameter(c.seq, c.d, init=normal(0.02))
-        self.blocks = Stack(TransformerBlock(c), c.layers, c.loop, c.remat)
+        self.blocks = Stack(TransformerBlock(c), c.layers, c.loop, c.remat, c.stacked)
         self.norm = c.make_norm()
         if not c.tied:
             self.head = Parameter(c.d, c.vocab, init=normal(0.02))
         self.scope_name = "gpt"
         self.parameters()
 
-    def features(self, ids: Tensor) -> Tensor:
-        """The last hidden layer [B, S, d]."""
+    def features(self, ids: Tensor) -> Any:
+        """The last hidden layer [B, S, d]; with experts, that and their auxiliary losses [layers].
+
+        The part of the model that a pipeline cuts into stages.
+        """
         ids = as_tensor(ids)
         if ids.ndim != 2 or ids.shape[1] > self.config.seq or not ids.dtype.is_int:
             raise fail(
@@ -337,7 +380,9 @@ class GPT(Module):
         x = F.complete(split_sequence(self.embed(self._placed(ids)), c.sequence_parallel))
         if c.positions == "learned":
             x = x + self._placed(self.position[: ids.shape[1]], 0)
-        return whole_sequence(self.norm(self.blocks(x)), c.sequence_parallel)
+        x, *aux = made if isinstance(made := self.blocks(x), tuple) else (made,)
+        x = whole_sequence(self.norm(x), c.sequence_parallel)
+        return (x, *aux) if aux else x
 
     def _head(self) -> Tensor:
         return self.embed.weight.T if self.config.tied else self.head
@@ -367,10 +412,17 @@ class GPT(Module):
         return split_sequence(F.relayout(x, x.type.on(mesh)), c.context_axis, dim)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        y = F.matmul(self.features(ids), self._head())
+        x = self.features(ids)
+        y = F.matmul(x[0] if isinstance(x, tuple) else x, self._head())
         return unzigzag(y, self._devices(y)) if self.config.context == "ring" else y
 
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, the logits never whole."""
-        labels = self._placed(as_tensor(labels))
-        return fn.linear_cross_entropy(self.features(ids), self._head(), labels)
+        """Mean cross-entropy in nats per token, the logits never whole; with experts, and
+        `aux_weight` of their mean auxiliary loss."""
+        return self.loss_of(self.features(ids), labels)
+
+    def loss_of(self, features: Any, labels: Tensor) -> Tensor:
+        """`loss` of what `features` returns."""
+        x, *aux = features if isinstance(features, tuple) else (features,)
+        loss = fn.linear_cross_entropy(x, self._head(), self._placed(as_tensor(labels)))
+        return loss + self.config.aux_weight * F.mean(aux[0]) if aux else loss

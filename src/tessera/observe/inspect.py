@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 from ..core.layout import TensorType
+from ..core.topology import Topology
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
+from ..lang.jit import Jit
+from ..lang.pipe import Pipe
 from ..lang.tensor import Tensor, as_tensor
+from ..lang.training import TrainingStep
+from ..nn.moe_call import reports
 from ..nn.moe_layer import MoE, moe_inspection
 from ..nn.moe_transport import MoEInspection
+from .inspect_schedule import ScheduleInspection, inspect_schedule
 
 MOST_DRAWN, LISTED = 64, 8  # devices
 WIDTH = 100  # columns
+Fn = Jit[Any, Any] | TrainingStep[Any, Any] | Pipe
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Inspection:
     type: TensorType
     name: str
     holds: dict[int, tuple[tuple[tuple[int, int], ...], ...]]
+    experts: tuple[MoEInspection, ...] = ()  # of a result of `op.moe`: what it did
 
     def __str__(self) -> str:
         t = self.type
@@ -43,7 +51,7 @@ class Inspection:
             if copies:
                 rows.append(f"  copies    replicated over {', '.join(copies)}")
             rows += self._who()
-        return "\n".join(rows)
+        return "\n".join([*rows, *map(str, self.experts)])
 
     __repr__ = __str__
 
@@ -71,19 +79,32 @@ class Inspection:
 def inspect(t: MoE) -> MoEInspection: ...
 @overload
 def inspect(t: Tensor) -> Inspection: ...
-def inspect(t: Tensor | MoE) -> Inspection | MoEInspection:
+@overload
+def inspect(t: Fn, *, topology: Topology | str | None = None) -> ScheduleInspection: ...
+def inspect(
+    t: Tensor | MoE | Fn, *, topology: Topology | str | None = None
+) -> Inspection | MoEInspection | ScheduleInspection:
     """The layout of `t` in words, numbers and a picture of who holds what; its data stays alone.
 
-    Of an `nn.MoE`: where its experts are, and what serves the transport that it wishes.
+    Of an `nn.MoE`: where its experts are, and what serves the transport that it wishes; of a result
+    of `op.moe` that too. Of a compiled function: its collectives with algorithms, rounds and bytes,
+    times on `topology`, what serves its transports, and what a pipeline sends.
     """
     if isinstance(t, MoE):
         return moe_inspection(t)
+    compiled: Any = t
+    if isinstance(t, TrainingStep):
+        compiled = t._jit
+    elif not isinstance(t, Pipe):
+        compiled = getattr(t, "compiled", t)  # of what @schedule(...) gives
+    if isinstance(compiled, Jit | Pipe):
+        return inspect_schedule(compiled, topology)
     t = as_tensor(t)
     holds = {}
     if t.mesh is not None:
         for device, coords in zip(t.mesh.device_ids, every_coords(t.mesh), strict=True):
             holds[device] = tuple(_runs(t.type, i, coords) for i in range(t.ndim))
-    return Inspection(t.type, t.name, holds)
+    return Inspection(t.type, t.name, holds, reports(t))
 
 
 def _runs(t: TensorType, dim: int, coords: object) -> tuple[tuple[int, int], ...]:

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..core.context import settings
 from ..core.errors import UsageError, fail
 from ..ir.graph.node import Graph
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
 from ..lang.checks import is_whole, shown
+from ..passes.algorithms import algorithms, choices
 from ..passes.simplify import simplify
 
 
@@ -27,7 +27,7 @@ class Trace(Graph):
     @property
     def schedule(self) -> Schedule:
         """The steps that the program runs in, under the choices in force here."""
-        return build_schedule(simplify(self), settings().schedule)
+        return algorithms(build_schedule(simplify(self), choices()), choices())
 
     def side_by_side(self, width: int = 160) -> str:
         """The stages beside each other as text of `width` columns: `-` marks what the next stage

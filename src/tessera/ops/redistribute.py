@@ -173,12 +173,20 @@ def _to_partial_local(c: Call, x: Array) -> Array:
 
 
 def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    """The identity; where the value was split and no longer is, its gradient is split again."""
+    """The identity; where the value was split and no longer is, its gradient is split again. What
+    the user wrote to split a sum, or to split another dim, is undone at once: left to those that
+    read the gradient, each would undo it by itself."""
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
-    if n.op in ("all_gather", "all_to_all") and gone:
+    exact = settings().promise == "mesh_invariant"
+    if exact and gone and _of_input(n) and set(gone) <= {*g.type.partial_axes}:
+        # A weight that was gathered where it is used: the parts of its gradient meet first, in the
+        # dtype of the weight, as where it is held whole. What remains is done at the end.
+        return [g]
+    written = n.op in ("reduce_scatter", "all_to_all") and not n.note
+    if written or (n.op in ("all_gather", "all_to_all") and gone):
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
-        if settings().promise == "mesh_invariant":
+        if exact:
             free = ()  # all at once, in the one order that there is
         return [
             b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")
@@ -190,10 +198,26 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
     return 0
 
 
-all_gather = define(
-    Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim")
+def _of_input(n: Any) -> bool:
+    """Whether `n` is an inserted gather of an input, or of what is an input but for its form."""
+    if n.op != "all_gather" or not n.note:
+        return False
+    source = n.args[0]
+    while source.op in FORM:
+        source = source.args[0]
+    return bool(source.op == "input")
+
+
+# The ops through which a weight goes before it is used.
+FORM = frozenset(
+    {"cast", "reshape", "transpose", "unstack", "item", "slice", "shard", "all_gather"}
 )
-all_reduce = define(Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes"))
+all_gather = define(
+    Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim algorithm?")
+)
+all_reduce = define(
+    Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm?")
+)
 reduce_scatter = define(
     Op(
         "reduce_scatter",
@@ -201,11 +225,18 @@ reduce_scatter = define(
         _scatter_local,
         _grad,
         flops=_free,
-        attrs="axes to_dim into",
+        attrs="axes to_dim into algorithm?",
     )
 )
 all_to_all = define(
-    Op("all_to_all", _all_to_all, _exchange_local, _grad, flops=_free, attrs="axes dim to_dim into")
+    Op(
+        "all_to_all",
+        _all_to_all,
+        _exchange_local,
+        _grad,
+        flops=_free,
+        attrs="axes dim to_dim into algorithm?",
+    )
 )
 shard = define(Op("shard", _shard, _shard_local, _grad, flops=_free, attrs="axes to_dim into"))
 to_partial = define(

@@ -292,18 +292,22 @@ def _loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
 
 
 def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
-    """Zeros that one program makes, all together, when the first of them is used."""
+    """Zeros that one program a mesh makes, all together, when the first of them is used."""
     if current() is not None:
         return [emit("full", dtype=t.dtype, shape=t.shape, value=0, layout=t) for t in types]
     out = [Tensor(None, t) for t in types]
     made: dict[int, Tensor] = {}
 
     def take(i: int) -> Any:
-        if not made:
+        if i not in made:
             b = Builder("optimizer_init")
-            now = [z.type for z in out]  # `dist.place` may have chosen others meanwhile
-            nodes = [b("full", dtype=t.dtype, shape=t.shape, value=0, layout=t) for t in now]
-            made.update(enumerate(run_graph(b.graph(nodes), [])))
+            # `dist.place` may have chosen other types meanwhile.
+            now = {
+                j: z.type for j, z in enumerate(out) if z._data is None and z.mesh == out[i].mesh
+            }
+            nodes = [b("full", dtype=t.dtype, shape=t.shape, value=0, layout=t)
+                     for t in now.values()]  # fmt: skip
+            made.update(zip(now, run_graph(b.graph(nodes), []), strict=True))
         z = made.pop(i)
         return z.data if z.type is out[i].type else redistribute_now(z, out[i].type).data
 

@@ -133,6 +133,7 @@ def _together(
     )
     for k in range(len(node.types)):
         _stand_in(b, node, k, b("item", made, index=k + (len(sums) if k >= carries else 0)))
+    _is_forward(b, made)
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(sums, carries):
         out[i] = b("mul", b("item", made, index=k), g)
@@ -148,6 +149,14 @@ def _stand_in(b: Builder, old: Node, index: int, new: Node) -> None:
     for n in b.nodes:
         if n.op == "item" and n.args[0] is old and n.attrs["index"] == index:
             b.replaced.setdefault(n, new)
+            b.origins.pop(new, None)
+
+
+def _is_forward(b: Builder, loop: Node) -> None:
+    """Notes that `loop`, made while a gradient is, belongs to the forward pass: what follows is the
+    gradient of it."""
+    b.origins.pop(loop, None)
+    b.origin = loop if b.origin is not None else None
 
 
 def _backwards(
@@ -208,7 +217,8 @@ def _backwards(
     if saved:
         forward = extract(body.name, whole, body.inputs, [*ends, *saved], {})
         run = b("scan", *node.args, **{**attrs, "body": forward})
-        b.replaced.setdefault(node, run)
+        if b.replaced.setdefault(node, run) is run:
+            _is_forward(b, run)
     starts = [
         zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
         for i, n in g_carry.items()

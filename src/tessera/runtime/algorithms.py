@@ -20,6 +20,8 @@ from jax import lax
 
 from ..core.errors import UsageError, fail
 from ..ir.schedule.algo_table import Action, Algorithm, Round
+from ..ir.schedule.algorithms import named
+from . import xp_jax
 
 Array = Any
 Axis = str | tuple[str, ...]
@@ -101,6 +103,37 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
             return lax.all_to_all(x, axis, 0, 0, tiled=True)
         case "broadcast":
             return lax.all_gather(x, axis)[a.root]
+
+
+# ---- as array functions ------------------------------------------------------------------------
+class AlgorithmXp:
+    """The array functions with collectives by the tables called `name`; sums only are tables'."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(xp_jax, name)
+
+    def _run(self, collective: str, x: Array, axes: tuple[str, ...]) -> Array:
+        return run_algorithm(named(collective, self.name, lax.axis_size(axes)), x, axes)
+
+    def all_reduce(self, x: Array, axes: tuple[str, ...], kind: str) -> Array:
+        return self._run("all_reduce", x, axes) if kind == "sum" else xp_jax.all_reduce(
+            x, axes, kind
+        )  # fmt: skip
+
+    def reduce_scatter(self, x: Array, axes: tuple[str, ...], dim: int) -> Array:
+        return jnp.moveaxis(self._run("reduce_scatter", jnp.moveaxis(x, dim, 0), axes), 0, dim)
+
+    def all_gather(self, x: Array, axes: tuple[str, ...], dim: int) -> Array:
+        return jnp.moveaxis(self._run("all_gather", jnp.moveaxis(x, dim, 0), axes), 0, dim)
+
+    def all_to_all(self, x: Array, axes: tuple[str, ...], split: int, concat: int) -> Array:
+        return jnp.moveaxis(self._run("all_to_all", jnp.moveaxis(x, split, 0), axes), 0, concat)
+
+
+by_algorithm = lru_cache(maxsize=64)(AlgorithmXp)
 
 
 # ---- the buffer --------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Step
 from . import xp_jax
+from .algorithms import by_algorithm
 
 Array = Any
 
@@ -36,8 +36,14 @@ def run_bucket(
 def _reduced(nodes: Sequence[Node], xs: Sequence[Array]) -> list[Array]:
     axes = nodes[0].attrs["axes"]
     kind = dict(nodes[0].args[0].type.partial)[axes[0]]
-    flat = xp_jax.all_reduce(jnp.concatenate([x.reshape(-1) for x in xs]), axes, kind)
+    flat = _xp(nodes).all_reduce(jnp.concatenate([x.reshape(-1) for x in xs]), axes, kind)
     return [part.reshape(x.shape) for part, x in zip(_apart(flat, xs), xs, strict=True)]
+
+
+def _xp(nodes: Sequence[Node]) -> Any:
+    """The array functions for a bucket, whose collectives have one algorithm."""
+    name = nodes[0].attrs.get("algorithm")
+    return by_algorithm(name) if name else xp_jax
 
 
 def _plain(n: Node) -> bool:
@@ -52,9 +58,7 @@ def _scattered(nodes: Sequence[Node], xs: Sequence[Array]) -> list[Array]:
     axes = nodes[0].attrs["axes"]
     n = math.prod(nodes[0].type.sizes[a] for a in axes)
     rows = [jnp.moveaxis(x, m.attrs["to_dim"], 0).reshape(n, -1) for x, m in zip(xs, nodes)]
-    flat = lax.psum_scatter(
-        jnp.concatenate(rows, 1), axes, scatter_dimension=0, tiled=True
-    ).reshape(-1)
+    flat = _xp(nodes).reduce_scatter(jnp.concatenate(rows, 1), axes, 0).reshape(-1)
     out = []
     for part, x, m in zip(_apart(flat, rows, n), xs, nodes, strict=True):
         d = m.attrs["to_dim"]

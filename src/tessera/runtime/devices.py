@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import jax
 import numpy as np
-from jax._src import xla_bridge
+from jax._src import distributed, xla_bridge
 
 from ..core import flags, switches
 from ..core.errors import BackendError, fail
@@ -23,7 +23,8 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     Raises BackendError where it already runs with fewer.
     """
     if not xla_bridge.backends_are_initialized():
-        count = max(needed, switches.number(switches.DEVICES, VIRTUAL))
+        processes = distributed.global_state.num_processes or 1
+        count = max(-(-needed // processes), switches.number(switches.DEVICES, VIRTUAL))
         jax.config.update("jax_num_cpu_devices", count)
         keep_pages()
     have = len(jax.devices())
@@ -45,8 +46,16 @@ def _smaller(mesh: Mesh | None, have: int) -> str:
 
 
 def need_plain(who: str) -> None:
-    """Raises BackendError where a CPU backend runs that contracts multiplications and additions."""
-    if jax.default_backend() == "cpu" and not flags.is_plain():
+    """Raises BackendError where the backend contracts multiplications and additions, or chooses
+    kernels by their speed."""
+    if jax.default_backend() != "cpu":
+        raise fail(
+            BackendError,
+            f"{who}: bits that no mesh changes are kept on a CPU only",
+            [("backend", jax.default_backend())],
+            fix='promise less: promise="run_to_run"',
+        )
+    if not flags.is_plain():
         raise fail(
             BackendError,
             f"{who}: bits that no mesh changes were promised after the backend had started",

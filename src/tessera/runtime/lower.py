@@ -17,9 +17,11 @@ from ..ir.graph.oracle import identity
 from ..ir.schedule.schedule import COMM, Schedule
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
+from .algorithms import by_algorithm
 from .arrays import block_shape, spec
 from .buckets import run_bucket
 from .devices import jax_mesh
+from .order import FixedXp
 
 Array = Any
 
@@ -87,12 +89,13 @@ def run_local(graph: Graph, args: Sequence[Array], site: Block, xp: Any = xp_jax
         if any(t.padded_dims for t in ins):
             for i, dim, kind in infer(op, ins, n.attrs).reduces:
                 values[i] = masked(values[i], site.valid(ins[i], dim), dim, kind)
-        env[n] = op.local(Call(xp, site, ins, n.types, n.attrs, inner), *values)
+        how = by_algorithm(n.attrs["algorithm"]) if "algorithm" in n.attrs else xp
+        env[n] = op.local(Call(how, site, ins, n.types, n.attrs, inner), *values)
     return [env[o] for o in graph.outputs]
 
 
-def run_steps(schedule: Schedule, args: Sequence[Array]) -> list[Array]:
-    """The results of all steps on this device, in one program."""
+def run_steps(schedule: Schedule, args: Sequence[Array], xp: Any = xp_jax) -> list[Array]:
+    """The results of all steps on this device, in one program, by the functions of `xp`."""
     env: dict[int, Array] = dict(zip(schedule.inputs, args, strict=True))
     site = Block()
     ends: list[Sequence[Array]] = []
@@ -104,9 +107,9 @@ def run_steps(schedule: Schedule, args: Sequence[Array]) -> list[Array]:
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
         if step.stream == COMM and len(step.collectives) > 1:
-            outs = run_bucket(step, values, lambda g, v: run_local(g, v, site))
+            outs = run_bucket(step, values, lambda g, v: run_local(g, v, site, xp))
         else:
-            outs = run_local(step.graph, values, site)
+            outs = run_local(step.graph, values, site, xp)
         env.update(zip(step.writes, outs, strict=True))
         ends.append(outs)
     return [env[b] for b in schedule.outputs]
@@ -132,7 +135,7 @@ def lower(
 
         body = lambda args: run_folded(schedule, args, order)  # noqa: E731  # or the other
     else:
-        body = lambda args: run_steps(schedule, args)  # noqa: E731
+        body = lambda args: run_steps(schedule, args, FixedXp if order else xp_jax)  # noqa: E731
     return jitted(
         schedule.name,
         body,

@@ -11,13 +11,13 @@ from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
 
 Program = Callable[..., list[Any]]
-MOST = 512
+MOST = 128
 _programs: dict[object, Program] = {}
 
 
 def kept(graph: Graph, mesh: Mesh | None, order: str, make: Callable[[], Program]) -> Program:
     """The program that `make` gives for `graph`, or one that it gave before for the same; of the
-    last 512."""
+    last 128."""
     key = _key(graph, mesh, order)
     if key is None:
         return make()
@@ -26,6 +26,11 @@ def kept(graph: Graph, mesh: Mesh | None, order: str, make: Callable[[], Program
     if len(_programs) > MOST:
         _programs.pop(next(iter(_programs)))
     return found
+
+
+def forget() -> None:
+    """Lets go of all of them; pipelines that run go on with theirs."""
+    _programs.clear()
 
 
 def _key(graph: Graph, mesh: Mesh | None, order: str) -> object:

@@ -13,15 +13,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core.context import settings
+from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
+from ..core.words import ranks_text
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
+from . import xp_jax
+from .agree import processes_of
 from .arrays import sharding
 from .buckets import run_bucket
+from .flight import arrive, flight
 from .folded import Folded
 from .lower import Block, by_turns, jitted, run_local
+from .order import FixedXp
 from .stage_programs import kept
 
 Array = Any
@@ -43,9 +50,12 @@ class Stepped:
         self.options, self.order = options, order
         self._programs: dict[Graph, Program] = {}
         self.steps = [self._program(step) for step in schedule.steps]
+        made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
         self.plan = [
-            (step, program, step.reads, step.writes, freed)
-            for step, program, freed in zip(schedule.steps, self.steps, schedule.freed, strict=True)
+            (step, self._recorded(i, program, made), step.reads, step.writes, freed)
+            for i, (step, program, freed) in enumerate(
+                zip(schedule.steps, self.steps, schedule.freed, strict=True)
+            )
         ]
 
     def __call__(self, *args: Array) -> list[Array]:
@@ -74,6 +84,39 @@ class Stepped:
                 env[b] = None
         return [env[b] for b in s.outputs]
 
+    def _recorded(self, i: int, program: Program, made: Mapping[int, int]) -> Program:
+        """`program`, which the flight recorder sees: each collective, and between processes each
+        step that several take part in."""
+        s, step = self.schedule, self.schedule.steps[i]
+        mesh = step.graph.mesh or s.mesh
+        several = jax.process_count() > 1
+        group = processes_of(mesh) if several else tuple(mesh.device_ids) if mesh else (0,)
+        if len(group) == 1 or (step.stream != COMM and not several):
+            return program
+        name, what, at = f"s{i}", step.what, step.at
+        size = sum(s.buffers[b].local_bytes for b in step.writes)
+        makers = [_maker_text(s, made.get(b)) for b in step.reads]
+        fresh = True
+
+        def run(*args: Array) -> list[Array]:
+            nonlocal fresh
+            record = flight().begin(s.name, name, what, at, group, size, compiles=fresh)
+            fresh = False
+            try:
+                if step.stream == COMM:
+                    arrive(record, makers, args)
+                outs = program(*args)
+            except Exception as error:
+                flight().failed(record, error)
+                raise
+            if several:
+                flight().given(record, outs)
+            else:
+                flight().finish(record)
+            return outs
+
+        return run
+
     def _program(self, step: Step) -> Program:
         known = self._programs.get(step.graph)
         if known is None:
@@ -82,7 +125,7 @@ class Stepped:
                     known = Loop(step, self)
                 case "send":
                     known = _sender(step)
-                case "fused" if self.options is None:
+                case "fused":
                     mesh = step.graph.mesh or self.schedule.mesh
                     known = kept(step.graph, mesh, self.order, lambda: self._compiled(step))
                 case _:
@@ -96,15 +139,23 @@ class Stepped:
         def body(args: Sequence[Array]) -> list[Array]:
             if mesh is not None and by_turns(mesh, self.order):
                 return Folded(mesh, self.order).program(step.graph, args)
-            site = Block()
+            site, xp = Block(), FixedXp if self.order else xp_jax
             if step.stream == COMM and len(step.collectives) > 1:
-                return run_bucket(step, args, lambda g, v: run_local(g, v, site))
-            return run_local(step.graph, args, site)
+                return run_bucket(step, args, lambda g, v: run_local(g, v, site, xp))
+            return run_local(step.graph, args, site, xp)
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
         name = f"{self.schedule.name}_{step.kind}"
         return jitted(name, body, ins, outs, mesh, (), self.options, self.order)
+
+
+def _maker_text(s: Schedule, i: int | None) -> str:
+    """The step that makes what another reads, in words."""
+    if i is None:
+        return "an argument"
+    step = s.steps[i]
+    return f"s{i} of {s.name}: {step.what}" + (f" at {step.at}" if step.at else "")
 
 
 def _sender(step: Step) -> Program:
@@ -180,7 +231,9 @@ def _stack(rows: Sequence[Array], at: int) -> Array:
 
 
 def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
-    """Per device, when its last result was there."""
+    """Per device, when its last result was there. Raises BackendError where one takes longer than
+    a collective may."""
+    end_s = time.perf_counter() + settings().collective_limit_s
     done: dict[int, float] = {}
     shards = sorted(
         ((s.device.id, s.data) for x in outs for s in x.addressable_shards), key=lambda s: s[0]
@@ -191,6 +244,14 @@ def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
             if data.is_ready():
                 done[device] = time.perf_counter()
                 del waiting[k]
+        if waiting and time.perf_counter() > end_s:
+            late = sorted({device for device, _ in waiting.values()})
+            raise fail(
+                BackendError,
+                f"a step took longer than {settings().collective_limit_s:g} s: {ranks_text(late)}"
+                " did not end",
+                fix="see what it computes there, or allow more: dist.set_collective_limit(seconds)",
+            )
         if waiting:
             time.sleep(1e-5)
     return done or {0: start_s}

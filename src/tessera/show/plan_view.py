@@ -16,6 +16,7 @@ may be larger than the machine.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from ..core.mesh import Mesh
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import size_text
-from ..ir.schedule.schedule import Schedule
+from ..ir.schedule.schedule import SEND, Schedule, Step
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
 from ..lang.tree import flatten
@@ -44,7 +45,9 @@ MOST_WEIGHTS, MOST_ROWS = 24, 10
 class Traffic:
     """Collectives of one kind, over the same axes, for the same reason.
 
-    `times` is how often they run in a step, `wire_bytes` what one device receives in all of them.
+    `times` is how often they run in a step, `wire_bytes` what one device receives in all of them;
+    in a pipeline those of all stages and the mean of all devices. There, `send` is what goes from
+    stage to stage.
     """
 
     kind: str
@@ -54,15 +57,35 @@ class Traffic:
     wire_bytes: int
 
 
-def traffic(graph: Graph) -> list[Traffic]:
-    """The collectives of `graph` by kind, axes and reason, loops counted, the largest first."""
-    found: dict[tuple[str, tuple[str, ...], str], tuple[int, int]] = {}
-    for node, times in graph.collectives():
-        key = (node.op, tuple(node.attrs["axes"]), _reason(node))
-        count, size = found.get(key, (0, 0))
-        found[key] = count + times, size + times * node.wire_bytes
-    rows = [Traffic(*key, count, size) for key, (count, size) in found.items()]
+def traffic(program: Graph | Schedule) -> list[Traffic]:
+    """The collectives of `program` by kind, axes and reason, loops counted, the largest first."""
+    found: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}
+
+    def add(key: tuple[str, tuple[str, ...], str], times: int, size: float) -> None:
+        before = found.get(key, (0, 0))
+        found[key] = before[0] + times, before[1] + size
+
+    steps = program.steps if isinstance(program, Schedule) else [Step(program, (), ())]
+    for step in steps:
+        share = 1.0  # of the devices that take part
+        if program.mesh is not None and step.graph.mesh is not None:
+            share = step.graph.mesh.size / program.mesh.size
+        if step.stream == SEND:
+            along = _along(program.mesh, step.graph.mesh)
+            size = step.graph.outputs[0].type.local_bytes
+            add(("send", along, step.note or "to another stage"), 1, share * size)
+        for node, times in step.graph.collectives():
+            key = (node.op, tuple(node.attrs["axes"]), _reason(node))
+            add(key, times, share * times * node.wire_bytes)
+    rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
+
+
+def _along(mesh: Mesh | None, part: Mesh | None) -> tuple[str, ...]:
+    """The axes of `mesh` that its slice `part` lacks."""
+    if mesh is None or part is None:
+        return ()
+    return tuple(a for a in mesh.axes if a not in part)
 
 
 def _reason(node: Node) -> str:
@@ -72,8 +95,16 @@ def _reason(node: Node) -> str:
 
 
 def local_bytes(tree: Any) -> int:
-    """The bytes that one device holds of all tensors (or types) in `tree`."""
-    return sum(t.local_bytes for t in _types(tree))
+    """The bytes that one device holds of all tensors (or types) in `tree`; of those on different
+    slices of a mesh, the device that holds most."""
+    here: Counter[Any] = Counter()
+    everywhere = 0
+    for t in _types(tree):
+        if t.mesh is None:
+            everywhere += t.local_bytes
+        else:
+            here.update(dict.fromkeys(t.mesh.device_ids, t.local_bytes))
+    return everywhere + max(here.values(), default=0)
 
 
 def _types(tree: Any) -> list[TensorType]:
@@ -84,19 +115,18 @@ def _types(tree: Any) -> list[TensorType]:
 
 def render_plan(
     mesh: Mesh,
-    graph: Graph,
+    program: Graph | Schedule,
     weights: Mapping[str, Tensor | TensorType],
     held: Mapping[str, Any],
     model_flops: int | None = None,
-    schedule: Schedule | None = None,
 ) -> RenderableType:
-    """The plan of one step as a picture for a rich console.
+    """The plan of one step as a picture for a rich console; `program` is its graph, or a pipeline's
+    schedule.
 
     `weights` are shown one by one with their layouts; `held` names everything that lives on the
     devices between the parts of a step ("weights", "gradients", "optimizer", ...), each a tree of
     tensors or types. `model_flops` are the model's own, where they are known. The peak is that of a
-    program that gives weights and state back in their own place, or that of each stage of a
-    pipeline's `schedule`.
+    program that gives weights and state back in their own place, or that of each stage.
     """
     return Group(
         render_mesh(mesh),
@@ -105,11 +135,11 @@ def render_plan(
         Text(),
         _memory_table(held),
         Text(),
-        _peak_table(planned_stages(schedule or graph, held)),
+        _peak_table(planned_stages(program, held)),
         Text(),
-        _traffic_table(graph),
+        _traffic_table(program),
         Text(),
-        Text(_flops_text(graph, mesh, model_flops)),
+        Text(_flops_text(program, mesh, model_flops)),
     )
 
 
@@ -188,14 +218,15 @@ def _peak_table(plans: Sequence[MemoryPlan]) -> Table:
     return table
 
 
-def _traffic_table(graph: Graph) -> RenderableType:
-    rows = traffic(graph)
+def _traffic_table(program: Graph | Schedule) -> RenderableType:
+    rows = traffic(program)
     if not rows:
         return Text("no collectives: nothing crosses a wire", style="bold")
     times, size = sum(r.times for r in rows), sum(r.wire_bytes for r in rows)
     count = "1 collective" if times == 1 else f"{times} collectives"
     table = _table(
-        f"{count} a step: a device receives {size_text(size)}",
+        f"{count} a step: a device receives {size_text(size)}"
+        + (" on average" if isinstance(program, Schedule) else ""),
         ("kind", "left"),
         ("axes", "left"),
         ("times", "right"),
@@ -216,8 +247,10 @@ def _rest(rows: Iterable[Traffic]) -> tuple[str, ...]:
     return "others", ", ".join(axes), str(sum(r.times for r in rows)), size_text(size), ""
 
 
-def _flops_text(graph: Graph, mesh: Mesh, model_flops: int | None) -> str:
-    text = f"{flops_text(graph.flops)} a step, {flops_text(graph.flops / mesh.size)} a device"
+def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: int | None) -> str:
+    graphs = [s.graph for s in program.steps] if isinstance(program, Schedule) else [program]
+    flops = sum(g.flops for g in graphs)
+    text = f"{flops_text(flops)} a step, {flops_text(flops / mesh.size)} a device"
     if model_flops is not None:
         text += f"; the model's own products are {flops_text(model_flops)}"
     return text

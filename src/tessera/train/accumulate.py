@@ -41,15 +41,13 @@ def accumulated(
     weights: Any,
     count: int,
     goal: Callable[[Tensor], Tensor] = lambda loss: loss,
-    loop: bool = True,
 ) -> tuple[Tensor, Any]:
     """(loss, gradients) of `loss_fn(batch, weights)` over `count` microbatches: those of the whole
     batch, where the loss is a mean over tokens.
 
     Where the batch has `labels`, a microbatch weighs as many as its labels that are not -100, so
-    that the result is the whole batch's. `goal(loss)` is what is differentiated. `loop` False
-    writes the microbatches out, which a loss that draws random numbers needs. Sums are f32. Raises
-    ShapeError where the rows do not divide.
+    that the result is the whole batch's. `goal(loss)` is what is differentiated. Sums are f32.
+    Raises ShapeError where the rows do not divide.
 
     >>> import tessera as ts
     >>> w = {"w": ts.tensor([2.0])}
@@ -72,12 +70,7 @@ def accumulated(
         return (total + loss, [s + g.to(f32) for s, g in zip(sums, found, strict=True)]), ()
 
     carry: Any = (scalar(0.0, f32), [F.zeros_like(w).to(f32) for w in leaves])
-    if loop:
-        carry, _ = scan(one, carry, (blocks, share), policy="recompute", name="microbatches")
-    else:
-        for i in range(count):
-            turn = {name: t[i] for name, t in blocks.items()}, share[i]
-            carry, _ = one(carry, turn)
+    carry, _ = scan(one, carry, (blocks, share), policy="recompute", name="microbatches")
     return carry[0], unflatten(spec, carry[1])
 
 

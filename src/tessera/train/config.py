@@ -232,11 +232,6 @@ def _together(c: TrainingConfig) -> list[tuple[str, str]]:
             "min_learning_rate",
             f"{c.min_learning_rate} is above learning_rate {c.learning_rate}",
         ),
-        (
-            c.dropout and c.remat,
-            "gradient_checkpointing",
-            "a layer with dropout cannot be computed again; set dropout to 0",
-        ),
     ]
     return [(name, why) for bad, name, why in found if bad]
 

@@ -305,8 +305,7 @@ def gradients_of(
     def goal(loss: Tensor) -> Tensor:
         return scaled(c, loss, optimizer_state)
 
-    loop = not c.dropout  # a loop's body draws no random numbers
-    loss, grads = accumulated(loss_of, batch, weights, c.accumulation_steps, goal, loop)
+    loss, grads = accumulated(loss_of, batch, weights, c.accumulation_steps, goal)
     grads, finite = unscaled(c, grads, optimizer_state)
     if c.gradient_clip_norm > 0:
         grads = clip_gradients(grads, c.gradient_clip_norm)

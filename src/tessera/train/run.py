@@ -41,6 +41,8 @@ CONTENTS = {
     "metrics.jsonl": "a row a step",
     "loss.png": "the loss curve",
     "graph.txt": "the step as Graph IR",
+    "schedule.txt": "its steps, in order",
+    "pipeline.svg": "who does what when",
     "weights.safetensors": "the trained weights",
     "sample.txt": "text that the model wrote",
 }

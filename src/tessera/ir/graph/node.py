@@ -48,7 +48,14 @@ class Node:
         """Bytes that one device receives while this node runs, loops not counted."""
         if not self.is_collective:
             return 0
-        return wire_bytes(self.op, self.attrs["axes"], self.args[0].type, self.type)
+        t = self.args[0].type
+        if "algorithm" in self.attrs:
+            from ..schedule.algorithms import received_share
+
+            name, n = self.attrs["algorithm"], ways(self.attrs["axes"], t.sizes)
+            whole = self.type if self.op == "all_gather" else t
+            return round(received_share(self.op, name, n) * whole.local_bytes)
+        return wire_bytes(self.op, self.attrs["axes"], t, self.type)
 
     def __repr__(self) -> str:
         return f"<{self.op} : {', '.join(map(str, self.types))}>"

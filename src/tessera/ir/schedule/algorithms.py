@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -119,6 +120,46 @@ def build(
             fix="leave segments out; trees and broadcasts along a ring or line take them",
         )
     return _flat(kind, name, count, segments, root)
+
+
+def named(collective: str, name: str, n: int) -> Algorithm:
+    """The table that is called `name`, as `build` names them. Raises UsageError where none is.
+
+    >>> named("all_reduce", "double_tree/4", 8)
+    <all_reduce by double_tree/4: n=8 chunks=8 rounds=9>
+    >>> named("all_gather", "hierarchical(2:ring x 4:halving)", 8).n
+    8
+    """
+    nest = re.fullmatch(r"hierarchical\((.+)\)", name)
+    parts = [p.rpartition(":") for p in nest[1].split(" x ")] if nest else [("", "", name)]
+    bases, segments = zip(*(_cut(base) for _, _, base in parts))
+    if not nest:
+        return build(collective, bases[0], n, segments=segments[0])
+    if not all(size.isdecimal() for size, _, _ in parts):
+        raise fail(
+            UsageError,
+            f"algorithm: {name!r} is not an algorithm",
+            [("collective", collective)],
+            fix="write for instance: hierarchical(2:ring x 4:halving)",
+        )
+    shape = [int(size) for size, _, _ in parts]
+    return build(collective, "hierarchical", n, shape=shape, levels=bases, segments=segments[0])
+
+
+@lru_cache(maxsize=1024)
+def received_share(collective: str, name: str, n: int) -> float:
+    """How many times the whole tensor's bytes the busiest rank receives by the table `name`.
+
+    >>> received_share("all_reduce", "ring", 8), received_share("all_reduce", "tree", 8)
+    (1.75, 3.0)
+    """
+    table = named(collective, name, n)
+    return max(table.received(), default=0) / table.parts
+
+
+def _cut(name: str) -> tuple[str, int]:
+    base, slash, segments = name.partition("/")
+    return (base, int(segments)) if slash and segments.isdecimal() else (name, 1)
 
 
 def can_segment(collective: Collective, name: str) -> bool:

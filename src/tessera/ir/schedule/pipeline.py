@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...core.context import settings
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
+from ...core.reshard import gathered
 from ..graph.build import Builder
 from ..graph.node import Graph, Node, reachable
 from .check_table import run_order
@@ -47,7 +49,7 @@ class Recorded:
     marked: Mapping[Node, int]
     origins: Mapping[Node, Node]
     ahead: Mapping[Node, Node]  # inputs to the values whose means over the microbatches they are
-    back: frozenset[Node]  # outputs that come back on the whole mesh
+    back: Mapping[Node, Node]  # outputs that come back on the whole mesh, to lie as these inputs
     key: Node | None = None
 
 
@@ -89,12 +91,17 @@ class _Pipeline:
         self.inputs = len(real)
         self.steps: list[Step] = []
         self.sent: dict[tuple[int, int], int] = {}  # (buffer, rank) to the buffer there
+        self.lies: dict[tuple[int, TensorType], int] = {}  # (buffer, layout) to the buffer so laid
         self.rank_of = list(table.placement)
         self.meshes = list(meshes)
         self.made_on: dict[int, int] = {}  # buffer to the rank that filled it
         self.rank: dict[Node, int] = {}  # of inputs and what comes after: where it is
         self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
         self.totals: dict[Node, int] = {}  # what is added up so far
+        # Where bits depend on no order of execution, microbatches are added up in adjacent pairs:
+        # by node, level and place, what waits for its neighbour.
+        self.paired = settings().promise == "mesh_invariant"
+        self.waiting: dict[tuple[Node, int, int], int] = {}
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
 
     # -- buffers ----------------------------------------------------------------------------------
@@ -108,6 +115,9 @@ class _Pipeline:
         here = self.made_on.get(buffer)
         if t.mesh == self.meshes[rank] or (t.mesh is None and here == rank):
             return buffer
+        apart = set(t.split_axes) - set(self.meshes[rank].axes)
+        if apart:  # it rests split over the stages' axis
+            return self.on(self.laid(buffer, gathered(t, apart)), rank)
         known = self.sent.get((buffer, rank))
         if known is None:
             to = t.on(self.meshes[rank])
@@ -117,6 +127,18 @@ class _Pipeline:
             self.steps.append(Step(
                 Graph("send", (x,), (x,), (x,)), (buffer,), (known,), SEND, here or 0
             ))  # fmt: skip
+        return known
+
+    def laid(self, buffer: int, to: TensorType) -> int:
+        """`buffer`, which is on the whole mesh, in the layout `to`: once."""
+        if self.types[buffer] == to:
+            return buffer
+        known = self.lies.get((buffer, to))
+        if known is None:
+            b = Builder("rest")
+            b.loc = ""
+            x = b.redistribute(b.input(self.types[buffer], f"b{buffer}"), to)
+            known = self.lies[buffer, to] = self.run(b.graph([x]), [buffer], FUSED, None, "rest")[0]
         return known
 
     def run(
@@ -137,7 +159,7 @@ class _Pipeline:
         outputs = [o for o in made.graph.outputs if o in made.means or o in made.rows]
         wanted = list(dict.fromkeys([*made.sums.values(), *outputs]))
         gradients = {n for n in made.sums.values() if n in made.origins}
-        found = regions(made.graph, wanted, gradients, stage, self.free)
+        found = regions(made.graph, wanted, gradients, stage, self.free, made.origins)
         found |= whole_backward(found, wanted)
         self.count_ahead()
         self.play(found, wanted)
@@ -221,7 +243,7 @@ class _Pipeline:
             rank = self.rank_of[s]
             here = set(r.nodes)
             added = [n for n in wanted if n in sums and n in here]
-            first = not added or added[0] not in self.totals
+            first = self.paired or not added or added[0] not in self.totals
             if (s, kind, first) not in graphs:
                 graph = region_graph(f"{self.name}_{s}{kind}", r, added, first, self.free)
                 graphs[s, kind, first] = on_mesh(graph, self.meshes[rank])
@@ -231,7 +253,11 @@ class _Pipeline:
             graph = graphs[s, kind, first]
             ids = self.run(graph, reads, FUSED, rank, f"{s}{kind}{m}")
             values.update(((n, m), i) for n, i in zip(r.gives, ids))
-            self.totals.update(zip(added, ids[len(r.gives) :], strict=True))
+            own = dict(zip(added, ids[len(r.gives) :], strict=True))
+            if self.paired:
+                self.pair(own, m, rank)
+            else:
+                self.totals.update(own)
             for n in r.gives:
                 if n in self.made.rows:
                     self.parts.setdefault(n, []).append(values[n, m])
@@ -241,6 +267,32 @@ class _Pipeline:
             unit = [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
             for a in unit:
                 region(a.stage, a.kind, a.microbatch)
+
+    def pair(self, parts: dict[Node, int], m: int, rank: int) -> None:
+        """Adds the parts of microbatch `m` to what is there: pairs of neighbours, then of these."""
+        level, count = 0, self.count
+        while parts and count > 1:
+            ready: dict[Node, tuple[int, int]] = {}
+            on: dict[Node, int] = {}
+            for n, part in parts.items():
+                other = self.waiting.pop((n, level, m ^ 1), None)
+                if other is not None:
+                    ready[n] = (part, other) if m % 2 == 0 else (other, part)
+                elif m ^ 1 < count:
+                    self.waiting[n, level, m] = part
+                else:  # the last of an odd number
+                    on[n] = part
+            if ready:
+                ins = [Node("input", (), n.types, {"name": f"{side}{i}"})
+                       for i, n in enumerate(ready) for side in "ab"]  # fmt: skip
+                outs = [Node("add", (a, b), a.types, {}, n.loc, n.scope)
+                        for n, a, b in zip(ready, ins[::2], ins[1::2])]  # fmt: skip
+                graph = Graph("pairs", (*ins, *outs), tuple(ins), tuple(outs))
+                reads = [x for pair in ready.values() for x in pair]
+                ids = self.run(on_mesh(graph, self.meshes[rank]), reads, FUSED, rank, "pairs")
+                on.update(zip(ready, ids, strict=True))
+            parts, level, m, count = on, level + 1, m // 2, -(-count // 2)
+        self.totals.update(parts)
 
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
         """The buffer of `n` of microbatch `m` on the mesh of `rank`."""
@@ -282,7 +334,8 @@ class _Pipeline:
         stage = self.made_on.get(found, 0)
         graph = Graph("send", (x,), (x,), (x,))
         self.steps.append(Step(graph, (found,), (back,), SEND, stage, (), "back"))
-        return back
+        rests = self.types[self.given[self.made.back[o]]]
+        return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
 
     def _rank(self, buffer: int) -> int:
         return self.made_on.get(buffer, 0)

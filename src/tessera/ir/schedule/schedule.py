@@ -55,6 +55,23 @@ class Step:
             return "+".join(own)
         return "loop" if any(True for _ in self.graph.collectives()) else "compute"
 
+    @property
+    def what(self) -> str:
+        """What it does, in words: all_reduce over dp f32[8] +dp by ring."""
+        own = self.collectives if self.stream == COMM else []
+        if not own:
+            return self.kind
+        first = own[0]
+        text = f"{first.op} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
+        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+        by = first.attrs.get("algorithm")
+        return text + more + (f" by {by}" if by else "")
+
+    @property
+    def at(self) -> str:
+        """The user's line of the first node that has one."""
+        return next((n.loc for n in self.nodes if n.loc), "")
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -135,5 +152,7 @@ class Schedule:
 
     @property
     def hash(self) -> str:
-        """Of its text: two processes that hold the same schedule have the same."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        """Of its text without the comments: two processes that hold the same schedule have the
+        same, wherever their lines stand."""
+        bare = "\n".join(line.partition("  # ")[0].rstrip() for line in self.text.split("\n"))
+        return hashlib.sha256(bare.encode()).hexdigest()[:16]

@@ -99,14 +99,16 @@ def regions(
     gradients: set[Node],
     stage: Mapping[Node, int],
     free: frozenset[Node],
+    origins: Mapping[Node, Node],
 ) -> dict[tuple[int, str], Region]:
     """The regions by (stage, kind), for what `wanted` needs. `gradients` are those of `wanted` that
-    come from the backward pass.
+    come from the backward pass, `origins` that pass's nodes with what they were derived from.
 
     Raises GraphError where the forward pass of a stage needs a later one.
     """
     needed = reachable(wanted)
     forward = reachable(n for n in wanted if n not in gradients)
+    forward |= needed - depends(graph.nodes, origins)
     nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
     _one_way(nodes, forward, stage)
     # Of the backward pass, what reaches another stage is I, and so is what that needs.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ...core.errors import GraphError, fail
-from ...core.layout import same_type
+from ...core.errors import GraphError, UsageError, fail
+from ...core.layout import same_type, ways
 from ..graph.verify import verify as verify_graph
+from .algorithms import named
 from .schedule import COMM, COMPUTE, SEND, Schedule, Step
 
 
@@ -58,6 +59,12 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
         _wrong(s, i, "a step that sends computes something")
     if step.stream == COMM and len(own) != len(step.nodes):
         _wrong(s, i, "a step on the communication stream holds what is no collective")
+    for n in g.nodes:
+        if "algorithm" in n.attrs:
+            try:
+                named(n.op, n.attrs["algorithm"], ways(n.attrs["axes"], n.type.sizes))
+            except UsageError as error:
+                _wrong(s, i, f"{n.op} has no such table: {str(error).splitlines()[0]}")
     verify_graph(g, "schedule")
 
 

@@ -1,0 +1,119 @@
+"""What does it cost that bits do not depend on the mesh? `mesh_invariant` against `fast`.
+
+A GPT's training step on the same mesh under both promises, and under "fast" on a processor held to
+the instructions that the promise allows, which tells what of the price is theirs. Or, with
+`collectives`, the sum of 16 MiB a device over 8 devices: ours in a fixed order, `psum`, and an
+all_gather whose terms are added up on each device. The engine reads its flags when it is imported,
+so each side is a process of its own; steps are taken in turn.
+Run it: `python bench/price.py dp=2,tp=2,pp=2` or `python bench/price.py collectives` prints one
+line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from turns import Steps, Workers, apart, in_turn, ratio, serve
+
+DEVICES, ELEMENTS = 8, 4 << 20  # 16 MiB of f32 a device
+SAME = 1e-4  # how far losses may differ
+HELD = {"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}  # as core/flags.py has it
+KEPT = {"TESSERA_DETERMINISTIC": "1", **HELD}
+STEPS = {"fast": {}, "mesh_invariant": KEPT, "held": HELD}
+SUMS = {"fast": {}, "mesh_invariant": KEPT, "gather_tree": {}, "gather_sum": {}}
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("what", help="dp=8, tp=4, dp=2,tp=2,pp=2 or collectives")
+    ap.add_argument("--rounds", type=int, default=6)
+    ap.add_argument("--layers", type=int, default=2)
+    ap.add_argument("--limit", type=float, default=300.0, help="seconds until it is given up")
+    ap.add_argument("--serve", default="", help=argparse.SUPPRESS)
+    a = ap.parse_args()
+    if a.serve:
+        serve(sums(a.serve) if a.what == "collectives" else step(a.what, a.layers))
+        return
+    sides = SUMS if a.what == "collectives" else STEPS
+    with ExitStack() as stack:
+        command = [str(Path(__file__).resolve()), a.what, "--layers", str(a.layers), "--serve"]
+        running = {
+            name: stack.enter_context(Workers([[*command, name]], a.limit, env))
+            for name, env in sides.items()
+        }
+        found = in_turn({name: w.step for name, w in running.items()}, a.rounds, warm=2)
+    print(json.dumps({"what": a.what, **summary(found)}))
+
+
+def summary(found: dict[str, Steps]) -> dict[str, Any]:
+    """Times and their ratios; by processor time too, which a busy machine disturbs less."""
+    fast, ours = found["fast"], found["mesh_invariant"]
+    gathered = {k: s for k, s in found.items() if k.startswith("gather")}
+    return {
+        "median_s": {k: s.median_s for k, s in found.items()},
+        "min_s": {k: min(s.wall_s) for k, s in found.items()},
+        "price": ratio(ours.wall_s, fast.wall_s),
+        "cpu_price": ratio(ours.cpu_s, fast.cpu_s),
+        "held": {k: ratio(s.cpu_s, fast.cpu_s) for k, s in found.items() if k == "held"},
+        "faster_than": {k: ratio(s.wall_s, ours.wall_s) for k, s in gathered.items()},
+        "cpu_faster_than": {k: ratio(s.cpu_s, ours.cpu_s) for k, s in gathered.items()},
+        "largest_difference": apart(*found.values(), at_most=SAME),
+    }
+
+
+def step(mesh: str, layers: int) -> Callable[[], float]:
+    """One training step on `mesh`; gives its loss."""
+    from gpt_step import axes_of, ours
+    from peers import jax_gpt
+
+    from tessera.runtime.devices import start
+
+    start(DEVICES)
+    return ours(jax_gpt.GPTConfig(layers=layers), axes_of(mesh))[0]
+
+
+def sums(kind: str) -> Callable[[], float]:
+    """One sum over all devices; gives one of its elements."""
+    import jax
+    import numpy as np
+    from jax import lax
+
+    import tessera as ts
+    from tessera import dist, op
+
+    mesh = dist.Mesh(("d",), shape={"d": DEVICES})
+    made = np.random.default_rng(0).normal(size=DEVICES * ELEMENTS).astype(np.float32)
+    x = ts.tensor(made, mesh=mesh, layout=f"[{DEVICES * ELEMENTS}@d]")
+
+    def gathered(v: Any) -> Any:
+        terms = lax.all_gather(v, "d")
+        if kind == "gather_sum":
+            return terms.sum(0)
+        level = list(terms)
+        while len(level) > 1:
+            level = [a + b for a, b in zip(level[::2], level[1::2], strict=True)]
+        return level[0]
+
+    if kind.startswith("gather"):
+        over, none = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+        run: Callable[..., Any] = jax.jit(
+            jax.shard_map(
+                gathered, mesh=x.data.sharding.mesh, in_specs=over, out_specs=none, check_vma=False
+            )
+        )
+    else:
+        ours = ts.jit(op.kernel(lambda v: dist.all_reduce(v)))
+        run = lambda _: ours(x).data  # noqa: E731  # or the other
+    return lambda: float(run(x.data).block_until_ready().addressable_data(0)[7])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Steps in turn where the sides cannot share a process: each waits in its own until it is asked.
+
+A worker prints one line when it is ready and takes one step for each line that it reads; between
+its steps it is idle, so all that runs has the whole machine. Every wait has an end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Taken(NamedTuple):
+    """One step: seconds on the clock, its value (a loss), seconds of processor time."""
+
+    wall_s: float
+    value: float
+    cpu_s: float
+
+
+@dataclass
+class Steps:
+    """The steps of one side. Times leave the first ones out, values have them all."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.wall_s)
+
+
+def timed(run: Callable[[], float]) -> Callable[[], Taken]:
+    """`run` as a side of `in_turn`."""
+
+    def step() -> Taken:
+        begin, worked = time.perf_counter(), time.process_time()
+        value = run()
+        return Taken(time.perf_counter() - begin, value, time.process_time() - worked)
+
+    return step
+
+
+def in_turn(sides: dict[str, Callable[[], Taken]], rounds: int, warm: int = 1) -> dict[str, Steps]:
+    """`rounds` steps of each side, by turns, after `warm` that are not timed."""
+    found = {name: Steps() for name in sides}
+    for k in range(rounds + warm):
+        for name in list(sides)[:: 1 if k % 2 else -1]:
+            taken, steps = sides[name](), found[name]
+            steps.values.append(taken.value)
+            if k >= warm:
+                steps.wall_s.append(taken.wall_s)
+                steps.cpu_s.append(taken.cpu_s)
+    return found
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the quotients of steps taken in the same turn."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def apart(*sides: Steps, at_most: float) -> float:
+    """How far the values of the same step differ. Ends the program where it is over `at_most`."""
+    far = max(max(row) - min(row) for row in zip(*(s.values for s in sides), strict=True))
+    if not far <= at_most:
+        sys.exit(f"losses differ by {far:g}, more than {at_most:g}: not the same computation")
+    return far
+
+
+def serve(step: Callable[[], float], **about: Any) -> None:
+    """In a worker: prints `about`, then what one step took for each line read."""
+    print(json.dumps(about), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(timed(step)()), flush=True)
+
+
+class Workers:
+    """The processes of one side, each started by one of `commands`; killed after `limit_s`."""
+
+    def __init__(
+        self, commands: Sequence[Sequence[str]], limit_s: float, env: dict[str, str] | None = None
+    ) -> None:
+        self.name = " ".join(commands[0])
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, *c], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, **(env or {})},
+            )
+            for c in commands
+        ]  # fmt: skip
+        self.clock = threading.Timer(limit_s, self.kill)
+        self.clock.start()
+        self.about: dict[str, Any] = {}
+
+    def __enter__(self) -> Workers:
+        try:
+            self.about = self._answers()[0]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.cancel()
+        self.kill()
+
+    def kill(self) -> None:
+        for p in self.processes:
+            p.kill()
+            p.wait()
+
+    def step(self) -> Taken:
+        """One step of them all: the time of the slowest, the mean of values, all processor time."""
+        for p in self.processes:
+            assert p.stdin is not None
+            try:
+                p.stdin.write("\n")
+                p.stdin.flush()
+            except BrokenPipeError:
+                self._ended()
+        taken = [Taken(*answer) for answer in self._answers()]
+        return Taken(
+            max(t.wall_s for t in taken),
+            statistics.mean(t.value for t in taken),
+            sum(t.cpu_s for t in taken),
+        )
+
+    def _answers(self) -> list[Any]:
+        lines = [p.stdout.readline() for p in self.processes if p.stdout is not None]
+        if not all(lines):
+            self._ended()
+        return [json.loads(line) for line in lines]
+
+    def _ended(self) -> None:
+        sys.exit(f"{self.name}: ended, or was not done in time")

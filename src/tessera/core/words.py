@@ -1,0 +1,31 @@
+"""Numbers and lists in words, as errors say them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in words.
+
+    >>> ranks_text([0]), ranks_text([1, 2, 5, 6, 7])
+    ('rank 0', 'ranks 1, 2, 5 to 7')
+    """
+    runs: list[list[int]] = []
+    for r in ranks:
+        if runs and runs[-1][-1] == r - 1:
+            runs[-1].append(r)
+        else:
+            runs.append([r])
+    texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
+
+
+def nth(n: int) -> str:
+    """An ordinal number.
+
+    >>> nth(1), nth(12), nth(23)
+    ('1st', '12th', '23rd')
+    """
+    last = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{last}"

@@ -1,0 +1,89 @@
+"""What does each collective of a schedule cost, by its algorithm, on given links?
+
+>>> from tessera.core.layout import parse_type
+>>> from tessera.core.mesh import Mesh
+>>> from tessera.core.topology import cluster
+>>> from tessera.ir.graph.build import Builder
+>>> from tessera.ir.schedule.build import build_schedule
+>>> b = Builder("total")
+>>> x = b.input(parse_type("f32[1024] +dp", Mesh.parse("dp=8")), "x")
+>>> s = build_schedule(b.graph([b("all_reduce", x, axes=("dp",))]))
+>>> (row,) = collective_costs(s, cluster("h100").of(1))
+>>> row.algorithm, row.rounds, row.size_bytes, row.sent_bytes
+('engine', 14, 4096, 7168)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..core.layout import ways
+from ..core.topology import Topology
+from ..ir.graph.node import Node
+from ..ir.schedule.algo_table import COLLECTIVES
+from ..ir.schedule.algorithms import MOST_RANKS, named
+from ..ir.schedule.schedule import COMM, Schedule
+from .collectives import price
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """A collective of a step, or several that go as one buffer (`count`), `times` a run.
+
+    `size_bytes` is a rank's whole tensor (of an all_gather its result), `sent_bytes` what the
+    busiest rank sends in one run of it, `time_s` one run's time on the topology (None without).
+    The engine's own is counted as the table that it is priced as.
+    """
+
+    step: int
+    op: str
+    axes: tuple[str, ...]
+    algorithm: str
+    count: int
+    times: int
+    rounds: int
+    size_bytes: int
+    sent_bytes: int
+    time_s: float | None
+    at: str
+
+
+def whole_bytes(n: Node) -> int:
+    """The S of the formulas: a rank's whole tensor, of an all_gather its result."""
+    return (n.type if n.op == "all_gather" else n.args[0].type).local_bytes
+
+
+def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:
+    """A row for each collective of `s`, in order, those in loops included.
+
+    Raises UsageError where the topology has fewer devices than the mesh names.
+    """
+    rows: list[CollectiveCost] = []
+    for i, step in enumerate(s.steps):
+        if step.stream == COMM and step.collectives:
+            rows += _row(i, step.collectives, 1, topology)
+            continue
+        for n, times in step.graph.collectives():
+            rows += _row(i, [n], times, topology)
+    return rows
+
+
+def _row(
+    step: int, nodes: list[Node], times: int, topology: Topology | None
+) -> Iterator[CollectiveCost]:
+    first = nodes[0]
+    t, axes = first.args[0].type, tuple(first.attrs["axes"])
+    n = ways(axes, t.sizes)
+    if first.op not in COLLECTIVES or n > MOST_RANKS or t.mesh is None:
+        return
+    name = first.attrs.get("algorithm", "engine")
+    table = named(first.op, name, n)
+    size = sum(map(whole_bytes, nodes))
+    time_s = None
+    if topology is not None:
+        time_s = price(table, topology, t.mesh.groups(axes)).time_s(size)
+    sent = round(max(table.sent(), default=0) * size / table.parts)
+    yield CollectiveCost(
+        step, first.op, axes, name, len(nodes), times, table.steps, size, sent, time_s, first.loc
+    )

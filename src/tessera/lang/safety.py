@@ -1,0 +1,28 @@
+"""How long may a collective take? `dist.set_collective_limit(seconds)`."""
+
+from __future__ import annotations
+
+import math
+
+from ..core.context import put
+from ..core.errors import UsageError, fail
+from .checks import number, whole
+
+
+def set_collective_limit(seconds: float, *, records: int | None = None) -> None:
+    """From here on a collective (in a fused program: the program) that takes longer ends the
+    program, with an error that names the ranks that have not arrived and what each did last.
+
+    The default is 300 seconds, or `TESSERA_COLLECTIVE_LIMIT`. `records` is how many of its last
+    collectives each rank remembers (256, or `TESSERA_FLIGHT_RECORDS`). Raises UsageError.
+    """
+    limit_s = number("set_collective_limit", "the limit", seconds)
+    if not 0 < limit_s < math.inf:
+        raise fail(
+            UsageError,
+            f"set_collective_limit: nothing ends within {seconds!r} seconds",
+            fix="give a number of seconds above 0",
+        )
+    if records is not None:
+        put(flight_records=whole("set_collective_limit", "the records", records, 1))
+    put(collective_limit_s=limit_s)

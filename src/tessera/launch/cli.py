@@ -1,0 +1,49 @@
+"""`tessera`: what can be asked from a shell.
+
+>>> from typer.testing import CliRunner
+>>> CliRunner().invoke(app, ["flight", "nothing.json"]).exit_code
+2
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..core.errors import TesseraError
+from ..observe.flight import load_dump, render_dump
+from ..train.cli import one_line
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def tessera() -> None:
+    """Tensor programs on a named mesh of devices."""
+
+
+@app.command()
+def flight(
+    dump: Annotated[Path, typer.Argument(help="A tessera-flight-*.json that a program left.")],
+    last: Annotated[int, typer.Option(help="How many records of each rank.", min=1)] = 8,
+) -> None:
+    """Shows what each rank did last, and where the ranks differ."""
+    try:
+        found = load_dump(dump)
+    except TesseraError as error:
+        typer.echo(one_line(error), err=True)
+        raise typer.Exit(2) from None
+    console = Console()
+    for part in render_dump(found, last):
+        console.print(part)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What does a dump of the flight recorder say? Read, compared, and shown rank by rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UsageError, fail
+from ..core.words import nth, ranks_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A dump: the rank that wrote it, what it was stuck in, who had not arrived, and per rank what
+    it told."""
+
+    rank: int
+    limit_s: float
+    written_s: float
+    stuck: Mapping[str, Any]
+    missing: tuple[int, ...]
+    ranks: Mapping[int, Mapping[str, Any]]
+
+    @property
+    def differs(self) -> list[str]:
+        """What differs between the ranks, a line each: a record at one place of a group that is
+        not the same, and how far each has come."""
+        group = tuple(self.stuck["group"])
+        found: dict[int, dict[int, str]] = {}
+        for rank, told in self.ranks.items():
+            for r in told.get("records", ()):
+                if tuple(r["group"]) == group:
+                    found.setdefault(r["place"], {})[rank] = _what(r)
+        lines = []
+        for place, said in sorted(found.items()):
+            kinds: dict[str, list[int]] = {}
+            for rank, text in sorted(said.items()):
+                kinds.setdefault(text, []).append(rank)
+            if len(kinds) > 1:
+                parts = [f"{ranks_text(r)}: {text}" for text, r in kinds.items()]
+                lines.append(f"the {nth(place)} is not the same: " + "; ".join(parts))
+                break  # all after it are shifted
+        far: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            here = [p for p, said in found.items() if rank in said]
+            far.setdefault(max(here, default=0), []).append(rank)
+        if len(far) > 1:
+            for place, ranks in sorted(far.items(), reverse=True):
+                came = f"came to the {nth(place)}" if place else "came to none"
+                lines.append(f"{ranks_text(ranks)} {came}")
+        return lines
+
+
+def load_dump(path: Path | str) -> Dump:
+    """The dump in the file `path`. Raises UsageError where there is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        told = json.loads(text)
+        if told["version"] != VERSION:
+            raise ValueError
+        return Dump(
+            int(told["rank"]),
+            float(told["limit_s"]),
+            float(told["written_s"]),
+            dict(told["stuck"]),
+            tuple(told["missing"]),
+            {int(r): dict(t) for r, t in told["ranks"].items()},
+        )
+    except OSError as error:
+        raise fail(
+            UsageError,
+            f"flight: {str(path)!r} cannot be read: {error.strerror}",
+            fix="name a tessera-flight-*.json",
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise fail(
+            UsageError,
+            f"flight: {str(path)!r} is no dump of the flight recorder",
+            fix="name a tessera-flight-*.json as a program of this version wrote it",
+        ) from None
+
+
+def render_dump(dump: Dump, last: int = 8) -> Iterator[RenderableType]:
+    """The dump for a rich console: a line that says what happened, a table, what differs."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    stuck = dump.stuck
+    who = f"{ranks_text(dump.missing)} did not arrive" if dump.missing else "all ranks arrived"
+    yield Text(f"rank {dump.rank} waited {dump.limit_s:g} s in {_what(stuck)}: {who}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rank", "nr", "program", "what", "at", "bytes", "seconds"):
+        table.add_column(name, overflow="fold", justify="right" if name == "bytes" else "left")
+    for rank, told in sorted(dump.ranks.items()):
+        mark = f"{rank} late" if rank in dump.missing else str(rank)
+        for r in told.get("records", [])[-last:]:
+            took = f"{r['end_s'] - r['start_s']:.3f}" if r["end_s"] else _open(dump, r)
+            program = f"{r['program']} {r['step']}".strip()
+            how = f"raised {r['error']}" if r["error"] else took
+            table.add_row(mark, str(r["place"]), program, r["what"], r["at"], str(r["bytes"]), how)
+            mark = ""
+        state = (told.get("doing") or told.get("ended") or "") if told else "has told nothing"
+        if state:
+            table.add_row(mark, "", "", state, "", "", "")
+    yield table
+    for line in dump.differs or ["no record differs between the ranks"]:
+        yield Text(line)
+
+
+def _open(dump: Dump, r: Mapping[str, Any]) -> str:
+    return f"{dump.written_s - r['start_s']:.3f}, not done"
+
+
+def _what(r: Mapping[str, Any]) -> str:
+    step = f"{r['step']} of " if r["step"] else ""
+    return f"{step}{r['program']}: {r['what']}" + (f" at {r['at']}" if r["at"] else "")

@@ -1,0 +1,78 @@
+"""What moves in a compiled function, by which algorithm, in how many rounds? `dist.inspect(fn)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.topology import Topology, cluster
+from ..cost.schedule_collectives import CollectiveCost, collective_costs
+from ..ir.graph.text import size_text
+from ..ir.schedule.schedule import SEND, Schedule
+from ..lang.jit import Jit
+from ..lang.pipe import Pipe
+from ..nn.moe_call import reports
+from ..nn.moe_transport import CARRIERS, TRANSPORTS, MoEInspection
+
+
+@dataclass(frozen=True)
+class ScheduleInspection:
+    """The collectives of a schedule; `str()` is the table, `.rows` its lines."""
+
+    schedule: Schedule
+    topology: Topology | None
+    rows: tuple[CollectiveCost, ...]
+    backend: str | None = None  # the transport that `@schedule(comm_backend=)` wishes
+    experts: tuple[MoEInspection, ...] = ()  # of each call of `op.moe` in it
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """How many values go from one mesh to another, and the bytes that a device gets of all."""
+        steps = (s for s in self.schedule.steps if s.stream == SEND)
+        types = [o.type for s in steps for o in s.graph.outputs]
+        return len(types), sum(t.local_bytes for t in types)
+
+    def __str__(self) -> str:
+        where = f", priced on {self.topology.name}" if self.topology is not None else ""
+        head = f"{self.schedule.name}  hash {self.schedule.hash}{where}"
+        if self.backend is not None:
+            wish = TRANSPORTS.get(self.backend, "its own collectives")
+            moves = self.rows or self.sent[0]
+            served = f"XLA's collectives {CARRIERS}" if moves else "nothing: nothing moves"
+            head += f"\n  wished    {self.backend}: {wish}\n  served by {served}"
+        values, size = self.sent
+        if values:
+            head += f"\n  {values} values go from mesh to mesh, {size_text(size)} to a device"
+        if not self.rows:
+            return "\n".join([head, "  no collectives", *map(str, self.experts)])
+        table = [["step", "collective", "by", "rounds", "bytes", "sends", "at"]]
+        if self.topology is not None:
+            table[0].insert(6, "µs")
+        for r in self.rows:
+            what = f"{r.op} {', '.join(r.axes)}"
+            what += f" ×{r.count}" if r.count > 1 else ""
+            what += f", {r.times} times" if r.times > 1 else ""
+            line = [f"s{r.step}", what, r.algorithm, str(r.rounds)]
+            line += [size_text(r.size_bytes), size_text(r.sent_bytes)]
+            if r.time_s is not None:
+                line.append(f"{r.time_s * 1e6:.1f}")
+            table.append([*line, r.at])
+        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)) for row in table]
+        return "\n".join([head, *("  " + x.rstrip() for x in lines), *map(str, self.experts)])
+
+    __repr__ = __str__
+
+
+def inspect_schedule(
+    fn: Jit[Any, Any] | Pipe, topology: Topology | str | None
+) -> ScheduleInspection:
+    """The collectives of the last recording of `fn`, priced on `topology`, or on the one that its
+    algorithms were chosen for."""
+    where = cluster(topology) if isinstance(topology, str) else topology
+    if isinstance(fn, Pipe):
+        return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))
+    where = where or fn.choices.topology
+    costs = tuple(collective_costs(fn.schedule, where))
+    found = reports(fn._last[0]) if fn._last is not None else ()
+    return ScheduleInspection(fn.schedule, where, costs, fn.choices.backend, found)

@@ -1,0 +1,166 @@
+"""Does a step give the same bits twice, and on fewer devices? `dist.validate_determinism`.
+
+The step runs as it is compiled here, twice, and a third time on its mesh folded. Where results
+differ, all values on the way are computed in each of these ways, in program order, and the first
+that differs is named.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.context import settings
+from ..core.errors import UsageError, fail
+from ..core.mesh import Mesh
+from ..ir.graph.node import Graph, Node
+from ..ir.graph.text import node_text
+from ..ir.schedule.stages import on_mesh
+from ..lang.checks import function_of
+from ..lang.engine import engine
+from ..lang.jit import Jit
+from ..lang.tensor import Tensor
+from ..lang.tree import flatten
+from ..lang.writes import changes, snapshot
+from .probe import Array, Run, measured, outside, recorded, results
+
+WHO = "validate_determinism"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first node whose bits differ between the first run and `run`.
+
+    `node` is its line in the graph, `loc` the user's line, `scope` the modules around it; `count`
+    of `of` elements differ. `inside` says whether that was seen on the way: where it was not, the
+    values agree one by one, and part only in the program compiled as a whole.
+    """
+
+    run: str
+    op: str
+    node: str
+    loc: str
+    scope: str
+    count: int
+    of: int
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What `validate_determinism` found; `str()` is the report."""
+
+    promise: str
+    runs: tuple[str, ...]
+    results: int
+    first: Difference | None
+
+    @property
+    def same(self) -> bool:
+        """Whether all results of all runs have the same bits."""
+        return self.first is None
+
+    def __str__(self) -> str:
+        head = f"{self.promise}: {self.results} results of {', '.join(self.runs)}"
+        d = self.first
+        if d is None:
+            return f"{head}: the same bits"
+        rows = [("node", d.node), *([("at", d.loc)] if d.loc else [])]
+        rows += [("scope", d.scope)] if d.scope else []
+        rows += [("differ", f"{d.count} of {d.of} elements")]
+        if not d.inside:
+            rows.append(("seen", "in the whole program only: its values agree one by one"))
+        body = [f"  {k:<6} : {v}" for k, v in rows]
+        return "\n".join([f"{head}: bits differ first at {d.op}, {d.run}", *body])
+
+    __repr__ = __str__
+
+
+def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: Any) -> Validation:
+    """Runs `step(*args)` twice and once on its mesh folded `onto` fewer devices (None: one), and
+    says which node's bits differ first, or that all results agree.
+
+    `step` is a function, compiled or not; it runs under the promise in force
+    (`dist.deterministic`). Nothing that it would change is changed: its random numbers are those of
+    its next call. A pipeline runs as the plain function that it stands for. Raises UsageError, and
+    MeshError where the mesh does not fold so.
+    """
+    outside(WHO)
+    fn = step.fn if isinstance(step, Jit) else function_of(WHO, "the step", step)
+    run = recorded(WHO, _with_writes(fn), args, kwargs)
+    runs = [("the first run", run), ("the second run", run)]
+    mesh = _one_mesh(run.graph)
+    if mesh is not None and mesh.size > 1:
+        small = mesh.fold(1 if onto is None else onto)
+        if small != mesh:
+            runs.append((f"folded onto {small.physical.text()}", _moved(run, small)))
+    elif onto is not None:
+        raise fail(UsageError, f"{WHO}: the step has no mesh to fold", fix="leave out onto=")
+    names = tuple(name for name, _ in runs)
+    found = [_outputs(r) for _, r in runs]
+    first = None
+    for i in range(1, len(runs)):
+        if any(x.tobytes() != y.tobytes() for x, y in zip(found[0], found[i], strict=True)):
+            first = _inside(runs[0][1], *runs[i]) or _whole(run, names[i], found[0], found[i])
+            break
+    return Validation(settings().promise, names, len(run.graph.outputs), first)
+
+
+def _with_writes(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, which gives also what it writes into its arguments."""
+
+    @functools.wraps(fn)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        before = snapshot((args, kwargs))
+        out = fn(*args, **kwargs)
+        written = [x for _, x in changes(before, (args, kwargs))[0] if isinstance(x, Tensor)]
+        return flatten(out)[0] + written
+
+    return both
+
+
+def _one_mesh(graph: Graph) -> Mesh | None:
+    meshes = {t.mesh for n in graph.nodes for t in n.types if t.mesh is not None}
+    return meshes.pop() if len(meshes) == 1 else None
+
+
+def _moved(run: Run, mesh: Mesh) -> Run:
+    """The same graph and values on `mesh`."""
+    graph = on_mesh(run.graph, mesh)
+    values = []
+    for n, t in zip(graph.inputs, run.values, strict=True):
+        values.append(t if n.type.mesh is None else
+                      Tensor(engine().place(t.numpy(), n.type), n.type))  # fmt: skip
+    return Run(graph, tuple(values))
+
+
+def _outputs(run: Run) -> list[Array]:
+    program = engine().compile(run.graph)
+    data = program([t.data for t in run.values], tuple(t.type for t in run.values))
+    return [engine().fetch(d, t) for d, t in zip(data, program.types, strict=True)]
+
+
+def _values(run: Run) -> Iterator[tuple[Graph, Node, Array]]:
+    for spot, (value,) in measured(run, lambda graph, loop: results(graph), lambda x: [x]):
+        graph = spot.loops[-1].attrs["body"] if spot.loops else run.graph
+        yield graph, spot.node, value
+
+
+def _inside(a: Run, name: str, b: Run) -> Difference | None:
+    for (graph, node, x), (_, _, y) in zip(_values(a), _values(b), strict=True):
+        if x.tobytes() != y.tobytes():
+            return _difference(name, graph, node, x, y, True)
+    return None
+
+
+def _whole(run: Run, name: str, a: Sequence[Array], b: Sequence[Array]) -> Difference:
+    at = next(i for i, (x, y) in enumerate(zip(a, b)) if x.tobytes() != y.tobytes())
+    return _difference(name, run.graph, run.graph.outputs[at], a[at], b[at], False)
+
+
+def _difference(name: str, graph: Graph, n: Node, x: Array, y: Array, inside: bool) -> Difference:
+    bits = [v.reshape(-1).view("u1").reshape(v.size, -1) for v in (x, y)]
+    count = int((bits[0] != bits[1]).any(1).sum())
+    return Difference(name, n.op, node_text(graph, n), n.loc, n.scope, count, x.size, inside)

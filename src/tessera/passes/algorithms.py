@@ -1,0 +1,136 @@
+"""By which algorithm does each collective go? A pass over a Schedule that writes it into its nodes.
+
+The choices are the user's (`schedule.algorithm`) or by cost on a topology. A collective that is
+left to the engine has no attribute `algorithm`; any other names its table of rounds, so the text of
+the schedule says what runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import cast
+
+from ..core.context import settings
+from ..core.errors import UsageError, fail
+from ..core.layout import ways
+from ..core.options import ScheduleOptions
+from ..core.topology import Topology
+from ..cost.collectives import choose, nesting
+from ..cost.schedule_collectives import whole_bytes
+from ..ir.graph.node import Graph, Node
+from ..ir.schedule.algo_table import COLLECTIVES, Collective
+from ..ir.schedule.algorithms import MOST_RANKS, named
+from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ops.op import BODIES
+
+CHEAPEST = "cheapest"
+
+
+def choices() -> ScheduleOptions:
+    """The choices of a schedule in force here. Under the promise "mesh_invariant" sums have one
+    order, which is not a choice: "cheapest" is the engine's then. Raises UsageError for a table."""
+    now = settings()
+    if now.promise != "mesh_invariant" or not now.schedule.algorithm:
+        return now.schedule
+    for _, name in now.schedule.algorithm:
+        if name not in ("engine", CHEAPEST):
+            raise fail(
+                UsageError,
+                f"schedule: the algorithm {name} adds up in an order of its own",
+                [("promised", "mesh_invariant")],
+                fix='leave the algorithm out, or promise "run_to_run"',
+            )
+    return replace(now.schedule, algorithm=None)
+
+
+def algorithms(s: Schedule, options: ScheduleOptions) -> Schedule:
+    """`s` with the algorithms that `options` choose; `s` itself where they choose none.
+
+    Left to the engine are: maxima and minima, collectives on a folded mesh (a device joins its own
+    turns first), "hierarchical" over a single axis on one level of links, and what "cheapest" finds
+    no cheaper table for. Raises UsageError for a table that does not exist.
+    """
+    if not options.algorithm or s.mesh is None or s.mesh.onto is not None:
+        return s
+    chooser = _Chooser(dict(options.algorithm), options.topology)
+    made: dict[Graph, Graph] = {}
+    steps = []
+    for step in s.steps:
+        if step.graph not in made:
+            made[step.graph] = _step(step, chooser)
+        steps.append(replace(step, graph=made[step.graph]))
+    return replace(s, steps=tuple(steps))
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    choices: dict[str, str]
+    topology: Topology | None
+
+    def name(self, n: Node, size_bytes: int) -> str:
+        """The table for `n`, of which so many bytes go together; "" for the engine's own."""
+        want = self.choices.get(n.op, self.choices.get("", "engine"))
+        t = n.args[0].type
+        axes = n.attrs["axes"]
+        count = ways(axes, t.sizes)
+        kinds = {kind for a, kind in t.partial if a in axes}
+        left = want == "engine" or n.op not in COLLECTIVES or not 1 < count <= MOST_RANKS
+        if left or kinds - {"sum"} or t.mesh is None:
+            return ""
+        groups = t.mesh.groups(axes)
+        if want == "hierarchical":
+            shape = nesting(self.topology, groups) if self.topology is not None else ()
+            shape = shape if len(shape) > 1 else tuple(t.sizes[a] for a in axes if t.sizes[a] > 1)
+            if len(shape) < 2:
+                return ""
+            want = f"hierarchical({' x '.join(f'{k}:ring' for k in shape)})"
+        if "/" in want and n.op != "all_reduce":
+            want = re.sub(r"/\d+", "", want)  # only these are cut into segments, in a schedule
+        if (
+            "(" in want
+            and math.prod(int(p.split(":")[0]) for p in want[13:-1].split(" x ")) != count
+        ):
+            return ""
+        if self.topology is None or "(" in want or "/" in want:
+            return named(n.op, want, count).name
+        chosen = choose(
+            cast(Collective, n.op),
+            size_bytes,
+            self.topology,
+            groups,
+            algorithm=None if want == CHEAPEST else want,
+        ).algorithm
+        return "" if chosen.native else chosen.name
+
+
+def _step(step: Step, chooser: _Chooser) -> Graph:
+    if step.stream != COMM:
+        return _graph(step.graph, chooser)
+    together = sum(whole_bytes(n) for n in step.collectives)
+    return _graph(step.graph, chooser, together)
+
+
+def _graph(g: Graph, chooser: _Chooser, together: int | None = None) -> Graph:
+    """`g` with algorithms in its collectives, those in the bodies of loops included."""
+    new: dict[Node, Node] = {}
+    for n in g.nodes:
+        attrs = dict(n.attrs)
+        if n.is_collective:
+            size = whole_bytes(n) if together is None else together
+            attrs.pop("algorithm", None)
+            if name := chooser.name(n, size):
+                attrs["algorithm"] = name
+        elif n.op in BODIES:
+            for key, body in n.attrs.items():
+                if isinstance(body, Graph):
+                    attrs[key] = _graph(body, chooser)
+        args = tuple(new[a] for a in n.args)
+        same = args == n.args and attrs.keys() == n.attrs.keys()
+        same = same and all(attrs[k] is n.attrs[k] for k in attrs)
+        new[n] = n if same else Node(n.op, args, n.types, attrs, n.loc, n.scope, n.note)
+    if all(a is b for a, b in new.items()):
+        return g
+    ends = tuple(new[n] for n in g.inputs), tuple(new[n] for n in g.outputs)
+    return Graph(g.name, tuple(new[n] for n in g.nodes), *ends)

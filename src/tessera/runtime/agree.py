@@ -1,0 +1,213 @@
+"""Do all processes hold the same program? Its schedule's hash is compared before its first run.
+
+The engine does not compare: where one process sums and another takes a maximum, or two sums come
+in another order, numbers are wrong and nobody hears of it. Programs are counted per group of
+processes, so a program that only some come to is found, too.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..core.context import settings
+from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.mesh import Mesh
+from ..core.words import nth, ranks_text
+from ..ir.schedule.schedule import Schedule
+from .flight import flight, service
+
+Run = Callable[..., list[Any]]
+_LOC = re.compile(r"  # (\S+:\d+)")
+_counts: dict[tuple[int, ...], int] = {}
+
+
+def processes_of(mesh: Mesh | None) -> tuple[int, ...]:
+    """The processes whose devices are in `mesh`."""
+    if mesh is None:
+        return (jax.process_index(),)
+    every = jax.devices()
+    return tuple(sorted({every[i].process_index for i in mesh.physical.device_ids}))
+
+
+def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
+    """`run`, which compares `schedule` with the other processes' before its first call. Where it is
+    one program (`whole`), each call is recorded; step by step the steps are.
+
+    In a single process it is `run` itself.
+    """
+    if jax.process_count() == 1:
+        return run
+    group = processes_of(schedule.mesh)
+    if len(group) == 1:
+        return run
+    agreed = False
+    size = sum(schedule.buffers[b].local_bytes for b in schedule.outputs)
+    own = [n for s in schedule.steps for n, _ in s.graph.collectives()]
+    at = next((n.loc for n in own if n.loc), "")
+    what = f"{len(own)} collectives" if len(own) != 1 else f"one {own[0].op}"
+
+    def call(*args: Any) -> list[Any]:
+        nonlocal agreed
+        first = not agreed
+        if first:
+            agree(schedule, group)
+            agreed = True
+        if not whole:
+            return run(*args)
+        record = flight().begin(schedule.name, "", what, at, group, size, compiles=first)
+        try:
+            outs = run(*args)
+        except Exception as error:
+            flight().failed(record, error)
+            raise
+        flight().given(record, outs)
+        return outs
+
+    return call
+
+
+def agree(schedule: Schedule, group: Sequence[int]) -> None:
+    """Compares the hash of `schedule` with that of every process in `group`, within the limit.
+
+    Raises UsageError, on all of them, where they differ: it names the ranks, the first step that
+    differs and both lines. Raises BackendError where one does not come.
+    """
+    key = tuple(group)
+    k = _counts[key] = _counts.get(key, 0) + 1
+    me, limit_s = jax.process_index(), settings().collective_limit_s
+    path = f"tessera/agree/{','.join(map(str, key))}/{k}"
+    client = service()
+    what = f"the {nth(k)} program is compared"
+    record = flight().begin(schedule.name, "", what, "", key, 0)
+    try:
+        client.key_value_set(f"{path}/hash/{me}", schedule.hash)
+        hashes = _gather(path + "/hash/", key, limit_s)
+        if hashes is None:
+            raise flight().late(record, limit_s)
+        if len(set(hashes.values())) > 1:
+            client.key_value_set_bytes(f"{path}/text/{me}", zlib.compress(schedule.text.encode()))
+            texts = _texts(path + "/text/", hashes, limit_s)
+            if texts is None:
+                raise flight().late(record, limit_s)
+            raise differ(k, hashes, texts)
+    except TesseraError as error:
+        flight().failed(record, error)
+        raise
+    except RuntimeError as error:
+        flight().failed(record, error)
+        raise fail(
+            BackendError,
+            f"{schedule.name}: the processes cannot compare their programs",
+            [("service", str(error).splitlines()[0])],
+            fix="the coordinator (rank 0) has ended or cannot be reached",
+        ) from None
+    flight().finish(record)
+
+
+def _gather(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str] | None:
+    """What each of `group` has put under `prefix`; None where one has not in time."""
+    found = {}
+    end_s = time.monotonic() + limit_s
+    for rank in group:
+        text = _get(f"{prefix}{rank}", end_s)
+        if text is None:
+            return None
+        found[rank] = text
+    return found
+
+
+def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str] | None:
+    """The schedules by their hashes, each from the first rank that has it."""
+    client, end_s = service(), time.monotonic() + limit_s
+    found: dict[str, str] = {}
+    for rank, name in hashes.items():
+        if name not in found:
+            left_ms = max(int((end_s - time.monotonic()) * 1000), 1)
+            try:
+                packed = client.blocking_key_value_get_bytes(f"{prefix}{rank}", left_ms)
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" in str(error):
+                    return None
+                raise
+            found[name] = zlib.decompress(packed).decode()
+    return found
+
+
+def _get(key: str, end_s: float) -> str | None:
+    client = service()
+    try:
+        left_ms = max(int((end_s - time.monotonic()) * 1000), 1)
+        return str(client.blocking_key_value_get(key, left_ms))
+    except RuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+
+
+def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
+    """The error that shows where the schedules of `texts` first differ."""
+    name = next(iter(texts.values())).split()[1]
+    lines = {h: t.split("\n") for h, t in texts.items()}
+    longest = max(map(len, lines.values()))
+    at = next(
+        i
+        for i in range(longest)
+        if len({_bare(t[i]) if i < len(t) else None for t in lines.values()}) > 1
+    )
+    # What a step differs in says more than its buffers: go on to the first line of a node.
+    rows = []
+    steps = []
+    for h, text in lines.items():
+        i = _telling(text, lines, at)
+        steps.append(_step_of(text, i))
+        where = f" at {m[1]}" if (m := _LOC.search(text[i] if i < len(text) else "")) else ""
+        said = " ".join(_bare(text[i]).split()) if i < len(text) else "nothing more"
+        step = f"s{steps[-1]} " if steps[-1] >= 0 and i < len(text) else ""
+        rows.append((ranks_text([r for r, x in hashes.items() if x == h]), step + said + where))
+    first = f"step s{min(steps)}" if min(steps) >= 0 else "the first line"
+    return fail(
+        UsageError,
+        f"processes hold different schedules: {first} of the {nth(k)} program, {name}, differs",
+        rows,
+        at="",
+        fix="run the same function with the same shapes, layouts and options on every rank",
+    )
+
+
+def _telling(text: list[str], lines: dict[str, list[str]], at: int) -> int:
+    """The line of `text` to show: the first node that the others do not have at its place, or what
+    reads the input that they do not have."""
+    mine, others = _nodes(text), [_nodes(t) for t in lines.values()]
+    for k, (i, node) in enumerate(mine):
+        if any(k >= len(o) or o[k][1] != node for o in others):
+            return next((j for j, said in mine[k:] if not said.startswith("input")), i)
+    return len(text) if any(len(o) > len(mine) for o in others) else at
+
+
+def _nodes(text: list[str]) -> list[tuple[int, str]]:
+    """The lines of nodes: their numbers, and what they say without their own name and the names of
+    buffers."""
+    found = []
+    for i, line in enumerate(text):
+        name, equals, said = _bare(line).partition(" = ")
+        if equals and name.strip().startswith("%"):
+            found.append((i, " ".join(re.sub(r'input "b\d+"', "input", said).split())))
+    return found
+
+
+def _bare(line: str) -> str:
+    return line.partition("  # ")[0].rstrip()
+
+
+def _step_of(text: list[str], i: int) -> int:
+    """The step in which line `i` stands; -1 before the first."""
+    for line in reversed(text[: i + 1]):
+        if m := re.match(r"  s(\d+) ", line):
+            return int(m[1])
+    return -1

@@ -1,0 +1,377 @@
+"""What did each rank do last? A ring of records, and a watch that ends what never ends.
+
+Between processes a rank is a process: each tells the others, through the coordination service, how
+far it is, so whoever waits too long can name who has not arrived. In one process, step by step, a
+rank is a device: before a collective runs, its operand must be there on every device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+from ..core import switches
+from ..core.context import settings
+from ..core.errors import BackendError, caller, fail
+from ..core.words import ranks_text
+
+Array = Any
+VERSION = 1
+_LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
+TOLD = 32  # records that the others can see
+_SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two looks
+
+
+def service() -> Any:
+    """The processes' shared store; None in a single process."""
+    return distributed.global_state.client
+
+
+@dataclass(slots=True)
+class Record:
+    """One program or step that a rank came to. Times are of `time.time`, in seconds."""
+
+    number: int
+    program: str
+    step: str  # "" for a whole program
+    what: str
+    at: str
+    group: tuple[int, ...]
+    place: int  # how many the group had come to before
+    bytes: int
+    limit_s: float
+    start_s: float
+    end_s: float | None = None
+    error: str = ""
+    since_s: float | None = None  # from when on it is waited for; None while it is compiled
+    results: list[weakref.ref[Array]] | None = field(default=None, repr=False)
+
+    def told(self) -> dict[str, Any]:
+        """As the dump has it."""
+        names = ("number", "program", "step", "what", "at", "place", "bytes", "start_s", "end_s")
+        return {k: getattr(self, k) for k in (*names, "error")} | {"group": list(self.group)}
+
+    def text(self) -> str:
+        where = f" at {self.at}" if self.at else ""
+        step = f"{self.step} of " if self.step else ""
+        return f"{step}{self.program}: {self.what}{where}"
+
+
+class Flight:
+    """The recorder of this process."""
+
+    def __init__(self) -> None:
+        self.ring: deque[Record] = deque(maxlen=settings().flight_records)
+        self.open: list[Record] = []
+        self.seen: dict[tuple[int, ...], int] = {}
+        self.count = 0
+        self.ended = ""
+        self._lock = threading.Lock()
+        self._told: object = None
+        self._thread: threading.Thread | None = None
+
+    # -- records ----------------------------------------------------------------------------------
+    def begin(
+        self,
+        program: str,
+        step: str,
+        what: str,
+        at: str,
+        group: tuple[int, ...],
+        size: int,
+        compiles: bool = False,
+    ) -> Record:
+        """A rank of `group` comes to a program or step. Where it is compiled first, its time counts
+        from when it was dispatched."""
+        now = settings()
+        if self.ring.maxlen != now.flight_records:
+            self.ring = deque(self.ring, maxlen=now.flight_records)
+        place = self.seen[group] = self.seen.get(group, 0) + 1
+        self.count += 1
+        record = Record(
+            self.count, program, step, what, at, group, place, size, now.collective_limit_s,
+            time.time(),
+        )  # fmt: skip
+        record.since_s = None if compiles else record.start_s
+        self.ring.append(record)
+        if len(group) > 1 and jax.process_count() > 1:
+            with self._lock:
+                self.open.append(record)
+            self._watch()
+        return record
+
+    def given(self, record: Record, outs: Sequence[Array]) -> None:
+        """The program was dispatched; it is done when its results are there."""
+        record.since_s = record.since_s or time.time()
+        record.results = [weakref.ref(x) for x in outs[:1]]
+
+    def failed(self, record: Record, error: BaseException) -> None:
+        record.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        record.end_s = time.time()
+        with self._lock:
+            self.open = [r for r in self.open if r is not record]
+        self._tell()
+
+    def finish(self, record: Record) -> None:
+        """It is done."""
+        record.end_s = time.time()
+        with self._lock:
+            self.open = [r for r in self.open if r is not record]
+
+    # -- the watch --------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="tessera-flight", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        self.ended = "its program has ended"
+        self._tell()
+
+    def _look(self) -> None:
+        limit_s = _SLOWEST_S * 4
+        while not self.ended:
+            time.sleep(min(max(limit_s / 8, _FASTEST_S), _SLOWEST_S))
+            with self._lock:
+                held = list(self.open)
+            for r in held:
+                if r.results is not None and all(map(_is_there, r.results)):
+                    r.end_s = time.time()
+            with self._lock:
+                self.open = [r for r in self.open if r.end_s is None]
+                held = list(self.open)
+            if held:
+                limit_s = held[0].limit_s
+            self._tell()
+            # What is queued behind another does not wait for the others yet.
+            ended = [r.end_s for r in list(self.ring) if r.end_s is not None]
+            first = held[0] if held else None
+            if first is None or first.since_s is None:
+                continue
+            if time.time() - max([first.since_s, *ended]) > first.limit_s:
+                self._expire(first)
+
+    def _tell(self) -> None:
+        client = service()
+        if client is None:
+            return
+        told = self._state(list(self.ring)[-TOLD:])
+        text = json.dumps(told)
+        if text == self._told:
+            return
+        self._told = text
+        # Where the service is gone, so is whoever could ask.
+        with contextlib.suppress(RuntimeError):
+            client.key_value_set(f"tessera/flight/{jax.process_index()}", text, True)
+
+    def _state(self, records: Sequence[Record]) -> dict[str, Any]:
+        """What this rank tells: how far it is in each group, its records, and the line it is at."""
+        line = "" if self.ended else _main_line()
+        return {
+            "ended": self.ended,
+            "doing": f"now at {line}" if line else "",
+            "seen": {_key(g): k for g, k in self.seen.items()},
+            "records": [r.told() for r in records],
+        }
+
+    # -- the end ----------------------------------------------------------------------------------
+    def others(self, group: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """What each rank of `group` has told."""
+        found: dict[int, dict[str, Any]] = {}
+        with contextlib.suppress(RuntimeError):
+            for key, text in service().key_value_dir_get("tessera/flight/"):
+                found[int(key.rpartition("/")[2])] = json.loads(text)
+        found[jax.process_index()] = self._state(list(self.ring))
+        return {r: found.get(r, {}) for r in group}
+
+    def late(self, record: Record, waited_s: float) -> BackendError:
+        """The error that names who has not come to `record`; writes the dump."""
+        ranks = self.others(record.group)
+        key = _key(record.group)
+        missing = [r for r, t in ranks.items() if t.get("seen", {}).get(key, 0) < record.place]
+        path = write_dump(ranks, record.told(), missing, waited_s)
+        rows = [(f"rank {r}", _last(ranks[r])) for r in missing]
+        here = [r for r in ranks if r not in missing]
+        rows += [(ranks_text(here), f"at {record.text()}")] if here else []
+        what = f"{ranks_text(missing)} did not arrive" if missing else "all ranks arrived"
+        return fail(
+            BackendError,
+            f"{record.program}: a collective took longer than {waited_s:g} s: {what}",
+            [*rows, ("dump", path)],
+            at="",
+            fix=f"see what they did last: tessera flight {path}",
+        )
+
+    def _expire(self, record: Record) -> None:
+        """Ends the program from the watch's thread: the main one is inside the engine."""
+        error = self.late(record, record.limit_s)
+        sys.stdout.flush()
+        print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.flush()
+        if jax.process_index() == 0:
+            time.sleep(min(2.0, record.limit_s))  # the others ask this process who is missing
+        os._exit(1)
+
+
+def _main_line() -> str:
+    """The user's line that the main thread is at; libraries in between are passed over."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and _LIBRARY.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    return caller(frame) if frame is not None else ""
+
+
+def _key(group: Sequence[int]) -> str:
+    return ",".join(map(str, group))
+
+
+def _is_there(ref: weakref.ref[Array]) -> bool:
+    x = ref()
+    if x is None:
+        return True
+    try:
+        return bool(x.is_deleted() or x.is_ready())
+    except RuntimeError:  # deleted between the two questions
+        return True
+
+
+def _last(told: dict[str, Any]) -> str:
+    """What a rank did last, in words."""
+    if not told:
+        return "has told nothing yet"
+    state = told["ended"] or told["doing"]
+    records = told["records"]
+    if not records:
+        return state or "came to no collective yet"
+    r = records[-1]
+    step = f"{r['step']} of " if r["step"] else ""
+    at = f" at {r['at']}" if r["at"] else ""
+    how = f"raised {r['error']}" if r["error"] else "did last" if r["end_s"] else "is in"
+    return f"{how} {step}{r['program']}: {r['what']}{at}" + (f"; {state}" if state else "")
+
+
+def write_dump(
+    ranks: dict[int, dict[str, Any]], stuck: dict[str, Any], missing: list[int], limit_s: float
+) -> str:
+    """Writes what all ranks told as JSON; the file's name."""
+    folder = Path(switches.folder(switches.FLIGHT_DIR))
+    path = folder / f"tessera-flight-{jax.process_index()}-{os.getpid()}.json"
+    content = {
+        "version": VERSION,
+        "written_s": time.time(),
+        "rank": jax.process_index(),
+        "limit_s": limit_s,
+        "stuck": stuck,
+        "missing": missing,
+        "ranks": {str(r): told for r, told in ranks.items()},
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    except OSError as error:
+        return f"none ({error.strerror})"
+    return str(path)
+
+
+_flights: list[Flight] = []
+
+
+def flight() -> Flight:
+    """The recorder of this process."""
+    if not _flights:
+        _flights.append(Flight())
+    return _flights[0]
+
+
+# -- devices of one process -----------------------------------------------------------------------
+def arrive(record: Record, steps: Sequence[str], args: Sequence[Array]) -> None:
+    """Returns when `args` are there on all devices of this process. `steps` says per argument what
+    made it.
+
+    Raises BackendError, and writes a dump, where a device's program raised, or where one is not
+    there in time: the engine would wait for it inside the collective, and then end everything.
+    """
+    if not all(x.is_ready() for x in args):
+        _wait(record, steps, args)
+    try:
+        jax.block_until_ready(args)
+    except RuntimeError as error:
+        raise _raised(record, steps, args, error) from None
+
+
+def _wait(record: Record, steps: Sequence[str], args: Sequence[Array]) -> None:
+    start_s, pause_s = time.monotonic(), 1e-5
+    while not all(x.is_ready() for x in args):
+        if time.monotonic() - start_s > record.limit_s:
+            late: dict[int, str] = {}
+            for x, step in zip(args, steps, strict=True):
+                for s in x.addressable_shards:
+                    if not s.data.is_ready():
+                        late.setdefault(s.device.id, f"is in {step}")
+            what = f"a collective took longer than {record.limit_s:g} s: "
+            raise _ended(record, args, late, what + f"{ranks_text(sorted(late))} did not arrive")
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 1e-3)
+
+
+def _raised(
+    record: Record, steps: Sequence[str], args: Sequence[Array], error: BaseException
+) -> BackendError:
+    bad: dict[int, str] = {}
+    for x, step in zip(args, steps, strict=True):
+        for s in x.addressable_shards:
+            try:
+                s.data.block_until_ready()
+            except RuntimeError as own:
+                bad.setdefault(s.device.id, f"raised in {step}: {_first(own)}")
+    return _ended(record, args, bad, f"{ranks_text(sorted(bad))} raised before a collective")
+
+
+def _first(error: BaseException) -> str:
+    """The line of the engine's report that says what was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    return (said or lines or [type(error).__name__])[-1 if said else 0]
+
+
+def _ended(record: Record, args: Sequence[Array], bad: dict[int, str], what: str) -> BackendError:
+    """The error of one process whose devices `bad` did not come to `record`."""
+    me = flight()
+    devices = sorted({s.device.id for x in args for s in x.addressable_shards})
+    before = [r.told() for r in me.ring if r is not record]
+    ranks: dict[int, dict[str, Any]] = {
+        d: {
+            "ended": "",
+            "doing": bad.get(d, ""),
+            "seen": {},
+            "records": before + ([] if d in bad else [record.told()]),
+        }
+        for d in devices
+    }
+    path = write_dump(ranks, record.told(), sorted(bad), record.limit_s)
+    here = [d for d in devices if d not in bad]
+    rows = [(f"rank {d}", text) for d, text in sorted(bad.items())]
+    rows += [(ranks_text(here), f"at {record.text()}")] if here else []
+    return fail(
+        BackendError,
+        f"{record.program}: {what}",
+        [*rows, ("dump", path)],
+        at=caller(),
+        fix=f"see what they did last: tessera flight {path}",
+    )

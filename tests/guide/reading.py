@@ -1,0 +1,37 @@
+"""Where do the tests get a guide's snippets? From the text, with the substitutions made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guide.runner import SEEDS, guide_path, run, snippets, substituted
+from tests.guide.substitutions import RUN, SUBSTITUTIONS
+
+Space = dict[str, Any]
+
+
+def guide_text(number: int) -> tuple[Path, str]:
+    """A guide's file and text; skips the test where it is not there."""
+    path = guide_path(number)
+    if path is None:
+        pytest.skip(
+            f"guide {number} is not in {SEEDS.parent.name}/{SEEDS.name} beside the repository"
+        )
+    return path, path.read_text(encoding="utf-8")
+
+
+def in_order(guide: int, supplied: Space, sections: Sequence[str] = ()) -> Space:
+    """The namespace after the guide's snippets that run; of `sections`, where these are named."""
+    path, text = guide_text(guide)
+    table = [s for s in SUBSTITUTIONS if s.guide == guide]
+    found = {s.name: s for s in substituted(snippets(guide, text), table)}
+    space: Space = {"__name__": "guide", **supplied}
+    for name in RUN:
+        snippet = found.get(name)
+        if snippet is not None and (not sections or snippet.section in sections):
+            run(snippet, space, path)
+    return space

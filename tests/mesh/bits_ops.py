@@ -1,0 +1,102 @@
+"""Every op of the table on every fold of one mesh: do its bits stay? Run by test_bits.py in a
+process of its own, since the promise is made before the engine starts.
+
+All rows of a kind of split are one program: so an op has neighbours that the compiler would fuse it
+with, before and after.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import tessera as ts
+from tessera import dist
+from tessera.core.dtypes import dtype_of
+from tessera.core.layout import Factor, TensorType, plain
+from tessera.ir.graph.build import Builder
+from tessera.ir.graph.node import Graph
+from tessera.lang.engine import engine
+from tests.core.table import ROWS, Row
+
+LOGICAL = dist.Mesh.parse("dp=2 tp=2")
+FOLDS = ("dp=2,tp=2", "dp=1,tp=1")
+SPLITS = ("dp", "both")  # which dims are split: the first, or the first and the last
+
+
+def layout(t: TensorType, split: str) -> TensorType:
+    """`t` with its first dim split over dp, its last over tp; blocks may be uneven."""
+    dims = list(t.dims)
+    if t.rank and split in ("dp", "both"):
+        dims[0] = (Factor(t.shape[0], ("dp",)),)
+    if t.rank > (split == "both") and split in ("tp", "both"):
+        dims[-1] = (Factor(t.shape[-1], ("tp",)),)
+    return t.with_dims(dims)
+
+
+def program(
+    rows: list[Row], split: str, mesh: Any
+) -> tuple[Graph, list[Any], list[tuple[str, int]]]:
+    """All `rows` on arguments that other ops make, read by other ops; its inputs' values; for each
+    row its name and how many results it has."""
+    b = Builder("ops")
+    values, outs, counts = [], [], []
+    for row in rows:
+        args = []
+        for i, x in enumerate(row.ins):
+            t = layout(plain(dtype_of(x.dtype), x.shape, mesh), split)
+            node = b.input(t, f"{row.name}.{i}")
+            values.append(engine().place(x, t))
+            if t.dtype.is_float and row.op not in ("cholesky", "triangular_solve", "eigh"):
+                scale = b("full", dtype=t.dtype, shape=(), value=0.7)
+                node = b("mul", node, scale)
+            args.append(node)
+        n = b(row.op, *args, **row.attrs)
+        parts = [n] if len(n.types) == 1 and row.op != "unstack" else [
+            b("item", n, index=i) for i in range(len(n.types))
+        ]  # fmt: skip
+        found = []
+        for part in parts:
+            found.append(part)
+            if part.type.dtype.is_float:
+                found.append(b("tanh", b("mul", part, part)))
+                if part.type.rank:
+                    found.append(b("sum", part, dims=(0,)))
+        done = [b.redistribute(f, f.type.replicated(), "") for f in found]
+        counts.append((row.name, len(done)))
+        outs += done
+    return b.graph(outs), values, counts
+
+
+def results(rows: list[Row], split: str) -> Iterator[tuple[str, list[bytes]]]:
+    """For each row its name and, per fold, the bytes of its results."""
+    every = []
+    for onto in FOLDS:
+        graph, values, counts = program(rows, split, LOGICAL.fold(onto))
+        run = engine().compile(graph)
+        outs = run(values, tuple(n.type for n in graph.inputs))
+        every.append([engine().fetch(o, t).tobytes() for o, t in zip(outs, run.types, strict=True)])
+    at = 0
+    for name, count in counts:
+        yield name, [b"".join(outs[at : at + count]) for outs in every]
+        at += count
+
+
+def main() -> None:
+    ts.seed(0)
+    rows = [r for r in ROWS if r.ins]
+    wrong = []
+    for split in SPLITS:
+        for name, found in results(rows, split):
+            if len(set(found)) > 1:
+                wrong.append(
+                    f"{name} split {split or 'nowhere'}: {[found.index(f) for f in found]}"
+                )
+    print(f"{len(rows)} rows, {len(SPLITS)} splits, {len(FOLDS)} folds: {len(wrong)} differ")
+    print(*wrong, sep="\n")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""Hybrids: one logical program in random combinations of everything that places it.
+
+A `Program` is what is computed; a `Hybrid` says where and in which order. The program alone decides
+the numbers, so each has one reference, computed on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, nn, optim, pipeline
+from tessera.nn.context import split_sequence, whole_sequence
+from tessera.nn.stack import Stack
+from tessera.nn.transformer import Attention
+
+BATCH, SEQ, STEPS = 24, 16, 2
+AXES = ("dp", "pp", "ep", "cp", "tp")
+TWO_CHUNKS = ("Interleaved1F1B", "ZBV", "DualPipeV")
+
+
+# -- what is computed -----------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Program:
+    """A small transformer; with `experts`, every second layer has that many in place of an MLP.
+
+    They serve every choice, and no loss evens their load: a capacity counts the tokens of a group,
+    and the load is that of a microbatch, so both are another program where the batch is cut.
+    """
+
+    layers: int
+    experts: int = 0
+    shared: int = 0
+    tied: bool = False
+    vocab: int = 24
+    d: int = 16
+    heads: int = 4
+    kv_heads: int | None = None
+    head_size: int | None = None
+    hidden: int = 32
+    norm: str = "rms"
+    activation: str = "gelu"
+    positions: str = "rotary"
+    biases: tuple[str, ...] = ()
+    logits: bool = False  # the loss is of whole logits, outside of the model
+    clip: float = 0.1  # to which norm gradients are clipped
+
+
+PROGRAMS = {
+    "even": Program(2),
+    "odd": Program(5, vocab=19, heads=3, head_size=4, hidden=27, norm="layer", positions="learned"),
+    "tied": Program(6, tied=True, kv_heads=2, positions="alibi", biases=("qkv", "out", "mlp")),
+    "logits": Program(3, vocab=22, activation="swiglu", hidden=30, tied=True, logits=True),
+    "experts": Program(2, experts=4, logits=True),
+    "experts6": Program(3, experts=6, shared=1, tied=True, vocab=19, hidden=27, norm="layer"),
+}
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """Where a program's parts lie, and in which order they run."""
+
+    program: str
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    tp: int = 1
+    zero: int = 0
+    zero_axis: str = "dp"
+    schedule: str = ""  # of a pipeline
+    microbatches: int = 1
+    context: str = ""  # how attention goes over cp
+    sequence_parallel: bool = False
+    recompute: str = ""
+    rows_over_ep: bool = False  # the batch is split over ep too
+    by_cost: bool = False  # the pipeline is one function, cut by cost
+
+    @property
+    def id(self) -> str:
+        """Only what differs from one device."""
+        said = [self.program]
+        said += [f"{a}{getattr(self, a)}" for a in AXES if getattr(self, a) > 1]
+        if self.zero:
+            said.append(f"zero{self.zero}{self.zero_axis if self.zero_axis != 'dp' else ''}")
+        if self.schedule:
+            said.append(f"{self.schedule}x{self.microbatches}")
+        said += [x for x in (self.context, self.recompute) if x]
+        said += [f.name for f in fields(self) if getattr(self, f.name) is True]
+        return "-".join(said)
+
+    @property
+    def stages(self) -> int:
+        return self.pp * (2 if self.schedule in TWO_CHUNKS else 1)
+
+    @property
+    def mesh(self) -> dist.Mesh:
+        sizes = {a: getattr(self, a) for a in AXES if getattr(self, a) > 1 or a == "dp"}
+        return dist.Mesh(tuple(sizes), shape=sizes)
+
+
+class Layer(nn.Module):
+    """Attention, then an MLP or experts."""
+
+    def __init__(self, c: nn.GPTConfig, p: Program) -> None:
+        self.sequence_parallel = c.sequence_parallel
+        self.norm_1, self.attention, self.norm_2 = c.make_norm(), Attention(c), c.make_norm()
+        self.moe = nn.MoE(c.d, p.hidden, p.experts, shared=p.shared, gated=bool(p.shared))
+
+    def __call__(self, x: Any) -> Any:
+        axis = self.sequence_parallel
+        x = x + split_sequence(self.attention(self.norm_1(x)), axis)
+        return x + self.moe(self.norm_2(x))
+
+
+class Model(nn.Module):
+    """The program, its layers apart, so that a pipeline may have a stage begin at each."""
+
+    def __init__(self, p: Program, h: Hybrid) -> None:
+        c = self.config = nn.GPTConfig(
+            p.vocab, SEQ, p.d, p.layers, p.heads, p.kv_heads, p.hidden, p.norm, p.activation,
+            p.positions, p.tied, head_size=p.head_size, biases=p.biases,
+            context=h.context or None, sequence_parallel="tp" if h.sequence_parallel else None,
+        )  # fmt: skip
+        self.cp, self.logits = h.cp, p.logits
+        self.embed = nn.Embedding(p.vocab, p.d)
+        self.position = nn.Parameter(SEQ, p.d) if p.positions == "learned" else None
+        self.layers = [
+            Stack(
+                Layer(c, p) if p.experts and i % 2 else nn.TransformerBlock(c),
+                1,
+                remat=h.recompute or False,
+            )
+            for i in range(p.layers)
+        ]
+        self.norm = c.make_norm()
+        self.head = None if p.tied else nn.Parameter(p.d, p.vocab)
+
+    def placed(self, x: Any, dim: int = 1) -> Any:
+        """`x`, a sequence along `dim`, as the layers want it."""
+        if self.config.context is None or x.mesh is None:
+            return x
+        x = nn.zigzag(x, self.cp, dim) if self.config.context == "ring" else x
+        return split_sequence(x, "cp", dim)
+
+    def first(self, ids: Any) -> Any:
+        x = self.embed(self.placed(ids))
+        x = split_sequence(x, self.config.sequence_parallel)
+        if self.position is not None:
+            where = self.position if x.mesh is None else dist.shard(self.position, ())
+            x = x + self.placed(where, 0)
+        return x
+
+    def last(self, x: Any) -> Any:
+        x = whole_sequence(self.norm(x), self.config.sequence_parallel)
+        return x @ self.weight if self.logits else x
+
+    @property
+    def weight(self) -> Any:
+        return self.embed.weight.T if self.head is None else self.head
+
+    def parts(self) -> list[Callable[..., Any]]:
+        """The model in functions of (the model, what goes through), to be run in order."""
+        one = [lambda m, x: (m, m.first(x))]
+        many = [lambda m, x, i=i: (m, m.layers[i](x)) for i in range(len(self.layers))]
+        return [*one, *many, lambda m, x: m.last(x)]
+
+    def loss(self, out: Any, labels: Any) -> Any:
+        """Of what the last part gives."""
+        labels = self.placed(labels)
+        if self.logits:
+            return nn.cross_entropy(out, labels)
+        return nn.linear_cross_entropy(out, self.weight, labels)
+
+
+def in_order(parts: list[Callable[..., Any]]) -> Callable[..., Any]:
+    def run(model: Any, ids: Any) -> Any:
+        out: Any = (model, ids)
+        for part in parts:
+            out = part(*out)
+        return out
+
+    return run
+
+
+@functools.cache
+def data() -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    ids, labels = rng.integers(0, 19, (2, BATCH, SEQ)).astype(np.int32)
+    labels[rng.random((BATCH, SEQ)) < 0.2] = -100
+    labels[:5] = -100  # rows without a label
+    return ids, labels
+
+
+@functools.cache
+def weights(name: str) -> dict[str, Any]:
+    """First values: random, large enough that no part of the program is nearly linear, and not so
+    large that rounding grows from layer to layer."""
+    model, rng = Model(PROGRAMS[name], Hybrid(name)), np.random.default_rng(7)
+    found = {}
+    for k, t in model.parameters().items():
+        wide = 0.7 if k.startswith("embed") else 1.0 / np.sqrt(PROGRAMS[name].d)
+        found[k] = (rng.normal(size=t.shape) * wide + ("norm" in k)).astype(np.float32)
+    return found
+
+
+def plan_of(h: Hybrid) -> Any:
+    rules = [(r"moe\.(up|gate|down)$", -3)]
+    plan = dist.strategy("data_parallel")
+    if h.ep > 1:
+        plan = plan + dist.strategy("tensor_parallel", "ep", rules=rules)
+    if h.tp > 1:
+        plan = plan + dist.strategy("tensor_parallel")
+    if h.zero:
+        plan = plan + dist.strategy("zero_redundancy_optimizer", h.zero_axis, stage=h.zero)
+    return plan
+
+
+Steps = list[tuple[float, dict[str, Any]]]  # the loss and the gradients of each step
+
+
+def trained(h: Hybrid) -> tuple[Steps, Any]:
+    """(the steps, the model's function: a pipeline has its plan)."""
+    program, mesh, plan = PROGRAMS[h.program], h.mesh, plan_of(h)
+    model = Model(program, h)
+    laid = {}
+    for k, t in model.parameters().items():
+        to = plan.weight(k, t.type.on(mesh))
+        laid[k] = ts.tensor(weights(h.program)[k], mesh=mesh, layout=to)
+    model.load_parameters(laid)
+    optimizer = optim.AdamW(0.02, eps=0.01)
+    state = optimizer.init(model.parameters(), plan)
+    run = in_order(model.parts())
+    if h.pp > 1:
+        how: Any = {"mesh": mesh, "schedule": h.schedule, "microbatches": h.microbatches}
+        if h.by_cost:
+            run = pipeline.run(("pp",), **how)(run)
+        else:
+            run = pipeline.compose(h.stages, model.parts(), **how)
+
+    @ts.jit
+    def step(model: Any, state: Any, ids: Any, labels: Any) -> Any:
+        loss = model.loss(run(model, ids), labels)
+        params = model.parameters()
+        grads = ts.grad(loss, params, layout=plan)
+        clipped, _ = optim.clip_by_global_norm(grads, program.clip)
+        new, state = optimizer.update(params, clipped, state)
+        return loss, grads, new, state
+
+    rows = "(dp,ep)" if h.rows_over_ep else "dp"
+    batch = [ts.tensor(x, mesh=mesh, layout=f"[{BATCH}@{rows}, {SEQ}]") for x in data()]
+    found: Steps = []
+    for _ in range(STEPS):
+        loss, grads, new, state = step(model, state, *batch)
+        model.load_parameters(new)
+        found.append((loss.item(), {k: g.numpy() for k, g in grads.items()}))
+    return found, run
+
+
+@functools.cache
+def alone(name: str) -> Steps:
+    return trained(Hybrid(name))[0]
+
+
+# -- which of them --------------------------------------------------------------------------------
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "program": tuple(PROGRAMS),
+    "dp": (1, 2, 3, 4, 5),
+    "pp": (1, 2, 4),
+    "ep": (1, 2, 3, 4),
+    "cp": (1, 2, 4),
+    "tp": (1, 2, 3, 4),
+    "zero": (0, 1, 2, 3),
+    "zero_axis": ("dp", "ep", "cp"),
+    "schedule": ("", *pipeline.SCHEDULES),
+    "microbatches": (1, 2, 3, 4, 6, 8),
+    "context": ("", "ring", "all_to_all"),
+    "sequence_parallel": (False, True),
+    "recompute": ("", "recompute", "products", "together"),
+    "rows_over_ep": (False, True),
+    "by_cost": (False, True),
+}
+NEEDS = {"pp": ("schedule", "microbatches", "by_cost"), "cp": ("context",),
+         "tp": ("sequence_parallel",), "ep": ("rows_over_ep",)}  # fmt: skip
+SET_ONLY = ("schedule", "microbatches", "context")  # the first is for those that have none
+MESHES = [m for m in itertools.product(*(CHOICES[a] for a in AXES)) if 1 < math.prod(m) <= 8]
+
+
+def legal(h: Hybrid) -> bool:
+    """Whether the program, the schedule and the mesh of `h` go together."""
+    p, shares = PROGRAMS[h.program], h.dp * (h.ep if h.rows_over_ep else 1)
+    return (
+        (h.ep == 1 or (p.experts > 0 and p.experts % h.ep == 0))
+        and (h.pp == 1 or BATCH % (shares * h.microbatches) == 0)
+        and h.stages <= p.layers + 2
+        and (h.schedule != "DualPipeV" or h.microbatches >= 2 * h.pp)
+        and (h.context != "all_to_all" or (p.kv_heads or p.heads) % (h.cp * h.tp) == 0)
+        and (getattr(h, h.zero_axis) > 1 if h.zero else h.zero_axis == "dp")
+    )
+
+
+def drawn(seed: int) -> Iterator[Hybrid]:
+    """Legal hybrids at random, for ever."""
+    rng = random.Random(seed)
+    while True:
+        sizes = dict(zip(AXES, rng.choice(MESHES), strict=True))
+        idle = {k for axis, ks in NEEDS.items() if sizes[axis] == 1 for k in ks}
+        rest = {
+            k: many[0] if k in idle else rng.choice(many[k in SET_ONLY :])
+            for k, many in CHOICES.items()
+            if k not in AXES
+        }
+        h = Hybrid(**sizes, **rest)
+        if legal(h):
+            yield h
+
+
+def traits(h: Hybrid) -> frozenset[Any]:
+    """What `h` has, by ones and by twos."""
+    ones = [(k, getattr(h, k)) for k in CHOICES]
+    return frozenset(ones) | frozenset(itertools.combinations(ones, 2))
+
+
+@functools.cache
+def sample(count: int, seed: int = 4, draws: int = 500) -> list[Hybrid]:
+    """`count` of many that are drawn: each the one with most that those before it have not."""
+    pool = {h: traits(h) for h in itertools.islice(drawn(seed), draws)}
+    found: list[Hybrid] = []
+    for _ in range(count):
+        best = max(pool, key=lambda h: len(pool[h]))
+        found.append(best)
+        new = pool.pop(best)
+        pool = {h: left - new for h, left in pool.items()}
+    return sorted(found, key=lambda h: list(PROGRAMS).index(h.program))

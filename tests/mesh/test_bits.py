@@ -1,0 +1,127 @@
+"""Do bits stay on every fold? What makes the promise runs in processes of its own, because it is
+made before the engine starts; under `fast` the difference must be found and named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def alone(*command: str, devices: int = 8) -> str:
+    """What a process with the promise prints; the test fails where it fails."""
+    env = {**os.environ, "TESSERA_DETERMINISTIC": "1", "TESSERA_DEVICES": str(devices)}
+    done = subprocess.run(
+        [sys.executable, *command], env=env, capture_output=True, text=True, timeout=900, cwd=ROOT,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_every_op_of_the_table_has_one_result_on_every_fold() -> None:
+    assert alone("-m", "tests.mesh.bits_ops").endswith("folds: 0 differ\n\n")
+
+
+def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact() -> None:
+    assert alone("-m", "tests.mesh.bits_properties", devices=12) == "the same bits\n"
+
+
+def test_a_small_proof() -> None:
+    lines = alone("bench/prove.py", "--small", "--steps", "3", "--jobs", "1").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("logical program"))
+    found = [line.split() for line in lines[head + 1 :]]
+    assert {(row[0], row[2]) for row in found} == {
+        (p, d) for p in ("dense", "pipeline", "experts") for d in ("f32", "bf16")
+    }
+    assert all(int(row[3]) > 1 and len(row) == 6 for row in found)
+
+
+MESH = dist.Mesh.parse("dp=8")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 70)).astype(np.float32)
+W = RNG.normal(size=(70, 50)).astype(np.float32)
+
+
+def made() -> tuple[dict[str, ts.Tensor], ts.Tensor]:
+    x = ts.tensor(X, mesh=MESH, layout="[64@dp, 70]")
+    return {"w": ts.tensor(W, mesh=MESH)}, x
+
+
+@ts.jit
+def step(weights: Any, x: Any) -> Any:
+    h = nn.dropout(ts.tanh(x @ weights["w"]), 0.5)
+    loss = (h * h).mean()
+    weights["w"] = weights["w"] - 0.1 * ts.grad(loss, weights["w"])
+    return loss
+
+
+def test_the_first_node_that_differs_is_named() -> None:
+    weights, x = made()
+    state = ts.random.state()
+    report = dist.validate_determinism(step, weights, x)
+    # Eight terms one after the other, or in pairs.
+    assert report.runs == ("the first run", "the second run", "folded onto dp=1")
+    first = report.first
+    assert not report.same and first is not None and first.inside
+    assert (first.run, first.op, first.of) == ("folded onto dp=1", "all_reduce", W.size)
+    assert first.loc.startswith("test_bits.py:") and 0 < first.count < first.of
+    lines = str(report).splitlines()
+    assert lines[0] == (
+        "fast: 2 results of the first run, the second run, folded onto dp=1:"
+        " bits differ first at all_reduce, folded onto dp=1"
+    )
+    assert first.loc in lines[2] and str(first.count) in lines[-1]
+    # It has changed nothing.
+    np.testing.assert_array_equal(weights["w"].numpy(), W)
+    assert ts.random.state() == state
+
+
+def test_what_agrees_is_said_to_agree() -> None:
+    report = dist.validate_determinism(lambda x: x * 2.0, ts.ones((3,)))
+    assert report.same
+    assert str(report) == "fast: 1 results of the first run, the second run: the same bits"
+    exact = ts.tensor(np.arange(64.0), mesh=MESH, layout="[64@dp]")
+    assert dist.validate_determinism(lambda x: x.sum(), exact, onto=2).same
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dist.validate_determinism(3), "the step cannot be 3"),
+        (lambda: dist.validate_determinism(step, *made(), onto=3), "3 is no fold of the mesh"),
+        (
+            lambda: dist.validate_determinism(lambda x: x, ts.ones((2,)), onto=1),
+            "the step has no mesh to fold",
+        ),
+    ],
+    ids=["no function", "no fold", "no mesh"],
+)
+def test_what_it_refuses(call: Any, message: str) -> None:
+    with pytest.raises(ts.TesseraError, match=message):
+        call()
+
+
+VALIDATED = """
+import runpy
+space = runpy.run_path("tests/mesh/test_bits.py")
+from tessera import dist
+print(dist.validate_determinism(space["step"], *space["made"]()))
+"""
+
+
+def test_under_the_promise_all_agree() -> None:
+    assert alone("-c", VALIDATED) == (
+        "mesh_invariant: 2 results of the first run, the second run, folded onto dp=1:"
+        " the same bits\n"
+    )

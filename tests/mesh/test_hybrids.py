@@ -1,0 +1,105 @@
+"""Does a program compute the same wherever its parts lie, and in whatever order they run?
+
+A sample of all combinations, each compared with one device over two steps; what is not supported
+says so before anything runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tessera import pipeline
+from tessera.core.errors import TesseraError
+from tests.mesh.hybrids import BATCH, CHOICES, PROGRAMS, Hybrid, alone, sample, trained
+
+SAMPLE = sample(40)
+# Two parts of a tied weight's gradient come from two stages, each in a layout of its own.
+HYBRIDS = [*SAMPLE, Hybrid("experts6", pp=2, ep=3, zero=3, zero_axis="ep", schedule="ZBV",
+                           microbatches=2)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """What takes time here is to compile hundreds of programs that run once."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def quietly(h: Hybrid) -> Any:
+    with warnings.catch_warnings():  # few microbatches idle, and that is no matter here
+        warnings.simplefilter("ignore", pipeline.PipelineWarning)
+        return trained(h)
+
+
+@pytest.mark.parametrize("h", HYBRIDS, ids=lambda h: h.id)
+def test_as_on_one_device(h: Hybrid) -> None:
+    steps, run = quietly(h)
+    for (loss, grads), (whole_loss, whole) in zip(steps, alone(h.program), strict=True):
+        assert abs(loss - whole_loss) < 1e-4
+        assert grads.keys() == whole.keys()
+        for name, g in whole.items():
+            largest = np.abs(g).max()
+            assert largest > 1e-4, f"{name}: nothing is compared"
+            np.testing.assert_allclose(grads[name], g, rtol=0, atol=1e-4 * largest, err_msg=name)
+    if h.pp > 1:  # and each stage does its part
+        stages = set(range(run.table.stages))
+        for kind in "FB":
+            assert {s for s, k in run.plan.regions if k == kind} == stages
+
+
+def test_the_sample_has_everything() -> None:
+    assert len(set(SAMPLE)) == 40
+    for name, many in CHOICES.items():
+        assert {getattr(h, name) for h in SAMPLE} == set(many), name
+    programs = [(h, PROGRAMS[h.program]) for h in SAMPLE]
+    uneven = {
+        "rows": [h for h, _ in programs if BATCH % h.dp],
+        "stages": [h for h, p in programs if (p.layers + 2) % max(h.stages, 1)],
+        "heads": [h for h, p in programs if p.heads % h.tp],
+        "words": [h for h, p in programs if p.vocab % h.tp],
+        "hidden": [h for h, p in programs if p.hidden % h.tp],
+        "experts": [h for h, p in programs if h.ep > 1 and p.vocab % h.ep],
+        "shards": [h for h, p in programs if h.zero and p.d % getattr(h, h.zero_axis)],
+    }
+    assert all(uneven.values()), [k for k, found in uneven.items() if not found]
+    # Split on one axis, replicated on another that has the batch too.
+    both = [h for h in SAMPLE if h.zero and h.dp > 1 and h.zero_axis != "dp"]
+    assert {h.zero for h in both} and any(h.pp > 1 for h in both)
+    assert max(sum(getattr(h, a) > 1 for a in ("dp", "pp", "ep", "cp", "tp")) for h in SAMPLE) == 3
+
+
+PIPE = Hybrid("even", pp=2, schedule="1F1B", microbatches=4)
+REFUSED = {
+    "moe: 6 rows of experts do not divide over ep of 4": Hybrid("experts6", ep=4),
+    "all_to_all_attention: 3 heads of keys do not divide over 2 devices": Hybrid(
+        "odd", cp=2, context="all_to_all"
+    ),
+    "all_to_all_attention: 2 heads of keys do not divide over 4 devices": Hybrid(
+        "tied", cp=2, tp=2, context="all_to_all"
+    ),
+    "zigzag: a sequence of 16 does not divide into 6 chunks": Hybrid("even", cp=3, context="ring"),
+    "compose: a batch of 24 does not divide into 5 microbatches": replace(PIPE, microbatches=5),
+    "compose: the rows of a batch do not divide into 8 microbatches on each device": replace(
+        PIPE, dp=2, microbatches=8
+    ),
+    "pipeline: DualPipeV on 2 ranks needs 4 microbatches": replace(
+        PIPE, schedule="DualPipeV", microbatches=3
+    ),
+    "compose: 4 functions for 8 stages": replace(PIPE, pp=4, schedule="ZBV"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_not_supported_says_so(message: str) -> None:
+    with pytest.raises(TesseraError) as caught:
+        quietly(REFUSED[message])
+    first, *rest = str(caught.value).splitlines()
+    assert first == message and rest[-1].startswith("  fix")

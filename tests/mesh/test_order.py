@@ -1,0 +1,44 @@
+"""Is a sum over devices, in a fixed order, that of the same tree on one device, bit by bit?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tessera.runtime.devices import start
+from tessera.runtime.order import LARGE, SMALL, chain, ordered_sum, tree
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    ("order", "turns", "dtype"),
+    [
+        ("binary", 1, "float32"),
+        ("binary", 1, "bfloat16"),
+        ("binary", 3, "float32"),
+        ("ring", 2, "float32"),
+    ],
+)
+def test_blocks_of_any_size_give_the_tree(order: str, turns: int, dtype: str, devices: int) -> None:
+    start(8)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    rng = np.random.default_rng(0)
+    terms = []
+    for size in (5, SMALL * devices + 3, LARGE + 3):
+        made = rng.normal(size=(devices * turns, size)) * 10.0 ** rng.integers(-6, 6, (1, size))
+        made[:, :2] = -0.0  # a sum that begins with +0 loses this sign
+        terms.append(jnp.asarray(made, dtype))
+
+    def body(xs: Any) -> Any:
+        return [ordered_sum(list(x), "d", devices, order)[None] for x in xs]
+
+    run = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    for blocks, x in zip(jax.jit(run)(terms), terms, strict=True):
+        total = np.asarray((tree if order == "binary" else chain)(list(x)))
+        for block in np.asarray(blocks):
+            assert block.tobytes() == total.tobytes()

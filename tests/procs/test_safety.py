@@ -1,0 +1,232 @@
+"""Do processes that hold different programs hear of it, and those that wait for one that never
+comes?"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.procs.harness import HEAD, line_of, run_ranks
+
+# Each case is a function that both ranks call; what they raise is collected, and they go on.
+CASES = """
+import json
+CASES = []
+def case(fn):
+    CASES.append(fn)
+
+def run(fn, *args):
+    return ts.jit(fn)(*args)
+
+@case
+def same():
+    def f(x):
+        return ts.tanh(x.sum(0)) @ ts.ones((2, 3))
+    compiled = ts.jit(f)
+    for _ in range(2):
+        y = compiled(X)
+    return compiled.schedule.hash, y.numpy().tolist()
+
+@case
+def elsewhere():
+    if RANK == 0:
+        f = lambda x: x.sum()
+    else:
+        f = lambda x: x.sum()
+    return float(run(f, X).numpy())
+
+@case
+def kind():
+    def f(x):
+        if RANK == 0:
+            y = x.sum(0)  # kind 0
+        else:
+            y = x.max(0)  # kind 1
+        return ts.tanh(y)
+    run(f, X)
+
+@case
+def program():
+    def train(x):
+        return x.sum()  # program 0
+    def check(x):
+        return x.mean()  # program 1
+    run(train if RANK == 0 else check, X)
+
+@case
+def order():
+    def f(x):
+        a, b = x.sum(0), x.max(0)
+        y, z = (a, b) if RANK == 0 else (b, a)
+        return ts.tanh(y) + 2 * ts.tanh(z)  # order 0 # order 1
+    run(f, X)
+
+@case
+def dtype():
+    def f(x):
+        return (x.to(ts.bf16) if RANK else x).sum(0)  # dtype 0 # dtype 1
+    run(f, X)
+
+@case
+def shape():
+    def f(x):
+        return x[:, : 1 + RANK].sum(0)  # shape 0 # shape 1
+    run(f, X)
+
+@case
+def turns():
+    def f(x):
+        for _ in range(1 + RANK):
+            x = ts.tanh(x - x.sum(0))  # turns 0 # turns 1
+        return x
+    run(f, X)
+
+@case
+def missing():
+    def f(x):
+        y = x * 2
+        return y.sum(0) if RANK else y  # missing 1
+    run(f, X)
+
+@case
+def layout():
+    x = X if RANK else dist.redistribute(X, "[4, 2]")  # layout 0
+    run(lambda x: x.sum(0), x)  # layout 1
+
+@case
+def algorithm():
+    def f(x):
+        return x.sum()  # algorithm 0 # algorithm 1
+    schedule(algorithm="ring" if RANK else "tree")(f)(X)
+
+@case
+def again():
+    def f(x):
+        return x.sum() if RANK else x.max()  # again 0 # again 1
+    compiled = ts.jit(f)
+    try:
+        compiled(X)
+    except ts.UsageError:
+        compiled(X)  # what was not agreed on never runs
+
+for fn in CASES:
+    try:
+        found = fn()
+    except ts.TesseraError as error:
+        found = f"{type(error).__name__}: {error}"
+    print(json.dumps([fn.__name__, found]), flush=True)
+# Rank 0 is the coordinator: it leaves last.
+from jax._src import distributed
+distributed.global_state.client.wait_at_barrier("reported", 20_000)
+time.sleep(3 * (RANK == 0))
+sys.stdout.flush()
+os._exit(0)
+"""
+FIX = "run the same function with the same shapes, layouts and options on every rank"
+REDUCE = '%1 = all_reduce %0 axes=("dp",)'
+# By case: the step that differs, and what each rank has there.
+ROWS = {
+    "kind": ("s0", "s0 %1 = sum %0 dims=(0,) : f32[2] +dp",
+             "s0 %1 = max %0 dims=(0,) : f32[2] max dp"),
+    "program": ("s0", f"s1 {REDUCE} : f32[]",
+                "s0 %2 = full dtype=f32 shape=() value=0.125 : f32[]"),
+    "order": ("s1", f"s1 {REDUCE} : f32[2]", f"s1 {REDUCE} : f32[2]"),
+    "dtype": ("s0", "s0 %1 = sum %0 dims=(0,) : f32[2] +dp",
+              "s0 %1 = cast %0 dtype=bf16 : bf16[4@dp, 2]"),
+    "shape": ("s0", "s0 %1 = slice %0 starts=(0, 0) stops=(4, 1) steps=(1, 1) : f32[4@dp, 1]",
+              "s0 %1 = sum %0 dims=(0,) : f32[2] +dp"),
+    "turns": ("s2", "nothing more", "s2 %4 = sum %3 dims=(0,) : f32[2] +dp"),
+    "missing": ("s0", "nothing more", "s0 %3 = sum %2 dims=(0,) : f32[2] +dp"),
+    "layout": ("s0", 's0 %1 = all_gather %0 axes=("dp",) dim=0 : f32[4, 2]',
+               "s0 %1 = sum %0 dims=(0,) : f32[2] +dp"),
+    "algorithm": ("s1", f's1 {REDUCE} algorithm="tree" : f32[]',
+                  f's1 {REDUCE} algorithm="ring" : f32[]'),
+    "again": ("s0", "s0 %1 = max %0 dims=(0, 1) : f32[] max dp",
+              "s0 %1 = sum %0 dims=(0, 1) : f32[] +dp"),
+}  # fmt: skip
+NAMES = {"program": "train", "layout": "redistribute"}
+
+
+def at(mark: str) -> str:
+    """` at prog.py:N` of the line that has `# mark`."""
+    lines = (HEAD + CASES).split("\n")
+    (n,) = [i for i, line in enumerate(lines, 1) if f"# {mark}" in line]
+    return f" at prog.py:{n}"
+
+
+NEVER = """
+from tessera.core.context import put
+put(executor="EXECUTOR")
+
+@ts.jit
+def step(x):
+    return x.sum(0)  # sum
+
+def go():
+    for turn in range(5):
+        if RANK == 1 and turn == 3:
+            time.sleep(40)  # asleep
+        y = step(X)
+        y.numpy()
+    print("done")
+
+go()
+"""
+
+
+def test_processes_that_differ_are_named_and_nothing_runs(tmp_path: Path) -> None:
+    ended = run_ranks(CASES, tmp_path)
+    assert [e.code for e in ended] == [0, 0], [e.out + e.err for e in ended]
+    first, second = ([json.loads(line) for line in e.out.splitlines()] for e in ended)
+    assert first == second
+    found = dict(first)
+    code, total = found.pop("same")
+    assert re.fullmatch(r"[0-9a-f]{16}", code) and total == [2.0] * 3
+    assert found.pop("elsewhere") == 28.0
+    assert found.keys() == ROWS.keys()
+    for name, (step, *said) in ROWS.items():
+        rows = [
+            text + ("" if text == "nothing more" else at(f"{name} {r}"))
+            for r, text in enumerate(said)
+        ]
+        place = re.search(r"of the (\d+th|3rd) program", found[name])
+        assert place is not None
+        assert found[name] == (
+            f"UsageError: processes hold different schedules: step {step} {place[0]},"
+            f" {NAMES.get(name, 'f')}, differs\n  rank 0 : {rows[0]}\n  rank 1 : {rows[1]}\n"
+            f"  fix    : {FIX}"
+        )
+
+
+def never(executor: str, folder: Path) -> str:
+    ended = run_ranks(NEVER.replace("EXECUTOR", executor), folder,
+                      TESSERA_COLLECTIVE_LIMIT="2", limit_s=30)  # fmt: skip
+    assert ended[0].code == 1, ended[0].out + ended[0].err
+    assert ended[0].took_s < 25
+    return ended[0].err
+
+
+def test_who_never_arrives_is_named_fused(tmp_path: Path) -> None:
+    err = never("fused", tmp_path)
+    at = line_of("sum", NEVER)
+    assert "step: a collective took longer than 2 s: rank 1 did not arrive" in err
+    asleep = line_of("asleep", NEVER)
+    assert f"rank 1 : did last step: one all_reduce at {at}; now at {asleep}" in err
+    assert f"rank 0 : at step: one all_reduce at {at}" in err
+    (dump,) = tmp_path.glob("tessera-flight-0-*.json")
+    told = json.loads(dump.read_text())
+    assert told["missing"] == [1] and told["stuck"]["place"] == 5
+    shown = subprocess.run(
+        [sys.executable, "-m", "tessera.launch.cli", "flight", str(dump)],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert "rank 1 did not arrive" in shown and at in shown
+
+
+def test_who_never_arrives_is_named_step_by_step(tmp_path: Path) -> None:
+    err = never("stepped", tmp_path)
+    assert "rank 1 did not arrive" in err
+    assert re.search(r"rank 0 : at s\d of step: ", err)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,11 @@ def test_a_pipelined_run_shows_who_does_what_when(
     text = capsys.readouterr().out
     assert "rank 0 │ F0 F1 .  .  B0 ─  F2 B1 ─  F3 B2 ─  .  B3 ─" in text
     assert "stage 1 on devices 1, 3, 5, 7: " in text
+    # What a stage holds is what its column of the peak says, in the order of the stages.
+    held = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes of weights", text)]
+    column = re.search(r"planned peak of a step.*?weights +([\d.]+) KiB +([\d.]+) KiB", text, re.S)
+    assert column is not None
+    assert [float(k) for k in column.groups()] == pytest.approx([b / 1024 for b in held], abs=0.1)
     assert "send         pp" in text
     assert (folder / "pipeline.svg").read_text().startswith("<svg")
     assert "pipeline=1F1B microbatches=4" in (folder / "schedule.txt").read_text()

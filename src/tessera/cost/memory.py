@@ -149,16 +149,22 @@ def stage_plans(
     *,
     widens: bool = True,
 ) -> dict[Mesh, MemoryPlan]:
-    """The memory of each slice of the mesh that `schedule` runs on, at that slice's own peak.
+    """The memory of each slice of the mesh that `schedule` runs on, in the order of the stages, at
+    that slice's own peak.
 
     Between steps are the buffers, whose lifetimes are in the schedule; a running step adds what it
     needs inside. The other arguments are as in `memory_plan`.
     """
     gradients = list(gradients)
-    found = (s.graph.mesh for s in schedule.steps)
-    slices = dict.fromkeys(m for m in found if m is not None and m != schedule.mesh)
+    ranks: dict[Mesh, int] = {}
+    last = len(schedule.steps)  # of a slice that nothing runs on; a send has its source's stage
+    for s in schedule.steps:
+        m = s.graph.mesh
+        if m is not None and m != schedule.mesh:
+            ranks[m] = min(ranks.get(m, last), last if s.stream == SEND else s.stage)
+    slices = sorted(ranks, key=ranks.__getitem__)
     if not slices and schedule.mesh is not None:
-        slices = {schedule.mesh: None}
+        slices = [schedule.mesh]
     inside = {
         g: Liveness(of_graph(g), widens, fresh=True).peak for g in {s.graph for s in schedule.steps}
     }

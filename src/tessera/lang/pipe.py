@@ -292,17 +292,19 @@ class Pipe:
             [n for n in p if n in forward and n.op != "input" and n not in free] for p in spans
         ]
 
-        def costs(parts: list[list[Node]]) -> list[float]:
-            """The work of a microbatch that falls to each part: the gradients too, and the loss."""
+        used = reachable(n for n in graph.nodes if n in micro and n not in late)
+
+        def shares(parts: list[list[Node]]) -> list[list[Node]]:
+            """What falls to each part in a microbatch: gradients too, and the loss."""
             marked = {n: i for i, part in enumerate(parts) for n in part}
             found = stage_numbers(graph.nodes, marked, origins, len(parts) - 1, free)
-            out = [0.0] * len(parts)
+            out: list[list[Node]] = [[] for _ in parts]
             for n, i in found.items():
-                if n in micro and n not in late:
-                    out[i] += _flops([n])
+                if n in used:
+                    out[i].append(n)
             return out
 
-        groups = self._groups(parts, table.stages, state, costs)
+        groups = self._groups(parts, table.stages, state, shares)
         resting = state.resting | {
             n for t, n in recorder.captured if t.mesh in (state.mesh, state.given)
         }
@@ -355,7 +357,7 @@ class Pipe:
         parts: list[list[Node]],
         count: int,
         state: PipeState,
-        costs: Callable[[list[list[Node]]], list[float]],
+        shares: Callable[[list[list[Node]]], list[list[Node]]],
     ) -> list[list[Node]]:
         """The nodes of each of `count` stages."""
         if len(parts) == 1:
@@ -368,18 +370,19 @@ class Pipe:
                 fix="give a part for each stage, or a smaller axis; one function is cut where one"
                 " value passes",
             )
-        work = costs(parts)
-        starts = balanced(work, count)
-        ends = [*starts[1:], len(parts)]
-        self.balance = [sum(work[a:b]) for a, b in zip(starts, ends, strict=True)]
-        self.sizes = [b - a for a, b in zip(starts, ends, strict=True)]
-        groups = [[n for p in parts[a:b] for n in p] for a, b in zip(starts, ends, strict=True)]
+        every = shares(parts)
+        starts = balanced(list(map(_flops, every)), count)
+        spans = list(zip(starts, [*starts[1:], len(parts)], strict=True))
+        self.sizes = [b - a for a, b in spans]
+        work = [[n for p in every[a:b] for n in p] for a, b in spans]
+        self.balance = list(map(_flops, work))
+        other = {*state.batch, *state.sums, *state.ahead}
         self.weight_bytes = [
-            sum(a.type.local_bytes for a in {a for n in g for a in n.args}
-                if a.op == "input" and a not in state.batch)
-            for g in groups
+            sum(a.type.local_bytes for a in {a for n in nodes for a in n.args}
+                if a.op == "input" and a.type.dtype.is_float and a not in other)
+            for nodes in work
         ]  # fmt: skip
-        return groups
+        return [[n for p in parts[a:b] for n in p] for a, b in spans]
 
 
 def _outside() -> int:

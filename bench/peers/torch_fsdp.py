@@ -1,4 +1,4 @@
-"""One process of PyTorch's side of `bench/fsdp.py`: the GPT of `torch_ddp.py` under FSDP2 or DDP.
+"""One process of PyTorch's side of `bench/fsdp.py`: the GPT of `torch_gpt.py` under FSDP2 or DDP.
 
 It has one thread, takes its weights and tokens from a file that `bench/fsdp.py` has written, and
 does one step for each line that it reads.
@@ -18,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 import torch.distributed as dist
-from peers.torch_ddp import GPT, WAIT_S
+from peers.torch_gpt import GPT
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from turns import serve
+
+WAIT_S = 60.0
 
 
 def load(gpt: GPT, given: dict[str, np.ndarray]) -> None:

@@ -21,6 +21,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
+def record_text(program: str, step: str, what: str, at: str) -> str:
+    """What a rank did, in words.
+
+    >>> record_text("train", "s3", "all_reduce", "train.py:7")
+    's3 of train: all_reduce at train.py:7'
+    """
+    return (f"{step} of " if step else "") + f"{program}: {what}" + (f" at {at}" if at else "")
+
+
 def nth(n: int) -> str:
     """An ordinal number.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError, fail
-from ..core.words import nth, ranks_text
+from ..core.words import nth, ranks_text, record_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -121,5 +121,4 @@ def _open(dump: Dump, r: Mapping[str, Any]) -> str:
 
 
 def _what(r: Mapping[str, Any]) -> str:
-    step = f"{r['step']} of " if r["step"] else ""
-    return f"{step}{r['program']}: {r['what']}" + (f" at {r['at']}" if r["at"] else "")
+    return record_text(r["program"], r["step"], r["what"], r["at"])

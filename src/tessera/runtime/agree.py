@@ -86,7 +86,7 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
     what = f"the {nth(k)} program is compared"
     record = flight().begin(schedule.name, "", what, "", key, 0)
     try:
-        client.key_value_set(f"{path}/hash/{me}", schedule.hash)
+        client.key_value_set_bytes(f"{path}/hash/{me}", schedule.hash.encode())
         hashes = _gather(path + "/hash/", key, limit_s)
         if hashes is None:
             raise flight().late(record, limit_s)
@@ -118,32 +118,28 @@ def _gather(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str]
         text = _get(f"{prefix}{rank}", end_s)
         if text is None:
             return None
-        found[rank] = text
+        found[rank] = text.decode()
     return found
 
 
 def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str] | None:
     """The schedules by their hashes, each from the first rank that has it."""
-    client, end_s = service(), time.monotonic() + limit_s
+    end_s = time.monotonic() + limit_s
     found: dict[str, str] = {}
     for rank, name in hashes.items():
         if name not in found:
-            left_ms = max(int((end_s - time.monotonic()) * 1000), 1)
-            try:
-                packed = client.blocking_key_value_get_bytes(f"{prefix}{rank}", left_ms)
-            except RuntimeError as error:
-                if "DEADLINE_EXCEEDED" in str(error):
-                    return None
-                raise
+            packed = _get(f"{prefix}{rank}", end_s)
+            if packed is None:
+                return None
             found[name] = zlib.decompress(packed).decode()
     return found
 
 
-def _get(key: str, end_s: float) -> str | None:
-    client = service()
+def _get(key: str, end_s: float) -> bytes | None:
+    """What stands under `key`; None where nothing does in time."""
     try:
         left_ms = max(int((end_s - time.monotonic()) * 1000), 1)
-        return str(client.blocking_key_value_get(key, left_ms))
+        return bytes(service().blocking_key_value_get_bytes(key, left_ms))
     except RuntimeError as error:
         if "DEADLINE_EXCEEDED" in str(error):
             return None

@@ -28,7 +28,7 @@ from jax._src import distributed
 from ..core import switches
 from ..core.context import settings
 from ..core.errors import BackendError, caller, fail
-from ..core.words import ranks_text
+from ..core.words import ranks_text, record_text
 
 Array = Any
 VERSION = 1
@@ -67,9 +67,7 @@ class Record:
         return {k: getattr(self, k) for k in (*names, "error")} | {"group": list(self.group)}
 
     def text(self) -> str:
-        where = f" at {self.at}" if self.at else ""
-        step = f"{self.step} of " if self.step else ""
-        return f"{step}{self.program}: {self.what}{where}"
+        return record_text(self.program, self.step, self.what, self.at)
 
 
 class Flight:
@@ -260,10 +258,9 @@ def _last(told: dict[str, Any]) -> str:
     if not records:
         return state or "came to no collective yet"
     r = records[-1]
-    step = f"{r['step']} of " if r["step"] else ""
-    at = f" at {r['at']}" if r["at"] else ""
     how = f"raised {r['error']}" if r["error"] else "did last" if r["end_s"] else "is in"
-    return f"{how} {step}{r['program']}: {r['what']}{at}" + (f"; {state}" if state else "")
+    said = record_text(r["program"], r["step"], r["what"], r["at"])
+    return f"{how} {said}" + (f"; {state}" if state else "")
 
 
 def write_dump(

@@ -1,16 +1,18 @@
 """Do the bits depend on how many devices computed them, or in which order? One logical program on
 many placements.
 
-`make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT on
-dp × tp, the same in microbatches on dp × pp, one with experts on dp × ep. Each runs unfolded, and
-folded axis by axis down to one device, with ZeRO stages, step by step, with overlap and buckets,
-with recomputing, by several pipeline schedules. It prints the SHA-256 of the weights and of all
-losses in full precision, in f32 and in bf16, and fails unless each program has one of each.
+`make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT with
+experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp; others with experts on
+dp × ep, or with sequences over cp. Each runs unfolded, and folded axis by axis down to one device,
+with ZeRO stages, step by step, with overlap and buckets, with recomputing, by several pipeline
+schedules. It prints the SHA-256 of the weights and of all losses in full precision, in f32 and in
+bf16, and fails unless each program has one of each.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 import time
@@ -38,19 +40,26 @@ SCHEDULES = ("GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "backwards")
 
 @dataclass(frozen=True)
 class Program:
-    """A logical program: its mesh and what its model is made with."""
+    """A logical program: its mesh and what its model is made with. `experts` lie over the axis
+    `over`."""
 
     mesh: str
-    layers: int = 2
     experts: int = 0
+    over: str = "ep"
     capacity: float | None = None
+    context: str | None = None
+
+    @property
+    def axes(self) -> list[str]:
+        return [part.split("=")[0] for part in self.mesh.split(",")]
 
 
 PROGRAMS = {
+    "whole": Program("dp=2,pp=2,tp=2", experts=4, over="dp", capacity=1.25),
     "dense": Program("dp=2,tp=2"),
-    "pipeline": Program("dp=2,pp=2"),
     "experts": Program("dp=2,ep=2", experts=4, capacity=1.25),
     "dropless": Program("dp=2,ep=2", experts=4),
+    "ring": Program("dp=2,cp=2", context="ring"),
 }
 
 
@@ -67,7 +76,7 @@ class Placement:
     pipe: str = ""  # the schedule of a pipeline
 
     def __str__(self) -> str:
-        said = [f"{self.program:9} {self.onto:10}", f"ZeRO-{self.zero}"]
+        said = [f"{self.program:8} {self.onto:14}", f"ZeRO-{self.zero}"]
         said.append(self.pipe or self.schedule.text() or self.executor)
         return "  ".join(said + ["recompute"] * self.recompute)
 
@@ -76,43 +85,46 @@ Row = tuple[Placement, str]  # and the dtype
 
 
 def folds(program: str) -> list[str]:
-    """The mesh as it is, then folded along either axis, then along both."""
-    names = [part.split("=")[0] for part in PROGRAMS[program].mesh.split(",")]
-    return [f"{names[0]}={i},{names[1]}={j}" for i in (2, 1) for j in (2, 1)]
+    """The mesh as it is, then folded along some axes, then along all of them."""
+    axes = PROGRAMS[program].axes
+    return [
+        ",".join(f"{a}={n}" for a, n in zip(axes, sizes, strict=True))
+        for sizes in itertools.product((2, 1), repeat=len(axes))
+    ]
 
 
 def placements(small: bool) -> Iterator[Placement]:
     if small:
+        yield Placement("whole", "dp=2,pp=2,tp=2", pipe="1F1B")
+        yield Placement("whole", "dp=1,pp=1,tp=1", 2, pipe="backwards")
         yield Placement("dense", "dp=2,tp=2", 3, schedule=BUCKETS)
         yield Placement("dense", "dp=1,tp=1", 1, recompute=True)
-        yield Placement("pipeline", "dp=2,pp=2", pipe="1F1B")
-        yield Placement("pipeline", "dp=1,pp=1", pipe="backwards")
         yield Placement("experts", "dp=2,ep=2")
-        yield Placement("experts", "dp=1,ep=1", 3)
+        yield Placement("experts", "dp=1,ep=1", 3, recompute=True)
         return
+    for i, onto in enumerate(folds("whole")):
+        for k, zero in enumerate((0, 3)):
+            yield Placement("whole", onto, zero, pipe=SCHEDULES[(2 * i + k) % len(SCHEDULES)])
+        yield Placement("whole", onto, 1 + i % 2, pipe="1F1B", recompute=True)
     for onto in folds("dense"):
         for zero in (0, 1, 2, 3):
             yield Placement("dense", onto, zero)
         yield Placement("dense", onto, 3, "stepped")
         yield Placement("dense", onto, 2, schedule=BUCKETS)
         yield Placement("dense", onto, 1, recompute=True)
-    for onto in folds("pipeline"):
-        for pipe in SCHEDULES:
-            yield Placement("pipeline", onto, pipe=pipe)
-        yield Placement("pipeline", onto, 2, pipe="1F1B", recompute=True)
     for onto in folds("experts"):
-        yield Placement("experts", onto)
         yield Placement("experts", onto, 3)
-    yield Placement("experts", "dp=1,ep=2", 1, recompute=True)
-    for onto in ("dp=2,ep=2", "dp=2,ep=1", "dp=1,ep=1"):
+        yield Placement("experts", onto, 1, recompute=True)
         yield Placement("dropless", onto, 1)
+    for i, onto in enumerate(folds("ring")):
+        yield Placement("ring", onto, i, recompute=i % 2 == 1)
 
 
 def in_bf16(p: Placement) -> bool:
     """Whether a placement runs in bf16 too."""
-    if p.pipe:
-        return p.pipe in ("1F1B", "ZB-H1", "backwards")
-    return p.recompute or p.zero in (0, 3) or p.program == "dropless"
+    if p.program == "whole":
+        return p.recompute
+    return p.program != "dense" or p.recompute or p.zero in (0, 3)
 
 
 def backwards(rank: int, ranks: int, microbatches: int) -> list[str]:
@@ -122,12 +134,12 @@ def backwards(rank: int, ranks: int, microbatches: int) -> list[str]:
 
 
 def plan_of(p: Placement) -> Any:
-    plan = dist.strategy("data_parallel")
-    if p.program == "dense":
+    program, plan = PROGRAMS[p.program], dist.strategy("data_parallel")
+    if "tp" in program.axes:
         plan = plan + dist.strategy("tensor_parallel")
-    if PROGRAMS[p.program].experts:
+    if program.experts:
         rules = [(r"(up|gate|down)$", -3)]
-        plan = plan + dist.strategy("tensor_parallel", "ep", rules=rules)
+        plan = plan + dist.strategy("tensor_parallel", program.over, rules=rules)
     if p.zero:
         plan = plan + dist.strategy("zero_redundancy_optimizer", stage=p.zero)
     return plan
@@ -141,9 +153,9 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (steps, BATCH, SEQ + 1)).astype(np.int32)
     config = nn.GPTConfig(
-        VOCAB, SEQ, 32, program.layers, 4, positions="rotary", norm="rms", dropout=0.1, loop=False,
+        VOCAB, SEQ, 32, 2, 4, positions="rotary", norm="rms", dropout=0.1, loop=False,
         remat=p.recompute, experts=program.experts, capacity=program.capacity,
-        stacked=not p.pipe,
+        context=program.context, stacked=not p.pipe,
     )  # fmt: skip
     model = dist.place(nn.GPT(config), plan, mesh)
     rate = optim.warmup_cosine(1e-2, 2, steps + 1, end=1e-3, start=1e-3)

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "recast": "test_local.py",
     "axis_index": "test_local.py",
     "permute": "test_local.py",
+    "broadcast": "test_local.py",
     "cond": "test_local.py",
 }
 
@@ -218,7 +219,7 @@ row("reshape", real(3, 4, 2), shape=(3, 8), free=True, tag="merge",
     expect=lambda x: np.concatenate([x[:, i] for i in range(4)], 1))  # fmt: skip
 row("transpose", real(3, 4, 8), perm=(2, 0, 1), free=True,
     expect=lambda x: np.einsum("abc->cab", x))  # fmt: skip
-row("broadcast", real(5, 1), shape=(3, 5, 8), free=True,
+row("broadcast_to", real(5, 1), shape=(3, 5, 8), free=True,
     expect=lambda x: np.ones((3, 5, 8)) * x)  # fmt: skip
 row("slice", real(5, 8), starts=(1, 2), stops=(4, 8), steps=(1, 3), free=True,
     expect=lambda x: x[[1, 2, 3]][:, [2, 5]])  # fmt: skip

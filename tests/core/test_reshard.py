@@ -242,11 +242,11 @@ def test_a_broadcast_is_made_where_it_is_wanted(
 ) -> None:
     build = Builder()
     x = build.input(on_mesh(src), "x")
-    big = build("broadcast", x, shape=shape)
+    big = build("broadcast_to", x, shape=shape)
     there = build.redistribute(big, on_mesh(to), "test")
     graph = build.graph([there])
     verify(graph)
-    assert there.op == "broadcast" and there.type is on_mesh(to)
+    assert there.op == "broadcast_to" and there.type is on_mesh(to)
     moves = [n for n in simplify(graph).nodes if n.op in KINDS]
     assert [n.op for n in moves] == kinds
     assert all(n.type.size == x.type.size for n in moves), "only the small value moves"
@@ -256,7 +256,7 @@ def test_a_broadcast_is_made_where_it_is_wanted(
 
 def test_a_broadcast_into_open_sums_is_planned_as_any_value() -> None:
     build = Builder()
-    big = build("broadcast", build.input(on_mesh("f32[1]"), "x"), shape=(8,))
+    big = build("broadcast_to", build.input(on_mesh("f32[1]"), "x"), shape=(8,))
     there = build.redistribute(big, on_mesh("f32[8] +dp"))
     assert there.op == "to_partial"
 
@@ -264,7 +264,7 @@ def test_a_broadcast_into_open_sums_is_planned_as_any_value() -> None:
 def test_the_layout_of_a_broadcast_yields_to_its_argument() -> None:
     build = Builder()
     x = build.input(on_mesh("f32[6@dp]"), "x")
-    made = build("broadcast", x, shape=(8, 6), layout=on_mesh("f32[8@(dp,tp), 6]"))
+    made = build("broadcast_to", x, shape=(8, 6), layout=on_mesh("f32[8@(dp,tp), 6]"))
     assert made.type.text == "f32[(2·4@tp), 6@dp]"
     graph = build.graph([made])
     verify(graph)

@@ -203,13 +203,16 @@ def test_folded_meshes_and_promised_bits_leave_it_to_the_engine() -> None:
         with schedule_of("cheapest"):
             s = graph.trace(body, X, W).schedule
         assert {name for _, name in chosen(s)} == {"engine"}
+        with schedule_of({"all_gather": "ring"}):  # which adds nothing up
+            s = graph.trace(body, X, W).schedule
+        assert {("all_gather", "ring"), ("all_reduce", "engine")} <= {*chosen(s)}
     mesh = MESH.fold(onto={"tp": 2})
     g = simplify(graph.trace(lambda x: ts.tanh(x), parse_type("f32[64] +tp", mesh)))
     o = options(algorithm="ring")
     assert chosen(algorithms(build_schedule(g, o), o)) == [("all_reduce", "engine")]
 
 
-def schedule_of(name: str) -> Any:
+def schedule_of(name: str | dict[str, str]) -> Any:
     from tessera.core.context import replaced
 
     return replaced(schedule=options(algorithm=name, topology="h100"))

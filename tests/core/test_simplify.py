@@ -152,7 +152,7 @@ X = "f32[8@dp, 4]"
         (lambda b, x: b("reshape", x, shape=(8, 4)), []),
         (lambda b, x: b("reshape", b("reshape", x, shape=(32,)), shape=(8, 4)), []),
         (lambda b, x: b("reshape", b("reshape", x, shape=(32,)), shape=(4, 8)), ["reshape"]),
-        (lambda b, x: b("broadcast", x, shape=(8, 4)), []),
+        (lambda b, x: b("broadcast_to", x, shape=(8, 4)), []),
         (lambda b, x: b("cast", x, dtype=f32), []),
         (lambda b, x: b("cast", b("cast", x, dtype=bf16), dtype=f32), ["cast", "cast"]),
         (lambda b, x: b("cast", b("cast", b("cast", x, dtype=bf16), dtype=f32), dtype=bf16),
@@ -180,7 +180,7 @@ X = "f32[8@dp, 4]"
          ["all_gather", "slice"]),
         (lambda b, x: b("pad", x, starts=(0, 0), steps=(1, 1), shape=(8, 4)), []),
         (lambda b, x: b("concat", x, dim=0), []),
-        (lambda b, x: b("mul", x, b("broadcast", b("reshape", full(b, 1.0), shape=(1, 1)),
+        (lambda b, x: b("mul", x, b("broadcast_to", b("reshape", full(b, 1.0), shape=(1, 1)),
                                     shape=(8, 4))), []),
         (lambda b, x: b("mul", x, b("cast", full(b, 1.0, dtype=bf16), dtype=f32)), []),
         (lambda b, x: b("mul", x, b("cast", full(b, 1, dtype=int32), dtype=f32)),
@@ -275,7 +275,7 @@ def programs(draw: st.DrawFn) -> tuple[Graph, list[Any]]:
                 made = b.redistribute(x, draw(layouts(mesh, shape)), "test")
             case "sum":
                 total = b("reshape", b("sum", x, dims=(0,)), shape=(1, 4))
-                made = b("broadcast", total, shape=shape)
+                made = b("broadcast_to", total, shape=shape)
             case op:
                 made = b(op, x, y)
         values.append(made)

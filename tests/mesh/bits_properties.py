@@ -13,15 +13,19 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera import dist, graph
 from tessera.core import reshard
+from tessera.core.context import replaced
 from tessera.core.dtypes import bf16, f32
 from tessera.core.layout import Factor, TensorType, plain
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
+from tessera.ir.schedule.algorithms import FLAT
 from tessera.ir.schedule.stages import on_mesh
 from tessera.lang.engine import engine
+from tessera.lang.scheduling import options
 
 SIZES = (2, 3, 4, 6)
 DIMS = (1, 3, 4, 6, 8, 12)
+MOVES = ("all_gather", "all_to_all", "broadcast")
 Draw = Any
 
 
@@ -151,11 +155,13 @@ BOUND = settings(
 @BOUND
 @given(st.data())
 def bits_stay(data: Any) -> None:
-    """Float data has the same bits on all folds."""
+    """Float data has the same bits on all folds, and by whatever tables data is moved."""
     mesh = data.draw(meshes())
     grown = Grown(data.draw, mesh, whole=False)
     g = grown.graph()
-    with dist.deterministic(data.draw(st.sampled_from(("binary", "ring")))):
+    moves = options(algorithm=dict.fromkeys(MOVES, data.draw(st.sampled_from(("engine", *FLAT)))))
+    order = data.draw(st.sampled_from(("binary", "ring")))
+    with dist.deterministic(order), replaced(schedule=moves):
         found = {m.physical.text(): run(g, grown.values, m) for m in data.draw(folds(mesh))}
     first = next(iter(found.values()))
     for where, outs in found.items():

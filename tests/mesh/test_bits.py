@@ -42,7 +42,7 @@ def test_a_small_proof() -> None:
     head = next(i for i, line in enumerate(lines) if line.startswith("logical program"))
     found = [line.split() for line in lines[head + 1 :]]
     assert {(row[0], row[2]) for row in found} == {
-        (p, d) for p in ("dense", "pipeline", "experts") for d in ("f32", "bf16")
+        (p, d) for p in ("whole", "dense", "experts") for d in ("f32", "bf16")
     }
     assert all(int(row[3]) > 1 and len(row) == 6 for row in found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -32,6 +33,22 @@ def test_the_engine_gives_what_the_devices_would(case: Case) -> None:
     far = x.astype(np.float64)
     slope = (expected(case, far + eps * step) - expected(case, far - eps * step)) / (2 * eps)
     np.testing.assert_allclose((g.numpy() * step).sum(), (slope * c).sum(), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("onto", ["dp=2,tp=2", "dp=1,tp=2", "dp=2,tp=1", "dp=1,tp=1"])
+@pytest.mark.parametrize("root", range(4))
+def test_a_broadcast_changes_no_bit(root: int, onto: str) -> None:
+    """Of a negative zero or a NaN neither, wherever the places lie."""
+    mesh = MESH.fold(onto)
+    odd = np.array([-0.0, np.nan, -np.inf, 1e-42], np.float32)
+    x = np.concatenate([np.full((1, 4), i, np.float32) for i in range(4)])
+    x[root] = odd
+    for dtype in (np.float32, ml_dtypes.bfloat16, np.bool_, np.int32):
+        with np.errstate(invalid="ignore"):
+            given = x.astype(dtype)
+        sent = op.kernel(lambda v: dist.broadcast(v, ("dp", "tp"), root=root))
+        got = sent(ts.tensor(given, mesh=mesh, layout="[4@(dp,tp), 4]"))
+        assert got.numpy().tobytes() == given[root].tobytes() * (got.shape[0])
 
 
 def test_only_the_owner_does_the_work() -> None:

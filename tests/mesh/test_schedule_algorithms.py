@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, schedule
+from tessera import dist, graph, op, schedule
 from tessera.core.context import replaced
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.schedule.algorithms import FLAT
@@ -29,7 +29,8 @@ ROWS = [
 
 
 def step(x: ts.Tensor, w: ts.Tensor) -> Any:
-    """Every collective: all_reduce, reduce_scatter, all_gather, all_to_all, two axes, a loop."""
+    """Every collective: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, two axes, a
+    loop."""
     h = x @ w
     moved = dist.redistribute(x, "[12, 24@dp]")
     rows = ts.scan(lambda c, r: (c + r @ w, ()), ts.zeros((24,), dtype=x.dtype), x)[0]
@@ -39,11 +40,12 @@ def step(x: ts.Tensor, w: ts.Tensor) -> Any:
         "sum": (x @ w).sum(),
         "most": x.max(0),
         "scattered": dist.redistribute(x @ w, "[12@dp, 24@tp]"),
+        "sent": op.kernel(lambda v: dist.broadcast(v, ("dp", "tp"), root=1))(x),
         "rows": rows,
     }
 
 
-KEYS = ("product", "moved", "sum", "most", "scattered", "rows")
+KEYS = ("product", "moved", "sum", "most", "scattered", "sent", "rows")
 
 
 def inputs(sizes: dict[str, int], dtype: str) -> tuple[ts.Tensor, ts.Tensor]:

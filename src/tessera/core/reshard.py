@@ -48,7 +48,7 @@ def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType)
             return 2 * (n - 1) * src.local_bytes // n
         case "all_to_all":
             return (n - 1) * src.local_bytes // n
-        case "permute":
+        case "permute" | "broadcast":
             return src.local_bytes
         case _:
             return 0

@@ -22,7 +22,7 @@ VIEWS = frozenset({
 })  # fmt: skip
 # Computed wherever they are read: what only moves or makes elements, and cheap arithmetic.
 MOVES = frozenset({
-    "axis_index", "broadcast", "cast", "flip", "full", "iota", "pad", "shard", "slice",
+    "axis_index", "broadcast_to", "cast", "flip", "full", "iota", "pad", "shard", "slice",
     "to_partial", "transpose", "unstack",
 })  # fmt: skip
 CHEAP = frozenset({

@@ -32,6 +32,7 @@ from .literal import (
     rank_along,
     reduced,
     scattered,
+    sent,
     view_now,
 )
 from .record import current
@@ -148,7 +149,7 @@ def broadcast(x: Any, axis: str | Sequence[str], root: int = 0) -> Any:
         if not own:
             return t
         key = ("broadcast", own, root)
-        return ranks.issue(key, t, lambda block: reduced(only(block, own, root), own, "sum"))
+        return ranks.issue(key, t, lambda block: sent(block, own, root))
 
     root = _place("broadcast", root, axis)
     return _each("broadcast", x, send)

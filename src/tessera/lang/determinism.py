@@ -22,9 +22,9 @@ KEPT = {
         "stop_gradient sub tanh where"
     ),
     "it moves or chooses and adds nothing up": (
-        "all_gather all_to_all argmax argmin argsort axis_index broadcast concat flip item max min "
-        "pad permute recast reshape shard slice take take_along to_mesh to_partial top_k transpose "
-        "unstack"
+        "all_gather all_to_all argmax argmin argsort axis_index broadcast broadcast_to concat flip "
+        "item max min pad permute recast reshape shard slice take take_along to_mesh to_partial "
+        "top_k transpose unstack"
     ),
     "sums in an order of their own (runtime/order.py)": (
         "all_reduce contract cumsum prod reduce_scatter slogdet sum"

@@ -70,6 +70,16 @@ def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
     return symbolic(recorder.builder.redistribute(node, gathered(node.type, axes)), recorder)
 
 
+def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
+    """The block of the device at `root` along `axes`, on each of them."""
+    recorder = recorder_now()
+    done = completed(x.type, [a for a in axes if a in x.type.partial_axes])
+    x = each_own(functions.relayout(x, done), axes)
+    if not set(axes) & set(x.type.per):  # axes of one device each
+        return x
+    return symbolic(recorder.builder("broadcast", recorder.node(x), axes=axes, root=root), recorder)
+
+
 def only(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
     """`x` on the device at `root` along `axes`, zeros on the others."""
     here = rank_along(axes) == root

@@ -112,7 +112,7 @@ def keys(count: int) -> Tensor:
     word = [emit("slice", key, starts=(i,), stops=(i + 1,), steps=(1,)) for i in (0, 1)]
     number = emit("add", emit("iota", dtype=uint32, shape=(count,), dim=0), scalar(first, uint32))
     stream = emit("bit_xor", word[1], emit("mul", number, scalar(GOLDEN, uint32)))
-    pair = (emit("broadcast", word[0], shape=(count,)), stream)
+    pair = (emit("broadcast_to", word[0], shape=(count,)), stream)
     return emit("concat", *(functions.reshape(w, (count, 1)) for w in pair), dim=1)
 
 

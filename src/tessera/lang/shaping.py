@@ -92,7 +92,7 @@ def swap(x: Like, a: int, b: int) -> Tensor:
 def broadcast_to(x: Like, shape: Sequence[int]) -> Tensor:
     t = as_tensor(x)
     new = sizes("broadcast_to", shape)
-    return t if new == t.shape else emit("broadcast", t, shape=new)
+    return t if new == t.shape else emit("broadcast_to", t, shape=new)
 
 
 def concat(xs: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -24,7 +24,7 @@ from .probe import Array, Run, Spot, measured, outside, recorded, results, run_o
 from .statistics import table
 
 # What a layout or a dtype may add to a program without changing what it computes.
-SKIPPED = {*NAMES, "cast", "full", "broadcast", "iota", "recast", "scan"}
+SKIPPED = {*NAMES, "cast", "full", "broadcast_to", "iota", "recast", "scan"}
 
 
 @dataclass(frozen=True, slots=True)

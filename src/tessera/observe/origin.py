@@ -24,7 +24,7 @@ from .probe import Array, Run, Spot, as_f32, every_float, measured, recorded, ti
 
 FINITE, INF, NAN = 0, 1, 2
 # Ops whose result holds the operand's elements and no others (but for a sign): as bad as it is.
-SAME = {*NAMES, "abs", "broadcast", "keep", "neg", "reshape", "stop_gradient", "transpose"}
+SAME = {*NAMES, "abs", "broadcast_to", "keep", "neg", "reshape", "stop_gradient", "transpose"}
 LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -59,7 +59,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         d = b("contract", g, *(a for a, _ in others), index=_spell(text), dtype=arg.type.dtype)
         if kept != letters:
             shape = tuple(sizes[k] if k in have else 1 for k in letters)
-            d = b("broadcast", b("reshape", d, shape=shape), shape=arg.type.shape)
+            d = b("broadcast_to", b("reshape", d, shape=shape), shape=arg.type.shape)
         out.append(d)
     return out
 

@@ -333,7 +333,7 @@ def _iota_local(c: Call) -> Array:
     shape = [1] * len(c.shape)
     shape[dim] = c.shape[dim]
     line = c.xp.reshape(c.xp.cast(c.site.index(c.out, dim), c.out.dtype), tuple(shape))
-    return c.xp.broadcast(line, c.shape)
+    return c.xp.broadcast_to(line, c.shape)
 
 
 iota = define(

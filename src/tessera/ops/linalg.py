@@ -106,7 +106,7 @@ def _down(b: Build, v: Any) -> Any:
 def _diagonal(b: Build, v: Any) -> Any:
     """A vector [..., n] as the diagonal of [..., n, n]."""
     n = v.type.shape[-1]
-    return _picked(b, b("broadcast", _across(b, v), shape=(*v.type.shape, n)), "eq")
+    return _picked(b, b("broadcast_to", _across(b, v), shape=(*v.type.shape, n)), "eq")
 
 
 def _gaps(b: Build, v: Any) -> Any:
@@ -169,7 +169,7 @@ def _slogdet_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
         return [None]
     a, g = n.args[0], gs[1]
     lead, size = g.type.shape, a.type.shape[-1]
-    rows = b("broadcast", b("reshape", g, shape=(*lead, 1)), shape=(*lead, size))
+    rows = b("broadcast_to", b("reshape", g, shape=(*lead, 1)), shape=(*lead, size))
     return [b("solve", _t(b, a), _diagonal(b, rows))]
 
 

@@ -3,7 +3,8 @@
 A value "per dp" has one block for each device along dp: a global value with a leading dim that the
 shape leaves out. `recast` reads the same blocks under another type: a split dim as blocks of their
 own and back, values of their own as the summands of a partial sum. It moves nothing. What moves
-data are the collectives of `redistribute`, and `permute`, which hands blocks from device to device.
+data are the collectives of `redistribute`, and two that move whole blocks: `permute` hands them from
+device to device, `broadcast` gives all the block of one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from ..core.layout import (
     TensorType,
     digits,
     grouped,
+    plain,
     same_type,
     unknown_axis,
     ways,
 )
+from ..core.reshard import completed
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
@@ -143,12 +146,16 @@ axis_index = define(
 )
 
 
-def _permute_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    t, axes = ins[0], attrs["axes"]
+def _own_block(t: TensorType, axes: Sequence[str]) -> TensorType:
+    """`t` as each device's own along `axes`."""
     for a in axes:
         if a not in t.sizes:
             raise unknown_axis(a, t.mesh)
-    want = t.with_per((*t.per, *axes))
+    return t.with_per((*t.per, *axes))
+
+
+def _permute_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    want = _own_block(ins[0], attrs["axes"])
     return Inferred((want,), (want,))
 
 
@@ -167,6 +174,36 @@ permute = define(
         flops=_free,
         own=True,
         attrs="axes pairs",
+    )
+)
+
+
+def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    want = _own_block(ins[0], attrs["axes"])
+    return Inferred((want,), (want.with_per(a for a in want.per if a not in attrs["axes"]),))
+
+
+def _broadcast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    """What all copies were worth, at the root; nothing elsewhere."""
+    axes, src = n.attrs["axes"], n.args[0].type
+    whole = b.redistribute(g, completed(g.type, [a for a in axes if a in g.type.partial_axes]))
+    t = whole.type
+    mine = b("recast", whole, layout=t.with_per((*t.per, *(a for a in axes if a in src.per))))
+    place = b("axis_index", axes=axes, layout=plain(int32, (), t.mesh).with_per(axes))
+    here = b("eq", place, b("full", dtype=int32, shape=(), value=n.attrs["root"]))
+    return [b("where", here, mine, b("full", dtype=t.dtype, shape=(), value=0.0))]
+
+
+# The block at the place `root` along `axes`, on each device.
+broadcast = define(
+    Op(
+        "broadcast",
+        _broadcast_rule,
+        lambda c, x: c.xp.broadcast(x, c.attrs["axes"], c.attrs["root"]),
+        _broadcast_grad,
+        flops=_free,
+        own=True,
+        attrs="axes root algorithm?",
     )
 )
 

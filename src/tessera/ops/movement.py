@@ -71,7 +71,7 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     if extra < 0 or any(n not in (1, m) for n, m in zip(t.shape, shape[extra:])):
         raise fail(
             ShapeError,
-            f"broadcast: {t.shape} does not broadcast to {shape}",
+            f"broadcast_to: {t.shape} does not broadcast to {shape}",
             [("x", t)],
             fix="a dim broadcasts from 1, and new dims stand first",
         )
@@ -83,11 +83,11 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         if layout.shape != shape:
             raise fail(
                 ShapeError,
-                f"broadcast: the layout is not one of shape {shape}",
+                f"broadcast_to: the layout is not one of shape {shape}",
                 [("x", t), ("layout", layout)],
                 fix="leave layout= out, or give both the same shape",
             )
-        t = t.on(common_mesh("broadcast", (t, layout)))
+        t = t.on(common_mesh("broadcast_to", (t, layout)))
         # Each device repeats what it holds, so only axes that x leaves free can split the copies.
         taken = (*t.split_axes, *t.partial_axes)
         fresh = [without(d, taken, layout.sizes) for d in layout.dims]
@@ -96,8 +96,8 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 # `layout` says how the dims that x lacks are split; its other dims lie as they do in x.
-broadcast = define(
-    Op("broadcast", _broadcast_rule, lambda c, x: c.xp.broadcast(x, c.shape),
+broadcast_to = define(
+    Op("broadcast_to", _broadcast_rule, lambda c, x: c.xp.broadcast_to(x, c.shape),
        lambda b, n, g: [unbroadcast(b, g, n.args[0].type)], flops=_free,
        attrs="shape layout?")
 )  # fmt: skip

@@ -72,7 +72,7 @@ def _local(c: Call, key: Array) -> Array:
     k0 = xp.reshape(xp.slice(key, (0,), (1,), (1,)), ())
     k1 = xp.bit_xor(xp.reshape(xp.slice(key, (1,), (2,), (1,)), ()), stream)
     bits = threefry(xp, (k0, k1), (low, high))[0]
-    return xp.broadcast(bits, c.shape)
+    return xp.broadcast_to(bits, c.shape)
 
 
 random_bits = define(

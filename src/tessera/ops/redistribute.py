@@ -175,7 +175,9 @@ def _to_partial_local(c: Call, x: Array) -> Array:
 def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     """The identity; where the value was split and no longer is, its gradient is split again. What
     the user wrote to split a sum, or to split another dim, is undone at once: left to those that
-    read the gradient, each would undo it by itself."""
+    read the gradient, each would undo it by itself. Where no mesh may change bits everything is: a
+    gradient that lies otherwise than its value is added up in another order, wherever a loop or a
+    stage that ends there would have brought it back."""
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
     exact = settings().promise == "mesh_invariant"
@@ -183,10 +185,11 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         # A weight that was gathered where it is used: the parts of its gradient meet first, in the
         # dtype of the weight, as where it is held whole. What remains is done at the end.
         return [g]
-    written = n.op in ("reduce_scatter", "all_to_all") and not n.note
-    if written or (n.op in ("all_gather", "all_to_all") and gone):
+    undone = n.op in ("reduce_scatter", "all_to_all") and (exact or not n.note)
+    undone = undone or (n.op in ("all_gather", "all_to_all") and bool(gone))
+    if undone or (exact and n.op == "shard"):
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
-        if exact:
+        if exact and undone:
             free = ()  # all at once, in the one order that there is
         return [
             b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")
@@ -248,4 +251,5 @@ SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
 # Those that put bytes on a wire, changing the layout.
 CHANGES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
 NAMES = SILENT | CHANGES
-COLLECTIVES = CHANGES | {"permute"}  # which moves whole blocks, in ops/local.py
+MOVES = frozenset({"broadcast", "permute"})  # of whole blocks, in ops/local.py
+COLLECTIVES = CHANGES | MOVES

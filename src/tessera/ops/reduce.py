@@ -36,10 +36,10 @@ def keep_dims(b: Build, x: Any, like: TensorType, dims: Sequence[int]) -> Any:
     shape = tuple(1 if i in set(dims) else n for i, n in enumerate(like.shape))
     x = b("reshape", x, shape=shape)
     if not like.split_axes:
-        return b("broadcast", x, shape=like.shape)
+        return b("broadcast_to", x, shape=like.shape)
     # Each device spreads to its own part, as the value that was reduced lay.
     layout = like.complete().with_dtype(x.type.dtype)
-    return b("broadcast", x, shape=like.shape, layout=layout)
+    return b("broadcast_to", x, shape=like.shape, layout=layout)
 
 
 def _sum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:

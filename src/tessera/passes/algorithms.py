@@ -26,23 +26,29 @@ from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ops.op import BODIES
 
 CHEAPEST = "cheapest"
+SUMS = ("all_reduce", "reduce_scatter")
 
 
 def choices() -> ScheduleOptions:
     """The choices of a schedule in force here. Under the promise "mesh_invariant" sums have one
-    order, which is not a choice: "cheapest" is the engine's then. Raises UsageError for a table."""
+    order, which is not a choice: "cheapest" is the engine's then, and what only moves data goes by
+    any table. Raises UsageError for the table of a sum."""
     now = settings()
     if now.promise != "mesh_invariant" or not now.schedule.algorithm:
         return now.schedule
-    for _, name in now.schedule.algorithm:
+    given = dict(now.schedule.algorithm)
+    for kind in ("", *SUMS):
+        name = given.get(kind, "engine")
         if name not in ("engine", CHEAPEST):
             raise fail(
                 UsageError,
                 f"schedule: the algorithm {name} adds up in an order of its own",
                 [("promised", "mesh_invariant")],
-                fix='leave the algorithm out, or promise "run_to_run"',
+                fix='name it for what only moves data ({"all_gather": ...}), or promise '
+                '"run_to_run"',
             )
-    return replace(now.schedule, algorithm=None)
+    kept = given | dict.fromkeys(SUMS, "engine")
+    return replace(now.schedule, algorithm=tuple(kept.items()))
 
 
 def algorithms(s: Schedule, options: ScheduleOptions) -> Schedule:

@@ -218,7 +218,7 @@ _FOLDS: dict[str, Fold] = {
     "reshape": _reshape,
     "cast": _cast,
     "transpose": _transpose,
-    "broadcast": _broadcast,
+    "broadcast_to": _broadcast,
     "slice": _slice,
     "pad": _pad,
     "concat": _only,

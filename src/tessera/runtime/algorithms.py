@@ -102,7 +102,7 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
         case "all_to_all":
             return lax.all_to_all(x, axis, 0, 0, tiled=True)
         case "broadcast":
-            return lax.all_gather(x, axis)[a.root]
+            return xp_jax.broadcast(x, axis if isinstance(axis, tuple) else (axis,), a.root)
 
 
 # ---- as array functions ------------------------------------------------------------------------
@@ -115,8 +115,11 @@ class AlgorithmXp:
     def __getattr__(self, name: str) -> Any:
         return getattr(xp_jax, name)
 
-    def _run(self, collective: str, x: Array, axes: tuple[str, ...]) -> Array:
-        return run_algorithm(named(collective, self.name, lax.axis_size(axes)), x, axes)
+    def _run(self, collective: str, x: Array, axes: tuple[str, ...], root: int = 0) -> Array:
+        return run_algorithm(named(collective, self.name, lax.axis_size(axes), root), x, axes)
+
+    def broadcast(self, x: Array, axes: tuple[str, ...], root: int) -> Array:
+        return self._run("broadcast", x, axes, root)
 
     def all_reduce(self, x: Array, axes: tuple[str, ...], kind: str) -> Array:
         return self._run("all_reduce", x, axes) if kind == "sum" else xp_jax.all_reduce(

@@ -21,6 +21,7 @@ from ..ir.schedule.schedule import Schedule
 from ..ops.op import OPS, Call, infer
 from ..ops.redistribute import COLLECTIVES, NAMES
 from . import xp_jax
+from .algorithms import by_algorithm
 from .arrays import block_shape
 from .lower import Block, masked, run_local
 from .order import FixedXp, ordered_scatter, ordered_sum, tree
@@ -233,6 +234,10 @@ class Folded:
         values: Sequence[Value],
         known: Sequence[Sequence[str]],
     ) -> Value:
+        if "algorithm" in n.attrs:  # not on a folded mesh, so there is one turn
+            table = by_algorithm(n.attrs["algorithm"])
+            call = Call(table, Block(), tuple(ins), n.types, n.attrs, lambda body, args: [])
+            return {(): OPS[n.op].local(call, values[0][()])}
         named = tuple(a for a in n.attrs.get("axes", ()) if a in self.turns)
         axes = tuple(a for a in self.turns if a in {*self.axes(*ins, *n.types), *named})
         wide = Turns({
@@ -343,6 +348,17 @@ class TurnsXp:
                 mine = mine.reshape(-1, *mine.shape[2:])  # the senders in their order
                 outs.append(jnp.moveaxis(mine, 0, concat))
             return outs
+
+        return self._by_axis(x, axes, one)
+
+    def broadcast(self, x: Turns, axes: tuple[str, ...], root: int) -> Turns:
+        place: dict[str, int] = {}
+        for a in reversed(axes):
+            root, place[a] = divmod(root, self.folded.mesh.sizes[a])
+
+        def one(blocks: list[Array], axis: str) -> list[Array]:
+            device, turn = divmod(place[axis], len(blocks))
+            return [xp_jax.broadcast(blocks[turn], (axis,), device)] * len(blocks)
 
         return self._by_axis(x, axes, one)
 

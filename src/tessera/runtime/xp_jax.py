@@ -25,7 +25,7 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
     def run(x: Array, y: Array) -> Array:
         if x.shape != y.shape:
             shape = jnp.broadcast_shapes(x.shape, y.shape)
-            x, y = broadcast(x, shape), broadcast(y, shape)
+            x, y = broadcast_to(x, shape), broadcast_to(y, shape)
         return f(x, y)
 
     return run
@@ -45,7 +45,7 @@ shift_left, shift_right = _binary(lax.shift_left), _binary(lax.shift_right_logic
 
 def where(pick: Array, x: Array, y: Array) -> Array:
     shape = jnp.broadcast_shapes(pick.shape, x.shape, y.shape)
-    return lax.select(broadcast(pick, shape), broadcast(x, shape), broadcast(y, shape))
+    return lax.select(broadcast_to(pick, shape), broadcast_to(x, shape), broadcast_to(y, shape))
 
 
 def cast(x: Array, dtype: DType) -> Array:
@@ -151,7 +151,7 @@ def transpose(x: Array, perm: tuple[int, ...]) -> Array:
     return lax.transpose(x, perm)
 
 
-def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape == shape:
         return x
     extra = len(shape) - x.ndim
@@ -197,12 +197,12 @@ def take_along(x: Array, ids: Array, dim: int) -> Array:
     ok = lax.bitwise_and(ids >= 0, ids < n)
     # Dims of one in `ids` stay so: what is gathered are then whole rows, not single elements.
     wide = tuple(k if i == dim or m == 1 else m for i, (k, m) in enumerate(zip(x.shape, ids.shape)))
-    got = jnp.take_along_axis(broadcast(x, wide), jnp.clip(ids, 0, n - 1), dim, mode="clip")
+    got = jnp.take_along_axis(broadcast_to(x, wide), jnp.clip(ids, 0, n - 1), dim, mode="clip")
     return where(ok, got, jnp.zeros((), x.dtype))
 
 
 def put_along(ids: Array, updates: Array, dim: int, size: int) -> Array:
-    ids = broadcast(jnp.where(ids < 0, size, ids), updates.shape)
+    ids = broadcast_to(jnp.where(ids < 0, size, ids), updates.shape)
     shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
     grid = list(jnp.indices(updates.shape, sparse=True))
     grid[dim] = ids
@@ -366,6 +366,28 @@ def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
 
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
     return lax.ppermute(x, axes, pairs)
+
+
+def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
+    """The block at place `root` along `axes`, on each device."""
+    return lax.platform_dependent(
+        x,
+        cuda=lambda x: lax.pbroadcast(x, axes, root),
+        default=lambda x: _handed_on(x, axes, root),
+    )
+
+
+def _handed_on(x: Array, axes: tuple[str, ...], root: int) -> Array:
+    """A broadcast where the engine has none: who has the block hands it on, so twice as many have
+    it after each round."""
+    n, far = lax.axis_size(axes), 1
+    place = (lax.axis_index(axes) - root) % n
+    while far < n:
+        pairs = [((root + i) % n, (root + i + far) % n) for i in range(far) if i + far < n]
+        came = lax.ppermute(x, axes, pairs)
+        x = jnp.where((place >= far) & (place < 2 * far), came, x)
+        far *= 2
+    return x
 
 
 def all_to_all(x: Array, axes: tuple[str, ...], split: int, concat: int) -> Array:

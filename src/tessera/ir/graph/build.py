@@ -105,7 +105,7 @@ class Builder:
         if op_named(x.op).creates:
             return self(x.op, *x.args, **{**x.attrs, "layout": to})
         parts = (self.redistribute(a, _part(to, a.type), reason) for a in x.args)
-        if x.op == "broadcast":
+        if x.op == "broadcast_to":
             return self(x.op, *parts, shape=to.shape, layout=to)
         return self(x.op, *parts, **x.attrs)
 
@@ -145,7 +145,7 @@ def _makeable(x: Node, depth: int = 3) -> bool:
         return False
     if op_named(x.op).creates:
         return True
-    if x.op == "broadcast":
+    if x.op == "broadcast_to":
         return x.args[0].type.size < x.type.size
     return (
         depth > 0

@@ -18,7 +18,7 @@ from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...ops.op import OPS, Call, infer
-from ...ops.redistribute import NAMES
+from ...ops.redistribute import MOVES, NAMES
 from . import xp_numpy
 from .node import Graph, Node, need_graph
 
@@ -109,9 +109,9 @@ def _value(n: Node, args: list[Array]) -> Any:
         return join(n.type, cut(src, args[0]))
     if n.op == "axis_index":
         return join(n.type, [np.int32(_rank(n, c)) for c in every_coords(n.type.mesh)])
-    if n.op == "permute":
+    if n.op in MOVES:
         src = n.args[0].type.on(n.type.mesh)
-        return join(n.type, _permuted(n, cut(src, args[0])))
+        return join(n.type, _moved(n, cut(src, args[0])))
     if n.op == "scan":
         return _scan_whole(n, args)
     ins = tuple(a.type for a in n.args)
@@ -142,13 +142,13 @@ def _rank(n: Node, coords: Coords) -> int:
     return at
 
 
-def _permuted(n: Node, blocks: Sequence[Array]) -> list[Array]:
-    """Every device's block after the hand-overs that `n` lists."""
+def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
+    """Every device's block after `n` has moved whole blocks between them."""
     every = every_coords(n.type.mesh)
-    source = {to: src for src, to in n.attrs["pairs"]}
+    source = {to: src for src, to in n.attrs.get("pairs", ())}
     out = []
     for coords in every:
-        src = source.get(_rank(n, coords))
+        src = n.attrs["root"] if n.op == "broadcast" else source.get(_rank(n, coords))
         if src is None:
             out.append(np.zeros_like(blocks[0]))
             continue
@@ -303,8 +303,8 @@ def run_blocks(
         if n.op == "scan":
             env[n] = _scan_blocks(n, [env[a] for a in n.args], mesh)
             continue
-        if n.op == "permute":
-            env[n] = _permuted(n, env[n.args[0]])
+        if n.op in MOVES:
+            env[n] = _moved(n, env[n.args[0]])
             continue
         if n.op == "cond":
             pick, *given = (env[a] for a in n.args)

@@ -138,7 +138,7 @@ def transpose(x: Array, perm: tuple[int, ...]) -> Array:
     return np.transpose(x, perm)
 
 
-def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, shape)
 
 

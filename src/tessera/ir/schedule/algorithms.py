@@ -122,8 +122,9 @@ def build(
     return _flat(kind, name, count, segments, root)
 
 
-def named(collective: str, name: str, n: int) -> Algorithm:
-    """The table that is called `name`, as `build` names them. Raises UsageError where none is.
+def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
+    """The table that is called `name`, as `build` names them; `root` is a broadcast's. Raises
+    UsageError where none is.
 
     >>> named("all_reduce", "double_tree/4", 8)
     <all_reduce by double_tree/4: n=8 chunks=8 rounds=9>
@@ -134,7 +135,7 @@ def named(collective: str, name: str, n: int) -> Algorithm:
     parts = [p.rpartition(":") for p in nest[1].split(" x ")] if nest else [("", "", name)]
     bases, segments = zip(*(_cut(base) for _, _, base in parts))
     if not nest:
-        return build(collective, bases[0], n, segments=segments[0])
+        return build(collective, bases[0], n, segments=segments[0], root=root)
     if not all(size.isdecimal() for size, _, _ in parts):
         raise fail(
             UsageError,
@@ -143,7 +144,8 @@ def named(collective: str, name: str, n: int) -> Algorithm:
             fix="write for instance: hierarchical(2:ring x 4:halving)",
         )
     shape = [int(size) for size, _, _ in parts]
-    return build(collective, "hierarchical", n, shape=shape, levels=bases, segments=segments[0])
+    cut = segments[0]
+    return build(collective, "hierarchical", n, segments=cut, root=root, shape=shape, levels=bases)
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text

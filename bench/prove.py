@@ -1,8 +1,8 @@
 """Do the bits depend on how many devices computed them, or in which order? One logical program on
 many placements.
 
-`make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT with
-experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp; others with experts on
+`make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT
+with experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp; others with experts on
 dp × ep, or with sequences over cp. Each runs unfolded, and folded axis by axis down to one device,
 with ZeRO stages, step by step, with overlap and buckets, with recomputing, by several pipeline
 schedules. It prints the SHA-256 of the weights and of all losses in full precision, in f32 and in

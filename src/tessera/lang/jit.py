@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -31,92 +30,22 @@ from . import random
 from .checks import bound, shown, signature_of
 from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
+from .entry import Entry, Written
 from .host import engine_array
 from .microbatch import NeedsPipe, PipeState
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
-from .taps import Tap, tapped
+from .taps import tapped
 from .tensor import Tensor, as_tensor
-from .tree import Path, Spec, call_paths, flatten, path_name, tree_map, unflatten
+from .tree import Spec, call_paths, flatten, path_name, tree_map, unflatten
 from .writes import changes, put, remove, snapshot
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_type_of, _data_of = attrgetter("type"), attrgetter("_data")
+_data_of = attrgetter("_data")
 
 
 class TraceWarning(UserWarning):
     """A function is recorded again and again."""
-
-
-@dataclass
-class Written:
-    """What a recorded call does besides its program: its result's structure and its writes."""
-
-    spec: Spec
-    leaves: list[Any]  # the result's leaves; those that the program gives are None
-    slots: list[int]  # where in `leaves` the program's results go, in order
-    writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
-    written_slots: list[int]  # which of `writes` take the program's further results
-    removed: list[Path]
-    taps: list[Tap]  # what sees the program's last results
-
-    def __post_init__(self) -> None:
-        beside = self.writes or self.removed or self.taps
-        self.plain = len(self.slots) == len(self.leaves) and not beside
-
-
-class Entry:
-    """One recorded variant of a function: what its arguments must be, and its programs."""
-
-    def __init__(self, leaves: Sequence[Any], setting: Settings, donated: Sequence[bool]) -> None:
-        self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-        self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
-        self.types = [leaves[i].type for i in self.dynamic]
-        self.values = [leaves[i] for i in self.static]
-        self.kinds = [type(v) for v in self.values]
-        self.setting = setting
-        self.donated = {k for k, i in enumerate(self.dynamic) if donated[i]}
-        self.root = Branch()
-        # Where the whole function is one program of arguments only: how to pick them.
-        self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
-        self.have: tuple[TensorType, ...] | None = None
-
-    def pick(self, leaves: list[Any]) -> list[Any]:
-        """The tensors among `leaves`."""
-        return leaves if not self.static else [leaves[i] for i in self.dynamic]
-
-    def matches(self, leaves: list[Any], setting: Settings) -> bool:
-        try:
-            types = list(map(_type_of, self.pick(leaves)))
-        except AttributeError:
-            return False
-        if types != self.types or (setting is not self.setting and setting != self.setting):
-            return False
-        values = [leaves[i] for i in self.static]
-        return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))
-
-    def settle(self) -> None:
-        """Finds the short way, once the first recording is done."""
-        root = self.root
-        sources = [root.sources[i] for i in root.imports]
-        if root.written is not None and all(isinstance(s, int) for s in sources):
-            order = [s for s in sources if isinstance(s, int)]
-            self.have = tuple(self.types[s] for s in order)
-            if order == list(range(len(self.dynamic))):
-                self.straight = list
-            elif len(order) > 1:
-                self.straight = itemgetter(*order)
-            else:
-                self.straight = lambda data: [data[s] for s in order]
-
-
-def _equal(x: Any, y: Any) -> bool:
-    if x is y:
-        return True
-    try:
-        return bool(x == y)
-    except Exception:  # an object whose == fails is compared by identity, and that was false
-        return False
 
 
 class Jit(Generic[P, R]):

@@ -3,8 +3,8 @@
 A value "per dp" has one block for each device along dp: a global value with a leading dim that the
 shape leaves out. `recast` reads the same blocks under another type: a split dim as blocks of their
 own and back, values of their own as the summands of a partial sum. It moves nothing. What moves
-data are the collectives of `redistribute`, and two that move whole blocks: `permute` hands them from
-device to device, `broadcast` gives all the block of one.
+data are the collectives of `redistribute`, and two that move whole blocks: `permute` hands them
+from device to device, `broadcast` gives all the block of one.
 """
 
 from __future__ import annotations

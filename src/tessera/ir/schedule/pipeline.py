@@ -16,7 +16,9 @@ from ...core.mesh import Mesh
 from ...core.reshard import gathered
 from ..graph.build import Builder
 from ..graph.node import Graph, Node, reachable
+from .after import by_rank, late_nodes, settle
 from .check_table import run_order
+from .microbatches import key_of, microbatches, together
 from .schedule import COMPUTE, FUSED, SEND, Schedule, Step
 from .stages import (
     Region,
@@ -186,7 +188,7 @@ class _Pipeline:
         b.loc = ""
         x = b.input(self.types[whole], "whole")
         if n is self.made.key:
-            outs = [_key(b, x, m) for m in range(self.count)]
+            outs = [key_of(b, x, m) for m in range(self.count)]
         else:
             to = moved_type(n.type, self.meshes[rank])
             outs = [b.redistribute(p, to) for p in microbatches(b, x, self.count)]
@@ -318,8 +320,10 @@ class _Pipeline:
         env.update(self.scaled({**made.sums, **{n: n for n in made.means}}))
         for n in made.rows:
             env[n] = self.joined(n)
-        late = self._late(env)
-        for group in self._groups(late, env, rank):
+        late = late_nodes(made.graph, env)
+        filled = {n: self.made_on[i] for n, i in env.items() if i in self.made_on}
+        settle(late, self.free, filled, made.sums, rank)
+        for group in by_rank(late, self.free, {*made.graph.outputs}, rank):
             self._compute(group, env, rank)
         return [self._result(o, env) for o in made.graph.outputs]
 
@@ -366,74 +370,6 @@ class _Pipeline:
         xs = [b.input(self.types[p], f"m{i}") for i, p in enumerate(parts)]
         return self.run(b.graph([together(b, xs)]), parts, FUSED, self._rank(parts[0]), "rows")[0]
 
-    def _late(self, env: Mapping[Node, int]) -> list[Node]:
-        """The nodes that are computed once, after the microbatches, in order."""
-        needed: set[Node] = set()
-        todo = [o for o in self.made.graph.outputs if o not in env]
-        while todo:
-            n = todo.pop()
-            if n in needed or n in env or n.op == "input":
-                continue
-            needed.add(n)
-            todo.extend(n.args)
-        return [n for n in self.made.graph.nodes if n in needed]
-
-    def _groups(
-        self, nodes: Sequence[Node], env: Mapping[Node, int], rank: dict[Node, int]
-    ) -> list[list[Node]]:
-        """Neighbours on one rank together."""
-        self._settle(nodes, env, rank)
-        groups: list[list[Node]] = []
-        pending: dict[int, list[Node]] = {}
-        given = set(self.made.graph.outputs)
-        items: dict[Node, list[Node]] = {}
-        for n in nodes:
-            if n.op == "item":
-                items.setdefault(n.args[0], []).append(n)
-        for n in nodes:
-            if n.op == "item" or (n in self.free and n not in given):
-                continue
-            # A node may join its rank's open group unless it needs another rank's open group.
-            for other in [r for r in pending if r != rank[n]]:
-                if any(a in pending[other] for a in n.args):
-                    groups.append(pending.pop(other))
-            pending.setdefault(rank[n], []).append(n)
-            for i in items.get(n, ()):  # what picks one result of several stays with its node
-                rank[i] = rank[n]
-                pending[rank[n]].append(i)
-        return [*groups, *pending.values()]
-
-    def _settle(
-        self, nodes: Sequence[Node], env: Mapping[Node, int], rank: dict[Node, int]
-    ) -> None:
-        """Puts each node where its largest argument is, and where that lies nowhere yet (a moment
-        that is given on the whole mesh) the two of them where the result is read."""
-        loose: set[Node] = set()
-        own = [n for n in nodes if n not in self.free]
-        for n in own:
-            known, unknown = [(0, 0)], 0
-            for a in n.args:
-                if a in self.free:
-                    continue
-                if a in rank:
-                    known.append((a.type.size, rank[a]))
-                elif a in env and env[a] in self.made_on:
-                    known.append((a.type.size, self._rank(env[a])))
-                else:
-                    unknown = max(unknown, a.type.size)
-            size, where = max(known, key=lambda k: (k[0], -k[1]))
-            if size and size >= unknown:
-                rank[n] = where
-            else:
-                loose.add(n)
-        for n in reversed(own):
-            rank.setdefault(n, 0)
-            for a in n.args:
-                if a in loose or (a.op == "input" and a not in self.made.sums):
-                    rank.setdefault(a, rank[n])
-        for n in nodes:
-            rank.setdefault(n, 0)
-
     def _compute(
         self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
     ) -> None:
@@ -452,46 +388,3 @@ class _Pipeline:
         )
         reads = [self.on(env[a], here) for a in takes]
         env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))
-
-
-# -- microbatches ---------------------------------------------------------------------------------
-def microbatches(b: Builder, x: Node, count: int) -> list[Node]:
-    """Dim 0 of `x` in `count` parts, each device's rows cut where they are."""
-    shape = x.type.shape
-    run = x.type.digits(0)
-    devices = 1
-    for d in run:
-        if not d.axes:
-            break
-        devices *= d.size
-    rows = shape[0] // (devices * count)
-    y = b("reshape", x, shape=(devices, count, rows, *shape[1:]))
-    y = b("transpose", y, perm=(1, 0, *range(2, len(shape) + 2)))
-    y = b("reshape", y, shape=(count, devices * rows, *shape[1:]))
-    parts = b("unstack", y)
-    return [b("item", parts, index=i) for i in range(count)]
-
-
-def together(b: Builder, parts: Sequence[Node]) -> Node:
-    """The inverse of `microbatches`."""
-    t = parts[0].type
-    devices = 1
-    for d in t.digits(0):
-        if not d.axes:
-            break
-        devices *= d.size
-    rows = t.shape[0] // devices
-    rest = t.shape[1:]
-    split = [b("reshape", p, shape=(devices, 1, rows, *rest)) for p in parts]
-    y = b("concat", *split, dim=1) if len(split) > 1 else split[0]
-    return b("reshape", y, shape=(devices * len(parts) * rows, *rest))
-
-
-def _key(b: Builder, key: Node, m: int) -> Node:
-    """The key of microbatch `m`: the call's, its second word moved on."""
-    if m == 0:
-        return key
-    one = b("slice", key, starts=(0,), stops=(1,), steps=(1,))
-    two = b("slice", key, starts=(1,), stops=(2,), steps=(1,))
-    step = b("full", dtype=key.type.dtype, shape=(), value=(0x9E3779B9 * m) & 0xFFFFFFFF)
-    return b("concat", one, b("add", two, step), dim=0)

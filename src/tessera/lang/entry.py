@@ -1,0 +1,88 @@
+"""What is known of a function that was recorded: for which arguments, what it gives and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from ..core.context import Settings
+from ..core.layout import TensorType
+from .cuts import Branch
+from .taps import Tap
+from .tensor import Tensor
+from .tree import Path, Spec
+
+_type_of = attrgetter("type")
+
+
+@dataclass
+class Written:
+    """What a recorded call does besides its program: its result's structure and its writes."""
+
+    spec: Spec
+    leaves: list[Any]  # the result's leaves; those that the program gives are None
+    slots: list[int]  # where in `leaves` the program's results go, in order
+    writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
+    written_slots: list[int]  # which of `writes` take the program's further results
+    removed: list[Path]
+    taps: list[Tap]  # what sees the program's last results
+
+    def __post_init__(self) -> None:
+        beside = self.writes or self.removed or self.taps
+        self.plain = len(self.slots) == len(self.leaves) and not beside
+
+
+class Entry:
+    """One recorded variant of a function: what its arguments must be, and its programs."""
+
+    def __init__(self, leaves: Sequence[Any], setting: Settings, donated: Sequence[bool]) -> None:
+        self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
+        self.types = [leaves[i].type for i in self.dynamic]
+        self.values = [leaves[i] for i in self.static]
+        self.kinds = [type(v) for v in self.values]
+        self.setting = setting
+        self.donated = {k for k, i in enumerate(self.dynamic) if donated[i]}
+        self.root = Branch()
+        # Where the whole function is one program of arguments only: how to pick them.
+        self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.have: tuple[TensorType, ...] | None = None
+
+    def pick(self, leaves: list[Any]) -> list[Any]:
+        """The tensors among `leaves`."""
+        return leaves if not self.static else [leaves[i] for i in self.dynamic]
+
+    def matches(self, leaves: list[Any], setting: Settings) -> bool:
+        try:
+            types = list(map(_type_of, self.pick(leaves)))
+        except AttributeError:
+            return False
+        if types != self.types or (setting is not self.setting and setting != self.setting):
+            return False
+        values = [leaves[i] for i in self.static]
+        return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))
+
+    def settle(self) -> None:
+        """Finds the short way, once the first recording is done."""
+        root = self.root
+        sources = [root.sources[i] for i in root.imports]
+        if root.written is not None and all(isinstance(s, int) for s in sources):
+            order = [s for s in sources if isinstance(s, int)]
+            self.have = tuple(self.types[s] for s in order)
+            if order == list(range(len(self.dynamic))):
+                self.straight = list
+            elif len(order) > 1:
+                self.straight = itemgetter(*order)
+            else:
+                self.straight = lambda data: [data[s] for s in order]
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    try:
+        return bool(x == y)
+    except Exception:  # an object whose == fails is compared by identity, and that was false
+        return False

@@ -24,9 +24,9 @@ import numpy as np
 
 import tessera as ts
 from tessera import dist, nn, op
-from tessera.nn.moe_call import settled
-from tessera.nn.moe_dispatch import by_capacity, dropless
-from tessera.nn.moe_routing import choose
+from tessera.nn.experts.call import settled
+from tessera.nn.experts.dispatch import by_capacity, dropless
+from tessera.nn.experts.routing import choose
 from tessera.runtime.devices import start
 
 DEVICES = 8

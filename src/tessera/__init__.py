@@ -107,7 +107,7 @@ from .lang.functions import (
 )
 from .lang.grad import grad
 from .lang.jit import TraceWarning, jit
-from .lang.local import distribute
+from .lang.local.distribute import distribute
 from .lang.loop import blocked, scan
 from .lang.random import seed
 from .lang.record import scope

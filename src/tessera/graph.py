@@ -5,7 +5,7 @@ from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
 from .ir.graph.verify import verify
-from .lang.pipelines import pipeline
+from .lang.pipelines.compose import pipeline
 from .lang.training import backward, capture, parameters, stage, training_step
 from .observe.trace import trace
 from .passes.simplify import simplify

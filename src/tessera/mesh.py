@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .core.mesh import Mesh, auto
-from .lang.view import current_mesh as current
+from .lang.local.view import current_mesh as current
 
 
 def show(mesh: Mesh) -> None:

@@ -29,9 +29,10 @@ from .lang.functions import (
     where,
 )
 from .lang.grad import grad
-from .lang.local import kernel
+from .lang.local.distribute import kernel
 from .lang.user_op import user_op as from_jax
 from .nn.blocks import transformer_block
+from .nn.experts.layer import moe
 from .nn.functional import (
     cross_entropy,
     dropout,
@@ -46,7 +47,6 @@ from .nn.functional import (
     softmax,
     swiglu,
 )
-from .nn.moe_layer import moe
 
 # The same function as `ts.grad`, whose results stay partial for a collective written by hand.
 autodiff = partial(grad, finish=False)

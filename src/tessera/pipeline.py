@@ -1,11 +1,11 @@
 """Pipelines: `from tessera import pipeline`."""
 
-from .ir.schedule.check_table import verify_table
-from .ir.schedule.orders import SCHEDULES, pipeline_table
-from .ir.schedule.simulate import PipelineWarning, Timeline, simulate
-from .ir.schedule.tables import Action, Table
-from .lang.pipe import Pipe
-from .lang.pipelines import compose, run
+from .ir.schedule.pipelines.check import verify_table
+from .ir.schedule.pipelines.orders import SCHEDULES, pipeline_table
+from .ir.schedule.pipelines.simulate import PipelineWarning, Timeline, simulate
+from .ir.schedule.pipelines.tables import Action, Table
+from .lang.pipelines.compose import compose, run
+from .lang.pipelines.pipe import Pipe
 from .show.pipeline_picture import pipeline_svg, pipeline_text
 from .show.pipeline_picture import show as show_table
 

@@ -15,7 +15,8 @@ import pytest
 from tessera import GraphError, UsageError, dist
 from tessera.core.topology import CLUSTERS, Level, Link, Topology, Wiring, cluster, flat
 from tessera.cost.collectives import Formula, candidates, choose, explain, formula, nesting, price
-from tessera.ir.schedule.algo_check import (
+from tessera.ir.schedule.algorithms.build import FLAT, NAMES, build, can_segment
+from tessera.ir.schedule.algorithms.check import (
     adjacent_pairs,
     evaluate,
     fold,
@@ -23,9 +24,8 @@ from tessera.ir.schedule.algo_check import (
     order,
     verify,
 )
-from tessera.ir.schedule.algo_table import COLLECTIVES, Algorithm, Collective, Round, Transfer
-from tessera.ir.schedule.algo_text import parse, picture, text
-from tessera.ir.schedule.algorithms import FLAT, NAMES, build, can_segment
+from tessera.ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective, Round, Transfer
+from tessera.ir.schedule.algorithms.text import parse, picture, text
 
 WIRE = Link("wire", 1e-6, 1e9)
 # Where tables are priced too, not every n: small ones, and those around powers of two.

@@ -15,9 +15,9 @@ from tessera import dist, graph, nn, op
 from tessera.core.layout import parse_type
 from tessera.core.reshard import wire_bytes
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
-from tessera.nn.moe_packing import BLOCK, pack, unpack
-from tessera.nn.moe_routing import choose
-from tessera.nn.moe_transport import TRANSPORTS
+from tessera.nn.experts.packing import BLOCK, pack, unpack
+from tessera.nn.experts.routing import choose
+from tessera.nn.experts.transport import TRANSPORTS
 from tests.core.moe_reference import EXPERTS, HIDDEN, D, K, X, by_loops, drawn
 from tests.core.test_lang import Oracle, oracle
 

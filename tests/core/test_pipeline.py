@@ -11,7 +11,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, pipeline
-from tessera.ir.schedule.stages import balanced
+from tessera.ir.schedule.pipelines.stages import balanced
 
 MESH = dist.Mesh.parse("dp=2 pp=2")
 W = {k: np.ones((8, 8), np.float32) for k in "abc"}

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tessera.core.errors import GraphError, UsageError
-from tessera.ir.schedule.check_table import run_order, verify_table
-from tessera.ir.schedule.formulas import bubble_s, peak_activations
-from tessera.ir.schedule.orders import SCHEDULES, known_schedule, pipeline_table
-from tessera.ir.schedule.simulate import PipelineWarning, simulate, warn_if_few
-from tessera.ir.schedule.tables import Action, Table
+from tessera.ir.schedule.pipelines.check import run_order, verify_table
+from tessera.ir.schedule.pipelines.formulas import bubble_s, peak_activations
+from tessera.ir.schedule.pipelines.orders import SCHEDULES, known_schedule, pipeline_table
+from tessera.ir.schedule.pipelines.simulate import PipelineWarning, simulate, warn_if_few
+from tessera.ir.schedule.pipelines.tables import Action, Table
 from tessera.show.pipeline_picture import pipeline_svg, pipeline_text, render_pipeline
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "pipelines"

@@ -14,7 +14,7 @@ from tessera.core.options import ScheduleOptions
 from tessera.core.topology import Link, cluster, flat
 from tessera.cost.collectives import choose, formula
 from tessera.cost.schedule_collectives import collective_costs
-from tessera.ir.schedule.algorithms import FLAT, build, named
+from tessera.ir.schedule.algorithms.build import FLAT, build, named
 from tessera.ir.schedule.build import build_schedule
 from tessera.ir.schedule.schedule import Schedule
 from tessera.ir.schedule.text import parse

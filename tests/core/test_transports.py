@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, op
-from tessera.nn import moe_call
+from tessera.nn.experts import call as moe_call
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]

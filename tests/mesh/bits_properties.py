@@ -18,8 +18,8 @@ from tessera.core.dtypes import bf16, f32
 from tessera.core.layout import Factor, TensorType, plain
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
-from tessera.ir.schedule.algorithms import FLAT
-from tessera.ir.schedule.stages import on_mesh
+from tessera.ir.schedule.algorithms.build import FLAT
+from tessera.ir.schedule.pipelines.stages import on_mesh
 from tessera.lang.engine import engine
 from tessera.lang.scheduling import options
 

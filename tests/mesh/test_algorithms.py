@@ -14,10 +14,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from tessera import UsageError, dist
-from tessera.ir.schedule.algo_check import adjacent_pairs, evaluate, fold, in_pairs
-from tessera.ir.schedule.algo_table import COLLECTIVES, Algorithm, Collective
-from tessera.ir.schedule.algo_text import parse
-from tessera.ir.schedule.algorithms import FLAT, build
+from tessera.ir.schedule.algorithms.build import FLAT, build
+from tessera.ir.schedule.algorithms.check import adjacent_pairs, evaluate, fold, in_pairs
+from tessera.ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective
+from tessera.ir.schedule.algorithms.text import parse
 from tessera.runtime.algorithms import run_algorithm
 from tessera.runtime.devices import jax_mesh
 

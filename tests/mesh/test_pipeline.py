@@ -13,7 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, pipeline
-from tessera.ir.schedule.formulas import peak_activations
+from tessera.ir.schedule.pipelines.formulas import peak_activations
 
 RNG = np.random.default_rng(11)
 V, D, H, B, S, LAYERS = 12, 8, 24, 16, 3, 4

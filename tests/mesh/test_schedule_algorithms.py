@@ -12,7 +12,7 @@ import tessera as ts
 from tessera import dist, graph, op, schedule
 from tessera.core.context import replaced
 from tessera.ir.graph.oracle import evaluate
-from tessera.ir.schedule.algorithms import FLAT
+from tessera.ir.schedule.algorithms.build import FLAT
 
 # Each algorithm on one mesh; axes of 2, 3, 4 and 6.
 ROWS = [

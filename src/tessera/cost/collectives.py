@@ -6,7 +6,7 @@ Groups that work side by side (all dp groups of a mesh) share the ports. So a ti
 bytes S.
 
 >>> from tessera.core.topology import cluster
->>> from tessera.ir.schedule.algorithms import build
+>>> from tessera.ir.schedule.algorithms.build import build
 >>> one_host = cluster("h100").of(1)
 >>> cost = price(build("all_reduce", "ring", 8), one_host)
 >>> round(cost.latency_s * 1e6, 1), cost.share
@@ -27,9 +27,9 @@ from typing import Literal
 from ..core.errors import UsageError, fail
 from ..core.topology import Link, Port, Topology
 from ..ir.graph.text import size_text
-from ..ir.schedule.algo_check import in_pairs
-from ..ir.schedule.algo_table import COLLECTIVES, Algorithm, Collective
-from ..ir.schedule.algorithms import FLAT, build, can_segment
+from ..ir.schedule.algorithms.build import FLAT, build, can_segment
+from ..ir.schedule.algorithms.check import in_pairs
+from ..ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective
 
 Groups = tuple[tuple[int, ...], ...]
 # Above this many ranks only those are tried whose tables stay small.

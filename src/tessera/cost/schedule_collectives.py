@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from ..core.layout import ways
 from ..core.topology import Topology
 from ..ir.graph.node import Node
-from ..ir.schedule.algo_table import COLLECTIVES
-from ..ir.schedule.algorithms import MOST_RANKS, named
+from ..ir.schedule.algorithms.build import MOST_RANKS, named
+from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..ir.schedule.schedule import COMM, Schedule
 from .collectives import price
 

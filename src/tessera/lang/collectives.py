@@ -21,9 +21,10 @@ from ..core.layout import (
     ways,
 )
 from ..core.reshard import completed, gathered
-from . import functions, ranks
+from . import functions
 from .checks import axes_of, is_whole, shown
-from .literal import (
+from .local import ranks
+from .local.literal import (
     collected,
     divided,
     exchanged,
@@ -35,11 +36,11 @@ from .literal import (
     sent,
     view_now,
 )
+from .local.view import NeedsRank, view
 from .record import current
 from .shaping import one_dim
 from .tensor import Tensor, as_tensor
 from .tree import tree_map
-from .view import NeedsRank, view
 
 Axis = str | Sequence[str] | None
 

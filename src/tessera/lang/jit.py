@@ -32,7 +32,7 @@ from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
-from .microbatch import NeedsPipe, PipeState
+from .pipelines.microbatch import NeedsPipe, PipeState
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .taps import tapped
 from .tensor import Tensor, as_tensor

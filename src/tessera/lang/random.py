@@ -22,9 +22,9 @@ from ..ops.random import GOLDEN
 from . import functions, record
 from .checks import is_whole, number, shown, sizes
 from .engine import engine
+from .local.view import view
 from .record import KEY_TYPE
 from .tensor import Tensor, emit, scalar
-from .view import view
 
 
 class State:

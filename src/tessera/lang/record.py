@@ -25,9 +25,9 @@ from .engine import PROGRAMS, engine
 from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
-    from .microbatch import PipeState
+    from .local.view import View
+    from .pipelines.microbatch import PipeState
     from .taps import Tap
-    from .view import View
 
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
@@ -118,7 +118,7 @@ class Recorder:
         """The value of `t` while recording: cuts the program there."""
         self.check(t)
         if self.node(t).type.per:
-            from .view import read_own
+            from .local.view import read_own
 
             read_own(self, self.node(t))
         if self.reader is None:

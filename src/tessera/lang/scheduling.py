@@ -17,8 +17,8 @@ from ..core.context import put, replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.options import ScheduleOptions
 from ..core.topology import Topology, cluster
-from ..ir.schedule.algo_table import COLLECTIVES
-from ..ir.schedule.algorithms import NAMES, named
+from ..ir.schedule.algorithms.build import NAMES, named
+from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
 from .checks import flag, function_of, is_whole, shown, whole
 
@@ -52,7 +52,7 @@ def prefetch(distance: int | None) -> None:
 def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
     """From here on collectives go by the algorithm `name`; None: all as the engine likes.
 
-    `name` is one of `tessera.ir.schedule.algorithms.NAMES`, such a one with segments
+    `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`, such a one with segments
     ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"), or "cheapest": the fastest
     on `topology`, or a cluster's name. `collectives` restricts it to these. Raises UsageError.
 

@@ -19,7 +19,7 @@ from .record import Recorder, current
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from .view import View
+    from .local.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from .conv import (
     max_pool2d,
 )
 from .conv_layers import BatchNorm, Conv1d, Conv2d, GroupNorm
+from .experts.layer import MoE, moe, moe_inspection
+from .experts.placement import Placement, balance_experts, place_experts, rehash_experts
+from .experts.routing import balanced_bias
 from .functional import (
     attention,
     cross_entropy,
@@ -35,9 +38,6 @@ from .functional import (
 )
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .module import Module, Parameter
-from .moe_layer import MoE, moe, moe_inspection
-from .moe_placement import Placement, balance_experts, place_experts, rehash_experts
-from .moe_routing import balanced_bias
 from .positions import Rope
 from .transformer import GPT, GPTConfig, TransformerBlock
 

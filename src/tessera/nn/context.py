@@ -24,11 +24,11 @@ from ..lang.checks import axes_of, flag, whole
 from ..lang.collectives import shift, split_over
 from ..lang.create import ShardSpec
 from ..lang.custom import custom_gradient
-from ..lang.literal import rank_along
-from ..lang.local import distribute
+from ..lang.local.distribute import distribute
+from ..lang.local.literal import rank_along
+from ..lang.local.view import view
 from ..lang.shaping import one_dim
 from ..lang.tensor import Like, Tensor, as_tensor
-from ..lang.view import view
 from .blockwise import attend, merged, pulled
 from .functional import check_heads, flash_attention
 

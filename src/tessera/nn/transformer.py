@@ -25,9 +25,9 @@ from .context import (
     zigzag,
     zigzag_positions,
 )
+from .experts.layer import MoE
 from .layers import Embedding, LayerNorm, RMSNorm, normal
 from .module import Module, Parameter
-from .moe_layer import MoE
 from .positions import Rope, alibi_bias
 from .stack import Stack
 

@@ -9,12 +9,12 @@ from ..core.layout import TensorType
 from ..core.topology import Topology
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..lang.jit import Jit
-from ..lang.pipe import Pipe
+from ..lang.pipelines.pipe import Pipe
 from ..lang.tensor import Tensor, as_tensor
 from ..lang.training import TrainingStep
-from ..nn.moe_call import reports
-from ..nn.moe_layer import MoE, moe_inspection
-from ..nn.moe_transport import MoEInspection
+from ..nn.experts.call import reports
+from ..nn.experts.layer import MoE, moe_inspection
+from ..nn.experts.transport import MoEInspection
 from .inspect_schedule import ScheduleInspection, inspect_schedule
 
 MOST_DRAWN, LISTED = 64, 8  # devices

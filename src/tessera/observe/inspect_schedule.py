@@ -10,9 +10,9 @@ from ..cost.schedule_collectives import CollectiveCost, collective_costs
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import SEND, Schedule
 from ..lang.jit import Jit
-from ..lang.pipe import Pipe
-from ..nn.moe_call import reports
-from ..nn.moe_transport import CARRIERS, TRANSPORTS, MoEInspection
+from ..lang.pipelines.pipe import Pipe
+from ..nn.experts.call import reports
+from ..nn.experts.transport import CARRIERS, TRANSPORTS, MoEInspection
 
 
 @dataclass(frozen=True)

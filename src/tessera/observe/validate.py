@@ -17,7 +17,7 @@ from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
-from ..ir.schedule.stages import on_mesh
+from ..ir.schedule.pipelines.stages import on_mesh
 from ..lang.checks import function_of
 from ..lang.engine import engine
 from ..lang.jit import Jit

@@ -20,8 +20,8 @@ from ..core.topology import Topology
 from ..cost.collectives import choose, nesting
 from ..cost.schedule_collectives import whole_bytes
 from ..ir.graph.node import Graph, Node
-from ..ir.schedule.algo_table import COLLECTIVES, Collective
-from ..ir.schedule.algorithms import MOST_RANKS, named
+from ..ir.schedule.algorithms.build import MOST_RANKS, named
+from ..ir.schedule.algorithms.table import COLLECTIVES, Collective
 from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ops.op import BODIES
 

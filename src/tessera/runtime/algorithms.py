@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 
 from ..core.errors import UsageError, fail
-from ..ir.schedule.algo_table import Action, Algorithm, Round
-from ..ir.schedule.algorithms import named
+from ..ir.schedule.algorithms.build import named
+from ..ir.schedule.algorithms.table import Action, Algorithm, Round
 from . import xp_jax
 
 Array = Any

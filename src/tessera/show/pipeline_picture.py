@@ -3,7 +3,7 @@
 F is a forward, B a whole backward, I and W its two halves; the number is the microbatch. Where
 ranks have several stages, a letter tells which: a for the first of the rank. A dot is an idle unit.
 
->>> from tessera.ir.schedule.orders import pipeline_table
+>>> from tessera.ir.schedule.pipelines.orders import pipeline_table
 >>> print(pipeline_text(simulate(pipeline_table("1F1B", ranks=2, microbatches=3))))
 1F1B · 2 ranks, 2 stages, 3 microbatches · 12 units · idle 25 % · holds at most 2
 rank 0 │ F0 F1 .  .  B0 ─  F2 B1 ─  .  B2 ─
@@ -19,8 +19,8 @@ from html import escape
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from ..ir.schedule.simulate import Timeline, simulate
-from ..ir.schedule.tables import Action, Table
+from ..ir.schedule.pipelines.simulate import Timeline, simulate
+from ..ir.schedule.pipelines.tables import Action, Table
 from .mesh_picture import plain_text
 
 MAX_ROWS, MAX_BANDS = 32, 6

@@ -50,7 +50,7 @@ class Node:
             return 0
         t = self.args[0].type
         if "algorithm" in self.attrs:
-            from ..schedule.algorithms import received_share
+            from ..schedule.algorithms.build import received_share
 
             name, n = self.attrs["algorithm"], ways(self.attrs["axes"], t.sizes)
             whole = self.type if self.op == "all_gather" else t

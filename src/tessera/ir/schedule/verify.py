@@ -7,7 +7,7 @@ from typing import NoReturn
 from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import same_type, ways
 from ..graph.verify import verify as verify_graph
-from .algorithms import named
+from .algorithms.build import named
 from .schedule import COMM, COMPUTE, SEND, Schedule, Step
 
 

@@ -1,0 +1,1 @@
+"""Collective algorithms: tables of rounds, who sends which chunk to whom."""

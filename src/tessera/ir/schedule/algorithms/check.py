@@ -1,0 +1,224 @@
+"""Does a table of rounds do what its collective promises, and in which order does it add?
+
+`verify` runs it on symbols: each rank's share of each chunk is one bit, so a share that is added
+twice, lost, or sent before it is there shows. `order` records how each result is put together.
+`evaluate` runs it on NumPy arrays, and is the oracle of the engine's form.
+
+>>> from tessera.ir.schedule.algorithms.build import build
+>>> verify(build("all_reduce", "ring", 3))
+>>> order(build("all_reduce", "ring", 3))[0]
+(0, (1, 2))
+>>> order(build("all_reduce", "tree", 5))[0] == adjacent_pairs(5)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from ....core.errors import GraphError, UsageError, fail
+from .table import Algorithm, Transfer
+
+# A rank's number, or two of these that are added; the one with the smallest rank is first, because
+# a + b and b + a are the same bits.
+Order: TypeAlias = "int | tuple[Order, Order]"
+T = TypeVar("T")
+
+
+def replay(
+    algorithm: Algorithm,
+    start: Callable[[int, int], T],
+    add: Callable[[T, T, Transfer, int], T],
+) -> list[dict[int, T]]:
+    """What each rank holds after the last round, chunk by chunk.
+
+    `start(rank, chunk)` is what it holds before the first; `add(there, arrived, transfer, round)`.
+    """
+    held = [{c: start(r, c) for c in algorithm.starts(r)} for r in range(algorithm.n)]
+    for k, moves in enumerate(algorithm.rounds):
+        sent = [[held[t.src][c] for c in t.chunks] for t in moves]
+        for t, values in zip(moves, sent):
+            here = held[t.dst]
+            for c, value in zip(t.chunks, values):
+                here[c] = value if t.op == "copy" else add(here[c], value, t, k)
+    return held
+
+
+def verify(algorithm: Algorithm) -> None:
+    """Raises GraphError, which names round and transfer, where the table breaks its promise.
+
+    Checked are: ranks and chunks that exist; nothing sent that is not there; one copy, or additions
+    only, into one place in one round; no share added twice; no transfer of what is there already;
+    and after the last round, at each rank, all that the collective owes it, from every rank that
+    gives.
+    """
+    a = algorithm
+    reduces = a.collective in ("all_reduce", "reduce_scatter")
+    held = [dict.fromkeys(a.starts(r), 1 << r) for r in range(a.n)]
+    for k, moves in enumerate(a.rounds):
+        written: dict[tuple[int, int], str] = {}
+        sent = []
+        for t in moves:
+            _shape(a, k, t, reduces)
+            for c in t.chunks:
+                if c not in held[t.src]:
+                    raise _wrong(a, k, t, f"rank {t.src} does not hold chunk {c}")
+                before = written.get((t.dst, c))
+                if before is not None and "copy" in (before, t.op):
+                    raise _wrong(a, k, t, f"chunk {c} of rank {t.dst} is written twice")
+                written[t.dst, c] = t.op
+            sent.append([held[t.src][c] for c in t.chunks])
+        if list(moves) != sorted(moves, key=lambda t: (t.src, t.dst, t.op)):
+            raise _wrong(a, k, moves[0], "transfers are not in ascending order of sender")
+        for t, values in zip(moves, sent):
+            here = held[t.dst]
+            for c, value in zip(t.chunks, values):
+                if t.op == "copy":
+                    if here.get(c) == value:
+                        raise _wrong(a, k, t, f"rank {t.dst} holds this chunk {c} already")
+                    here[c] = value
+                elif c not in here:
+                    raise _wrong(a, k, t, f"rank {t.dst} has nothing to add chunk {c} to")
+                elif here[c] & value:
+                    raise _wrong(a, k, t, f"shares of chunk {c} are added twice")
+                else:
+                    here[c] |= value
+    _promise(a, held)
+
+
+def _shape(a: Algorithm, k: int, t: Transfer, reduces: bool) -> None:
+    if not (0 <= t.src < a.n and 0 <= t.dst < a.n and t.src != t.dst):
+        raise _wrong(a, k, t, "the ranks are not two of the group")
+    if not t.chunks or len(set(t.chunks)) != len(t.chunks):
+        raise _wrong(a, k, t, "no chunk, or one twice")
+    if not all(0 <= c < a.chunks for c in t.chunks):
+        raise _wrong(a, k, t, f"a chunk is not one of {a.chunks}")
+    if t.op == "add" and not reduces:
+        raise _wrong(a, k, t, f"an {a.collective} adds nothing")
+
+
+def _promise(a: Algorithm, held: Sequence[dict[int, int]]) -> None:
+    everyone = (1 << a.n) - 1
+    for r in range(a.n):
+        for c in a.wants(r):
+            if a.collective in ("all_reduce", "reduce_scatter"):
+                owed = everyone
+            elif a.collective == "broadcast":
+                owed = 1 << a.root
+            else:  # all_gather, all_to_all: from the one rank that held it
+                owed = 1 << (c // a.pieces if a.collective == "all_gather" else c // a.parts)
+            got = held[r].get(c, 0)
+            if got != owed:
+                missing = [s for s in range(a.n) if (owed & ~got) >> s & 1]
+                raise fail(
+                    GraphError,
+                    f"{a.collective} by {a.name}: rank {r} ends without "
+                    f"{'ranks' if len(missing) > 1 else 'rank'} {_few(missing)} in chunk {c}",
+                    [("table", a)],
+                    fix="print algorithm.text() and follow that chunk",
+                )
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
+
+
+def _wrong(a: Algorithm, k: int, t: Transfer, what: str) -> GraphError:
+    way = f"{t.src} > {t.dst} {t.op} {_few(t.chunks)}"
+    return fail(
+        GraphError,
+        f"{a.collective} by {a.name}, round {k}: {what}",
+        [("transfer", way), ("table", a)],
+        fix="a rank sends what it held when the round began, and each share once",
+    )
+
+
+# ---- the order of additions --------------------------------------------------------------------
+def adjacent_pairs(n: int) -> Order:
+    """The tree that pairs neighbours, then neighbouring pairs, and so on; an odd one waits.
+
+    >>> adjacent_pairs(7)
+    (((0, 1), (2, 3)), ((4, 5), 6))
+    """
+    row: list[Order] = list(range(n))
+    while len(row) > 1:
+        row = [row[i] if i + 1 == len(row) else (row[i], row[i + 1]) for i in range(0, len(row), 2)]
+    return row[0]
+
+
+@lru_cache(maxsize=64)
+def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
+    """How each chunk is added up, and the same at every rank; None where the engine decides.
+
+    Raises UsageError for a collective that adds nothing, GraphError where two ranks would end with
+    sums in different orders: then they might differ in their last bits.
+    """
+    a = algorithm
+    if a.collective not in ("all_reduce", "reduce_scatter"):
+        raise fail(
+            UsageError,
+            f"order: {a.collective} adds nothing",
+            [("table", a)],
+            fix="ask it of an all_reduce or a reduce_scatter",
+        )
+    if a.native:
+        return None
+
+    def add(x: tuple[int, Order], y: tuple[int, Order], *_: object) -> tuple[int, Order]:
+        low, high = (x, y) if x[0] < y[0] else (y, x)
+        return low[0], (low[1], high[1])
+
+    held = replay(a, lambda r, c: (r, r), add)
+    found: dict[int, Order] = {}
+    for r in range(a.n):
+        for c in a.wants(r):
+            if found.setdefault(c, held[r][c][1]) != held[r][c][1]:
+                raise fail(
+                    GraphError,
+                    f"{a.collective} by {a.name}: rank {r} adds chunk {c} up in another order than "
+                    "the ranks before it",
+                    [("table", a)],
+                    fix="let one rank finish the sum and copy it to the others",
+                )
+    return tuple(found[c] for c in sorted(found))
+
+
+def in_pairs(algorithm: Algorithm) -> bool:
+    """Whether every chunk is added up in adjacent pairs: the order that any mesh can keep."""
+    found = order(algorithm)
+    return found is not None and all(tree == adjacent_pairs(algorithm.n) for tree in found)
+
+
+def fold(tree: Order, values: Sequence[Any]) -> Any:
+    """`values`, one a rank, added up in the order of `tree`."""
+    return values[tree] if isinstance(tree, int) else fold(tree[0], values) + fold(tree[1], values)
+
+
+# ---- on arrays ---------------------------------------------------------------------------------
+def evaluate(algorithm: Algorithm, blocks: Sequence[Any]) -> list[Any]:
+    """The results of all ranks from their arrays, by NumPy, in the table's order of additions.
+
+    Shapes are those of `lax.psum`, `psum_scatter`, `all_gather` and `all_to_all` on dim 0, tiled; a
+    broadcast gives each rank the root's array. Block sizes must divide by the table's chunks.
+    """
+    a = algorithm
+    arrays = [np.asarray(b) for b in blocks]
+
+    def start(r: int, c: int) -> Any:
+        at = c - r * a.pieces if a.collective == "all_gather" else c
+        at = c - r * a.parts if a.collective == "all_to_all" else at
+        cut = a.pieces if a.collective == "all_gather" else a.parts
+        return arrays[r].reshape(cut, -1)[at]
+
+    held = replay(a, start, lambda x, y, *_: x + y)
+    results = []
+    for r in range(a.n):
+        flat = np.concatenate([held[r][c] for c in a.wants(r)])
+        rest = arrays[r].shape[1:]
+        same = a.collective in ("all_reduce", "broadcast", "all_to_all")
+        results.append(flat.reshape(arrays[r].shape if same else (-1, *rest)))
+    return results

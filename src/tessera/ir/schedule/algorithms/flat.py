@@ -1,0 +1,310 @@
+"""The rounds of each algorithm on one group of n ranks: ring, line, direct, halving, trees.
+
+Most follow from one picture. Chunk c lives at rank c and spreads from there over all ranks: that is
+an all_gather. Run backwards, adding where it copied, it is a reduce_scatter; one after the other
+they are an all_reduce. What differs is the way in which a chunk spreads: around a ring, along a
+line, one hop to each, or doubling. All of them take any n; what happens when n is no power of two
+is said where it matters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .table import Hop, Round, backwards, renamed, table, together
+
+Rounds = tuple[Round, ...]
+
+
+# ---- spreading: all_gather, and backwards reduce_scatter ---------------------------------------
+def ring_gather(n: int) -> Rounds:
+    """Every rank passes to the next what came in the round before: n - 1 rounds of one chunk."""
+    return table([[(r, (r + 1) % n, (r - k) % n, "copy") for r in range(n)] for k in range(n - 1)])
+
+
+def ring_scatter(n: int) -> Rounds:
+    """Chunk c starts at rank c + 1 and collects on its way round to c: a left fold from c + 1."""
+    return table(
+        [[(r, (r + 1) % n, (r - k - 1) % n, "add") for r in range(n)] for k in range(n - 1)]
+    )
+
+
+def line_gather(n: int) -> Rounds:
+    """Like a ring without the link between the ends: chunks travel both ways at once."""
+    rounds: list[list[Hop]] = []
+    for k in range(n - 1):
+        right: list[Hop] = [(c + k, c + k + 1, c, "copy") for c in range(n - 1 - k)]
+        left: list[Hop] = [(c - k, c - k - 1, c, "copy") for c in range(k + 1, n)]
+        rounds.append(right + left)
+    return table(rounds)
+
+
+def direct_gather(n: int) -> Rounds:
+    """Each chunk goes from its home to every rank in one hop; in round k to the k-th neighbour."""
+    return table([[(r, (r + k) % n, r, "copy") for r in range(n)] for k in range(1, n)])
+
+
+def halving_scatter(n: int) -> Rounds:
+    """Recursive halving, neighbours first, so that every chunk is added up in adjacent pairs.
+
+    In round k blocks of 2^k ranks meet: for each chunk one rank of a block holds the block's sum,
+    and sends it to the one that holds the sum for both. For a power of two that is the classical
+    exchange with rank r xor 2^k, and each rank sends n - 1 chunks. For another n the last block of
+    a round is short or absent; the order of additions stays that of adjacent pairs, the rounds stay
+    ceil(log2 n), and some ranks send more than one partner a share (see `docs/algorithms.md`).
+    """
+    rounds: list[list[Hop]] = []
+    width = 1
+    while width < n:
+        hops: list[Hop] = []
+        for low in range(0, n - width, 2 * width):
+            for c in range(n):
+                ends = _holder(c, low, width, n), _holder(c, low + width, width, n)
+                stays = _holder(c, low, 2 * width, n)
+                hops.append((ends[0] if stays == ends[1] else ends[1], stays, c, "add"))
+        rounds.append(hops)
+        width *= 2
+    return table(rounds)
+
+
+def _holder(chunk: int, low: int, width: int, n: int) -> int:
+    """Which rank of the block [low, low + width) holds the block's sum of `chunk`."""
+    high = min(low + width, n)
+    if low <= chunk < high:
+        return chunk
+    while high - low > 1:
+        half = 1 << ((high - low - 1).bit_length() - 1)
+        right = low + (chunk & (2 * half - 1)) >= low + half
+        if right and low + (chunk & (2 * half - 1)) < high:
+            low += half
+        else:
+            high = low + half
+    return low
+
+
+def halving_gather(n: int) -> Rounds:
+    """Recursive doubling, far ranks first: the ways of `halving_scatter` backwards."""
+    return backwards(halving_scatter(n), "copy")
+
+
+SCATTER: dict[str, Callable[[int], Rounds]] = {
+    "ring": ring_scatter,
+    "line": lambda n: backwards(line_gather(n), "add"),
+    "direct": lambda n: backwards(direct_gather(n), "add"),
+    "halving": halving_scatter,
+}
+GATHER: dict[str, Callable[[int], Rounds]] = {
+    "ring": ring_gather,
+    "line": line_gather,
+    "direct": direct_gather,
+    "halving": halving_gather,
+}
+
+
+def bit_reversed(n: int) -> list[int]:
+    """An order of n chunks in which halving sends neighbours together (n a power of two)."""
+    bits = (n - 1).bit_length()
+    return [int(f"{c:0{bits}b}"[::-1], 2) if bits else 0 for c in range(n)]
+
+
+def scatter_gather(name: str, n: int) -> Rounds:
+    """An all_reduce: everyone's chunk is summed where it lives, then spread."""
+    rounds = SCATTER[name](n) + GATHER[name](n)
+    if name == "halving" and n & (n - 1) == 0:
+        rounds = renamed(rounds, bit_reversed(n))
+    return rounds
+
+
+# ---- trees -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A rooted tree over ranks: each rank's parent (the root's is -1) and, going up, its round."""
+
+    parent: tuple[int, ...]
+    when: tuple[int, ...]
+
+    @property
+    def height(self) -> int:
+        """The rounds that a way up takes."""
+        return max((w + 1 for w, p in zip(self.when, self.parent) if p >= 0), default=0)
+
+    def up(self, chunks: Sequence[int]) -> Rounds:
+        """A reduction of `chunks` to the root."""
+        rounds: list[list[Hop]] = [[] for _ in range(self.height)]
+        for r, p in enumerate(self.parent):
+            if p >= 0:
+                rounds[self.when[r]].extend((r, p, c, "add") for c in chunks)
+        return table(rounds)
+
+    def down(self, chunks: Sequence[int]) -> Rounds:
+        """A broadcast of `chunks` from the root."""
+        return backwards(self.up(chunks), "copy")
+
+    def deal(self, chunks: Callable[[int], Sequence[int]]) -> Rounds:
+        """From the root to each rank r its own `chunks(r)`: each way carries a whole subtree's."""
+        rounds: list[list[Hop]] = [[] for _ in range(self.height)]
+        for r in range(len(self.parent)):
+            at = r
+            while self.parent[at] >= 0:
+                rounds[self.when[at]].extend((at, self.parent[at], c, "copy") for c in chunks(r))
+                at = self.parent[at]
+        return backwards(table(rounds), "copy")
+
+    def over(self, names: Sequence[int], n: int) -> Tree:
+        """The same tree with rank r called `names[r]`, among n ranks."""
+        parent, when = [-1] * n, [0] * n
+        for r, p in enumerate(self.parent):
+            parent[names[r]] = names[p] if p >= 0 else -1
+            when[names[r]] = self.when[r]
+        return Tree(tuple(parent), tuple(when))
+
+    def way(self, src: int, dst: int) -> list[int]:
+        """The ranks from `src` to `dst` along the tree."""
+        up, down = [src], [dst]
+        while self.parent[up[-1]] >= 0:
+            up.append(self.parent[up[-1]])
+        while down[-1] not in up:
+            down.append(self.parent[down[-1]])
+        return up[: up.index(down[-1])] + down[::-1]
+
+
+def binary_tree(n: int) -> Tree:
+    """In round k rank r, an odd multiple of 2^k, joins r - 2^k: adjacent pairs, whatever n is."""
+    parent = [r & (r - 1) if r else -1 for r in range(n)]
+    when = [(r & -r).bit_length() - 1 if r else 0 for r in range(n)]
+    return Tree(tuple(parent), tuple(when))
+
+
+def two_trees(n: int) -> tuple[Tree, Tree]:
+    """Two binary trees over all ranks such that who works in one is a leaf in the other.
+
+    Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan
+    (2009). The first has its leaves at odd ranks. The second is its mirror image for even n, and
+    for odd n the first one moved on by one, where one rank may work in both.
+    """
+    parent, depth = [-1] * n, [0] * n
+    for r in range(1, n):
+        low = r & -r
+        up = (r ^ low) | (low << 1)
+        parent[r] = up if up < n else r ^ low
+    for r in range(n):
+        at = r
+        while parent[at] >= 0:
+            at, depth[r] = parent[at], depth[r] + 1
+    height = max(depth)
+    first = Tree(tuple(parent), tuple(height - d for d in depth))
+    other = [n - 1 - r if n % 2 == 0 else (r + 1) % n for r in range(n)]
+    return first, first.over(other, n)
+
+
+def crowned(tree: Tree, root: int, n: int) -> Tree:
+    """`tree` over the other ranks, in order after `root`, with `root` above its root."""
+    below = tree.over([(root + 1 + r) % n for r in range(n - 1)], n)
+    parent = [root if p < 0 and r != root else p for r, p in enumerate(below.parent)]
+    return Tree(tuple(parent), below.when)
+
+
+# ---- ways: all_to_all --------------------------------------------------------------------------
+def ways(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
+    """An all_to_all in which every chunk walks its `way`, one hop a round from the first on."""
+    rounds: list[list[Hop]] = []
+    for s in range(n):
+        for d in range(n):
+            stops = way(s, d)
+            rounds.extend([] for _ in range(len(stops) - 1 - len(rounds)))
+            for k, (a, b) in enumerate(itertools.pairwise(stops)):
+                rounds[k].append((a, b, s * n + d, "copy"))
+    return table(rounds)
+
+
+def ring_way(n: int) -> Callable[[int, int], list[int]]:
+    """The shorter way round; half of the ring is walked upwards."""
+
+    def way(s: int, d: int) -> list[int]:
+        ahead = (d - s) % n
+        step, hops = (1, ahead) if ahead <= n // 2 else (-1, n - ahead)
+        return [(s + step * k) % n for k in range(hops + 1)]
+
+    return way
+
+
+def line_way(s: int, d: int) -> list[int]:
+    """Straight along the line."""
+    return list(range(s, d + 1)) if s <= d else list(range(s, d - 1, -1))
+
+
+def pairwise_exchange(n: int) -> Rounds:
+    """In round k every rank sends one chunk straight to its k-th neighbour: n - 1 rounds."""
+    return table([[(r, (r + k) % n, r * n + (r + k) % n, "copy") for r in range(n)]
+                  for k in range(1, n)])  # fmt: skip
+
+
+def log_exchange(n: int) -> Rounds:
+    """Bruck et al. (1997): in round k all chunks whose distance has bit k move 2^k ranks on.
+
+    ceil(log2 n) rounds for any n, and each chunk moves as often as its distance has ones.
+    """
+    rounds: list[list[Hop]] = []
+    for k in range((n - 1).bit_length()):
+        hops: list[Hop] = []
+        for s in range(n):
+            for far in range(n):
+                if far >> k & 1:
+                    at = (s + (far & ((1 << k) - 1))) % n
+                    hops.append((at, (at + (1 << k)) % n, s * n + (s + far) % n, "copy"))
+        rounds.append(hops)
+    return table(rounds)
+
+
+# ---- broadcast ---------------------------------------------------------------------------------
+def ring_broadcast(n: int, root: int) -> Rounds:
+    """From the root around the ring: n - 1 rounds."""
+    return table([[((root + k) % n, (root + k + 1) % n, 0, "copy")] for k in range(n - 1)])
+
+
+def line_broadcast(n: int, root: int) -> Rounds:
+    """From the root to both ends."""
+    rounds: list[list[Hop]] = []
+    for k in range(max(root, n - 1 - root)):
+        right: list[Hop] = [(root + k, root + k + 1, 0, "copy")] if root + k + 1 < n else []
+        left: list[Hop] = [(root - k, root - k - 1, 0, "copy")] if root - k - 1 >= 0 else []
+        rounds.append(right + left)
+    return table(rounds)
+
+
+def direct_broadcast(n: int, root: int) -> Rounds:
+    """The root sends to one rank after another."""
+    return table([[(root, (root + k) % n, 0, "copy")] for k in range(1, n)])
+
+
+def halving_broadcast(n: int, root: int) -> Rounds:
+    """The root deals the chunks out, a block each, and all ranks gather them by doubling.
+
+    Van de Geijn's form for long messages: 2 S (n - 1) / n leave the root, not S log2 n.
+    """
+    tree = binary_tree(n).over([(root + r) % n for r in range(n)], n)
+    return tree.deal(lambda r: [r]) + halving_gather(n)
+
+
+def tree_reduce_scatter(trees: Sequence[Tree], n: int) -> Rounds:
+    """Block r's piece j is reduced over tree j to its root and dealt from there to rank r."""
+    k = len(trees)
+
+    def one(j: int, tree: Tree) -> Rounds:
+        return tree.up([r * k + j for r in range(n)]) + tree.deal(lambda r: [r * k + j])
+
+    return together([one(j, tree) for j, tree in enumerate(trees)])
+
+
+def trees_of(name: str, n: int) -> tuple[Tree, ...]:
+    """The trees that `name` uses: one, or two that share the work."""
+    return two_trees(n) if name == "double_tree" else (binary_tree(n),)
+
+
+def broadcast_trees(name: str, n: int, root: int) -> tuple[Tree, ...]:
+    """The trees of a broadcast from `root`; two of them hang below it."""
+    if name == "double_tree" and n > 1:
+        return tuple(crowned(t, root, n) for t in two_trees(n - 1))
+    return (binary_tree(n).over([(root + r) % n for r in range(n)], n),)

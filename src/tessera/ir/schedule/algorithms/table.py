@@ -1,0 +1,213 @@
+"""What is a collective algorithm? A table of rounds: who sends which chunks to whom, copied or
+added.
+
+A tensor of S bytes is cut into `parts` chunks of S / parts. In a round every rank sends what it
+held when the round began; then copies overwrite and additions add, in ascending order of the
+sender. So a table says not only what moves but in which order numbers are added: it fixes the bits.
+
+>>> table = Algorithm("all_reduce", "by hand", 2, 1, (
+...     (Transfer(1, 0, (0,), "add"),),
+...     (Transfer(0, 1, (0,), "copy"),),
+... ))
+>>> table.steps, table.sent(), table.received()
+(2, (1, 1), (1, 1))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+from ....core.errors import UsageError, fail
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+Action = Literal["copy", "add"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """`src` sends `chunks` to `dst`, where they replace what is there or are added to it."""
+
+    src: int
+    dst: int
+    chunks: tuple[int, ...]
+    op: Action
+
+
+Round: TypeAlias = tuple[Transfer, ...]
+# One chunk on its way: (sender, receiver, chunk, copied or added).
+Hop: TypeAlias = tuple[int, int, int, Action]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A collective among `n` ranks as rounds of transfers.
+
+    `chunks` counts the names of chunks. all_reduce and broadcast cut the tensor into `chunks` equal
+    parts. reduce_scatter and all_gather cut it into n blocks of `pieces` chunks: chunk c belongs to
+    rank c // pieces. In an all_to_all chunk (s * n + d) * pieces + j is piece j of what s has for
+    d. `native` says that the engine's own collective runs; its rounds then only verify and price
+    it.
+    """
+
+    collective: Collective
+    name: str
+    n: int
+    chunks: int
+    rounds: tuple[Round, ...]
+    root: int = 0
+    native: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How many rounds."""
+        return len(self.rounds)
+
+    @property
+    def parts(self) -> int:
+        """Into how many chunks the tensor of S bytes is cut (the one that the formulas mean).
+
+        S is a rank's whole tensor: the input, or for an all_gather the result.
+        """
+        return self.chunks // self.n if self.collective == "all_to_all" else self.chunks
+
+    @property
+    def pieces(self) -> int:
+        """Chunks per block that has an owner; all chunks where nothing is scattered."""
+        if self.collective in ("all_reduce", "broadcast"):
+            return self.chunks
+        return self.parts // self.n
+
+    def starts(self, rank: int) -> range:
+        """The chunks that `rank` holds before the first round."""
+        if self.collective == "all_gather":
+            return range(rank * self.pieces, (rank + 1) * self.pieces)
+        if self.collective == "all_to_all":
+            return range(rank * self.parts, (rank + 1) * self.parts)
+        if self.collective == "broadcast" and rank != self.root:
+            return range(0)
+        return range(self.chunks)
+
+    def wants(self, rank: int) -> tuple[int, ...]:
+        """The chunks that `rank` must hold after the last round, in the order of the result."""
+        k, n = self.pieces, self.n
+        if self.collective == "reduce_scatter":
+            return tuple(range(rank * k, (rank + 1) * k))
+        if self.collective == "all_to_all":
+            return tuple((s * n + rank) * k + j for s in range(n) for j in range(k))
+        return tuple(range(self.chunks))
+
+    def sent(self) -> tuple[int, ...]:
+        """How many chunks each rank sends in all."""
+        return self._count(lambda t: t.src)
+
+    def received(self) -> tuple[int, ...]:
+        """How many chunks each rank receives in all."""
+        return self._count(lambda t: t.dst)
+
+    def _count(self, end: Callable[[Transfer], int]) -> tuple[int, ...]:
+        total = [0] * self.n
+        for moves in self.rounds:
+            for t in moves:
+                total[end(t)] += len(t.chunks)
+        return tuple(total)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.collective} by {self.name}: n={self.n} chunks={self.chunks} "
+            f"rounds={self.steps}>"
+        )
+
+
+# ---- putting rounds together -------------------------------------------------------------------
+def table(rounds: Iterable[Iterable[Hop]]) -> tuple[Round, ...]:
+    """Rounds of single hops as rounds of transfers: what goes the same way goes together."""
+    made = []
+    for hops in rounds:
+        together: dict[tuple[int, int, Action], list[int]] = {}
+        for src, dst, chunk, op in hops:
+            together.setdefault((src, dst, op), []).append(chunk)
+        if together:
+            made.append(
+                tuple(
+                    Transfer(src, dst, tuple(sorted(chunks)), op)
+                    for (src, dst, op), chunks in sorted(together.items())
+                )
+            )
+    return tuple(made)
+
+
+def backwards(rounds: Sequence[Round], op: Action) -> tuple[Round, ...]:
+    """The same ways in the other direction and order: a broadcast made of a reduction, or a
+    reduction made of a broadcast."""
+    return tuple(
+        tuple(
+            sorted(
+                (Transfer(t.dst, t.src, t.chunks, op) for t in moves),
+                key=lambda t: (t.src, t.dst),
+            )
+        )
+        for moves in reversed(rounds)
+    )
+
+
+def renamed(rounds: Sequence[Round], chunks: Sequence[int]) -> tuple[Round, ...]:
+    """The rounds with chunk c called `chunks[c]`."""
+    return tuple(
+        tuple(Transfer(t.src, t.dst, tuple(sorted(chunks[c] for c in t.chunks)), t.op) for t in m)
+        for m in rounds
+    )
+
+
+def together(tables: Sequence[Sequence[Round]], stagger: int = 0) -> tuple[Round, ...]:
+    """Tables on different chunks run at once, each starting `stagger` rounds after the one
+    before."""
+    last = max((i * stagger + len(rounds) for i, rounds in enumerate(tables)), default=0)
+    merged: list[list[Hop]] = [[] for _ in range(last)]
+    for i, rounds in enumerate(tables):
+        for k, moves in enumerate(rounds, i * stagger):
+            merged[k].extend((t.src, t.dst, c, t.op) for t in moves for c in t.chunks)
+    return table(merged)
+
+
+def pipelined(rounds: Sequence[Round], chunks: int, segments: int) -> tuple[Round, ...]:
+    """Each chunk cut into `segments`, which follow each other a round apart.
+
+    Chunk c becomes chunks c * segments, ..., c * segments + segments - 1.
+    """
+    if segments == 1:
+        return tuple(rounds)
+    copies = [renamed(rounds, [c * segments + j for c in range(chunks)]) for j in range(segments)]
+    return together(copies, stagger=1)
+
+
+def trimmed(algorithm: Algorithm) -> Algorithm:
+    """The same without copies to a rank that holds the same sum, or the same chunk, already."""
+    held = [dict.fromkeys(algorithm.starts(r), 1 << r) for r in range(algorithm.n)]
+    kept: list[list[Hop]] = []
+    for moves in algorithm.rounds:
+        hops: list[Hop] = []
+        sent = [[held[t.src][c] for c in t.chunks] for t in moves]
+        for t, values in zip(moves, sent):
+            here = held[t.dst]
+            for c, value in zip(t.chunks, values):
+                if t.op == "add" or here.get(c) != value:
+                    hops.append((t.src, t.dst, c, t.op))
+                here[c] = here[c] | value if t.op == "add" else value
+        kept.append(hops)
+    return replace(algorithm, rounds=table(kept))
+
+
+def checked_int(what: str, value: object, least: int, most: int | None = None) -> int:
+    """`value` as an int from `least` to `most`. Raises UsageError for anything else."""
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if ok and isinstance(value, int) and (most is None or value <= most):
+        return value
+    limit = f"at least {least}" if most is None else f"from {least} to {most}"
+    raise fail(
+        UsageError,
+        f"algorithm: {what} is {value!r}",
+        fix=f"give a whole number {limit}",
+    )

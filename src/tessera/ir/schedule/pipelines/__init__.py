@@ -1,0 +1,1 @@
+"""Pipelines: who runs what when, and the schedule that is made of it."""

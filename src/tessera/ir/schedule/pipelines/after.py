@@ -1,0 +1,81 @@
+"""Where does what comes after the microbatches (the optimizer) run? Each node on the rank of its
+largest argument, neighbours on one rank together."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from ...graph.node import Graph, Node
+
+
+def late_nodes(graph: Graph, known: Container[Node]) -> list[Node]:
+    """The nodes that are computed once, after what is `known`, in order."""
+    needed: set[Node] = set()
+    todo = [o for o in graph.outputs if o not in known]
+    while todo:
+        n = todo.pop()
+        if n in needed or n in known or n.op == "input":
+            continue
+        needed.add(n)
+        todo.extend(n.args)
+    return [n for n in graph.nodes if n in needed]
+
+
+def settle(
+    nodes: Sequence[Node],
+    free: Container[Node],
+    filled: Mapping[Node, int],
+    sums: Container[Node],
+    rank: dict[Node, int],
+) -> None:
+    """Gives each of `nodes` a rank: that of its largest argument, and where that lies nowhere yet
+    (a moment that is given on the whole mesh) both the one where the result is read. `filled` are
+    values with the ranks that made them, `sums` the inputs that are sums over microbatches."""
+    loose: set[Node] = set()
+    own = [n for n in nodes if n not in free]
+    for n in own:
+        known, unknown = [(0, 0)], 0
+        for a in n.args:
+            if a in free:
+                continue
+            if a in rank or a in filled:
+                known.append((a.type.size, rank[a] if a in rank else filled[a]))
+            else:
+                unknown = max(unknown, a.type.size)
+        size, where = max(known, key=lambda k: (k[0], -k[1]))
+        if size and size >= unknown:
+            rank[n] = where
+        else:
+            loose.add(n)
+    for n in reversed(own):
+        rank.setdefault(n, 0)
+        for a in n.args:
+            if a in loose or (a.op == "input" and a not in sums):
+                rank.setdefault(a, rank[n])
+    for n in nodes:
+        rank.setdefault(n, 0)
+
+
+def by_rank(
+    nodes: Sequence[Node], free: Container[Node], given: Container[Node], rank: dict[Node, int]
+) -> list[list[Node]]:
+    """Neighbours on one rank together. What picks one result of several stays with its node; of
+    what is free only what is `given` back is computed."""
+    groups: list[list[Node]] = []
+    pending: dict[int, list[Node]] = {}
+    items: dict[Node, list[Node]] = {}
+    for n in nodes:
+        if n.op == "item":
+            items.setdefault(n.args[0], []).append(n)
+    for n in nodes:
+        if n.op == "item" or (n in free and n not in given):
+            continue
+        # A node may join its rank's open group unless it needs another rank's open group.
+        for other in [r for r in pending if r != rank[n]]:
+            if any(a in pending[other] for a in n.args):
+                groups.append(pending.pop(other))
+        pending.setdefault(rank[n], []).append(n)
+        for i in items.get(n, ()):
+            rank[i] = rank[n]
+            pending[rank[n]].append(i)
+    return [*groups, *pending.values()]

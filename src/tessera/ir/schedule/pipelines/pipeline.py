@@ -1,0 +1,390 @@
+"""A pipeline as a schedule: the regions of each stage, once a microbatch, in the order of a table.
+
+What one stage gives to another is sent, and is a buffer on the other's mesh. Gradients and losses
+are added up as the microbatches go by. What comes after them (the optimizer) is a graph of its own,
+whose nodes go where their largest argument is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ....core.context import settings
+from ....core.layout import TensorType
+from ....core.mesh import Mesh
+from ....core.reshard import gathered
+from ...graph.build import Builder
+from ...graph.node import Graph, Node, reachable
+from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
+from .after import by_rank, late_nodes, settle
+from .check import run_order
+from .microbatches import key_of, microbatches, together
+from .stages import (
+    Region,
+    copied,
+    free_nodes,
+    moved_type,
+    on_mesh,
+    region_graph,
+    regions,
+    stage_numbers,
+    whole_backward,
+)
+from .tables import Table
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One microbatch as it was recorded, on the mesh of a stage, and what comes after all of them.
+
+    `batch` are inputs that a microbatch has a part of, with the types of their wholes; `sums` maps
+    inputs of what comes after to the values that are added up for them, over all microbatches;
+    `means` are the outputs that are averaged, `rows` those whose rows are put together.
+    """
+
+    graph: Graph
+    batch: Mapping[Node, TensorType]
+    sums: Mapping[Node, Node]
+    means: frozenset[Node]
+    rows: frozenset[Node]
+    marked: Mapping[Node, int]
+    origins: Mapping[Node, Node]
+    ahead: Mapping[Node, Node]  # inputs to the values whose means over the microbatches they are
+    back: Mapping[Node, Node]  # outputs that come back on the whole mesh, to lie as these inputs
+    key: Node | None = None
+
+
+@dataclass
+class Plan:
+    """A pipeline's schedule and what it was made of."""
+
+    schedule: Schedule
+    table: Table
+    regions: dict[tuple[int, str], Region] = field(default_factory=dict)
+    homes: dict[Node, int] = field(default_factory=dict)  # inputs to the ranks that use them first
+
+
+def pipeline_schedule(
+    made: Recorded, wholes: Sequence[TensorType], table: Table, meshes: Sequence[Mesh], mesh: Mesh
+) -> Plan:
+    """The schedule of `made` by `table`. `wholes` are the types of the inputs as they are given,
+    `meshes` those of the ranks, `mesh` the one that they are slices of."""
+    return _Pipeline(made, wholes, table, meshes, mesh).plan()
+
+
+class _Pipeline:
+    def __init__(
+        self,
+        made: Recorded,
+        wholes: Sequence[TensorType],
+        table: Table,
+        meshes: Sequence[Mesh],
+        mesh: Mesh,
+    ) -> None:
+        self.made, self.table, self.mesh = made, table, mesh
+        self.name, self.count = made.graph.name, table.microbatches
+        self.stage_mesh = [meshes[r] for r in table.placement]
+        self.types: list[TensorType] = list(wholes)
+        inner = {*made.sums, *made.ahead}
+        real = [n for n in made.graph.inputs if n not in inner]
+        self.free = free_nodes(made.graph.nodes)
+        self.given = {n: i for i, n in enumerate(real)}
+        self.inputs = len(real)
+        self.steps: list[Step] = []
+        self.sent: dict[tuple[int, int], int] = {}  # (buffer, rank) to the buffer there
+        self.lies: dict[tuple[int, TensorType], int] = {}  # (buffer, layout) to the buffer so laid
+        self.rank_of = list(table.placement)
+        self.meshes = list(meshes)
+        self.made_on: dict[int, int] = {}  # buffer to the rank that filled it
+        self.rank: dict[Node, int] = {}  # of inputs and what comes after: where it is
+        self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
+        self.totals: dict[Node, int] = {}  # what is added up so far
+        # Where bits depend on no order of execution, microbatches are added up in adjacent pairs:
+        # by node, level and place, what waits for its neighbour.
+        self.paired = settings().promise == "mesh_invariant"
+        self.waiting: dict[tuple[Node, int, int], int] = {}
+        self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
+
+    # -- buffers ----------------------------------------------------------------------------------
+    def buffer(self, t: TensorType) -> int:
+        self.types.append(t)
+        return len(self.types) - 1
+
+    def on(self, buffer: int, rank: int) -> int:
+        """`buffer` on the mesh of `rank`: sent there, once."""
+        t = self.types[buffer]
+        here = self.made_on.get(buffer)
+        if t.mesh == self.meshes[rank] or (t.mesh is None and here == rank):
+            return buffer
+        apart = set(t.split_axes) - set(self.meshes[rank].axes)
+        if apart:  # it rests split over the stages' axis
+            return self.on(self.laid(buffer, gathered(t, apart)), rank)
+        known = self.sent.get((buffer, rank))
+        if known is None:
+            to = t.on(self.meshes[rank])
+            known = self.sent[buffer, rank] = self.buffer(to)
+            self.made_on[known] = rank
+            x = Node("input", (), (to,), {"name": f"b{buffer}"})
+            self.steps.append(Step(
+                Graph("send", (x,), (x,), (x,)), (buffer,), (known,), SEND, here or 0
+            ))  # fmt: skip
+        return known
+
+    def laid(self, buffer: int, to: TensorType) -> int:
+        """`buffer`, which is on the whole mesh, in the layout `to`: once."""
+        if self.types[buffer] == to:
+            return buffer
+        known = self.lies.get((buffer, to))
+        if known is None:
+            b = Builder("rest")
+            b.loc = ""
+            x = b.redistribute(b.input(self.types[buffer], f"b{buffer}"), to)
+            known = self.lies[buffer, to] = self.run(b.graph([x]), [buffer], FUSED, None, "rest")[0]
+        return known
+
+    def run(
+        self, graph: Graph, reads: Sequence[int], stream: str, rank: int | None, note: str
+    ) -> list[int]:
+        """A step on the mesh of `rank`, None for the whole; the buffers that it fills."""
+        writes = [self.buffer(n.type) for n in graph.outputs]
+        if rank is not None:
+            self.made_on.update(dict.fromkeys(writes, rank))
+        self.steps.append(Step(graph, tuple(reads), tuple(writes), stream, rank or 0, (), note))
+        return writes
+
+    # -- the plan ---------------------------------------------------------------------------------
+    def plan(self) -> Plan:
+        made = self.made
+        last = len(self.stage_mesh) - 1
+        stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
+        outputs = [o for o in made.graph.outputs if o in made.means or o in made.rows]
+        wanted = list(dict.fromkeys([*made.sums.values(), *outputs]))
+        gradients = {n for n in made.sums.values() if n in made.origins}
+        found = regions(made.graph, wanted, gradients, stage, self.free, made.origins)
+        found |= whole_backward(found, wanted)
+        self.count_ahead()
+        self.play(found, wanted)
+        results = self.after(found)
+        schedule = Schedule(
+            self.name,
+            self.mesh,
+            tuple(self.types),
+            tuple(range(self.inputs)),
+            tuple(results),
+            tuple(self.steps),
+            f"pipeline={self.table.name} microbatches={self.count}",
+        )
+        homes = {n: r for n, r in self.rank.items() if n.op == "input"}
+        return Plan(schedule, self.table, found, homes)
+
+    def cut(self, n: Node, rank: int) -> list[int]:
+        """The microbatches of input `n` on the mesh of `rank`; of the key, one for each."""
+        known = self.micro.get((n, rank))
+        if known is not None:
+            return known
+        whole = self.on(self.given[n], rank)
+        b = Builder("cut")
+        b.loc = ""
+        x = b.input(self.types[whole], "whole")
+        if n is self.made.key:
+            outs = [key_of(b, x, m) for m in range(self.count)]
+        else:
+            to = moved_type(n.type, self.meshes[rank])
+            outs = [b.redistribute(p, to) for p in microbatches(b, x, self.count)]
+        found = self.run(b.graph(outs), [whole], FUSED, rank, "microbatches")
+        self.micro[n, rank] = found
+        return found
+
+    def count_ahead(self) -> None:
+        """What must be known of all microbatches before the first begins: how many labels count."""
+        ahead = self.made.ahead
+        if not ahead:
+            return
+        needed = reachable(ahead.values())
+        nodes = [n for n in self.made.graph.nodes if n in needed]
+        group = [n for n in nodes if n.op != "input" and n not in self.free]
+        rank = self.rank_of[-1]  # where the loss is
+        inputs: dict[int, Node] = {}
+        made: list[Node] = []
+        totals: dict[Node, Node] = {}
+        for m in range(self.count):
+            new: dict[Node, Node] = {n: n for n in made if n in self.free}
+            for n in nodes:
+                if n.op == "input":
+                    at = self.cut(n, rank)[m]
+                    if at not in inputs:
+                        inputs[at] = Node("input", (), n.types, {"name": f"b{at}"})
+                    new[n] = inputs[at]
+            copied(group, new, made, self.free)
+            for k, source in ahead.items():
+                totals[k] = x = new[source] if m == 0 else Node(
+                    "add", (totals[k], new[source]), source.types, {}, source.loc
+                )  # fmt: skip
+                if m:
+                    made.append(x)
+        outs = []
+        for x in totals.values():
+            attrs = {"dtype": x.type.dtype, "shape": (), "value": 1.0 / self.count}
+            part = Node("full", (), (x.type.replicated(),), attrs)
+            outs.append(Node("mul", (x, part), x.types, {}, x.loc))
+            made += [part, outs[-1]]
+        graph = Graph("ahead", (*inputs.values(), *made), tuple(inputs.values()), tuple(outs))
+        ids = self.run(on_mesh(graph, self.meshes[rank]), list(inputs), FUSED, rank, "ahead")
+        self.given.update(zip(totals, ids, strict=True))
+
+    def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
+        sums = set(self.made.sums.values()) | self.made.means
+        values: dict[tuple[Node, int], int] = {}
+        graphs: dict[tuple[int, str, bool], Graph] = {}
+
+        def region(s: int, kind: str, m: int) -> None:
+            r = found.get((s, kind))
+            if r is None:
+                return
+            rank = self.rank_of[s]
+            here = set(r.nodes)
+            added = [n for n in wanted if n in sums and n in here]
+            first = self.paired or not added or added[0] not in self.totals
+            if (s, kind, first) not in graphs:
+                graph = region_graph(f"{self.name}_{s}{kind}", r, added, first, self.free)
+                graphs[s, kind, first] = on_mesh(graph, self.meshes[rank])
+            reads = [self._value(values, a, m, rank) for a in r.takes]
+            if not first:
+                reads += [self.totals[n] for n in added]
+            graph = graphs[s, kind, first]
+            ids = self.run(graph, reads, FUSED, rank, f"{s}{kind}{m}")
+            values.update(((n, m), i) for n, i in zip(r.gives, ids))
+            own = dict(zip(added, ids[len(r.gives) :], strict=True))
+            if self.paired:
+                self.pair(own, m, rank)
+            else:
+                self.totals.update(own)
+            for n in r.gives:
+                if n in self.made.rows:
+                    self.parts.setdefault(n, []).append(values[n, m])
+
+        for rank, slot in run_order(self.table):
+            row = self.table.rows[rank]
+            unit = [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
+            for a in unit:
+                region(a.stage, a.kind, a.microbatch)
+
+    def pair(self, parts: dict[Node, int], m: int, rank: int) -> None:
+        """Adds the parts of microbatch `m` to what is there: pairs of neighbours, then of these."""
+        level, count = 0, self.count
+        while parts and count > 1:
+            ready: dict[Node, tuple[int, int]] = {}
+            on: dict[Node, int] = {}
+            for n, part in parts.items():
+                other = self.waiting.pop((n, level, m ^ 1), None)
+                if other is not None:
+                    ready[n] = (part, other) if m % 2 == 0 else (other, part)
+                elif m ^ 1 < count:
+                    self.waiting[n, level, m] = part
+                else:  # the last of an odd number
+                    on[n] = part
+            if ready:
+                ins = [Node("input", (), n.types, {"name": f"{side}{i}"})
+                       for i, n in enumerate(ready) for side in "ab"]  # fmt: skip
+                outs = [Node("add", (a, b), a.types, {}, n.loc, n.scope)
+                        for n, a, b in zip(ready, ins[::2], ins[1::2])]  # fmt: skip
+                graph = Graph("pairs", (*ins, *outs), tuple(ins), tuple(outs))
+                reads = [x for pair in ready.values() for x in pair]
+                ids = self.run(on_mesh(graph, self.meshes[rank]), reads, FUSED, rank, "pairs")
+                on.update(zip(ready, ids, strict=True))
+            parts, level, m, count = on, level + 1, m // 2, -(-count // 2)
+        self.totals.update(parts)
+
+    def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
+        """The buffer of `n` of microbatch `m` on the mesh of `rank`."""
+        if n in self.made.batch or n is self.made.key:
+            return self.cut(n, rank)[m]
+        return self.on(self.given[n] if n.op == "input" else values[n, m], rank)
+
+    # -- what comes after -------------------------------------------------------------------------
+    def after(self, found: Mapping[tuple[int, str], Region]) -> list[int]:
+        """The buffers of the results: sums and means scaled, rows put together, and the rest of the
+        graph, node by node where its largest argument is."""
+        made = self.made
+        env: dict[Node, int] = {n: i for n, i in self.given.items() if n not in made.batch}
+        rank = self.rank = {}
+        for (s, _), r in found.items():
+            for a in r.takes:
+                if a.op == "input" and a not in made.batch and a not in made.ahead:
+                    rank.setdefault(a, self.rank_of[s])
+        for n, i in env.items():
+            where = self.types[i].mesh
+            if where is not None and where in self.meshes:
+                rank[n] = self.meshes.index(where)
+        env.update(self.scaled({**made.sums, **{n: n for n in made.means}}))
+        for n in made.rows:
+            env[n] = self.joined(n)
+        late = late_nodes(made.graph, env)
+        filled = {n: self.made_on[i] for n, i in env.items() if i in self.made_on}
+        settle(late, self.free, filled, made.sums, rank)
+        for group in by_rank(late, self.free, {*made.graph.outputs}, rank):
+            self._compute(group, env, rank)
+        return [self._result(o, env) for o in made.graph.outputs]
+
+    def _result(self, o: Node, env: Mapping[Node, int]) -> int:
+        found = env[o] if o in env else self.given[o]
+        t = self.types[found]
+        if o not in self.made.back or t.mesh == self.mesh:
+            return found
+        to = t.on(self.mesh)
+        x = Node("input", (), (to,), {"name": f"b{found}"})
+        back = self.buffer(to)
+        stage = self.made_on.get(found, 0)
+        graph = Graph("send", (x,), (x,), (x,))
+        self.steps.append(Step(graph, (found,), (back,), SEND, stage, (), "back"))
+        rests = self.types[self.given[self.made.back[o]]]
+        return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
+
+    def _rank(self, buffer: int) -> int:
+        return self.made_on.get(buffer, 0)
+
+    def scaled(self, sums: Mapping[Node, Node]) -> dict[Node, int]:
+        """The totals of the values in `sums` over the number of microbatches: a step a rank."""
+        env: dict[Node, int] = {}
+        ranks: dict[int, dict[int, list[Node]]] = {}
+        for n, source in sums.items():
+            total = self.totals[source]
+            ranks.setdefault(self._rank(total), {}).setdefault(total, []).append(n)
+        for rank, mine in ranks.items():
+            b = Builder("mean")
+            b.loc = ""
+            outs = []
+            for total in mine:
+                t = self.types[total]
+                x = b.input(t, f"b{total}")
+                outs.append(b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count)))
+            ids = self.run(b.graph(outs), list(mine), COMPUTE, rank, "mean")
+            env.update((n, i) for ns, i in zip(mine.values(), ids, strict=True) for n in ns)
+        return env
+
+    def joined(self, n: Node) -> int:
+        parts = self.parts[n]
+        b = Builder("rows")
+        b.loc = ""
+        xs = [b.input(self.types[p], f"m{i}") for i, p in enumerate(parts)]
+        return self.run(b.graph([together(b, xs)]), parts, FUSED, self._rank(parts[0]), "rows")[0]
+
+    def _compute(
+        self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
+    ) -> None:
+        here = rank[group[0]]
+        mine = set(group)
+        every = self.made.graph
+        outside = {o for o in every.outputs if o in mine}
+        used = {a for n in every.nodes if n not in mine for a in n.args if a in mine}
+        takes = dict.fromkeys(
+            a for n in group for a in n.args if a not in mine and a not in self.free
+        )
+        gives = [n for n in group if (n in outside or n in used) and len(n.types) == 1]
+        region = Region(here, "P", tuple(group), tuple(takes), tuple(gives))
+        graph = on_mesh(
+            region_graph(f"{self.name}_after", region, [], True, self.free), self.meshes[here]
+        )
+        reads = [self.on(env[a], here) for a in takes]
+        env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))

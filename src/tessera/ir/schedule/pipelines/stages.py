@@ -1,0 +1,285 @@
+"""How does one microbatch's graph come apart into the stages of a pipeline?
+
+The graph is recorded for one microbatch. Its forward nodes belong to stages, its backward nodes to
+the stages of what they are gradients of. A stage has up to three regions: F, its forward; I, what
+of its backward the stage before waits for; W, the rest, the gradients of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....core.errors import GraphError, fail
+from ....core.layout import TensorType
+from ....core.mesh import Mesh
+from ...graph.node import Graph, Node, reachable
+from ..build import FREE
+
+REGIONS = ("F", "I", "W")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The nodes of one stage and kind: what it takes from elsewhere and what others take of it."""
+
+    stage: int
+    kind: str
+    nodes: tuple[Node, ...]
+    takes: tuple[Node, ...]
+    gives: tuple[Node, ...]
+
+
+def free_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
+    """What depends on no input: made again wherever it is read, like masks and tables of angles."""
+    found: set[Node] = set()
+    for n in nodes:
+        if n.op in FREE or (n.args and all(a in found for a in n.args)):
+            found.add(n)
+    return frozenset(found)
+
+
+def depends(nodes: Sequence[Node], sources: Iterable[Node]) -> set[Node]:
+    """`sources` and every one of `nodes` that is computed from them."""
+    found = set(sources)
+    for n in nodes:
+        if any(a in found for a in n.args):
+            found.add(n)
+    return found
+
+
+def stage_numbers(
+    nodes: Sequence[Node],
+    marked: Mapping[Node, int],
+    origins: Mapping[Node, Node],
+    last: int,
+    free: frozenset[Node],
+) -> dict[Node, int]:
+    """The stage of every node. What is not marked goes where its arguments come from, or, if they
+    come from no stage, where it is read first; a gradient goes where the node is that it is the
+    gradient of."""
+    stage: dict[Node, int] = {}
+    backward = depends(nodes, origins)
+    own = [n for n in nodes if n.op != "input" and n not in free]
+    forward = [n for n in own if n not in backward]
+    loose: dict[Node, list[int]] = {}  # in no stage yet: the stages that read it
+    for n in forward:
+        before = [stage[a] for a in n.args if a in stage]
+        if n in marked:
+            stage[n] = marked[n]
+        elif before:
+            stage[n] = min(max(before), last)
+        else:
+            loose[n] = []
+    for n in reversed(forward):
+        if n in loose:
+            stage[n] = min(loose[n], default=0)
+            if not loose[n]:
+                continue  # no stage reads it
+        for a in n.args:
+            if a in loose:
+                loose[a].append(stage[n])
+    for n in own:
+        if n in stage:
+            continue
+        source = origins.get(n)
+        if n.op != "item" and source is not None and source in stage:
+            stage[n] = stage[source]
+        else:
+            stage[n] = min(max((stage[a] for a in n.args if a in stage), default=0), last)
+    for n in own:  # what picks one result of several stays with its node
+        if n.op == "item":
+            stage[n] = stage[n.args[0]]
+    return stage
+
+
+def regions(
+    graph: Graph,
+    wanted: Sequence[Node],
+    gradients: set[Node],
+    stage: Mapping[Node, int],
+    free: frozenset[Node],
+    origins: Mapping[Node, Node],
+) -> dict[tuple[int, str], Region]:
+    """The regions by (stage, kind), for what `wanted` needs. `gradients` are those of `wanted` that
+    come from the backward pass, `origins` that pass's nodes with what they were derived from.
+
+    Raises GraphError where the forward pass of a stage needs a later one.
+    """
+    needed = reachable(wanted)
+    forward = reachable(n for n in wanted if n not in gradients)
+    forward |= needed - depends(graph.nodes, origins)
+    nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
+    _one_way(nodes, forward, stage)
+    # Of the backward pass, what reaches another stage is I, and so is what that needs.
+    crossing = [
+        a for n in nodes for a in n.args
+        if n not in forward and a not in forward and a in stage and stage[a] != stage[n]
+    ]  # fmt: skip
+    early = reachable(crossing) - forward
+    early |= {n.args[0] for n in early if n.op == "item"}
+    kind = {n: "F" if n in forward else "I" if n in early else "W" for n in nodes}
+    kind.update((n, kind[n.args[0]]) for n in nodes if n.op == "item")
+    home = {n: (stage[n], kind[n]) for n in nodes}
+    groups: dict[tuple[int, str], list[Node]] = {}
+    for n in nodes:
+        groups.setdefault(home[n], []).append(n)
+    takes: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
+    gives: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
+    for n in nodes:
+        for a in n.args:
+            if a in free:
+                continue
+            if a.op == "input":
+                takes[home[n]][a] = None
+            elif home[a] != home[n]:
+                takes[home[n]][a] = None
+                gives[home[a]][a] = None
+    for o in wanted:
+        if o in home:
+            gives[home[o]][o] = None
+    return {
+        k: Region(*k, tuple(group), tuple(takes[k]), tuple(_single(gives[k])))
+        for k, group in groups.items()
+    }
+
+
+def whole_backward(
+    found: Mapping[tuple[int, str], Region], wanted: Sequence[Node]
+) -> dict[tuple[int, str], Region]:
+    """By (stage, "B"), the two halves of a backward as one region."""
+    out: dict[tuple[int, str], Region] = {}
+    for s in dict.fromkeys(s for s, kind in found if kind != "F"):
+        halves = [found[s, k] for k in "IW" if (s, k) in found]
+        mine = {n for r in halves for n in r.nodes}
+        others = {a for r in found.values() if r not in halves for a in r.takes} | set(wanted)
+        out[s, "B"] = Region(
+            s,
+            "B",
+            tuple(n for r in halves for n in r.nodes),
+            tuple(dict.fromkeys(a for r in halves for a in r.takes if a not in mine)),
+            tuple(n for r in halves for n in r.gives if n in others),
+        )
+    return out
+
+
+def _single(nodes: Iterable[Node]) -> list[Node]:
+    """Values that can be handed on. What has several results is picked apart where it is made."""
+    return [n for n in nodes if len(n.types) == 1]
+
+
+def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int]) -> None:
+    for n in nodes:
+        for a in n.args:
+            if n in forward and a in stage and a in forward and stage[a] > stage[n]:
+                raise fail(
+                    GraphError,
+                    f"pipeline: stage {stage[n]} needs a value of stage {stage[a]}, which comes"
+                    " later",
+                    [("value", a.type), *([("made at", a.loc)] if a.loc else [])],
+                    at=n.loc,
+                    fix="order the stages so that values only go forward",
+                )
+
+
+# -- on the mesh of a stage -----------------------------------------------------------------------
+def region_graph(
+    name: str, region: Region, sums: Sequence[Node], first: bool, free: frozenset[Node]
+) -> Graph:
+    """The graph of a region. The nodes `sums` are added up over microbatches: but for the first,
+    it takes what there is of each so far, and gives that with its own on top."""
+    new: dict[Node, Node] = {}
+    inputs: list[Node] = []
+    nodes: list[Node] = []
+    for a in region.takes:
+        new[a] = Node("input", (), a.types, {"name": f"v{len(inputs)}"})
+        inputs.append(new[a])
+    copied(region.nodes, new, nodes, free)
+    outs = [new[n] for n in region.gives]
+    for s in sums:
+        if first:
+            outs.append(new[s])
+            continue
+        before = Node("input", (), s.types, {"name": f"sum{len(inputs)}"})
+        inputs.append(before)
+        total = Node("add", (before, new[s]), s.types, {}, s.loc, s.scope)
+        nodes.append(total)
+        outs.append(total)
+    return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs))
+
+
+def copied(
+    group: Sequence[Node], new: dict[Node, Node], nodes: list[Node], free: frozenset[Node]
+) -> None:
+    """Puts `group` into `nodes`, each after what it needs of `free`; `new` is what stands for
+    what."""
+    for root in group:
+        todo = [root]
+        while todo:
+            n = todo[-1]
+            late = [a for a in n.args if a not in new and a in free]
+            if n in new:
+                todo.pop()
+            elif late:
+                todo.extend(late)
+            else:
+                args = tuple(new[a] for a in n.args)
+                new[n] = n if args == n.args else Node(
+                    n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
+                )  # fmt: skip
+                nodes.append(new[n])
+                todo.pop()
+
+
+def on_mesh(graph: Graph, mesh: Mesh) -> Graph:
+    """`graph` with all types on `mesh`, whose axes are those of its own."""
+    new: dict[Node, Node] = {}
+    for n in graph.nodes:
+        args = tuple(new[a] for a in n.args)
+        attrs = {k: _attr(v, mesh) for k, v in n.attrs.items()}
+        types = tuple(moved_type(t, mesh) for t in n.types)
+        new[n] = Node(n.op, args, types, attrs, n.loc, n.scope, n.note)
+    return Graph(
+        graph.name,
+        tuple(new.values()),
+        tuple(new[n] for n in graph.inputs),
+        tuple(new[n] for n in graph.outputs),
+    )
+
+
+def _attr(value: object, mesh: Mesh) -> object:
+    if isinstance(value, TensorType):
+        return moved_type(value, mesh)
+    return on_mesh(value, mesh) if isinstance(value, Graph) else value
+
+
+def moved_type(t: TensorType, mesh: Mesh) -> TensorType:
+    """`t` on `mesh`; a type without a mesh goes anywhere and stays."""
+    return t if t.mesh is None else t.on(mesh)
+
+
+# -- balance --------------------------------------------------------------------------------------
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Where to cut `costs` into `parts` runs so that the dearest run costs least: the index at
+    which each run begins. The first of equal cuts is taken.
+
+    >>> balanced([4, 1, 1, 1, 1, 4], 3)
+    [0, 1, 5]
+    """
+    n = len(costs)
+    total = [0.0]
+    for c in costs:
+        total.append(total[-1] + c)
+    best = [[0.0] * (n + 1) for _ in range(parts + 1)]
+    cut = [[0] * (n + 1) for _ in range(parts + 1)]
+    for i in range(1, n + 1):
+        best[1][i] = total[i]
+    for k in range(2, parts + 1):
+        for i in range(k, n + 1):
+            options = ((max(best[k - 1][j], total[i] - total[j]), j) for j in range(k - 1, i))
+            best[k][i], cut[k][i] = min(options)
+    starts, i = [], n
+    for k in range(parts, 0, -1):
+        i = cut[k][i] if k > 1 else 0
+        starts.append(i)
+    return starts[::-1]

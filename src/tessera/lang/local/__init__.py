@@ -1,0 +1,1 @@
+"""The local view: bodies that see one device's blocks."""

@@ -1,0 +1,160 @@
+"""Do the ranks of a local body agree? Which collectives they come to, in which order, what they
+send and receive, what they return: where they differ, nothing runs, and the error names the ranks
+and their lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...core.errors import UsageError, fail, line_of
+from ...core.words import nth, ranks_text
+from ...ir.graph.node import Node
+from ...ops.redistribute import COLLECTIVES
+from ..tensor import Tensor
+from ..tree import path_name
+from .ranks import Log, Waits
+
+
+def check_order(logs: Sequence[Log]) -> None:
+    """The k-th collective of each rank is that of every other."""
+    for k in range(max(len(log.calls) for log in logs)):
+        seen: dict[tuple[Any, ...] | None, list[int]] = {}
+        where: dict[tuple[Any, ...] | None, str] = {}
+        for log in logs:
+            call = log.calls[k] if k < len(log.calls) else None
+            key = call.key if call is not None else None
+            seen.setdefault(key, []).append(log.rank)
+            where.setdefault(key, call.loc if call is not None else "")
+        if len(seen) > 1:
+            rows = [(ranks_text(r), _call_text(key, where[key])) for key, r in seen.items()]
+            raise fail(
+                UsageError,
+                f"ranks issue different collectives: the {nth(k + 1)} of each does not match",
+                rows,
+                at="",
+                fix="issue the same collectives in the same order on every rank",
+            )
+
+
+def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]]) -> None:
+    """What moves data outside the calls above (a gradient completed) all ranks must have."""
+    every = set(range(len(logs)))
+    for n, ranks in parts:
+        if n.op in COLLECTIVES and ranks != every:
+            others = sorted(every - ranks)
+            kind = f"{n.op} {n.args[0].type} over {', '.join(n.attrs['axes'])}"
+            raise fail(
+                UsageError,
+                "ranks issue different collectives",
+                [(ranks_text(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
+                 (ranks_text(others), "not this one")],
+                at="",
+                fix="issue the same collectives in the same order on every rank",
+            )  # fmt: skip
+
+
+def check_messages(logs: Sequence[Log]) -> None:
+    """What is sent is received."""
+    for log in logs:
+        for (to, name), items in log.sent.items():
+            got = len(logs[to].taken.get((log.rank, name), []))
+            if got < len(items):
+                raise fail(
+                    UsageError,
+                    f"send: rank {to} does not receive what rank {log.rank} sends as {name!r}",
+                    [("sent", f"{len(items)} times, received {got} times")],
+                    at=items[got].loc,
+                    fix="send and recv in pairs, with the same name and in one order",
+                )
+
+
+def check_structure(logs: Sequence[Log]) -> None:
+    """All ranks return the same keys and lengths."""
+    first = logs[0]
+    for log in logs[1:]:
+        if log.spec != first.spec:
+            raise fail(
+                UsageError,
+                "ranks return different structures",
+                [(f"rank {x.rank}", ", ".join(map(path_name, x.paths[:8])) or "one value")
+                 for x in (first, log)],
+                fix="return the same keys and lengths on every rank",
+            )  # fmt: skip
+
+
+def progress(logs: Sequence[Log], waits: dict[int, Waits]) -> bool:
+    """Whether one of those that wait could go on with what the others have sent since."""
+    for rank, wait in waits.items():
+        taken = len(logs[rank].taken.get((wait.source, wait.name), []))
+        if len(logs[wait.source].sent.get((rank, wait.name), [])) > taken:
+            return True
+    return False
+
+
+def some_raise(
+    logs: Sequence[Log], waits: dict[int, Waits], raised: dict[int, Exception]
+) -> UsageError:
+    """The bodies of some ranks raised an error of their own: which, and where the others go on."""
+    groups: dict[str, list[int]] = {}
+    for log in logs:
+        if log.rank in raised:
+            error = raised[log.rank]
+            first = next(iter(str(error).splitlines()), "")
+            said = f"raises {type(error).__name__}: {first}".rstrip(": ")
+            text = said + (f" at {at}" if (at := line_of(error)) else "")
+        elif log.rank in waits:
+            wait = waits[log.rank]
+            text = f"waits for {wait.name!r} of rank {wait.source} at {wait.loc or 'here'}"
+        else:
+            k = min(len(logs[r].calls) for r in raised)
+            next_call = log.calls[k] if k < len(log.calls) else None
+            text = (
+                "goes on to " + _call_text(next_call.key, next_call.loc)
+                if next_call is not None
+                else "goes on to its end"
+            )
+        groups.setdefault(text, []).append(log.rank)
+    return fail(
+        UsageError,
+        f"{ranks_text(sorted(raised))} of a body raised, the others did not",
+        [(ranks_text(ranks), text) for text, ranks in groups.items()],
+        at="",
+        fix="let all ranks raise, or none: check what all of them know",
+    )
+
+
+def deadlock(waits: dict[int, Waits]) -> UsageError:
+    rows = [
+        (f"rank {rank}", f"waits for {wait.name!r} of rank {wait.source} at {wait.loc or 'here'}")
+        for rank, wait in sorted(waits.items())[:8]
+    ]
+    return fail(
+        UsageError,
+        "ranks wait for each other and none goes on",
+        rows,
+        fix="send before you receive, in an order in which one rank can always go on",
+    )
+
+
+def differ(what: str, path: str, values: Sequence[Any]) -> UsageError:
+    rows: list[tuple[str, object]] = []
+    for rank, v in enumerate(values):
+        text = str(v.type) if isinstance(v, Tensor) else str(v)
+        if text not in [t for _, t in rows]:
+            rows.append((f"rank {rank}", text))
+    return fail(
+        UsageError,
+        f"ranks return different {what}" + (f" as {path}" if path else ""),
+        rows[:4],
+        fix="return values of one kind, shape and dtype from every rank",
+    )
+
+
+def _call_text(key: tuple[Any, ...] | None, loc: str) -> str:
+    if key is None:
+        return "none"
+    kind, axes, *rest = key
+    what = rest[-1] if rest else ""
+    more = "".join(f" {v}" for v in rest[:-1])
+    return f"{kind} over {', '.join(axes)}{more} {what}".rstrip() + (f" at {loc}" if loc else "")

@@ -1,0 +1,172 @@
+"""What is a literal collective made of? Each device's own blocks are read as a split dim or as the
+summands of a sum, the layout changes, and what comes out is read as blocks again (ops/local.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.errors import LayoutError, ShapeError, fail
+from ...core.layout import Digit, Factor, TensorType, digits, grouped, ways
+from ...core.reshard import completed, gathered
+from ...ops.local import joined, joined_dim, with_dim
+from .. import functions
+from ..record import Recorder, current
+from ..shaping import reshape
+from ..tensor import Tensor, symbolic
+from .view import View, view
+
+
+def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
+    recorder = recorder_now()
+    if op == "mean":
+        return reduced(x, axes, "sum") * (1.0 / ways(axes, view_now().mesh.sizes))
+    pending = [a for a in axes if a in x.type.partial_axes]  # an unfinished gradient
+    done = functions.relayout(x, completed(x.type, pending))
+    rest = tuple(a for a in axes if a not in pending)
+    if not rest:
+        return done
+    if op == "sum":
+        return folded(recorder, done, rest, op)
+    best = folded(recorder, functions.stop_gradient(done), rest, op)
+    # The gradient goes to those who hold the extreme value, in equal parts.
+    hit = functions.cast(functions.stop_gradient(done) == best, done.dtype)
+    share = hit / folded(recorder, hit, rest, "sum")
+    if not done.dtype.is_float:
+        return best
+    return functions.graft(
+        best, folded(recorder, done * functions.stop_gradient(share), rest, "sum")
+    )
+
+
+def folded(recorder: Recorder, x: Tensor, axes: tuple[str, ...], kind: str) -> Tensor:
+    t = each_own(x, axes).type
+    partial = (*t.partial, *((a, kind) for a in axes))
+    node = recorder.node(each_own(x, axes))
+    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.per if a not in axes))
+    made = recorder.builder("recast", node, layout=to)
+    return symbolic(recorder.builder.redistribute(made, completed(to, axes)), recorder)
+
+
+def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
+    recorder, x = recorder_now(), each_own(x, axes)
+    n = divided("reduce_scatter", x, dim, axes)
+    t = x.type
+    left = tuple(a for a in t.per if a not in axes)
+    pending = TensorType(t.dtype, t.dims, (*t.partial, *((a, "sum") for a in axes)), t.mesh, left)
+    made = recorder.builder("recast", recorder.node(x), layout=pending)
+    done = completed(pending, axes)
+    # Its parts by place: the axes' digits stand above what is left of the dim.
+    parts = _below(t, dim, n)
+    split = with_dim(done, dim, joined_dim(axes, parts, t))
+    node = recorder.builder.redistribute(made, split)
+    node = recorder.builder("recast", node, layout=with_dim(t, dim, grouped(parts)))
+    out = symbolic(node, recorder)
+    return out * (1.0 / n) if op == "mean" else out
+
+
+def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
+    recorder, x = recorder_now(), each_own(x, axes)
+    node = recorder.builder("recast", recorder.node(x), layout=joined(x.type, axes, dim))
+    return symbolic(recorder.builder.redistribute(node, gathered(node.type, axes)), recorder)
+
+
+def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
+    """The block of the device at `root` along `axes`, on each of them."""
+    recorder = recorder_now()
+    done = completed(x.type, [a for a in axes if a in x.type.partial_axes])
+    x = each_own(functions.relayout(x, done), axes)
+    if not set(axes) & set(x.type.per):  # axes of one device each
+        return x
+    return symbolic(recorder.builder("broadcast", recorder.node(x), axes=axes, root=root), recorder)
+
+
+def only(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
+    """`x` on the device at `root` along `axes`, zeros on the others."""
+    here = rank_along(axes) == root
+    return functions.where(here, x, functions.zeros(x.shape, x.dtype))
+
+
+def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tensor:
+    recorder, shape = recorder_now(), x.shape
+    n = divided("all_to_all", x, split, axes)
+    # The parts as a dim of their own, and a dim of one before `concat` for where they come from.
+    x = reshape(x, (*shape[:split], n, shape[split] // n, *shape[split + 1 :]))
+    at = concat + (concat > split)  # `concat` in the reshaped tensor, its first half where equal
+    source = split if concat == split else at
+    x = reshape(x, (*x.shape[:source], 1, *x.shape[source:]))
+    parts = split + (source <= split)
+    x = each_own(x, axes)
+    t = joined(x.type, axes, source)
+    to = with_dim(gathered(t, axes), parts, (Factor(n, axes),))
+    node = recorder.builder("recast", recorder.node(x), layout=t)
+    node = recorder.builder.redistribute(node, to)
+    dims = [*to.dims]
+    dims[parts] = (Factor(1),)
+    back = TensorType(to.dtype, dims, to.partial, to.mesh, (*to.per, *axes))
+    node = recorder.builder("recast", node, layout=back)
+    out = list(shape)
+    out[split] //= n
+    out[concat] *= n
+    return reshape(symbolic(node, recorder), tuple(out))
+
+
+def permuted(x: Tensor, axes: tuple[str, ...], pairs: tuple[tuple[int, int], ...]) -> Tensor:
+    recorder, x = recorder_now(), each_own(x, axes)
+    if not set(axes) & set(x.type.per):  # axes of one device each
+        return x if pairs else functions.zeros(x.shape, x.dtype)
+    return symbolic(recorder.builder("permute", recorder.node(x), axes=axes, pairs=pairs), recorder)
+
+
+def recorder_now() -> Recorder:
+    recorder = current()
+    assert recorder is not None
+    return recorder
+
+
+def view_now() -> View:
+    seen = view()
+    assert seen is not None
+    return seen
+
+
+def rank_along(axes: tuple[str, ...]) -> Tensor:
+    """This device's place along `axes`, as a number or a symbol."""
+    seen, recorder = view_now(), recorder_now()
+    whole = View(seen.mesh, axes)
+    return whole.symbol(recorder)
+
+
+def each_own(x: Tensor, axes: Sequence[str]) -> Tensor:
+    """`x` as each device's own along `axes`, also where all hold the same."""
+    mesh = view_now().mesh
+    t = x.type if x.type.mesh is not None else x.type.on(mesh)
+    return functions.relayout(x, t.with_per((*t.per, *axes)))
+
+
+def divided(name: str, x: Tensor, dim: int, axes: Sequence[str]) -> int:
+    n = ways(axes, view_now().mesh.sizes)
+    if x.shape[dim] % n:
+        raise fail(
+            ShapeError,
+            f"{name}: dim {dim} of {x.shape[dim]} does not divide by {n} devices",
+            [("x", x.type)],
+            fix="pad it, or choose another dim",
+        )
+    return n
+
+
+def _below(t: TensorType, dim: int, n: int) -> list[Digit]:
+    """The digits of `dim` without its first `n` parts. The dim must begin with local ones."""
+    run = digits(t.dims[dim], t.sizes)
+    if n == 1:
+        return run
+    head = run[0]
+    if head.axes or head.size % n:
+        raise fail(
+            LayoutError,
+            f"dim {dim} cannot be cut into {n} parts: it is split over other axes",
+            [("x", t)],
+            fix="gather it over those axes first",
+        )
+    rest = head.size // n
+    return [*([Digit(rest, (), rest)] if rest > 1 else []), *run[1:]]

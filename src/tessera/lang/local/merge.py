@@ -1,0 +1,423 @@
+"""A body that asks for its rank as a number is recorded once per rank. How do the ranks' programs
+become one?
+
+Equal parts merge: what all ranks compute alike stands once. What they hand to a collective, and
+what they return, is chosen by rank (`cond`), each branch with only what its ranks do on their own.
+The k-th collective of one rank is the k-th of every other (lang/local/agree.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...core.dtypes import int32
+from ...core.errors import TesseraError, UsageError, fail
+from ...core.layout import TensorType
+from ...ir.graph.build import Builder
+from ...ir.graph.node import NO_ATTRS, Graph, Node
+from ...ir.graph.text import to_text
+from ...ops.op import OPS
+from .. import functions
+from ..record import Recorder, recording
+from ..taps import on_rank, tapped
+from ..tensor import Tensor, symbolic
+from ..tree import Path, flatten, path_name, spec_paths, unflatten
+from .agree import (
+    check_collectives,
+    check_messages,
+    check_order,
+    check_structure,
+    deadlock,
+    differ,
+    progress,
+    some_raise,
+)
+from .ranks import Log, Promised, Waits
+
+
+def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path, Tensor]) -> Any:
+    """What `body` gives, recorded once for each rank of the view of `around` and merged into it.
+
+    Where a rank gives at a path what stood there `before`, it left it alone: what one rank put
+    there holds for all.
+    """
+    view = around.view
+    assert view is not None
+    logs: list[Log] = []
+    logs.extend(Log(rank, logs) for rank in range(view.size))
+    todo, streams = list(range(view.size)), around.streams
+    while todo:
+        waits: dict[int, Waits] = {}
+        raised: dict[int, Exception] = {}
+        for rank in todo:
+            log = logs[rank] = Log(rank, logs)
+            log.recorder = Recorder(around.builder.name, around)
+            log.recorder.view = replace(view, rank=rank, log=log)
+            log.recorder.streams = streams
+            with recording(log.recorder):
+                try:
+                    out = body()
+                except Waits as wait:
+                    waits[rank] = wait
+                    continue
+                except TesseraError:
+                    raise
+                except Exception as error:  # the user's own: do all ranks raise it?
+                    raised[rank] = error
+                    continue
+            log.leaves, log.spec = flatten(out)
+            for x in (*log.leaves, *tapped(log.recorder)):  # also what is handed through
+                if isinstance(x, Tensor) and not isinstance(x, Promised):
+                    log.recorder.node(x)
+            log.paths, log.done = spec_paths(log.spec), True
+        if len(raised) == view.size:
+            raise raised[0]
+        if raised:
+            raise some_raise(logs, waits, raised) from next(iter(raised.values()))
+        if len(waits) == len(todo) and not progress(logs, waits):
+            raise deadlock(waits)
+        todo = list(waits)
+    around.streams = max(log.recorder.streams for log in logs if log.recorder is not None)
+    return _Merge(around, logs, before).result()
+
+
+@dataclass(eq=False)
+class Part:
+    """A node as the ranks in `ranks` have it in common."""
+
+    node: Node  # of the first rank that has it
+    args: tuple[Part, ...]
+    ranks: set[int] = field(default_factory=set)
+    made: Node | None = None  # in the merged program
+    leaf: Any = None  # what gives it a value, where it stands for something from outside
+
+
+class _Merge:
+    def __init__(self, around: Recorder, logs: list[Log], before: Mapping[Path, Tensor]) -> None:
+        assert around.view is not None
+        self.before = before
+        self.around, self.logs, self.view = around, logs, around.view
+        self.parts: dict[Any, Part] = {}
+        self.of: list[dict[Node, Part]] = []  # per rank
+        self.outside: dict[int, Tensor] = {}
+        self.making: list[object] = []  # what is being made, to see a circle
+        self.made: dict[object, Node] = {}
+        self._symbol: Node | None = None
+
+    def result(self) -> Any:
+        check_order(self.logs)
+        for log in self.logs:
+            self.of.append(self._numbered(log))
+        check_collectives(self.logs, [(p.node, p.ranks) for p in self.parts.values()])
+        check_messages(self.logs)
+        first = self.logs[0]
+        check_structure(self.logs)
+        for k in range(len(first.calls)):
+            self._call(k)  # also those whose result nobody reads
+        out = unflatten(first.spec, [self._leaf(i) for i in range(len(first.leaves))])
+        for log in self.logs:
+            self._taps(log)
+        return out
+
+    def _taps(self, log: Log) -> None:
+        """What is seen of one rank on the way."""
+        assert log.recorder is not None
+        for tap in log.recorder.taps:
+            nodes = [self._chosen({log.rank: self._part(log, t)}) for t in tap.tensors]
+            values = [symbolic(n, self.around) for n in nodes]
+            self.around.taps.append(on_rank(tap, log.rank, self.view, values))
+
+    # -- equal parts ------------------------------------------------------------------------------
+    def _numbered(self, log: Log) -> dict[Node, Part]:
+        """Every node of the rank's recording as a part that other ranks may have too."""
+        recorder = log.recorder
+        assert recorder is not None
+        outside = {node: t for t, node in recorder.captured}
+        given: dict[Node, Any] = {}
+        for k, call in enumerate(log.calls):
+            if call.result is not None:
+                given[call.result] = ("call", k)
+        for (source, name), items in log.taken.items():
+            for i, item in enumerate(items):
+                given[item.result] = ("recv", source, log.rank, name, i)  # type: ignore[index]
+        for (owner, name), node in log.asked.items():
+            given[node] = ("from", owner, name)
+        found: dict[Node, Part] = {}
+        for n in recorder.builder.nodes:
+            n_args = tuple(found[recorder.builder.replaced.get(a, a)] for a in n.args)
+            leaf = None
+            if n.op == "input":
+                leaf = ("captured", id(outside[n])) if n in outside else given[n]
+                if n in outside:
+                    self.outside[id(outside[n])] = outside[n]
+                key: Any = leaf
+            else:
+                key = (n.op, tuple(map(id, n_args)), _attrs_key(n), n.types)
+                if not OPS[n.op].pure:
+                    key = (key, n)
+            part = self.parts.get(key)
+            if part is None:
+                part = self.parts[key] = Part(n, n_args, leaf=leaf)
+            part.ranks.add(log.rank)
+            found[n] = part
+        for old, new in recorder.builder.replaced.items():
+            if new in found:
+                found[old] = found[new]
+        return found
+
+    # -- values -----------------------------------------------------------------------------------
+    def _leaf(self, i: int) -> Any:
+        values = [log.leaves[i] for log in self.logs]
+        path = path_name(self.logs[0].paths[i])
+        if not any(isinstance(v, Tensor) for v in values):
+            if any(v is not values[0] and v != values[0] for v in values):
+                raise differ("plain values", path, values)
+            return values[0]
+        if not all(isinstance(v, Tensor) for v in values):
+            raise differ("kinds of values", path, values)
+        parts = [self._part(log, v) for log, v in zip(self.logs, values, strict=True)]
+        old = self.before.get(self.logs[0].paths[i])
+        put = {k: p for k, p in enumerate(parts) if old is None or p.leaf != ("captured", id(old))}
+        if 0 < len(put) < len(parts) and len(set(put.values())) == 1:
+            owner, part = next(iter(put.items()))
+            return symbolic(self._everywhere(owner, part), self.around)
+        # What its owner returns and the others take from it is one value.
+        asked = {p.leaf for p in parts if p.leaf is not None and p.leaf[0] == "from"}
+        if len(asked) == 1:
+            _, owner, name = leaf = next(iter(asked))
+            mine = self.logs[owner].returned(name)
+            if mine is values[owner] and all(
+                p.leaf == leaf for k, p in enumerate(parts) if k != owner
+            ):
+                return symbolic(self._from(owner, name), self.around)
+        if len({(p.node.type.shape, p.node.type.dtype) for p in parts}) > 1:
+            raise differ("shapes", path, [p.node.type for p in parts])
+        return symbolic(self._chosen(dict(enumerate(parts))), self.around)
+
+    def _chosen(self, parts: dict[int, Part]) -> Node:
+        """The value that is `parts[rank]` on each rank; ranks that are left out have anything."""
+        groups: dict[Part, list[int]] = {}
+        for rank, part in parts.items():
+            groups.setdefault(part, []).append(rank)
+        if len(groups) == 1 and self._common(next(iter(groups))):
+            return self._plain(next(iter(groups)))
+        leaves = dict.fromkeys(p for part in groups for p in self._cone(part)[1])
+        given = {p: self._plain(p) for p in leaves}
+        few_first = dict(sorted(groups.items(), key=lambda group: len(group[1])))
+        return _choose(self, self.around.builder, self.symbol, given, few_first)
+
+    @property
+    def symbol(self) -> Node:
+        if self._symbol is None:
+            self._symbol = self.around.node(self.view.symbol(self.around))
+        return self._symbol
+
+    def _common(self, part: Part) -> bool:
+        return part.leaf is not None or len(part.ranks) == len(self.logs)
+
+    def _cone(self, part: Part) -> tuple[list[Part], list[Part]]:
+        """(what only some ranks compute for `part`, in order; what it takes from all)."""
+        own: dict[Part, None] = {}
+        leaves: dict[Part, None] = {}
+
+        def visit(p: Part) -> None:
+            if self._common(p):
+                leaves[p] = None
+            elif p not in own:
+                for a in p.args:
+                    visit(a)
+                own[p] = None
+
+        visit(part)
+        return list(own), list(leaves)
+
+    def _plain(self, part: Part) -> Node:
+        """The node of what all ranks have."""
+        if part.made is None:
+            if part.leaf is not None:
+                part.made = self._outside(part)
+            else:
+                n = part.node
+                args = tuple(self._plain(a) for a in part.args)
+                part.made = Node(n.op, args, n.types, n.attrs, n.loc, n.scope, n.note)
+                self.around.builder.nodes.append(part.made)
+        return part.made
+
+    def _outside(self, part: Part) -> Node:
+        match part.leaf:
+            case ("captured", which):
+                return self.around.node(self.outside[which])
+            case ("call", k):
+                return self._call(k)
+            case ("recv", source, to, name, i):
+                return self._message(source, to, name, i, part.node.type)
+            case ("from", owner, name):
+                return self._from(owner, name)
+            case ("zeros", t):
+                b = self.around.builder
+                return b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=t)
+        raise AssertionError(part.leaf)
+
+    def _once(self, key: object, loc: str, make: Callable[[], Node]) -> Node:
+        known = self.made.get(key)
+        if known is not None:
+            return known
+        if key in self.making:
+            raise fail(
+                UsageError,
+                "ranks wait for each other and none goes on",
+                [("at", loc)] if loc else [],
+                at="",
+                fix="a rank must not need what it waits for to give what the others wait for",
+            )
+        self.making.append(key)
+        self.around.builder.loc = loc
+        try:
+            self.made[key] = made = make()
+        finally:
+            self.around.builder.loc = None
+            self.making.pop()
+        return made
+
+    def _call(self, k: int) -> Node:
+        first = self.logs[0].calls[k]
+        if first.build is None:
+            return self.symbol
+        build = first.build
+
+        def make() -> Node:
+            operands = {}
+            for log in self.logs:
+                operand = log.calls[k].operand
+                assert operand is not None
+                operands[log.rank] = self.of[log.rank][operand]
+            x = symbolic(self._chosen(operands), self.around)
+            return self.around.node(build(x))
+
+        return self._once(("call", k), first.loc, make)
+
+    def _message(self, source: int, to: int, name: str, i: int, t: TensorType) -> Node:
+        item = self.logs[source].sent[to, name][i]
+
+        def make() -> Node:
+            assert item.operand is not None
+            x = self._chosen({source: self.of[source][item.operand]})
+            b = self.around.builder
+            return b("permute", b.redistribute(x, t), axes=self.view.axes, pairs=((source, to),))
+
+        return self._once(("recv", source, to, name, i), item.loc, make)
+
+    def _from(self, owner: int, name: str) -> Node:
+        def make() -> Node:
+            mine = self.logs[owner].returned(name)
+            assert mine is not None
+            if isinstance(mine, Promised):
+                return self._from(mine.owner, mine.key)
+            return self._everywhere(owner, self._part(self.logs[owner], mine))
+
+        return self._once(("from", owner, name), "", make)
+
+    def _part(self, log: Log, t: Tensor) -> Part:
+        if not isinstance(t, Promised):
+            assert log.recorder is not None
+            return self.of[log.rank][log.recorder.node(t)]
+        key = ("from", t.owner, t.key)
+        if key not in self.parts:
+            t.value()  # or it is an error
+            self._from(t.owner, t.key)  # a circle of promises has no type
+            self.parts[key] = Part(t._node, (), leaf=key)
+        return self.parts[key]
+
+    def _everywhere(self, owner: int, part: Part) -> Node:
+        """What rank `owner` has, on all ranks: the sum of it and of zeros."""
+        n, zero = part.node, Part(part.node, ())
+        zero.leaf = ("zeros", n.type.with_per(()))
+        others = dict.fromkeys(range(len(self.logs)), zero)
+        value = symbolic(self._chosen({**others, owner: part}), self.around)
+        t = value.type if value.type.mesh is not None else value.type.on(self.view.mesh)
+        own = functions.relayout(value, t.with_per((*t.per, *self.view.axes)))
+        left = [a for a in own.type.per if a not in self.view.axes]
+        partial = (*t.partial, *((a, "sum") for a in self.view.axes))
+        b = self.around.builder
+        to = TensorType(t.dtype, t.dims, partial, t.mesh, left)
+        return b.redistribute(b("recast", self.around.node(own), layout=to), to.complete())
+
+
+def _choose(
+    merge: _Merge,
+    b: Builder,
+    rank: Node,
+    leaves: dict[Part, Node],
+    groups: dict[Part, list[int]],
+) -> Node:
+    """In `b`: the part of the group that `rank` belongs to; the last group needs no question."""
+    part, ranks = next(iter(groups.items()))
+    if len(groups) == 1:
+        return _replayed(merge, b, leaves, part, b is merge.around.builder)
+    rest = {p: r for p, r in groups.items() if p is not part}
+
+    def branch(some: dict[Part, list[int]]) -> Graph:
+        inner = Builder(b.name)
+        inner.scope, inner.loc = b.scope, b.loc if b.loc is not None else part.node.loc
+        at = inner.input(rank.type.with_per(()), "rank")
+        given = {
+            p: inner.input(n.type.with_per(()), f"x{i}") for i, (p, n) in enumerate(leaves.items())
+        }
+        return inner.graph([_choose(merge, inner, at, given, some)])
+
+    yes, no = branch({part: ranks}), branch(rest)
+    made = b("cond", _among(b, rank, ranks), rank, *leaves.values(), yes=yes, no=no)
+    return b("item", made, index=0)
+
+
+def _among(b: Builder, rank: Node, ranks: Sequence[int]) -> Node:
+    """Whether `rank` is one of `ranks`."""
+    asks = [b("eq", rank, b("full", dtype=int32, shape=(), value=r)) for r in ranks]
+    found = asks[0]
+    for ask in asks[1:]:
+        found = b("logical_or", found, ask)
+    return found
+
+
+def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, top: bool) -> Node:
+    """The nodes that only some ranks have, in `b`. In a branch they are one device's own work, so
+    their types leave out that they are its own."""
+    new = dict(leaves)
+    for p in merge._cone(part)[0]:
+        n = p.node
+        args = tuple(new[a] for a in p.args)
+        if top:
+            made = Node(n.op, args, n.types, n.attrs, n.loc, n.scope, n.note)
+        elif n.op == "recast":
+            if args[0].type is not n.type.with_per(()):
+                raise fail(
+                    UsageError,
+                    "a gradient is taken by some ranks only",
+                    at=n.loc,
+                    fix="take it on every rank",
+                )
+            new[p] = args[0]
+            continue
+        else:
+            attrs = {
+                k: v.with_per(()) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+            }
+            types = tuple(t.with_per(()) for t in n.types)
+            made = Node(n.op, args, types, attrs or NO_ATTRS, n.loc, n.scope, n.note)
+        b.nodes.append(made)
+        new[p] = made
+    return new[part]
+
+
+def _attrs_key(n: Node) -> object:
+    return tuple(
+        (
+            k,
+            to_text(v)
+            if isinstance(v, Graph)
+            else (type(v), str(v) if isinstance(v, float) else v),
+        )
+        for k, v in n.attrs.items()
+    )

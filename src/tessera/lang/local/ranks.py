@@ -1,0 +1,201 @@
+"""What does one rank do, where a body is recorded once per rank? Its `Log` says.
+
+A collective is not built then: what stands for its result is an input of the rank's recording,
+until all ranks are known and lang/local/merge.py makes one program of them. Sends and receives meet
+by ranks and name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...core.errors import UsageError, caller, fail
+from ...core.layout import TensorType
+from ...ir.graph.node import Node
+from .. import functions
+from ..record import Recorder, current, recording
+from ..tensor import Tensor, symbolic
+from ..tree import TENSORS, Path, path_name
+from .view import View
+
+Build = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class Issued:
+    """A collective that a rank came to: its kind, what it hands in, what stands for the result."""
+
+    key: tuple[Any, ...]
+    loc: str
+    operand: Node | None = None
+    result: Node | None = None
+    build: Build | None = None
+
+
+@dataclass(eq=False)
+class Log:
+    """What one rank did: collectives in order, messages, and what it waits for under which name."""
+
+    rank: int
+    every: list[Log]
+    calls: list[Issued] = field(default_factory=list)
+    sent: dict[tuple[int, str], list[Issued]] = field(default_factory=dict)
+    taken: dict[tuple[int, str], list[Issued]] = field(default_factory=dict)
+    asked: dict[tuple[int, str], Node] = field(default_factory=dict)
+    recorder: Recorder | None = None
+    paths: list[Path] = field(default_factory=list)
+    spec: Any = None
+    leaves: list[Any] = field(default_factory=list)
+    done: bool = False
+
+    def returned(self, name: str) -> Tensor | None:
+        """What the rank returns under `name`."""
+        for path, leaf in zip(self.paths, self.leaves, strict=True):
+            if path and str(path[-1]) == name and isinstance(leaf, Tensor):
+                return leaf
+        return None
+
+
+class Waits(Exception):
+    """This rank needs to know what another sends first."""
+
+    def __init__(self, source: int, name: str, loc: str) -> None:
+        self.source, self.name, self.loc = source, name, loc
+
+
+# -- while a body is recorded ---------------------------------------------------------------------
+def _log() -> Log | None:
+    recorder = current()
+    if recorder is None or recorder.view is None:
+        return None
+    log: Log | None = recorder.view.log
+    return log
+
+
+def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
+    """A collective on `x`: built now, or once all ranks' operands are known."""
+    log, recorder = _log(), current()
+    if log is None or recorder is None:
+        return build(x)
+    if recorder is not log.recorder:
+        raise fail(
+            UsageError,
+            f"{key[0]}: a collective in a loop's body, in a body that tells its ranks apart",
+            fix="take it out of the loop, or do without the rank as a number",
+        )
+    assert recorder.view is not None
+    t = x.type if x.type.mesh is not None else x.type.on(recorder.view.mesh)
+    own = functions.relayout(x, t.with_per((*t.per, *recorder.view.axes)))
+    result = recorder.builder.input(_type_of(recorder, own, build), f"{key[0]}{len(log.calls)}")
+    log.calls.append(Issued((*key, str(own.type)), caller(), recorder.node(own), result, build))
+    return symbolic(result, recorder)
+
+
+def _type_of(around: Recorder, x: Tensor, build: Build) -> TensorType:
+    """The type of `build(x)`."""
+    assert around.view is not None
+    scratch = Recorder("scratch", around)
+    scratch.view = replace(around.view, rank=None, log=None)
+    with recording(scratch):
+        return build(scratch.input(x.type)).type
+
+
+def mark(key: tuple[Any, ...]) -> None:
+    """A place that all ranks come to, where nothing moves."""
+    log = _log()
+    if log is not None:
+        log.calls.append(Issued(key, caller()))
+
+
+def send(x: Tensor, to: int, name: str) -> None:
+    log, recorder = _log(), current()
+    assert log is not None and recorder is not None
+    item = Issued(("send", to, name), caller(), recorder.node(x))
+    log.sent.setdefault((to, name), []).append(item)
+
+
+def recv(source: int, name: str) -> Tensor:
+    log, recorder = _log(), current()
+    assert log is not None and recorder is not None
+    mine = log.taken.setdefault((source, name), [])
+    theirs = log.every[source].sent.get((log.rank, name), [])
+    if len(theirs) <= len(mine):
+        if log.every[source].done:
+            raise fail(
+                UsageError,
+                f"recv: rank {source} sends nothing (more) to rank {log.rank} under {name!r}",
+                fix="send and recv in pairs, with the same name and in one order",
+            )
+        raise Waits(source, name, caller())
+    operand = theirs[len(mine)].operand
+    assert operand is not None and recorder.view is not None
+    t = operand.type if operand.type.mesh is not None else operand.type.on(recorder.view.mesh)
+    result = recorder.builder.input(t.with_per(recorder.view.axes), f"recv_{name}")
+    mine.append(Issued(("recv", source, name), caller(), None, result))
+    return symbolic(result, recorder)
+
+
+class Promised(Tensor):
+    """What another rank returns under a name. Its type is known once that rank is recorded; who
+    asks before waits for it."""
+
+    def __init__(self, log: Log, owner: int, name: str) -> None:
+        self._log, self.owner, self.key, self._loc = log, owner, name, caller()
+        self._data = None
+        self._recorder = log.recorder
+
+    @property
+    def type(self) -> TensorType:  # type: ignore[override]  # known late
+        theirs = self._log.every[self.owner]
+        if not theirs.done:
+            raise Waits(self.owner, self.key, self._loc)
+        value = self.value()
+        t = value.type if value.type.mesh is not None else value.type.on(self.view.mesh)
+        return t.with_per(a for a in t.per if a not in self.view.axes)
+
+    @property
+    def view(self) -> View:
+        recorder = self._recorder
+        assert recorder is not None and recorder.view is not None
+        return recorder.view
+
+    def value(self) -> Tensor:
+        """What the owner returns. Raises UsageError where there is none."""
+        theirs = self._log.every[self.owner]
+        found = theirs.returned(self.key)
+        if found is None:
+            raise fail(
+                UsageError,
+                f"recv_from: rank {self.owner} returns nothing under {self.key!r}",
+                [("it returns", ", ".join(map(path_name, theirs.paths[:8])) or "nothing")],
+                at=self._loc,
+                fix="return it there in a dict under that key",
+            )
+        return found
+
+    @property
+    def _node(self) -> Node:  # type: ignore[override]  # made at the first use
+        asked = self._log.asked
+        if (self.owner, self.key) not in asked:
+            assert self._recorder is not None
+            name = f"from_{self.owner}_{self.key}"
+            node = self._recorder.builder.input(self.type, name)
+            asked[self.owner, self.key] = node
+        return asked[self.owner, self.key]
+
+
+TENSORS.add(Promised)
+
+
+def recv_from(owner: int, name: str) -> Tensor:
+    log = _log()
+    assert log is not None
+    if owner == log.rank:
+        raise fail(
+            UsageError,
+            f"recv_from: rank {owner} asks itself for {name!r}",
+            fix="return the value on its owner, and ask for it on the other ranks",
+        )
+    return Promised(log, owner, name)

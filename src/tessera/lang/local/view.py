@@ -1,0 +1,139 @@
+"""What does one device see? The `View` of a local body, and its mesh, which has a rank there.
+
+In a body of `@ts.distribute` or `@op.kernel` every tensor is one device's block: a value "per" the
+view's axes (ops/local.py). The body is recorded once, with a rank that is a symbol. Code that needs
+the rank as a number raises `NeedsRank`, and the body is recorded once per rank (ranks.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ...core.dtypes import int32
+from ...core.errors import UsageError, fail
+from ...core.layout import plain, ways
+from ...core.mesh import Mesh
+from ...core.mesh import current as open_mesh
+from ...ir.graph.node import Node, reachable
+from ..record import Recorder, current
+from ..tensor import Tensor
+from ..tree import TENSORS
+
+
+class NeedsRank(Exception):
+    """The body cannot go on with a symbol for its rank. Caught where the body is recorded."""
+
+
+class Rank(Tensor):
+    """A rank as a symbol: an i32 tensor, and a number as soon as it is used as only numbers are."""
+
+    def __xor__(self, other: int) -> int:
+        return int(self) ^ other
+
+    def __lshift__(self, other: int) -> int:
+        return int(self) << other
+
+    def __rshift__(self, other: int) -> int:
+        return int(self) >> other
+
+    def __and__(self, other: Any) -> Any:
+        return int(self) & other
+
+    def __or__(self, other: Any) -> Any:
+        return int(self) | other
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return divmod(int(self), other)
+
+
+TENSORS.add(Rank)
+
+
+@dataclass(eq=False)
+class View:
+    """A local body: local along `axes` of `mesh`, global along the others.
+
+    A loss is a mean over the axes `batch`; blocks are joined along `dim` where nothing else is
+    said. `rank` is the place along `axes`, major first, where the body is recorded for one rank,
+    whose collectives are then listed in `log`.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    batch: tuple[str, ...] = ()
+    dim: int = 0
+    rank: int | None = None
+    log: Any = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        return ways(self.axes, self.mesh.sizes)
+
+    def symbol(self, recorder: Recorder) -> Tensor:
+        """The rank as a tensor: i32, each device's own."""
+        t = plain(int32, (), self.mesh).with_per(self.axes)
+        node = recorder.builder("axis_index", axes=self.axes, layout=t)
+        found = Rank(None, t)
+        found._node, found._recorder = node, recorder
+        return found
+
+
+def view() -> View | None:
+    """The view of the local body that is being recorded, if any."""
+    recorder = current()
+    found: View | None = recorder.view if recorder is not None else None
+    return found
+
+
+class LocalMesh(Mesh):
+    """The mesh of a local body: the axes that are local, and this device's place on it."""
+
+    __slots__ = ("_view",)
+    _view: View
+
+    @property
+    def rank(self) -> Any:
+        """The place of this device along the mesh's axes, major first: a number once it is used as
+        one, an i32 tensor until then."""
+        if self._view.rank is not None:
+            return self._view.rank
+        recorder = current()
+        if recorder is None or recorder.view is not self._view:
+            raise fail(
+                UsageError,
+                "mesh.rank: the mesh of a local body is used after the body ended",
+                [("mesh", self.text())],
+                fix="ask ts.mesh.current() inside the body",
+            )
+        return self._view.symbol(recorder)
+
+
+def current_mesh() -> Mesh:
+    """The mesh of the innermost `with mesh:`; in a local body, the mesh of its axes, with a rank.
+
+    Raises MeshError outside of any.
+    """
+    seen = view()
+    if seen is None:
+        return open_mesh()
+    part = seen.mesh[seen.axes]
+    mesh = LocalMesh(part.axes, devices=part.array())
+    object.__setattr__(mesh, "_view", seen)
+    return mesh
+
+
+def read_own(recorder: Recorder, node: Node) -> NoReturn:
+    """What happens when a value that differs between devices is read: the rank becomes a number
+    where the value follows from it alone, else it is an error."""
+    made_of = reachable([node])
+    if recorder.view is not None and recorder.view.rank is None and all(
+        n.op != "input" for n in made_of
+    ):  # fmt: skip
+        raise NeedsRank
+    raise fail(
+        UsageError,
+        "a value that differs between devices is read",
+        [("tensor", node.type), *([("made at", node.loc)] if node.loc else [])],
+        fix="combine it first: dist.all_reduce(x, axis), or choose with ts.where",
+    )

@@ -1,0 +1,1 @@
+"""Pipelines as they are written: stages marked, microbatches recorded, composed."""

@@ -1,0 +1,114 @@
+"""How a pipeline is asked for: `graph.pipeline`, `pipeline.compose`, `pipeline.run`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...core.errors import UsageError, fail
+from ...core.mesh import Mesh
+from ...ir.schedule.pipelines.orders import known_schedule
+from ..checks import axes_of, function_of, shown, whole
+from .pipe import Pipe
+
+
+def _checked(
+    name: str, axis: object, microbatches: object, chunks: object, schedule: object
+) -> tuple[str, int | None, int | None]:
+    axes = axes_of(name, axis)
+    if len(axes) != 1:
+        raise fail(UsageError, f"{name}: a pipeline lies along one axis", [("axes", axes)],
+                   fix='name one: mesh_axes=("pp",)')  # fmt: skip
+    count = None if microbatches is None else whole(name, "microbatches", microbatches, 1)
+    many = None if chunks is None else whole(name, "chunks", chunks, 1)
+    if isinstance(schedule, str) and not schedule.endswith(".csv"):
+        known_schedule(schedule)
+    return axes[0], count, many
+
+
+def _parts(name: str, stages: object) -> list[Callable[..., Any]]:
+    if not isinstance(stages, (list, tuple)) or not stages:
+        raise fail(
+            UsageError, f"{name}: stages cannot be {shown(stages)}", fix="give a list of functions"
+        )
+    return [function_of(name, "a stage", s) for s in stages]
+
+
+def pipeline(
+    stages: Sequence[Callable[..., Any]],
+    mesh: Mesh | None = None,
+    axis: str = "pp",
+    *,
+    schedule: Any = "1F1B",
+    microbatches: int | None = None,
+    chunks: int | None = None,
+) -> Callable[[Callable[..., Any]], Pipe]:
+    """`@graph.pipeline(stages=[encoder, decoder], mesh=mesh, axis="pp")` above the model that calls
+    them: the stages lie along `axis`, microbatches go through by `schedule` (guide 3, 4.4).
+
+    `schedule` is a name ("GPipe", "1F1B", "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"),
+    a table or a CSV file. More stages than the axis has devices are put together by cost. Raises
+    UsageError, MeshError.
+    """
+    axis, count, many = _checked("pipeline", axis, microbatches, chunks, schedule)
+    parts = _parts("pipeline", stages)
+
+    def wrap(fn: Callable[..., Any]) -> Pipe:
+        function_of("pipeline", "the model", fn)
+        from ..training import Stage
+
+        body = fn if all(isinstance(p, Stage) for p in parts) else None
+        name = getattr(fn, "__name__", "model")
+        made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)
+        functools.update_wrapper(made, fn, updated=())
+        return made
+
+    return wrap
+
+
+def compose(
+    stages: int,
+    assign: Sequence[Callable[..., Any]],
+    *,
+    mesh: Mesh | None = None,
+    axis: str = "pp",
+    schedule: Any = "1F1B",
+    microbatches: int | None = None,
+    chunks: int | None = None,
+) -> Pipe:
+    """The functions `assign` one after the other as a pipeline of `stages` stages (guide 2, 3.3).
+
+    More functions than stages are put together by cost. Raises UsageError.
+    """
+    axis, count, many = _checked("compose", axis, microbatches, chunks, schedule)
+    n = whole("compose", "stages", stages, 1)
+    parts = _parts("compose", assign)
+    if len(parts) < n:
+        raise fail(
+            UsageError,
+            f"compose: {len(parts)} functions for {n} stages",
+            fix="give a function for each stage, or fewer stages",
+        )
+    return Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
+
+
+def run(
+    mesh_axes: str | Sequence[str] = ("pp",),
+    schedule: Any = "1F1B",
+    microbatches: int | None = None,
+    *,
+    mesh: Mesh | None = None,
+    chunks: int | None = None,
+) -> Callable[[Callable[..., Any]], Pipe]:
+    """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)` above a function: it is
+    cut into stages of like cost where one value passes (guide 2, 3.3). Raises UsageError."""
+    axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
+
+    def wrap(fn: Callable[..., Any]) -> Pipe:
+        function_of("run", "the function", fn)
+        made = Pipe([fn], axis, mesh, schedule, count, many, getattr(fn, "__name__", "model"))
+        functools.update_wrapper(made, fn, updated=())
+        return made
+
+    return wrap

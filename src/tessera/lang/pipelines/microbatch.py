@@ -1,0 +1,238 @@
+"""What does a recording for one microbatch know? Which inputs have a part for each, what is summed
+over all of them, and what must be known before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ...core.errors import GraphError, MeshError, ShapeError, UsageError, fail
+from ...core.layout import Factor, TensorType, ways
+from ...core.mesh import Mesh
+from ...core.reshard import completed, gathered
+from ...ir.graph.node import Node, reachable
+from ...ir.schedule.pipelines.stages import depends
+from ...ops.redistribute import NAMES
+from ..functions import relayout
+from ..record import Recorder
+from ..strategy import holds_weights
+from ..tensor import Tensor, symbolic
+
+if TYPE_CHECKING:
+    from .pipe import Pipe
+
+# First names of arguments that hold weights here, beside those that strategies know.
+WEIGHTS = frozenset({"w", "ws", "theta", "moments", "opt", "optimizer"})
+
+
+class NeedsPipe(Exception):
+    """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
+
+    def __init__(self, pipe: Pipe, mesh: Mesh, rows: int) -> None:
+        self.pipe, self.mesh, self.rows = pipe, mesh, rows
+        super().__init__(f"{pipe.name} is called where no function is compiled")
+
+
+@dataclass(eq=False)
+class PipeState:
+    """What a recording for one microbatch knows."""
+
+    pipe: Pipe
+    mesh: Mesh  # the whole; of one axis, that and another of size 1, or a stage had none
+    given: Mesh  # as the user has it
+    template: Mesh  # of one stage, whichever
+    count: int
+    rows: int
+    batch: dict[Node, TensorType] = field(default_factory=dict)
+    sums: dict[Node, Node] = field(default_factory=dict)
+    called: bool = False
+    spans: list[tuple[int, int]] = field(default_factory=list)  # where each part was recorded
+    # Inputs that are means over all microbatches, known before the first: of which values.
+    ahead: dict[Node, Node] = field(default_factory=dict)
+    gradients: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
+    resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
+
+    @staticmethod
+    def begin(need: NeedsPipe) -> PipeState:
+        pipe, given = need.pipe, need.mesh
+        mesh = given
+        if len(mesh.axes) == 1:
+            axes = (*mesh.axes, "one")
+            mesh = Mesh(axes, mesh.array()[..., None])
+            if given.onto is not None:
+                mesh = mesh.fold(Mesh(axes, given.onto.array()[..., None]))
+        count = pipe.microbatches(mesh.sizes[pipe.axis])
+        if need.rows % count:
+            raise fail(
+                ShapeError,
+                f"{pipe.name}: a batch of {need.rows} does not divide into {count} microbatches",
+                fix="choose a number that divides it: microbatches=",
+            )
+        return PipeState(pipe, mesh, given, mesh.slice(**{pipe.axis: 0}), count, need.rows)
+
+    def type_of(self, t: Tensor, path: Sequence[object] = ("weights",)) -> TensorType:
+        """The type of `t` in the recording: one microbatch's part of a batch, on a stage's mesh."""
+        kind = t.type
+        if kind.mesh is None or kind.mesh in (self.mesh, self.given):
+            if self.pipe.axis in kind.split_axes and self.is_batch(t, path):
+                raise fail(
+                    MeshError,
+                    f"{self.pipe.name}: a batch is split over {self.pipe.axis!r}, which the stages"
+                    " lie along",
+                    [("batch", kind)],
+                    fix="leave it replicated there: each stage gets what it uses",
+                )
+        elif kind.mesh not in self.slices:
+            raise fail(
+                MeshError,
+                f"{self.pipe.name}: a tensor lies on another mesh",
+                [("tensor", f"{kind} on {kind.mesh.text()}"), ("mesh", self.mesh.text())],
+                fix="put it on the mesh, or on a stage's slice of it",
+            )
+        here = self.on_stage(kind)
+        if not self.is_batch(t, path):
+            return here
+        first = here.dims[0]
+        n = ways((a for f in first for a in f.axes), here.sizes)
+        if len(first) > 1 or (self.rows // n) % self.count or self.rows % n:
+            raise fail(
+                ShapeError,
+                f"{self.pipe.name}: the rows of a batch do not divide into {self.count}"
+                " microbatches on each device",
+                [("batch", kind)],
+                fix="choose a number that divides them: microbatches=",
+            )
+        part = (Factor(self.rows // self.count, first[0].axes),)
+        return here.with_dims((part, *here.dims[1:]))
+
+    def on_stage(self, t: TensorType) -> TensorType:
+        """`t`, of the mesh or of a stage's slice of it, on the mesh that is recorded on. What rests
+        split over the stages' axis is put together before it is sent to one."""
+        return laid_on(t, self.template)
+
+    def together(self, t: Tensor) -> Tensor:
+        """`t`, not split over the stages' axis, so that it can be sent to one of them."""
+        apart = self.pipe.axis in t.type.split_axes and t._data is not None
+        return relayout(t, gathered(t.type, (self.pipe.axis,))) if apart else t
+
+    def is_batch(self, t: Tensor, path: Sequence[object]) -> bool:
+        """Whether `t` has a part for each microbatch: as many rows, and no weight by its name."""
+        if not t.shape or t.shape[0] != self.rows or t.type.mesh in self.slices:
+            return False
+        return not is_weight(t, path)
+
+    def met(self, node: Node, t: Tensor, path: Sequence[object] = ("weights",)) -> None:
+        """Notes the input `node` for `t`."""
+        if self.is_batch(t, path):
+            self.batch[node] = self.whole(t)
+        if t.mesh in (self.mesh, self.given):
+            self.resting.add(node)
+
+    def whole(self, t: Tensor) -> TensorType:
+        """The type in which `t` is given to the program."""
+        kind = t.type
+        return kind if kind.mesh in self.slices else laid_on(kind, self.mesh)
+
+    @cached_property
+    def slices(self) -> list[Mesh]:
+        n = self.mesh.sizes[self.pipe.axis]
+        return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
+
+    def accumulated(
+        self, recorder: Recorder, loss: Node, wrt: Sequence[Node], found: Sequence[Node]
+    ) -> list[Node]:
+        """What stands for the sums of the gradients `found` over all microbatches."""
+        b = recorder.builder
+        if recorder.parent is not None:
+            raise fail(
+                UsageError,
+                f"{self.pipe.name}: gradients are asked for in a loop of a pipelined function",
+                [("loss", loss.type)],
+                fix="call ts.grad after the loop",
+            )
+        if any(n in self.batch for n in wrt):
+            raise fail(
+                UsageError,
+                f"{self.pipe.name}: a gradient is asked for of what has as many rows as the batch",
+                [("tensor", next(self.batch[n] for n in wrt if n in self.batch))],
+                fix="if it is a weight, hand it in under a name that says so: weights=, params=",
+            )
+        self.mean(loss)
+        micro = self.micro(recorder)
+        made: dict[Node, Node] = {}
+
+        def sum_of(n: Node) -> Node:
+            if n not in micro:  # the same for each microbatch
+                return n
+            if n.op == "add" and n not in b.origins:  # of a weight that several stages use
+                return b("add", *map(sum_of, n.args))
+            if n.op in NAMES and n not in b.origins:  # one of those, on its way to the others
+                return b.redistribute(sum_of(n.args[0]), n.type, n.note)
+            if n not in made:
+                made[n] = b.input(n.type, f"sum{len(self.sums)}")
+                self.sums[made[n]] = n
+            return made[n]
+
+        return [sum_of(n) for n in found]
+
+    def micro(self, recorder: Recorder) -> set[Node]:
+        """What has a value of its own for each microbatch, of what is recorded so far."""
+        key = [recorder.key] if recorder.key is not None else []
+        return depends(recorder.builder.nodes, [*self.batch, *key])
+
+    def mean(self, loss: Node) -> None:
+        """Raises GraphError where `loss` is a plain sum over the rows of the batch: that of the
+        whole batch is not the mean of those of the microbatches."""
+        part = next((n.type.shape[0] for n in self.batch), 0)
+        n = loss
+        while n.op in ("cast", "neg") or (n.is_collective and n.args):
+            n = n.args[0]
+        if n.op == "sum" and n.args[0].type.shape[:1] == (part,):
+            raise fail(
+                GraphError,
+                f"{self.pipe.name}: a loss is a sum over the batch, not a mean",
+                [("summed", n.args[0].type), *([("made at", n.loc)] if n.loc else [])],
+                at=loss.loc,
+                fix="use .mean(), or divide by the rows: a loss is averaged over the microbatches",
+            )
+
+    def mean_over(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
+        """(the mean of `x`, which is computed from the batch alone, over the microbatches; how many
+        they are). What is the same for all of them is its own mean."""
+        if recorder.parent is not None:
+            raise fail(
+                UsageError,
+                f"{self.pipe.name}: a loss over labels is computed in a loop, where it is unknown"
+                " how many labels the other microbatches have",
+                [("count", x.type)],
+                fix="compute it outside of ts.scan",
+            )
+        x = relayout(x, completed(x.type, x.type.partial_axes))
+        node = recorder.node(x)
+        if node not in self.micro(recorder):
+            return x, 1
+        needs = [n for n in reachable([node]) if n.op == "input" and n not in self.batch]
+        if needs:
+            raise fail(
+                GraphError,
+                f"{self.pipe.name}: how many labels count depends on more than the batch",
+                [("it needs", needs[0].attrs["name"])],
+                at=node.loc,
+                fix="choose the labels that count before the step, in the batch",
+            )
+        made = recorder.builder.input(node.type, f"mean{len(self.ahead)}")
+        self.ahead[made] = node
+        return symbolic(made, recorder), self.count
+
+
+def is_weight(t: Tensor, path: Sequence[object]) -> bool:
+    return holds_weights(t.name, path) or not WEIGHTS.isdisjoint(map(str, path[:1]))
+
+
+def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
+    """`t` on `mesh`, put together along the axes that `mesh` lacks."""
+    apart = [a for a in t.split_axes if a not in mesh]
+    t = gathered(t, apart) if apart else t
+    return TensorType(t.dtype, t.dims, t.partial, mesh)

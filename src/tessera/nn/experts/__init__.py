@@ -1,0 +1,1 @@
+"""Layers of experts: routing, dispatch over a mesh, and what comes back."""

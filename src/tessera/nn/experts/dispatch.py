@@ -1,0 +1,259 @@
+"""How do tokens get to their experts and back? Tables of slots, rows picked by them, and a change
+of layout: the tokens' dims give up the axes of the experts, the experts' dim takes them.
+
+Tokens stand in x [G, P, S, d]: G groups in P parts of S tokens. G and P may be split over devices,
+S and d are whole, so everything but the change of layout is local. Each choice of an expert has a
+slot, in the order of tokens; tables say which choice a slot holds and which slot a choice has. With
+both at hand the gradient of picking rows is picking rows, so nothing adds in random order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ...core.dtypes import f32, int32
+from ...core.layout import Dim, Factor, TensorType, digits, ways, without
+from ...lang import functions as F
+from ...lang.custom import custom_gradient
+from ...lang.loop import scan
+from ...lang.tensor import Tensor, emit
+from .packing import exchange
+
+# One device's experts: rows [A, J, N, B, d] in N blocks of B, and which of the El experts of J each
+# block belongs to, as [A, J, N, El] of 0 and 1; None where block n belongs to expert n.
+Experts = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """`axes` hold the experts; the payload goes as `packing` says, in `buckets` pieces, which an
+    `ordered` epoch sends one after the other."""
+
+    axes: tuple[str, ...] = ()
+    packing: str | None = None
+    buckets: int = 1
+    ordered: bool = False
+
+    @property
+    def narrow(self) -> str | None:
+        """The packing of the way back, where sums need more than 8 bits."""
+        return None if self.packing is None else "bf16"
+
+    def room(self, slots: int) -> int:
+        """`slots`, or a few more where buckets must be equal."""
+        return -(-slots // self.buckets) * self.buckets if self.ordered else slots
+
+    def there(self, t: TensorType) -> TensorType:
+        """The layout of slots [G, P, E, ...] where the experts are."""
+        dims = [without(d, self.axes, t.sizes) for d in t.dims]
+        dims[2] = (Factor(t.shape[2], self.axes),)
+        return t.with_dims(dims)
+
+    def back(self, home: TensorType) -> Callable[[TensorType], TensorType]:
+        """The layout `home` of slots, but for axes that split no tokens: they stay."""
+        stay = tuple(a for a in self.axes if a not in home.split_axes)
+
+        def to(t: TensorType) -> TensorType:
+            expert: Dim = (Factor(t.shape[2], stay),)
+            return t.with_dims((*home.dims[:2], expert, *t.dims[3:]))
+
+        return to
+
+
+# -- tables of slots ------------------------------------------------------------------------------
+def places(bucket: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """For `bucket` [G, P, N], ids below `count`: each entry's place among those of its bucket, in
+    order, and how many each bucket has [G, P, count]."""
+    hot = (bucket.reshape(*bucket.shape, 1) == F.arange(count)).to(int32)
+    at = F.sum(hot * F.cumsum(hot, 2), -1) - 1
+    return at, F.sum(hot, 2)
+
+
+def filled(slot: Tensor, values: Tensor, size: int) -> Tensor:
+    """A table [G, P, size] with `values` [G, P, N] at the places `slot`, -1 where there is none."""
+    return emit("put_along", slot, values + 1, dim=2, into=str(size)) - 1
+
+
+def line(like: Tensor) -> Tensor:
+    """0, 1, 2, ... along the last dim, in the shape of `like`."""
+    return F.broadcast_to(F.arange(like.shape[-1]), like.shape)
+
+
+def rows_at(x: Tensor, ids: Tensor, back: Tensor) -> Tensor:
+    """Rows of `x` [.., S, d] at `ids` [.., N]; -1 gives zeros.
+
+    `back` [.., S, K] says where in the result each row went, -1 nowhere: its gradient is the sum of
+    those places, in that order.
+    """
+
+    @custom_gradient
+    def picked(x: Tensor) -> Any:
+        def backward(g: Tensor) -> Tensor:
+            return total([pick(g, back[..., j]) for j in range(back.shape[-1])])
+
+        return pick(x, ids), backward
+
+    out: Tensor = picked(x)
+    return out
+
+
+def pick(x: Tensor, ids: Tensor) -> Tensor:
+    return F.gather(x, ids.reshape(*ids.shape, 1), -2)
+
+
+def total(xs: Sequence[Tensor]) -> Tensor:
+    """The sum, from left to right."""
+    out = xs[0]
+    for x in xs[1:]:
+        out = out + x
+    return out
+
+
+def combined(y: Tensor, slot: Tensor, choice: Tensor, gates: Tensor) -> Tensor:
+    """Tokens [G, P, S, d]: the rows `y` [G, P, slots, d] of their k choices, weighted, summed."""
+    g, p, s, k = gates.shape
+    rows = rows_at(y, slot, choice.reshape(*choice.shape, 1)).reshape(g, p, s, k, -1)
+    return total([rows[..., j, :] * gates[..., j : j + 1].to(y.dtype) for j in range(k)])
+
+
+def in_buckets(rows: Tensor, wire: Wire, each: Callable[[Tensor], Tensor]) -> Tensor:
+    """`each` of the buckets of `rows` [G, P, E, slots, d], joined again."""
+    n, size = wire.buckets, rows.shape[3]
+    if n == 1:
+        return each(rows)
+    if not wire.ordered:
+        cuts = [size * i // n for i in range(n + 1)]
+        return F.concat([each(rows[:, :, :, a:b]) for a, b in pairwise(cuts)], 3)
+    # A loop: the collectives of one turn end before the next turn begins.
+    g, p, e, _, d = rows.shape
+    turns = F.permute(rows.reshape(g, p, e, n, size // n, d), (3, 0, 1, 2, 4, 5))
+    _, out = scan(lambda carry, part: (carry, each(part)), (), turns, policy="recompute")
+    return F.permute(out, (1, 2, 3, 0, 4, 5)).reshape(g, p, e, size, -1)
+
+
+# -- with a capacity ------------------------------------------------------------------------------
+def by_capacity(
+    x: Tensor, ids: Tensor, gates: Tensor, experts: int, capacity: int, wire: Wire, run: Experts
+) -> tuple[Tensor, Tensor]:
+    """(result, choices dropped): each expert takes the first `capacity` choices of a group, in the
+    order of its tokens, wherever their parts are."""
+    g, p, s, d = x.shape
+    k, there = ids.shape[-1], ways(wire.axes, x.type.sizes)
+    flat = ids.reshape(g, p, s * k)
+    at, counts = places(flat, experts)
+    keep = at < capacity
+    if p > 1:  # what the parts before have taken
+        before = F.cumsum(counts, 1) - counts
+        keep = at + F.gather(before, flat, -1) < capacity
+    room = wire.room(min(capacity, s))
+    slot = F.where(keep, flat * room + at, -1)
+    choice = filled(slot, line(slot), experts * room)
+    token = filled(slot, line(slot) // k, experts * room)
+    rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, experts, room, d)
+
+    def through(part: Tensor) -> Tensor:
+        """One bucket to the experts, through them and back."""
+        home, c = part.type, part.shape[3]
+        part = exchange(part, wire.there, wire.packing) if wire.axes else part
+        # All the rows of an expert in one block: [1, J, El, rows, d].
+        held = F.permute(part, (2, 0, 1, 3, 4))
+        y = run(held.reshape(1, there, experts // there, g * p * c, d), None)
+        y = F.permute(y.reshape(experts, g, p, c, -1), (1, 2, 0, 3, 4))
+        return exchange(y, wire.back(home), wire.narrow) if wire.axes else y
+
+    y = in_buckets(rows, wire, through).reshape(g, p, experts * room, -1)
+    return combined(y, slot, choice, gates), F.sum((~keep).to(f32))
+
+
+# -- dropless -------------------------------------------------------------------------------------
+def dropless(
+    x: Tensor, ids: Tensor, gates: Tensor, experts: int, wire: Wire, run: Experts, block: int
+) -> Tensor:
+    """Every choice is served: each device of experts gets room for all that may come to it.
+
+    That is S min(k, El) rows from a part of S tokens to a device of El experts. There they are
+    sorted by expert into blocks of `block` rows (0: chosen), the last of each expert padded, so the
+    rows computed are at most those that may come plus El blocks (Gale et al. 2022, with batched
+    products in place of sparse ones).
+    """
+    g, p, s, d = x.shape
+    k, there = ids.shape[-1], ways(wire.axes, x.type.sizes)
+    own = experts // there
+    size = wire.room(s * min(k, own))
+    flat = ids.reshape(g, p, s * k)
+    goal = flat // own
+    at, _ = places(goal, there)
+    slot = goal * size + at
+    choice = filled(slot, line(slot), there * size)
+    token = filled(slot, line(slot) // k, there * size)
+    kind = filled(slot, flat - goal * own, there * size).reshape(g, p, there, size)
+    rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, there, size, d)
+    home = rows.type
+    if wire.axes:
+        kind = F.relayout(kind, wire.there(kind.type))
+        rows = in_buckets(rows, wire, lambda part: exchange(part, wire.there, wire.packing))
+    y = unfolded(_in_blocks(*folded(rows, kind), own, run, block), rows.type)
+    if wire.axes:
+        y = in_buckets(y, wire, lambda part: exchange(part, wire.back(home), wire.narrow))
+    return combined(y.reshape(g, p, there * size, -1), slot, choice, gates)
+
+
+def _in_blocks(rows: Tensor, kind: Tensor, own: int, run: Experts, block: int) -> Tensor:
+    """The results of `rows` [A, J, R, d], each of expert `kind` [A, J, R] of `own`; -1: none."""
+    a, j, r, d = rows.shape
+    block = block or max(8, -(-r // (2 * own)))
+    blocks = -(-r // block) + own
+    at, counts = places(kind, own)
+    needs = (counts + (block - 1)) // block
+    ends = F.cumsum(needs, -1)
+    slot = F.where(kind >= 0, F.gather((ends - needs) * block, kind, -1) + at, -1)
+    holds = filled(slot, line(slot), blocks * block)
+    laid = rows_at(rows, holds, slot.reshape(a, j, r, 1)).reshape(a, j, blocks, block, d)
+    # Block n belongs to the expert whose blocks begin at or before n and end after it.
+    n = F.arange(blocks).reshape(blocks, 1)
+    ends = ends.reshape(a, j, 1, own)
+    starts = ends - needs.reshape(a, j, 1, own)
+    mine = (n >= starts) & (n < ends)
+    y = run(laid, mine.to(rows.dtype)).reshape(a, j, blocks * block, -1)
+    return rows_at(y, slot, holds.reshape(a, j, blocks * block, 1))
+
+
+def folded(rows: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
+    """[G, P, J, size, d] and [G, P, J, size] as [A, J, R, d] and [A, J, R]: A is what is split over
+    devices of G and P, R all the rows that one device of experts has from one of A."""
+    order, shape = _fold(rows.type)
+    split = F.permute(rows.reshape(*shape, rows.shape[-1]), (*order, len(order)))
+    a, j, r = _folded_sizes(rows.type)
+    return split.reshape(a, j, r, rows.shape[-1]), (
+        F.permute(kind.reshape(*shape), order).reshape(a, j, r)
+    )
+
+
+def unfolded(y: Tensor, t: TensorType) -> Tensor:
+    """The inverse of `folded`, for rows of type `t`."""
+    order, shape = _fold(t)
+    back = [order.index(i) for i in range(len(order))]
+    y = y.reshape(*[shape[i] for i in order], y.shape[-1])
+    return F.permute(y, (*back, len(order))).reshape(*t.shape[:-1], y.shape[-1])
+
+
+def _fold(t: TensorType) -> tuple[list[int], list[int]]:
+    """(order, shape): the digits of [G, P, J, size] and the order that puts split ones of G and P
+    first, then J, then the rest."""
+    runs = [digits(t.dims[i], t.sizes) for i in (0, 1)]
+    flat = [d for run in runs for d in run]
+    first = [i for i, d in enumerate(flat) if d.axes]
+    rest = [i for i, d in enumerate(flat) if not d.axes]
+    n = len(flat)
+    return [*first, n, *rest, n + 1], [*[d.size for d in flat], *t.shape[2:4]]
+
+
+def _folded_sizes(t: TensorType) -> tuple[int, int, int]:
+    order, shape = _fold(t)
+    at = order.index(len(shape) - 2)
+    a = math.prod(shape[i] for i in order[:at])
+    return a, t.shape[2], math.prod(shape[i] for i in order[at + 1 :])

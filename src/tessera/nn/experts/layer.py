@@ -1,0 +1,365 @@
+"""Mixture of experts: each token goes through k of E feed-forward networks (guide 2, 3.4).
+
+Experts are one stacked weight whose first dim may be split over mesh axes. The tokens change their
+layout to where the experts are and back, and all else follows from the layouts of `x` and of the
+weights: data, tensor, sequence and expert parallelism in any combination.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...core.dtypes import f32
+from ...core.errors import ShapeError, UsageError, fail
+from ...core.layout import Factor, TensorType, dim_axes, plain, ways
+from ...core.mesh import Mesh
+from ...lang import functions as F
+from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, whole
+from ...lang.collectives import split_over
+from ...lang.custom import custom_gradient
+from ...lang.record import scope
+from ...lang.store import weights
+from ...lang.tensor import Tensor, as_tensor
+from ..layers import normal
+from ..module import Module, Parameter
+from .call import (
+    Settled,
+    activation_of,
+    expert_axes,
+    has_weights,
+    inspection,
+    report,
+    settled,
+)
+from .dispatch import by_capacity, dropless
+from .placement import Placement
+from .routing import Routing, balanced_bias, checked_router, choose
+from .tokens import Tokens
+from .transport import MoEInspection, transport_of
+
+BALANCE = (None, "bias")
+
+
+def moe(
+    x: Tensor,
+    experts: Any,
+    router: str = "topk",
+    k: int = 2,
+    transport: Any = "auto",
+    deterministic: bool = False,
+    mesh: Mesh | None = None,
+    *,
+    capacity: float | None = None,
+    groups: int | None = None,
+    normalize: bool | None = None,
+    activation: str | None = None,
+    hidden: int | None = None,
+    axis: str | Sequence[str] | None = None,
+    placement: Placement | None = None,
+    block: int | None = None,
+    stats: bool = False,
+    name: str = "",
+) -> Any:
+    """Σ over the `k` experts chosen for a token of gate · expert(token), for tokens x [.., d].
+
+    `experts` is a dict of weights {"router" [d, E], "up" [E, d, h], "down" [E, h, d]}, with "gate"
+    [E, d, h] for a gated network, "bias" [E] to steer the choice, "shared" {"up" [d, h], "down",
+    "gate"} for an expert of all tokens; or an `nn.MoE`; or a number of experts, whose weights
+    (`hidden` wide, 4 d if not said) belong to the function around, as in `op.transformer_block`.
+
+    `router` "topk" scores by softmax, "sigmoid" each expert by itself; equal scores go to the lower
+    id. `normalize` divides the gates by their sum (None: where k > 1). `capacity` None serves every
+    choice. A number c gives each expert room for c times an even share, c k S / E choices, in every
+    group of S tokens: a sequence, or `groups` equal runs of all tokens. What comes later in the
+    order of tokens is dropped. `activation` is "gelu", "relu" or "silu" (None: silu with a gate,
+    else gelu).
+
+    The experts are split over `axis`, one mesh axis or several from the outermost link inwards, one
+    hop each; None is what splits them already, else "ep" where the mesh has it. `transport` is
+    "nccl", "nvshmem", "deepep" or "auto", or a dict of `Transport`'s fields: a preference, and how
+    the payload is packed and cut. `deterministic` sums a token's experts in the order of their ids.
+    `placement` says which expert's weights stand in which row; replicas share tokens and gradients.
+    `block` is the block of rows of dropless experts.
+
+    The result lies as `x` does; where `x` has no mesh, its tokens are split. With `stats`:
+    (result, Routing). Raises UsageError, ShapeError, DTypeError, LayoutError.
+
+    >>> import tessera as ts
+    >>> w = {"router": ts.eye(2), "up": ts.ones((2, 2, 4)), "down": ts.ones((2, 4, 2))}
+    >>> y, routing = moe(ts.tensor([[3.0, 1.0], [2.0, 1.0]]), w, k=1, activation="relu", stats=True)
+    >>> routing.load.numpy().tolist(), y.shape
+    ([2.0, 0.0], (2, 2))
+    """
+    t = as_tensor(x)
+    if isinstance(experts, (int, np.integer)) and not isinstance(experts, bool):
+        experts = _made(t, whole("moe", "experts", experts, 1), hidden, k, name)
+    if isinstance(experts, MoE):
+        placement = placement or experts.placement
+        axis, experts = axis or experts.axis, experts.weights()
+    call = settled(
+        t.type, experts, k, transport, mesh, capacity, groups, axis, placement, block
+    )  # fmt: skip
+    kind = checked_router(router)
+    sort = flag("moe", "deterministic", deterministic)
+    even = k > 1 if normalize is None else flag("moe", "normalize", normalize)
+    act = activation_of(activation, call.weights)
+    flag("moe", "stats", stats)
+    with scope("moe"):
+        out = _run(t, call, kind, even, sort, act, block or 0, stats)
+    report(out[0] if stats else out, call)
+    return out
+
+
+def moe_inspection(
+    experts: Any,
+    x: Any = None,
+    k: int = 2,
+    transport: Any = "auto",
+    mesh: Mesh | None = None,
+    *,
+    capacity: float | None = None,
+    groups: int | None = None,
+    axis: str | Sequence[str] | None = None,
+    placement: Placement | None = None,
+) -> MoEInspection:
+    """What `moe` with these arguments does, without doing it: what serves the transport, where
+    experts are, how many bytes go. An `nn.MoE` knows its own options. `x` may be a type; without
+    it, nothing is said of sizes. Raises what `moe` raises."""
+    if isinstance(experts, MoE):
+        k, transport, capacity = experts.k, experts.transport, experts.capacity
+        groups, axis, placement = experts.groups, experts.axis, experts.placement
+        experts = experts.weights()
+    if x is None:
+        d = as_tensor(experts["router"]).shape[0] if has_weights(experts) else 1
+        where = mesh or (as_tensor(experts["up"]).mesh if has_weights(experts) else None)
+        t = plain(f32, (where.size if where is not None else 1, d))
+        known, room = False, None if capacity is None else 1.0
+    else:
+        t = x if isinstance(x, TensorType) else as_tensor(x).type
+        known, room = True, capacity
+    call = settled(t, experts, k, transport, mesh, room, groups if known else None, axis,
+                   placement, None)  # fmt: skip
+    return inspection(call, capacity, known)
+
+
+# -- one call -------------------------------------------------------------------------------------
+def _run(
+    x: Tensor, call: Settled, kind: str, even: bool, sort: bool,
+    act: Callable[[Tensor], Tensor], block: int, stats: bool,
+) -> Any:  # fmt: skip
+    w, tokens = call.weights, call.tokens
+    rows = tokens.there(F.complete(x))
+    choice = choose(rows, w.router, kind, call.k, w.bias, even, sort)
+    ids = _rows_of(choice.ids, call, tokens)
+    if call.placement is not None and call.rows > call.experts:
+        owners = call.placement
+        up, down = tied(w.up, owners), tied(w.down, owners)
+        gate = None if w.gate is None else tied(w.gate, owners)
+    else:
+        up, down, gate = w.up, w.down, w.gate
+
+    def run(parts: Tensor, mine: Tensor | None) -> Tensor:
+        there = parts.shape[1]
+
+        def product(h: Tensor, weight: Tensor) -> Tensor:
+            each = weight.reshape(there, -1, *weight.shape[1:])
+            if mine is None:
+                return F.einsum("a j n b d, j n d h -> a j n b h", h, each)
+            each = F.einsum("a j n e, j e d h -> a j n d h", mine.to(each.dtype), each)
+            return F.einsum("a j n b d, a j n d h -> a j n b h", h, each)
+
+        h = product(parts, up)
+        h = act(h) if gate is None else act(product(parts, gate)) * h
+        return product(h, down)
+
+    if call.capacity is None:
+        y = dropless(rows, ids, choice.gates, call.rows, call.wire, run, block)
+        dropped = F.zeros(())
+    else:
+        y, dropped = by_capacity(
+            rows, ids, choice.gates, call.rows, call.capacity, call.wire, run
+        )  # fmt: skip
+    out = tokens.back(y)
+    home = x.type.complete() if x.mesh is not None else None
+    if w.shared is not None:
+        s_up, s_down, s_gate = w.shared
+        plain = F.relayout(x, home) if home is not None else tokens.back(rows)
+        h = F.matmul(plain, s_up)
+        h = act(h) if s_gate is None else act(F.matmul(plain, s_gate)) * h
+        out = out + F.matmul(h, s_down)
+    out = out.to(x.dtype)
+    out = F.relayout(out, home) if home is not None else F.complete(out)
+    return (out, choice.routing(dropped)) if stats else out
+
+
+def _rows_of(ids: Tensor, call: Settled, tokens: Tokens) -> Tensor:
+    """The row whose weights serve each choice: of replicas, in turn by the token's number."""
+    if call.placement is None:
+        return ids
+    held: list[list[int]] = [[] for _ in range(call.experts)]
+    for row, e in enumerate(call.placement.rows):
+        held[e].append(row)
+    most = max(map(len, held))
+    table = as_tensor(np.array([r + r[:1] * (most - len(r)) for r in held], np.int32).reshape(-1))
+    if most == 1:
+        return F.take(table, ids)
+    counts = as_tensor(np.array([len(r) for r in held], np.int32))
+    turn = tokens.numbers() % F.take(counts, ids)
+    return F.take(table, ids * most + turn)
+
+
+def tied(w: Tensor, placement: Placement) -> Tensor:
+    """`w` [R, ...], whose replicas all get the sum of their gradients, the same bits in each."""
+    rows = np.array(placement.rows)
+    of = as_tensor((rows == np.arange(placement.experts)[:, None]).astype(np.float32))
+    home = w.type.complete()
+
+    @custom_gradient
+    def same(w: Tensor) -> Any:
+        def backward(g: Tensor) -> Tensor:
+            flat = g.reshape(g.shape[0], -1)
+            whole = F.complete(F.einsum("e r, r n -> e n", of.to(g.dtype), flat))
+            return F.relayout(
+                F.einsum("e r, e n -> r n", of.to(g.dtype), whole).reshape(g.shape), home
+            )
+
+        return w, backward
+
+    out: Tensor = same(w)
+    return out
+
+
+def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
+    """The layer that this place in a program makes for itself."""
+    if x.ndim < 2:
+        raise fail(ShapeError, "moe: x is not [.., d]", [("x", x.type)], fix="give [batch, d]")
+    width = whole("moe", "hidden", 4 * x.shape[-1] if hidden is None else hidden, 1)
+    asked = (x.shape[-1], width, experts)
+    k = min(whole("moe", "k", k, 1), experts)
+    made: MoE = weights("moe", lambda: MoE(*asked, k=k), asked, x.mesh, name)[1]
+    return made
+
+
+# -- a layer --------------------------------------------------------------------------------------
+class MoE(Module):
+    """A layer of `experts` networks of width `hidden` for tokens [.., d]; options as in `moe`.
+
+    `shared` experts see every token; they are one network of `shared` times the width. `balance`
+    "bias" evens the load without a loss: a call while `training` moves `bias`, which is state and
+    no weight, by `rate`. `routed` gives the numbers that an auxiliary loss needs. With a `mesh` the
+    experts are split over `axis` from the start.
+    """
+
+    buffers: ClassVar[tuple[str, ...]] = ("bias",)
+
+    def __init__(
+        self, d: int, hidden: int, experts: int, k: int = 2, *, router: str = "topk",
+        gated: bool = False, shared: int = 0, activation: str | None = None,
+        capacity: float | None = None, groups: int | None = None, normalize: bool | None = None,
+        transport: Any = "auto", deterministic: bool = False, balance: str | None = None,
+        rate: float = 1e-3, mesh: Mesh | None = None, axis: str | Sequence[str] | None = None,
+        placement: Placement | None = None,
+    ):  # fmt: skip
+        d, hidden, experts = (whole("MoE", "a size", n, 1) for n in (d, hidden, experts))
+        k, shared = whole("MoE", "k", k, 1), whole("MoE", "shared", shared, 0)
+        if k > experts:
+            raise fail(UsageError, f"MoE: k={k} of {experts} experts", fix="choose at most all")
+        if placement is not None and (
+            not isinstance(placement, Placement) or placement.experts != experts
+        ):
+            raise fail(
+                UsageError, f"MoE: placement cannot be {shown(placement)}",
+                fix=f"give a placement of {experts} experts",
+            )  # fmt: skip
+        if balance not in BALANCE:
+            raise fail(UsageError, f"MoE: balance cannot be {shown(balance)}", fix='use "bias"')
+        self.k, self.router_kind = k, checked_router(router)
+        self.activation, self.capacity, self.groups = activation, capacity, groups
+        self.normalize, self.transport = normalize, transport_of(transport)
+        self.deterministic = flag("MoE", "deterministic", deterministic)
+        self.balance, self.rate = balance, number("MoE", "rate", rate)
+        self.axis = None if axis is None else axes_of("MoE", axis)
+        self.placement, self.training = placement, True
+        gated = flag("MoE", "gated", gated)
+        wide, tall = normal(1.0 / math.sqrt(d)), normal(1.0 / math.sqrt(hidden))
+        self.router = Parameter(d, experts, init=wide)
+        self.up = Parameter(experts, d, hidden, init=wide)
+        self.gate = Parameter(experts, d, hidden, init=wide) if gated else None
+        self.down = Parameter(experts, hidden, d, init=tall)
+        if shared:
+            self.shared_up = Parameter(d, shared * hidden, init=wide)
+            self.shared_gate = Parameter(d, shared * hidden, init=wide) if gated else None
+            self.shared_down = Parameter(shared * hidden, d, init=tall)
+        self.bias = Parameter(experts, init="zeros")
+        self.scope_name = "moe"
+        if placement is not None:
+            self._rehash(np.array(placement.rows))
+        where = mesh_or_none("MoE", mesh)
+        if where is not None:
+            over = expert_axes(self.up.type, self.axis, where)
+            if self.up.shape[0] % ways(over, where.sizes):
+                raise fail(
+                    UsageError,
+                    f"MoE: {self.up.shape[0]} experts do not divide over {', '.join(over)}",
+                    [("mesh", where.text())],
+                    fix="choose a number of experts that divides, or add replicas by a placement",
+                )
+            for name, w in self.named_parameters():
+                t = w.type.on(where)
+                w.type = split_over(t, 0, over) if name in ("up", "gate", "down") and over else t
+
+    def weights(self) -> dict[str, Any]:
+        """The dict that `moe` takes."""
+        found: dict[str, Any] = {"router": self.router, "up": self.up, "down": self.down,
+                                 "gate": self.gate}  # fmt: skip
+        found["bias"] = self.bias if self.balance == "bias" else None
+        if "shared_up" in self.__dict__:
+            found["shared"] = {"up": self.shared_up, "down": self.shared_down,
+                               "gate": self.shared_gate}  # fmt: skip
+        return found
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Routing]:
+        """(the layer of `x`, what the router did): add `routing.aux_loss` to a loss to even the
+        load."""
+        made: tuple[Tensor, Routing] = moe(
+            x, self, self.router_kind, self.k, self.transport, self.deterministic,
+            capacity=self.capacity, groups=self.groups, normalize=self.normalize,
+            activation=self.activation, axis=self.axis, placement=self.placement, stats=True,
+        )  # fmt: skip
+        if self.balance == "bias" and self.training:
+            self.bias = balanced_bias(self.bias, made[1].load, self.rate)
+        return made
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.routed(x)[0]
+
+    def rehash(self, placement: Placement) -> None:
+        """Moves the experts' weights to the rows of `placement`; the layer computes the same.
+
+        Optimizer state must follow: `placement.sources(old)` says from which row each comes.
+        Raises UsageError for a placement of other experts.
+        """
+        old, count = self.placement, self.router.shape[1]
+        if not isinstance(placement, Placement) or placement.experts != count:
+            raise fail(
+                UsageError, f"rehash: {shown(placement)} is no placement of {count} experts",
+                fix=f"give a placement of {count} experts",
+            )  # fmt: skip
+        self._rehash(placement.sources(old))
+        self.placement = placement
+
+    def _rehash(self, rows: Any) -> None:
+        for name in ("up", "gate", "down"):
+            w = self.__dict__[name]
+            if w is not None:
+                home, label = w.type, w.name
+                axes = dim_axes(home.dims[0])
+                moved = F.take(w, as_tensor(np.asarray(rows, np.int32)))
+                to = home.with_dims(((Factor(len(rows), axes),), *home.dims[1:]))
+                moved = F.relayout(moved, to) if home.mesh is not None else moved
+                moved.name = label
+                setattr(self, name, moved)

@@ -1,0 +1,238 @@
+"""Which expert lives on which device? A `Placement`: the same on every process that asks.
+
+Weights are stored by row, and rows are split over devices in equal runs, so a placement is a list
+of the expert in each row. An expert in several rows has replicas, which share its tokens.
+
+>>> four = place_experts(8, 4)
+>>> three = rehash_experts(four, ["0", "1", "3"], replicas=1)
+>>> four.text()
+'0: 6 7, 1: 1 2, 2: 4 5, 3: 0 3'
+>>> three.text(), three.moves(four)
+('0: 5 6 7, 1: 0 1 2, 3: 0 3 4', [(5, '0'), (0, '1'), (4, '3')])
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import UsageError, fail
+from ...lang.checks import is_whole, shown, whole
+
+MOST = 2**16  # experts, replicas or owners
+Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`rows[i]` is the expert whose weights stand in row i; `owners` name the devices, each with an
+    equal run of rows. Raises UsageError where that is no placement."""
+
+    rows: tuple[int, ...]
+    owners: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        owners = _owners(self.owners)
+        rows = self.rows if isinstance(self.rows, (list, tuple)) else ()
+        whole_ids = bool(rows) and all(map(is_whole, rows))
+        if not whole_ids or len(rows) % len(owners) or set(rows) != set(range(max(rows) + 1)):
+            raise fail(
+                UsageError,
+                f"Placement: {shown(self.rows)} on {len(owners)} owners is no placement",
+                fix="give each owner as many rows, and each expert from 0 on a row",
+            )
+        object.__setattr__(self, "rows", tuple(map(int, rows)))
+        object.__setattr__(self, "owners", owners)
+
+    @property
+    def experts(self) -> int:
+        return max(self.rows) + 1
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """How many rows each expert has."""
+        found = Counter(self.rows)
+        return tuple(found[e] for e in range(self.experts))
+
+    @property
+    def held(self) -> dict[str, tuple[int, ...]]:
+        """The experts of each owner."""
+        n = len(self.rows) // len(self.owners)
+        return {o: self.rows[i * n : (i + 1) * n] for i, o in enumerate(self.owners)}
+
+    def moves(self, old: Placement) -> list[tuple[int, str]]:
+        """(expert, owner) of the weights that an owner must fetch to come here from `old`."""
+        have = old.held
+        return [
+            (e, owner)
+            for owner, experts in self.held.items()
+            for e in sorted(set(experts) - set(have.get(owner, ())))
+        ]
+
+    def sources(self, old: Placement | None) -> list[int]:
+        """For each row, the row of `old` (None: expert i in row i) with the same expert."""
+        rows = old.rows if old is not None else range(self.experts)
+        return [rows.index(e) for e in self.rows]
+
+    def text(self) -> str:
+        """For instance "0: 1 3, 1: 0 2"."""
+        return ", ".join(f"{o}: {' '.join(map(str, es))}" for o, es in self.held.items())
+
+
+def place_experts(experts: int, owners: int | Sequence[str], replicas: int = 0) -> Placement:
+    """The placement of `experts` on `owners` (a number, or names) by rendezvous hashing (Thaler &
+    Ravishankar 1998), each owner with as many. `replicas` rows more go to the first experts.
+    Raises UsageError where the rows do not divide.
+
+    >>> place_experts(8, 4).text()
+    '0: 6 7, 1: 1 2, 2: 4 5, 3: 0 3'
+    """
+    return rehash_experts(None, owners, experts=experts, replicas=replicas)
+
+
+def rehash_experts(
+    old: Placement | None,
+    owners: int | Sequence[str],
+    *,
+    experts: int | None = None,
+    replicas: int | None = None,
+) -> Placement:
+    """The placement after the devices have changed to `owners`: what can stay where it is stays, so
+    no weight moves that need not. All processes that know `old` come to the same.
+
+    Experts that have lost their owner go to those with room for which their hash is highest.
+    Raises UsageError where the rows do not divide.
+    """
+    if old is not None and not isinstance(old, Placement):
+        raise fail(
+            UsageError, f"rehash_experts: {shown(old)} is no placement", fix="give an nn.Placement"
+        )
+    names = _owners(owners)
+    count = _count("the number of experts", old.experts if old else experts, 1)
+    more = _count("replicas", 0 if replicas is None else replicas, 0)
+    wanted = Counter(range(count))
+    if old is not None and replicas is None:
+        wanted = Counter(old.rows)
+    for i in range(more):
+        wanted[i % count] += 1
+    copies = Counter(wanted)
+    rows = sum(wanted.values())
+    if rows % len(names):
+        raise fail(
+            UsageError,
+            f"place_experts: {rows} rows of experts do not divide over {len(names)} owners",
+            fix=f"add {-rows % len(names)} replicas, or take a number of owners that divides",
+        )
+    room = {name: rows // len(names) for name in names}
+    held: dict[str, list[int]] = {name: [] for name in names}
+    for name, own in (old.held if old is not None else {}).items():
+        # Of more than there is room for, the best by hash stay.
+        for e in sorted(own, key=lambda e: _score(e, name), reverse=True):
+            if name in room and room[name] and wanted[e]:
+                held[name].append(e)
+                room[name] -= 1
+                wanted[e] -= 1
+    # What has copies comes first, while there is room on different owners.
+    left = [e for e in wanted if wanted[e]]
+    pairs = sorted(
+        ((copies[e] > 1, _score(e, name), e, name) for e in left for name in names), reverse=True
+    )
+    for again in range(2):  # a second copy on one owner only where there is no other room
+        for *_, e, name in pairs:
+            while wanted[e] and room[name] and (again or e not in held[name]):
+                held[name].append(e)
+                room[name] -= 1
+                wanted[e] -= 1
+    return Placement(tuple(e for name in names for e in sorted(held[name])), names)
+
+
+def _count(what: str, value: object, least: int) -> int:
+    n = whole("placement", what, value, least)
+    if n > MOST:
+        raise fail(UsageError, f"placement: {what} is {n}", fix=f"give at most {MOST}")
+    return n
+
+
+def _score(expert: int, owner: str) -> bytes:
+    return hashlib.blake2b(f"{expert}@{owner}".encode(), digest_size=8).digest()
+
+
+def _owners(owners: object) -> tuple[str, ...]:
+    if is_whole(owners) and 1 <= owners <= MOST:  # type: ignore[operator]
+        return tuple(map(str, range(int(owners))))  # type: ignore[call-overload]
+    if isinstance(owners, (list, tuple)) and owners and len(set(map(str, owners))) == len(owners):
+        return tuple(map(str, owners))
+    raise fail(
+        UsageError,
+        f"place_experts: owners cannot be {shown(owners)}",
+        fix='give their number, or different names, e.g. ["host0", "host1"]',
+    )
+
+
+# -- by load --------------------------------------------------------------------------------------
+def balance_experts(
+    load: Sequence[float], devices: int, replicas: int = 0, nodes: int = 1, groups: int = 1
+) -> Placement:
+    """A placement for the loads that were seen: hot experts get replicas, devices even sums.
+
+    The way of DeepSeek's EPLB: `groups` of experts are packed onto `nodes` so that their loads are
+    even, then each node gives its replicas to what is hottest per copy, and packs the copies onto
+    its devices. Where nodes do not divide groups, all is one node. Raises UsageError.
+    """
+    try:
+        w = np.asarray(load, np.float64)
+    except (TypeError, ValueError):
+        w = np.zeros(0)
+    devices, nodes = _count("devices", devices, 1), _count("nodes", nodes, 1)
+    replicas, groups = _count("replicas", replicas, 0), _count("groups", groups, 1)
+    if w.ndim != 1 or not w.size or not np.isfinite(w).all() or (w < 0).any():
+        raise fail(
+            UsageError,
+            f"balance_experts: the load cannot be {shown(load)}",
+            fix="give a number an expert",
+        )
+    if groups % nodes or nodes == 1:
+        groups = nodes = 1
+    rows = w.size + replicas
+    if rows % devices or w.size % groups or devices % nodes:
+        raise fail(
+            UsageError,
+            f"balance_experts: {w.size} experts in {groups} groups, {rows} rows, {devices} devices"
+            f" and {nodes} nodes do not divide",
+            fix=f"add {-rows % devices} replicas, or change the numbers",
+        )
+    each = w.size // groups
+    node_of = _packed(w.reshape(groups, each).sum(1), nodes)
+    out: list[int] = []
+    for node in node_of:
+        experts = np.array([g * each + i for g in node for i in range(each)])
+        copies = _copies(w[experts], rows // nodes)
+        each_copy = w[experts[copies]] / np.bincount(copies)[copies]
+        for pack in _packed(each_copy, devices // nodes):
+            out += [int(experts[copies[i]]) for i in pack]
+    return Placement(tuple(out), tuple(map(str, range(devices))))
+
+
+def _packed(load: Loads, packs: int) -> list[list[int]]:
+    """The items in `packs` of equal length: the heaviest first, each to the lightest with room."""
+    room = len(load) // packs
+    held: list[list[int]] = [[] for _ in range(packs)]
+    sums = [0.0] * packs
+    for i in np.argsort(-load, kind="stable"):
+        best = min((p for p in range(packs) if len(held[p]) < room), key=lambda p: (sums[p], p))
+        held[best].append(int(i))
+        sums[best] += float(load[i])
+    return held
+
+
+def _copies(load: Loads, count: int) -> list[int]:
+    """The items of `count` copies: each more goes to the item that is heaviest per copy."""
+    out = list(range(len(load)))
+    while len(out) < count:
+        out.append(int(np.argmax(load / np.bincount(out))))
+    return out

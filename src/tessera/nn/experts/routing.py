@@ -1,0 +1,116 @@
+"""Which experts does each token go to, and how strongly? Scores, a choice of k, their balance.
+
+All of it is a function of a token alone: batch, layout and number of devices do not change it.
+Equal scores go to the lower expert id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.dtypes import f32
+from ...core.errors import UsageError, fail
+from ...lang import functions as F
+from ...lang.checks import number, shown
+from ...lang.tensor import Tensor, as_tensor
+from ...lang.tree import register
+from .. import functional as fn
+
+ROUTERS = ("topk", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a router did with a batch: scalars, and `load`, the tokens that chose each expert.
+
+    `aux_loss` is E Σ (share of choices)(mean score) over experts, 1 where even (Fedus et al. 2021);
+    `z_loss` the mean squared logsumexp of the logits (Zoph et al. 2022); `dropped` counts choices
+    that no expert had room for.
+    """
+
+    load: Tensor
+    dropped: Tensor
+    aux_loss: Tensor
+    z_loss: Tensor
+
+
+register(Routing)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Per token [.., k]: ids of experts, gates in f32; and logits and scores [.., E] in f32."""
+
+    ids: Tensor
+    gates: Tensor
+    logits: Tensor
+    scores: Tensor
+
+    def routing(self, dropped: Tensor) -> Routing:
+        """The numbers about this choice; `dropped` counts what found no room."""
+        experts = self.scores.shape[-1]
+        dims = tuple(range(self.scores.ndim - 1))
+        tokens = self.scores.size // experts
+        load = F.sum(F.one_hot(self.ids, experts), (*dims, len(dims)))
+        share = self.scores / F.sum(self.scores, -1, True)
+        mean = F.sum(share, dims) * (1.0 / tokens)
+        aux = F.sum(F.complete(load) * F.complete(mean)) * (experts / self.ids.size)
+        lse = F.logsumexp(self.logits, -1)
+        return Routing(
+            F.stop_gradient(F.complete(load)),
+            F.stop_gradient(F.complete(dropped)),
+            aux,
+            F.complete(F.mean(lse * lse)),
+        )
+
+
+def choose(
+    x: Tensor, weight: Tensor, kind: str, k: int, bias: Tensor | None, normalize: bool, sort: bool
+) -> Choice:
+    """The `k` best experts of tokens `x` [.., d] under `weight` [d, E].
+
+    "topk" scores by softmax, "sigmoid" each expert by itself. `bias` [E] is added for the choice
+    only: no gate and no gradient sees it. `sort` puts a token's experts in order of their ids.
+    """
+    logits = F.matmul(x.to(f32), weight.to(f32))
+    scores = fn.softmax(logits) if kind == "topk" else F.sigmoid(logits)
+    biased = F.stop_gradient(scores if bias is None else scores + bias.to(f32))
+    _, ids = F.topk(biased, k)
+    if sort:
+        ids = F.sort(ids)[0]
+    gates = F.gather(scores, ids)
+    if normalize:
+        gates = gates / F.sum(gates, -1, True)
+    return Choice(ids, gates, logits, scores)
+
+
+def balanced_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:
+    """The bias after one step of balancing without a loss (Wang et al. 2024): experts below the
+    mean load become a little more attractive, those above a little less.
+
+    `bias` and `load` are [E]. Raises UsageError where their shapes differ.
+
+    >>> import tessera as ts
+    >>> balanced_bias(ts.zeros(3), ts.tensor([4.0, 1.0, 1.0]), 0.5).numpy().tolist()
+    [-0.5, 0.5, 0.5]
+    """
+    bias, load = as_tensor(bias), as_tensor(load)
+    if bias.ndim != 1 or bias.shape != load.shape:
+        raise fail(
+            UsageError,
+            "balanced_bias: bias and load are not both [E]",
+            [("bias", bias.type), ("load", load.type)],
+            fix="give the layer's bias and routing.load",
+        )
+    rate = number("balanced_bias", "rate", rate)
+    load = F.stop_gradient(load.to(f32))
+    return bias + F.sign(F.mean(load) - load) * rate
+
+
+def checked_router(name: object) -> str:
+    """The name of a router. Raises UsageError."""
+    if isinstance(name, str) and name in ROUTERS:
+        return name
+    raise fail(
+        UsageError, f"moe: router {shown(name)} is not known", fix="use " + " or ".join(ROUTERS)
+    )

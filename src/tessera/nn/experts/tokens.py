@@ -1,0 +1,98 @@
+"""How do tokens lie before they are dispatched? As [G, P, S, d] (experts/dispatch.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...core.layout import Digit, TensorType, digits, dim_axes, ways
+from ...core.reshard import gathered
+from ...lang import functions as F
+from ...lang.collectives import split_over
+from ...lang.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens [.., d] of type `type`: `sizes` are their dims cut into digits, `order` puts them so
+    that they regroup to `four` = (G, P, S)."""
+
+    type: TensorType
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    four: tuple[int, int, int]
+
+    def there(self, x: Tensor) -> Tensor:
+        """`x` [.., d] as [G, P, S, d]."""
+        x = F.relayout(x, self.type.with_dtype(x.dtype)) if self.type.mesh is not None else x
+        d = x.shape[-1]
+        cut = F.permute(x.reshape(*self.sizes, d), (*self.order, len(self.order)))
+        return cut.reshape(*self.four, d)
+
+    def back(self, y: Tensor) -> Tensor:
+        """The inverse of `there`, up to the layout."""
+        d = y.shape[-1]
+        y = y.reshape(*[self.sizes[i] for i in self.order], d)
+        inverse = [self.order.index(i) for i in range(len(self.order))]
+        return F.permute(y, (*inverse, len(inverse))).reshape(*self.type.shape[:-1], d)
+
+    def numbers(self) -> Tensor:
+        """0, 1, 2, ... over the tokens in their own order, as [G, P, S, 1]."""
+        count = math.prod(self.type.shape[:-1])
+        line = F.arange(count).reshape(*self.type.shape[:-1], 1)
+        t = self.type
+        thin = t.with_dims((*t.dims[:-1], line.type.dims[-1])).with_dtype(line.dtype)
+        moved = F.relayout(line, thin) if t.mesh is not None else line
+        cut = F.permute(moved.reshape(*self.sizes, 1), (*self.order, len(self.order)))
+        return cut.reshape(*self.four, 1)
+
+    @property
+    def parts(self) -> int:
+        """How many of the G·P parts one device has."""
+        g, p, _ = self.four
+        return g * p // ways(self.type.split_axes, self.type.sizes)
+
+
+def tokens_of(
+    t: TensorType, axes: Sequence[str], hidden: Iterable[str], groups: int | None
+) -> Tokens:
+    """Where the tokens of `t` [.., d] go first: split over `axes` too where their dims allow it.
+
+    Their channels are whole. Axes in `hidden` split the inside of the experts: a sequence that is
+    split over them is gathered, a batch is not. `groups` None is for dropless routing, which has no
+    groups: what each device has is one.
+    """
+    last = len(t.dims) - 1
+    sequence = {a for d in t.dims[1:last] for a in dim_axes(d)}
+    uneven = {a for i in t.padded_dims for a in dim_axes(t.dims[i])}
+    gone = {*dim_axes(t.dims[last]), *(sequence & set(hidden)), *uneven}
+    t = gathered(t.complete(), [a for a in t.split_axes if a in gone])
+    missing = [a for a in axes if a not in t.split_axes and t.sizes[a] > 1]
+    for some in (missing, *([a] for a in missing)):
+        for i in range(last):
+            if some and not set(some) & set(t.split_axes) and not (
+                t.local_shape[i] % ways(some, t.sizes)
+            ):  # fmt: skip
+                t = split_over(t, i, some)
+                break
+    if groups is None:
+        run = [g for i in range(last) for g in digits(t.dims[i], t.sizes)] or [Digit(1)]
+        split = [i for i, g in enumerate(run) if g.axes]
+        rest = [i for i, g in enumerate(run) if not g.axes]
+        a, b = (math.prod(run[i].size for i in part) for part in (split, rest))
+        return Tokens(t, tuple(g.size for g in run), (*split, *rest), (a, 1, b))
+    count = math.prod(t.shape[:-1])
+    flat = t.reshape((groups, count // groups, t.shape[-1]))
+    parts, inner = 1, False
+    late: list[str] = []
+    for g in digits(flat.dims[1], flat.sizes):
+        if g.axes and (inner or g.uneven):
+            late += g.axes
+        elif g.axes:
+            parts *= g.size
+        inner = inner or not g.axes
+    # A part is a run of tokens; what is split more finely than that is gathered.
+    lost = [a for a in t.split_axes if a in late or a not in flat.split_axes]
+    four = (groups, parts, count // groups // parts)
+    return Tokens(gathered(t, lost), four, (0, 1, 2), four)

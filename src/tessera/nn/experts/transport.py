@@ -1,0 +1,165 @@
+"""How shall tokens travel to their experts, and what carries them here? Options, and a report.
+
+A transport is a preference: its name changes no result. `moe_inspection` tells what serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ...core.errors import UsageError, fail
+from ...core.layout import TensorType, ways
+from ...lang.checks import flag, shown, whole
+from .packing import BLOCK
+
+# What each name asks for.
+TRANSPORTS = {
+    "auto": "whatever is there",
+    "nccl": "NCCL's send and receive between GPUs",
+    "nvshmem": "puts and gets that GPUs start themselves",
+    "deepep": "DeepEP's dispatch and combine kernels",
+}
+CARRIERS = "(NCCL between GPUs, shared memory or gloo between CPUs)"
+PACKINGS = (None, "fp8_e4m3", "bf16")
+EPOCHS = ("soft", "hard")
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """`type` is one of `TRANSPORTS`; `pack_dtype` packs the payload; `bucket_bytes` cuts what one
+    device sends into pieces of about so many bytes. An epoch is one dispatch and combine: "hard"
+    ends each bucket before the next begins, "soft" lets them overlap. `multi_qp` and `num_qps` are
+    hints to transports that have queue pairs. Raises UsageError."""
+
+    type: str = "auto"
+    pack_dtype: str | None = None
+    bucket_bytes: int | None = None
+    epoch: str = "soft"
+    multi_qp: bool = False
+    num_qps: int | None = None
+
+    def __post_init__(self) -> None:
+        for what, known in (("type", tuple(TRANSPORTS)), ("pack_dtype", PACKINGS),
+                            ("epoch", EPOCHS)):  # fmt: skip
+            value = getattr(self, what)
+            if not (value is None or isinstance(value, str)) or value not in known:
+                raise fail(
+                    UsageError,
+                    f"moe: transport {what} {shown(value)} is not known",
+                    fix="use " + ", ".join(map(str, known)),
+                )
+        flag("moe: transport", "multi_qp", self.multi_qp)
+        for what in ("bucket_bytes", "num_qps"):
+            if getattr(self, what) is not None:
+                whole("moe: transport", what, getattr(self, what), 1)
+
+
+def transport_of(given: object) -> Transport:
+    """A Transport from a name, a dict of its fields, or one. Raises UsageError."""
+    if isinstance(given, Transport):
+        return given
+    if isinstance(given, str):
+        return Transport(given)
+    known = [f.name for f in fields(Transport)]
+    if isinstance(given, Mapping):
+        odd = [k for k in given if k not in known]
+        if not odd:
+            return Transport(**given)
+        raise fail(
+            UsageError,
+            f"moe: transport has no option {shown(odd[0])}",
+            fix="use " + ", ".join(known),
+        )
+    raise fail(
+        UsageError,
+        f"moe: transport cannot be {shown(given)}",
+        fix='give a name such as "auto", or a dict such as {"type": "nvshmem"}',
+    )
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One change of layout of the payload: all_to_all over `axis`, bytes received by a device, None
+    where no tokens were named."""
+
+    axis: str
+    devices: int
+    wire_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MoEInspection:
+    """What a call of `moe` does: `str()` is the report.
+
+    `capacity` is in choices, or in even shares (a float) where no tokens were named. `slots` are
+    the rows that one device sends, over all experts. `dispatch` and `combine` are the hops there
+    and back, in order.
+    """
+
+    transport: Transport
+    experts: int
+    rows: int
+    k: int
+    axes: tuple[str, ...]
+    capacity: int | float | None
+    slots: int | None
+    buckets: int
+    dispatch: tuple[Hop, ...]
+    combine: tuple[Hop, ...]
+
+    @property
+    def served_by(self) -> str:
+        """What carries the payload."""
+        if not self.dispatch:
+            return "no transport: experts and tokens are on the same devices"
+        return f"XLA's all_to_all {CARRIERS}"
+
+    def __str__(self) -> str:
+        t = self.transport
+        copies = f" in {self.rows} rows" if self.rows != self.experts else ""
+        over = f", split over {', '.join(self.axes)}" if self.axes else ""
+        c = self.capacity
+        room = f"{c} times an even share" if isinstance(c, float) else f"{c} a group and expert"
+        room = "dropless" if c is None else room
+        rows = [
+            f"moe : {self.experts} experts{copies}, {self.k} a token{over}",
+            f"  wished    {t.type}: {TRANSPORTS[t.type]}",
+            f"  served by {self.served_by}",
+            f"  room      {room}" + (f"; {self.slots:,} rows from a device" if self.slots else ""),
+            f"  payload   {t.pack_dtype or 'unpacked'}, {self.buckets} buckets, {t.epoch} epochs",
+        ]
+        for name, hops in (("dispatch", self.dispatch), ("combine", self.combine)):
+            for i, hop in enumerate(hops):
+                size = "" if hop.wire_bytes is None else f": receives {hop.wire_bytes:,} B a device"
+                first = name if not i else ""
+                rows.append(f"  {first:9} all_to_all over {hop.axis} of {hop.devices}{size}")
+        return "\n".join(rows)
+
+    __repr__ = __str__
+
+
+def row_bytes(channels: int, wide: int, packing: str | None) -> int:
+    """Bytes of one row on the wire; `wide` are those of one unpacked channel."""
+    if packing == "fp8_e4m3":
+        blocks = -(-channels // BLOCK)
+        return blocks * BLOCK + 4 * blocks
+    return channels * (2 if packing == "bf16" else wide)
+
+
+def buckets_of(sent_bytes: int, most: int, t: Transport) -> int:
+    """In how many buckets a payload of `sent_bytes` goes, at most `most`."""
+    if t.bucket_bytes is None:
+        return 1
+    return max(1, min(most, math.ceil(sent_bytes / t.bucket_bytes)))
+
+
+def hops(tokens: TensorType, axes: tuple[str, ...], sent_bytes: int | None) -> tuple[Hop, ...]:
+    """The all_to_alls that move `sent_bytes` from a device, one per axis that splits tokens."""
+    return tuple(
+        Hop(a, n, None if sent_bytes is None else sent_bytes * (n - 1) // n)
+        for a in axes
+        for n in [tokens.sizes[a]]
+        if a in tokens.split_axes and ways((a,), tokens.sizes) > 1
+    )

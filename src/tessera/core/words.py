@@ -21,6 +21,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
+DUMP_VERSION = 1  # of what the flight recorder writes
+
+
 def record_text(program: str, step: str, what: str, at: str) -> str:
     """What a rank did, in words.
 

@@ -88,6 +88,11 @@ class Jit(Generic[P, R]):
         return simplify(builder.graph(results))
 
     @property
+    def builder(self) -> Builder | None:
+        """What the last recording was built with; None before the first call."""
+        return None if self._last is None else self._last[0]
+
+    @property
     def programs(self) -> list[Program]:
         """The compiled programs that need no reads, one per kinds of arguments, latest first."""
         every = [e for entries in self._entries.values() for e in entries]

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError, fail
-from ..core.words import nth, ranks_text, record_text
+from ..core.words import DUMP_VERSION, nth, ranks_text, record_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def load_dump(path: Path | str) -> Dump:
     try:
         text = Path(path).read_text(encoding="utf-8")
         told = json.loads(text)
-        if told["version"] != VERSION:
+        if told["version"] != DUMP_VERSION:
             raise ValueError
         return Dump(
             int(told["rank"]),

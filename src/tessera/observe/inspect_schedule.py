@@ -74,5 +74,5 @@ def inspect_schedule(
         return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))
     where = where or fn.choices.topology
     costs = tuple(collective_costs(fn.schedule, where))
-    found = reports(fn._last[0]) if fn._last is not None else ()
+    found = reports(fn.builder) if fn.builder is not None else ()
     return ScheduleInspection(fn.schedule, where, costs, fn.choices.backend, found)

@@ -28,10 +28,9 @@ from jax._src import distributed
 from ..core import switches
 from ..core.context import settings
 from ..core.errors import BackendError, caller, fail
-from ..core.words import ranks_text, record_text
+from ..core.words import DUMP_VERSION, ranks_text, record_text
 
 Array = Any
-VERSION = 1
 _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
 TOLD = 32  # records that the others can see
 _SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two looks
@@ -270,7 +269,7 @@ def write_dump(
     folder = Path(switches.folder(switches.FLIGHT_DIR))
     path = folder / f"tessera-flight-{jax.process_index()}-{os.getpid()}.json"
     content = {
-        "version": VERSION,
+        "version": DUMP_VERSION,
         "written_s": time.time(),
         "rank": jax.process_index(),
         "limit_s": limit_s,

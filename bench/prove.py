@@ -187,7 +187,8 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
         losses.update(step(model, state, *batch).numpy().tobytes())
     found = hashlib.sha256()
     for name, w in sorted(model.parameters().items()):
-        found.update(name.encode() + w.numpy().tobytes())
+        whole = w if w.data.is_fully_addressable else dist.redistribute(w, str([*w.shape]))
+        found.update(name.encode() + whole.numpy().tobytes())
     return found.hexdigest(), losses.hexdigest()
 
 

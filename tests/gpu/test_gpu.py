@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph
-from tessera.core.layout import plain
+from tessera import dist, graph, op
+from tessera.core.layout import parse_type, plain
+from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.build import build_schedule
 from tessera.passes.simplify import simplify
 from tessera.runtime.arrays import array_shape, sharding
@@ -23,6 +24,16 @@ CONFIG = ts.nn.GPTConfig(vocab=64, seq=16, d=32, layers=2, heads=4)
 def has_gpu() -> bool:
     start(8)
     return jax.devices()[0].platform == "gpu"
+
+
+def for_cuda(g: Graph) -> str:
+    """The text of the program of `g` for an NVIDIA GPU."""
+    types = [n.type.on(g.mesh) for n in g.inputs]
+    given = [
+        jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
+    ]
+    traced = lower(build_schedule(g)).trace(*given)
+    return str(traced.lower(lowering_platforms=("cuda",)).as_text())
 
 
 def step(model: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
@@ -38,14 +49,19 @@ def test_a_step_on_a_mesh_lowers_for_cuda_with_the_collectives_of_its_graph() ->
     plan = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
     batch = plan.batch(plain(ts.int32, (8, 16), mesh))
     recorded = simplify(graph.trace(step, dist.place(ts.nn.GPT(CONFIG), plan, mesh), batch, batch))
-    types = [n.type.on(mesh) for n in recorded.inputs]
-    given = [
-        jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
-    ]
-    text = (
-        lower(build_schedule(recorded)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert for_cuda(recorded).count("stablehlo.all_reduce") == sum(
+        1 for _ in recorded.collectives()
     )
-    assert text.count("stablehlo.all_reduce") == sum(1 for _ in recorded.collectives())
+
+
+def test_a_broadcast_is_the_one_of_the_hardware() -> None:
+    start(8)
+    mesh = dist.Mesh(("a", "b"), shape={"a": 2, "b": 4})
+    sent = op.kernel(lambda x: dist.broadcast(x, ("a", "b"), root=5))
+    x = parse_type("f32[16@(a,b)]", mesh)
+    text = for_cuda(simplify(graph.trace(sent, x)))
+    (line,) = (x for x in text.splitlines() if "stablehlo.collective_" in x)
+    assert "collective_broadcast" in line and "[5, 0, 1, 2, 3, 4, 6, 7]" in text
 
 
 @pytest.mark.skipif(not has_gpu(), reason="there is no GPU")

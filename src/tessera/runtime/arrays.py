@@ -137,7 +137,16 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
 
 
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
-    """The global value on the host; partial values are completed here, by one reader."""
+    """The global value on the host; partial values are completed here, by one reader. Raises
+    BackendError where other processes hold a part of it."""
+    if not (data.is_fully_addressable or data.is_fully_replicated):
+        raise fail(
+            BackendError,
+            "read: other processes hold a part of the tensor",
+            [("tensor", t)],
+            fix="complete it first, in all of them: "
+            + (f'dist.redistribute(x, "{[*t.shape]}")' if t.split_axes else "dist.all_reduce(x)"),
+        )
     try:
         x = np.asarray(data).reshape(_flat_shape(t))
     except RuntimeError as error:

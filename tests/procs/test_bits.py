@@ -1,0 +1,80 @@
+"""Does a result depend on how many processes computed it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.core.flags import PLAIN
+from tests.procs.harness import line_of, run_ranks
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+# The engine is imported for the rendezvous, before the promise can set its flags.
+PROMISE = {"TESSERA_DETERMINISTIC": "1", "XLA_FLAGS": PLAIN}
+HEAD = f"""\
+import os, sys
+import jax
+sys.path.insert(0, {str(BENCH)!r})
+jax.distributed.initialize(
+    os.environ["TEST_ADDRESS"], int(os.environ["TEST_SIZE"]), int(os.environ["TEST_RANK"]),
+    initialization_timeout=60,
+)
+"""
+# Dropout, clipping, AdamW: the dense program of `make prove`, for two steps.
+TRAINED = """
+from prove import Placement, hashes
+print(*hashes(Placement("dense", os.environ["ONTO"], int(os.environ["ZERO"])), 2, "f32"))
+"""
+READ = """
+import numpy as np
+import tessera as ts
+from tessera import dist
+x = ts.tensor(np.arange(4.0), mesh=dist.Mesh.parse("dp=2"), layout="[4@dp]")
+total = x.sum()
+print(dist.redistribute(x, "[4]").numpy().tolist(), dist.all_reduce(total).item(), flush=True)
+for y in (total, x):
+    try:
+        y.numpy()  # read
+    except ts.BackendError as error:
+        print(error)
+"""
+
+
+def trained(folder: Path, processes: int, devices: int, onto: str, zero: int) -> set[str]:
+    """The hashes of weights and losses that the processes print."""
+    folder.mkdir()
+    ended = run_ranks(
+        TRAINED, folder, size=processes, limit_s=300, head=HEAD, ONTO=onto, ZERO=str(zero),
+        TESSERA_DEVICES=str(devices), **PROMISE,
+    )  # fmt: skip
+    assert [e.code for e in ended] == [0] * processes, ended
+    return {e.out for e in ended}
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "onto", "zero"),
+    [(2, 2, "dp=2,tp=2", 3), (2, 1, "dp=1,tp=2", 1)],
+    ids=str,
+)
+def test_two_processes_train_to_the_bits_of_one(
+    tmp_path: Path, processes: int, devices: int, onto: str, zero: int
+) -> None:
+    alone = trained(tmp_path / "one", 1, 1, "dp=1,tp=1", 0)
+    assert len(alone) == 1
+    assert trained(tmp_path / "two", processes, devices, onto, zero) == alone
+
+
+def test_reading_what_lies_on_other_processes_says_what_to_do(tmp_path: Path) -> None:
+    for e in run_ranks(READ, tmp_path, head=HEAD):
+        assert e.out.splitlines() == [
+            "[0.0, 1.0, 2.0, 3.0] 6.0",
+            "read: other processes hold a part of the tensor",
+            "  tensor : f32[] +dp",
+            f"  at     : {line_of('read', READ, HEAD)}",
+            "  fix    : complete it first, in all of them: dist.all_reduce(x)",
+            "read: other processes hold a part of the tensor",
+            "  tensor : f32[4@dp]",
+            f"  at     : {line_of('read', READ, HEAD)}",
+            '  fix    : complete it first, in all of them: dist.redistribute(x, "[4]")',
+        ], e

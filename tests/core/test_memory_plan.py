@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -321,8 +322,11 @@ def test_each_stage_holds_its_own_buffers_and_what_its_steps_need() -> None:
     plans = stage_plans(schedule, {"weights": [schedule.buffers[0]]})
     # Stage 0: its weight; room for y, where the first and the last product lie; and the second.
     assert plans[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
-    # Stage 1: nothing is given to it; y there, the result, where one product lies, and the other.
-    assert plans[second].rows == {"results": 16 * KIB, "temporaries": 32 * KIB}
+    # Stage 1: nothing is given to it; y there, whose memory the result takes; two products.
+    assert plans[second].rows == {"temporaries": 48 * KIB}
+    # Given up by the caller, the weight makes room for y.
+    given_up = stage_plans(replace(schedule, donated=(0,)), {"weights": [schedule.buffers[0]]})
+    assert given_up[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
 
 
 def test_the_plan_of_a_pipeline_has_a_column_for_each_stage() -> None:
@@ -332,12 +336,11 @@ def test_the_plan_of_a_pipeline_has_a_column_for_each_stage() -> None:
     sent = 64 * 64 * 4 // 2  # to one of two stages
     assert traffic(schedule) == [Traffic("send", ("pp",), "to another stage", 1, sent)]
     at = text.index("planned peak of a step")
-    assert text[at + 1 : at + 9] == [
+    assert text[at + 1 : at + 8] == [
         "              stage 0   stage 1",
         "───────────────────────────────",
         "weights        16 KiB       0 B",
-        "temporaries    32 KiB    32 KiB",
-        "results           0 B    16 KiB",
+        "temporaries    32 KiB    48 KiB",
         "",
         "together       48 KiB    48 KiB",
         "",

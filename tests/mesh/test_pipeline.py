@@ -14,6 +14,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, nn, op, pipeline
 from tessera.ir.schedule.pipelines.formulas import peak_activations
+from tessera.ir.schedule.reuse import reused
 
 RNG = np.random.default_rng(11)
 V, D, H, B, S, LAYERS = 12, 8, 24, 16, 3, 4
@@ -146,6 +147,25 @@ def test_training_as_on_one_device(
         close(out, want)
     assert f._recordings == 2
     assert len(model.balance) == model.table.stages
+
+
+@pytest.mark.parametrize("onto", ["dp=2,pp=2", "dp=1,pp=2"])
+def test_weights_and_state_given_up_are_built_anew_in_their_place(
+    onto: str, steps: list[Any]
+) -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2").fold(onto)
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, schedule="1F1B", microbatches=4)
+    f = ts.jit(training(model), donate=("weights", "state"))
+    weights: Any = {k: on(v, mesh, "") for k, v in WEIGHTS.items()}
+    state: Any = {m: {k: on(v, mesh, "") for k, v in x.items()} for m, x in zeros().items()}
+    for want in steps:
+        old = weights["up1"]
+        loss, _, weights, state, _ = f(weights, state, data(mesh, "[{0}@dp, {1}]"))
+        close([loss, weights, state], [want[0], want[2], want[3]])
+        with pytest.raises(ts.DonatedError, match="was donated to a function"):
+            old.numpy()
+    made = sum(map(len, reused(f.schedule)))
+    assert made == 3 * len(WEIGHTS)
 
 
 def test_gradients_come_back_where_the_weights_were() -> None:

@@ -7,7 +7,7 @@ those by which XLA fuses and plans buffers on a CPU, as far as they decide large
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,13 +96,16 @@ class Liveness:
 
     `held` are the nodes with a buffer, in order; `spans` from when to when (indices into `held`),
     `bytes_of` how much. `widens`: products of narrow floats are made of operands widened to f32.
-    `fresh`: results have buffers of their own, which hold other values before.
+    `fresh`: results have buffers of their own, which hold other values before; but for `reuse`,
+    which take the memory of an argument.
     """
 
     def __init__(
-        self, program: Program, widens: bool = True, fresh: bool = False, body: bool = False
-    ) -> None:
+        self, program: Program, widens: bool = True, fresh: bool = False, body: bool = False,
+        reuse: Container[Node] = (),
+    ) -> None:  # fmt: skip
         self.program, self.widens, self.fresh, self.body = program, widens, fresh, body
+        self.reuse = reuse
         self._readers: dict[Node, list[Node]] = {}
         for n in program.nodes:
             for a in program.args[n]:
@@ -185,7 +188,8 @@ class Liveness:
 
     def _into_results(self, out: dict[Node, int]) -> None:
         """Takes out of `out` what lies in the buffers of results before those are written."""
-        rooms = [(n, sum(map(_bytes, n.types)), list[tuple[int, int]]()) for n in self.returned]
+        rooms = [(n, sum(map(_bytes, n.types)), list[tuple[int, int]]())
+                 for n in self.returned if n not in self.reuse]  # fmt: skip
         rooms.sort(key=lambda room: self._place[room[0]])
         for a in sorted(self.held, key=lambda n: -out[n]):
             first, last = self.spans[a]

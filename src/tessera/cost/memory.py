@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
+from ..ir.schedule.reuse import reused
 from ..ir.schedule.schedule import SEND, Schedule, Step
 from .liveness import Liveness, of_graph, of_schedule
 
@@ -165,9 +166,12 @@ def stage_plans(
     slices = sorted(ranks, key=ranks.__getitem__)
     if not slices and schedule.mesh is not None:
         slices = [schedule.mesh]
-    inside = {
-        g: Liveness(of_graph(g), widens, fresh=True).peak for g in {s.graph for s in schedule.steps}
+    # Steps of one graph reuse the same.
+    reuse = {
+        s.graph: {s.graph.outputs[w] for w in pairs.values()}
+        for s, pairs in zip(schedule.steps, reused(schedule), strict=True)
     }
+    inside = {g: Liveness(of_graph(g), widens, True, reuse=r).peak for g, r in reuse.items()}
     homes = _homes(schedule)
     return {m: _stage_plan(schedule, m, homes, inside, held or {}, gradients) for m in slices}
 
@@ -229,8 +233,9 @@ def _stage_plan(
 
 
 def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
-    """The lifetimes of the buffers in `here` that are made. What is sent to where its blocks are
-    already is no copy: it keeps them there."""
+    """The lifetimes of the buffers in `here` that are made. What takes the memory of another begins
+    when that ends, and adds nothing where that is an argument's. What is sent to where its blocks
+    are already is no copy: it keeps them there."""
     spans = {b: schedule.lifetimes[b] for b in sorted(here - set(schedule.inputs))}
     same: dict[int, int] = {}
     for step in schedule.steps:
@@ -242,6 +247,13 @@ def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
         last = spans.pop(b)[1]
         if a in spans:
             spans[a] = spans[a][0], max(spans[a][1], last)
+    for i, (step, pairs) in enumerate(zip(schedule.steps, reused(schedule), strict=True)):
+        for read, write in pairs.items():
+            a, b = step.reads[read], step.writes[write]
+            if b in spans and same.get(a, a) in schedule.inputs:
+                del spans[b]
+            elif b in spans:
+                spans[b] = i + 1, spans[b][1]
     return spans
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -288,12 +289,17 @@ class Jit(Generic[P, R]):
             t = tensors[where] if isinstance(where, int) else where
             wholes.append(KEY_TYPE.on(pipe.mesh) if t is None else pipe.whole(t))
         plan = pipe.pipe.compiled(recorder, results, wholes)
+        given_up = tuple(
+            i for i, n in enumerate(given)
+            if isinstance(where := rec.sources[n], int) and where in entry.donated
+        )  # fmt: skip
+        schedule = replace(plan.schedule, donated=given_up)
         root = entry.root
         root.recording, root.imports = rec, [rec.place[n] for n in given]
         root.sources = {rec.place[n]: rec.sources[n] for n in given}
         root.targets = [rec.place.get(n, 0) for n in results]
-        self._piped = algorithms(plan.schedule, self._chosen)
-        root.stand_in(engine().step_by_step(plan.schedule))
+        self._piped = algorithms(schedule, self._chosen)
+        root.stand_in(engine().step_by_step(schedule))
 
     def _finished(self, recorder: Recorder, n: Node) -> Node:
         recorder.builder.loc = n.loc

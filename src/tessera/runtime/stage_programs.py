@@ -15,10 +15,13 @@ MOST = 128
 _programs: dict[object, Program] = {}
 
 
-def kept(graph: Graph, mesh: Mesh | None, order: str, make: Callable[[], Program]) -> Program:
+def kept(
+    graph: Graph, mesh: Mesh | None, order: str, reused: tuple[int, ...],
+    make: Callable[[], Program],
+) -> Program:  # fmt: skip
     """The program that `make` gives for `graph`, or one that it gave before for the same; of the
-    last 128."""
-    key = _key(graph, mesh, order)
+    last 128. `reused` are the arguments whose memory it takes."""
+    key = _key(graph, mesh, order, reused)
     if key is None:
         return make()
     found = _programs.pop(key, None) or make()
@@ -33,7 +36,7 @@ def forget() -> None:
     _programs.clear()
 
 
-def _key(graph: Graph, mesh: Mesh | None, order: str) -> object:
+def _key(graph: Graph, mesh: Mesh | None, order: str, reused: tuple[int, ...]) -> object:
     """Graphs that compute the same have the same; None where that cannot be said."""
     place = {n: i for i, n in enumerate(graph.nodes)}
     nodes = tuple(
@@ -51,7 +54,7 @@ def _key(graph: Graph, mesh: Mesh | None, order: str) -> object:
         for n in graph.nodes
     )
     ends = tuple(place[n] for n in (*graph.inputs, *graph.outputs)), len(graph.inputs)
-    key = (mesh, order, settings(), nodes, ends)
+    key = (mesh, order, reused, settings(), nodes, ends)
     try:
         hash(key)
     except TypeError:

@@ -19,6 +19,7 @@ from ..core.layout import TensorType
 from ..core.words import ranks_text
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
+from ..ir.schedule.reuse import reused
 from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
 from . import xp_jax
@@ -49,6 +50,11 @@ class Stepped:
         self.schedule, self.inner = schedule, inner
         self.options, self.order = options, order
         self._programs: dict[Graph, Program] = {}
+        # Steps of one graph may reuse the same.
+        self._reused = {
+            step.graph: tuple(pairs)
+            for step, pairs in zip(schedule.steps, reused(schedule), strict=True)
+        }
         self.steps = [self._program(step) for step in schedule.steps]
         made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
         self.plan = [
@@ -127,7 +133,8 @@ class Stepped:
                     known = _sender(step)
                 case "fused":
                     mesh = step.graph.mesh or self.schedule.mesh
-                    known = kept(step.graph, mesh, self.order, lambda: self._compiled(step))
+                    places = self._reused[step.graph]
+                    known = kept(step.graph, mesh, self.order, places, lambda: self._compiled(step))
                 case _:
                     known = self._compiled(step)
             self._programs[step.graph] = known
@@ -147,7 +154,8 @@ class Stepped:
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
         name = f"{self.schedule.name}_{step.kind}"
-        return jitted(name, body, ins, outs, mesh, (), self.options, self.order)
+        places = self._reused[step.graph]
+        return jitted(name, body, ins, outs, mesh, places, self.options, self.order)
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:

@@ -75,7 +75,8 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """`buffers` are types by number; the first hold the inputs, in order."""
+    """`buffers` are types by number; the first hold the inputs, in order. `donated` are inputs that
+    the caller gives up: their memory is free after the last step that reads them."""
 
     name: str
     mesh: Mesh | None
@@ -84,6 +85,7 @@ class Schedule:
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
     options: str = ""
+    donated: tuple[int, ...] = ()
 
     @cached_property
     def lifetimes(self) -> tuple[tuple[int, int], ...]:

@@ -35,7 +35,8 @@ def to_text(s: Schedule) -> str:
         dies = "returned" if last == len(s.steps) else f"s{last}" if last >= 0 else "unused"
         where = "" if t.mesh is None or t.mesh == s.mesh else f" on{_mesh(t.mesh)}"
         lines.append(
-            f"  b{b} : {t}{where}  # {born} to {dies}, {size_text(t.local_bytes)} a device"
+            f"  b{b} : {t}{where}{' donated' if b in s.donated else ''}"
+            f"  # {born} to {dies}, {size_text(t.local_bytes)} a device"
         )
     shown: dict[Graph, int] = {}
     for i, step in enumerate(s.steps):
@@ -114,10 +115,12 @@ class _Parser:
         self.at = 1
         mesh = self._mesh(head[2]) if head[2] else None
         types: list[TensorType] = []
-        while m := re.match(r"  b(\d+) : (.*?)(?: on (.*?))?  # ", self._line()):
+        donated: list[int] = []
+        while m := re.match(r"  b(\d+) : (.*?)(?: on (.*?))?( donated)?  # ", self._line()):
             if int(m[1]) != len(types):
                 self.wrong(f"expected b{len(types)}, found b{m[1]}")
             where = self._mesh(m[3]) if m[3] else mesh
+            donated += [len(types)] if m[4] else []
             types.append(self._type(m[2], where))
             self.at += 1
         while not self._line().startswith("  return"):
@@ -142,7 +145,10 @@ class _Parser:
         outputs = self._ids(self._line().removeprefix("  return"))
         filled = {b for s in steps for b in s.writes}
         inputs = tuple(b for b in range(len(types)) if b not in filled)
-        return Schedule(head[1], mesh, tuple(types), inputs, outputs, tuple(steps), head[3] or "")
+        return Schedule(
+            head[1], mesh, tuple(types), inputs, outputs, tuple(steps), head[3] or "",
+            tuple(donated),
+        )  # fmt: skip
 
     def _line(self) -> str:
         if self.at >= len(self.lines):

@@ -29,6 +29,9 @@ def verify_schedule(s: Schedule) -> None:
     for b in range(len(s.buffers)):
         if b not in filled:
             _wrong(s, None, f"b{b} is never filled")
+    for b in s.donated:
+        if b not in s.inputs:
+            _wrong(s, None, f"b{b} is donated and no input")
 
 
 def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:

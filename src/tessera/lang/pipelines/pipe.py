@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...core.context import settings
-from ...core.errors import GraphError, MeshError, TesseraError, UsageError, fail
+from ...core.errors import PACKAGE, GraphError, MeshError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...ir.graph.node import Graph, Node, reachable
@@ -388,7 +388,7 @@ class Pipe:
 def _outside() -> int:
     """How many frames up the user's code is, for a warning."""
     frame, k = sys._getframe(1), 1
-    while frame.f_back is not None and "tessera" in frame.f_code.co_filename.split("/")[-3:-1]:
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, k = frame.f_back, k + 1
     return k
 

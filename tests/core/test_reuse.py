@@ -1,0 +1,87 @@
+"""Which results take the memory of what the caller gave up?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tessera as ts
+from tessera.core.dtypes import f32
+from tessera.core.layout import parse_type, plain
+from tessera.core.mesh import Mesh
+from tessera.ir.graph.build import Builder
+from tessera.ir.graph.node import Graph, Node
+from tessera.ir.schedule.build import build_schedule
+from tessera.ir.schedule.reuse import reused
+from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
+from tessera.ir.schedule.text import parse
+from tessera.ir.schedule.verify import verify_schedule
+
+MESH = Mesh.parse("pp=2,dp=2")
+FIRST, SECOND = MESH.slice(pp=0), MESH.slice(pp=1)
+WHOLE = parse_type("f32[8]", MESH)
+
+
+def send(n: Node, source: int, to: int) -> Step:
+    return Step(Graph("send", (n,), (n,), (n,)), (source,), (to,), SEND, 0)
+
+
+def updated(on: Mesh) -> Graph:
+    b = Builder("update")
+    x = b.input(WHOLE.on(on), "x")
+    return b.graph([b("add", x, x)])
+
+
+def sent_and_updated(*more: Step, outputs: tuple[int, ...] = (2,)) -> Schedule:
+    """b0 of the whole mesh is sent to stage 0 as b1; there its double, b2, is made."""
+    at = Node("input", (), (WHOLE.on(FIRST),), {"name": "b0"})
+    steps = (send(at, 0, 1), Step(updated(FIRST), (1,), (2,), FUSED, 0), *more)
+    types = (WHOLE, WHOLE.on(FIRST), WHOLE.on(FIRST), *[WHOLE.on(SECOND)] * (2 * bool(more)))
+    return Schedule("f", MESH, types, (0,), outputs, steps, donated=(0,))
+
+
+def test_what_was_sent_of_an_argument_is_taken_over_where_it_is_read_last() -> None:
+    s = sent_and_updated()
+    assert reused(s) == ({}, {0: 0})
+    assert reused(replace(s, donated=())) == ({}, {})
+
+
+def test_not_while_another_stage_still_needs_the_argument() -> None:
+    there = Node("input", (), (WHOLE.on(SECOND),), {"name": "b0"})
+    later = (send(there, 0, 3), Step(updated(SECOND), (3,), (4,), FUSED, 1))
+    s = sent_and_updated(*later, outputs=(2, 4))
+    verify_schedule(s)
+    # Blocks that are on a device already are not copied when they are sent.
+    assert reused(s) == ({}, {}, {}, {0: 0})
+
+
+def test_not_what_is_given_back() -> None:
+    assert reused(sent_and_updated(outputs=(1, 2))) == ({}, {})
+
+
+def test_what_a_step_hands_on_is_its_argument_still() -> None:
+    b = Builder("hand on")
+    t = WHOLE.on(FIRST)
+    handed = b.graph([b("stop_gradient", b.input(t, "x"))])
+    steps = (Step(handed, (0,), (1,), FUSED), Step(updated(FIRST), (0,), (2,), FUSED))
+    for outputs, want in (((1, 2), {}), ((2,), {0: 0})):
+        s = Schedule("f", FIRST, (t, t, t), (0,), outputs, steps, donated=(0,))
+        assert reused(s)[1] == want
+
+
+def test_each_result_takes_one_argument_of_its_type() -> None:
+    b = Builder("f")
+    x, y, z = (b.input(plain(f32, (n,)), name) for name, n in (("x", 8), ("y", 8), ("z", 4)))
+    s = build_schedule(b.graph([b("add", x, y), b("neg", b("sum", z, dims=(0,)))]))
+    assert reused(replace(s, donated=(0, 1, 2))) == ({0: 0},)
+    assert reused(replace(s, donated=(1, 2))) == ({1: 0},)
+
+
+def test_the_text_says_what_is_given_up() -> None:
+    s = sent_and_updated()
+    again = parse(s.text)
+    assert again.donated == (0,) and again.text == s.text and again.hash == s.hash
+    assert s.hash != replace(s, donated=()).hash
+    with pytest.raises(ts.GraphError, match="b1 is donated and no input"):
+        verify_schedule(replace(s, donated=(1,)))

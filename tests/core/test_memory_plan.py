@@ -294,8 +294,8 @@ def test_gradients_and_activations_wait_and_the_rest_is_worked_on() -> None:
 
 
 # -- pipelines ------------------------------------------------------------------------------------
-def two_stages() -> tuple[Schedule, Mesh, Mesh]:
-    """x on stage 0, y = exp(x @ x) there, sent to stage 1, which gives y @ y."""
+def two_stages(products: int = 3) -> tuple[Schedule, Mesh, Mesh]:
+    """x on stage 0; y = x @ x ... + x there, sent to stage 1, which gives y @ y @ y + y."""
     mesh = Mesh.parse("pp=2,dp=2")
     first, second = mesh.slice(pp=0), mesh.slice(pp=1)
     kinds: list[TensorType] = [parse_type("f32[64, 64]", m) for m in (first, first, second, second)]
@@ -310,7 +310,7 @@ def two_stages() -> tuple[Schedule, Mesh, Mesh]:
 
     x = Node("input", (), (kinds[2],), {"name": "b1"})
     steps = (
-        Step(step(first, 3), (0,), (1,), FUSED, 0),
+        Step(step(first, products), (0,), (1,), FUSED, 0),
         Step(Graph("send", (x,), (x,), (x,)), (1,), (2,), SEND, 0),
         Step(step(second, 2), (2,), (3,), FUSED, 1),
     )
@@ -322,11 +322,18 @@ def test_each_stage_holds_its_own_buffers_and_what_its_steps_need() -> None:
     plans = stage_plans(schedule, {"weights": [schedule.buffers[0]]})
     # Stage 0: its weight; room for y, where the first and the last product lie; and the second.
     assert plans[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
-    # Stage 1: nothing is given to it; y there, whose memory the result takes; two products.
-    assert plans[second].rows == {"temporaries": 48 * KIB}
-    # Given up by the caller, the weight makes room for y.
-    given_up = stage_plans(replace(schedule, donated=(0,)), {"weights": [schedule.buffers[0]]})
-    assert given_up[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
+    # Stage 1: nothing is given to it; y there, the result, where one product lies, and the other.
+    assert plans[second].rows == {"results": 16 * KIB, "temporaries": 32 * KIB}
+
+
+def test_a_result_in_the_place_of_what_was_given_up_adds_nothing() -> None:
+    schedule, first, _ = two_stages(products=0)
+    held = {"weights": [schedule.buffers[0]]}
+    assert stage_plans(schedule, held)[first].rows == {
+        "weights": 16 * KIB, "temporaries": 16 * KIB,
+    }  # fmt: skip
+    given_up = replace(schedule, donated=(0,))
+    assert stage_plans(given_up, held)[first].rows == {"weights": 16 * KIB}
 
 
 def test_the_plan_of_a_pipeline_has_a_column_for_each_stage() -> None:
@@ -336,11 +343,12 @@ def test_the_plan_of_a_pipeline_has_a_column_for_each_stage() -> None:
     sent = 64 * 64 * 4 // 2  # to one of two stages
     assert traffic(schedule) == [Traffic("send", ("pp",), "to another stage", 1, sent)]
     at = text.index("planned peak of a step")
-    assert text[at + 1 : at + 8] == [
+    assert text[at + 1 : at + 9] == [
         "              stage 0   stage 1",
         "───────────────────────────────",
         "weights        16 KiB       0 B",
-        "temporaries    32 KiB    48 KiB",
+        "temporaries    32 KiB    32 KiB",
+        "results           0 B    16 KiB",
         "",
         "together       48 KiB    48 KiB",
         "",

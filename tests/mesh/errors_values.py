@@ -163,7 +163,7 @@ split: dim 1 of size 3 does not divide into 2
   fix : give a divisor, or sizes that add up
 """)
 row("broadcast to less", ts.ShapeError, lambda: ts.broadcast_to(X, (2,)), """
-broadcast: (2, 3) does not broadcast to (2,)
+broadcast_to: (2, 3) does not broadcast to (2,)
   x   : f32[2, 3]
   at  : AT
   fix : a dim broadcasts from 1, and new dims stand first

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -48,7 +47,6 @@ class Executable:
         options, order = promised()
         self.run: Callable[..., Any]
         if settings().executor == "stepped":
-            schedule = replace(schedule, donated=tuple(schedule.inputs[i] for i in donate))
             self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         else:
             run = lower(schedule, _usable(graph, donate), options, order)

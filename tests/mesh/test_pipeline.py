@@ -439,3 +439,15 @@ def test_few_microbatches_warn() -> None:
     (one,) = [w for w in found if issubclass(w.category, pipeline.PipelineWarning)]
     assert Path(one.filename).name == "test_pipeline.py"
     assert str(one.message).startswith("1F1B: with 4 microbatches on 4 ranks each rank idles 43%")
+
+
+def test_one_array_given_up_under_two_names_is_taken_over_once(steps: list[Any]) -> None:
+    mesh = dist.Mesh.parse("dp=2 pp=2")
+    model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, schedule="1F1B", microbatches=4)
+    f = ts.jit(training(model), donate=("weights", "state"))
+    weights: Any = {k: on(v, mesh, "") for k, v in WEIGHTS.items()}
+    nothing = {k: on(v, mesh, "") for k, v in zeros()["m"].items()}
+    state: Any = {"m": nothing, "v": nothing}
+    for want in steps:
+        loss, _, weights, state, _ = f(weights, state, data(mesh, "[{0}@dp, {1}]"))
+        close([loss, weights, state], [want[0], want[2], want[3]])

@@ -351,10 +351,15 @@ class TurnsXp:
 
         return self._by_axis(x, axes, one)
 
-    def broadcast(self, x: Turns, axes: tuple[str, ...], root: int) -> Turns:
-        place: dict[str, int] = {}
+    def _place(self, axes: Sequence[str], flat: int) -> dict[str, int]:
+        """The coordinates of the logical place `flat` along `axes`, major first."""
+        out: dict[str, int] = {}
         for a in reversed(axes):
-            root, place[a] = divmod(root, self.folded.mesh.sizes[a])
+            flat, out[a] = divmod(flat, self.folded.mesh.sizes[a])
+        return out
+
+    def broadcast(self, x: Turns, axes: tuple[str, ...], root: int) -> Turns:
+        place = self._place(axes, root)
 
         def one(blocks: list[Array], axis: str) -> list[Array]:
             device, turn = divmod(place[axis], len(blocks))
@@ -364,12 +369,6 @@ class TurnsXp:
 
     def permute(self, x: Turns, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Turns:
         sizes, turns = self.folded.mesh.sizes, self.folded.mesh.turns
-
-        def place(flat: int) -> dict[str, int]:
-            out: dict[str, int] = {}
-            for a in reversed(axes):
-                flat, out[a] = divmod(flat, sizes[a])
-            return out
 
         def device(at: Mapping[str, int]) -> int:
             flat = 0
@@ -382,7 +381,7 @@ class TurnsXp:
             here = dict(zip(self.axes, t, strict=True))
             by_source: dict[Turn, list[tuple[int, int]]] = {}
             for src, to in pairs:
-                a, b = place(src), place(to)
+                a, b = self._place(axes, src), self._place(axes, to)
                 if any(b[k] % turns[k] != here.get(k, 0) for k in axes):
                     continue
                 source = tuple(a[k] % turns[k] if k in a else here[k] for k in self.axes)

@@ -67,7 +67,7 @@ class Stepped:
     def __call__(self, *args: Array) -> list[Array]:
         s, look = self.schedule, watcher()
         env: list[Any] = [None] * len(s.buffers)
-        for b, x in zip(s.inputs, args, strict=True):
+        for b, x in zip(s.inputs, self._apart(args), strict=True):
             env[b] = x
         if look is None:
             for _, program, reads, writes, freed in self.plan:
@@ -89,6 +89,18 @@ class Stepped:
             for b in freed:
                 env[b] = None
         return [env[b] for b in s.outputs]
+
+    def _apart(self, args: Sequence[Array]) -> Sequence[Array]:
+        """`args`, each in memory of its own where some is given up: an array that is given twice
+        (two results that were one value) may not be taken over twice."""
+        if not self.schedule.donated or len({*map(id, args)}) == len(args):
+            return args
+        seen: set[int] = set()
+        own = []
+        for x in args:
+            own.append(jnp.copy(x) if id(x) in seen else x)
+            seen.add(id(x))
+        return own
 
     def _recorded(self, i: int, program: Program, made: Mapping[int, int]) -> Program:
         """`program`, which the flight recorder sees: each collective, and between processes each

@@ -113,7 +113,8 @@ class Schedule:
     @cached_property
     def held_bytes(self) -> tuple[int, ...]:
         """Per step, the bytes that buffers hold on a device while it runs, inputs included. What a
-        step needs inside itself comes on top."""
+        step needs inside itself comes on top; what takes the memory of an argument that the caller
+        gave up counts like any other (cost/memory.py knows better)."""
         size = [t.local_bytes for t in self.buffers]
         given = sum(size[b] for b in self.inputs)
         change = [0] * (len(self.steps) + 1)

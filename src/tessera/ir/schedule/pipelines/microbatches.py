@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import takewhile
 
+from ....core.layout import TensorType
 from ...graph.build import Builder
 from ...graph.node import Node
 
 
 def microbatches(b: Builder, x: Node, count: int) -> list[Node]:
     """Dim 0 of `x` in `count` parts, each device's rows cut where they are."""
-    shape = x.type.shape
-    run = x.type.digits(0)
-    devices = 1
-    for d in run:
-        if not d.axes:
-            break
-        devices *= d.size
+    shape, devices = x.type.shape, _devices(x.type)
     rows = shape[0] // (devices * count)
     y = b("reshape", x, shape=(devices, count, rows, *shape[1:]))
     y = b("transpose", y, perm=(1, 0, *range(2, len(shape) + 2)))
@@ -28,16 +25,17 @@ def microbatches(b: Builder, x: Node, count: int) -> list[Node]:
 def together(b: Builder, parts: Sequence[Node]) -> Node:
     """The inverse of `microbatches`."""
     t = parts[0].type
-    devices = 1
-    for d in t.digits(0):
-        if not d.axes:
-            break
-        devices *= d.size
+    devices = _devices(t)
     rows = t.shape[0] // devices
     rest = t.shape[1:]
     split = [b("reshape", p, shape=(devices, 1, rows, *rest)) for p in parts]
     y = b("concat", *split, dim=1) if len(split) > 1 else split[0]
     return b("reshape", y, shape=(devices * len(parts) * rows, *rest))
+
+
+def _devices(t: TensorType) -> int:
+    """Over how many devices dim 0 is split, major to all else."""
+    return math.prod(d.size for d in takewhile(lambda d: d.axes, t.digits(0)))
 
 
 def key_of(b: Builder, key: Node, m: int) -> Node:

@@ -8,7 +8,6 @@ that takes device arrays and gives device arrays. It is the engine that the lang
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from .ir.graph.comm_trace import trace_lines
 from .ir.graph.node import Graph
 from .ir.graph.verify import verify
 from .ir.schedule.build import build_schedule
+from .ir.schedule.reuse import heirs
 from .ir.schedule.schedule import Schedule
 from .ir.schedule.verify import verify_schedule
 from .lang.determinism import need_kept
@@ -49,7 +49,9 @@ class Executable:
         if settings().executor == "stepped":
             self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         else:
-            run = lower(schedule, _usable(graph, donate), options, order)
+            # The engine warns of what no result can take over.
+            taken = heirs(graph, donate, lambda t: _buffer(t.on(mesh)))
+            run = lower(schedule, taken, options, order)
             self.run = guarded(run, schedule, True)
 
     def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
@@ -122,19 +124,6 @@ def promised() -> tuple[dict[str, Any] | None, str]:
     passes = "algsimp,reshape-mover"
     options |= {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}
     return options, now.order
-
-
-def _usable(graph: Graph, donate: Sequence[int]) -> list[int]:
-    """The inputs in `donate` whose buffers a result can take over: the engine warns of others."""
-    mesh = graph.mesh
-    free = Counter(_buffer(n.type.on(mesh)) for n in graph.outputs)
-    kept = []
-    for i in donate:
-        key = _buffer(graph.inputs[i].type.on(mesh))
-        if free[key]:
-            free[key] -= 1
-            kept.append(i)
-    return kept
 
 
 def _buffer(t: TensorType) -> tuple[object, ...]:

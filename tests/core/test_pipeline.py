@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import dist, graph, nn, pipeline
+from tessera.ir.schedule.algorithms.check import adjacent_pairs
+from tessera.ir.schedule.pipelines.microbatches import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
 
 MESH = dist.Mesh.parse("dp=2 pp=2")
@@ -276,3 +280,23 @@ def test_traced_it_is_a_plain_function() -> None:
     model = piped()
     traced = graph.trace(lambda weights, x: model(weights, x), W, X)
     assert "contract" in str(traced)
+
+
+@given(turns=st.integers(1, 20).flatmap(lambda n: st.permutations(range(n))))
+def test_sums_over_microbatches_have_one_order_whatever_comes_first(turns: list[int]) -> None:
+    def added(paired: bool) -> Any:
+        totals: Totals[Any] = Totals(len(turns), paired)
+        for m in turns:
+            total: Any = m
+            earlier, place = totals.earlier("weight", m)
+            for other in earlier:  # a + b is b + a, to the bit
+                total = tuple(sorted((other, total), key=str))
+            totals.waiting[place] = total
+        (whole,) = totals.waiting.values()
+        return whole
+
+    def ordered(x: Any) -> Any:
+        return tuple(sorted(map(ordered, x), key=str)) if isinstance(x, tuple) else x
+
+    assert added(paired=True) == ordered(adjacent_pairs(len(turns)))
+    assert str(added(paired=False)).count("(") == len(turns) - 1

@@ -13,7 +13,7 @@ from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.build import build_schedule
-from tessera.ir.schedule.reuse import reused
+from tessera.ir.schedule.reuse import heirs, reused
 from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
@@ -76,6 +76,23 @@ def test_each_result_takes_one_argument_of_its_type() -> None:
     s = build_schedule(b.graph([b("add", x, y), b("neg", b("sum", z, dims=(0,)))]))
     assert reused(replace(s, donated=(0, 1, 2))) == ({0: 0},)
     assert reused(replace(s, donated=(1, 2))) == ({1: 0},)
+
+
+def test_arguments_of_one_type_go_to_what_is_made_of_them() -> None:
+    b = Builder("momentum")
+    w, m, g, spare = (b.input(plain(f32, (8,)), name) for name in ("w", "m", "g", "spare"))
+    m2 = b("add", b("mul", m, m), g)
+    w2 = b("sub", w, b("mul", m2, m2))
+    count = b("sum", g, dims=(0,))
+    other = b("flip", spare, dim=0)
+    for outputs, want in (
+        ((count, w2, m2, other), {0: 1, 1: 2, 3: 3}),
+        ((m2, other, w2), {0: 2, 1: 0, 3: 1}),
+        ((m2, m2, w2), {0: 2, 1: 0, 3: 1}),  # what is given back twice, too
+        ((other,), {0: 0}),
+    ):
+        assert heirs(b.graph(list(outputs)), (3, 1, 0)) == want
+    assert heirs(b.graph([m2, w2]), ()) == {}
 
 
 def test_the_text_says_what_is_given_up() -> None:

@@ -156,6 +156,23 @@ def test_the_bytes_of_a_program(mesh: dist.Mesh) -> None:
     assert found.reused == found.results == 4096 and found.peak == 4096 + found.temporary
 
 
+@pytest.mark.parametrize("split", ["", "@dp"])
+def test_what_a_step_gives_up_is_not_copied_out_of_the_way(split: str, mesh: dist.Mesh) -> None:
+    @ts.jit(donate=("w", "m", "v"))
+    def step(w: ts.Tensor, m: ts.Tensor, v: ts.Tensor, g: ts.Tensor) -> Any:
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        return v, m, w - m / (ts.sqrt(v) + 1e-8)
+
+    w, m, v, g = (ts.tensor(np.ones((256, 64), np.float32), mesh, f"[256{split}, 64]")
+                  for _ in range(4))  # fmt: skip
+    v, m, w = step(w, m, v, g)
+    found = program_bytes(step)
+    assert found.reused == 3 * found.arguments // 4
+    assert found.temporary < found.arguments // 4
+    for x, want in ((v, 1.0), (m, 1.0), (w, 0.0)):
+        np.testing.assert_allclose(x.numpy(), want, atol=1e-6)
+
+
 def test_functions_without_a_program_have_no_bytes() -> None:
     with pytest.raises(ts.UsageError, match="is no compiled function"):
         program_bytes(lambda x: x)

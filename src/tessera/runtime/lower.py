@@ -4,6 +4,7 @@ own blocks. This is the fused executor; runtime/stepped.py runs the steps one by
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,6 +25,22 @@ from .devices import jax_mesh
 from .order import FixedXp
 
 Array = Any
+NONE: Mapping[int, int] = {}
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """A jitted program whose results the engine sees in another order."""
+
+    run: Any
+    back: Sequence[int]  # per result, its place in what `run` gives
+
+    def __call__(self, *arrays: Array) -> list[Array]:
+        given = self.run(*arrays)
+        return [given[i] for i in self.back]
+
+    def lower(self, *arrays: Any) -> Any:
+        return self.run.lower(*arrays)
 
 
 class Block:
@@ -122,12 +139,13 @@ def _by_buffers(schedule: Schedule, i: int) -> set[int]:
 
 def lower(
     schedule: Schedule,
-    donate: Sequence[int] = (),
+    donate: Mapping[int, int] = NONE,
     options: Mapping[str, Any] | None = None,
     order: str = "",
 ) -> Callable[..., Any]:
-    """The jitted program of `schedule`: device arrays in, a list of device arrays out. `order` is
-    that of sums over devices ("": as the engine likes)."""
+    """The jitted program of `schedule`: device arrays in, a list of device arrays out. `donate` are
+    arguments that are given up, each with the result that takes its memory; `order` is that of sums
+    over devices ("": as the engine likes)."""
     mesh = schedule.mesh
     types = [schedule.buffers[b] for b in schedule.inputs]
     if by_turns(mesh, order):
@@ -159,7 +177,7 @@ def jitted(
     ins: Sequence[TensorType],
     results: Sequence[TensorType],
     mesh: Mesh | None,
-    donate: Sequence[int] = (),
+    donate: Mapping[int, int] = NONE,
     options: Mapping[str, Any] | None = None,
     order: str = "",
 ) -> Callable[..., Any]:
@@ -168,6 +186,9 @@ def jitted(
     folded = by_turns(mesh, order)
     many = mesh is not None and (mesh.size > 1 or folded)
     outs = [t.on(mesh) for t in results]
+    # The engine gives donated memory to results of one shape in their order.
+    heirs = [donate[i] for i in sorted(donate)]
+    turn = [*heirs, *sorted({*range(len(outs))} - {*heirs})]
 
     def program(*arrays: Array) -> list[Array]:
         if folded:
@@ -175,15 +196,16 @@ def jitted(
 
             assert mesh is not None
             turns = Folded(mesh)
-            found = body([turns.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
-            return [turns.pack(r, t) for r, t in zip(found, outs, strict=True)]
+            values = body([turns.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
+            return [turns.pack(values[i], outs[i]) for i in turn]
         args = [
             lax.reshape(a, t.local_shape) if a.shape != t.local_shape else a
             for a, t in zip(arrays, ins, strict=True)
         ]
+        found = body(args)
         return [
             lax.reshape(r, block_shape(t)) if r.shape != block_shape(t) else r
-            for r, t in zip(body(args), outs, strict=True)
+            for r, t in ((found[i], outs[i]) for i in turn)
         ]
 
     program.__name__ = program.__qualname__ = name
@@ -193,11 +215,14 @@ def jitted(
             program,
             mesh=jax_mesh(mesh),
             in_specs=tuple(spec(t.on(mesh)) for t in ins),
-            out_specs=[spec(t) for t in outs],
+            out_specs=[spec(outs[i]) for i in turn],
             check_vma=False,
         )
-    return jax.jit(
+    run = jax.jit(
         program,
         donate_argnums=tuple(donate),
         compiler_options=dict(options) if options else None,
     )
+    if turn == sorted(turn):
+        return run
+    return _InTurn(run, sorted(range(len(turn)), key=turn.__getitem__))

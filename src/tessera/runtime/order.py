@@ -64,9 +64,12 @@ def fixed_sum(x: Array, dims: tuple[int, ...]) -> Array:
         return xp_jax.sum(x, dims)
     kept = [d for d in range(x.ndim) if d not in dims]
     rows, n = (math.prod(x.shape[d] for d in ds) for ds in (kept, dims))
-    flat = lax.transpose(x, (*kept, *dims)).reshape(rows, n)
-    ones = jnp.ones((n, 1), x.dtype)
-    total = lax.dot(flat, ones, preferred_element_type=jnp.float32)
+    if kept and max(dims) < kept[0]:  # a transposed copy would cost more than the sum
+        factors = jnp.ones((1, n), x.dtype), x.reshape(n, rows)
+    else:
+        flat = lax.transpose(x, (*kept, *dims)).reshape(rows, n)
+        factors = flat, jnp.ones((n, 1), x.dtype)
+    total = lax.dot(*factors, preferred_element_type=_wide(x.dtype))
     return total.reshape([x.shape[d] for d in kept]).astype(x.dtype)
 
 
@@ -181,15 +184,17 @@ def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> 
     if size < SMALL * devices:
         every = lax.all_gather(here, axis)  # [devices, count, ...]
         return _total(list(every.reshape(devices * count, *shape)), order)
-    flat = here.reshape(count, -1)
-    flat = jnp.pad(flat, ((0, 0), (0, -size % devices)))
+    flat, extra = here.reshape(count, -1), -size % devices
+    if extra:  # the engine would carry out an empty one as well
+        flat = jnp.pad(flat, ((0, 0), (0, extra)))
     halves = order == "binary" and count == 1 and devices & (devices - 1) == 0
     if halves and size >= LARGE:
-        return _halved(flat[0], axis, devices)[:size].reshape(shape)
+        whole = _halved(flat[0], axis, devices)
+        return (whole[:size] if extra else whole).reshape(shape)
     mine = lax.all_to_all(flat.reshape(count, devices, -1), axis, 1, 0)  # [devices, count, part]
     part = _total(list(mine.reshape(devices * count, -1)), order)
     whole = lax.all_gather(part, axis, tiled=True)
-    return whole[:size].reshape(shape)
+    return (whole[:size] if extra else whole).reshape(shape)
 
 
 def _halved(x: Array, axis: str, devices: int) -> Array:

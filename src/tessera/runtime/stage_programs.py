@@ -3,7 +3,7 @@ schedule that cuts alike, so they are kept by what they compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.context import settings
@@ -16,11 +16,11 @@ _programs: dict[object, Program] = {}
 
 
 def kept(
-    graph: Graph, mesh: Mesh | None, order: str, reused: tuple[int, ...],
+    graph: Graph, mesh: Mesh | None, order: str, reused: Mapping[int, int],
     make: Callable[[], Program],
 ) -> Program:  # fmt: skip
     """The program that `make` gives for `graph`, or one that it gave before for the same; of the
-    last 128. `reused` are the arguments whose memory it takes."""
+    last 128. `reused` are the arguments whose memory its results take."""
     key = _key(graph, mesh, order, reused)
     if key is None:
         return make()
@@ -36,7 +36,7 @@ def forget() -> None:
     _programs.clear()
 
 
-def _key(graph: Graph, mesh: Mesh | None, order: str, reused: tuple[int, ...]) -> object:
+def _key(graph: Graph, mesh: Mesh | None, order: str, reused: Mapping[int, int]) -> object:
     """Graphs that compute the same have the same; None where that cannot be said."""
     place = {n: i for i, n in enumerate(graph.nodes)}
     nodes = tuple(
@@ -54,7 +54,7 @@ def _key(graph: Graph, mesh: Mesh | None, order: str, reused: tuple[int, ...]) -
         for n in graph.nodes
     )
     ends = tuple(place[n] for n in (*graph.inputs, *graph.outputs)), len(graph.inputs)
-    key = (mesh, order, reused, settings(), nodes, ends)
+    key = (mesh, order, tuple(reused.items()), settings(), nodes, ends)
     try:
         hash(key)
     except TypeError:

@@ -52,8 +52,7 @@ class Stepped:
         self._programs: dict[Graph, Program] = {}
         # Steps of one graph may reuse the same.
         self._reused = {
-            step.graph: tuple(pairs)
-            for step, pairs in zip(schedule.steps, reused(schedule), strict=True)
+            step.graph: pairs for step, pairs in zip(schedule.steps, reused(schedule), strict=True)
         }
         self.steps = [self._program(step) for step in schedule.steps]
         made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
@@ -206,7 +205,7 @@ class Loop:
                 return Folded(mesh, around.order).program(graph, [])
             return run_local(graph, [], Block())
 
-        return jitted(n.op, body, [], [n.type], mesh, (), around.options, around.order)
+        return jitted(n.op, body, [], [n.type], mesh, options=around.options, order=around.order)
 
     def __call__(self, *args: Array) -> list[Array]:
         attrs = self.node.attrs

@@ -148,6 +148,9 @@ def reshape(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def transpose(x: Array, perm: tuple[int, ...]) -> Array:
+    moved = [d for d in perm if x.shape[d] != 1]
+    if moved == sorted(moved):  # nothing but dims of size 1 changes its place
+        return lax.reshape(x, tuple(x.shape[d] for d in perm))
     return lax.transpose(x, perm)
 
 

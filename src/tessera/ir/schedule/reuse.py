@@ -15,10 +15,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ...core.layout import TensorType
+from ...ops.elementwise import POINTWISE
 from ...ops.redistribute import FORM, NAMES
-from ..graph.node import Graph
+from ..graph.node import Graph, Node
 from .schedule import COMM, SEND, Schedule
 
 # What may give its argument back as it is.
@@ -47,16 +49,50 @@ def reused(s: Schedule) -> tuple[Mapping[int, int], ...]:
         free[step.graph] = free.get(step.graph, mine) & mine
     found: list[Mapping[int, int]] = []
     for step in s.steps:
-        left = dict(enumerate(s.buffers[b] for b in step.writes))
-        pairs = {}
-        for k in sorted(free[step.graph]):
-            t = s.buffers[step.reads[k]]
-            to = next((w for w, other in left.items() if other == t), None)
-            if to is not None:
-                del left[to]
-                pairs[k] = to
-        found.append(pairs)
+        found.append(heirs(step.graph, free[step.graph]))
     return tuple(found)
+
+
+def heirs(
+    graph: Graph, given: Iterable[int], kind: Callable[[TensorType], object] = lambda t: t
+) -> Mapping[int, int]:
+    """Places of inputs in `given` to those of the outputs that take their memory, which are of the
+    same `kind`. Each goes to what is made of it in the fewest elementwise ops, a weight to the
+    weight after the step and a moment to the next moment: else one would have to be copied out of
+    the way of the other. What is left goes in order.
+    """
+    places = {graph.inputs[i]: i for i in sorted(given)}
+    pairs: dict[int, int] = {}
+    free: dict[object, list[int]] = {}  # outputs by kind, the first one last
+    for w in reversed(range(len(graph.outputs))):
+        free.setdefault(kind(graph.outputs[w].type), []).append(w)
+    near = [
+        (far, places[n], w)
+        for w, out in enumerate(graph.outputs)
+        for n, far in _sources(out).items()
+        if n in places
+    ]
+    for _, i, w in sorted(near):
+        left = free.get(kind(graph.inputs[i].type), [])
+        if i not in pairs and w in left:
+            left.remove(w)
+            pairs[i] = w
+    for i in sorted({*places.values()} - {*pairs}):
+        if rest := free.get(kind(graph.inputs[i].type)):
+            pairs[i] = rest.pop()
+    return dict(sorted(pairs.items()))
+
+
+def _sources(out: Node) -> Mapping[Node, int]:
+    """What `out` is made of element by element, with the number of ops between."""
+    found = {out: 0}
+    for n in (todo := [out]):
+        if n.op in POINTWISE or n.op in SAME:
+            for a in n.args:
+                if a not in found and a.type.shape == out.type.shape:
+                    found[a] = found[n] + 1
+                    todo.append(a)
+    return found
 
 
 def _shared(s: Schedule) -> Sequence[int]:

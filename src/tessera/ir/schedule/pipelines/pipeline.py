@@ -19,7 +19,7 @@ from ...graph.node import Graph, Node, reachable
 from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
 from .after import by_rank, late_nodes, settle
 from .check import run_order
-from .microbatches import key_of, microbatches, together
+from .microbatches import Totals, key_of, microbatches, together
 from .stages import (
     Region,
     copied,
@@ -100,10 +100,6 @@ class _Pipeline:
         self.rank: dict[Node, int] = {}  # of inputs and what comes after: where it is
         self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
         self.totals: dict[Node, int] = {}  # what is added up so far
-        # Where bits depend on no order of execution, microbatches are added up in adjacent pairs:
-        # by node, level and place, what waits for its neighbour.
-        self.paired = settings().promise == "mesh_invariant"
-        self.waiting: dict[tuple[Node, int, int], int] = {}
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
 
     # -- buffers ----------------------------------------------------------------------------------
@@ -236,7 +232,8 @@ class _Pipeline:
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
         sums = set(self.made.sums.values()) | self.made.means
         values: dict[tuple[Node, int], int] = {}
-        graphs: dict[tuple[int, str, bool], Graph] = {}
+        graphs: dict[tuple[int, str, tuple[int, ...]], Graph] = {}
+        totals: Totals[int] = Totals(self.count, settings().promise == "mesh_invariant")
 
         def region(s: int, kind: str, m: int) -> None:
             r = found.get((s, kind))
@@ -244,22 +241,18 @@ class _Pipeline:
                 return
             rank = self.rank_of[s]
             here = set(r.nodes)
-            added = [n for n in wanted if n in sums and n in here]
-            first = self.paired or not added or added[0] not in self.totals
-            if (s, kind, first) not in graphs:
-                graph = region_graph(f"{self.name}_{s}{kind}", r, added, first, self.free)
-                graphs[s, kind, first] = on_mesh(graph, self.meshes[rank])
+            added = {n: totals.earlier(n, m) for n in wanted if n in sums and n in here}
+            counts = {n: len(earlier) for n, (earlier, _) in added.items()}
+            key = s, kind, tuple(counts.values())
+            if key not in graphs:
+                graph = region_graph(f"{self.name}_{s}{kind}", r, counts, self.free)
+                graphs[key] = on_mesh(graph, self.meshes[rank])
             reads = [self._value(values, a, m, rank) for a in r.takes]
-            if not first:
-                reads += [self.totals[n] for n in added]
-            graph = graphs[s, kind, first]
-            ids = self.run(graph, reads, FUSED, rank, f"{s}{kind}{m}")
+            reads += [b for earlier, _ in added.values() for b in earlier]
+            ids = self.run(graphs[key], reads, FUSED, rank, f"{s}{kind}{m}")
             values.update(((n, m), i) for n, i in zip(r.gives, ids))
-            own = dict(zip(added, ids[len(r.gives) :], strict=True))
-            if self.paired:
-                self.pair(own, m, rank)
-            else:
-                self.totals.update(own)
+            for (n, (_, place)), total in zip(added.items(), ids[len(r.gives) :], strict=True):
+                totals.waiting[place] = self.totals[n] = total
             for n in r.gives:
                 if n in self.made.rows:
                     self.parts.setdefault(n, []).append(values[n, m])
@@ -269,32 +262,6 @@ class _Pipeline:
             unit = [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
             for a in unit:
                 region(a.stage, a.kind, a.microbatch)
-
-    def pair(self, parts: dict[Node, int], m: int, rank: int) -> None:
-        """Adds the parts of microbatch `m` to what is there: pairs of neighbours, then of these."""
-        level, count = 0, self.count
-        while parts and count > 1:
-            ready: dict[Node, tuple[int, int]] = {}
-            on: dict[Node, int] = {}
-            for n, part in parts.items():
-                other = self.waiting.pop((n, level, m ^ 1), None)
-                if other is not None:
-                    ready[n] = (part, other) if m % 2 == 0 else (other, part)
-                elif m ^ 1 < count:
-                    self.waiting[n, level, m] = part
-                else:  # the last of an odd number
-                    on[n] = part
-            if ready:
-                ins = [Node("input", (), n.types, {"name": f"{side}{i}"})
-                       for i, n in enumerate(ready) for side in "ab"]  # fmt: skip
-                outs = [Node("add", (a, b), a.types, {}, n.loc, n.scope)
-                        for n, a, b in zip(ready, ins[::2], ins[1::2])]  # fmt: skip
-                graph = Graph("pairs", (*ins, *outs), tuple(ins), tuple(outs))
-                reads = [x for pair in ready.values() for x in pair]
-                ids = self.run(on_mesh(graph, self.meshes[rank]), reads, FUSED, rank, "pairs")
-                on.update(zip(ready, ids, strict=True))
-            parts, level, m, count = on, level + 1, m // 2, -(-count // 2)
-        self.totals.update(parts)
 
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
         """The buffer of `n` of microbatch `m` on the mesh of `rank`."""
@@ -384,7 +351,7 @@ class _Pipeline:
         gives = [n for n in group if (n in outside or n in used) and len(n.types) == 1]
         region = Region(here, "P", tuple(group), tuple(takes), tuple(gives))
         graph = on_mesh(
-            region_graph(f"{self.name}_after", region, [], True, self.free), self.meshes[here]
+            region_graph(f"{self.name}_after", region, {}, self.free), self.meshes[here]
         )
         reads = [self.on(env[a], here) for a in takes]
         env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))

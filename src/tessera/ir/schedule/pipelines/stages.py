@@ -184,10 +184,10 @@ def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int
 
 # -- on the mesh of a stage -----------------------------------------------------------------------
 def region_graph(
-    name: str, region: Region, sums: Sequence[Node], first: bool, free: frozenset[Node]
+    name: str, region: Region, sums: Mapping[Node, int], free: frozenset[Node]
 ) -> Graph:
-    """The graph of a region. The nodes `sums` are added up over microbatches: but for the first,
-    it takes what there is of each so far, and gives that with its own on top."""
+    """The graph of a region. The nodes `sums` are added up over microbatches: it takes that many
+    earlier totals of each, and gives its own with these on top, one after the other."""
     new: dict[Node, Node] = {}
     inputs: list[Node] = []
     nodes: list[Node] = []
@@ -196,14 +196,13 @@ def region_graph(
         inputs.append(new[a])
     copied(region.nodes, new, nodes, free)
     outs = [new[n] for n in region.gives]
-    for s in sums:
-        if first:
-            outs.append(new[s])
-            continue
-        before = Node("input", (), s.types, {"name": f"sum{len(inputs)}"})
-        inputs.append(before)
-        total = Node("add", (before, new[s]), s.types, {}, s.loc, s.scope)
-        nodes.append(total)
+    for s, earlier in sums.items():
+        total = new[s]
+        for _ in range(earlier):
+            before = Node("input", (), s.types, {"name": f"sum{len(inputs)}"})
+            inputs.append(before)
+            total = Node("add", (before, total), s.types, {}, s.loc, s.scope)
+            nodes.append(total)
         outs.append(total)
     return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs))
 

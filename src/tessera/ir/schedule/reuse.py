@@ -47,10 +47,8 @@ def reused(s: Schedule) -> tuple[Mapping[int, int], ...]:
         if step.stream in (COMM, SEND):
             mine = set()
         free[step.graph] = free.get(step.graph, mine) & mine
-    found: list[Mapping[int, int]] = []
-    for step in s.steps:
-        found.append(heirs(step.graph, free[step.graph]))
-    return tuple(found)
+    found = {graph: heirs(graph, mine) for graph, mine in free.items()}
+    return tuple(found[step.graph] for step in s.steps)
 
 
 def heirs(
@@ -62,6 +60,8 @@ def heirs(
     the way of the other. What is left goes in order.
     """
     places = {graph.inputs[i]: i for i in sorted(given)}
+    if not places:
+        return {}
     pairs: dict[int, int] = {}
     free: dict[object, list[int]] = {}  # outputs by kind, the first one last
     for w in reversed(range(len(graph.outputs))):

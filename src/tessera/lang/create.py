@@ -147,7 +147,7 @@ def tensor(
         if layout is not None:
             t = functions.relayout(t, layout_type(layout, t.shape, t.dtype, mesh or t.mesh))
         return t
-    x, want = host_array(np.asarray(data) if engine_array(data) else data, dtype)
+    x, want = host_array(data, dtype)
     t = Tensor(None, layout_type(layout, x.shape, want, mesh))
     t._pending = lambda: engine().place(x, t.type)
     t.name = name

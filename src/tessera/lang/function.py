@@ -11,7 +11,7 @@ from ..core.errors import ShapeError, fail
 from .checks import bound as bound_call
 from .checks import function_of, signature_of
 from .spec import TensorSpec
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor, type_like
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,12 +44,11 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
             value = given.get(name)
             if value is None:
                 continue
-            if not isinstance(value, Tensor):
-                if not hasattr(value, "shape") and not isinstance(value, (int, float, list)):
-                    wrong.append((name, f"is a {type(value).__name__}, not a tensor"))
-                    continue
-                value = as_tensor(value)
-            wrong += [(name, w) for w in spec.mismatches(value.shape, value.dtype, bound)]
+            if not hasattr(value, "shape") and not isinstance(value, (int, float, list)):
+                wrong.append((name, f"is a {type(value).__name__}, not a tensor"))
+                continue
+            t = type_like(value)
+            wrong += [(name, w) for w in spec.mismatches(t.shape, t.dtype, bound)]
         if wrong:
             raise _mismatch(fn, wrong, specs, bound)
         out = fn(*args, **kwargs)

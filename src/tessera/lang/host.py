@@ -1,4 +1,7 @@
-"""What may come in from the host? Numbers, nested lists, NumPy, DLPack, arrays of the engine."""
+"""What may come in from the host? Numbers, nested lists, NumPy, DLPack, arrays of the engine.
+
+It is taken when it is given: whoever fills a buffer again does not change the tensors made of it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,33 @@ def engine_array(value: object) -> bool:
 def host_array(
     value: object, dtype: object = None, name: str = "tensor"
 ) -> tuple[np.ndarray[Any, Any], DType]:
-    """`value` as a NumPy array of a dtype that we have. Raises DTypeError where it would lose."""
-    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
-        value = np.from_dlpack(value)
+    """`value` as a NumPy array of a dtype that we have, in memory that no one else writes into.
+
+    Raises DTypeError where it would lose.
+    """
+    x, want = host_view(value, dtype, name)
+    if x.dtype == want.numpy and (engine_array(value) or isinstance(value, _COPIED)):
+        return x, want
+    # Memory of our own, where the engine can use it as it lies: so there is one copy and no more.
+    raw = np.empty(x.size * want.numpy.itemsize + ALIGNED, np.uint8)
+    at = -raw.ctypes.data % ALIGNED
+    made = raw[at : raw.size - ALIGNED + at].view(want.numpy).reshape(x.shape)
+    made[...] = x
+    return made, want
+
+
+# What NumPy makes an array of its own from; memory of all else is another's.
+_COPIED = (list, tuple, int, float, np.generic)
+ALIGNED = 64
+"""The engine uses host memory without a copy where its address is a multiple of this."""
+
+
+def host_view(
+    value: object, dtype: object = None, name: str = "tensor"
+) -> tuple[np.ndarray[Any, Any], DType]:
+    """`value` as NumPy sees it, and the dtype that a tensor of it has. Raises DTypeError."""
+    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value) if engine_array(value) else np.from_dlpack(value)
     try:
         x = np.asarray(value)
     except ValueError:
@@ -54,4 +81,4 @@ def host_array(
                 f"{name}: values from {x.min()} to {x.max()} do not fit {want}",
                 fix=f"keep them within {info.min} to {info.max}",
             )
-    return x.astype(want.numpy, copy=False), want
+    return x, want

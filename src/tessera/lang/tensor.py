@@ -19,7 +19,7 @@ from ..core.mesh import Mesh
 from ..ir.graph.node import Node
 from .checks import fitting
 from .engine import engine
-from .host import engine_array, host_array
+from .host import engine_array, host_array, host_view
 from .spec import TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ class Tensor:
             ) from None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        value = self.numpy()
-        return value if dtype is None else value.astype(dtype)
+        return np.array(self.numpy(), dtype, copy=copy)
 
     def __dlpack__(self, **how: Any) -> Any:
         return np.array(self.numpy()).__dlpack__(**how)
@@ -400,6 +399,16 @@ def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tens
     made = Tensor(None, t)
     made._pending = lambda: engine().place(x, made.type)
     return made
+
+
+def type_like(value: object) -> TensorType:
+    """The type that `as_tensor(value)` has; what is in the memory of `value` is not looked at."""
+    if isinstance(value, Tensor):
+        return value.type
+    if engine_array(value):
+        return engine().adopt(value, None)
+    x, want = host_view(value)
+    return plain(want, x.shape)
 
 
 def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:

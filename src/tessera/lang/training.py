@@ -22,7 +22,7 @@ from .jit import Jit
 from .record import current, scope
 from .store import Around, Slot, Store
 from .strategy import Plan, Strategy
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor, type_like
 from .trace import trace
 from .tree import call_paths, flatten, path_name
 
@@ -298,9 +298,8 @@ class Capture(Generic[R]):
 
 
 def _type(x: Any) -> TensorType | None:
-    if isinstance(x, Tensor):
-        return x.type
-    return as_tensor(x).type if hasattr(x, "__array_interface__") or engine_array(x) else None
+    known = isinstance(x, Tensor) or hasattr(x, "__array_interface__") or engine_array(x)
+    return type_like(x) if known else None
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -5,6 +5,7 @@ Where a test must run something, NumPy is the engine.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import dist, graph, nn
@@ -20,7 +23,7 @@ from tessera.core.layout import TensorType, parse_type, plain
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.graph.verify import verify
 from tessera.lang.engine import set_engine
-from tessera.lang.spec import TensorSpec, product
+from tessera.lang.spec import Sizes, TensorSpec
 from tessera.lang.tree import flatten, path_name, paths, tree_map, unflatten
 from tessera.passes.simplify import simplify
 
@@ -178,18 +181,71 @@ def test_results_are_whole_unless_asked_otherwise() -> None:
 
 
 # -- annotations ----------------------------------------------------------------------------------
+def held(*pairs: Any, dtype: Any = bf16) -> Sizes:
+    """Shapes held against annotations, as the arguments a, b, … of a call."""
+    sizes = Sizes()
+    for name, (spec, shape) in zip("abcdef", pairs, strict=False):
+        sizes.see(name, spec, shape, dtype)
+    sizes.settle()
+    return sizes
+
+
 def test_annotations_bind_and_products_follow() -> None:
     spec = ts.Tensor["B", "3*D", 4, bf16]
-    bound: dict[str, int] = {"D": 2}
-    assert spec.mismatches((5, 6, 4), bf16, bound) == []
-    assert bound == {"D": 2, "B": 5}
-    assert spec.mismatches((5, 7, 3), f32, bound) == [
-        "dtype is f32, not bf16", "dim 1 ('3*D') is 7, not 6", "dim 2 (4) is 3, not 4",
+    assert (held((spec, (5, 6, 4))).bound, held((spec, (5, 6, 4))).wrong) == ({"B": 5, "D": 2}, [])
+    assert held((spec, (5, 7, 3)), dtype=f32).wrong == [
+        ("a", "dtype is f32, not bf16"), ("a", "dim 2 (4) is 3, not 4"),
+        ("a", "dim 1 ('3*D') is 7, no multiple of 3"),
     ]  # fmt: skip
-    assert spec.mismatches((5,), bf16, bound) == ["has 1 dims (5,), not 3"]
+    assert held((spec, (5,))).wrong == [("a", "has 1 dims (5,), not 3")]
     assert str(spec) == "Tensor['B', '3*D', 4, ts.bf16]"
+    assert str(spec | None) == "Tensor['B', '3*D', 4, ts.bf16] | None"
     assert ts.Tensor[int32] == TensorSpec((), int32)
-    assert (product("2*N", {}), product("2*N*3", {"N": 5}), product(7, {})) == (None, 30, 7)
+    # What comes later decides what came before; a product of several names is not passed over.
+    qkv, heads = ts.Tensor["3*D_head*H"], ts.Tensor["H", "D_head"]
+    assert held((qkv, (96,)), (heads, (4, 8))).wrong == []
+    assert held((qkv, (96,)), (heads, (4, 9))).wrong == [
+        ("a", "dim 0 ('3*D_head*H') is 96, not 108")
+    ]
+    assert held((qkv, (97,))).wrong == [("a", "dim 0 ('3*D_head*H') is 97, no multiple of 3")]
+    assert held((ts.Tensor["A*B", "A*C", "B*C"], (6, 10, 14))).wrong == [
+        ("a", f"dim {i} ({dim!r}) is {n}, which no sizes of the names make")
+        for i, (dim, n) in enumerate([("A*B", 6), ("A*C", 10), ("B*C", 14)])
+    ]
+    assert held((ts.Tensor["D*D"], (12,))).wrong == [
+        ("a", "dim 0 ('D*D') is 12, which no size makes")
+    ]
+
+
+NAMES = st.sampled_from(["A", "B", "C"])
+PRODUCTS = st.lists(NAMES | st.sampled_from(["1", "2", "3"]), min_size=1, max_size=3).map("*".join)
+
+
+@given(st.lists(st.tuples(PRODUCTS, st.integers(0, 12)), min_size=1, max_size=5), st.randoms())
+def test_products_hold_exactly_where_sizes_exist(dims: Any, rng: Any) -> None:
+    """Against all sizes there are. Which argument comes first does not matter."""
+
+    def holds(at: dict[str, int]) -> bool:
+        return all(
+            math.prod(at.get(w, 0) if w.isalpha() else int(w) for w in dim.split("*")) == n
+            for dim, n in dims
+        )
+
+    exists = any(
+        holds(dict(zip("ABC", sizes, strict=True)))
+        for sizes in itertools.product(range(13), repeat=3)
+    )
+    for _ in range(2):
+        got = held(*((ts.Tensor[dim], (n,)) for dim, n in dims))
+        assert (not got.wrong) == exists
+        if exists:
+            at = got.bound
+            assert all(
+                math.prod(at[w] if w.isalpha() else int(w) for w in dim.split("*")) == n
+                for dim, n in dims
+                if all(w in at for w in dim.split("*") if w.isalpha())
+            )
+        rng.shuffle(dims)
 
 
 @pytest.mark.parametrize("bad", [1.5, "B S", "", True, None, ("B", "*")])

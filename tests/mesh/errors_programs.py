@@ -203,6 +203,23 @@ half: the result does not fit the annotations
   at     : AT
   fix    : change the tensors or the annotations
 """)
+QKV, OUT = ts.Tensor["3*D*H"], ts.Tensor["D*H"]
+
+def a_product_that_nothing_makes() -> Any:
+    @ts.function
+    def split(qkv: QKV, out: OUT) -> Any:
+        return qkv
+    return split(ts.ones(96), ts.ones(33))
+
+
+row("a product that nothing makes", ts.ShapeError, a_product_that_nothing_makes, """
+split: 2 arguments do not fit the annotations
+  qkv   : dim 0 ('3*D*H') is 96, which no sizes of the names make; annotated Tensor['3*D*H']
+  out   : dim 0 ('D*H') is 33, which no sizes of the names make; annotated Tensor['D*H']
+  bound : nothing
+  at    : AT
+  fix   : change the tensors or the annotations
+""")
 row("an annotation that says nothing", ts.UsageError, lambda: ts.Tensor["B", 1.5], """
 Tensor[...]: 1.5 is neither a dim nor a dtype
   at  : AT

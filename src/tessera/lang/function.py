@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from ..core.errors import ShapeError, fail
 from .checks import bound as bound_call
 from .checks import function_of, signature_of
-from .spec import TensorSpec
-from .tensor import Tensor, type_like
+from .spec import Sizes, TensorSpec
+from .tensor import type_like
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,8 +20,10 @@ R = TypeVar("R")
 def function(fn: Callable[P, R]) -> Callable[P, R]:
     """Checks `ts.Tensor["B", "S", ts.int32]` annotations of arguments and result.
 
-    A name binds the size of its dim at first sight, for all arguments of the call. One ShapeError
-    lists all mismatches.
+    A name binds the size of its dim at first sight, for all arguments of the call and its result. A
+    dim may be a product, such as "3*D": it is divided by what is known, and sizes must exist for
+    all names at once. Tuples, lists and dicts of annotations are looked into. One ShapeError lists
+    all mismatches.
 
     >>> import tessera as ts
     >>> @ts.function
@@ -37,32 +39,61 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound: dict[str, int] = {}
+        sizes = Sizes()
         given = bound_call(fn.__name__, signature, args, kwargs).arguments
-        wrong = []
         for name, spec in specs.items():
-            value = given.get(name)
-            if value is None:
-                continue
-            if not hasattr(value, "shape") and not isinstance(value, (int, float, list)):
-                wrong.append((name, f"is a {type(value).__name__}, not a tensor"))
-                continue
-            t = type_like(value)
-            wrong += [(name, w) for w in spec.mismatches(t.shape, t.dtype, bound)]
-        if wrong:
-            raise _mismatch(fn, wrong, specs, bound)
+            if given.get(name) is not None:  # else it was left out
+                _see(sizes, name, spec, given[name])
+        sizes.settle()
+        if sizes.wrong:
+            raise _mismatch(fn, sizes, specs)
         out = fn(*args, **kwargs)
-        if result is not None and isinstance(out, Tensor):
-            found = result.mismatches(out.shape, out.dtype, bound)
-            if found:
-                rows = [("result", w) for w in found]
-                raise _mismatch(fn, rows, {"result": result}, bound)
+        if result is not None:
+            _see(sizes, "result", result, out)
+            sizes.settle()
+            if sizes.wrong:
+                raise _mismatch(fn, sizes, {**specs, "result": result})
         return out
 
     return run
 
 
-def _specs(fn: Callable[..., Any]) -> dict[str, TensorSpec]:
+def _see(sizes: Sizes, name: str, hint: Any, value: Any) -> None:
+    """Holds `value` against its annotation: a spec, or a tuple, list or dict of specs."""
+    if isinstance(hint, TensorSpec):
+        if value is None and hint.optional:
+            return
+        if not hasattr(value, "shape") and not isinstance(value, (int, float, list)):
+            sizes.wrong.append((name, f"is a {type(value).__name__}, not a tensor"))
+            return
+        t = type_like(value)
+        sizes.see(name, hint, t.shape, t.dtype)
+        return
+    kind, parts = get_origin(hint), get_args(hint)
+    if not isinstance(value, kind):
+        sizes.wrong.append((name, f"is a {type(value).__name__}, not a {kind.__name__}"))
+        return
+    items = list(value.items() if isinstance(value, dict) else enumerate(value))
+    if kind is dict:
+        parts = (parts[1],) * len(items)
+    elif kind is list or parts[1:] == (...,):
+        parts = (parts[0],) * len(items)
+    if len(items) != len(parts):
+        sizes.wrong.append((name, f"has {len(items)} parts, not {len(parts)}"))
+        return
+    for (key, x), part in zip(items, parts, strict=True):
+        if _says(part):
+            _see(sizes, f"{name}.{key}", part, x)
+
+
+def _says(hint: Any) -> bool:
+    """Whether `hint` is a spec of ours, or a tuple, list or dict of such."""
+    if isinstance(hint, TensorSpec):
+        return hint.dims is not None
+    return get_origin(hint) in (tuple, list, dict) and any(map(_says, get_args(hint)))
+
+
+def _specs(fn: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of `fn` that are ours. One that cannot be read is nobody's: each is read on
     its own, so that a name which only a type checker knows does not hide the others."""
     fn = inspect.unwrap(fn)  # of @ts.distribute, say
@@ -75,26 +106,23 @@ def _specs(fn: Callable[..., Any]) -> dict[str, TensorSpec]:
                 hint = eval(hint, names)
             except Exception:
                 continue
-        if isinstance(hint, TensorSpec) and hint.dims is not None:
+        if _says(hint):
             found[name] = hint
     return found
 
 
-def _mismatch(
-    fn: Callable[..., Any],
-    wrong: list[tuple[str, str]],
-    specs: dict[str, TensorSpec],
-    bound: dict[str, int],
-) -> ShapeError:
-    rows = [(name, f"{why}; annotated {specs[name]}") for name, why in wrong]
-    sizes = " ".join(f"{k}={v}" for k, v in bound.items())
-    names = {name for name, _ in wrong}
+def _mismatch(fn: Callable[..., Any], sizes: Sizes, specs: dict[str, Any]) -> ShapeError:
+    places = list(specs)
+    wrong = sorted(sizes.wrong, key=lambda row: places.index(row[0].partition(".")[0]))
+    rows = [(name, f"{why}; annotated {specs[name.partition('.')[0]]}") for name, why in wrong]
+    bound = " ".join(f"{k}={v}" for k, v in sizes.bound.items())
+    names = {name.partition(".")[0] for name, _ in wrong}
     what = f"{len(names)} arguments do"
     if len(names) == 1:
         what = "the result does" if names == {"result"} else "1 argument does"
     return fail(
         ShapeError,
         f"{getattr(fn, '__name__', 'function')}: {what} not fit the annotations",
-        [*rows, ("bound", sizes or "nothing")],
+        [*rows, ("bound", bound or "nothing")],
         fix="change the tensors or the annotations",
     )

@@ -1,9 +1,14 @@
-"""What does an annotation say? `ts.Tensor["B", "S", ts.int32]`: dims to bind, then a dtype."""
+"""What does an annotation say? `ts.Tensor["B", "S", ts.int32]`: dims to bind, then a dtype.
+
+A dim may be a product of names and numbers. All annotations of a call are equations in the sizes
+that the names stand for; they hold if whole numbers exist that solve all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.dtypes import DType
@@ -12,55 +17,151 @@ from ..core.errors import UsageError, fail
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An annotation: `dims` are names, products of names and numbers, or ints; None: any rank."""
+    """An annotation: `dims` are names, products of names and numbers, or ints; None: any rank.
+
+    `optional` is that of `ts.Tensor["B"] | None`.
+    """
 
     dims: tuple[str | int, ...] | None
     dtype: DType | None
+    optional: bool = False
 
     def __str__(self) -> str:
         items = [*(repr(d) for d in self.dims or ())]
         if self.dtype is not None:
             items.append(f"ts.{self.dtype}")
-        return f"Tensor[{', '.join(items)}]"
+        return f"Tensor[{', '.join(items)}]" + " | None" * self.optional
 
     __repr__ = __str__
 
-    def mismatches(self, shape: tuple[int, ...], dtype: DType, bound: dict[str, int]) -> list[str]:
-        """What does not fit; binds names that are new, in `bound`."""
-        wrong = []
-        if self.dtype is not None and dtype is not self.dtype:
-            wrong.append(f"dtype is {dtype}, not {self.dtype}")
-        if self.dims is None:
-            return wrong
-        if len(shape) != len(self.dims):
-            return [*wrong, f"has {len(shape)} dims {shape}, not {len(self.dims)}"]
-        for i, (dim, n) in enumerate(zip(self.dims, shape, strict=True)):
-            if isinstance(dim, str) and dim.isidentifier():
-                have = bound.setdefault(dim, n)
+    def __or__(self, other: object) -> TensorSpec:
+        return replace(self, optional=True) if other is None else NotImplemented
+
+
+@dataclass(slots=True)
+class Product:
+    """An equation: the dim `dim` of `where`, written `text`, is `size`."""
+
+    where: str
+    dim: int
+    text: str | int
+    size: int
+
+    def rest(self, bound: Mapping[str, int]) -> tuple[int, Counter[str]]:
+        """(the product of what is known, the names that are not, with their powers)."""
+        known, unknown = 1, Counter[str]()
+        for word in map(str.strip, str(self.text).split("*")):
+            if word.isdecimal():
+                known *= int(word)
+            elif word in bound:
+                known *= bound[word]
             else:
-                value = product(dim, bound)
-                if value is None:
-                    continue  # names an unbound dim: nothing to hold it against
-                have = value
+                unknown[word] += 1
+        return known, unknown
+
+    def row(self, why: str) -> tuple[str, str]:
+        return self.where, f"dim {self.dim} ({self.text!r}) is {self.size}, {why}"
+
+
+@dataclass(slots=True)
+class Sizes:
+    """One call: what the names stand for (`bound`), and what does not fit (`wrong`).
+
+    >>> from tessera.core.dtypes import f32
+    >>> sizes = Sizes()
+    >>> sizes.see("w", spec_of(("D", "3*D*H")), (4, 96), f32)
+    >>> sizes.settle(), sizes.bound, sizes.wrong
+    (None, {'D': 4, 'H': 8}, [])
+    """
+
+    bound: dict[str, int] = field(default_factory=dict)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    _open: list[Product] = field(default_factory=list)
+
+    def see(self, where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: DType) -> None:
+        """Holds the tensor called `where` against `spec`. Names alone bind at once, products wait
+        for `settle`."""
+        if spec.dtype is not None and dtype is not spec.dtype:
+            self.wrong.append((where, f"dtype is {dtype}, not {spec.dtype}"))
+        if spec.dims is None:
+            return
+        if len(shape) != len(spec.dims):
+            self.wrong.append((where, f"has {len(shape)} dims {shape}, not {len(spec.dims)}"))
+            return
+        for i, (dim, n) in enumerate(zip(spec.dims, shape, strict=True)):
+            if isinstance(dim, str) and "*" in dim:
+                self._open.append(Product(where, i, dim, n))
+                continue
+            have = self.bound.setdefault(str(dim), n) if _is_name(dim) else int(dim)
             if have != n:
-                wrong.append(f"dim {i} ({dim!r}) is {n}, not {have}")
-        return wrong
+                self.wrong.append(Product(where, i, dim, n).row(f"not {have}"))
+
+    def settle(self) -> None:
+        """Checks the products seen so far and binds names that they leave one size for. A product
+        of several unbound names stays open: what is seen later is held against it too."""
+        left, wrong = _settled(self._open, self.bound)
+        self.wrong += wrong
+        self._open = left
+        if left and not wrong and not _solvable(left, self.bound):
+            self.wrong += [p.row("which no sizes of the names make") for p in left]
+            self._open = []
 
 
-def product(dim: str | int, bound: Mapping[str, int]) -> int | None:
-    """The size that `dim` stands for, e.g. "3*D*H"; None while one of its names is unbound."""
-    if isinstance(dim, int):
-        return dim
-    total = 1
-    for part in dim.split("*"):
-        word = part.strip()
-        if word.isdecimal():
-            total *= int(word)
-        elif word in bound:
-            total *= bound[word]
-        else:
-            return None
-    return total
+def _settled(
+    products: list[Product], bound: dict[str, int]
+) -> tuple[list[Product], list[tuple[str, str]]]:
+    """(the products of several unbound names, what is wrong with the others). Binds the names that
+    one product alone determines."""
+    wrong = []
+    while True:
+        left = []
+        for p in products:
+            known, unknown = p.rest(bound)
+            if not unknown or not known:
+                if known != p.size:
+                    wrong.append(p.row(f"not {known}"))
+                continue
+            if p.size % known:
+                wrong.append(p.row(f"no multiple of {known}"))
+            elif len(unknown) > 1:
+                left.append(p)
+            else:
+                ((name, power),) = unknown.items()
+                root = round((p.size // known) ** (1 / power))
+                if known * root**power == p.size:
+                    bound[name] = root
+                else:
+                    wrong.append(p.row("which no size makes"))
+        if wrong or len(left) == len(products):
+            return left, wrong
+        products = left
+
+
+def _solvable(products: list[Product], bound: Mapping[str, int]) -> bool:
+    """Whether sizes exist for the unbound names of `products`, each of several."""
+    if not products:
+        return True
+    first = min(products, key=lambda p: p.size)
+    known, unknown = first.rest(bound)
+    name = next(iter(unknown))
+    tries = _divisors(first.size // known) if first.size else ()
+    options = [{name: n} for n in tries] or [{k: 0} for k in unknown]
+    for option in options:
+        here = {**bound, **option}
+        left, wrong = _settled(products, here)
+        if not wrong and _solvable(left, here):
+            return True
+    return False
+
+
+def _divisors(n: int) -> Iterator[int]:
+    small = [d for d in range(1, int(n**0.5) + 2) if d * d <= n and n % d == 0]
+    yield from small
+    yield from (n // d for d in reversed(small) if d * d != n)
+
+
+def _is_name(dim: str | int) -> bool:
+    return isinstance(dim, str) and dim.isidentifier()
 
 
 def spec_of(items: Any) -> TensorSpec:

@@ -284,6 +284,43 @@ row("put_along", ids(5, 3, below=9, low=-1), real(5, 3), dim=1, into="8", result
     expect=lambda i, v: added_along(i, v, 8))  # fmt: skip
 
 
+def marked(places: Array, n: int, low: int = 0) -> tuple[Array, Array]:
+    """(where each id of a dim of `n` points, which of them point nowhere)."""
+    outside = (places < low) | (places >= n)
+    return np.where(places < 0, places + n, places) if low else places, outside
+
+
+def rows_or_nan(table: Array, at: Array, low: int = 0, mark: Any = np.nan) -> Array:
+    at, outside = marked(at, len(table), low)
+    return np.where(outside[..., None], np.asarray(mark, table.dtype), rows_of(table, at))
+
+
+def added_or_nan(at: Array, values: Array, n: int) -> Array:
+    """An id outside adds NaN to the row at its end."""
+    return added(np.clip(at, 0, n - 1), np.where(marked(at, n)[1][:, None], np.nan, values), n)
+
+
+row("take", real(8, 4), ids(2, 3, below=11, low=-3), dim=0, ids="exact", expect=rows_or_nan,
+    tag="exact", smooth=False)  # fmt: skip
+row("take", real(8, 4), ids(12, below=10, low=-10), dim=0, ids="signed", tag="signed",
+    expect=lambda x, i: rows_or_nan(x, i, -8), smooth=False)  # fmt: skip
+row("take", ids(8, 4, below=99), ids(12, below=12, low=-3), dim=0, ids="exact", tag="whole",
+    expect=lambda x, i: rows_or_nan(x, i, mark=-(2**31)))  # fmt: skip
+row("take", words(8, 4), words(3) % 8 + np.array([0, 0, 2**31], np.uint32), dim=0, ids="exact",
+    tag="unsigned", expect=lambda x, i: rows_or_nan(x, i, mark=2**32 - 1))  # fmt: skip
+row("put", ids(6, below=7, low=-1), real(6, 4), dim=0, into="5", ids="exact", result=f32,
+    expect=lambda i, v: added_or_nan(i, v, 5), tag="exact", smooth=False)  # fmt: skip
+row("take_along", real(5, 8), ids(5, 3, below=9, low=-1), dim=1, ids="exact", tag="exact",
+    expect=lambda x, i: np.where(marked(i, 8)[1], np.nan, along(x, i)), smooth=False)  # fmt: skip
+row("put_along", ids(5, 3, below=9, low=-1), real(5, 3), dim=1, into="8", ids="exact", result=f32,
+    expect=lambda i, v: added_along(np.clip(i, 0, 7), np.where(marked(i, 8)[1], np.nan, v), 8),
+    tag="exact", smooth=False)  # fmt: skip
+row("inside", np.array([0, 7, 8, -1, -100, 3, 2, 1], np.int32), size=8, result=f32,
+    expect=lambda i: np.array([1, 1, np.nan, np.nan, np.nan, 1, 1, 1], np.float32))  # fmt: skip
+row("inside", np.array([0, 8, -1, -100], np.int32), size=8, ignore=-100, result=f32, tag="ignore",
+    expect=lambda i: np.array([1, np.nan, np.nan, 0], np.float32))  # fmt: skip
+
+
 # ---- convolution and windows -------------------------------------------------------------------
 def convolved(stride: tuple[int, ...], pads: Any, dilation: tuple[int, ...], spread: Any) -> Any:
     """y[n, g, o, i] = Σ x[n, g, c, j] w[g, o, c, k], j·spread + low = i·stride + k·dilation."""

@@ -8,6 +8,7 @@ True
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -88,6 +89,21 @@ def dtype_of(value: object) -> DType:
             fix="use one of " + ", ".join(d.name for d in ALL),
         )
     return found
+
+
+def beyond(dtype: DType) -> float:
+    """What an op gives where it has no result: NaN, the lowest of the signed integers, the highest
+    of the unsigned, True.
+
+    >>> beyond(bf16), beyond(int8), beyond(uint8)
+    (nan, -128, 255)
+    """
+    if dtype.is_float:
+        return math.nan
+    if dtype is bool_:
+        return True
+    info = np.iinfo(dtype.numpy.name)
+    return int(info.min if dtype.kind == "int" else info.max)
 
 
 # Promotion follows one order; a float beats an int, a wider float a narrower, f16 with bf16 is f32.

@@ -26,9 +26,9 @@ MOVES = frozenset({
     "to_partial", "transpose", "unstack",
 })  # fmt: skip
 CHEAP = frozenset({
-    "abs", "add", "bit_and", "bit_or", "bit_xor", "eq", "floor", "ge", "gt", "isfinite", "le",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mul",
-    "ne", "neg", "shift_left", "shift_right", "sign", "sub", "where",
+    "abs", "add", "bit_and", "bit_or", "bit_xor", "eq", "floor", "ge", "gt", "inside", "isfinite",
+    "le", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", 
+    "mul", "ne", "neg", "shift_left", "shift_right", "sign", "sub", "where",
 })  # fmt: skip
 # Computed where they are read, if they are read once.
 DEAR = frozenset({

@@ -17,7 +17,7 @@ from ..core.mesh import Mesh
 from . import functions, random
 from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
 from .engine import engine
-from .host import engine_array, host_array
+from .host import engine_array, host_array, remembered
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .tensor import Tensor, as_tensor, symbolic
 
@@ -150,10 +150,13 @@ def tensor(
     x, want = host_array(data, dtype)
     t = Tensor(None, layout_type(layout, x.shape, want, mesh))
     t._pending = lambda: engine().place(x, t.type)
+    t._given = remembered(x)
     t.name = name
     recorder = current()
     if recorder is not None:
-        return symbolic(recorder.node(t), recorder)
+        inner = symbolic(recorder.node(t), recorder)
+        inner._given = t._given
+        return inner
     return t
 
 

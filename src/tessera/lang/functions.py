@@ -20,10 +20,12 @@ from .indexing import (
     argsort,
     flip,
     gather,
+    gather_or_zero,
     one_hot,
     scatter_add,
     sort,
     take,
+    take_or_zero,
     topk,
 )
 from .matrices import diag, diagonal, eye, tril, triu
@@ -371,10 +373,10 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 __all__ = [
     "abs", "arange", "argmax", "argmin", "argsort", "broadcast_lead", "broadcast_to", "cast",
     "concat", "cos", "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip",
-    "floor", "full", "gather", "getitem", "graft", "isfinite", "keep", "log", "logsumexp",
-    "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot", "ones",
-    "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add", "sigmoid",
-    "sign", "sin", "sort", "split", "sqrt", "stack", "stop_gradient", "sum", "swap", "take",
-    "tanh", "topk", "tril", "triu", "var", "where", "widened",
-    "zeros", "zeros_like",
+    "floor", "full", "gather", "gather_or_zero", "getitem", "graft", "isfinite", "keep", "log",
+    "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot",
+    "ones", "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add",
+    "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "stop_gradient", "sum", "swap",
+    "take", "take_or_zero", "tanh", "topk", "tril", "triu", "var", "where", "widened", "zeros",
+    "zeros_like",
 ]  # fmt: skip

@@ -82,3 +82,13 @@ def host_view(
                 fix=f"keep them within {info.min} to {info.max}",
             )
     return x, want
+
+
+# Above this many elements the host forgets what it gave.
+REMEMBERED = 1 << 20
+
+
+def remembered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """A copy of a host array of integers, which may serve as ids; None for others. The array itself
+    may be lent to the engine, and become another value's memory."""
+    return x.copy() if x.dtype.kind in "iu" and x.size <= REMEMBERED else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..core.dtypes import f32
+from ..core.dtypes import beyond, f32
 from ..core.errors import ShapeError, fail
 from .checks import flag, sizes, whole
+from .ids import check_ids
 from .shaping import one_dim, swap
-from .tensor import Like, Tensor, as_tensor, emit, emit_many
+from .tensor import Like, Tensor, as_tensor, emit, emit_many, scalar
 
 
 def argmax(x: Like, dim: int = -1) -> Tensor:
@@ -30,7 +31,7 @@ def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tens
     """`x` sorted along `dim`, and where each value stood; equal values keep their order."""
     t = as_tensor(x)
     ids = argsort(t, dim, descending)
-    return gather(t, ids, dim), ids
+    return gather_or_zero(t, ids, dim), ids
 
 
 def flip(x: Like, dim: int = -1) -> Tensor:
@@ -58,26 +59,49 @@ def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
 
 # -- indexing -------------------------------------------------------------------------------------
 def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
-    """Rows of `x` along `dim`; an id outside gives zeros."""
-    t = as_tensor(x)
-    return emit("take", t, as_tensor(ids), dim=one_dim("take", t, dim))
+    """Rows of `x` along `dim`; a negative id counts from the end, as in NumPy.
+
+    An id outside is an error where the host knows it, and else a row of NaN (of a dtype without
+    one: its lowest number if signed, its highest if not). Raises ShapeError, DTypeError.
+    """
+    t, at = as_tensor(x), as_tensor(ids)
+    d = one_dim("take", t, dim)
+    check_ids("take", "id", at, t.shape[d], low=-t.shape[d])
+    return emit("take", t, at, dim=d, ids="signed")
+
+
+def take_or_zero(x: Tensor, ids: Like, dim: int = 0) -> Tensor:
+    """Rows of `x` along `dim`; an id outside, a negative one too, gives zeros."""
+    return emit("take", x, as_tensor(ids), dim=one_dim("take", x, dim))
 
 
 def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
-    """`x` at `ids` along `dim`, elementwise in the other dims; an id outside gives zeros."""
-    t = as_tensor(x)
-    return emit("take_along", t, as_tensor(ids), dim=one_dim("gather", t, dim))
+    """`x` at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims.
+
+    An id outside is what it is for `take`. Raises ShapeError, DTypeError.
+    """
+    t, at = as_tensor(x), as_tensor(ids)
+    d = one_dim("gather", t, dim)
+    check_ids("gather", "id", at, t.shape[d])
+    return emit("take_along", t, at, dim=d, ids="exact")
+
+
+def gather_or_zero(x: Tensor, ids: Tensor, dim: int = -1) -> Tensor:
+    """`x` at `ids` along `dim`; an id outside gives zero."""
+    return emit("take_along", x, ids, dim=one_dim("gather", x, dim))
 
 
 def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
-    """`x` with `updates` added at `ids` along `dim`, elementwise in the other dims.
+    """`x` with `updates` added at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims.
 
-    `ids` of one dim say where whole slices of `updates` go. Raises ShapeError, DTypeError.
+    `ids` of one dim say where whole slices of `updates` go. An id outside is an error where the
+    host knows it; else it adds NaN to the nearest place, and of integers makes the whole result
+    their lowest number (unsigned: highest). Raises ShapeError, DTypeError.
     """
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
     d = one_dim("scatter_add", t, dim)
     if at.ndim == 1 < t.ndim and u.shape == (*t.shape[:d], at.size, *t.shape[d + 1 :]):
-        return t + emit("put", at, u, dim=d, into=str(t.shape[d]))
+        return _added("put", t, at, u, d)
     alike = t.ndim == at.ndim == u.ndim and all(
         n == m and k in (1, n)
         for i, (n, k, m) in enumerate(zip(t.shape, at.shape, u.shape))
@@ -90,11 +114,36 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
             [("x", t.type), ("ids", at.type), ("updates", u.type)],
             fix="give each update an id: both of one shape, with the rank of x",
         )
-    return t + emit("put_along", at, u, dim=d, into=str(t.shape[d]))
+    return _added("put_along", t, at, u, d)
+
+
+def _added(op: str, t: Tensor, at: Tensor, u: Tensor, dim: int) -> Tensor:
+    size = t.shape[dim]
+    check_ids("scatter_add", "id", at, size)
+    if u.dtype.is_float:
+        return t + emit(op, at, u, dim=dim, into=str(size), ids="exact")
+    out = t + emit(op, at, u, dim=dim, into=str(size))
+    return _or_beyond(out, emit("sum", _inside(at, size), dims=tuple(range(at.ndim))))
+
+
+def _inside(ids: Tensor, size: int) -> Tensor:
+    return emit("inside", ids, size=size)
+
+
+def _or_beyond(x: Tensor, inside: Tensor) -> Tensor:
+    """`x`, and what nobody takes for a result where `inside` is NaN."""
+    mark = scalar(beyond(x.dtype), x.dtype)
+    return emit("where", emit("isfinite", inside), x, mark)
 
 
 def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
+    """Ones at `ids`, 0 to `count` - 1, along a new last dim, and zeros beside them.
+
+    An id outside is what it is for `take`. Raises ShapeError, DTypeError.
+    """
     t = as_tensor(ids)
     shape = sizes("one_hot", whole("one_hot", "count", count, 1))
+    check_ids("one_hot", "id", t, count)
     line = emit("iota", dtype=t.dtype, shape=shape, dim=0)
-    return (t.reshape((*t.shape, 1)) == line).to(dtype)
+    at = t.reshape((*t.shape, 1))
+    return _or_beyond((at == line).to(dtype), _inside(at, count))

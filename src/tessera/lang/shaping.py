@@ -10,6 +10,7 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from .checks import is_whole, several, sizes, whole
+from .ids import check_ids
 from .tensor import Like, Tensor, as_tensor, emit
 
 Dims = int | Sequence[int] | None
@@ -202,6 +203,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
                     DTypeError, "index: ids must be integers", [("ids", ids[1].type)],
                     fix="use ts.where(mask, x, y) for masks",
                 )  # fmt: skip
+            check_ids("index", "id", ids[1], n, low=-n)
             shape.append(-1)
         else:
             raise fail(
@@ -214,6 +216,6 @@ def getitem(t: Tensor, key: Any) -> Tensor:
         out = emit("flip", out, dim=d)
     if ids is None:
         return reshape(out, tuple(shape)) if tuple(shape) != out.shape else out
-    out = emit("take", out, ids[1], dim=ids[0])
+    out = emit("take", out, ids[1], dim=ids[0], ids="signed")
     final = [n for s in shape for n in (ids[1].shape if s == -1 else (s,))]
     return reshape(out, tuple(final))

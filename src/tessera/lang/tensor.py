@@ -19,7 +19,7 @@ from ..core.mesh import Mesh
 from ..ir.graph.node import Node
 from .checks import fitting
 from .engine import engine
-from .host import engine_array, host_array, host_view
+from .host import engine_array, host_array, host_view, remembered
 from .spec import TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Tensor:
     _recorder: Recorder | None = None
     _made: Made | None = None
     _pending: Callable[[], Any] | None = None
+    _given: np.ndarray[Any, Any] | None = None  # integers, where they came from the host
     drawn: bool = False  # by dist.tensor: a weight, which a training step may name
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
     __array_priority__ = 1000
@@ -398,6 +399,7 @@ def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tens
     t = plain(want, x.shape)
     made = Tensor(None, t)
     made._pending = lambda: engine().place(x, made.type)
+    made._given = remembered(x)
     return made
 
 

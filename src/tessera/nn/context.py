@@ -82,7 +82,7 @@ def unzigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
 
 
 def _taken(x: Tensor, order: Tensor, dim: int) -> Tensor:
-    return F.take(F.relayout(x, gathered(x.type, dim_axes(x.type.dims[dim]))), order, dim)
+    return F.take_or_zero(F.relayout(x, gathered(x.type, dim_axes(x.type.dims[dim]))), order, dim)
 
 
 # -- between layers -------------------------------------------------------------------------------

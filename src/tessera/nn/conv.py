@@ -350,7 +350,7 @@ def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
         if new == old:
             continue
         if mode == "nearest":
-            t = F.take(t, np.arange(new) * old // new, d)
+            t = F.take_or_zero(t, np.arange(new) * old // new, d)
             continue
         # Each new pixel is a mean of two: a product with a matrix of two entries a row.
         at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)

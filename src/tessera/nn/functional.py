@@ -9,14 +9,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..core.dtypes import f32
+from ..core.dtypes import f32, int32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang import random
-from ..lang.checks import number, probability, shown
+from ..lang.checks import fitting, number, probability, shown, whole
 from ..lang.collectives import over_batch
+from ..lang.ids import check_ids
 from ..lang.loop import blocked, scan, to_blocks
-from ..lang.tensor import Like, Tensor, as_tensor, scalar
+from ..lang.tensor import Like, Tensor, as_tensor, emit, scalar
 
 # Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
 # that a block's intermediates stay in cache.
@@ -99,8 +100,14 @@ def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def embedding(ids: Like, table: Tensor) -> Tensor:
-    """Rows of `table` [vocab, d] by integer ids; an id outside gives zeros."""
-    return F.take(table, ids, 0)
+    """Rows of `table` [vocab, d] by integer ids, 0 to vocab - 1.
+
+    An id outside is an error where the host knows it, and else a row of NaN. Raises ShapeError,
+    DTypeError.
+    """
+    t, at = as_tensor(table), as_tensor(ids)
+    check_ids("embedding", "id", at, t.shape[0] if t.ndim else 0)
+    return emit("take", t, at, dim=0, ids="exact")
 
 
 def dropout(x: Like, p: float, training: bool = True) -> Tensor:
@@ -296,7 +303,9 @@ def flash_attention(
 
 
 # -- losses ---------------------------------------------------------------------------------------
-def _check_labels(name: str, what: str, x: Tensor, labels: Tensor) -> None:
+def _check_labels(
+    name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
+) -> None:
     if not labels.dtype.is_int:
         raise fail(
             DTypeError,
@@ -311,6 +320,11 @@ def _check_labels(name: str, what: str, x: Tensor, labels: Tensor) -> None:
             [(what, x.type), ("labels", labels.type)],
             fix=f"reshape labels to the shape of {what} without its last dim",
         )
+    check_ids(name, "label", labels, classes, ignore=ignore)
+
+
+def _ignored(name: str, value: object) -> int:
+    return int(fitting(name, whole(name, "ignore_index", value), int32))
 
 
 def _nll(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
@@ -325,12 +339,15 @@ def _nll(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
 def cross_entropy(logits: Like, labels: Like, ignore_index: int = -100) -> Tensor:
     """Mean negative log-likelihood (nats) of integer `labels` under `logits` [..., V], f32.
 
-    Rows labelled `ignore_index` count neither in the sum nor in the mean. Raises ShapeError,
+    Rows labelled `ignore_index` count neither in the sum nor in the mean. Any other label outside
+    0 to V - 1 is an error where the host knows it, and else makes the loss NaN. Raises ShapeError,
     DTypeError.
     """
     x, y = as_tensor(logits), as_tensor(labels)
-    _check_labels("cross_entropy", "logits", x, y)
-    keep = (y != ignore_index).to(f32)
+    classes = x.shape[-1] if x.ndim else 0
+    ignore_index = _ignored("cross_entropy", ignore_index)
+    _check_labels("cross_entropy", "logits", x, y, classes, ignore_index)
+    keep = emit("inside", y, size=classes, ignore=ignore_index)
     return _nll(x, y, keep) / _count(keep)
 
 
@@ -349,12 +366,15 @@ def linear_cross_entropy(
     Loss and gradient come from one loop, so each block's logits are computed once.
     """
     t, y = as_tensor(x), as_tensor(labels)
-    _check_labels("linear_cross_entropy", "x", t, y)
+    ignore_index = _ignored("linear_cross_entropy", ignore_index)
+    weight = as_tensor(weight)
+    classes = weight.shape[-1] if weight.ndim else 0
+    _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
     if t.mesh is not None:  # a label lies with its row
         y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
     sizes, order = _row_order(t)
     flat, y = _rows(t, sizes, order), _rows(y, sizes, order, 0)
-    keep = (y != ignore_index).to(f32)
+    keep = emit("inside", y, size=classes, ignore=ignore_index)
 
     def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
         h, labels, keep = block

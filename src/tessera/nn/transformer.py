@@ -225,7 +225,7 @@ class Attention(Module):
             q, k = (fn.rotary(t, positions=places, rates=rates) for t in (q, k))
         elif c.positions == "alibi":
             bias = as_tensor(alibi_bias(c.heads, seq, 1.0 / math.sqrt(c.size)))
-            bias = bias if places is None else F.take(bias, places, 1)
+            bias = bias if places is None else F.take_or_zero(bias, places, 1)
         if c.context is None:
             out = fn.flash_attention(q, k, v, causal=True, bias=bias)
         else:

@@ -18,6 +18,7 @@ from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..lang import functions as F
 from ..lang.tensor import Tensor
+from ..ops.indexing import inside_range
 from ..ops.op import OPS
 from ..ops.redistribute import NAMES
 from .probe import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
@@ -104,6 +105,7 @@ class Origin:
         else:
             finite = not any(f.holds.nans or f.holds.infs for f in self.operands)
             head = f"{op} makes {what}" + (" of finite operands" if finite else " of infinities")
+            head = _wrong_ids(self.node, self.operands) or head
         rows = self.first.rows()
         for f in self.operands:
             rows.append(("operand", f.text))
@@ -116,6 +118,18 @@ class Origin:
         return "\n".join([head, *lines])
 
     __repr__ = __str__
+
+
+def _wrong_ids(n: Node, operands: tuple[Found, ...]) -> str:
+    """What to say where `n` is not finite because its ids point outside; "" where they do not."""
+    low, high = inside_range(n)
+    for f in operands:
+        if not f.node.type.dtype.is_int or not high:
+            continue
+        for id_ in (f.holds.high, f.holds.low):
+            if not low <= id_ < high and id_ != n.attrs.get("ignore"):
+                return f"{n.op} makes NaN of an id: {tidy(id_)} is outside {low} to {high - 1}"
+    return ""
 
 
 def _made(f: Found) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtypes import DType, bool_, fp8_e4m3, promote
+from ..core.dtypes import DType, bool_, f32, fp8_e4m3, int32, promote, uint32
 from ..core.errors import DTypeError, LayoutError, ShapeError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
@@ -346,6 +346,35 @@ iota = define(
         attrs="dtype shape dim layout?",
     )
 )
+
+
+def _inside_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    if not ins[0].dtype.is_int:
+        raise fail(
+            DTypeError, "inside: ids must be integers", [("ids", ins[0])], fix="cast to ts.int32"
+        )
+    return propagate("inside", elementwise_index((ins[0].rank,)), ins, f32)
+
+
+def _inside_local(c: Call, ids: Array) -> Array:
+    xp, size, ignore = c.xp, c.attrs["size"], c.attrs.get("ignore")
+
+    def number(value: float, dtype: DType = f32) -> Array:
+        return xp.full((), value, dtype)
+
+    if c.ins[0].dtype is uint32:  # the upper half is outside too
+        ids = xp.minimum(ids, number(2**31 - 1, uint32))
+    ids = xp.cast(ids, int32)
+    ok = xp.logical_and(xp.ge(ids, number(0, int32)), xp.lt(ids, number(size, int32)))
+    weight = xp.where(ok, number(1.0), number(math.nan))
+    if ignore is None:
+        return weight
+    return xp.where(xp.eq(ids, number(ignore, int32)), number(0.0), weight)
+
+
+# One for an id from 0 to size - 1, NaN for one outside, zero for the id `ignore`: what a loss is
+# weighted by, so that it is no number where a label is none of its classes.
+inside = define(Op("inside", _inside_rule, _inside_local, attrs="size ignore?"))
 
 # Ops whose every element depends on the elements at the same place alone.
 POINTWISE = frozenset(OPS) - {"full", "iota", "stop_gradient", "keep", "graft"}

@@ -1,7 +1,13 @@
 """Ops that read or add at places given by a tensor of ids: take, put, take_along, put_along.
 
-An id outside the dim reads zeros and adds nothing. That makes the split form the same computation:
-each device serves the ids in its block, and the results add up (the value is partial).
+Where the dim is split, each device serves the ids in its block and reads zeros for the others, and
+the results add up (the value is partial). An id outside the whole dim is a mistake, and a program
+cannot stop halfway, so it gives what nobody takes for a result (`beyond`): it is read as NaN, and
+adds NaN to the nearest row. The attribute `ids` says which ids are inside:
+
+    "exact"   0 to n - 1
+    "signed"  -n to n - 1, negative ones counted from the end
+    none      all: an id outside reads zeros and adds nothing
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.dtypes import DType, bool_, int32
+from ..core.dtypes import DType, beyond, bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import (
     Dim,
@@ -40,10 +46,23 @@ def _check_ids(name: str, ids: TensorType, attrs: Attrs, rank: int) -> None:
         )
 
 
+def _check_put(name: str, updates: TensorType, attrs: Attrs) -> None:
+    if "ids" in attrs and not updates.dtype.is_float:  # only NaN survives further additions
+        raise fail(
+            DTypeError,
+            f"{name}: ids are looked at where floats are added only",
+            [("updates", updates)],
+            fix="leave ids= out, and look at the ids beside the op",
+        )
+
+
 def _blocks(
-    name: str, index: Index, ins: tuple[TensorType, TensorType], dtype: DType, dim: int
+    name: str, index: Index, ins: tuple[TensorType, TensorType], dtype: DType, attrs: Attrs
 ) -> Inferred:
-    """`propagate`, with dim `dim` of the first argument in plain blocks, each a range of ids."""
+    """`propagate`, with the dim of the first argument in plain blocks, each a range of ids."""
+    dim = attrs["dim"]
+    if "ids" in attrs and not dtype.is_float:  # only NaN is the same in each term of a sum
+        ins = (ins[0].complete(), ins[1])
     got = propagate(name, index, ins, dtype, linear="each")
     if len(got.wants[0].dims[dim]) > 1 or dtype is bool_:  # truths cannot be summed
         whole = frozenset({index.args[0][dim]})
@@ -51,15 +70,73 @@ def _blocks(
     return got
 
 
-def _local_ids(c: Call, ids: Array, table: TensorType, dim: int) -> Array:
-    """Ids relative to this block of `table`; those outside fall out of range."""
-    xp = c.xp
-    if not dim_axes(table.dims[dim]):
-        return ids
+def _located(c: Call, ids: Array, arg: int, table: TensorType) -> tuple[Array, Array | None]:
+    """(`ids`, argument `arg`, relative to this block of `table`; which are outside the whole dim).
+
+    Ids of other blocks fall out of range. Those outside stand at the nearest end where the call
+    has `ids`, and do not matter (None) where it has not.
+    """
+    xp, how, dim = c.xp, c.attrs.get("ids"), c.attrs["dim"]
     n, here = table.shape[dim], c.site.shape(table)[dim]
-    inside = xp.logical_and(xp.ge(ids, xp.full((), 0, int32)), xp.lt(ids, xp.full((), n, int32)))
-    shifted = xp.sub(ids, xp.cast(c.site.start(table, dim, 0), int32))
-    return xp.where(inside, shifted, xp.full((), here, int32))
+    zero, last = xp.full((), 0, int32), xp.full((), n - 1, int32)
+    if c.ins[arg].dtype is uint32:  # the upper half is outside too
+        ids = xp.minimum(ids, xp.full((), 2**31 - 1, uint32))
+    ids = xp.cast(ids, int32)
+    if how == "signed":
+        ids = xp.where(xp.lt(ids, zero), xp.add(ids, xp.full((), n, int32)), ids)
+    split = bool(dim_axes(table.dims[dim]))
+    if how is None and not split:
+        return ids, None
+    outside = xp.logical_or(xp.lt(ids, zero), xp.gt(ids, last))
+    if how is not None:
+        ids = xp.minimum(xp.maximum(ids, zero), last)
+    if split:
+        local = xp.sub(ids, xp.cast(c.site.start(table, dim, 0), int32))
+        ids = xp.where(outside, xp.full((), here, int32), local) if how is None else local
+    return ids, None if how is None else outside
+
+
+def _marked(c: Call, x: Array, outside: Array | None, table: TensorType | None = None) -> Array:
+    """`x` with what nobody takes for a result at the places `outside`. Where `x` is one term of the
+    blocks of `table`, the first block gives it and the others zero."""
+    if outside is None:
+        return x
+    dtype, dim = c.out.dtype, c.attrs["dim"]
+    mark = c.xp.full((), beyond(dtype), dtype)
+    if table is not None and dim_axes(table.dims[dim]):
+        first = c.xp.eq(c.xp.cast(c.site.start(table, dim, 0), int32), c.xp.full((), 0, int32))
+        mark = c.xp.where(first, mark, c.xp.full((), 0, dtype))
+    return c.xp.where(outside, mark, x)
+
+
+def _rows_of(c: Call, outside: Array | None, rank: int) -> Array | None:
+    """`outside` as a mask over the rows that ids pick of a table of `rank` dims."""
+    if outside is None:
+        return None
+    dim = c.attrs["dim"]
+    return c.xp.reshape(outside, ((1,) * dim + tuple(outside.shape) + (1,) * (rank - dim - 1)))
+
+
+def _home(table: TensorType, dim: int, *args: Any) -> str:
+    """The dim of `table` as `into` of an op on `args`: plain where none of them is on a mesh."""
+    known = any(a.type.mesh is not None for a in args)
+    return dim_text(table.dims[dim]) if known else str(table.shape[dim])
+
+
+def _which(attrs: Attrs) -> dict[str, str]:
+    """The attribute `ids`, for the op of the gradient."""
+    return {"ids": attrs["ids"]} if "ids" in attrs else {}
+
+
+def inside_range(n: Any) -> tuple[int, int]:
+    """[low, high) of the ids that are inside for node `n`; (0, 0) where it does not look."""
+    if n.op == "inside":
+        return 0, n.attrs["size"]
+    if n.op not in ("take", "take_along", "put", "put_along") or "ids" not in n.attrs:
+        return 0, 0
+    table = n.args[0] if n.op.startswith("take") else n
+    size = table.type.shape[n.attrs["dim"]]
+    return (-size if n.attrs["ids"] == "signed" else 0), size
 
 
 # -- take: rows of a table ------------------------------------------------------------------------
@@ -74,23 +151,24 @@ def _take_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     _check_ids("take", ins[1], attrs, ins[0].rank)
     table, ids = ins
     rows, places, out = _take_index(table.rank, ids.rank, dim)
-    got = _blocks("take", Index((rows, places), out), (table, ids), table.dtype, dim)
+    got = _blocks("take", Index((rows, places), out), (table, ids), table.dtype, attrs)
     return Inferred(got.wants, got.outs)
 
 
 def _take_local(c: Call, table: Array, ids: Array) -> Array:
-    dim = c.attrs["dim"]
-    ids = c.xp.cast(ids, int32)
-    return c.xp.take(table, _local_ids(c, ids, c.ins[0], dim), dim)
+    dim, whole = c.attrs["dim"], c.ins[0]
+    at, outside = _located(c, ids, 1, whole)
+    return _marked(c, c.xp.take(table, at, dim), _rows_of(c, outside, whole.rank), whole)
 
 
 def _take_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     table, ids = n.args
     dim = n.attrs["dim"]
-    return [b("put", ids, g, dim=dim, into=dim_text(table.type.dims[dim])), None]
+    into = _home(table.type, dim, ids, g)
+    return [b("put", ids, g, dim=dim, into=into, **_which(n.attrs)), None]
 
 
-take = define(Op("take", _take_rule, _take_local, _take_grad, attrs="dim"))
+take = define(Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?"))
 
 
 def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple[int, Dim]:
@@ -110,6 +188,7 @@ def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple
 def _put_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     dim, (ids, updates) = attrs["dim"], ins
     _check_ids("put", ids, attrs, updates.rank - ids.rank + 1)
+    _check_put("put", updates, attrs)
     rows, places, full = _take_index(updates.rank - ids.rank + 1, ids.rank, dim)
     kept = tuple(k for k in rows if k != rows[dim])
     got = propagate("put", Index((places, full), kept), ins, updates.dtype, linear="each")
@@ -121,15 +200,16 @@ def _put_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 def _put_local(c: Call, ids: Array, updates: Array) -> Array:
     dim = c.attrs["dim"]
-    ids = _local_ids(c, c.xp.cast(ids, int32), c.out, dim)
-    return c.xp.put(ids, updates, dim, c.shape[dim])
+    at, outside = _located(c, ids, 0, c.out)
+    updates = _marked(c, updates, _rows_of(c, outside, c.out.rank))
+    return c.xp.put(at, updates, dim, c.shape[dim])
 
 
 def _put_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    return [None, b("take", g, n.args[0], dim=n.attrs["dim"])]
+    return [None, b("take", g, n.args[0], dim=n.attrs["dim"], **_which(n.attrs))]
 
 
-put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into"))
+put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?"))
 
 
 # -- take_along: one dim, elementwise in the others -----------------------------------------------
@@ -150,30 +230,32 @@ def _take_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             [("x", x), ("ids", ids)],
             fix="reshape ids; a dim of size 1 broadcasts",
         )
-    return _blocks("take_along", Index((letters, places), places), (x, ids), x.dtype, dim)
+    return _blocks("take_along", Index((letters, places), places), (x, ids), x.dtype, attrs)
 
 
 def _take_along_local(c: Call, x: Array, ids: Array) -> Array:
     dim = c.attrs["dim"]
-    ids = c.xp.cast(ids, int32)
-    return c.xp.take_along(x, _local_ids(c, ids, c.ins[0], dim), dim)
+    at, outside = _located(c, ids, 1, c.ins[0])
+    return _marked(c, c.xp.take_along(x, at, dim), outside, c.ins[0])
 
 
 def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     x, ids = n.args
     dim = n.attrs["dim"]
-    put = b("put_along", ids, g, dim=dim, into=dim_text(x.type.dims[dim]))
+    into = _home(x.type, dim, ids, g)
+    put = b("put_along", ids, g, dim=dim, into=into, **_which(n.attrs))
     return [unbroadcast(b, put, x.type), None]
 
 
 take_along = define(
-    Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim")
+    Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?")
 )
 
 
 def _put_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     dim, (ids, updates) = attrs["dim"], ins
     _check_ids("put_along", ids, attrs, updates.rank)
+    _check_put("put_along", updates, attrs)
     letters, places = _along_index(updates.rank, dim)
     kept = tuple(k for k in letters if k != letters[dim])
     got = propagate("put_along", Index((places, places), kept), ins, updates.dtype, linear="each")
@@ -185,14 +267,14 @@ def _put_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 def _put_along_local(c: Call, ids: Array, updates: Array) -> Array:
     dim = c.attrs["dim"]
-    ids = _local_ids(c, c.xp.cast(ids, int32), c.out, dim)
-    return c.xp.put_along(ids, updates, dim, c.shape[dim])
+    at, outside = _located(c, ids, 0, c.out)
+    return c.xp.put_along(at, _marked(c, updates, outside), dim, c.shape[dim])
 
 
 def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    return [None, b("take_along", g, n.args[0], dim=n.attrs["dim"])]
+    return [None, b("take_along", g, n.args[0], dim=n.attrs["dim"], **_which(n.attrs))]
 
 
 put_along = define(
-    Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into")
+    Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?")
 )

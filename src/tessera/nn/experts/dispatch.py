@@ -102,7 +102,7 @@ def rows_at(x: Tensor, ids: Tensor, back: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, ids: Tensor) -> Tensor:
-    return F.gather(x, ids.reshape(*ids.shape, 1), -2)
+    return F.gather_or_zero(x, ids.reshape(*ids.shape, 1), -2)
 
 
 def total(xs: Sequence[Tensor]) -> Tensor:
@@ -148,7 +148,7 @@ def by_capacity(
     keep = at < capacity
     if p > 1:  # what the parts before have taken
         before = F.cumsum(counts, 1) - counts
-        keep = at + F.gather(before, flat, -1) < capacity
+        keep = at + F.gather_or_zero(before, flat, -1) < capacity
     room = wire.room(min(capacity, s))
     slot = F.where(keep, flat * room + at, -1)
     choice = filled(slot, line(slot), experts * room)
@@ -210,7 +210,7 @@ def _in_blocks(rows: Tensor, kind: Tensor, own: int, run: Experts, block: int) -
     at, counts = places(kind, own)
     needs = (counts + (block - 1)) // block
     ends = F.cumsum(needs, -1)
-    slot = F.where(kind >= 0, F.gather((ends - needs) * block, kind, -1) + at, -1)
+    slot = F.where(kind >= 0, F.gather_or_zero((ends - needs) * block, kind, -1) + at, -1)
     holds = filled(slot, line(slot), blocks * block)
     laid = rows_at(rows, holds, slot.reshape(a, j, r, 1)).reshape(a, j, blocks, block, d)
     # Block n belongs to the expert whose blocks begin at or before n and end after it.

@@ -206,10 +206,10 @@ def _rows_of(ids: Tensor, call: Settled, tokens: Tokens) -> Tensor:
     most = max(map(len, held))
     table = as_tensor(np.array([r + r[:1] * (most - len(r)) for r in held], np.int32).reshape(-1))
     if most == 1:
-        return F.take(table, ids)
+        return F.take_or_zero(table, ids)
     counts = as_tensor(np.array([len(r) for r in held], np.int32))
-    turn = tokens.numbers() % F.take(counts, ids)
-    return F.take(table, ids * most + turn)
+    turn = tokens.numbers() % F.take_or_zero(counts, ids)
+    return F.take_or_zero(table, ids * most + turn)
 
 
 def tied(w: Tensor, placement: Placement) -> Tensor:
@@ -358,7 +358,7 @@ class MoE(Module):
             if w is not None:
                 home, label = w.type, w.name
                 axes = dim_axes(home.dims[0])
-                moved = F.take(w, as_tensor(np.asarray(rows, np.int32)))
+                moved = F.take_or_zero(w, as_tensor(np.asarray(rows, np.int32)))
                 to = home.with_dims(((Factor(len(rows), axes),), *home.dims[1:]))
                 moved = F.relayout(moved, to) if home.mesh is not None else moved
                 moved.name = label

@@ -78,7 +78,7 @@ def choose(
     _, ids = F.topk(biased, k)
     if sort:
         ids = F.sort(ids)[0]
-    gates = F.gather(scores, ids)
+    gates = F.gather_or_zero(scores, ids)
     if normalize:
         gates = gates / F.sum(gates, -1, True)
     return Choice(ids, gates, logits, scores)

@@ -15,6 +15,7 @@ from tessera.core.dtypes import (
     dtype_of,
     f16,
     f32,
+    held_as,
     int8,
     int32,
     promote,
@@ -38,16 +39,26 @@ def test_a_dtype_is_its_name(dtype: object) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        (float, f32), (int, int32), (bool, bool_), ("float64", f32), (np.float64, f32),
-        (np.int64, int32), ("bfloat16", bf16), (ml_dtypes.bfloat16, bf16), ("half", f16),
-        (np.uint8, uint8), (np.dtype("uint16"), int32), (np.uint64, uint32), (np.bool_, bool_),
+        (float, f32), (int, int32), (bool, bool_), ("bfloat16", bf16), (np.bool_, bool_),
+        (ml_dtypes.bfloat16, bf16), ("half", f16), (np.uint8, uint8), (np.dtype("uint32"), uint32),
     ],
 )  # fmt: skip
 def test_other_names(name: object, dtype: object) -> None:
     assert dtype_of(name) is dtype
 
 
-@pytest.mark.parametrize("name", ["complex64", "q8", object(), np.complex128])
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("float64", f32), (np.int64, int32), (np.dtype("uint16"), int32), (np.uint64, uint32)],
+)
+def test_what_is_asked_for_is_not_narrowed(name: object, nearest: object) -> None:
+    """Data of 64 bits are, where nobody says what they shall be."""
+    assert held_as(np.dtype(name)) is nearest  # type: ignore[call-overload]
+    with pytest.raises(DTypeError, match=f"there is none: the nearest is {nearest}"):
+        dtype_of(name)
+
+
+@pytest.mark.parametrize("name", ["complex64", "q8", object(), np.complex128, None])
 def test_what_is_no_dtype(name: object) -> None:
     with pytest.raises(DTypeError, match="is not known"):
         dtype_of(name)

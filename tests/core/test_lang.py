@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import dist, graph, nn
-from tessera.core.dtypes import bf16, dtype_of, f32, int32
+from tessera.core.dtypes import bf16, f32, held_as, int32
 from tessera.core.layout import TensorType, parse_type, plain
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.graph.verify import verify
@@ -37,7 +37,7 @@ def real(*shape: int) -> np.ndarray:
 
 def traced(fn: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
     """`fn` recorded on the types of `values` alone, then evaluated by the oracle."""
-    g = graph.trace(fn, *(plain(dtype_of(v.dtype), v.shape) for v in values))
+    g = graph.trace(fn, *(plain(held_as(v.dtype), v.shape) for v in values))
     verify(g)
     verify(simplify(g), "simplify")
     return evaluate(simplify(g), values)
@@ -419,7 +419,7 @@ class Oracle:
         return np.asarray(data)
 
     def adopt(self, data: Any, mesh: Any) -> TensorType:
-        return plain(dtype_of(data.dtype), data.shape, mesh)
+        return plain(held_as(data.dtype), data.shape, mesh)
 
     def is_array(self, value: object) -> bool:
         return False

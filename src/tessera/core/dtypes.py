@@ -2,7 +2,7 @@
 
 >>> bf16.name, bf16.bytes, bf16.is_float
 ('bf16', 2, True)
->>> dtype_of("float32") is f32 and dtype_of(np.int64) is int32
+>>> dtype_of("float32") is f32 and held_as(np.dtype("int64")) is int32
 True
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -69,26 +70,42 @@ _NARROWED = {"float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "
 def dtype_of(value: object) -> DType:
     """The DType for a DType, a name, a NumPy dtype or scalar type, or a Python scalar type.
 
-    Raises DTypeError for anything else. 64-bit types map to their 32-bit counterparts.
+    Raises DTypeError for anything else, so for types of 64 bits: who asks for one and gets another
+    must hear of it. What data of such a type become, `held_as` says.
     """
     if isinstance(value, DType):
         return value
     if isinstance(value, type) and value in _PYTHON:
         return _PYTHON[value]
     name = value if isinstance(value, str) else ""
-    if not name:
+    if not name and value is not None:  # to NumPy, None is float64
         try:
             name = np.dtype(value).name  # type: ignore[call-overload]  # anything, errors below
         except (TypeError, ValueError):  # a tensor has a dtype that NumPy does not know
             name = str(value)
-    found = BY_NAME.get(name) or _NARROWED.get(name)
-    if found is None:
+    found = BY_NAME.get(name)
+    if found is not None:
+        return found
+    near = _NARROWED.get(name)
+    if near is not None:
         raise fail(
             DTypeError,
-            f"dtype {name!r} is not known",
-            fix="use one of " + ", ".join(d.name for d in ALL),
+            f"dtype {name!r} is asked for, and there is none: the nearest is {near}",
+            fix=f"ask for {near}; NumPy arrays of {name} become {near} where no dtype is named",
         )
-    return found
+    raise fail(
+        DTypeError,
+        f"dtype {name or value!r} is not known",
+        fix="use one of " + ", ".join(d.name for d in ALL),
+    )
+
+
+def held_as(dtype: np.dtype[Any]) -> DType:
+    """The DType that host data of a NumPy dtype get: of 64 bits, their 32-bit counterpart.
+
+    Raises DTypeError for anything else that is not known.
+    """
+    return _NARROWED.get(dtype.name) or dtype_of(dtype)
 
 
 def beyond(dtype: DType) -> float:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..core.dtypes import DType
@@ -92,6 +93,16 @@ def fitting(name: str, value: object, dtype: DType) -> float:
                 DTypeError,
                 f"{name}: {x} does not fit {dtype}",
                 fix=f"use a whole number from {info.min} to {info.max}, or another dtype",
+            )
+    elif dtype.is_float and math.isfinite(x):
+        with np.errstate(over="ignore"):
+            fits = np.isfinite(np.float64(x).astype(dtype.numpy))
+        if not fits:
+            top = ml_dtypes.finfo(dtype.numpy).max
+            raise fail(
+                DTypeError,
+                f"{name}: {x} does not fit {dtype}",
+                fix=f"use a number from {-top} to {top}, or another dtype",
             )
     return x
 

@@ -137,7 +137,8 @@ def tensor(
     """A tensor of host data (numbers, lists, NumPy, DLPack, `jax.Array`) on a mesh.
 
     Without `mesh`, the current one (`with mesh:`) is used; without either, the tensor has none and
-    goes wherever it is used. 64-bit data is narrowed. Raises DTypeError, ShapeError, LayoutError.
+    goes wherever it is used. 64-bit data is narrowed where no dtype is named. Raises DTypeError
+    where a value or the dtype asked for does not exist in 32 bits; ShapeError, LayoutError.
     """
     mesh = mesh_or_none("tensor", mesh) or settings().mesh
     if isinstance(data, Tensor) or (engine_array(data) and layout is None):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from ..core.dtypes import BY_NAME, DType, dtype_of
+from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as
 from ..core.errors import DTypeError, ShapeError, fail
 from .checks import shown
 from .engine import engine
@@ -72,15 +73,9 @@ def host_view(
             [("NumPy's dtype", x.dtype)],
             fix="give numbers, nested lists of numbers, or an array",
         )
-    want = dtype_of(x.dtype if dtype is None else dtype)
-    if want.is_int and x.dtype.kind in "iu" and x.size and x.dtype != want.numpy:
-        info = np.iinfo(want.numpy.name)
-        if x.min() < info.min or x.max() > info.max:
-            raise fail(
-                DTypeError,
-                f"{name}: values from {x.min()} to {x.max()} do not fit {want}",
-                fix=f"keep them within {info.min} to {info.max}",
-            )
+    want = held_as(x.dtype) if dtype is None else dtype_of(dtype)
+    if x.size and x.dtype != want.numpy and want is not bool_:
+        _check_range(x, want, name)
     return x, want
 
 
@@ -92,3 +87,26 @@ def remembered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """A copy of a host array of integers, which may serve as ids; None for others. The array itself
     may be lent to the engine, and become another value's memory."""
     return x.copy() if x.dtype.kind in "iu" and x.size <= REMEMBERED else None
+
+
+def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
+    """Raises DTypeError where a number of `x` would become another, or infinite, as a `want`."""
+    low, high = x.min(), x.max()
+    if want.is_float:
+        if not (np.isfinite(low) and np.isfinite(high)):  # infinity and NaN stay what they are
+            finite = x[np.isfinite(x)]
+            low, high = (finite.min(), finite.max()) if finite.size else (0, 0)
+        top = ml_dtypes.finfo(want.numpy).max
+        with np.errstate(over="ignore"):
+            fits = np.isfinite(np.array([low, high]).astype(want.numpy)).all()
+        least = -top
+    else:
+        info = np.iinfo(want.numpy.name)
+        least, top = info.min, info.max
+        fits = low >= least and high <= top
+    if not fits:
+        raise fail(
+            DTypeError,
+            f"{name}: values from {low} to {high} do not fit {want}",
+            fix=f"keep them within {least} to {top}",
+        )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import dtype_of, f32, int32
+from ..core.dtypes import f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
@@ -280,7 +280,7 @@ def _loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
         if value.mesh is like.mesh:
             return F.relayout(value.to(like.dtype), like.type)
         value = value.numpy()
-    found = dtype_of(value.dtype)
+    found = held_as(value.dtype)
     if found.is_float is not like.dtype.is_float:
         raise fail(
             DTypeError,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import tessera as ts
 from tests.mesh.silent.rows import row
 
@@ -43,3 +45,32 @@ def _() -> None:
         x + 1
 
     lost(ts.zeros(4))
+
+
+# -- dtypes ----------------------------------------------------------------------------------------
+for asked in ("float64", np.float64, np.int64, "int16"):
+
+    @row(f"a tensor with dtype={asked!r}", error=ts.DTypeError, says="there is none: the nearest")
+    def _(asked: object = asked) -> None:
+        ts.tensor(np.ones(3), dtype=asked)
+
+
+@row("x.to(np.float64)", error=ts.DTypeError, says="the nearest is f32")
+def _() -> None:
+    ts.ones(3).to(np.float64)
+
+
+@row("float64 data beyond f32", error=ts.DTypeError, says="do not fit f32")
+def _() -> None:
+    assert ts.tensor(np.array([1.0, np.inf, np.nan])).dtype is ts.f32
+    ts.tensor(np.array([np.nan, np.finfo(np.float64).min]))
+
+
+@row("numbers beyond f16", error=ts.DTypeError, says="full: 70000.0 does not fit f16")
+def _() -> None:
+    ts.full(3, 70000.0, ts.f16)
+
+
+@row("NaN as an integer", error=ts.DTypeError, says="values from nan to nan do not fit i32")
+def _() -> None:
+    ts.tensor([1.0, np.nan], dtype=ts.int32)

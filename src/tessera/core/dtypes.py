@@ -123,6 +123,11 @@ def beyond(dtype: DType) -> float:
     return int(info.min if dtype.kind == "int" else info.max)
 
 
+def largest(dtype: DType) -> float:
+    """The largest finite number of a float dtype."""
+    return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+
+
 # Promotion follows one order; a float beats an int, a wider float a narrower, f16 with bf16 is f32.
 _ORDER = (bool_, uint8, int8, uint32, int32, fp8_e5m2, fp8_e4m3, f16, bf16, f32)
 

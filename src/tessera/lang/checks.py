@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from ..core.dtypes import DType
+from ..core.dtypes import DType, largest
 from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
 from ..core.mesh import Mesh
 
@@ -98,7 +97,7 @@ def fitting(name: str, value: object, dtype: DType) -> float:
         with np.errstate(over="ignore"):
             fits = np.isfinite(np.float64(x).astype(dtype.numpy))
         if not fits:
-            top = ml_dtypes.finfo(dtype.numpy).max
+            top = largest(dtype)
             raise fail(
                 DTypeError,
                 f"{name}: {x} does not fit {dtype}",

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as
+from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as, largest
 from ..core.errors import DTypeError, ShapeError, fail
 from .checks import shown
 from .engine import engine
@@ -96,7 +95,7 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
         if not (np.isfinite(low) and np.isfinite(high)):  # infinity and NaN stay what they are
             finite = x[np.isfinite(x)]
             low, high = (finite.min(), finite.max()) if finite.size else (0, 0)
-        top = ml_dtypes.finfo(want.numpy).max
+        top = largest(want)
         with np.errstate(over="ignore"):
             fits = np.isfinite(np.array([low, high]).astype(want.numpy)).all()
         least = -top

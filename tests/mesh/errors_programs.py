@@ -252,9 +252,10 @@ grad: weight 'ids' is not a float tensor
 """)
 row("the gradient by a stranger", ts.GraphError, lambda: ts.grad(ts.sum(X * 2.0), Y), """
 grad: the loss does not depend on any of the weights
-  loss : f32[]
-  at   : AT
-  fix  : compute the loss from these tensors, outside ts.jit or all inside it
+  loss    : f32[]
+  weights : f32[4, 5]
+  at      : AT
+  fix     : compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient
 """)
 row("the gradient by nothing named", ts.UsageError, lambda: ts.grad(ts.sum(X * 2.0)), """
 grad: the loss reaches no named weight

@@ -11,9 +11,9 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.op import TUPLES
 from ..ops.redistribute import NAMES
-from ..passes.differentiate import differentiate
+from ..passes.differentiate import differentiate, reached
 from .checks import shown
-from .record import current, run_graph
+from .record import Recorder, current, run_graph
 from .strategy import Plan, Strategy, wish
 from .tensor import Made, Tensor, symbolic
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
@@ -25,8 +25,8 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
     Gradients come back finished, in the layout of their weights, or as `layout` says: a strategy,
     or a tree like `weights` of tensors or types. So a sharded optimizer asks for reduce_scatter.
     With `finish=False` they stay partial, for a collective written by hand. Without `weights`:
-    every named weight that the loss reaches, keyed by name. Raises ShapeError, UsageError,
-    GraphError.
+    every named weight that the loss reaches, keyed by name. A weight that it does not reach has
+    zeros; a loss that reaches none is a GraphError. Raises ShapeError, UsageError.
     """
     if not isinstance(loss, Tensor):
         raise fail(
@@ -64,6 +64,10 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
     goals = _goals(leaves, spec, layout, finish)
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
+        # The body of one rank may well have a loss of nothing: that of another has the weights.
+        one_rank = recorder.view is not None and recorder.view.rank is not None
+        if not one_rank:
+            _need_reached(recorder.node(loss), wrt, loss, leaves, spec)
         mean_over = recorder.view.batch if recorder.view is not None else ()
         if recorder.pipe is not None:
             raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
@@ -74,7 +78,24 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
         else:
             found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
-    return unflatten(spec, _from_tape(loss, leaves, goals))
+    return unflatten(spec, _from_tape(loss, leaves, spec, goals))
+
+
+def _need_reached(
+    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec
+) -> None:
+    if not wrt or not reached(end).isdisjoint(wrt):
+        return
+    rows = list(zip(spec_paths(spec), leaves, strict=True))[:5]
+    few = [path_name(path) or t.name or str(t.type) for path, t in rows]
+    rest = len(leaves) - len(few)
+    raise fail(
+        GraphError,
+        "grad: the loss does not depend on any of the weights",
+        [("loss", loss.type),
+         ("weights", ", ".join(few) + (f" and {rest} more" if rest else ""))],
+        fix="compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient",
+    )  # fmt: skip
 
 
 def _goals(leaves: list[Tensor], spec: Spec, layout: Any, finish: bool) -> list[TensorType | None]:
@@ -131,11 +152,17 @@ def _laid(b: Builder, g: Node, at: Node, goal: TensorType | None) -> Node:
     return g
 
 
+def met(recorder: Recorder) -> dict[str, Tensor]:
+    """Every named weight that the function being recorded has met, by name."""
+    found = {t.name: t for t, _ in recorder.captured if t.name and t.dtype.is_float}
+    return found | {t.name: t for t in recorder.named if t.dtype.is_float}
+
+
 def _named(loss: Tensor) -> dict[str, Tensor]:
     recorder = current()
     if recorder is not None:
-        found = {t.name: t for t, _ in recorder.captured if t.name and t.dtype.is_float}
-        found |= {t.name: t for t in recorder.named if t.dtype.is_float}
+        within = reached(recorder.node(loss))
+        found = {n: t for n, t in met(recorder).items() if recorder.node(t) in within}
     else:
         found = {t.name: t for t in _tape_leaves(loss) if t.name and t.dtype.is_float}
     if not found:
@@ -171,17 +198,12 @@ def _tape_leaves(loss: Tensor) -> list[Tensor]:
     return [t for t in _history(loss, set()) if t._made is None]
 
 
-def _from_tape(loss: Tensor, leaves: list[Tensor], goals: list[TensorType | None]) -> list[Tensor]:
+def _from_tape(
+    loss: Tensor, leaves: list[Tensor], spec: Spec, goals: list[TensorType | None]
+) -> list[Tensor]:
     wanted = {id(t) for t in leaves}
     order = _history(loss, wanted)
     missing = wanted - {id(t) for t in order}
-    if missing == wanted:
-        raise fail(
-            GraphError,
-            "grad: the loss does not depend on any of the weights",
-            [("loss", loss.type)],
-            fix="compute the loss from these tensors, outside ts.jit or all inside it",
-        )
     b = Builder("grad")
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
     env: dict[int, Node] = {}
@@ -204,7 +226,9 @@ def _from_tape(loss: Tensor, leaves: list[Tensor], goals: list[TensorType | None
             node = calls[key] = b(made.op, *args, **made.attrs)
         many = len(node.types) > 1 or made.op in TUPLES
         env[id(t)] = b("item", node, index=made.index) if many else node
-    found = _recorded(b, env[id(loss)], [env[id(t)] for t in leaves], goals)
+    wrt = [env[id(t)] for t in leaves]
+    _need_reached(env[id(loss)], wrt, loss, leaves, spec)
+    found = _recorded(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)
     return _remembered(graph, values, run_graph(graph, values))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as, largest
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from .checks import shown
 from .engine import engine
 
@@ -50,6 +50,8 @@ def host_view(
     """`value` as NumPy sees it, and the dtype that a tensor of it has. Raises DTypeError."""
     if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic)):
         value = np.asarray(value) if engine_array(value) else np.from_dlpack(value)
+    if isinstance(value, (list, tuple)):
+        _need_no_tensors(name, value)
     try:
         x = np.asarray(value)
     except ValueError:
@@ -109,3 +111,18 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
             f"{name}: values from {low} to {high} do not fit {want}",
             fix=f"keep them within {least} to {top}",
         )
+
+
+def _need_no_tensors(name: str, rows: list[Any] | tuple[Any, ...]) -> None:
+    from .tensor import Tensor
+
+    for x in rows:
+        if isinstance(x, (list, tuple)):
+            _need_no_tensors(name, x)
+        elif isinstance(x, Tensor):
+            raise fail(
+                UsageError,
+                f"{name}: a list of tensors is no host data; their gradients would be cut",
+                [("tensor", x.type)],
+                fix="use ts.stack(list), or ts.concat(list)",
+            )

@@ -52,7 +52,6 @@ class Tensor:
     _given: np.ndarray[Any, Any] | None = None  # integers, where they came from the host
     drawn: bool = False  # by dist.tensor: a weight, which a training step may name
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
-    __array_priority__ = 1000
 
     def __init__(self, data: Any, type: TensorType) -> None:
         self._data = data
@@ -176,6 +175,17 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype, copy=copy)
+
+    # NumPy's functions are ours on tensors (lang/numpy_names.py): a value would have no gradient.
+    def __array_ufunc__(self, f: Any, method: str, *inputs: Any, **how: Any) -> Any:
+        from .numpy_names import apply_ufunc
+
+        return apply_ufunc(f, method, inputs, how)
+
+    def __array_function__(self, f: Any, types: Any, args: Sequence[Any], how: Any) -> Any:
+        from .numpy_names import apply_function
+
+        return apply_function(f, args, how)
 
     def __dlpack__(self, **how: Any) -> Any:
         return np.array(self.numpy()).__dlpack__(**how)

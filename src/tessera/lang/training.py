@@ -16,7 +16,7 @@ from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from . import store
 from .checks import function_of, shown, signature_of
-from .grad import grad
+from .grad import grad, met
 from .host import engine_array
 from .jit import Jit
 from .record import current, scope
@@ -35,7 +35,9 @@ def backward(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: b
 
     Without `weights` they cover every weight that the function has met, keyed by name.
     """
-    here = store.around()
+    here, recorder = store.around(), current()
+    if weights is None and here is not None and recorder is not None:
+        weights = met(recorder) or None
     if layout is None and finish and here is not None and here.plan is not None:
         layout = here.plan
     return grad(loss, weights, layout=layout, finish=finish)

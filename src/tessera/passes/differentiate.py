@@ -74,6 +74,19 @@ def differentiate(
     return [_total(b, grads.get((n, 0), [])) for n in wrt]
 
 
+def reached(end: Node) -> set[Node]:
+    """What `end` is made of, through values that have gradients."""
+    found: set[Node] = set()
+    todo = [end]
+    while todo:
+        n = todo.pop()
+        if n not in found:
+            found.add(n)
+            if n.op != "stop_gradient" and any(t.dtype.is_float for t in n.types):
+                todo.extend(n.args)
+    return found
+
+
 def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:
     """The nodes that depend on `sources` through values that have gradients."""
     found: set[Node] = set(sources)

@@ -41,6 +41,7 @@ from .core.errors import (
     TesseraError,
     UsageError,
 )
+from .core.switches import SwitchWarning
 from .lang import linalg, random
 from .lang.ambient import autocast, strict
 from .lang.create import tensor
@@ -111,6 +112,7 @@ from .lang.local.distribute import distribute
 from .lang.loop import blocked, scan
 from .lang.random import seed
 from .lang.record import scope
+from .lang.strategy import StrategyWarning
 from .lang.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -127,6 +129,8 @@ __all__ = [
     "MeshError",
     "ShapeError",
     "StrategyError",
+    "StrategyWarning",
+    "SwitchWarning",
     "Tensor",
     "TesseraError",
     "TraceWarning",

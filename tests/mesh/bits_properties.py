@@ -147,7 +147,7 @@ def run(g: Graph, values: list[Any], mesh: dist.Mesh) -> list[Any]:
 
 
 BOUND = settings(
-    max_examples=int(os.environ.get("TESSERA_BITS_EXAMPLES", "12")), deadline=None,
+    max_examples=int(os.environ.get("TESSERA_TEST_BITS_EXAMPLES", "12")), deadline=None,
     derandomize=True, database=None, suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 

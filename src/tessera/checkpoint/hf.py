@@ -27,7 +27,7 @@ from ..core.mesh import Mesh
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none, shown, whole
 from ..lang.engine import engine
-from ..lang.strategy import Plan, Strategy, wish
+from ..lang.strategy import Plan, Strategy, check_reach, wish
 from ..lang.tensor import Tensor
 from ..nn.transformer import GPT, GPTConfig
 from .hf_files import (
@@ -77,6 +77,10 @@ def load_hf(
     config = known.config(Options(raw))
     table = known.table(config)
     model = GPT(config)
+    if mesh is not None and plan is not None:
+        laid = wish(plan, "weight")
+        types = model.parameters().items()
+        check_reach(plan, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
     with Weights(path) as files:
         entries = _checked(files.entries, table, config, known.prefix)
         made = {

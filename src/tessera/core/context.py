@@ -79,6 +79,7 @@ _scope: ContextVar[_Scope | None] = ContextVar("tessera_settings", default=None)
 @cache
 def _root() -> _Scope:
     # At first use rather than at import: a program may still set its switches after `import`.
+    switches.warn_of_unknown()
     promise = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
     return _Scope(
         Settings(

@@ -18,9 +18,11 @@ Each is read once, when the first settings are asked for (`core/context.py`).
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 
 from .errors import UsageError, fail
+from .words import nearest
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
 COLLECTIVE_LIMIT = "TESSERA_COLLECTIVE_LIMIT"
@@ -29,6 +31,27 @@ DEVICES = "TESSERA_DEVICES"
 FLIGHT_DIR = "TESSERA_FLIGHT_DIR"
 FLIGHT_RECORDS = "TESSERA_FLIGHT_RECORDS"
 HEAP = "TESSERA_HEAP"
+
+KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_"))
+OF_TESTS = "TESSERA_TEST_"
+
+
+class SwitchWarning(UserWarning):
+    """A variable has a switch's first word and is none: nothing reads it."""
+
+
+def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:
+    """One warning for all variables that begin with TESSERA_ and that nothing reads."""
+    names = os.environ if environment is None else environment
+    odd = [n for n in names if n.startswith("TESSERA_") and n not in KNOWN and OF_TESTS not in n]
+    if odd:
+        rows = "".join(f"\n  {n} : the nearest are {nearest(n, KNOWN, 3)}" for n in odd)
+        warnings.warn(
+            f"environment: {len(odd)} variable{'s' * (len(odd) > 1)} of no switch{rows}",
+            SwitchWarning,
+            stacklevel=2,
+        )
+
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),

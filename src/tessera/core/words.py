@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -31,6 +32,19 @@ def record_text(program: str, step: str, what: str, at: str) -> str:
     's3 of train: all_reduce at train.py:7'
     """
     return (f"{step} of " if step else "") + f"{program}: {what}" + (f" at {at}" if at else "")
+
+
+def nearest(word: str, names: Iterable[str], count: int = 8) -> str:
+    """The `names` that exist, those most like `word` first, `count` of them.
+
+    >>> nearest(r"heed\\.weight$", ["embed.weight", "blocks.up", "head.weight"], 2)
+    'head.weight, embed.weight, … of 3'
+    """
+    plain = "".join(c for c in word if c.isalnum() or c in "._")
+    every = list(names)
+    first = sorted(every, key=lambda n: -SequenceMatcher(None, plain, n).ratio())[:count]
+    more = f", … of {len(every)}" if len(every) > count else ""
+    return ", ".join(first) + more if first else "none"
 
 
 def nth(n: int) -> str:

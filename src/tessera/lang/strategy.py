@@ -7,16 +7,19 @@ gives each name the splits of both. None has an execution path of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..core.context import settings
-from ..core.errors import MeshError, StrategyError, fail
+from ..core.errors import PACKAGE, MeshError, StrategyError, fail
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
+from ..core.words import nearest
 from . import functions
 from .checks import axes_of, is_whole, mesh_or_none, shown
 from .collectives import split_over
@@ -126,7 +129,7 @@ class Plan:
 def _by_rule(p: Strategy, name: str, t: TensorType) -> TensorType:
     """`t` as the first of its rules that fits the name `name` splits it."""
     for rule, dim, *parts in p.rules:
-        if not re.search(rule, name) or t.rank < -dim:
+        if not _fits((rule, dim), name, t):
             continue
         d = dim % t.rank
         n = parts[0] if parts else 1
@@ -156,6 +159,61 @@ def _zero_dim(t: TensorType, axis: str) -> int:
         return (here > 0 and t.shape[i] % (n * ways(dim_axes(t.dims[i]), t.sizes)) == 0, here, -i)
 
     return max(range(t.rank), key=rank)
+
+
+class StrategyWarning(UserWarning):
+    """A strategy leaves whole what it is there to split."""
+
+
+def check_reach(plan: Plan | Strategy | None, types: Mapping[str, TensorType]) -> None:
+    """Holds the weights of a whole model, as `plan` laid them, against what its rules are for.
+
+    Raises StrategyError where none of a user's own rules fits a name. One StrategyWarning tells
+    which of them fit none, or which of the largest weights tensor parallelism leaves whole.
+    """
+    for p in plan.parts if isinstance(plan, Plan) else (plan,) if plan is not None else ():
+        if not p.rules or not types or next(iter(types.values())).sizes.get(p.axis, 1) == 1:
+            continue
+        title = f"strategy {p.kind!r} over {p.axis!r}"
+        lost = [r for r in p.rules if not any(_fits(r, n, t) for n, t in types.items())]
+        own = p.rules != RULES[p.kind]
+        if own and len(lost) == len(p.rules):
+            raise fail(
+                StrategyError,
+                f"{title}: no rule fits the name of a weight, so nothing is split",
+                [(repr(r[0]), f"the nearest names are {nearest(r[0], types)}") for r in lost],
+                fix="write what the names contain; a weight needs the dim that the rule splits",
+            )
+        rows = [f"{r[0]!r} fits none of {nearest(r[0], types)}" for r in lost if own]
+        whole = {n: t.nbytes for n, t in types.items() if t.rank > 1 and p.axis not in t.split_axes}
+        every = sum(t.nbytes for t in types.values() if t.rank > 1)
+        if (
+            (2 * sum(whole.values()) > every)
+            if p.kind == "tensor_parallel"
+            else sum(whole.values()) == every
+        ):
+            first = sorted(whole, key=lambda n: -whole[n])[:4]
+            rows += [f"{n} : {types[n]}, {whole[n]:,} bytes on each device" for n in first]
+        if rows:
+            warnings.warn(
+                f"{title} leaves {sum(whole.values()):,} of {every:,} bytes of weights whole\n  "
+                + "\n  ".join(rows)
+                + '\n  give it rules for their names: rules=[(r"wide$", -1), ...]',
+                StrategyWarning,
+                stacklevel=2 + _inside(),
+            )
+
+
+def _inside() -> int:
+    """How many frames the user's line is above the caller."""
+    frame, k = sys._getframe(2), 0
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, k = frame.f_back, k + 1
+    return k
+
+
+def _fits(rule: Rule, name: str, t: TensorType) -> bool:
+    return bool(re.search(rule[0], name)) and t.rank >= -rule[1]
 
 
 KINDS = {
@@ -242,18 +300,23 @@ def place(
     if mesh is None:
         raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
     leaves, spec = flatten(tree)
-    out = []
-    for x, path in zip(leaves, paths(tree), strict=True):
+    out: list[Any] = []
+    names = list(map(path_name, paths(tree)))
+    for x, name in zip(leaves, names, strict=True):
         if kind == "batch" and isinstance(x, np.ndarray):
             x = tensor(x)
         if isinstance(x, Tensor):
             base = _plain_on(x, mesh)
-            want = wish(plan, kind)(path_name(path), base) if plan is not None else base
+            want = wish(plan, kind)(name, base) if plan is not None else base
             if x._data is None and x._pending is not None:
                 x.type = want
             else:
                 x = functions.relayout(_on(x, mesh), want)
         out.append(x)
+    if kind == "weight":
+        check_reach(
+            plan, {n: x.type for n, x in zip(names, out, strict=True) if isinstance(x, Tensor)}
+        )
     return unflatten(spec, out)
 
 

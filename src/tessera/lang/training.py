@@ -21,7 +21,7 @@ from .host import engine_array
 from .jit import Jit
 from .record import current, scope
 from .store import Around, Slot, Store
-from .strategy import Plan, Strategy
+from .strategy import Plan, Strategy, check_reach
 from .tensor import Tensor, type_like
 from .trace import trace
 from .tree import call_paths, flatten, path_name
@@ -51,6 +51,7 @@ class TrainingStep(Generic[P, R]):
         self.module, self.strategy = module, plan
         self._store = Store(module)
         self._slots: dict[str, Slot] = {}
+        self._checked = False  # whether the strategy reaches the weights
         self._outside: dict[int, tuple[Tensor, Slot]] = {}
 
         @functools.wraps(fn)
@@ -61,6 +62,9 @@ class TrainingStep(Generic[P, R]):
                 before = self._stand_in()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
+                if plan is not None and not self._checked:
+                    check_reach(plan, {n: s.now.type for n, s in self._slots.items()})
+                    self._checked = True
             return out
 
         self._jit = Jit(run, (), True)

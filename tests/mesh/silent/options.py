@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import tessera as ts
+from tessera import dist, graph, optim
+from tessera.core import switches
 from tests.mesh.silent.rows import row
 
 # -- annotations -----------------------------------------------------------------------------------
@@ -74,3 +76,64 @@ def _() -> None:
 @row("NaN as an integer", error=ts.DTypeError, says="values from nan to nan do not fit i32")
 def _() -> None:
     ts.tensor([1.0, np.nan], dtype=ts.int32)
+
+
+# -- rules and patterns ----------------------------------------------------------------------------
+TP = dist.Mesh(("tp",), devices=4)
+SHAPES = {"enc.fc_in.weight": (64, 256), "enc.fc_in.bias": (256,), "enc.out.weight": (256, 64)}
+
+
+def weights() -> dict[str, ts.Tensor]:
+    return {name: dist.tensor(shape, name=name) for name, shape in SHAPES.items()}
+
+
+@row("tensor parallelism whose rules know none of the weights", warns=ts.StrategyWarning,
+     says="leaves 131,072 of 131,072 bytes of weights whole\n  enc.fc_in.weight")  # fmt: skip
+def _() -> None:
+    placed = dist.place(weights(), dist.strategy("tensor_parallel"), TP)
+    assert placed["enc.out.weight"].layout == "[256, 64]"
+
+
+@row("a placement rule with a typo", error=ts.StrategyError,
+     says="the nearest names are enc.fc_in.weight")  # fmt: skip
+def _() -> None:
+    rules = [(r"fc_inn\.weight$", -1)]
+    dist.place(weights(), dist.strategy("tensor_parallel", rules=rules), TP)
+
+
+@row("one of two placement rules with a typo", warns=ts.StrategyWarning,
+     says=r"'fc_inn\\.weight$' fits none of enc.fc_in.weight")  # fmt: skip
+def _() -> None:
+    rules = [(r"fc_inn\.weight$", -1), (r"out\.weight$", -2)]
+    dist.place(weights(), dist.strategy("tensor_parallel", rules=rules), TP)
+
+
+@row("expert parallelism of a model without experts", warns=ts.StrategyWarning,
+     says="of weights whole")  # fmt: skip
+def _() -> None:
+    dist.place(weights(), dist.strategy("expert_parallel", "tp"), TP)
+
+
+@row("a training step under a strategy whose rules know none of its weights",
+     warns=ts.StrategyWarning, says="fc.weight : f32[16, 64], 4,096 bytes on each")  # fmt: skip
+def _() -> None:
+    w = dist.tensor((16, 64), mesh=TP, name="fc.weight")
+
+    @graph.training_step(module="m", strategy=dist.strategy("tensor_parallel"))
+    def step(x: ts.Tensor) -> object:
+        return graph.backward((x @ w).mean())
+
+    step(ts.ones((4, 16)))
+    step(ts.ones((8, 16)))
+
+
+@row("weight decay for a pattern that is in no name", error=ts.UsageError, says="nothing decays")
+def _() -> None:
+    w = {"up": ts.ones((2, 2))}
+    optim.AdamW(0.1, weight_decay=0.1, mask="weight$").init(w)
+
+
+@row("a switch with a typo", warns=ts.SwitchWarning,
+     says="TESSERA_DETERMINSTIC : the nearest are TESSERA_DETERMINISTIC")  # fmt: skip
+def _() -> None:
+    switches.warn_of_unknown({"TESSERA_DETERMINSTIC": "1", "TESSERA_HEAP": "0", "TESS": "1"})

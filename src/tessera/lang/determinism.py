@@ -17,9 +17,9 @@ ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 KEPT = {
     "each element by itself": (
         "abs add bit_and bit_or bit_xor cast cos div eq erf exp floor floordiv full ge graft gt "
-        "iota isfinite keep le log logical_and logical_not logical_or logical_xor lt maximum "
-        "minimum mod mul ne neg pow random_bits rsqrt shift_left shift_right sigmoid sign sin sqrt "
-        "stop_gradient sub tanh where"
+        "inside iota isfinite keep le log logical_and logical_not logical_or logical_xor lt "
+        "maximum minimum mod mul ne neg pow random_bits rsqrt shift_left shift_right sigmoid sign "
+        "sin sqrt stop_gradient sub tanh where"
     ),
     "it moves or chooses and adds nothing up": (
         "all_gather all_to_all argmax argmin argsort axis_index broadcast broadcast_to concat flip "

@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera.core.mesh import Mesh
-from tessera.data import TokenSource, create_dataloader, create_distributed_dataloader
+from tessera.data import (
+    LoaderWarning,
+    TokenSource,
+    create_dataloader,
+    create_distributed_dataloader,
+)
 from tessera.data.ahead import Ahead
 from tessera.data.config import KEYS, LEGAL
 from tessera.data.create import host_rows
@@ -182,7 +187,8 @@ def test_one_for_is_one_epoch_and_the_next_has_another_order() -> None:
 def test_epochs_are_counted_or_never_end() -> None:
     with loader(epochs=2) as data:
         assert len(seen(data)) == 10
-        assert seen(data) == []
+        with pytest.raises(ts.UsageError, match="it has ended: its epochs=2 were given out"):
+            seen(data)
     with loader(epochs=math.inf) as data:
         assert len(seen(data, 23)) == 23
         assert data.state_dict()["epoch"] == 4
@@ -192,6 +198,12 @@ def test_a_broken_off_for_goes_on_where_it_was() -> None:
     want = seen(loader())
     data = loader()
     assert seen(data, 2) + seen(data) == want
+    data = loader(20, shuffle=False)
+    first = seen(data, 2)
+    with pytest.warns(LoaderWarning, match="goes on at sample 8, where the last one was broken"):
+        second = seen(data, 2)
+    assert second[0] == [8, 9, 10, 11] != first[0]
+    seen(data)  # and no second warning
 
 
 def test_a_loader_says_where_it_stands() -> None:
@@ -316,6 +328,12 @@ def test_validation_is_apart_and_comes_back_the_same() -> None:
     assert train < set(range(29))  # the cut falls into window 29
     first = seen(held)
     assert first == seen(held)
+    assert seen(held, 1) == seen(held, 1) == first[:1]
+    next(held)
+    state = held.state_dict()
+    again = data.validation()
+    again.load_state_dict(state)
+    assert seen(again) == first[2:] and seen(again) == first
     with pytest.raises(ts.UsageError, match="no data are set aside for validation"):
         loader().validation()
 

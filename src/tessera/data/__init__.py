@@ -1,7 +1,13 @@
 """Text to batches: loaders, token sources, corpora, tokenizers, and the baseline to beat."""
 
 from .create import create_dataloader, create_distributed_dataloader
-from .loader import DataLoader
+from .loader import DataLoader, LoaderWarning
 from .sources import TokenSource
 
-__all__ = ["DataLoader", "TokenSource", "create_dataloader", "create_distributed_dataloader"]
+__all__ = [
+    "DataLoader",
+    "LoaderWarning",
+    "TokenSource",
+    "create_dataloader",
+    "create_distributed_dataloader",
+]

@@ -16,6 +16,7 @@ nothing that is seen; and where a run stands is three numbers that any number of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -38,10 +39,16 @@ Batch = dict[str, Tensor]
 _Made = tuple[int, int, Rows]  # the epoch and place after the batch, and its rows
 
 
+class LoaderWarning(UserWarning):
+    """A loader gives out what its user may not expect."""
+
+
 class DataLoader:
     """Batches of tokens without end or for some epochs; `create_dataloader` makes one.
 
-    One `for` is one epoch unless the config says how many. Breaking off and going on loses nothing.
+    One `for` is one epoch unless the config says how many. Where one was broken off the next goes
+    on, so a run loses nothing; over validation data it begins again. A `for` over a loader that has
+    ended is an error, and one that goes on without shuffling says so once.
     Use it in a `with`, or `close` it, to end its thread early; it ends with the loader at any rate.
     """
 
@@ -87,16 +94,38 @@ class DataLoader:
         self._ahead: Iterator[_Made] | None = None
         self._epoch = self._sample = 0
         self._stop: float = 0
+        self._loaded = self._told = False
         self._stand_at(0, 0)
 
     # ---- giving out ----------------------------------------------------------------------------
     def __iter__(self) -> Self:
+        loaded, self._loaded = self._loaded, False
+        if self._ended:
+            raise fail(
+                UsageError,
+                f"dataloader: it has ended: its epochs={self._config.epochs} were given out",
+                [("loader", self)],
+                fix="leave epochs out, so that each `for` is one epoch, or make the loader anew",
+            )
+        if self._sample and not loaded:
+            if self._part == "validation":
+                self._stand_at(0, 0)
+            elif not self._config.shuffle and not self._told:
+                self._told = True
+                warnings.warn(
+                    f"dataloader: this `for` goes on at sample {self._sample:,}, where the last one"
+                    " was broken off; loader.validation() gives a loader that begins again each"
+                    " time",
+                    LoaderWarning,
+                    stacklevel=2,
+                )
         if self._config.epochs is None:
             self._stop = self._epoch + 1
         return self
 
     def __next__(self) -> Batch:
         if self._epoch >= self._stop:
+            self._ended = self._config.epochs is not None
             raise StopIteration
         if self._ahead is None:
             made = _batches(
@@ -138,8 +167,8 @@ class DataLoader:
     def validation(self) -> DataLoader:
         """The part that `validation_fraction` sets aside, in the order of the data.
 
-        One `for` is one pass; the last batch is filled up with rows whose labels are all -100.
-        Raises UsageError where nothing is set aside.
+        Each `for` is one pass from the beginning; the last batch is filled up with rows whose
+        labels are all -100. Raises UsageError where nothing is set aside.
         """
         if not self._config.validation_fraction:
             raise fail(
@@ -192,9 +221,11 @@ class DataLoader:
                 fix="give what loader.state_dict() returned, unchanged",
             )
         self._stand_at(int(epoch), int(sample))
+        self._loaded = True
 
     def _stand_at(self, epoch: int, sample: int) -> None:
         self.close()
+        self._ended = False
         epochs = self._config.epochs
         self._epoch, self._sample = _next(
             epoch, sample, self.samples, self.batch_size, self._config.drop_last

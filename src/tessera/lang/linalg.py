@@ -146,13 +146,14 @@ def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> T
         return F.sum(size, dim, keepdims)
     # Where all is zero the root would have no slope: a one stands under it.
     total = F.sum(t * t if p == 2 else _power(size, p), dim, keepdims)
-    some = total > 0.0
-    safe = F.where(some, total, 1.0)
-    return F.where(some, F.sqrt(safe) if p == 2 else safe ** (1.0 / p), 0.0)
+    none = total == 0.0
+    safe = F.where(none, 1.0, total)
+    return F.where(none, 0.0, F.sqrt(safe) if p == 2 else safe ** (1.0 / p))
 
 
 def _power(size: Tensor, p: float) -> Tensor:
-    return F.where(size > 0.0, F.where(size > 0.0, size, 1.0) ** p, 0.0)
+    none = size == 0.0
+    return F.where(none, 0.0, F.where(none, 1.0, size) ** p)
 
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.errors import ShapeError, UsageError, fail
-from ..core.layout import TensorType, dim_axes, without
+from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
 from ..passes.loops import extract
@@ -229,10 +229,22 @@ def from_blocks(y: Tensor, like: TensorType, rows: int) -> Tensor:
     return reshape(y, (devices * blocks * size, *rest))
 
 
+def _alike(x: Tensor, like: TensorType) -> Tensor:
+    """`x` with its rows where those of `like` are."""
+    rows, axes = like.dims[0], dim_axes(like.dims[0])
+    if x.type.dims[0] == rows:
+        return x
+    t = x.type.on(like.mesh)
+    rest = [without(d, axes, t.sizes) for d in t.dims[1:]]
+    open_ = tuple(p for p in t.partial if p[0] not in axes)
+    return relayout(x, t.with_dims((rows, *rest)).with_partial(open_))
+
+
 def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "recompute") -> Tensor:
     """`fn(*xs)` for row-wise `fn`, run block by block of at most `rows` rows a device.
 
-    Every x has the rows as its dim 0, laid out alike; weights come in through the closure. With
+    Every x has the rows as its dim 0, and all lie as the one whose rows lie on the most devices;
+    weights come in through the closure. With
     the default policy the gradient computes each block again, so no block's intermediates are
     kept. One block is no loop at all.
     """
@@ -246,7 +258,8 @@ def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "re
             [(f"x{i}", x.type) for i, x in enumerate(xs)],
             fix="give tensors whose first dims are equal",
         )
-    first = xs[0].type
+    first = max(xs, key=lambda x: ways(dim_axes(x.type.dims[0]), x.type.sizes)).type
+    xs = tuple(_alike(x, first) for x in xs)
     if row_blocks(first, rows)[1] == 1:
         return fn(*xs)
 

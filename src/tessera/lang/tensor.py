@@ -17,7 +17,7 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from ..ir.graph.node import Node
-from .checks import fitting
+from .checks import fitting, shown
 from .engine import engine
 from .host import engine_array, host_array, host_view, remembered
 from .spec import TensorSpec, spec_of
@@ -440,7 +440,21 @@ def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:
 
 def binary(op: str, x: object, y: object) -> Tensor:
     a, b = matched(op, x, y)
+    if op in ("floordiv", "mod"):
+        _check_divisor(op, a, y)
     return emit(op, a, b)
+
+
+def _check_divisor(op: str, x: Tensor, divisor: object) -> None:
+    """Raises UsageError for whole numbers by a zero that the host knows."""
+    given = divisor._given if isinstance(divisor, Tensor) else divisor
+    if x.dtype.is_int and given is not None and not np.all(given):
+        raise fail(
+            UsageError,
+            f"{op}: whole numbers cannot be divided by zero",
+            [("x", x.type), ("divisor", shown(divisor))],
+            fix="divide by something else where it is zero: ts.where(y == 0, 1, y)",
+        )
 
 
 __all__ = ["Like", "Made", "Scalar", "Tensor", "as_tensor", "binary", "emit", "emit_many", "scalar"]

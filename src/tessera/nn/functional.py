@@ -47,7 +47,9 @@ def log_softmax(x: Like, dim: int = -1) -> Tensor:
 
 
 def relu(x: Like) -> Tensor:
-    return F.maximum(x, 0.0)
+    """`x` where it is positive, else 0; the slope at 0 is 0, as in PyTorch."""
+    t = as_tensor(x)
+    return F.where(t <= 0, 0, t)
 
 
 def silu(x: Like) -> Tensor:

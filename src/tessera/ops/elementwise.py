@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtypes import DType, bool_, f32, fp8_e4m3, int32, promote, uint32
+from ..core.dtypes import DType, beyond, bool_, f32, fp8_e4m3, int32, promote, uint32
 from ..core.errors import DTypeError, LayoutError, ShapeError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
 from .index import elementwise_index, propagate
-from .op import OPS, Array, Attrs, Build, Call, Grad, Inferred, Op, Rule, define
+from .op import OPS, Array, Attrs, Build, Call, Grad, Inferred, Local, Op, Rule, define
 
 
 def need(name: str, ins: Sequence[TensorType], kinds: tuple[str, ...]) -> None:
@@ -88,8 +88,9 @@ def binary(
     linear: str = "",
     kinds: tuple[str, ...] = NUMBER,
     result: Callable[[tuple[TensorType, ...]], DType] = _same,
+    local: Local | None = None,
 ) -> Op:
-    def local(c: Call, x: Array, y: Array) -> Array:
+    def by_name(c: Call, x: Array, y: Array) -> Array:
         return getattr(c.xp, name)(x, y)
 
     def both(b: Build, node: Any, g: Any) -> Sequence[Any]:
@@ -99,7 +100,7 @@ def binary(
             for part, arg in zip(grad(b, node, g), node.args, strict=True)
         ]
 
-    return define(Op(name, _rule(name, kinds, result, linear), local, grad and both))
+    return define(Op(name, _rule(name, kinds, result, linear), local or by_name, grad and both))
 
 
 def const(b: Build, like: Any, value: float) -> Any:
@@ -193,33 +194,54 @@ div = define(Op("div", _div_rule, lambda c, x, y: c.xp.div(x, y), _div_grad))
 
 def _pow_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     x, y = n.args
-    slope = b("mul", y, b("pow", x, b("sub", y, const(b, y, 1.0))))
-    # log of the base where it is positive; elsewhere the exponent's gradient is taken as zero
-    positive = b("gt", x, const(b, x, 0.0))
-    base = b("where", positive, x, const(b, x, 1.0))
-    return [b("mul", g, slope), b("mul", g, b("mul", n, b("log", base)))]
+    zero, one = const(b, x, 0.0), const(b, x, 1.0)
+    gx = b("mul", g, b("mul", y, b("pow", x, b("sub", y, one))))
+    if y.op != "full" or not y.attrs["value"]:  # x**0 is one everywhere, at zero too
+        gx = b("where", b("eq", y, zero), zero, gx)
+    # 0**y is zero for all positive y, and its limit at zero is taken for its slope there.
+    flat = b("logical_and", b("eq", x, zero), b("ge", y, zero))
+    gy = b("mul", g, b("mul", n, b("log", b("where", flat, one, x))))
+    return [gx, b("where", flat, zero, gy)]
 
 
 pow_ = binary("pow", _pow_grad, "", ("float",))
 
 
-def _pick_grad(compare: str) -> Grad:
+def _pick_grad(loses: str) -> Grad:
     def grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-        # Equal arguments share the gradient, as in the mean of the two one-sided slopes.
+        # Equal arguments share the gradient, as in the mean of the two one-sided slopes. Where one
+        # is NaN neither loses, so the gradient is seen.
         x, y = n.args
         zero, half = const(b, g, 0.0), b("mul", g, const(b, g, 0.5))
         tie = b("eq", x, y)
-        first = b("where", b(compare, x, y), g, zero)
-        second = b("where", b(compare, y, x), g, zero)
+        first = b("where", b(loses, x, y), zero, g)
+        second = b("where", b(loses, y, x), zero, g)
         return [b("where", tie, half, first), b("where", tie, half, second)]
 
     return grad
 
 
-maximum = binary("maximum", _pick_grad("gt"))
-minimum = binary("minimum", _pick_grad("lt"))
-mod = binary("mod", lambda b, n, g: [g, b("neg", b("mul", g, b("floordiv", *n.args)))])
-floordiv = binary("floordiv", lambda b, n, g: [None, None])
+maximum = binary("maximum", _pick_grad("lt"))
+minimum = binary("minimum", _pick_grad("gt"))
+
+
+def _whole_quotient(name: str) -> Callable[[Call, Array, Array], Array]:
+    """The op `name` of the adapter; of whole numbers by zero, what nobody takes for a result."""
+
+    def local(c: Call, x: Array, y: Array) -> Array:
+        dtype = c.out.dtype
+        if dtype.is_float:
+            return getattr(c.xp, name)(x, y)
+        nought = c.xp.eq(y, c.xp.full((), 0, dtype))
+        made = getattr(c.xp, name)(x, c.xp.where(nought, c.xp.full((), 1, dtype), y))
+        return c.xp.where(nought, c.xp.full((), beyond(dtype), dtype), made)
+
+    return local
+
+
+mod = binary("mod", lambda b, n, g: [g, b("neg", b("mul", g, b("floordiv", *n.args)))],
+             local=_whole_quotient("mod"))  # fmt: skip
+floordiv = binary("floordiv", lambda b, n, g: [None, None], local=_whole_quotient("floordiv"))
 for _name in ("eq", "ne"):
     binary(_name, None, kinds=ANY, result=_bool)
 for _name in ("lt", "le", "gt", "ge"):

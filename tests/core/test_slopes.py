@@ -1,0 +1,95 @@
+"""Do gradients at special points equal PyTorch's? At zero, at ties, at bounds, beside NaN."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tessera as ts
+from tessera import nn
+from tests.core.test_lang import Oracle, oracle  # noqa: F401  # a fixture
+
+Array = np.ndarray[Any, np.dtype[Any]]
+POINTS = np.array([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 1e-30], np.float32)
+FINITE = (0.0, 1.0, -1.0, 2.0, 0.5, -2.0, 3.0)
+PAIRS = np.array(list(itertools.product(FINITE, FINITE)), np.float32).T
+
+ONE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "relu": (nn.relu, torch.relu),
+    "abs": (abs, torch.abs),
+    "sign": (ts.sign, torch.sign),
+    "floor": (ts.floor, torch.floor),
+    "sqrt": (ts.sqrt, torch.sqrt),
+    "rsqrt": (ts.rsqrt, torch.rsqrt),
+    "log": (ts.log, torch.log),
+    "exp": (ts.exp, torch.exp),
+    "tanh": (ts.tanh, torch.tanh),
+    "sigmoid": (ts.sigmoid, torch.sigmoid),
+    "silu": (nn.silu, torch.nn.functional.silu),
+    "gelu": (nn.gelu, lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    "erf": (ts.erf, torch.erf),
+    "softmax": (lambda x: nn.softmax(x)[:3], lambda x: torch.softmax(x, -1)[:3]),
+    "logsumexp": (ts.logsumexp, lambda x: torch.logsumexp(x, 0)),
+    "norm": (lambda x: ts.linalg.norm(x * 0.0), lambda x: torch.linalg.norm(x * 0.0)),
+    "norm 1": (lambda x: ts.linalg.norm(x, 1), lambda x: torch.linalg.norm(x, 1)),
+    "max": (lambda x: ts.max(x * x), lambda x: torch.amax(x * x)),
+    "min": (lambda x: ts.min(x * x), lambda x: torch.amin(x * x)),
+    "prod": (lambda x: ts.prod(x[:3]), lambda x: torch.prod(x[:3])),
+    "clip": (
+        lambda x: ts.minimum(ts.maximum(x, -0.7), 0.7),
+        lambda x: torch.clamp(x, -0.7, 0.7),
+    ),
+    "where beside NaN": (
+        lambda x: ts.where(x > 0, ts.log(ts.where(x > 0, x, 1.0)), 0.0),
+        lambda x: torch.where(x > 0, torch.log(torch.where(x > 0, x, torch.ones_like(x))), 0.0),
+    ),
+}
+for power in (0, 1, 2, 3, 5, 0.0, 1.0, 2.0, 0.5, -1, -0.5, 1.5):
+    ONE[f"x ** {power!r}"] = (lambda x, p=power: x**p, lambda x, p=power: x**p)
+for base in (0.0, 1.0, 2.0):
+    ONE[f"{base} ** x"] = (lambda x, p=base: p**x, lambda x, p=base: p**x)
+
+TWO: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "pow": (lambda x, y: x**y, lambda x, y: x**y),
+    "maximum": (ts.maximum, torch.maximum),
+    "minimum": (ts.minimum, torch.minimum),
+    "mul": (lambda x, y: x * y, lambda x, y: x * y),
+    "div": (lambda x, y: x / y, lambda x, y: x / y),
+    "mod": (lambda x, y: x % y, torch.remainder),
+}
+
+
+def same(ours: list[Array], theirs: list[Array], names: str) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6, err_msg=names)
+
+
+def slopes(ours: Any, theirs: Any, *points: Array) -> tuple[list[Array], list[Array]]:
+    mine = [ts.tensor(p) for p in points]
+    got = [g.numpy() for g in ts.grad(ours(*mine).sum(), mine)]
+    tensors = [torch.tensor(p, requires_grad=True) for p in points]
+    theirs(*tensors).sum().backward()
+    return got, [t.grad.numpy() for t in tensors]
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_argument(name: str, oracle: Oracle) -> None:  # noqa: F811
+    with np.errstate(all="ignore"):
+        same(*slopes(*ONE[name], POINTS), name)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_arguments(name: str, oracle: Oracle) -> None:  # noqa: F811
+    with np.errstate(all="ignore"):
+        same(*slopes(*TWO[name], *PAIRS), name)
+
+
+def test_a_maximum_with_a_nan_hands_the_gradient_on(oracle: Oracle) -> None:  # noqa: F811
+    x, y = np.array([np.nan, 1.0], np.float32), np.array([1.0, np.nan], np.float32)
+    for ours, theirs in (TWO["maximum"], TWO["minimum"]):
+        same(*slopes(ours, theirs, x, y), "")

@@ -1,0 +1,65 @@
+"""What happens at the edges: zero, ties, nothing at all, masks, and the conventions of others?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, nn
+from tests.mesh.silent.rows import row
+
+RNG = np.random.default_rng(5)
+
+
+@row("relu and x ** 0 have the slope 0 at 0, as in PyTorch")
+def _() -> None:
+    x = ts.tensor([0.0, 1.0, -1.0])
+    slope = ts.jit(lambda x: [ts.grad(y.sum(), x) for y in (nn.relu(x), x**0, x**0.0)])
+    assert [g.numpy().tolist() for g in slope(x)] == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert np.isnan(nn.relu(ts.tensor([np.nan])).item())
+
+
+@row("a norm with a NaN in it is NaN, and its slope too")
+def _() -> None:
+    x = ts.tensor([np.nan, 1.0])
+    for ord_ in (1, 2, 3, np.inf):
+        assert np.isnan(ts.linalg.norm(x, ord_).item()), ord_
+        assert np.isnan(ts.grad(ts.linalg.norm(x, ord_), x).numpy()[0]) or ord_ in (1, np.inf)
+
+
+for name, divide in {"//": lambda x, y: x // y, "%": lambda x, y: x % y}.items():
+    row(f"whole numbers {name} 0", error=ts.UsageError, says="cannot be divided by zero")(
+        lambda divide=divide: divide(ts.tensor([5, 6]), 0)
+    )
+    row(f"whole numbers {name} a tensor with a zero", error=ts.UsageError, says="by zero")(
+        lambda divide=divide: divide(ts.tensor([5, 6]), ts.tensor([1, 0]))
+    )
+
+
+@row("whole numbers by a zero that only the devices know are the lowest number, not 0 or -1")
+def _() -> None:
+    lowest = {ts.int32: -(2**31), ts.int8: -128, ts.uint8: 255, ts.uint32: 2**32 - 1}
+
+    def both(x: object, y: object) -> tuple[ts.Tensor, ts.Tensor]:
+        return ts.jit(lambda x, y: (x // y, x % y))(x, y)
+
+    for dtype, mark in lowest.items():
+        x, y = np.array([7, 9], dtype.numpy), np.array([0, 2], dtype.numpy)
+        assert [t.numpy().tolist() for t in both(x, y)] == [[mark, 4], [mark, 1]]
+    floats = both(np.array([7.0, -7.0], np.float32), np.zeros(2, np.float32))
+    assert np.isinf(floats[0].numpy()).all() and np.isnan(floats[1].numpy()).all()
+
+
+@row("flash attention and blocked take an unsplit tensor beside a split one, in any order")
+def _() -> None:
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+    x = RNG.normal(size=(8, 2, 6, 4)).astype(np.float32)
+    want = nn.attention(*[ts.tensor(x)] * 3).numpy()
+    split = ts.tensor(x, mesh=mesh, layout="[8@dp, 2, 6, 4]")
+    heads = ts.tensor(x, mesh=mesh, layout="[8, 2@dp, 6, 4]")
+    for q, k in ((ts.tensor(x), split), (split, ts.tensor(x)), (heads, split)):
+        np.testing.assert_allclose(nn.flash_attention(q, k, k, rows=2).numpy(), want, atol=1e-5)
+    pair = ts.blocked(lambda a, b: a * 10 + b, ts.arange(8), split[:, 0, 0, 0].to(ts.int32), rows=2)
+    np.testing.assert_array_equal(
+        pair.numpy(), np.arange(8) * 10 + np.trunc(x[:, 0, 0, 0]).astype(int)
+    )

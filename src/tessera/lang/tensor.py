@@ -447,7 +447,7 @@ def binary(op: str, x: object, y: object) -> Tensor:
 
 def _check_divisor(op: str, x: Tensor, divisor: object) -> None:
     """Raises UsageError for whole numbers by a zero that the host knows."""
-    given = divisor._given if isinstance(divisor, Tensor) else divisor
+    given: Any = divisor._given if isinstance(divisor, Tensor) else divisor
     if x.dtype.is_int and given is not None and not np.all(given):
         raise fail(
             UsageError,

@@ -33,6 +33,7 @@ from .core.errors import (
     BackendError,
     DonatedError,
     DTypeError,
+    EngineWarning,
     GraphError,
     LayoutError,
     MeshError,
@@ -41,6 +42,7 @@ from .core.errors import (
     TesseraError,
     UsageError,
 )
+from .core.flags import prepare, prepare_bits
 from .core.switches import SwitchWarning
 from .lang import linalg, random
 from .lang.ambient import autocast, strict
@@ -124,6 +126,7 @@ __all__ = [
     "BackendError",
     "DTypeError",
     "DonatedError",
+    "EngineWarning",
     "GraphError",
     "LayoutError",
     "MeshError",
@@ -232,19 +235,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _load_engine() -> Engine:
-    from .core.flags import prepare
+prepare()
 
-    prepare()
+
+def _load_engine() -> Engine:
+    prepare_bits()
     from .compile import Engine as Loaded
 
     return Loaded()
 
 
 def _count_devices() -> int:
-    from .core.flags import prepare
-
-    prepare()
+    prepare_bits()
     from .runtime.devices import device_count
 
     return device_count()

@@ -46,15 +46,20 @@ class Executable:
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
         options, order = promised()
         self.run: Callable[..., Any]
+        self.given_up: Sequence[int] = ()
         if settings().executor == "stepped":
             self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         else:
             # The engine warns of what no result can take over.
             taken = heirs(graph, donate, lambda t: _buffer(t.on(mesh)))
+            self.given_up = tuple(taken)
             run = lower(schedule, taken, options, order)
             self.run = guarded(run, schedule, True)
 
     def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
+        arrays.alive(args, self.wants)
+        if self.given_up and len({*map(id, args)}) < len(args):
+            self._see_twice(args)
         if have is not None and have != self.wants:
             args = [
                 a if h is w else jax.device_put(a, arrays.sharding(w))
@@ -67,17 +72,23 @@ class Executable:
         except (RuntimeError, ValueError) as error:
             raise self._explained(error, args) from None
 
+    def _see_twice(self, args: Sequence[Any]) -> None:
+        ids = [*map(id, args)]
+        if any(ids.count(ids[i]) > 1 for i in self.given_up):
+            raise self._twice()
+
+    def _twice(self) -> DonatedError:
+        return fail(
+            DonatedError,
+            f"{self.schedule.name}: a tensor that is donated is given a second time",
+            fix="pass it once, or leave out donate= for it",
+        )
+
     def _explained(self, error: Exception, args: Sequence[Any]) -> TesseraError:
-        for a, t in zip(args, self.wants, strict=True):
-            if a.is_deleted():
-                return arrays.donated(t)
+        arrays.alive(args, self.wants)
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "donated" in first or "donate the same buffer" in first:
-            return fail(
-                DonatedError,
-                f"{self.schedule.name}: a tensor that is donated is given a second time",
-                fix="pass it once, or leave out donate= for it",
-            )
+            return self._twice()
         full = "RESOURCE_EXHAUSTED" in first
         return fail(
             BackendError,
@@ -99,6 +110,7 @@ class Stages(Executable):
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
         options, order = promised()
         self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
+        self.given_up = ()  # which the stepped executor copies where it is given twice
 
 
 def promised() -> tuple[dict[str, Any] | None, str]:
@@ -164,6 +176,10 @@ class Engine:
 
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
         return arrays.fetch(data, type)
+
+    def alive(self, data: Any, type: TensorType) -> Any:
+        arrays.alive([data], [type])
+        return data
 
     def offload(self, data: Any, type: TensorType) -> offload.HostCopy:
         return offload.HostCopy(data, type)

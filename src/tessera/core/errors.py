@@ -63,9 +63,13 @@ class UsageError(TesseraError, TypeError):
     """A call that cannot mean anything: wrong kinds of arguments, a tensor out of its scope."""
 
 
+class EngineWarning(UserWarning):
+    """The engine may compute wrongly, and was started where Tessera could not prevent it."""
+
+
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
-    DonatedError, BackendError, UsageError,
+    DonatedError, BackendError, UsageError, EngineWarning,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 

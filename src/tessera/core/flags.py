@@ -1,29 +1,82 @@
-"""Which flags must the engine find at its import? Those that keep what is promised of bits."""
+"""What must the engine find in the environment before it starts? What keeps its numbers right, its
+bits promised and its own log off the user's screen."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 from .context import settings
 
 # Without fused multiply-add: a compiler contracts a multiplication and an addition where neighbours
-# suggest it, and neighbours differ from mesh to mesh. The engine reads this at its import.
+# suggest it, and neighbours differ from mesh to mesh.
 PLAIN = "--xla_cpu_max_isa=AVX"
-_seen: list[bool] = []
+# From SINCE on, the engine hands sums and maxima on a CPU to a library that computes some of them
+# wrongly, and ends the process at others. Before, it had the flag but no such reductions. All
+# versions that pyproject.toml admits know it; a flag that is unknown would end the process.
+EXACT = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+SINCE = (0, 10, 2)
+# Fatal errors alone: what else the engine has to say, it says in its exceptions, too.
+LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")
+_exact: list[bool] = []
+_plain: list[bool] = []
 
 
 def prepare() -> None:
-    """Sets the engine's flags for the promise in force; called before the engine is imported."""
-    if _seen:
+    """Sets what every program needs; called when the package is imported. What the user has set
+    stays, and where the backend runs already it is too late."""
+    if "jaxlib" not in sys.modules:  # which reads this once, as it is loaded
+        os.environ.setdefault(*LOG)
+    version = _version()
+    if not engine_runs() and version is not None:
+        if version >= SINCE:
+            _add(EXACT)
+        _exact.append(version < SINCE or EXACT in os.environ["XLA_FLAGS"])
+
+
+def prepare_bits() -> None:
+    """Sets the engine's flags for the promise in force; called when the engine is first needed."""
+    if _plain:
         return
-    flags = os.environ.get("XLA_FLAGS", "")
-    if settings().promise == "mesh_invariant" and PLAIN not in flags and "jax" not in sys.modules:
-        flags = os.environ["XLA_FLAGS"] = f"{flags} {PLAIN}".strip()
-    _seen.append(PLAIN in flags)
+    if not engine_runs() and settings().promise == "mesh_invariant":
+        _add(PLAIN, PLAIN)
+    _plain.append(PLAIN in os.environ.get("XLA_FLAGS", ""))
+
+
+def is_exact() -> bool:
+    """Whether it is known that reductions on a CPU are right."""
+    return any(_exact)
 
 
 def is_plain() -> bool:
     """Whether a CPU engine was started without fused multiply-add."""
-    prepare()
-    return _seen[0]
+    prepare_bits()
+    return _plain[0]
+
+
+def engine_runs() -> bool:
+    """Whether somebody has started the engine's backend, which reads the flags as it starts."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bridge.backends_are_initialized()
+
+
+def _add(flag: str, unless: str = "") -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if (unless or flag.partition("=")[0]) not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+
+
+def _version() -> tuple[int, ...] | None:
+    """That of jaxlib, which is not loaded for it; None where there is none."""
+    try:
+        found = find_spec("jaxlib")
+    except (ImportError, ValueError):
+        return None
+    if found is None or not found.submodule_search_locations:
+        return None
+    text = Path(found.submodule_search_locations[0], "version.py").read_text()
+    numbers = re.search(r'_version\s*=\s*["\'](\d+)\.(\d+)\.(\d+)', text)
+    return tuple(map(int, numbers.groups())) if numbers else None

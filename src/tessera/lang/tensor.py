@@ -194,8 +194,9 @@ class Tensor:
         return (1, 0)  # the host: a gathered copy
 
     def jax(self) -> Any:
-        """The `jax.Array` behind this value: one array dim a factor, its sharding the layout's."""
-        return self.data
+        """The `jax.Array` behind this value: one array dim a factor, its sharding the layout's.
+        Raises DonatedError where the value was given up."""
+        return engine().alive(self.data, self.type)
 
     # -- arithmetic -------------------------------------------------------------------------------
     def __add__(self, o: Like) -> Tensor:

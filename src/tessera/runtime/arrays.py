@@ -7,12 +7,13 @@ values of their own. So every type has a `NamedSharding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.array import ArrayImpl
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core.dtypes import dtype_of
@@ -163,6 +164,14 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     own = tuple(t.sizes[a] for a in t.per)
     sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
     return x[sizes].reshape((*own, *t.shape))
+
+
+def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
+    """Raises DonatedError where one of `arrays`, of these types, was given up: on more devices than
+    one the engine reads its memory all the same, and the process ends."""
+    if any(map(ArrayImpl.is_deleted, arrays)):
+        gone = map(ArrayImpl.is_deleted, arrays)
+        raise donated(next(t for t, is_gone in zip(types, gone, strict=True) if is_gone))
 
 
 def donated(t: TensorType) -> DonatedError:

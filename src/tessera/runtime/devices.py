@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import warnings
+from functools import cache, lru_cache
 
 import jax
+import jaxlib.version
 import numpy as np
 from jax._src import distributed, xla_bridge
 
 from ..core import flags, switches
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError, EngineWarning, caller, fail
 from ..core.mesh import Mesh
 from .heap import keep_pages
 
@@ -27,6 +29,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         count = max(-(-needed // processes), switches.number(switches.DEVICES, VIRTUAL))
         jax.config.update("jax_num_cpu_devices", count)
         keep_pages()
+    _see_reductions()
     have = len(jax.devices())
     if have < needed:
         raise fail(
@@ -34,6 +37,24 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")],
             fix=f"{_smaller(mesh, have)}, or {switches.DEVICES}={needed} (virtual CPU devices)",
+        )
+
+
+@cache
+def _see_reductions() -> None:
+    """Warns, once, where the backend fuses reductions in a way that is wrong (core/flags.py): it
+    was started by others, without the flag. What it does is asked of the backend itself."""
+    if flags.is_exact() or jax.default_backend() != "cpu":
+        return
+    rows = jax.ShapeDtypeStruct((1024, 1024), np.float32)  # small ones it leaves alone
+    program = jax.jit(lambda x: x.sum(-1)).lower(rows).compile()
+    if "__ynn_fusion" in (program.as_text() or ""):
+        warnings.warn(
+            f"jaxlib {jaxlib.version.__version__} computes some sums and maxima on a CPU wrongly, and its"
+            f" backend runs without the flag that prevents it ({caller() or 'here'}): import"
+            f" tessera before the first array of jax, or set XLA_FLAGS={flags.EXACT}",
+            EngineWarning,
+            stacklevel=2,
         )
 
 

@@ -30,6 +30,7 @@ class HostCopy:
     """A copy of one array in host memory; a call brings it back to the devices."""
 
     def __init__(self, data: Array, type: TensorType) -> None:
+        arrays.alive([data], [type])
         self.type = type
         self._loose = not data.committed
         if has_host_memory(data):

@@ -1,0 +1,49 @@
+"""What is set for the engine before it starts, and what stays as the user has it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.core import flags
+
+FUSE = "--xla_cpu_experimental_ynn_fusion_type="
+
+
+@pytest.mark.parametrize(
+    ("version", "runs", "given", "then", "exact"),
+    [
+        ((0, 10, 1), False, "", "", True),
+        ((0, 10, 2), False, "", flags.EXACT, True),
+        ((0, 11, 0), False, "--xla_a=1", f"--xla_a=1 {flags.EXACT}", True),
+        ((0, 10, 2), False, f"{FUSE}+dot", f"{FUSE}+dot", False),  # the user's own word
+        ((0, 10, 2), False, flags.EXACT, flags.EXACT, True),
+        ((0, 10, 2), True, "", "", False),  # too late
+        ((0, 10, 2), True, flags.EXACT, flags.EXACT, False),  # set in time, or not
+        (None, False, "", "", False),
+    ],
+)
+def test_reductions(
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, ...] | None,
+    runs: bool,
+    given: str,
+    then: str,
+    exact: bool,
+) -> None:
+    monkeypatch.setattr(flags, "_version", lambda: version)
+    monkeypatch.setattr(flags, "engine_runs", lambda: runs)
+    monkeypatch.setattr(flags, "_exact", [])
+    monkeypatch.setenv("XLA_FLAGS", given)
+    flags.prepare()
+    assert flags.os.environ["XLA_FLAGS"] == then
+    assert flags.is_exact() == exact
+
+
+@pytest.mark.parametrize(("given", "then"), [(None, "3"), ("0", "0")])
+def test_log(monkeypatch: pytest.MonkeyPatch, given: str | None, then: str) -> None:
+    monkeypatch.delitem(flags.sys.modules, "jaxlib", raising=False)
+    monkeypatch.delenv(flags.LOG[0], raising=False)
+    if given is not None:
+        monkeypatch.setenv(flags.LOG[0], given)
+    flags.prepare()
+    assert flags.os.environ[flags.LOG[0]] == then

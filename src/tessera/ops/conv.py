@@ -18,6 +18,7 @@ from ..core.layout import TensorType
 from .elementwise import NUMBER, const, need
 from .index import Index
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .reduce import held
 from .tails import leading, propagate_heads
 
 INDEX = Index((("n", "g", "c"), ("g", "o", "c")), ("n", "g", "o"))
@@ -164,7 +165,7 @@ def _window_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
             stops = tuple(
                 s + (m - 1) * k + 1 for s, m, k in zip(starts, n.type.shape, steps, strict=True)
             )
-            hit = b("eq", b("slice", wide, starts=starts, stops=stops, steps=steps), n)
+            hit = held(b, b("slice", wide, starts=starts, stops=stops, steps=steps), n)
             free = b("logical_not", hit) if free is None else free
             if total is not None:
                 hit, free = (

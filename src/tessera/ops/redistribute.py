@@ -61,6 +61,13 @@ def _all_reduce(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _reduce_scatter(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    if any(kind != "sum" for axis, kind in ins[0].partial if axis in attrs["axes"]):
+        raise fail(
+            LayoutError,
+            "reduce_scatter: only a sum is completed in parts",
+            [("x", ins[0])],
+            fix="complete it with all_reduce, then split it",
+        )
     return Inferred(ins, (_arrive(completed(ins[0], attrs["axes"]), attrs),))
 
 

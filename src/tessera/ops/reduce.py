@@ -46,11 +46,16 @@ def _sum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [keep_dims(b, g, n.args[0].type, n.attrs["dims"])]
 
 
+def held(b: Build, x: Any, best: Any) -> Any:
+    """Where `x` is `best`, the largest or least of its elements, which is NaN if one of them is."""
+    same = b("eq", x, best)
+    return b("logical_or", same, b("ne", x, x)) if x.type.dtype.is_float else same
+
+
 def _extreme_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    # Equal extremes share the gradient.
+    # Equal extremes share the gradient; so do the NaN, as in PyTorch.
     x, dims = n.args[0], n.attrs["dims"]
-    best = keep_dims(b, n, x.type, dims)
-    hit = b("cast", b("eq", x, best), dtype=x.type.dtype)
+    hit = b("cast", held(b, x, keep_dims(b, n, x.type, dims)), dtype=x.type.dtype)
     share = b("div", g, b("sum", hit, dims=dims))
     return [b("mul", hit, keep_dims(b, share, x.type, dims))]
 

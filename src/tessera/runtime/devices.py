@@ -6,9 +6,9 @@ import warnings
 from functools import cache, lru_cache
 
 import jax
-import jaxlib.version
 import numpy as np
 from jax._src import distributed, xla_bridge
+from jaxlib import version
 
 from ..core import flags, switches
 from ..core.errors import BackendError, EngineWarning, caller, fail
@@ -50,9 +50,9 @@ def _see_reductions() -> None:
     program = jax.jit(lambda x: x.sum(-1)).lower(rows).compile()
     if "__ynn_fusion" in (program.as_text() or ""):
         warnings.warn(
-            f"jaxlib {jaxlib.version.__version__} computes some sums and maxima on a CPU wrongly, and its"
-            f" backend runs without the flag that prevents it ({caller() or 'here'}): import"
-            f" tessera before the first array of jax, or set XLA_FLAGS={flags.EXACT}",
+            f"jaxlib {version.__version__} computes some sums and maxima on a CPU wrongly,"
+            f" and its backend runs without the flag that prevents it ({caller() or 'here'}):"
+            f" import tessera before the first array of jax, or set XLA_FLAGS={flags.EXACT}",
             EngineWarning,
             stacklevel=2,
         )

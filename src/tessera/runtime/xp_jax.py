@@ -364,7 +364,25 @@ def reduce_scatter(x: Array, axes: tuple[str, ...], dim: int) -> Array:
 
 
 def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
-    return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[kind](x, axes)
+    """The blocks of all devices along `axes` in one. A maximum or minimum with a NaN is NaN."""
+    if kind == "sum":
+        return lax.psum(x, axes)
+    extreme = lax.pmax if kind == "max" else lax.pmin
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return extreme(x, axes)
+    # Transports leave NaN out, each in its way, so they compare integers that lie in the order of
+    # the floats, NaN beyond all others. Not every transport has integers of less than 32 bits.
+    nan = jnp.float32(jnp.nan if kind == "max" else -jnp.nan)
+    wide = x.astype(jnp.float32)
+    bits = lax.bitcast_convert_type(jnp.where(wide != wide, nan, wide), jnp.int32)
+    return lax.bitcast_convert_type(_flipped(extreme(_flipped(bits), axes)), jnp.float32).astype(
+        x.dtype
+    )
+
+
+def _flipped(bits: Array) -> Array:
+    """The bits of f32 as integers in the order of the floats, and back again."""
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:

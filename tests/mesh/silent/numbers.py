@@ -10,10 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from jaxlib import version
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, nn
+from tessera.core.context import replaced
+from tessera.core.layout import parse_type
+from tessera.core.options import ScheduleOptions
+from tessera.ir.graph.build import Builder
 from tessera.train.memory import offload
 from tests.mesh.silent.rows import row
 
@@ -237,3 +242,115 @@ def _() -> None:
         "",
     ]
     assert done.stderr == ""
+
+
+# -- NaN in a maximum or a minimum ----------------------------------------------------------------
+NAN = np.array([[3, np.nan, 1, -2, 5, np.inf, 2, 0.5], [-1, 2, -3, 4, -5, -6, np.nan, 8]], "f4")
+
+
+def _extremes(x: ts.Tensor, dtype: object) -> list[ts.Tensor]:
+    wide = x.to(dtype)
+    return [ts.max(wide, 1), ts.min(wide, 1), ts.max(wide), ts.min(wide, 0)]
+
+
+def _nan_is_kept(mesh: dist.Mesh, executor: str = "fused") -> None:
+    x = ts.tensor(np.nan_to_num(NAN, nan=7, posinf=9), mesh=mesh, layout="[2, 8@dp]")
+    bad = ts.tensor(NAN, mesh=mesh, layout="[2, 8@dp]")
+    with replaced(executor=executor):
+        for dtype in (ts.f32, ts.bf16):
+            run = ts.jit(lambda x, dtype=dtype: _extremes(x, dtype))
+            for given in (x, bad):
+                value = given.numpy()
+                wants = (value.max(1), value.min(1), value.max(), value.min(0))
+                for got, want in zip(run(given), wants, strict=True):
+                    np.testing.assert_array_equal(got.to(ts.f32).numpy(), want)
+
+
+@row("takes the maximum of a NaN over devices")
+def _() -> None:
+    _nan_is_kept(dist.Mesh(("dp",), devices=range(8)))
+
+
+@row("takes the maximum of a NaN over devices, step by step")
+def _() -> None:
+    _nan_is_kept(dist.Mesh(("dp",), devices=range(8)), "stepped")
+
+
+@row("takes the maximum of a NaN on a folded mesh")
+def _() -> None:
+    _nan_is_kept(dist.Mesh(("dp",), devices=range(8)).fold(onto=2))
+
+
+@row("takes the maximum of a NaN with a table of rounds")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(8))
+    x = ts.tensor(NAN, mesh=mesh, layout="[2, 8@dp]")
+    with replaced(schedule=ScheduleOptions(algorithm=(("", "ring"),))):
+        assert np.isnan(ts.jit(lambda x: ts.max(x, 1))(x).numpy()).all()
+
+
+@row("takes the largest of literal blocks, one of them NaN")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(8))
+
+    @ts.distribute(mesh=mesh)
+    def most(x: ts.Tensor) -> ts.Tensor:
+        return dist.all_reduce(ts.max(x), "dp", op="max")
+
+    got = most(ts.tensor(NAN[0], mesh=mesh, layout="[8@dp]")).numpy()
+    assert np.isnan(got).all(), got
+
+
+@row("sorts, and picks the largest, with a NaN over devices")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(8))
+    x = ts.tensor(NAN, mesh=mesh, layout="[2, 8@dp]")
+    t = torch.tensor(NAN)
+    for got, want in (
+        (ts.argmax(x, 1), t.argmax(1)),
+        (ts.argmin(x, 1), t.argmin(1)),
+        (ts.topk(x, 3)[0], t.topk(3)[0]),
+        (ts.topk(x, 3)[1], t.topk(3)[1]),
+        (ts.sort(x, 1)[0], t.sort(1)[0]),
+        (ts.sort(x, 1, descending=True)[0], t.sort(1, descending=True)[0]),
+    ):
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@row("takes the gradient through a NaN maximum")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(8))
+    x = ts.tensor(NAN, mesh=mesh, layout="[2, 8@dp]")
+    y = ts.tensor(NAN[::-1].copy(), mesh=mesh, layout="[2, 8@dp]")
+    for ours, theirs in (
+        (lambda x, y: ts.max(x), lambda x, y: x.max()),
+        (lambda x, y: ts.min(x), lambda x, y: x.min()),
+        (lambda x, y: ts.maximum(x, y).sum(), lambda x, y: torch.maximum(x, y).sum()),
+        (lambda x, y: ts.minimum(x, y).sum(), lambda x, y: torch.minimum(x, y).sum()),
+    ):
+        t, u = torch.tensor(NAN, requires_grad=True), torch.tensor(NAN[::-1].copy())
+        theirs(t, u).backward()
+        got = ts.jit(lambda x, y, ours=ours: ts.grad(ours(x, y), [x])[0])(x, y)
+        np.testing.assert_array_equal(got.numpy(), t.grad.numpy())
+    # Of a window PyTorch takes the last NaN, ours the first of what is equal.
+    pool = ts.tensor(np.array([[[1, np.nan, 2, 3]]], "f4"))
+    grad = ts.grad(nn.max_pool1d(pool, 2).sum(), [pool])[0]
+    assert grad.numpy().tolist() == [[[0, 1, 0, 1]]]
+
+
+@row("completes a maximum in parts", error=ts.LayoutError, says="only a sum is completed in parts")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(4))
+    b = Builder("parts")
+    x = b.input(parse_type("f32[8] max dp", mesh))
+    b("reduce_scatter", x, axes=("dp",), to_dim=0, into="8@dp")
+
+
+@row("drops a step whose gradients overflow, their norm taken over devices")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(8))
+    scaler = ts.optim.LossScale(initial=8.0)
+    grads = {"w": ts.tensor(NAN, mesh=mesh, layout="[2, 8@dp]")}
+    _, finite = scaler.unscale(grads, scaler.init(mesh))
+    assert not finite.item()
+    assert np.isnan(ts.optim.global_norm(grads).item())

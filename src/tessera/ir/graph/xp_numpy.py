@@ -116,8 +116,10 @@ def cumsum(x: Array, dim: int) -> Array:
 
 
 def argsort(x: Array, dim: int, descending: bool) -> Array:
+    if descending and x.dtype.kind not in "iub":  # NaN is beyond all numbers
+        return np.lexsort((-_wide(x), x == x), axis=dim).astype(np.int32)
     if descending:
-        x = -_wide(x) if x.dtype.kind not in "ub" else x.max() - x
+        x = ~x  # the order of integers turned round, of the least one too
     return np.argsort(x, axis=dim, kind="stable").astype(np.int32)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from ..core.context import Settings
 from ..core.layout import TensorType
 from .cuts import Branch
+from .static import Same, kept
 from .taps import Tap
 from .tensor import Tensor
 from .tree import Path, Spec
@@ -37,12 +38,22 @@ class Written:
 class Entry:
     """One recorded variant of a function: what its arguments must be, and its programs."""
 
-    def __init__(self, leaves: Sequence[Any], setting: Settings, donated: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        setting: Settings,
+        donated: Sequence[bool],
+        owners: Container[type] = (),
+    ) -> None:
         self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
         self.types = [leaves[i].type for i in self.dynamic]
-        self.values = [leaves[i] for i in self.static]
-        self.kinds = [type(v) for v in self.values]
+        # The object that the function is a method of is itself; the rest is what is in it.
+        self.values = [
+            Same(v) if type(v) in owners else kept(v, warn=True)
+            for v in (leaves[i] for i in self.static)
+        ]
+        self.kinds = [type(leaves[i]) for i in self.static]
         self.setting = setting
         self.donated = {k for k, i in enumerate(self.dynamic) if donated[i]}
         self.root = Branch()
@@ -79,10 +90,10 @@ class Entry:
                 self.straight = lambda data: [data[s] for s in order]
 
 
-def _equal(x: Any, y: Any) -> bool:
-    if x is y:
-        return True
+def _equal(x: object, before: object) -> bool:
+    if type(before) is Same:
+        return x is before.x
     try:
-        return bool(x == y)
-    except Exception:  # an object whose == fails is compared by identity, and that was false
+        return bool(kept(x) == before)
+    except Exception:  # an object whose == fails is another one
         return False

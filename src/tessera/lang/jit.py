@@ -63,6 +63,7 @@ class Jit(Generic[P, R]):
         self._last: tuple[Builder, list[Node]] | None = None
         self._piped: Schedule | None = None  # of the last recording, where it calls a pipeline
         self._recordings = 0
+        self._owners: set[type] = set()  # classes that it is a method of
         self._chosen = settings().schedule
 
     def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
@@ -112,7 +113,10 @@ class Jit(Generic[P, R]):
         return algorithms(build_schedule(self.graph, self._chosen), self._chosen)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
-        return self if obj is None else functools.partial(self, obj)
+        if obj is None:
+            return self
+        self._owners.add(type(obj))
+        return functools.partial(self, obj)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current() is not None:
@@ -139,7 +143,7 @@ class Jit(Generic[P, R]):
             leaves = [_dynamic(x) for x in leaves]
             entry = self._known(leaves, spec, setting)
         if entry is None:
-            entry = Entry(leaves, setting, self._marks(args, kwargs))
+            entry = Entry(leaves, setting, self._marks(args, kwargs), self._owners)
             self._record(entry, leaves, spec, [])
             entry.settle()
             self._entries.setdefault(spec, []).insert(0, entry)

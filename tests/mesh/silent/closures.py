@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,3 +127,69 @@ def named_reached() -> None:
         return ts.grad(ts.sum(a * a)), other
 
     assert set(gradients()[0]) == set(ts.jit(gradients)()[0]) == {"a"}
+
+
+# -- static arguments that change -----------------------------------------------------------------
+class _Settings:
+    def __init__(self) -> None:
+        self.scales = [1.0, 2.0]
+
+
+def _change(name: str, make: Any, change: Any, read: Any) -> None:
+    @row(f"a static argument is changed in place: {name}")
+    def call() -> None:
+        counted = []
+
+        def f(x: ts.Tensor, given: Any) -> ts.Tensor:
+            counted.append(1)
+            return x * read(given)
+
+        compiled, given, x = ts.jit(f), make(), ts.tensor(X)
+        for _ in range(2):
+            np.testing.assert_allclose(compiled(x, given).numpy(), X * read(given), rtol=1e-6)
+        change(given)
+        np.testing.assert_allclose(compiled(x, given).numpy(), X * read(given), rtol=1e-6)
+        compiled(x, make())  # equal to the first: nothing is recorded again
+        assert len(counted) == 2
+
+
+def _set_scale(cfg: Any) -> None:
+    cfg.scale = 3.0
+
+
+_change("a namespace", lambda: SimpleNamespace(scale=2.0), _set_scale, lambda c: c.scale)
+_change("an object with a list", _Settings, lambda c: c.scales.append(5.0), lambda c: sum(c.scales))
+_change("a set", lambda: {1.0, 2.0}, lambda c: c.add(5.0), sum)
+_change("a deque in a namespace", lambda: SimpleNamespace(of=deque([1.0])),
+        lambda c: c.of.append(5.0), lambda c: sum(c.of))  # fmt: skip
+_change("bytes that can change", lambda: bytearray(b"ab"), lambda c: c.append(3), len)
+
+
+class _Configured(ts.nn.Module):
+    def __init__(self) -> None:
+        self.cfg = SimpleNamespace(scale=2.0)
+        self.w = ts.nn.Parameter(4, init="ones")
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x * self.w * self.cfg.scale
+
+
+@row("module.cfg is changed between calls of a compiled function")
+def module_cfg() -> None:
+    model, call = _Configured(), ts.jit(lambda model, x: model(x))
+    call(model, ts.tensor(X))
+    model.cfg.scale = 3.0
+    np.testing.assert_allclose(call(model, ts.tensor(X)).numpy(), X * 3)
+
+
+@row("0.0 and then -0.0 as a static argument")
+def minus_zero() -> None:
+    f = ts.jit(lambda x, z: 1 / (x * z))
+    assert (f(ts.tensor([1.0]), 0.0).numpy() > 0).all()
+    assert (f(ts.tensor([1.0]), -0.0).numpy() < 0).all()
+
+
+@row("a static argument too large to be compared", warns=UserWarning, says="more than 2000 values")
+def static_large() -> None:
+    f = ts.jit(lambda x, n: x * n.scale)
+    f(ts.tensor([1.0]), SimpleNamespace(scale=2.0, rows=list(range(3000))))

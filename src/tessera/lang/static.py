@@ -122,7 +122,7 @@ class _Look:
         found = self.fields(x)
         if found:
             return kind, found
-        if kind.__eq__ is object.__eq__:
+        if "__eq__" not in {n for c in kind.__mro__[:-1] for n in c.__dict__}:
             return Same(x)
         # A value, such as a fraction; what has no hash may be changed, such as a bytearray.
         return x if kind.__hash__ is not None else copy.copy(x)

@@ -201,13 +201,13 @@ row("an index of text", ts.UsageError, lambda: X["a"], """
 index: cannot index with str
   x   : f32[2, 3]
   at  : AT
-  fix : use ints, slices, ..., None, or one integer tensor
+  fix : use whole numbers, slices, ..., None, ids or a mask
 """)
 row("an index of floats", ts.DTypeError, lambda: X[ts.tensor([0.5])], """
 index: ids must be integers
   ids : f32[1]
   at  : AT
-  fix : use ts.where(mask, x, y) for masks
+  fix : cast them with .to(ts.int32)
 """)
 row("ids of floats", ts.DTypeError, lambda: ts.take(X, ts.tensor([0.5])), """
 take: ids must be integers

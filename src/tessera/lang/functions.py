@@ -29,12 +29,12 @@ from .indexing import (
     topk,
 )
 from .matrices import diag, diagonal, eye, tril, triu
+from .picking import getitem
 from .shaping import (
     Dims,
     broadcast_to,
     concat,
     dims_of,
-    getitem,
     one_dim,
     permute,
     reshape,

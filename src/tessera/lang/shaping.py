@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import ShapeError, fail
 from .checks import is_whole, several, sizes, whole
-from .ids import check_ids
 from .tensor import Like, Tensor, as_tensor, emit
 
 Dims = int | Sequence[int] | None
@@ -138,84 +137,15 @@ def split(x: Like, sections: int | Sequence[int], dim: int = 0) -> list[Tensor]:
         )
     out, at = [], 0
     for size in parts:
-        out.append(_slice(t, {d: (at, at + size, 1)}))
+        out.append(sliced(t, {d: (at, at + size, 1)}))
         at += size
     return out
 
 
-def _slice(t: Tensor, rows: dict[int, tuple[int, int, int]]) -> Tensor:
+def sliced(t: Tensor, rows: dict[int, tuple[int, int, int]]) -> Tensor:
+    """The places start, stop, step of each dim in `rows`, and all of the others."""
     full = [rows.get(i, (0, n, 1)) for i, n in enumerate(t.shape)]
     if all(r == (0, n, 1) for r, n in zip(full, t.shape, strict=True)):
         return t
     starts, stops, steps = zip(*full, strict=True)
     return emit("slice", t, starts=starts, stops=stops, steps=steps)
-
-
-def getitem(t: Tensor, key: Any) -> Tensor:
-    """Basic indexing: ints, slices, `...`, None, and one tensor or list of ids in one dim."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if sum(k is Ellipsis for k in keys) > 1:
-        raise fail(UsageError, "index: more than one `...`", [("x", t.type)], fix="keep one")
-    used = sum(k is not None and k is not Ellipsis for k in keys)
-    if used > t.ndim:
-        raise fail(
-            ShapeError, f"index: {used} indices for {t.ndim} dims", [("x", t.type)], fix="use fewer"
-        )
-    if Ellipsis not in [k if k is Ellipsis else None for k in keys]:
-        keys.append(Ellipsis)
-    at = next(i for i, k in enumerate(keys) if k is Ellipsis)
-    keys[at : at + 1] = [slice(None)] * (t.ndim - used)
-    rows: dict[int, tuple[int, int, int]] = {}
-    flips: list[int] = []
-    shape: list[int] = []
-    ids: tuple[int, Tensor] | None = None
-    d = 0
-    for k in keys:
-        if k is None:
-            shape.append(1)
-            continue
-        n = t.shape[d]
-        if isinstance(k, slice):
-            start, stop, step = k.indices(n)
-            count = len(range(start, stop, step))
-            if count == 0:
-                raise fail(
-                    ShapeError, f"index: {k} selects nothing of dim {d} with size {n}",
-                    [("x", t.type)], fix=f"stay inside 0:{n}",
-                )  # fmt: skip
-            if step < 0:
-                flips.append(d)
-                start, step = start + (count - 1) * step, -step
-            rows[d] = (start, start + (count - 1) * step + 1 if step > 1 else start + count, step)
-            shape.append(count)
-        elif isinstance(k, (int, np.integer)) and not isinstance(k, bool):
-            if not -n <= k < n:
-                raise fail(
-                    ShapeError, f"index: {k} is outside dim {d} of size {n}", [("x", t.type)],
-                    fix=f"use {-n} to {n - 1}",
-                )  # fmt: skip
-            i = int(k) % n
-            rows[d] = (i, i + 1, 1)
-        elif isinstance(k, (Tensor, list, np.ndarray)) and ids is None:
-            ids = (d, as_tensor(k))
-            if not ids[1].dtype.is_int:
-                raise fail(
-                    DTypeError, "index: ids must be integers", [("ids", ids[1].type)],
-                    fix="use ts.where(mask, x, y) for masks",
-                )  # fmt: skip
-            check_ids("index", "id", ids[1], n, low=-n)
-            shape.append(-1)
-        else:
-            raise fail(
-                UsageError, f"index: cannot index with {type(k).__name__}", [("x", t.type)],
-                fix="use ints, slices, ..., None, or one integer tensor",
-            )  # fmt: skip
-        d += 1
-    out = _slice(t, rows)
-    for d in flips:
-        out = emit("flip", out, dim=d)
-    if ids is None:
-        return reshape(out, tuple(shape)) if tuple(shape) != out.shape else out
-    out = emit("take", out, ids[1], dim=ids[0], ids="signed")
-    final = [n for s in shape for n in (ids[1].shape if s == -1 else (s,))]
-    return reshape(out, tuple(final))

@@ -318,7 +318,7 @@ class Tensor:
     astype = to
 
     def __getitem__(self, key: Any) -> Tensor:
-        from .shaping import getitem
+        from .picking import getitem
 
         return getitem(self, key)
 

@@ -63,3 +63,22 @@ def _() -> None:
     np.testing.assert_array_equal(
         pair.numpy(), np.arange(8) * 10 + np.trunc(x[:, 0, 0, 0]).astype(int)
     )
+
+
+@row("x[i, j] with two arrays of ids and x[mask] give what NumPy gives, in any layout")
+def _() -> None:
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+    x = RNG.normal(size=(4, 8, 2)).astype(np.float32)
+    i, j, mask = np.array([0, -1, 2]), np.array([7, -8, 3]), x[..., 0] > 0
+    for layout in ("[4, 8, 2]", "[4@dp, 8@tp, 2]", "[4@dp, 8, 2]"):
+        t = ts.tensor(x, mesh=mesh, layout=layout)
+        np.testing.assert_array_equal(ts.jit(lambda t, i, j: t[i, j])(t, i, j).numpy(), x[i, j])
+        np.testing.assert_array_equal(t[mask].numpy(), x[mask])
+        np.testing.assert_array_equal(t[t[..., 0] > 0].numpy(), x[mask])
+
+
+row("x[mask] inside a recorded function", error=ts.UsageError, says="ts.where(mask, x, 0)")(
+    lambda: ts.jit(lambda x: x[x > 0])(np.ones(3, np.float32))
+)
+row("x[::0]", error=ts.UsageError, says="is no slice of dim 0")(lambda: ts.ones(4)[::0])
+row("x[:1.5]", error=ts.UsageError, says="is no slice of dim 0")(lambda: ts.ones(4)[:1.5])

@@ -1,0 +1,196 @@
+"""What does `x[...]` give? What NumPy and PyTorch give: by numbers, slices, ids and masks.
+
+>>> from tessera.lang.functions import arange
+>>> x = arange(12).reshape(3, 4)
+>>> x[1:, -1].numpy().tolist(), x[[0, -1], [1, 2]].numpy().tolist()
+([7, 11], [1, 10])
+>>> x[x % 5 == 0].numpy().tolist()
+[0, 5, 10]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import bool_, int32, uint32
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from . import record
+from .checks import shown
+from .ids import check_ids
+from .shaping import permute, reshape, sliced
+from .tensor import Tensor, as_tensor, binary, emit, scalar
+
+
+def getitem(t: Tensor, key: Any) -> Tensor:
+    """`t[key]`: numbers, slices, `...`, None, tensors or lists of ids, masks.
+
+    Several tensors of ids broadcast together; their dims stand where the first stood, or first of
+    all where something is between them. A mask is as good as the ids where it is true; how many
+    these are must be known, so a recorded function takes a mask of NumPy's only. Raises ShapeError
+    for what is outside, UsageError, DTypeError.
+    """
+    keys = _spelled_out(t, key)
+    rows: dict[int, tuple[int, int, int]] = {}
+    flips: list[int] = []
+    shape: list[int] = []  # of the result; a dim of ids is -1
+    ids: dict[int, Tensor] = {}
+    apart, d = False, 0
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            continue
+        n = t.shape[d]
+        if isinstance(k, slice):
+            rows[d], backwards = _range(t, k, d)
+            flips += [d] if backwards else []
+            shape.append(len(range(*rows[d])))
+        elif isinstance(k, Tensor):
+            check_ids("index", "id", k, n, low=-n)
+            apart |= bool(ids) and shape[-1] != -1
+            ids[d] = k
+            if len(ids) == 1:
+                shape.append(-1)
+        else:
+            if not -n <= k < n:
+                raise fail(
+                    ShapeError, f"index: {k} is outside dim {d} of size {n}", [("x", t.type)],
+                    fix=f"use {-n} to {n - 1}",
+                )  # fmt: skip
+            rows[d] = (k % n, k % n + 1, 1)
+        d += 1
+    out = sliced(t, rows)
+    for d in flips:
+        out = emit("flip", out, dim=d)
+    if not ids:
+        return reshape(out, tuple(shape)) if tuple(shape) != out.shape else out
+    if len(ids) == 1:
+        at, picks = next(iter(ids.items()))
+        out = emit("take", out, picks, dim=at, ids="signed")
+    else:
+        out, picks = _at_places(out, ids, apart)
+    if apart:
+        shape = [-1, *(n for n in shape if n != -1)]
+    return reshape(out, tuple(n for s in shape for n in (picks.shape if s == -1 else (s,))))
+
+
+def _spelled_out(t: Tensor, key: Any) -> list[Any]:
+    """A number, slice, None or tensor of ids for each dim in turn."""
+    keys = [_known(t, k) for k in (key if isinstance(key, tuple) else (key,))]
+    dots = [i for i, k in enumerate(keys) if k is Ellipsis]
+    if len(dots) > 1:
+        raise fail(UsageError, "index: more than one `...`", [("x", t.type)], fix="keep one")
+    used = sum(map(_dims, keys))
+    if used > t.ndim:
+        raise fail(
+            ShapeError, f"index: {used} indices for {t.ndim} dims", [("x", t.type)], fix="use fewer"
+        )
+    at = dots[0] if dots else len(keys)
+    keys[at : at + 1] = [slice(None)] * (t.ndim - used)
+    out: list[Any] = []
+    d = 0
+    for k in keys:
+        mask = isinstance(k, (Tensor, np.ndarray)) and k.dtype in (bool_, np.bool_)
+        out += _places(t, k, d) if mask else [k]
+        d += _dims(k)
+    return out
+
+
+def _dims(k: Any) -> int:
+    """How many dims `k` indexes."""
+    if k is None or k is Ellipsis:
+        return 0
+    return k.ndim if isinstance(k, (Tensor, np.ndarray)) and k.dtype in (bool_, np.bool_) else 1
+
+
+def _known(t: Tensor, k: Any) -> Any:
+    """`k` as one of the things that index. Raises UsageError, DTypeError for others."""
+    if isinstance(k, (list, np.ndarray)):
+        mask = np.asarray(k)
+        if mask.dtype == np.bool_ and mask.ndim:
+            return mask
+        k = as_tensor(k)
+    if isinstance(k, Tensor) and (k.dtype is not bool_ or not k.ndim):
+        if k.dtype.is_int:
+            return k
+        raise fail(
+            DTypeError, "index: ids must be integers", [("ids", k.type)],
+            fix="cast them with .to(ts.int32)",
+        )  # fmt: skip
+    if k is None or k is Ellipsis or isinstance(k, (slice, Tensor)):
+        return k
+    if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
+        return int(k)
+    raise fail(
+        UsageError, f"index: cannot index with {type(k).__name__}", [("x", t.type)],
+        fix="use whole numbers, slices, ..., None, ids or a mask",
+    )  # fmt: skip
+
+
+def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
+    """The ids at which `mask` is true, in each of its dims; it stands on `dim` and those after."""
+    if tuple(mask.shape) != t.shape[dim : dim + mask.ndim]:
+        raise fail(
+            ShapeError,
+            f"index: a mask of shape {tuple(mask.shape)} stands on dim {dim}",
+            [("x", t.type)],
+            fix="give a mask of the shape of the dims that it picks from",
+        )
+    if isinstance(mask, Tensor):
+        if record.current() is not None:
+            raise fail(
+                UsageError,
+                "index: how many elements a mask picks is not known in a recorded function",
+                [("mask", mask.type)],
+                fix="use ts.where(mask, x, 0), which keeps the shape, or index outside of it",
+            )
+        mask = mask.numpy()
+    if not mask.any():
+        raise fail(
+            ShapeError, "index: the mask picks nothing", [("x", t.type)], fix="ask mask.any() first"
+        )
+    return [as_tensor(i.astype(np.int32)) for i in np.nonzero(mask)]
+
+
+def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
+    """(start, stop, step of `k`, upwards; whether it runs backwards)."""
+    n = t.shape[dim]
+    try:
+        start, stop, step = k.indices(n)
+    except (TypeError, ValueError):
+        raise fail(
+            UsageError, f"index: {shown(k)} is no slice of dim {dim}", [("x", t.type)],
+            fix="give whole numbers, and a step that is not 0",
+        ) from None  # fmt: skip
+    count = len(range(start, stop, step))
+    if count == 0:
+        raise fail(
+            ShapeError, f"index: {k} selects nothing of dim {dim} with size {n}",
+            [("x", t.type)], fix=f"stay inside 0:{n}",
+        )  # fmt: skip
+    if step < 0:
+        start, step = start + (count - 1) * step, -step
+        return (start, start + (count - 1) * step + 1, step), True
+    return (start, start + (count - 1) * step + 1 if step > 1 else start + count, step), False
+
+
+def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, Tensor]:
+    """(the elements at all `ids` together, their places in the dims as one)."""
+    dims, sizes = [*ids], [t.shape[d] for d in ids]
+    flat, seen = None, None
+    for n, k in zip(sizes, ids.values(), strict=True):
+        k = (k if k.dtype is not uint32 else binary("minimum", k, 2**31 - 1)).to(int32)
+        k = emit("where", binary("lt", k, 0), k + n, k)
+        there = emit("inside", k, size=n)
+        flat = k if flat is None else flat * n + k
+        seen = there if seen is None else seen * there
+    assert flat is not None and seen is not None
+    count = math.prod(sizes)
+    flat = emit("where", emit("isfinite", seen), flat, scalar(count, int32))  # outside stays so
+    first = 0 if apart else dims[0]
+    rest = [d for d in range(t.ndim) if d not in ids]
+    t = permute(t, (*rest[:first], *dims, *rest[first:]))
+    t = reshape(t, (*t.shape[:first], count, *t.shape[first + len(dims) :]))
+    return emit("take", t, flat, dim=first, ids="exact"), flat

@@ -12,7 +12,7 @@ from ..core.dtypes import bool_, dtype_of, f32, int32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
 from . import record
-from .checks import fitting, flag, several, shown, sizes, whole
+from .checks import fitting, flag, number, several, shown, sizes, whole
 from .einsum import plain_form
 from .indexing import (
     argmax,
@@ -32,10 +32,10 @@ from .matrices import diag, diagonal, eye, tril, triu
 from .picking import getitem
 from .shaping import (
     Dims,
+    along,
     broadcast_to,
     concat,
     dims_of,
-    one_dim,
     permute,
     reshape,
     split,
@@ -105,6 +105,22 @@ def sign(x: Like) -> Tensor:
 
 def floor(x: Like) -> Tensor:
     return emit("floor", _float("floor", x))
+
+
+def round(x: Like, decimals: int = 0) -> Tensor:
+    """The nearest whole number, halves to the even one; or that of `decimals` places. It has no
+    slope: its gradient is zero."""
+    t, places = as_tensor(x), whole("round", "decimals", decimals)
+    if not -38 <= places <= 38:
+        raise fail(UsageError, f"round: there are no {places} places", fix="give -38 to 38")
+    if places:
+        return round(_float("round", t) * 10.0**places) * 10.0**-places
+    if not t.dtype.is_float:
+        return t
+    low = floor(t)
+    rest = t - low
+    odd = low - floor(low * 0.5) * 2.0
+    return where((rest > 0.5) | ((rest == 0.5) & (odd == 1.0)), low + 1.0, low)
 
 
 def isfinite(x: Like) -> Tensor:
@@ -297,11 +313,14 @@ def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     return reduce("sum", t, dim, keepdims) * (1.0 / count)
 
 
-def var(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """The variance, dividing by the count."""
+def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
+    """The variance: squares over the count less `correction`, 0 as in NumPy (PyTorch has 1)."""
     t = widened(_float("var", x))
     d = t - mean(t, dim, True)
-    return mean(d * d, dim, keepdims)
+    count = math.prod(t.shape[i] for i in dims_of("var", t, dim))
+    rest = count - number("var", "correction", correction)
+    out = mean(d * d, dim, keepdims)
+    return out if rest == count else out * (count / rest if rest > 0 else math.nan)
 
 
 def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
@@ -318,7 +337,7 @@ def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 def cumsum(x: Like, dim: int = -1) -> Tensor:
     t = widened(as_tensor(x))
-    return emit("cumsum", t, dim=one_dim("cumsum", t, dim))
+    return along(lambda t, d: emit("cumsum", t, dim=d), "cumsum", t, dim)
 
 
 # -- creation -------------------------------------------------------------------------------------
@@ -375,7 +394,7 @@ __all__ = [
     "concat", "cos", "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip",
     "floor", "full", "gather", "gather_or_zero", "getitem", "graft", "isfinite", "keep", "log",
     "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot",
-    "ones", "permute", "prod", "reduce", "relayout", "reshape", "rsqrt", "scatter_add",
+    "ones", "permute", "prod", "reduce", "relayout", "reshape", "round", "rsqrt", "scatter_add",
     "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "stop_gradient", "sum", "swap",
     "take", "take_or_zero", "tanh", "topk", "tril", "triu", "var", "where", "widened", "zeros",
     "zeros_like",

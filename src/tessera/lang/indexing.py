@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.dtypes import beyond, f32
 from ..core.errors import ShapeError, fail
 from .checks import flag, sizes, whole
 from .ids import check_ids
-from .shaping import one_dim, swap
+from .shaping import along, one_dim, sliced, swap
 from .tensor import Like, Tensor, as_tensor, emit, emit_many, scalar
 
 
 def argmax(x: Like, dim: int = -1) -> Tensor:
-    t = as_tensor(x)
-    return emit("argmax", t, dim=one_dim("argmax", t, dim))
+    return along(lambda t, d: emit("argmax", t, dim=d), "argmax", x, dim)
 
 
 def argmin(x: Like, dim: int = -1) -> Tensor:
-    t = as_tensor(x)
-    return emit("argmin", t, dim=one_dim("argmin", t, dim))
+    return along(lambda t, d: emit("argmin", t, dim=d), "argmin", x, dim)
 
 
 def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
     """The order that sorts `dim`; equal values keep their order."""
-    t = as_tensor(x)
-    d, down = one_dim("argsort", t, dim), flag("argsort", "descending", descending)
-    return emit("argsort", t, dim=d, descending=down)
+    down = flag("argsort", "descending", descending)
+    return along(lambda t, d: emit("argsort", t, dim=d, descending=down), "argsort", x, dim)
 
 
 def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """`x` sorted along `dim`, and where each value stood; equal values keep their order."""
     t = as_tensor(x)
     ids = argsort(t, dim, descending)
-    return gather_or_zero(t, ids, dim), ids
+    return (gather_or_zero(t, ids, dim) if t.ndim else t), ids
 
 
 def flip(x: Like, dim: int = -1) -> Tensor:
-    t = as_tensor(x)
-    return emit("flip", t, dim=one_dim("flip", t, dim))
+    return along(lambda t, d: emit("flip", t, dim=d), "flip", x, dim)
 
 
 def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
@@ -76,14 +74,24 @@ def take_or_zero(x: Tensor, ids: Like, dim: int = 0) -> Tensor:
 
 
 def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
-    """`x` at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims.
+    """`x` at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims: there one id serves
+    all of `x`, and several as many as they are.
 
     An id outside is what it is for `take`. Raises ShapeError, DTypeError.
     """
     t, at = as_tensor(x), as_tensor(ids)
     d = one_dim("gather", t, dim)
     check_ids("gather", "id", at, t.shape[d])
+    if t.ndim == at.ndim:  # of the other dims, what has ids
+        t = _first(
+            t, [n if i == d or k == 1 else k for i, (n, k) in enumerate(zip(t.shape, at.shape))]
+        )
     return emit("take_along", t, at, dim=d, ids="exact")
+
+
+def _first(t: Tensor, counts: Sequence[int]) -> Tensor:
+    """The first elements of each dim; all of a dim that has no more."""
+    return sliced(t, {i: (0, k, 1) for i, (n, k) in enumerate(zip(t.shape, counts)) if k < n})
 
 
 def gather_or_zero(x: Tensor, ids: Tensor, dim: int = -1) -> Tensor:
@@ -94,16 +102,20 @@ def gather_or_zero(x: Tensor, ids: Tensor, dim: int = -1) -> Tensor:
 def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
     """`x` with `updates` added at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims.
 
-    `ids` of one dim say where whole slices of `updates` go. An id outside is an error where the
-    host knows it; else it adds NaN to the nearest place, and of integers makes the whole result
-    their lowest number (unsigned: highest). Raises ShapeError, DTypeError.
+    `ids` of one dim say where whole slices of `updates` go. Of the other dims, one id serves all of
+    `updates`; where there are fewer ids than updates, the first updates are added. An id outside
+    is an error where the host knows it; else it adds NaN to the nearest place, and of integers
+    makes the whole result their lowest number (unsigned: highest). Raises ShapeError, DTypeError.
     """
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
     d = one_dim("scatter_add", t, dim)
     if at.ndim == 1 < t.ndim and u.shape == (*t.shape[:d], at.size, *t.shape[d + 1 :]):
         return _added("put", t, at, u, d)
+    if t.ndim == at.ndim == u.ndim:
+        one = [i != d and k == 1 for i, k in enumerate(at.shape)]
+        u = _first(u, [m if broad else k for k, m, broad in zip(at.shape, u.shape, one)])
     alike = t.ndim == at.ndim == u.ndim and all(
-        n == m and k in (1, n)
+        m <= n and k in (1, m)
         for i, (n, k, m) in enumerate(zip(t.shape, at.shape, u.shape))
         if i != d
     )
@@ -120,9 +132,14 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
 def _added(op: str, t: Tensor, at: Tensor, u: Tensor, dim: int) -> Tensor:
     size = t.shape[dim]
     check_ids("scatter_add", "id", at, size)
-    if u.dtype.is_float:
-        return t + emit(op, at, u, dim=dim, into=str(size), ids="exact")
-    out = t + emit(op, at, u, dim=dim, into=str(size))
+    how = {"ids": "exact"} if u.dtype.is_float else {}
+    sums = emit(op, at, u, dim=dim, into=str(size), **how)
+    if sums.shape != t.shape:  # fewer ids than rows: nothing is added to the others
+        none = (0,) * t.ndim
+        sums = emit("pad", sums, starts=none, steps=(1,) * t.ndim, shape=t.shape)
+    out = t + sums
+    if how:
+        return out
     return _or_beyond(out, emit("sum", _inside(at, size), dims=tuple(range(at.ndim))))
 
 

@@ -168,6 +168,7 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.invert: lambda x: ~x,
     np.bitwise_and: lambda x1, x2: as_tensor(x1) & x2,
     np.bitwise_or: lambda x1, x2: as_tensor(x1) | x2,
+    np.bitwise_xor: lambda x1, x2: as_tensor(x1) ^ x2,
     np.matmul: F.matmul,
     np.negative: lambda x: -x,
     np.positive: lambda x: x,
@@ -204,9 +205,7 @@ def _over(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _var(a: Like, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    t = as_tensor(a)
-    count = math.prod(t.shape[d] for d in dims_of("np.var", t, axis))
-    return F.var(t, axis, keepdims) * (count / (count - ddof)) if ddof else F.var(t, axis, keepdims)
+    return F.var(a, axis, keepdims, ddof)
 
 
 def _std(a: Like, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
@@ -411,6 +410,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.outer: _outer,
     np.einsum: _einsum,
     np.clip: _clip,
+    np.round: lambda a, decimals=0: F.round(a, decimals),
     np.where: _where,
     np.zeros_like: F.zeros_like,
     np.ones_like: _ones_like,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..core.dtypes import promote
 from ..core.errors import ShapeError, fail
 from .checks import is_whole, several, sizes, whole
 from .tensor import Like, Tensor, as_tensor, emit
@@ -16,12 +17,15 @@ Dims = int | Sequence[int] | None
 
 
 def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
-    """`dim` as sorted non-negative dims of `x`; None is all. Raises ShapeError."""
+    """`dim` as sorted non-negative dims of `x`; None is all. A scalar has a dim 0 of one element,
+    as in PyTorch, which is none of its dims. Raises ShapeError."""
     given: Any = range(x.ndim) if dim is None else (dim,) if is_whole(dim) else dim
     if not isinstance(given, (tuple, list, range)):
         whole(name, "dim", dim)  # says what is wrong with it
     out = []
     for d in (whole(name, "dim", d) for d in given):
+        if not x.ndim and d in (0, -1):
+            continue
         if not -x.ndim <= d < x.ndim:
             raise fail(
                 ShapeError,
@@ -35,7 +39,18 @@ def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
 
 def one_dim(name: str, x: Tensor, dim: int) -> int:
     """`dim` as one non-negative dim of `x`. Raises ShapeError, UsageError."""
-    return dims_of(name, x, whole(name, "dim", dim))[0]
+    dims = dims_of(name, x, whole(name, "dim", dim))
+    if not dims:
+        raise fail(ShapeError, f"{name}: a scalar has no dims", [("x", x.type)], fix="reshape it")
+    return dims[0]
+
+
+def along(fn: Callable[[Tensor, int], Tensor], name: str, x: Like, dim: int) -> Tensor:
+    """`fn(x, d)` of `x` and its dim; of a scalar as of the one element that it is."""
+    t = as_tensor(x)
+    line = t if t.ndim else reshape(t, 1)
+    out = fn(line, one_dim(name, line, dim))
+    return out if t.ndim else reshape(out, ())
 
 
 # -- shape ----------------------------------------------------------------------------------------
@@ -96,10 +111,17 @@ def broadcast_to(x: Like, shape: Sequence[int]) -> Tensor:
 
 
 def concat(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Joins along a dim that is there."""
-    ts = [as_tensor(x) for x in several("concat", xs)]
+    """Joins along a dim that is there; mixed dtypes are widened to one."""
+    ts = _one_dtype([as_tensor(x) for x in several("concat", xs)])
     d = one_dim("concat", ts[0], dim)
     return emit("concat", *ts, dim=d) if len(ts) > 1 else ts[0]
+
+
+def _one_dtype(ts: list[Tensor]) -> list[Tensor]:
+    want = ts[0].dtype
+    for t in ts[1:]:
+        want = promote(want, t.dtype)
+    return [t.to(want) for t in ts]
 
 
 def stack(xs: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from ..core.dtypes import DType, dtype_of, f32, int32, promote
+from ..core.dtypes import DType, beyond, dtype_of, f32, int32, promote
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
@@ -281,13 +281,26 @@ class Tensor:
         return binary("ge", self, o)
 
     def __and__(self, o: Like) -> Tensor:
-        return binary("logical_and", self, o)
+        return _bits("and", self, o)
 
     def __or__(self, o: Like) -> Tensor:
-        return binary("logical_or", self, o)
+        return _bits("or", self, o)
+
+    def __xor__(self, o: Like) -> Tensor:
+        return _bits("xor", self, o)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __invert__(self) -> Tensor:
+        # -1 - x turns every bit; of unsigned numbers, their largest less x
+        if self.dtype.is_int:
+            return (-1 if self.dtype.kind == "int" else beyond(self.dtype)) - self
         return emit("logical_not", self)
+
+    def __round__(self, decimals: int | None = None) -> Tensor:
+        from .functions import round
+
+        return round(self, decimals or 0)
 
     # -- shape ------------------------------------------------------------------------------------
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
@@ -444,6 +457,12 @@ def binary(op: str, x: object, y: object) -> Tensor:
     if op in ("floordiv", "mod"):
         _check_divisor(op, a, y)
     return emit(op, a, b)
+
+
+def _bits(op: str, x: Tensor, y: Like) -> Tensor:
+    """And, or, xor: of truths, or bit by bit of whole numbers."""
+    a, b = matched(op, x, y)
+    return emit(f"bit_{op}" if a.dtype.is_int else f"logical_{op}", a, b)
 
 
 def _check_divisor(op: str, x: Tensor, divisor: object) -> None:

@@ -82,3 +82,65 @@ row("x[mask] inside a recorded function", error=ts.UsageError, says="ts.where(ma
 )
 row("x[::0]", error=ts.UsageError, says="is no slice of dim 0")(lambda: ts.ones(4)[::0])
 row("x[:1.5]", error=ts.UsageError, says="is no slice of dim 0")(lambda: ts.ones(4)[:1.5])
+
+
+@row("^, &, | and ~ of whole numbers work on their bits, as in NumPy")
+def _() -> None:
+    for dtype in (ts.int32, ts.int8, ts.uint8, ts.uint32):
+        x, y = np.array([5, 12, 0], dtype.numpy), np.array([3, 100, 7], dtype.numpy)
+        a, b = ts.tensor(x), ts.tensor(y)
+        for got, want in ((a ^ b, x ^ y), (a & b, x & y), (a | b, x | y), (~a, ~x), (1 ^ a, 1 ^ x)):
+            np.testing.assert_array_equal(got.numpy(), want)
+    truth = ts.tensor([True, False])
+    assert (truth ^ True).numpy().tolist() == [False, True]
+
+
+@row("round goes to the even neighbour, as in NumPy and PyTorch")
+def _() -> None:
+    x = np.array([0.5, 1.5, -0.5, -1.5, 0.49999997, 2.5, 1e9, -3.7, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(round(ts.tensor(x)).numpy(), np.round(x))
+    np.testing.assert_allclose(round(ts.tensor([1.2345]), 2).numpy(), [1.23], rtol=1e-6)
+
+
+@row("concat and stack of mixed dtypes widen, as in PyTorch")
+def _() -> None:
+    parts = [ts.tensor([1, 2]), ts.tensor([0.5, 1.5]), ts.tensor([True, False])]
+    assert ts.concat(parts).numpy().tolist() == [1.0, 2.0, 0.5, 1.5, 1.0, 0.0]
+    assert ts.stack([parts[2], parts[0]]).numpy().tolist() == [[1, 0], [1, 2]]
+
+
+@row("dim=0 and dim=-1 of a scalar mean its one element, as in PyTorch")
+def _() -> None:
+    x = ts.tensor(3.0)
+    for f in (ts.sum, ts.mean, ts.max, ts.min, ts.prod, ts.logsumexp, ts.cumsum, ts.flip):
+        assert [f(x, d).shape for d in (0, -1)] == [(), ()] and f(x, 0).item() == 3.0, f
+    assert nn.softmax(x, 0).item() == 1.0 and ts.argmax(x).item() == 0
+    values, ids = ts.sort(x)
+    assert (values.item(), ids.item()) == (3.0, 0)
+
+
+row("dim=1 of a scalar", error=ts.ShapeError, says="there is no dim 1")(
+    lambda: ts.sum(ts.tensor(3.0), 1)
+)
+
+
+@row("scatter_add and gather with fewer ids than rows take the first rows, as PyTorch does")
+def _() -> None:
+    import torch
+
+    x, u = np.zeros((4, 6), np.float32), RNG.normal(size=(3, 5)).astype(np.float32)
+    for d in (0, 1):
+        ids = RNG.integers(0, 4, (2, 3))
+        want = torch.zeros(4, 6).scatter_add(d, torch.tensor(ids), torch.tensor(u))
+        np.testing.assert_allclose(ts.scatter_add(x, ids, u, d).numpy(), want.numpy(), rtol=1e-6)
+        want = torch.gather(torch.tensor(u), d, torch.tensor(ids % 3))
+        np.testing.assert_array_equal(ts.gather(u, ids % 3, d).numpy(), want.numpy())
+
+
+@row("var divides by the count unless correction= is given")
+def _() -> None:
+    x = RNG.normal(size=(3, 5)).astype(np.float32)
+    for c in (0, 1, 2):
+        got = ts.var(x, 1, correction=c).numpy()
+        np.testing.assert_allclose(got, x.var(1, ddof=c), rtol=1e-5)
+    assert np.isnan(ts.var(ts.ones(1), correction=1).item())

@@ -28,7 +28,7 @@ class NeedsRank(Exception):
 class Rank(Tensor):
     """A rank as a symbol: an i32 tensor, and a number as soon as it is used as only numbers are."""
 
-    def __xor__(self, other: int) -> int:
+    def __xor__(self, other: Any) -> Any:
         return int(self) ^ other
 
     def __lshift__(self, other: int) -> int:
@@ -42,6 +42,8 @@ class Rank(Tensor):
 
     def __or__(self, other: Any) -> Any:
         return int(self) | other
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         return divmod(int(self), other)

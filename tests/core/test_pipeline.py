@@ -184,10 +184,14 @@ passes""",
     ),
     "a gradient of the batch": (
         lambda: ts.jit(lambda weights, x: ts.grad(PIPE(weights, x).mean(), x))(W, X),
-        """compose: a gradient is asked for of what has as many rows as the batch
-  tensor : f32[16, 8]
-  at     : test_pipeline.py
-  fix    : if it is a weight, hand it in under a name that says so: weights=, params=""",
+        """compose: it is not clear which argument holds the batch
+  weights.a : f32[8, 8]
+  weights.b : f32[8, 8]
+  weights.c : f32[8, 8]
+  x         : f32[16, 8], a weight
+  at        : test_pipeline.py
+  fix       : hand the batch to the compiled function, as an argument; a weight is what ts.grad is \
+asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made""",
     ),
     "labels counted in a loop": (
         lambda: trained(
@@ -232,10 +236,14 @@ the other microbatches have
   fix  : name one: mesh_axes=("pp",)""",
     ),
     "no batch": (
-        lambda: ts.jit(lambda weights: PIPE(weights, 1.0))(W),
-        """compose: a pipeline needs a tensor whose dim 0 is the batch
-  at  : test_pipeline.py
-  fix : give the batch as an argument; names like weights and params are for weights""",
+        lambda: ts.jit(lambda weights: PIPE(weights, ts.tensor(X)))(W),
+        """compose: it is not clear which argument holds the batch
+  weights.a : f32[8, 8]
+  weights.b : f32[8, 8]
+  weights.c : f32[8, 8]
+  at        : test_pipeline.py
+  fix       : hand the batch to the compiled function, as an argument; a weight is what ts.grad is \
+asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made""",
     ),
     "asked before the first call": (
         lambda: piped().place(W),

@@ -70,8 +70,11 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
             _need_reached(recorder.node(loss), wrt, loss, leaves, spec)
         mean_over = recorder.view.batch if recorder.view is not None else ()
         if recorder.pipe is not None:
-            raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
-            found = recorder.pipe.accumulated(recorder, recorder.node(loss), wrt, raw)
+            if recorder.pipe.trial:
+                found = recorder.pipe.stand_ins(recorder, wrt)
+            else:
+                raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
+                found = recorder.pipe.accumulated(recorder, recorder.node(loss), wrt, raw)
             goals = [None if t is None else recorder.pipe.on_stage(t) for t in goals]
             found = [_laid(recorder.builder, g, w, t) for g, w, t in zip(found, wrt, goals)]
             recorder.pipe.gradients.update(zip(found, wrt, strict=True))

@@ -34,6 +34,7 @@ from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
 from .pipelines.microbatch import NeedsPipe, PipeState
+from .pipelines.readings import read
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .taps import tapped
 from .tensor import Tensor, as_tensor
@@ -196,7 +197,10 @@ class Jit(Generic[P, R]):
         try:
             self._recorded(entry, leaves, spec, values, None)
         except NeedsPipe as need:
-            self._recorded(entry, leaves, spec, [], PipeState.begin(need))
+            names = dict(enumerate(map(path_name, call_paths(self._signature, spec))))
+            tensors = {i: leaves[i] for i in entry.dynamic}
+            trial = functools.partial(self._recorded, entry, leaves, spec, [])
+            self._recorded(entry, leaves, spec, [], read(need, tensors, names, trial))
 
     def _recorded(
         self,
@@ -224,10 +228,10 @@ class Jit(Generic[P, R]):
         sources: dict[Node, Source] = {}
         named = call_paths(self._signature, spec)
         for k, i in enumerate(entry.dynamic):
-            kind = leaves[i].type if pipe is None else pipe.type_of(leaves[i], named[i])
+            kind = leaves[i].type if pipe is None else pipe.type_of(leaves[i], i)
             t = recorder.input(kind, path_name(named[i]))
             if pipe is not None:
-                pipe.met(recorder.node(t), leaves[i], named[i])
+                pipe.met(recorder.node(t), leaves[i], i)
             t.name = leaves[i].name
             if t.name:
                 recorder.named.append(t)
@@ -238,6 +242,8 @@ class Jit(Generic[P, R]):
         before = snapshot((args, kwargs))
         with recording(recorder):
             out = self.fn(*args, **kwargs)
+        if pipe is not None and pipe.trial:
+            return
         writes, removed = changes(before, (args, kwargs))
         out_leaves, out_spec = flatten(out)
         slots = [i for i, x in enumerate(out_leaves) if _belongs(x, recorder)]

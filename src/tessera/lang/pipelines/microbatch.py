@@ -17,34 +17,41 @@ from ...ir.schedule.pipelines.stages import depends
 from ...ops.redistribute import NAMES
 from ..functions import relayout
 from ..record import Recorder
-from ..strategy import holds_weights
 from ..tensor import Tensor, symbolic
 
 if TYPE_CHECKING:
     from .pipe import Pipe
 
-# First names of arguments that hold weights here, beside those that strategies know.
-WEIGHTS = frozenset({"w", "ws", "theta", "moments", "opt", "optimizer"})
-
 
 class NeedsPipe(Exception):
     """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
 
-    def __init__(self, pipe: Pipe, mesh: Mesh, rows: int) -> None:
-        self.pipe, self.mesh, self.rows = pipe, mesh, rows
+    def __init__(self, pipe: Pipe, mesh: Mesh) -> None:
+        self.pipe, self.mesh = pipe, mesh
         super().__init__(f"{pipe.name} is called where no function is compiled")
 
 
 @dataclass(eq=False)
 class PipeState:
-    """What a recording for one microbatch knows."""
+    """What a recording for one microbatch knows; or one that is a trial (readings.py), of the whole
+    batch or of one `trial` times as large. `cut` are the places, among the arguments' tensors, of
+    those that hold the batch.
+    """
 
     pipe: Pipe
     mesh: Mesh  # the whole; of one axis, that and another of size 1, or a stage had none
     given: Mesh  # as the user has it
     template: Mesh  # of one stage, whichever
     count: int
+    trial: int
     rows: int
+    cut: frozenset[int]
+    place: dict[Node, int] = field(default_factory=dict)  # of the inputs among the arguments
+    recorder: Recorder | None = None
+    taken: list[Node] = field(default_factory=list)  # the pipeline's arguments and results
+    results: list[Node] = field(default_factory=list)
+    wrt: set[Node] = field(default_factory=set)  # what a trial asks gradients for, and these
+    asked: list[Node] = field(default_factory=list)
     batch: dict[Node, TensorType] = field(default_factory=dict)
     sums: dict[Node, Node] = field(default_factory=dict)
     called: bool = False
@@ -55,7 +62,9 @@ class PipeState:
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
 
     @staticmethod
-    def begin(need: NeedsPipe) -> PipeState:
+    def begin(
+        need: NeedsPipe, trial: int, rows: int = 0, cut: frozenset[int] = frozenset()
+    ) -> PipeState:
         pipe, given = need.pipe, need.mesh
         mesh = given
         if len(mesh.axes) == 1:
@@ -64,19 +73,21 @@ class PipeState:
             if given.onto is not None:
                 mesh = mesh.fold(Mesh(axes, given.onto.array()[..., None]))
         count = pipe.microbatches(mesh.sizes[pipe.axis])
-        if need.rows % count:
+        if not trial and rows % count:
             raise fail(
                 ShapeError,
-                f"{pipe.name}: a batch of {need.rows} does not divide into {count} microbatches",
+                f"{pipe.name}: a batch of {rows} does not divide into {count} microbatches",
                 fix="choose a number that divides it: microbatches=",
             )
-        return PipeState(pipe, mesh, given, mesh.slice(**{pipe.axis: 0}), count, need.rows)
+        template = mesh.slice(**{pipe.axis: 0})
+        return PipeState(pipe, mesh, given, template, count, trial, rows, cut)
 
-    def type_of(self, t: Tensor, path: Sequence[object] = ("weights",)) -> TensorType:
-        """The type of `t` in the recording: one microbatch's part of a batch, on a stage's mesh."""
+    def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
+        """The type of `t` in the recording: one microbatch's part of a batch, on a stage's mesh.
+        `place` is its own among the arguments' tensors, None for one from outside."""
         kind = t.type
         if kind.mesh is None or kind.mesh in (self.mesh, self.given):
-            if self.pipe.axis in kind.split_axes and self.is_batch(t, path):
+            if self.pipe.axis in kind.split_axes and place in self.cut and not self.trial:
                 raise fail(
                     MeshError,
                     f"{self.pipe.name}: a batch is split over {self.pipe.axis!r}, which the stages"
@@ -92,9 +103,13 @@ class PipeState:
                 fix="put it on the mesh, or on a stage's slice of it",
             )
         here = self.on_stage(kind)
-        if not self.is_batch(t, path):
+        if place not in self.cut:
             return here
         first = here.dims[0]
+        if self.trial and len(first) == 1:
+            return here.with_dims(
+                ((Factor(self.rows * self.trial, first[0].axes),), *here.dims[1:])
+            )
         n = ways((a for f in first for a in f.axes), here.sizes)
         if len(first) > 1 or (self.rows // n) % self.count or self.rows % n:
             raise fail(
@@ -117,15 +132,10 @@ class PipeState:
         apart = self.pipe.axis in t.type.split_axes and t._data is not None
         return relayout(t, gathered(t.type, (self.pipe.axis,))) if apart else t
 
-    def is_batch(self, t: Tensor, path: Sequence[object]) -> bool:
-        """Whether `t` has a part for each microbatch: as many rows, and no weight by its name."""
-        if not t.shape or t.shape[0] != self.rows or t.type.mesh in self.slices:
-            return False
-        return not is_weight(t, path)
-
-    def met(self, node: Node, t: Tensor, path: Sequence[object] = ("weights",)) -> None:
+    def met(self, node: Node, t: Tensor, place: int) -> None:
         """Notes the input `node` for `t`."""
-        if self.is_batch(t, path):
+        self.place[node] = place
+        if place in self.cut:
             self.batch[node] = self.whole(t)
         if t.mesh in (self.mesh, self.given):
             self.resting.add(node)
@@ -140,6 +150,13 @@ class PipeState:
         n = self.mesh.sizes[self.pipe.axis]
         return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
 
+    def stand_ins(self, recorder: Recorder, wrt: Sequence[Node]) -> list[Node]:
+        """In a trial, what stands for the gradients of `wrt`: only their types matter."""
+        self.wrt.update(wrt)
+        made = [recorder.builder.input(n.type.complete(), "gradient") for n in wrt]
+        self.asked += made
+        return made
+
     def accumulated(
         self, recorder: Recorder, loss: Node, wrt: Sequence[Node], found: Sequence[Node]
     ) -> list[Node]:
@@ -151,13 +168,6 @@ class PipeState:
                 f"{self.pipe.name}: gradients are asked for in a loop of a pipelined function",
                 [("loss", loss.type)],
                 fix="call ts.grad after the loop",
-            )
-        if any(n in self.batch for n in wrt):
-            raise fail(
-                UsageError,
-                f"{self.pipe.name}: a gradient is asked for of what has as many rows as the batch",
-                [("tensor", next(self.batch[n] for n in wrt if n in self.batch))],
-                fix="if it is a weight, hand it in under a name that says so: weights=, params=",
             )
         self.mean(loss)
         micro = self.micro(recorder)
@@ -225,10 +235,6 @@ class PipeState:
         made = recorder.builder.input(node.type, f"mean{len(self.ahead)}")
         self.ahead[made] = node
         return symbolic(made, recorder), self.count
-
-
-def is_weight(t: Tensor, path: Sequence[object]) -> bool:
-    return holds_weights(t.name, path) or not WEIGHTS.isdisjoint(map(str, path[:1]))
 
 
 def laid_on(t: TensorType, mesh: Mesh) -> TensorType:

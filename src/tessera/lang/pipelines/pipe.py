@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...core.context import settings
-from ...core.errors import PACKAGE, GraphError, MeshError, TesseraError, UsageError, fail
+from ...core.errors import PACKAGE, GraphError, MeshError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...ir.graph.node import Graph, Node, reachable
@@ -30,8 +30,8 @@ from ..engine import engine
 from ..host import engine_array
 from ..record import Recorder, current, scope
 from ..tensor import Tensor, as_tensor
-from ..tree import call_paths, flatten, path_name, paths, unflatten
-from .microbatch import NeedsPipe, PipeState, is_weight, laid_on
+from ..tree import flatten, path_name, paths, unflatten
+from .microbatch import NeedsPipe, PipeState, laid_on
 
 MICROBATCHES = 2  # for each stage, where nobody says how many
 
@@ -83,17 +83,20 @@ class Pipe:
                 f"{self.name}: a pipeline is called in a loop or a local body",
                 fix="call it in the compiled function itself",
             )
+        leaves = [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         if state is None:
-            x = self._batch(args, kwargs)
-            raise NeedsPipe(self, self._mesh(x), x.shape[0])
+            raise NeedsPipe(self, self._mesh(leaves))
         if state.pipe is not self or state.called:
             raise fail(
                 UsageError,
                 f"{self.name}: a function calls pipelines twice",
                 fix="put all stages into one pipeline, and call it once in a function",
             )
-        state.called = True
-        return self._play(args, kwargs, state, recorder)
+        state.called, state.recorder = True, recorder
+        state.taken = [recorder.node(x) for x in leaves]
+        out = self._play(args, kwargs, state, recorder)
+        state.results = [recorder.node(x) for x in flatten(out)[0] if isinstance(x, Tensor)]
+        return out
 
     def _play(
         self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None
@@ -113,23 +116,6 @@ class Pipe:
             if state is not None:
                 state.spans.append((first, len(recorder.builder.nodes)))
         return out
-
-    def _batch(self, args: Any, kwargs: Any) -> Tensor:
-        """The first tensor of the call that is no weight by its name: it has the batch's rows."""
-        signature = inspect.signature(self.body or self.parts[0])
-        leaves, spec = flatten((args, kwargs))
-        try:
-            paths = call_paths(signature, spec)
-        except TesseraError:
-            paths = [()] * len(leaves)
-        for x, path in zip(leaves, paths, strict=True):
-            if isinstance(x, Tensor) and x.shape and not is_weight(x, path):
-                return x
-        raise fail(
-            UsageError,
-            f"{self.name}: a pipeline needs a tensor whose dim 0 is the batch",
-            fix="give the batch as an argument; names like weights and params are for weights",
-        )
 
     def place(self, tree: Any) -> Any:
         """The weights of `tree` (a dict, a module's parameters), each on the slice of the stage
@@ -230,8 +216,9 @@ class Pipe:
         assert self.plan is not None
         return self.plan.table
 
-    def _mesh(self, x: Tensor) -> Mesh:
-        mesh = self.mesh or settings().mesh or x.mesh
+    def _mesh(self, given: Sequence[Tensor]) -> Mesh:
+        theirs = next((x.mesh for x in given if x.mesh is not None and self.axis in x.mesh), None)
+        mesh = self.mesh or settings().mesh or theirs
         if mesh is None or self.axis not in mesh:
             raise fail(
                 MeshError,

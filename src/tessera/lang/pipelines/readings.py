@@ -1,0 +1,106 @@
+"""Which inputs of a pipelined function have a row for each example of the batch? What the program
+does with them decides, never what they are called.
+
+A reading is a set of inputs that hold the batch. A program means something for a batch of any size,
+so a reading is possible if the program can be recorded with twice as many rows in these inputs and
+no others, and its pipeline then gives twice as many. Of these the least is right: what may as well
+stay whole is whole on one device too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ...core.errors import UsageError, fail
+from ...ir.graph.node import Node, reachable
+from ...ir.schedule.pipelines.stages import depends
+from ..tensor import Tensor
+from .microbatch import NeedsPipe, PipeState
+
+TRIES = 8  # readings to begin with, where the fullest one is not possible
+Record = Callable[[PipeState], None]
+
+
+def read(
+    need: NeedsPipe, inputs: Mapping[int, Tensor], names: Mapping[int, str], record: Record
+) -> PipeState:
+    """The state to record one microbatch with. `inputs` are the tensors among the arguments, by
+    their places; `record` records the function. Raises UsageError where no reading is possible, or
+    several; and what a recording of the whole batch raises."""
+    survey = PipeState.begin(need, 1)
+    record(survey)
+    weights = _weights(survey, inputs)
+    first = {i: None for n in survey.taken for i in _places(survey, n) if i not in weights}
+    sizes = dict.fromkeys(
+        n.type.shape[0] for n in survey.taken if n.type.rank and _places(survey, n) - weights
+    )
+
+    def possible(rows: int, cut: frozenset[int]) -> bool:
+        trial = PipeState.begin(need, 2, rows, cut)
+        try:
+            record(trial)
+        except Exception:  # of our rules, or of the user's own checks
+            return False
+        pairs = zip(trial.results, survey.results, strict=True)
+        grown = [
+            a.type.shape[0] == 2 * b.type.shape[0]
+            for a, b in pairs
+            if a.type.rank and a.op != "input"  # a weight that is handed through
+        ]
+        return any(grown) or not grown
+
+    def least(rows: int) -> frozenset[int] | None:
+        every = [i for i in first if inputs[i].shape[0] == rows]
+        every += [
+            i for i, t in inputs.items()
+            if t.shape[:1] == (rows,) and i not in weights and i not in first
+        ]  # fmt: skip
+        if len(every) == len(sizes) == 1:
+            return frozenset(every)
+        cut = next((c for c in _beginnings(every) if possible(rows, c)), None)
+        for i in reversed(every):
+            if cut is not None and i in cut and len(cut) > 1 and possible(rows, cut - {i}):
+                cut -= {i}
+        return cut
+
+    found = {rows: cut for rows in sizes if (cut := least(rows))}
+    if len(found) != 1:
+        places = dict.fromkeys(i for n in survey.taken for i in sorted(_places(survey, n)))
+        raise fail(
+            UsageError,
+            f"{need.pipe.name}: it is not clear which argument holds the batch",
+            [(names[i], f"{inputs[i].type}{', a weight' * (i in weights)}") for i in places],
+            fix="hand the batch to the compiled function, as an argument; a weight is what ts.grad"
+            " is asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made",
+        )
+    ((rows, cut),) = found.items()
+    return PipeState.begin(need, 0, rows, cut)
+
+
+def _beginnings(every: list[int]) -> Iterator[frozenset[int]]:
+    """Where a search may begin: all, one alone, or all but one."""
+    if every:
+        yield frozenset(every)
+    if len(every) > 1:
+        yield from (frozenset([i]) for i in every[:TRIES])
+        yield from (frozenset(every) - {i} for i in every[:TRIES])
+
+
+def _places(state: PipeState, n: Node) -> set[int]:
+    """Which of the arguments' tensors `n` is computed from."""
+    return {state.place[a] for a in reachable([n]) if a in state.place}
+
+
+def _weights(survey: PipeState, inputs: Mapping[int, Tensor]) -> set[int]:
+    """The places of what is no batch: what was made as a weight, what gradients are asked for, what
+    lies on a stage, and what meets the model's results only by way of the gradients."""
+    assert survey.recorder is not None
+    nodes = survey.recorder.builder.nodes
+    late = depends(nodes, survey.asked)
+    read = reachable([*survey.taken, *(depends(nodes, survey.results) - late)])
+    return {
+        i
+        for n, i in survey.place.items()
+        if (t := inputs[i]).name or t.drawn or t.type.mesh in survey.slices
+        or n in survey.wrt or n not in read
+    }  # fmt: skip

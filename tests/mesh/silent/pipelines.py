@@ -1,0 +1,106 @@
+"""Does a pipeline cut what holds the batch, and nothing else, whatever it is called?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, nn, pipeline
+from tests.mesh.silent.rows import row
+
+MESH = dist.Mesh(("pp",), devices=2)
+ROWS = 8  # of the batch, and of every weight
+RNG = np.random.default_rng(5)
+
+
+def real(*shape: int) -> np.ndarray:
+    return (RNG.normal(size=shape) * 0.5).astype(np.float32)
+
+
+PARAMS = {"first": real(ROWS, ROWS), "second": real(ROWS, ROWS)}
+X, BANK, MASK = real(ROWS, ROWS), real(ROWS, ROWS), (real(ROWS, 1) > 0).astype(np.float32)
+LABELS = RNG.integers(0, ROWS, ROWS).astype(np.int32)
+
+
+def layers(p: dict[str, Any], x: Any) -> Any:
+    return ts.tanh(x @ p["first"]) @ p["second"]
+
+
+def piped(body: Callable[..., Any]) -> Any:
+    return pipeline.run(mesh_axes=("pp",), schedule="GPipe", microbatches=4, mesh=MESH)(body)
+
+
+def same(step: Callable[[Callable[..., Any]], Callable[..., Any]], body: Any, *args: Any) -> None:
+    """A step that calls a pipeline gives what it gives with the plain function."""
+    got, want = ts.jit(step(piped(body)))(*args), ts.jit(step(body))(*args)
+    for a, b in zip(leaves(got), leaves(want), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-5, atol=1e-6)
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, (dict, tuple, list)):
+        return [x for t in (tree.values() if isinstance(tree, dict) else tree) for x in leaves(t)]
+    return [tree]
+
+
+@row("a pipeline's arguments under other names, weights with as many rows as the batch")
+def _() -> None:
+    def one(model: Any) -> Any:
+        def step(weights: Any, state: Any, batch: Any) -> Any:
+            loss = nn.cross_entropy(model(weights, batch["x"]), batch["y"])
+            grads = ts.grad(loss, weights)
+            state = {k: 0.9 * state[k] + g for k, g in grads.items()}
+            return loss, {k: w - 0.1 * state[k] for k, w in weights.items()}, state
+
+        return step
+
+    def other(model: Any) -> Any:
+        def step(inputs: Any, x: Any, weights: Any) -> Any:
+            return one(model)(inputs, x, weights)
+
+        return step
+
+    zeros = {k: np.zeros_like(w) for k, w in PARAMS.items()}
+    same(other, layers, PARAMS, zeros, {"x": X, "y": LABELS})
+
+
+@row("a pipeline called with plain arrays as weights, under the name of a batch")
+def _() -> None:
+    def body(batch: Any, weights: Any) -> Any:
+        return layers(batch, weights)
+
+    np.testing.assert_allclose(
+        piped(body)(PARAMS, X).numpy(), ts.jit(body)(PARAMS, X).numpy(), rtol=2e-5, atol=1e-6
+    )
+
+
+@row("a mask of the batch called params, and a table with as many rows called inputs")
+def _() -> None:
+    def attended(p: Any, x: Any, inputs: Any) -> Any:
+        return nn.softmax(layers(p, x) @ inputs.T) @ inputs
+
+    def step(model: Any) -> Any:
+        def run(p: Any, x: Any, params: Any, inputs: Any) -> Any:
+            out = model(p, x, inputs) * params
+            return (out * out).mean(), ts.grad((out * out).mean(), p), out
+
+        return run
+
+    same(step, attended, PARAMS, X, MASK, BANK)
+
+
+@row("a batch that nothing tells from a weight", error=ts.UsageError,
+     says="it is not clear which argument holds the batch")  # fmt: skip
+def _() -> None:
+    piped(lambda x, y: (ts.tanh(x) * 2.0, ts.tanh(y) + 1.0))(X, real(4, 3))
+
+
+@row("a pipeline whose batch is read through a closure", error=ts.UsageError,
+     says="hand the batch to the compiled function as an argument")  # fmt: skip
+def _() -> None:
+    model = piped(layers)
+    x = ts.tensor(X)
+    ts.jit(lambda p: ts.grad(model(p, x).mean(), p))(PARAMS)

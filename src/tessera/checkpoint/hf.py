@@ -109,7 +109,7 @@ def save_hf(
         raise fail(UsageError, f"save_hf: the model cannot be {shown(model)}", fix="give an nn.GPT")
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     known, options, config = _described(model, architecture)
-    weights = model.parameters()
+    weights = dict(model.named_parameters(remove_duplicate=False))
     path = _folder("save_hf", folder)
     there = [path / CONFIG, *path.glob("*.safetensors")]
     if any(p.exists() for p in there):

@@ -181,13 +181,19 @@ def dist_tensor(
     """
     mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
     t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
-    if not isinstance(name, str):
-        raise fail(UsageError, f"dist.tensor: name cannot be {shown(name)}", fix="give a string")
-    _known_init(init)
     t.name, t.drawn = name, True
-    key = random.key_for(name)
-    t._pending = lambda: _initial(t.type, init, key)
+    first = first_values("dist.tensor", init, name)
+    t._pending = lambda: first(t)
     return t
+
+
+def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
+    """What makes the data of a tensor by `init`, in the layout that the tensor has by then."""
+    if not isinstance(name, str):
+        raise fail(UsageError, f"{what}: name cannot be {shown(name)}", fix="give a string")
+    _known_init(init)
+    key = random.key_for(name)
+    return lambda t: _initial(t.type, init, key)
 
 
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:

@@ -93,7 +93,7 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     outs, loc = [], caller()
     for i, t in enumerate(inputs[:values]):
         out = Tensor(t.data, t.type)
-        out._made = Made("custom", tuple(inputs), attrs, i, loc)
+        out._made = Made("custom", tuple([t.now() for t in inputs]), attrs, i, loc)
         outs.append(out)
     return outs
 

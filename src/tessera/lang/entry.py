@@ -10,6 +10,7 @@ from typing import Any
 from ..core.context import Settings
 from ..core.layout import TensorType
 from .cuts import Branch
+from .parameter import FREEZING, Parameter
 from .static import Same, kept
 from .taps import Tap
 from .tensor import Tensor
@@ -29,9 +30,12 @@ class Written:
     written_slots: list[int]  # which of `writes` take the program's further results
     removed: list[Path]
     taps: list[Tap]  # what sees the program's last results
+    fills: list[int]  # the parameters among the call's tensors that take results before those
+    same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
+    assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
 
     def __post_init__(self) -> None:
-        beside = self.writes or self.removed or self.taps
+        beside = self.writes or self.removed or self.taps or self.fills or self.assigned
         self.plain = len(self.slots) == len(self.leaves) and not beside
 
 
@@ -45,35 +49,62 @@ class Entry:
         donated: Sequence[bool],
         owners: Container[type] = (),
     ) -> None:
-        self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-        self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
-        self.types = [leaves[i].type for i in self.dynamic]
-        # The object that the function is a method of is itself; the rest is what is in it.
-        self.values = [
-            Same(v) if type(v) in owners else kept(v, warn=True)
-            for v in (leaves[i] for i in self.static)
-        ]
-        self.kinds = [type(leaves[i]) for i in self.static]
+        self.owners = owners
+        self.cover(leaves)
         self.setting = setting
-        self.donated = {k for k, i in enumerate(self.dynamic) if donated[i]}
+        self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
         self.root = Branch()
+        self.key: Any = None  # the structures of its arguments and of what is around them
         # Where the whole function is one program of arguments only: how to pick them.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
 
-    def pick(self, leaves: list[Any]) -> list[Any]:
+    def cover(self, leaves: Sequence[Any]) -> None:
+        """Takes `leaves`, arguments and what is around them, for what it was recorded with."""
+        self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
+        tensors = self.pick(leaves)
+        self.types = [t.type for t in tensors]
+        self.frozen = [t.frozen for t in tensors]
+        # The object that the function is a method of is itself; the rest is what is in it.
+        self.values = [
+            Same(v) if type(v) in self.owners else kept(v, warn=True)
+            for v in (leaves[i] for i in self.static)
+        ]
+        self.kinds = [type(leaves[i]) for i in self.static]
+        # One parameter under several names is one input.
+        self.boxes = [k for k, t in enumerate(tensors) if type(t) is Parameter]
+        self.distinct = len(set(map(id, tensors)))
+        self.alias = self._alias(tensors)
+
+    def _alias(self, tensors: Sequence[Any]) -> list[int]:
+        first: dict[int, int] = {}
+        return [first.setdefault(id(tensors[k]), k) for k in self.boxes]
+
+    def pick(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The tensors among `leaves`."""
         return leaves if not self.static else [leaves[i] for i in self.dynamic]
 
     def matches(self, leaves: list[Any], setting: Settings) -> bool:
+        tensors = self.pick(leaves)
         try:
-            types = list(map(_type_of, self.pick(leaves)))
+            types = list(map(_type_of, tensors))
         except AttributeError:
             return False
         if types != self.types or (setting is not self.setting and setting != self.setting):
             return False
+        if self.boxes and not self._same_boxes(tensors):
+            return False
+        if FREEZING and [t.frozen for t in tensors] != self.frozen:
+            return False
         values = [leaves[i] for i in self.static]
         return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))
+
+    def _same_boxes(self, tensors: Sequence[Any]) -> bool:
+        """Whether names that were of one parameter are so here, and no others."""
+        if self.distinct == len(tensors) == len(set(map(id, tensors))):
+            return True
+        return self._alias(tensors) == self.alias
 
     def settle(self) -> None:
         """Finds the short way, once the first recording is done."""

@@ -3,6 +3,7 @@ outside they differentiate what the tensors remember of how they were made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
@@ -13,6 +14,7 @@ from ..ops.op import TUPLES
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import differentiate, reached
 from .checks import shown
+from .parameter import need_trained, trained
 from .record import Recorder, current, run_graph
 from .strategy import Plan, Strategy, wish
 from .tensor import Made, Tensor, symbolic
@@ -20,7 +22,8 @@ from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatte
 
 
 def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
-    """The gradient of the scalar `loss` by each tensor of `weights`, in the same structure.
+    """The gradient of the scalar `loss` by each tensor of `weights`, in the same structure; of a
+    module, of its parameters that are not frozen, by name.
 
     Gradients come back finished, in the layout of their weights, or as `layout` says: a strategy,
     or a tree like `weights` of tensors or types. So a sharded optimizer asks for reduce_scatter.
@@ -51,7 +54,9 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
     recorder = current()
     if weights is None:
         weights = _named(loss)
+    weights = trained(weights)
     leaves, spec = flatten(weights)
+    need_trained("grad", zip(map(path_name, spec_paths(spec)), leaves, strict=True))
     for leaf, path in zip(leaves, paths(weights), strict=True):
         if not isinstance(leaf, Tensor) or not leaf.dtype.is_float:
             what = leaf.type if isinstance(leaf, Tensor) else type(leaf).__name__
@@ -81,7 +86,7 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
         else:
             found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
-    return unflatten(spec, _from_tape(loss, leaves, spec, goals))
+    return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
 
 
 def _need_reached(
@@ -157,8 +162,13 @@ def _laid(b: Builder, g: Node, at: Node, goal: TensorType | None) -> Node:
 
 def met(recorder: Recorder) -> dict[str, Tensor]:
     """Every named weight that the function being recorded has met, by name."""
-    found = {t.name: t for t, _ in recorder.captured if t.name and t.dtype.is_float}
-    return found | {t.name: t for t in recorder.named if t.dtype.is_float}
+    for module in recorder.root.met.values():
+        module.parameters()  # gives them their names
+    return _weights([*(t for t, _ in recorder.captured), *recorder.named])
+
+
+def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
+    return {t.name: t for t in found if t.name and t.dtype.is_float and not t.frozen}
 
 
 def _named(loss: Tensor) -> dict[str, Tensor]:
@@ -167,7 +177,7 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
         within = reached(recorder.node(loss))
         found = {n: t for n, t in met(recorder).items() if recorder.node(t) in within}
     else:
-        found = {t.name: t for t in _tape_leaves(loss) if t.name and t.dtype.is_float}
+        found = _weights(t if t.box is None else t.box for t in _tape_leaves(loss))
     if not found:
         raise fail(
             UsageError,

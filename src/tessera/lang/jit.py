@@ -11,6 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import isfunction
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -28,17 +29,19 @@ from ..ir.schedule.schedule import Schedule
 from ..passes.algorithms import algorithms, choices
 from ..passes.simplify import simplify
 from . import random
+from .around import around
 from .checks import bound, shown, signature_of
 from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
+from .parameter import Parameter
 from .pipelines.microbatch import NeedsPipe, PipeState
 from .pipelines.readings import read
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .taps import tapped
 from .tensor import Tensor, as_tensor
-from .tree import Spec, call_paths, flatten, path_name, tree_map, unflatten
+from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
 from .writes import changes, put, remove, snapshot
 
 P = ParamSpec("P")
@@ -54,7 +57,8 @@ class Jit(Generic[P, R]):
     """A compiled function; `.graph` is the Graph IR of its last recording."""
 
     def __init__(self, fn: Callable[P, R], donate: str | int | Sequence[str | int], finish: bool):
-        functools.update_wrapper(self, fn)
+        # A model's attributes may change: they are not copied.
+        functools.update_wrapper(self, fn, updated=("__dict__",) if isfunction(fn) else ())
         self.fn = fn
         self.name = getattr(fn, "__name__", "function")
         self.finish = finish
@@ -65,6 +69,7 @@ class Jit(Generic[P, R]):
         self._piped: Schedule | None = None  # of the last recording, where it calls a pipeline
         self._recordings = 0
         self._owners: set[type] = set()  # classes that it is a method of
+        self._around: list[Any] = []  # modules and parameters from outside (lang/around.py)
         self._chosen = settings().schedule
 
     def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
@@ -138,23 +143,44 @@ class Jit(Generic[P, R]):
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
         """What is recorded for these arguments, now if it was not before; and their leaves."""
         leaves, spec = flatten((args, kwargs))
-        setting = settings()
-        entry = self._known(leaves, spec, setting)
+        more, shape = flatten(self._around) if self._around else _NOTHING
+        key, setting = (spec, shape), settings()
+        entry = self._known(leaves, more, key, setting)
         if entry is None and not _KNOWN.issuperset(map(type, leaves)):
             leaves = [_dynamic(x) for x in leaves]
-            entry = self._known(leaves, spec, setting)
+            entry = self._known(leaves, more, key, setting)
         if entry is None:
-            entry = Entry(leaves, setting, self._marks(args, kwargs), self._owners)
-            self._record(entry, leaves, spec, [])
+            entry = Entry(leaves + more, setting, self._marks(args, kwargs), self._owners)
+            entry.key = key
+            more = self._record(entry, leaves, more, spec, [])
             entry.settle()
-            self._entries.setdefault(spec, []).insert(0, entry)
-        return entry, leaves, spec
+            self._entries.setdefault(entry.key, []).insert(0, entry)
+        return entry, leaves + more if more else leaves, spec
 
-    def _known(self, leaves: list[Any], spec: Any, setting: Settings) -> Entry | None:
-        for entry in self._entries.get(spec, ()):
-            if entry.matches(leaves, setting):
+    def _known(
+        self, leaves: list[Any], more: list[Any], key: Any, setting: Settings
+    ) -> Entry | None:
+        for entry in self._entries.get(key, ()):
+            if entry.matches(leaves + more if more else leaves, setting):
                 return entry
         return None
+
+    def _covered(
+        self, entry: Entry, leaves: list[Any], more: list[Any], recorder: Recorder
+    ) -> list[Any]:
+        """What is around `leaves` now that the function was recorded; the entry knows of it."""
+        new = around(recorder, self._around)
+        if not new:
+            return more
+        self._around = [*self._around, *new]
+        more, shape = flatten(self._around)
+        entry.cover(leaves + more)
+        mine = self._entries.get(entry.key, [])
+        entry.key = (entry.key[0], shape)
+        if entry in mine:  # it goes on after a read
+            mine.remove(entry)
+            self._entries.setdefault(entry.key, []).insert(0, entry)
+        return more
 
     # -- running ----------------------------------------------------------------------------------
     def _straight(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
@@ -166,16 +192,18 @@ class Jit(Generic[P, R]):
         if entry.have == program.wants:
             entry.have = None  # from now on nothing needs to be moved
         outs = program(entry.straight(data), entry.have)
-        return _give(entry.root.written, outs, program.types, args, kwargs)
+        return _give(entry.root.written, outs, program.types, args, kwargs, entry.pick(leaves))
 
     def _cut(self, entry: Entry, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Any:
-        source = _sources(entry.pick(leaves))
+        own = len(spec_paths(spec))
+        leaves, more = leaves[:own], leaves[own:]
         while True:
-            run = Run(entry.root, source)
+            tensors = entry.pick(leaves + more)
+            run = Run(entry.root, _sources(tensors))
             done = run.go()
             if done is not None:
-                return _give(*done, args, kwargs)
-            self._record(entry, leaves, spec, run.values)
+                return _give(*done, args, kwargs, tensors)
+            more = self._record(entry, leaves, more, spec, run.values)
 
     def _marks(self, args: Any, kwargs: Any) -> list[bool]:
         """Per leaf: is its argument donated?"""
@@ -191,34 +219,39 @@ class Jit(Generic[P, R]):
         return flatten((tuple(map(mark, args)), {k: mark(v) for k, v in kwargs.items()}))[0]
 
     # -- recording --------------------------------------------------------------------------------
-    def _record(self, entry: Entry, leaves: list[Any], spec: Any, values: list[Any]) -> None:
-        """Records the function along the values read so far; adds the branches that follow."""
+    def _record(
+        self, entry: Entry, leaves: list[Any], more: list[Any], spec: Any, values: list[Any]
+    ) -> list[Any]:
+        """Records the function along the values read so far; adds the branches that follow. Gives
+        the leaves of what is around it."""
         self._warn(bool(values))
         try:
-            self._recorded(entry, leaves, spec, values, None)
+            return self._recorded(entry, leaves, more, spec, values, None)
         except NeedsPipe as need:
             names = dict(enumerate(map(path_name, call_paths(self._signature, spec))))
-            tensors = {i: leaves[i] for i in entry.dynamic}
-            trial = functools.partial(self._recorded, entry, leaves, spec, [])
-            self._recorded(entry, leaves, spec, [], read(need, tensors, names, trial))
+            tensors = {i: leaves[i] for i in entry.dynamic if i < len(leaves)}
+            trial = functools.partial(self._recorded, entry, leaves, more, spec, [])
+            pipe = read(need, tensors, names, trial)
+            return self._recorded(entry, leaves, more, spec, [], pipe)
 
     def _recorded(
         self,
         entry: Entry,
         leaves: list[Any],
+        more: list[Any],
         spec: Any,
         values: list[Any],
         pipe: PipeState | None,
-    ) -> None:
+    ) -> list[Any]:
         given = list(values)
         reads: list[tuple[Node, dict[Node, Node]]] = []
-        tensors = entry.pick(leaves)
 
         def reader(r: Recorder, node: Node) -> np.ndarray[Any, Any]:
             whole = r.builder.redistribute(node, node.type.replicated(), "to be read")
             reads.append((whole, dict(r.builder.replaced)))
             if len(reads) > len(given):
-                given.append(_value_now(r, whole, sources, _sources(tensors)))
+                held = list(map(r.content, entry.pick(leaves + more)))
+                given.append(_value_now(r, whole, sources, _sources(held)))
             value: np.ndarray[Any, Any] = given[len(reads) - 1]
             return value
 
@@ -227,7 +260,13 @@ class Jit(Generic[P, R]):
         inputs: dict[int, Tensor] = {}
         sources: dict[Node, Source] = {}
         named = call_paths(self._signature, spec)
-        for k, i in enumerate(entry.dynamic):
+        bindings: list[tuple[Parameter, Node]] = []
+        known: set[int] = set()
+        own = [(k, i) for k, i in enumerate(entry.dynamic) if i < len(leaves)]
+        for k, i in own:
+            if id(leaves[i]) in known:  # a parameter under a second name
+                inputs[i] = leaves[i]
+                continue
             kind = leaves[i].type if pipe is None else pipe.type_of(leaves[i], i)
             t = recorder.input(kind, path_name(named[i]))
             if pipe is not None:
@@ -235,26 +274,43 @@ class Jit(Generic[P, R]):
             t.name = leaves[i].name
             if t.name:
                 recorder.named.append(t)
-            inputs[i] = t
             sources[recorder.node(t)] = k
-        args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
-        bound(self.name, self._signature, args, kwargs)
-        before = snapshot((args, kwargs))
+            inputs[i] = t
+            if type(leaves[i]) is Parameter:
+                inputs[i] = leaves[i]
+                known.add(id(leaves[i]))
+                bindings.append((leaves[i], recorder.node(t)))
         with recording(recorder):
+            for box, node in bindings:
+                recorder.bind(box, node)
+            args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
+            bound(self.name, self._signature, args, kwargs)
+            before = snapshot((args, kwargs))
             out = self.fn(*args, **kwargs)
         if pipe is not None and pipe.trial:
-            return
+            return more
+        more = self._covered(entry, leaves, more, recorder)
+        place: dict[int, int] = {}
+        for k, t in enumerate(entry.pick(leaves + more)):
+            place.setdefault(id(t), k)
         writes, removed = changes(before, (args, kwargs))
         out_leaves, out_spec = flatten(out)
+        same = [(i, place[id(x)]) for i, x in enumerate(out_leaves) if id(x) in recorder.boxes]
         slots = [i for i, x in enumerate(out_leaves) if _belongs(x, recorder)]
         written_slots = [i for i, (_, x) in enumerate(writes) if _belongs(x, recorder)]
         results = [recorder.node(out_leaves[i]) for i in slots]
         results += [recorder.node(writes[i][1]) for i in written_slots]
+        # A parameter that is given back is the caller's own, with what it was given or set to.
+        back = {id(out_leaves[i]) for i, _ in same}
+        opened = [o for i, o in recorder.boxes.items() if o.is_set or i in back]
+        results += [recorder.node(o.last) for o in opened if o.last is not None]
+        assigned = list(recorder.assigned.values())
+        results += [recorder.node(a.last) for a in assigned]
         results += [recorder.node(t) for t in tapped(recorder)]
         if self.finish:
             results = [self._finished(recorder, n) for n in results]
         for t, node in recorder.captured:
-            sources[node] = t
+            sources[node] = place.get(id(t), t)
         if recorder.key is not None:
             sources[recorder.key] = None
         rec = Recording(self.name, list(recorder.builder.nodes), sources)
@@ -262,13 +318,14 @@ class Jit(Generic[P, R]):
             out_leaves[i] = None
         self._last, self._chosen = (recorder.builder, results), choices()
         written = Written(
-            out_spec, out_leaves, slots, writes, written_slots, removed, recorder.taps
-        )
+            out_spec, out_leaves, slots, writes, written_slots, removed, recorder.taps,
+            [place[id(o.box)] for o in opened], same, [(a.holder, a.name) for a in assigned],
+        )  # fmt: skip
         self._piped = None
         if pipe is not None:
-            self._pipelined(entry, leaves, recorder, rec, results)
+            self._pipelined(entry, leaves + more, recorder, rec, results)
             entry.root.written = written
-            return
+            return more
         way, last = grow(entry.root, given[: len(reads)])
         for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
             if branch.recording is None:
@@ -278,6 +335,7 @@ class Jit(Generic[P, R]):
         last.donate = frozenset(
             i for i, s in last.sources.items() if isinstance(s, int) and s in entry.donated
         )
+        return more
 
     def _pipelined(
         self,
@@ -331,7 +389,8 @@ class Jit(Generic[P, R]):
 
 
 # -- parts of a call ------------------------------------------------------------------------------
-_KNOWN = {Tensor, int, float, bool, str}
+_KNOWN = {Tensor, Parameter, int, float, bool, str}
+_NOTHING: tuple[list[Any], Any] = ([], None)
 
 
 def _dynamic(x: Any) -> Any:
@@ -343,7 +402,7 @@ def _belongs(x: Any, recorder: Recorder) -> bool:
     return isinstance(x, Tensor) and x._recorder is recorder
 
 
-def _sources(tensors: list[Any]) -> Callable[[Source], tuple[Any, TensorType]]:
+def _sources(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorType]]:
     key: list[Any] = []
 
     def source(where: Source) -> tuple[Any, TensorType]:
@@ -361,7 +420,7 @@ def _value_now(
     r: Recorder, node: Node, sources: dict[Node, Source], source: Callable[[Source], Any]
 ) -> np.ndarray[Any, Any]:
     """The value of `node`, by running everything it depends on, while recording goes on."""
-    known = {**sources, **{n: t for t, n in r.captured}}
+    known = {**sources, **{n: r.content(t) for t, n in r.captured}}
     if r.key is not None:
         known[r.key] = None
     branch = Branch()
@@ -375,9 +434,15 @@ def _value_now(
 
 
 def _give(
-    written: Written, outs: list[Any], types: Sequence[TensorType], args: Any, kwargs: Any
+    written: Written,
+    outs: list[Any],
+    types: Sequence[TensorType],
+    args: Any,
+    kwargs: Any,
+    tensors: Sequence[Any],
 ) -> Any:
-    """The call's result from the program's; writes go into the caller's containers."""
+    """The call's result from the program's; writes go into the caller's containers, parameters
+    among the call's `tensors`, and modules."""
     made = list(map(Tensor, outs, types))
     if written.plain:
         return unflatten(written.spec, made)
@@ -392,6 +457,13 @@ def _give(
         put(top, path, value)
     for path in written.removed:
         remove(top, path)
+    for k in written.fills:
+        new = next(rest)
+        tensors[k].fill(new._data, new.type)
+    for holder, name in written.assigned:
+        setattr(holder, name, next(rest))
+    for i, k in written.same:
+        leaves[i] = tensors[k]
     for tap in written.taps:
         tap.run([next(rest) for _ in tap.tensors])
     return unflatten(written.spec, leaves)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +27,36 @@ from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
     from .local.view import View
+    from .parameter import Parameter
     from .pipelines.microbatch import PipeState
     from .taps import Tap
 
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
+
+
+@dataclass
+class Opened:
+    """A parameter that a recording uses or sets: what was in it, and what is in it at the end."""
+
+    box: Parameter
+    content: Tensor
+    given: Node | None = None  # the input that stands for it, of an argument
+    last: Tensor | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.last is not None and self.last._node is not self.given
+
+
+@dataclass
+class Assigned:
+    """An attribute of a module from outside that a recorded function sets to a tensor."""
+
+    holder: Any
+    name: str
+    before: dict[str, Any]  # the attribute, where there was one
+    last: Tensor
 
 
 class Recorder:
@@ -48,12 +74,71 @@ class Recorder:
         self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
+        self.boxes: dict[int, Opened] = {}
+        self.assigned: dict[tuple[int, str], Assigned] = {}
+        self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
+        self.met: dict[int, Any] = {}  # modules from outside that were called
         self.taps: list[Tap] = []  # values that are seen after a call (lang/taps.py)
         self.pipe: PipeState | None = None  # set while one microbatch of a pipeline is recorded
         self.view: View | None = None  # set while the body of a @ts.distribute is recorded
         if parent is not None:
             self.builder.scope = parent.builder.scope
             self.view, self.pipe, self.compiles = parent.view, parent.pipe, parent.compiles
+
+    @property
+    def root(self) -> Recorder:
+        """The function that all of this is part of."""
+        return self if self.parent is None else self.parent.root
+
+    def hold(self, box: Parameter) -> Opened | None:
+        """Keeps what is in `box` until the recording ends; a box made in it is its own affair."""
+        root = self.root
+        if id(box) not in root.boxes:
+            if id(box) in root.born or box._recorder is not None:
+                return None
+            root.boxes[id(box)] = Opened(box, box.opened())
+        return root.boxes[id(box)]
+
+    def bind(self, box: Parameter, node: Node) -> None:
+        """In this recording, `node` is in `box` from now on."""
+        opened = self.hold(box)
+        assert opened is not None
+        opened.given = node
+        box.bind(node, self)
+
+    def assign(self, holder: Any, name: str, value: Tensor) -> Tensor:
+        """What to assign to an attribute of a module from outside: it is set when the program has
+        run."""
+        if self.parent is not None:
+            raise fail(
+                UsageError,
+                f"{type(holder).__name__}.{name} is set in the body of a loop or a branch",
+                [("tensor", value.type)],
+                fix="return the new value from the body, and set it after it",
+            )
+        last = symbolic(self.node(value), self)
+        known = self.assigned.get((id(holder), name))
+        now = holder.__dict__
+        before = {name: now[name]} if name in now else {}
+        first = before if known is None else known.before
+        self.assigned[id(holder), name] = Assigned(holder, name, first, last)
+        return last
+
+    def close(self) -> None:
+        """Ends the recording: what it changed outside of itself is as it was before."""
+        for o in self.boxes.values():
+            o.last = o.box.now()
+            o.box.close(o.content)
+        for a in self.assigned.values():
+            now = a.holder.__dict__
+            if now.get(a.name) is a.last:
+                now.pop(a.name)
+                now.update(a.before)
+
+    def content(self, t: Tensor) -> Tensor:
+        """`t`, or what was in it when it is a box that this recording uses."""
+        opened = self.boxes.get(id(t))
+        return t if opened is None else opened.content
 
     def input(self, type: TensorType, name: str = "") -> Tensor:
         return symbolic(self.builder.input(type, name), self)
@@ -160,6 +245,8 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
         yield recorder
     finally:
         _current.reset(token)
+        if recorder.parent is None:
+            recorder.close()
 
 
 @contextmanager
@@ -195,7 +282,7 @@ def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tens
         zip(program([a.data for a in args], types), program.types, strict=True)
     ):
         out = Tensor(data, t)
-        out._made = Made(op, tuple(args), attrs, i, loc)
+        out._made = Made(op, tuple([a.now() for a in args]), attrs, i, loc)
         results.append(out)
     return results
 
@@ -217,5 +304,14 @@ def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
         graph = b.graph([b.redistribute(b.input(source), to)])
         program = PROGRAMS[source, to] = engine().compile(graph)
     out = Tensor(program([x.data], (x.type,))[0], to)
-    out._made = Made("redistribute", (x,), {"to": to}, 0, caller())
+    out._made = Made("redistribute", (x.now(),), {"to": to}, 0, caller())
     return out
+
+
+def moved(t: Tensor, to: TensorType) -> Tensor:
+    """`t` in the layout `to`, at once; from one mesh to another by way of the host."""
+    if t.type is to:
+        return t
+    if t.mesh is None or t.mesh == to.mesh:
+        return redistribute_now(t, to)
+    return Tensor(engine().place(t.numpy(), to), to)

@@ -23,37 +23,51 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from .checks import shown
-from .engine import engine
-from .record import Recorder, current, redistribute_now
+from .parameter import Parameter
+from .record import Recorder, current, moved
 from .strategy import Plan, Strategy
 from .tensor import Tensor, as_tensor
-from .tree import flatten, path_name, spec_paths, unflatten
+from .tree import flatten, path_name, spec_paths, unflatten, without_boxes
 
 
 class Slot:
     """A weight's place: its value now, and what recorded functions hold in its stead."""
 
     def __init__(self, name: str, value: Tensor) -> None:
-        self.name, self.now = name, value
+        self.name, self._now = name, value
         self._held: dict[tuple[str, TensorType], Tensor] = {}
+
+    @property
+    def now(self) -> Tensor:
+        """The value; of a parameter of a module, what is in it now."""
+        return self._now.now()
+
+    @now.setter
+    def now(self, value: Tensor) -> None:
+        if isinstance(self._now, Parameter):
+            self._now.put(value)
+        else:
+            self._now = value
 
     def move(self, to: TensorType) -> None:
         """Gives the value the layout `to`."""
         if self.now._data is None and self.now._pending is not None:
             self.now.type = to
         elif self.now.type is not to:
-            self.now = self._named(_moved(self.now, to))
+            self.now = self._named(moved(self.now, to))
 
     def put(self, value: Tensor) -> None:
         """Sets the value, in the layout that the weight has. It is checked to fit."""
         have = self.now.type
         to = have if have.mesh is not None else have.on(value.mesh)
-        self.now = self._named(_moved(value, to))
+        self.now = self._named(moved(value, to))
         for held in self._held.values():
             self._fill(held)
 
     def held(self, shown_as: str) -> Tensor:
         """The tensor that stands for this weight in recordings, under the name `shown_as`."""
+        if isinstance(self._now, Parameter):
+            return self._now
         key = shown_as, self.now.type
         found = self._held.get(key)
         if found is None:
@@ -65,26 +79,17 @@ class Slot:
     @property
     def holders(self) -> list[Tensor]:
         """Every tensor that stands for this weight in a recording."""
-        return list(self._held.values())
+        return [self._now] if isinstance(self._now, Parameter) else list(self._held.values())
 
     def _fill(self, held: Tensor) -> None:
         held._data = None
-        held._pending = lambda: _moved(self.now, held.type).data
+        held._pending = lambda: moved(self.now, held.type).data
 
     def _named(self, value: Tensor) -> Tensor:
         """`value` without the history of how it was made."""
         new = Tensor(value.data, value.type)
         new.name = self.name
         return new
-
-
-def _moved(t: Tensor, to: TensorType) -> Tensor:
-    """`t` in the layout `to`, at once; from one mesh to another by way of the host."""
-    if t.type is to:
-        return t
-    if t.mesh is None or t.mesh == to.mesh:
-        return redistribute_now(t, to)
-    return Tensor(engine().place(t.numpy(), to), to)
 
 
 @dataclass
@@ -221,7 +226,7 @@ def weights(
         )
     leaves, spec = flatten(group.tree)
     now = [x if s is None else use(s, mesh, store) for x, s in zip(leaves, group.slots)]
-    return name, unflatten(spec, now)
+    return name, unflatten(without_boxes(spec), now)
 
 
 def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> Group:
@@ -233,8 +238,9 @@ def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> 
             continue
         assert x.remake is not None, "a tree of Parameters"
         name = f"{full}.{rename(path_name(path))}"
-        t = x.remake(x.shape, name)
-        t.type = plain(t.dtype, t.shape)
+        made = x.remake(x.shape, name)
+        t = made.opened() if isinstance(made, Parameter) else made
+        t.name, t.type = name, plain(t.dtype, t.shape)
         slots.append(Slot(name, t))
     return Group(asked, tree, slots)
 

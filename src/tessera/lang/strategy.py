@@ -24,8 +24,9 @@ from . import functions
 from .checks import axes_of, is_whole, mesh_or_none, shown
 from .collectives import split_over
 from .create import tensor
+from .parameter import Parameter
 from .tensor import Tensor
-from .tree import flatten, path_name, paths, unflatten
+from .tree import Path, path_name, tree_update
 
 # A transformer's weights by name: which dim tensor parallelism splits. Column: the outputs (heads,
 # hidden, vocabulary) of [in, out]; row: the inputs. The names of Tessera's own modules come first,
@@ -286,7 +287,8 @@ def place(
 ) -> Any:
     """The named weights of `tree` (a module or nested dict) in the layouts of `plan` on `mesh`.
 
-    A weight that has not been made yet will be made in its layout; one that has is moved. `kind`
+    A weight that has not been made yet will be made in its layout; one that has is moved. A module
+    is changed itself, other containers come back as new ones. `kind`
     is "weight", "gradient", "optimizer" or "batch", whose leaves may be NumPy arrays. Raises
     MeshError without a mesh, StrategyError.
     """
@@ -299,25 +301,31 @@ def place(
         )
     if mesh is None:
         raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
-    leaves, spec = flatten(tree)
-    out: list[Any] = []
-    names = list(map(path_name, paths(tree)))
-    for x, name in zip(leaves, names, strict=True):
+    done: set[int] = set()  # a weight that has two names is laid out by the first
+    have: dict[str, TensorType] = {}
+
+    def placed(path: Path, x: Any) -> Any:
         if kind == "batch" and isinstance(x, np.ndarray):
             x = tensor(x)
-        if isinstance(x, Tensor):
-            base = _plain_on(x, mesh)
-            want = wish(plan, kind)(name, base) if plan is not None else base
-            if x._data is None and x._pending is not None:
-                x.type = want
-            else:
-                x = functions.relayout(_on(x, mesh), want)
-        out.append(x)
+        if not isinstance(x, Tensor) or id(x) in done:
+            return x
+        base, name = _plain_on(x, mesh), path_name(path)
+        want = wish(plan, kind)(name, base) if plan is not None else base
+        if type(x) is Parameter:
+            done.add(id(x))
+        if x._data is None and x._pending is not None:
+            x.type = want
+        elif type(x) is Parameter:
+            x.put(functions.relayout(_on(x, mesh), want))
+        else:
+            x = functions.relayout(_on(x, mesh), want)
+        have[name] = x.type
+        return x
+
+    out = tree_update(placed, tree)
     if kind == "weight":
-        check_reach(
-            plan, {n: x.type for n, x in zip(names, out, strict=True) if isinstance(x, Tensor)}
-        )
-    return unflatten(spec, out)
+        check_reach(plan, have)
+    return out
 
 
 def wish(plan: Plan | Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:

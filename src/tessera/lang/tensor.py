@@ -51,6 +51,9 @@ class Tensor:
     _pending: Callable[[], Any] | None = None
     _given: np.ndarray[Any, Any] | None = None  # integers, where they came from the host
     drawn: bool = False  # by dist.tensor: a weight, which a training step may name
+    frozen: bool = False  # a parameter that is not trained
+    box: Tensor | None = None  # the parameter that this was in
+    home: Any = None  # a weak reference to the module whose attribute this became
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
 
     def __init__(self, data: Any, type: TensorType) -> None:
@@ -59,6 +62,10 @@ class Tensor:
 
     def __class_getitem__(cls, items: Any) -> TensorSpec:
         return spec_of(items)
+
+    def now(self) -> Tensor:
+        """What is in a parameter now, as a tensor that never changes; any other as it is."""
+        return self
 
     # -- what it is -------------------------------------------------------------------------------
     @property
@@ -103,6 +110,12 @@ class Tensor:
                     fix="return it from the function, or read it with .item() inside",
                 )
         return self._data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.data, self.type, self.name, self.frozen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self  # it never changes
 
     def __repr__(self) -> str:
         where = f" on {self.mesh.text()}" if self.mesh is not None else ""
@@ -363,6 +376,13 @@ class Tensor:
         from .functions import reduce
 
         return reduce("min", self, dim, keepdims)
+
+
+def _unpickled(kind: type[Tensor], data: Any, type: TensorType, name: str, frozen: bool) -> Tensor:
+    t = kind.__new__(kind)
+    Tensor.__init__(t, data, type)
+    t.name, t.frozen = name, frozen
+    return t
 
 
 # -- making and combining -------------------------------------------------------------------------

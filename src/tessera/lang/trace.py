@@ -72,10 +72,10 @@ def record_call(
             given[recorder.node(t)] = x
             x = t
         new.append(x)
-    new_args, new_kwargs = unflatten(spec, new)
     with recording(recorder):
+        new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)
-    outs = [recorder.node(t) for t in flatten(out)[0] if isinstance(t, Tensor)]
+        outs = [recorder.node(t) for t in flatten(out)[0] if isinstance(t, Tensor)]
     if finish:
         whole = [completed(n.type, n.type.partial_axes) for n in outs]
         outs = [

@@ -110,7 +110,7 @@ class TrainingStep(Generic[P, R]):
         assert recorder is not None
         known = {id(held) for slot in self._slots.values() for held in slot.holders}
         for i, (t, node) in enumerate(recorder.captured):
-            if i < before or not t.name or not t.dtype.is_float or id(t) in known:
+            if i < before or not t.name or not t.dtype.is_float or id(t) in known or t.frozen:
                 continue
             slot = Slot(t.name, t)
             if self._slots.setdefault(t.name, slot) is not slot:

@@ -21,14 +21,21 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from .host import engine_array
+from .parameter import Parameter
+from .record import current
 from .tensor import Tensor
 
 LEAF, EMPTY = "leaf", "none"
-# A structure: LEAF, EMPTY, or (class, keys, structures of the values; None where all are leaves).
+# A parameter of a module. Elsewhere it is a leaf like others: what a step makes of a dict of
+# weights is a dict of tensors, and the step must know it again.
+BOX = "box"
+# A structure: LEAF, EMPTY, BOX, or (class, keys, structures of the values; None where all are
+# leaves, BOX where all are parameters).
 Spec = Any
 Path = tuple[Any, ...]
 _REGISTERED: set[type] = set()
-TENSORS: set[type] = {Tensor}  # and its kinds
+TENSORS: set[type] = {Tensor, Parameter}  # and its other kinds
+_BOXES = {Parameter}
 
 
 def register(cls: type) -> None:
@@ -62,19 +69,22 @@ def _has_array(x: Any) -> bool:
     return found is not None and any(map(_has_array, found[2]))
 
 
-def _take(x: Any, leaves: list[Any]) -> Spec:
+def _take(x: Any, leaves: list[Any], module: bool = False) -> Spec:
     if x is None:
         return EMPTY
     found = _open(x)
     if found is None:
         leaves.append(x)
-        return LEAF
+        return BOX if module and type(x) is Parameter else LEAF
     kind, keys, values = found
+    module = module or kind in _REGISTERED
     kinds = set(map(type, values))
     if kinds and kinds <= TENSORS:
-        leaves.extend(values)
-        return kind, keys, None
-    return kind, keys, tuple([_take(v, leaves) for v in values])
+        boxes = module and Parameter in kinds
+        if not boxes or kinds == _BOXES:
+            leaves.extend(values)
+            return kind, keys, BOX if boxes else None
+    return kind, keys, tuple([_take(v, leaves, module) for v in values])
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
@@ -91,13 +101,17 @@ def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
 def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
     if spec is LEAF or spec == LEAF:
         return next(leaves)
+    if spec == BOX:
+        return _boxed(next(leaves))
     if spec == EMPTY:
         return None
     kind, keys, inner = spec
-    if inner is None:
-        if kind is dict:
+    if inner is None or inner == BOX:
+        if kind is dict and inner is None:
             return dict(zip(keys, leaves))  # takes as many as there are keys
         values = list(islice(leaves, keys if isinstance(keys, int) else len(keys)))
+        if inner is not None:
+            values = list(map(_boxed, values))
     else:
         values = [_give(s, leaves) for s in inner]
     if kind is dict:
@@ -109,6 +123,8 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
     if issubclass(kind, tuple):
         return kind(*values)  # a named tuple
     made = object.__new__(kind)
+    if (recorder := current()) is not None:
+        recorder.root.born[id(made)] = made
     if kind in _REGISTERED:
         made.__dict__.update(zip(keys, values, strict=True))
     else:
@@ -117,15 +133,38 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
     return made
 
 
+def _boxed(x: Any) -> Any:
+    """`x` as the parameter of a module that it stands for."""
+    return Parameter(x) if type(x) is Tensor and x.dtype.is_float else x
+
+
+def containers(x: Any) -> Iterator[Any]:
+    """`x` and all registered objects below it."""
+    found = _open(x)
+    if found is not None:
+        if found[0] in _REGISTERED:
+            yield x
+        for v in found[2]:
+            yield from containers(v)
+
+
+def without_boxes(spec: Spec) -> Spec:
+    """`spec` with plain leaves in place of parameters."""
+    if not isinstance(spec, tuple):
+        return LEAF if spec == BOX else spec
+    kind, keys, inner = spec
+    return kind, keys, tuple(map(without_boxes, inner)) if isinstance(inner, tuple) else None
+
+
 def spec_paths(spec: Spec) -> list[Path]:
     """The path of each leaf: dict keys, indices, attribute names."""
-    if spec == LEAF:
+    if spec in (LEAF, BOX):
         return [()]
     if spec == EMPTY:
         return []
     _, keys, inner = spec
     names = range(keys) if isinstance(keys, int) else keys
-    parts = [LEAF] * len(names) if inner is None else inner
+    parts = [LEAF] * len(names) if inner is None or inner == BOX else inner
     pairs = zip(names, parts, strict=True)
     return [(name, *rest) for name, part in pairs for rest in spec_paths(part)]
 
@@ -162,6 +201,24 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     leaves, spec = flatten(tree)
     columns = [aligned(spec, other) for other in rest]
     return unflatten(spec, [f(*row) for row in zip(leaves, *columns, strict=True)])
+
+
+def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> Any:
+    """`f` on the path of each leaf of `tree` and the leaf; modules are changed in place."""
+    found = None if tree is None else _open(tree)
+    if found is None:
+        return None if tree is None else f(path, tree)
+    kind, keys, values = found
+    names = range(keys) if isinstance(keys, int) else keys
+    pairs = list(zip(names, values, strict=True))  # type: ignore[call-overload]
+    new = [tree_update(f, x, (*path, name)) for name, x in pairs]
+    if kind in _REGISTERED:
+        for (name, old), x in zip(pairs, new, strict=True):
+            if x is not old:
+                setattr(tree, name, x)
+        return tree
+    spec = (kind, keys, tuple([LEAF if x is not None else EMPTY for x in new]))
+    return unflatten(spec, [x for x in new if x is not None])
 
 
 def aligned(spec: Spec, other: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """Layers and the functions behind them, as composites of ops: sharding, gradients follow."""
 
+from ..lang.parameter import Parameter
 from .context import all_to_all_attention, ring_attention, unzigzag, zigzag
 from .conv import (
     avg_pool1d,
@@ -37,7 +38,7 @@ from .functional import (
     swiglu,
 )
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
-from .module import Module, Parameter
+from .module import Module
 from .positions import Rope
 from .transformer import GPT, GPTConfig, TransformerBlock
 

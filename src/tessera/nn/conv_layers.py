@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from ..lang.checks import flag, number, whole
+from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import conv as fn
 from .conv import Padding, Size
 from .layers import normal
-from .module import Module, Parameter
+from .module import Module, state
 
 
 def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank: int) -> Tensor:
@@ -63,14 +63,12 @@ class BatchNorm(Module):
     """`batch_norm` of [N, channels, ...]: while `training`, a call also moves the running mean and
     variance, which are state and no weights."""
 
-    buffers: ClassVar[tuple[str, ...]] = ("running_mean", "running_var")
-
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5):
         c = whole("BatchNorm", "channels", channels, 1)
         self.weight = Parameter(c, init="ones")
         self.bias = Parameter(c, init="zeros")
-        self.running_mean = Parameter(c, init="zeros")
-        self.running_var = Parameter(c, init="ones")
+        self.running_mean = state(c)
+        self.running_var = state(c, init="ones")
         self.momentum = number("BatchNorm", "momentum", momentum)
         self.eps = number("BatchNorm", "eps", eps)
         self.training = True

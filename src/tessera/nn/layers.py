@@ -7,9 +7,10 @@ import math
 from ..lang import random
 from ..lang.checks import number, probability, whole
 from ..lang.create import Init
+from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import functional as fn
-from .module import Module, Parameter
+from .module import Module
 
 
 def normal(std: float) -> Init:

@@ -1,59 +1,115 @@
 """A module is a container of tensors with names; a call of it is a plain function of them.
 
-Modules are trees to `ts.jit` and `ts.grad`: their parameters are dynamic arguments, and what a
-recorded function puts into them is put into the caller's module too.
+Its parameters are trained. Other tensors that it holds are buffers: state that is moved and saved.
+Modules are trees to `ts.jit`: their tensors are dynamic arguments, and what a recorded function
+puts into them is put into the caller's module too.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, NamedTuple, Self
 
-from ..core.errors import ShapeError, UsageError, fail
-from ..lang.checks import flag, shown, sizes
+import numpy as np
+
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..lang.checks import flag, shown
 from ..lang.create import Init, dist_tensor
-from ..lang.record import scope
+from ..lang.host import engine_array
+from ..lang.parameter import Parameter, fits
+from ..lang.record import current, scope
 from ..lang.tensor import Tensor, as_tensor
 from ..lang.tree import register
 
 
-def Parameter(*shape: int, init: Init = "normal", dtype: Any = "f32", name: str = "") -> Tensor:
-    """A weight, made when it is first used; its layout may still be chosen until then.
-
-    Its values depend on `name`, or without one on the order of creation.
-    """
-    t = dist_tensor(sizes("Parameter", shape), init=init, dtype=dtype, name=name)
-    t.remake = lambda sizes, name="": Parameter(*sizes, init=init, dtype=dtype, name=name)
+def state(*shape: int, init: Init = "zeros") -> Tensor:
+    """A buffer, made when it is first used."""
+    t = dist_tensor(shape, init=init)
+    t.remake = lambda sizes, name="": state(*sizes, init=init)
     return t
 
 
+class Unmatched(NamedTuple):
+    """What `load_state_dict(strict=False)` left as it was, and what it did not use."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
 class Module:
-    """Base of layers and models: set tensors and modules as attributes, define `__call__`.
+    """Base of layers and models: set parameters and modules as attributes, define `__call__`.
 
-    `buffers` names the attributes that are state and no weights, such as running statistics.
+    What is trained is an `nn.Parameter`; any other tensor is a buffer. A tensor that is assigned to
+    an attribute with a parameter goes into that parameter, so whoever holds it sees it.
     """
-
-    buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.__dict__.get("buffers"), (tuple, list)):
+            raise fail(
+                UsageError,
+                f"{cls.__name__}: buffers are not listed",
+                fix="every tensor that is no nn.Parameter is one: self.mean = ts.zeros(4)",
+            )
         register(cls)
-        call = cls.__dict__.get("__call__")
-        if call is not None:
-            cls.__call__ = _scoped(call)  # type: ignore[method-assign]
+        for name, made in list(cls.__dict__.items()):
+            if name == "__call__":
+                cls.__call__ = _scoped(made)  # type: ignore[method-assign]
+            elif type(made) is _FUNCTION and not name.startswith("_"):
+                setattr(cls, name, _seen(made))
 
-    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, tensor) of every weight below, in order of definition."""
-        for name, value in self.__dict__.items():
-            if name not in self.buffers:
-                yield from _walk(value, f"{prefix}{name}")
+    def __setattr__(self, name: str, value: Any) -> None:
+        have = self.__dict__.get(name)
+        if type(have) is Parameter and type(value) is not Parameter:
+            if isinstance(value, np.ndarray) or engine_array(value):
+                value = as_tensor(value)
+            if isinstance(value, Tensor):
+                fits(
+                    f"{type(self).__name__}.{name}: the new value",
+                    have,
+                    value,
+                    "give a tensor like it, or another weight: nn.Parameter(tensor)",
+                )
+                have.put(value)
+                return
+            if value is not None and not isinstance(value, Module):
+                raise fail(
+                    UsageError,
+                    f"{type(self).__name__}.{name} is a parameter, it cannot be {shown(value)}",
+                    [("parameter", have.type)],
+                    fix="give a tensor of its type, or another nn.Parameter",
+                )
+        elif isinstance(value, Tensor) and type(value) is not Parameter:
+            recorder = current()
+            if recorder is not None and id(self) not in recorder.root.born:
+                value = recorder.assign(self, name, value)
+        object.__setattr__(self, name, value)
+        for t in _direct(value):
+            t.home = weakref.ref(self)
+
+    # -- what is in it ----------------------------------------------------------------------------
+    def named_parameters(
+        self, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """(dotted name, parameter) of every weight below, in order of definition; one that has
+        several names by its first, or with `remove_duplicate=False` by each."""
+        known: set[int] = set()
+        for name, t in _tensors(self, prefix):
+            if type(t) is Parameter and not (remove_duplicate and id(t) in known):
+                known.add(id(t))
+                yield name, t
 
     def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         """(dotted name, tensor) of all state below that is no weight."""
-        for path, module in self.modules(prefix):
-            for name in module.buffers:
-                yield f"{path}{name}", getattr(module, name)
+        known: set[int] = set()
+        for name, t in _tensors(self, prefix):
+            if type(t) is not Parameter and id(t) not in known:
+                known.add(id(t))
+                yield name, t
 
     def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """(prefix of its names, module) of this module and of every one below."""
@@ -62,72 +118,226 @@ class Module:
             for path, module in _modules(value, f"{prefix}{name}"):
                 yield from module.modules(f"{path}.")
 
-    def train(self, mode: bool = True) -> Self:
-        """Sets `training` where a module has it: dropout drops, batch norms take the batch's
-        statistics. `train(False)` is for using the model. Raises UsageError."""
-        for _, module in self.modules():
-            if "training" in module.__dict__:
-                module.training = flag("train", "mode", mode)  # type: ignore[attr-defined]
-        return self
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Every weight below by its dotted name; gives the tensors these names."""
+    def parameters(self) -> dict[str, Parameter]:
+        """Every weight below by its dotted name, frozen ones too; gives them these names."""
         found = dict(self.named_parameters())
         for name, t in found.items():
             t.name = t.name or name
         return found
 
-    def load_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Puts tensors in the places that `parameters()` names, and `state_dict()` where they are
-        given. Raises UsageError, ShapeError."""
+    def trainable_parameters(self) -> dict[str, Parameter]:
+        """Those of `parameters()` that are not frozen: what `ts.grad` and optimizers take of a
+        module."""
+        return {name: t for name, t in self.parameters().items() if t.requires_grad}
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets `training` where a module has it: dropout drops, batch norms take the batch's
+        statistics. `train(False)` is for using the model. Raises UsageError."""
+        for _, module in self.modules():
+            if "training" in module.__dict__:
+                module.training = flag("train", "mode", mode)
+        return self
+
+    def eval(self) -> Self:
+        """`train(False)`."""
+        return self.train(False)
+
+    # -- what is trained of it --------------------------------------------------------------------
+    def freeze(self, *patterns: str) -> Self:
+        """Stops the training of the parameters whose names fit a pattern, or of all: they get no
+        gradient and no optimizer state, and are saved and loaded as before.
+
+        A pattern is a name, the name of a module, or has `*` for any part: `"encoder.*"`. Raises
+        UsageError for one that fits nothing.
+        """
+        return self._require("freeze", patterns, False)
+
+    def unfreeze(self, *patterns: str) -> Self:
+        """Trains the parameters whose names fit a pattern (see `freeze`), or all, again."""
+        return self._require("unfreeze", patterns, True)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freezes all parameters below, or trains them again, as in PyTorch."""
+        return self._require("requires_grad_", (), flag("requires_grad_", "value", requires_grad))
+
+    def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
+        have = dict(self.named_parameters(remove_duplicate=False))
+        for pattern in patterns or ("*",):
+            if not isinstance(pattern, str):
+                raise fail(
+                    UsageError, f"{who}: a pattern cannot be {shown(pattern)}",
+                    fix=f'give names with *, e.g. {who}("encoder.*")',
+                )  # fmt: skip
+            found = [
+                t for name, t in have.items()
+                if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+            ]  # fmt: skip
+            if not found and patterns:
+                raise fail(
+                    UsageError,
+                    f"{who}: {pattern!r} fits no parameter",
+                    [("parameters", ", ".join(list(have)[:5]) or "none")],
+                    fix="write what their names are, with * for any part",
+                )
+            for t in found:
+                t.requires_grad = value
+        return self
+
+    # -- from and to dicts ------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Tensor]:
+        """The parameters and buffers by name as they are now: a later step does not change them."""
+        return {n: t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
+
+    def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
+        """Puts tensors into the parameters that `parameters()` names, and the buffers that are
+        given; frozen parameters may be left out. `strict=False` loads what is there.
+
+        Raises UsageError, ShapeError, DTypeError, and loads nothing then.
+        """
+        need = set(self.trainable_parameters())
+        self._load("load_parameters", values, need, strict)
+
+    def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Unmatched:
+        """`load_parameters` of all that `state_dict()` gives: every parameter and buffer.
+
+        With `strict=False` it returns the names that are missing and those that were not used.
+        """
+        return self._load("load_state_dict", values, set(self.state_dict()), strict)
+
+    def _load(self, who: str, values: object, need: set[str], strict: bool) -> Unmatched:
         if not isinstance(values, Mapping):
             raise fail(
                 UsageError,
-                f"load_parameters: the parameters cannot be {shown(values)}",
+                f"{who}: the parameters cannot be {shown(values)}",
                 fix="give a dict from names to tensors, such as state_dict() gives",
             )
-        have = dict(self.named_parameters())
-        state = dict(self.named_buffers())
-        unknown, absent = set(values) - set(have) - set(state), set(have) - set(values)
-        have |= state
-        if unknown or absent:
+        flag(who, "strict", strict)
+        # One parameter may come under any of its names.
+        boxes = dict(self.named_parameters(remove_duplicate=False))
+        first: dict[int, str] = {id(t): name for name, t in self.named_parameters()}
+        have: dict[str, Tensor] = {**boxes, **dict(self.named_buffers())}
+        given: dict[str, tuple[str, Any]] = {}
+        for name, value in values.items():
+            if name in have:
+                one = first.get(id(have[name]), str(name))
+                other = given.setdefault(one, (name, value))
+                if other[1] is not value and not _equal(other[1], value):
+                    raise fail(
+                        UsageError,
+                        f"{who}: {other[0]!r} and {name!r} are one parameter, the values differ",
+                        [("parameter", have[name].type)],
+                        fix="give one of them, or untie them: module.weight = nn.Parameter(...)",
+                    )
+        unknown = [str(n) for n in values if n not in have]
+        absent = [n for n in have if n in need and n not in given]
+        if strict and (unknown or absent):
             raise fail(
                 UsageError,
-                f"load_parameters: {len(unknown)} names too many, {len(absent)} missing",
+                f"{who}: {len(unknown)} names too many, {len(absent)} missing",
                 [("too many", ", ".join(sorted(unknown)[:5]) or "none"),
                  ("missing", ", ".join(sorted(absent)[:5]) or "none")],
-                fix="give what parameters() names",
+                fix="give what parameters() names, or load what is there: strict=False",
             )  # fmt: skip
-        for name, value in values.items():
-            t = as_tensor(value)
+        made = {name: as_tensor(value) for name, (_, value) in given.items()}
+        for name, t in made.items():
             if t.shape != have[name].shape:
                 raise fail(
                     ShapeError,
-                    f"load_parameters: {name!r} has another shape",
+                    f"{who}: {name!r} has another shape",
                     [("have", have[name].type), ("given", t.type)],
                     fix="load a checkpoint of a model with the same sizes",
                 )
-            _set(self, name.split("."), t)
+            if have[name].dtype.is_float is not t.dtype.is_float:
+                raise fail(
+                    DTypeError,
+                    f"{who}: {name!r} has another dtype",
+                    [("have", have[name].type), ("given", t.type)],
+                    fix="load a checkpoint of the same model",
+                )
+        if made and all(t is have[name] for name, t in made.items()):
+            warnings.warn(
+                f"{who}: these are the model's own parameters, so nothing changes; to come back to"
+                " what they were, keep state_dict() from that time",
+                stacklevel=3,
+            )
+        for name, t in made.items():
+            box = boxes.get(name)
+            if box is None:
+                _set(self, name.split("."), t)
+            elif box is not t:
+                box.put(t)
+                box.name = box.name or name
+        return Unmatched(absent, unknown)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The weights and the other state by name, for saving."""
-        return {**self.parameters(), **dict(self.named_buffers())}
+    # -- shown ------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        kind, parts, inner = type(self).__name__, [], []
+        for name, value in self.__dict__.items():
+            found = list(_modules(value, name))
+            if found:
+                inner += [f"({path}): {module!r}" for path, module in found]
+            elif isinstance(value, Tensor):
+                parts.append(f"{name}={_said(value)}")
+            elif isinstance(value, (bool, int, float, str)):
+                parts.append(f"{name}={value!r}")
+            elif value and isinstance(value, (dict, list, tuple)):
+                parts += [f"{path}={_said(t)}" for path, t in _walk(value, name)]
+        first = ", ".join(parts)
+        if not inner:
+            return f"{kind}({first})"
+        lines = [*([first] if first else []), *inner]
+        return f"{kind}(\n" + "\n".join(f"  {x}".replace("\n", "\n  ") for x in lines) + "\n)"
+
+
+_FUNCTION = type(lambda: None)
+
+
+def _met(module: Module) -> None:
+    recorder = current()
+    if recorder is not None and isinstance(module, Module):
+        root = recorder.root
+        if id(module) not in root.born:
+            root.met[id(module)] = module
 
 
 def _scoped(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(self: Module, *args: Any, **kwargs: Any) -> Any:
+        _met(self)
         with scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
             return call(self, *args, **kwargs)
 
     return run
 
 
+def _seen(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Module, *args: Any, **kwargs: Any) -> Any:
+        _met(self)
+        return method(self, *args, **kwargs)
+
+    return run
+
+
+def _direct(value: Any) -> Iterator[Tensor]:
+    """The tensors of an attribute that no other module holds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for v in value.values() if isinstance(value, dict) else value:
+            yield from _direct(v)
+
+
+def _tensors(module: Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for name, value in module.__dict__.items():
+        yield from _walk(value, f"{prefix}{name}")
+
+
 def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Module):
-        yield from value.named_parameters(f"{name}.")
+        yield from _tensors(value, f"{name}.")
     elif isinstance(value, dict):
         for k, v in value.items():
             yield from _walk(v, f"{name}.{k}")
@@ -144,13 +354,21 @@ def _modules(value: Any, name: str) -> Iterator[tuple[str, Module]]:
             yield from _modules(v, f"{name}.{k}")
 
 
+def _said(t: Tensor) -> str:
+    return f"{t.type}{' frozen' if t.frozen else ''}"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    x, y = (v.numpy() if isinstance(v, Tensor) else np.asarray(v) for v in (a, b))
+    return x.shape == y.shape and bool((x == y).all())
+
+
 def _set(holder: Any, path: list[str], t: Tensor) -> None:
     for key in path[:-1]:
         holder = holder[int(key)] if isinstance(holder, (list, tuple)) else (
             holder[key] if isinstance(holder, dict) else getattr(holder, key)
         )  # fmt: skip
     last = path[-1]
-    t.name = t.name or ".".join(path)
     if isinstance(holder, list):
         holder[int(last)] = t
     elif isinstance(holder, dict):

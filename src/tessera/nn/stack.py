@@ -14,8 +14,9 @@ from ..cost.loops import write_out
 from ..lang import functions as F
 from ..lang.checks import flag, whole
 from ..lang.loop import scan
+from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor, emit_many
-from ..lang.tree import flatten, unflatten
+from ..lang.tree import flatten, path_name, paths, unflatten
 from .module import Module
 
 
@@ -60,15 +61,17 @@ class Stack(Module):
     def _made(x: Any, lead: tuple[int, ...]) -> Any:
         if not isinstance(x, Tensor):
             return x
-        if x.remake is None:
+        if x.remake is not None:
+            return x.remake((*lead, *x.shape))
+        if isinstance(x, Parameter):
             raise fail(
                 UsageError,
-                "Stack: a tensor of the block is not a Parameter, so it cannot be made for every"
+                "Stack: a parameter of the block has values already, so it cannot be made for every"
                 " layer",
-                [("tensor", x.type)],
-                fix="make the block's weights with nn.Parameter(...)",
+                [("parameter", x.type)],
+                fix="make it of sizes: nn.Parameter(4, 8, init=...)",
             )
-        return x.remake((*lead, *x.shape))
+        return F.stack([x] * lead[0]) if lead else x
 
     def __call__(self, x: Tensor) -> Any:
         blocks = self.__dict__.get("layers") or [self.block]
@@ -79,7 +82,9 @@ class Stack(Module):
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
-            out = unflatten(spec, now)(h)
+            block = unflatten(spec, now)
+            out = block(h)
+            _unchanged(block, now)
             return out if isinstance(out, tuple) else (out, ())
 
         # A layer that is written out twice is merged into one by the compiler: only in a loop is
@@ -109,3 +114,20 @@ class Stack(Module):
         one = tuple(w.reshape(1, *w.shape) for w in parts)
         x, number = scan(layer, x, one, policy=self._policy)
         return x, number if isinstance(number, tuple) else number.reshape()
+
+
+def _unchanged(block: Module, given: list[Any]) -> None:
+    """Raises UsageError where a layer set a tensor of its own: each layer's is a view of all."""
+    leaves = flatten(block)[0]
+    for x, old, path in zip(leaves, given, paths(block), strict=False):
+        tensor = isinstance(x, Tensor)
+        if len(leaves) != len(given) or (
+            tensor and (x._node is not old._node or x._data is not old._data)
+        ):
+            at = "" if len(leaves) != len(given) else f" {path_name(path)!r}"
+            raise fail(
+                UsageError,
+                f"Stack: a layer changes its state{at}, which is not kept",
+                [("block", type(block).__name__)],
+                fix="make the layers attributes of a list of your own and call them in turn",
+            )

@@ -13,6 +13,7 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from ..lang import functions as F
 from ..lang.checks import axes_of, number, probability, shown, whole
+from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor, as_tensor
 from . import functional as fn
 from .context import (
@@ -27,7 +28,7 @@ from .context import (
 )
 from .experts.layer import MoE
 from .layers import Embedding, LayerNorm, RMSNorm, normal
-from .module import Module, Parameter
+from .module import Module
 from .positions import Rope, alibi_bias
 from .stack import Stack
 

@@ -23,6 +23,7 @@ from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
 from ..lang import functions as F
 from ..lang.create import tensor
+from ..lang.parameter import trained
 from ..lang.record import current, redistribute_now, run_graph
 from ..lang.strategy import Plan, Strategy, wish
 from ..lang.tensor import Tensor, emit, scalar
@@ -105,8 +106,9 @@ class Optimizer(ABC):
     def init(self, params: Any, plan: Plan | Strategy | None = None) -> State:
         """The state before the first update, made on the devices when it is first used.
 
-        `params` is a dict (or another tree) of float tensors. Each piece of state lies as
-        `plan.optimizer` says, without a plan as its weight does. Raises UsageError, StrategyError.
+        `params` is a module or a dict (or another tree) of float tensors. Each piece of state lies
+        as `plan.optimizer` says, without a plan as its weight does. Raises UsageError,
+        StrategyError.
         """
         weights = named(f"{self._name}.init", params)
         if self.weight_decay and isinstance(self.mask, str):
@@ -135,8 +137,9 @@ class Optimizer(ABC):
     def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:
         """(new weights, new state) after one step against `grads`, all as the old ones lie.
 
-        `grads` is a tree like `params`; gradients may have another layout, or still be partial.
-        Raises UsageError, ShapeError where the trees do not match.
+        `grads` is a tree like `params`, of a module the dict that `ts.grad` gives; the new weights
+        are such a dict, for `load_parameters`. Gradients may have another layout, or still be
+        partial. Raises UsageError, ShapeError where the trees do not match.
         """
         weights, slots = self._matched(params, grads, state)
         new: State = {kind: {} for kind in state if kind != "step"}
@@ -156,7 +159,7 @@ class Optimizer(ABC):
                     new[kind][name] = F.relayout(t, state[kind][name].type)
                 out.append(F.relayout(moved.to(w.dtype), w.type.complete()))
         kept = {kind: {name: d[name] for name in state[kind]} for kind, d in new.items()}
-        return unflatten(flatten(params)[1], out), {"step": step, **kept}
+        return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
 
     def _rate(self, step: Tensor) -> Tensor:
         if isinstance(self.lr, (int, float)):

@@ -10,6 +10,7 @@ from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
+from ..lang.parameter import trained
 from ..lang.strategy import finest
 from ..lang.tensor import Tensor, scalar
 from ..lang.tree import flatten, unflatten
@@ -38,7 +39,7 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     norm = global_norm(grads)
     with one_line("clip"):
         factor = F.where(norm > max_norm, max_norm / norm, 1.0)
-        leaves, spec = flatten(grads)
+        leaves, spec = flatten(trained(grads))
         return unflatten(spec, [scaled(g, factor).to(g.dtype) for g in leaves]), norm
 
 

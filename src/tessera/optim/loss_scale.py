@@ -24,6 +24,7 @@ from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..lang import functions as F
 from ..lang.create import tensor
+from ..lang.parameter import trained
 from ..lang.tensor import Tensor, emit
 from ..lang.tree import aligned, flatten, unflatten
 from .clipping import scaled, total
@@ -70,7 +71,7 @@ class LossScale:
             leaves = list(named("unscale", grads).values())
             bad = [F.sum(emit("logical_not", F.isfinite(g)).to(f32)) for g in leaves]
             factor = 1.0 / state["scale"]
-            spec = flatten(grads)[1]
+            spec = flatten(trained(grads))[1]
             return unflatten(spec, [scaled(g, factor) for g in leaves]), total(bad) == 0.0
 
     def update(self, finite: Tensor, state: State) -> State:
@@ -94,8 +95,8 @@ def select(finite: Tensor, new: Any, old: Any) -> Any:
     Both have one structure. Raises UsageError.
     """
     _need_finite("select", finite)
-    leaves, spec = flatten(new)
-    pairs = zip(leaves, aligned(spec, old), strict=True)
+    leaves, spec = flatten(trained(new))
+    pairs = zip(leaves, aligned(spec, trained(old)), strict=True)
     with one_line("select"):
         return unflatten(spec, [F.relayout(F.where(finite, a, b), b.type) for a, b in pairs])
 

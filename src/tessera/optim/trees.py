@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.errors import ShapeError, UsageError, caller, fail
+from ..lang.parameter import need_trained, trained
 from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, path_name, paths
@@ -15,7 +16,9 @@ SHOWN = 5  # how many names an error lists
 
 
 def named(call: str, tree: Any) -> dict[str, Tensor]:
-    """The float tensors of `tree` by dotted name, in its order. Raises UsageError for others."""
+    """The float tensors of `tree` by dotted name, in its order, of a module those that are trained.
+    Raises UsageError for others."""
+    tree = trained(tree)
     out: dict[str, Tensor] = {}
     wrong = []
     for path, x in zip(paths(tree), flatten(tree)[0], strict=True):
@@ -24,6 +27,7 @@ def named(call: str, tree: Any) -> dict[str, Tensor]:
         else:
             what = str(x.type) if isinstance(x, Tensor) else type(x).__name__
             wrong.append((path_name(path) or "tree", what))
+    need_trained(call, out.items())
     if wrong:
         raise fail(
             UsageError,

@@ -15,6 +15,7 @@ from ..lang import functions as F
 from ..lang.checks import whole
 from ..lang.grad import grad
 from ..lang.loop import row_blocks, scan, to_blocks
+from ..lang.parameter import trained
 from ..lang.tensor import Tensor, as_tensor, scalar
 from ..lang.tree import flatten, unflatten
 
@@ -61,7 +62,7 @@ def accumulated(
         return loss, grad(goal(loss), weights)
     blocks = _blocks(batch, count)
     share = _shares(blocks, count)
-    leaves, spec = flatten(weights)
+    leaves, spec = flatten(trained(weights))
 
     def one(carry: Any, turn: Any) -> tuple[Any, tuple[()]]:
         (total, sums), (part, share) = carry, turn

@@ -74,7 +74,7 @@ def initialize_model_weights(config: Config) -> Weights:
     """
     c = checked(config)
     random.seed(c.seed)
-    weights = GPT(c.model()).parameters()
+    weights: Weights = {**GPT(c.model()).parameters()}
     if dtype_of(c.weight_dtype) is not next(iter(weights.values())).dtype:
         weights = {name: _named(t.to(c.weight_dtype), name) for name, t in weights.items()}
     return weights

@@ -18,7 +18,7 @@ from ..tensor import Tensor
 from .microbatch import NeedsPipe, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
-Record = Callable[[PipeState], None]
+Record = Callable[[PipeState], object]
 
 
 def read(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from ...lang import functions as F
 from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, whole
 from ...lang.collectives import split_over
 from ...lang.custom import custom_gradient
+from ...lang.parameter import Parameter
 from ...lang.record import scope
 from ...lang.store import weights
 from ...lang.tensor import Tensor, as_tensor
 from ..layers import normal
-from ..module import Module, Parameter
+from ..module import Module, state
 from .call import (
     Settled,
     activation_of,
@@ -254,8 +255,6 @@ class MoE(Module):
     experts are split over `axis` from the start.
     """
 
-    buffers: ClassVar[tuple[str, ...]] = ("bias",)
-
     def __init__(
         self, d: int, hidden: int, experts: int, k: int = 2, *, router: str = "topk",
         gated: bool = False, shared: int = 0, activation: str | None = None,
@@ -294,7 +293,7 @@ class MoE(Module):
             self.shared_up = Parameter(d, shared * hidden, init=wide)
             self.shared_gate = Parameter(d, shared * hidden, init=wide) if gated else None
             self.shared_down = Parameter(shared * hidden, d, init=tall)
-        self.bias = Parameter(experts, init="zeros")
+        self.bias = state(experts)
         self.scope_name = "moe"
         if placement is not None:
             self._rehash(np.array(placement.rows))
@@ -356,10 +355,8 @@ class MoE(Module):
         for name in ("up", "gate", "down"):
             w = self.__dict__[name]
             if w is not None:
-                home, label = w.type, w.name
+                home = w.type
                 axes = dim_axes(home.dims[0])
                 moved = F.take_or_zero(w, as_tensor(np.asarray(rows, np.int32)))
                 to = home.with_dims(((Factor(len(rows), axes),), *home.dims[1:]))
-                moved = F.relayout(moved, to) if home.mesh is not None else moved
-                moved.name = label
-                setattr(self, name, moved)
+                w.put(F.relayout(moved, to) if home.mesh is not None else moved)

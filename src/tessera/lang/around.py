@@ -1,0 +1,42 @@
+"""What does a recorded function use from outside that can change between calls?
+
+Modules that were called or whose tensors were used, and parameters that are in none: they are read
+anew at each call, as if they were arguments. A tensor on its own never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .parameter import Parameter
+from .record import Recorder
+from .tree import containers, flatten
+
+
+def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
+    """The modules and parameters that this recording met, beside those `known` and what is in
+    them."""
+    modules = dict(recorder.met)
+    boxes: dict[int, Any] = {id(o.box): o.box for o in recorder.boxes.values() if o.given is None}
+    for t, _ in recorder.captured:
+        home = t.home() if t.home is not None else None
+        if home is not None and id(home) not in recorder.born and _holds(home, t):
+            modules[id(home)] = home
+        if type(t) is Parameter and id(t) not in recorder.born:
+            boxes[id(t)] = t
+    modules |= {id(a.holder): a.holder for a in recorder.assigned.values()}
+    below = _below(known) | _below(modules.values())
+    have = {id(x) for x in known}
+    new = [m for i, m in modules.items() if i not in below and i not in have]
+    held = {id(t) for t in flatten([*known, *new])[0]}
+    return [*new, *(t for i, t in boxes.items() if i not in held)]
+
+
+def _holds(module: Any, t: Any) -> bool:
+    return any(x is t for x in flatten(module)[0])
+
+
+def _below(holders: Iterable[Any]) -> set[int]:
+    """The containers inside of `holders`, not they themselves."""
+    return {id(x) for h in holders for x in containers(h) if x is not h}

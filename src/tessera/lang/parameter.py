@@ -1,0 +1,252 @@
+"""What is a weight? A box with a tensor in it, which training replaces: whoever holds the box sees
+the new value.
+
+Tensors never change, so what is computed from a box is computed from the tensor that was in it
+then. While a function is recorded, the boxes that it uses hold nodes of the recording; afterwards
+they hold again what they held before, until the program has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.dtypes import dtype_of
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.layout import TensorType, plain
+from .checks import shown, sizes
+from .host import engine_array
+from .record import Recorder, current, moved
+from .tensor import Tensor, as_tensor, symbolic
+
+First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it has by then
+
+
+class Parameter(Tensor):
+    """A weight of a module: `Parameter(4, 8, init="normal")`, or of a tensor or an array.
+
+    What is made of sizes has its values when it is first used, and its layout may be chosen until
+    then; they depend on `name`, or without one on the order of creation. `init` is that of
+    `dist.tensor`. With `requires_grad=False` it is frozen: saved, moved and used, not trained.
+    Raises ShapeError, DTypeError, UsageError.
+
+    >>> import tessera as ts
+    >>> w = ts.nn.Parameter(ts.ones((2, 3)))
+    >>> w.shape, w.requires_grad, isinstance(w, ts.Tensor)
+    ((2, 3), True, True)
+    """
+
+    _first: First | None = None  # makes the data, where there is none yet
+    _value: Tensor | None = None  # what is in the box, as tapes and copies refer to it
+
+    def __init__(
+        self,
+        *shape: Any,
+        init: Any = None,
+        dtype: Any = None,
+        name: str = "",
+        requires_grad: bool = True,
+    ) -> None:
+        recorder = current()
+        if recorder is not None:
+            recorder.root.born[id(self)] = self
+        if shape and (isinstance(shape[0], (Tensor, np.ndarray)) or engine_array(shape[0])):
+            if len(shape) == 2 and isinstance(shape[1], bool):
+                requires_grad = shape[1]
+            elif len(shape) > 1 or init is not None:
+                raise fail(
+                    UsageError,
+                    "Parameter: a tensor has its values already",
+                    [("tensor", shown(shape[0]))],
+                    fix="give the tensor alone, or sizes and init=",
+                )
+            value = as_tensor(shape[0], dtype)
+            super().__init__(None, value.type)
+            self.name = name or value.name
+            self._take(value)
+        else:
+            from .create import first_values
+
+            kind = dtype_of("f32" if dtype is None else dtype)
+            super().__init__(None, plain(kind, sizes("Parameter", shape), settings().mesh))
+            self._wait(first_values("Parameter", "normal" if init is None else init, name))
+            self.name, self.drawn = name, True
+            self.remake = lambda s, name="": Parameter(
+                *s, init=init, dtype=dtype, name=name, requires_grad=self.requires_grad
+            )
+        if not self.dtype.is_float:
+            raise fail(
+                DTypeError,
+                f"Parameter: {self.dtype} cannot be trained",
+                [("tensor", self.type)],
+                fix="give floats; a tensor of integers is an attribute like any other",
+            )
+        self.requires_grad = requires_grad
+
+    # -- is it trained? ---------------------------------------------------------------------------
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained. False: no gradient, no state of an optimizer."""
+        return not self.frozen
+
+    @requires_grad.setter
+    def requires_grad(self, value: object) -> None:
+        if not isinstance(value, (bool, np.bool_)):
+            raise fail(
+                UsageError,
+                f"Parameter: requires_grad cannot be {shown(value)}",
+                fix="give True or False",
+            )
+        if self.frozen is bool(value):
+            self.frozen = not value
+            FREEZING.add(True)  # of one that comes frozen from a file, see `_unpickled`
+
+    # -- what is in it ----------------------------------------------------------------------------
+    def now(self) -> Tensor:
+        """What is in the box now, as a tensor that does not change with it."""
+        if self._recorder is not None:
+            assert self._node is not None
+            return symbolic(self._node, self._recorder)
+        if self._value is None:
+            self._value = v = Tensor(self._data, self.type)
+            v.name, v.box = self.name, self
+            if self._data is None:
+                v._pending = lambda: moved(self.opened(), v.type).data
+        return self._value
+
+    def put(self, value: Tensor) -> None:
+        """Replaces what is in the box, in a recorded function when its program has run."""
+        recorder = current()
+        if recorder is None:
+            if value._recorder is not None:
+                value._recorder.check(value)
+            self._take(value)
+            return
+        inner = recorder.parent is not None and self._recorder is not recorder
+        if inner and id(self) not in recorder.root.born:
+            raise fail(
+                UsageError,
+                "a weight is set in the body of a loop or a branch",
+                [("weight", self)],
+                fix="return the new value from the body, and set the weight after it",
+            )
+        node = recorder.node(value)
+        recorder.hold(self)
+        self.bind(node, recorder)
+
+    def fill(self, data: Any, type: TensorType) -> None:
+        """Puts the engine's `data` into the box, when a program has run."""
+        if self._value is not None:
+            self._keep()
+        self._data, self.type, self._pending = data, type, None
+
+    def _keep(self) -> None:
+        """Lets go of the copy of what was in the box; it keeps its data."""
+        if self._value is not None and self._value._data is None:
+            _ = self._value.data
+        self._value = None
+
+    def _take(self, value: Tensor) -> None:
+        if value is self:
+            return
+        if value._recorder is not None:  # a new parameter of a recorded value
+            assert value._node is not None
+            self.bind(value._node, value._recorder)
+            return
+        self._keep()
+        source = value.now() if isinstance(value, Parameter) else value
+        to = self.type if source.mesh is None and self.mesh is not None else source.type
+        self.type = to.with_dtype(source.dtype)
+        if source._data is not None and self.type is source.type:
+            self._data, self._pending = source._data, None
+        else:
+            self._wait(lambda t: moved(source, t.type).data)
+
+    def _wait(self, first: First) -> None:
+        self._data, self._first = None, first
+        self._pending = lambda: first(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        other = Parameter.__new__(Parameter)
+        other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
+        other.frozen, other._first = self.frozen, self._first
+        other.close(self.opened())
+        return other
+
+    # -- in a recording ---------------------------------------------------------------------------
+    def bind(self, node: Any, recorder: Recorder) -> None:
+        self._data = self._pending = None
+        self._node, self._recorder, self.type = node, recorder, node.types[0]
+
+    def opened(self) -> Tensor:
+        """What is in the box, taken out of it while a function is recorded."""
+        content = Tensor(self._data, self.type)
+        content.name = self.name
+        if self._data is None and self._pending is not None:
+            first = self._first
+            assert first is not None
+            content._pending = lambda: first(content)
+        content._node, content._recorder = self._node, self._recorder
+        return content
+
+    def close(self, content: Tensor) -> None:
+        """Puts back what `opened` took out."""
+        self._node, self._recorder = content._node, content._recorder
+        self.type, self._data = content.type, content._data
+        if self._data is None and self._recorder is None:
+            assert self._first is not None
+            self._wait(self._first)
+
+
+# Whether a parameter was ever frozen: until then nobody needs to ask.
+FREEZING: set[bool] = set()
+
+
+def trained(tree: Any) -> Any:
+    """`tree` with the parameters that are trained, by name, in place of each module."""
+    if hasattr(type(tree), "trainable_parameters"):
+        return tree.trainable_parameters()
+    if isinstance(tree, dict):
+        return {k: trained(v) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        values = [trained(v) for v in tree]
+        if isinstance(tree, list):
+            return values
+        return tuple(values) if type(tree) is tuple else type(tree)(*values)
+    return tree
+
+
+def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
+    """Raises UsageError where a parameter is frozen, or is there under two names."""
+    names: dict[int, str] = {}
+    for name, t in named:
+        if not isinstance(t, Parameter):
+            continue
+        if t.frozen:
+            raise fail(
+                UsageError,
+                f"{call}: {name!r} is frozen",
+                [("parameter", t.type)],
+                fix="give the module itself or its trainable_parameters(), or unfreeze it",
+            )
+        if names.setdefault(id(t), name) != name:
+            raise fail(
+                UsageError,
+                f"{call}: {names[id(t)]!r} and {name!r} are one parameter",
+                [("parameter", t.type)],
+                fix="name it once, as the parameters() of a module do",
+            )
+
+
+def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
+    """Raises ShapeError or DTypeError unless `value` can take the place of what is in `box`."""
+    if value.shape != box.shape or value.dtype is not box.dtype:
+        raise fail(
+            ShapeError if value.shape != box.shape else DTypeError,
+            f"{what} has another {'shape' if value.shape != box.shape else 'dtype'}",
+            [("have", box.type), ("given", value.type)],
+            fix=fix,
+        )

@@ -34,7 +34,6 @@ from .lang.user_op import user_op as from_jax
 from .nn.blocks import transformer_block
 from .nn.experts.layer import moe
 from .nn.functional import (
-    cross_entropy,
     dropout,
     embedding,
     flash_attention,
@@ -47,6 +46,7 @@ from .nn.functional import (
     softmax,
     swiglu,
 )
+from .nn.losses import cross_entropy
 
 # The same function as `ts.grad`, whose results stay partial for a collective written by hand.
 autodiff = partial(grad, finish=False)

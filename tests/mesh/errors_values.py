@@ -296,3 +296,28 @@ format: '.2f' does not fit the value
   at     : AT
   fix    : format one number with .item(), or the array of .numpy()
 """)
+row("an array of ids outside", ts.ShapeError, lambda: X[[0, 2, -3]], """
+index: id 2 at [1] is outside -2 to 1, and 1 more
+  ids : i32[3]
+  at  : AT
+  fix : keep each id within -2 to 1
+""")
+row("a mask of another shape", ts.ShapeError, lambda: X[[True, False, True]], """
+index: a mask of shape (3,) stands on dim 0
+  x   : f32[2, 3]
+  at  : AT
+  fix : give a mask of the shape of the dims that it picks from
+""")
+row("a slice by halves", ts.UsageError, lambda: X[:1.5], """
+index: slice(None, 1.5, None) is no slice of dim 0
+  x   : f32[2, 3]
+  at  : AT
+  fix : give whole numbers, and a step that is not 0
+""")
+row("a remainder by zero", ts.UsageError, lambda: IDS % 0, """
+mod: whole numbers cannot be divided by zero
+  x       : i32[2]
+  divisor : 0
+  at      : AT
+  fix     : divide by something else where it is zero: ts.where(y == 0, 1, y)
+""")

@@ -20,14 +20,12 @@ from .experts.placement import Placement, balance_experts, place_experts, rehash
 from .experts.routing import balanced_bias
 from .functional import (
     attention,
-    cross_entropy,
     dropout,
     embedding,
     flash_attention,
     gelu,
     layer_norm,
     linear,
-    linear_cross_entropy,
     log_softmax,
     mlp,
     relu,
@@ -38,6 +36,7 @@ from .functional import (
     swiglu,
 )
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
+from .losses import cross_entropy, linear_cross_entropy
 from .module import Module
 from .positions import Rope
 from .transformer import GPT, GPTConfig, TransformerBlock

@@ -1,6 +1,6 @@
-"""The functions of a transformer, as composites: softmax, norms, activations, attention, losses.
+"""The functions of a transformer, as composites: softmax, norms, activations, attention.
 
-None has a sharding or gradient rule of its own. Statistics and losses are computed in f32.
+None has a sharding or gradient rule of its own. Statistics are computed in f32.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..core.dtypes import f32, int32
+from ..core.dtypes import bool_, f32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang import random
-from ..lang.checks import fitting, number, probability, shown, whole
-from ..lang.collectives import over_batch
+from ..lang.checks import number, probability, shown
 from ..lang.ids import check_ids
-from ..lang.loop import blocked, scan, to_blocks
-from ..lang.tensor import Like, Tensor, as_tensor, emit, scalar
+from ..lang.loop import blocked
+from ..lang.tensor import Like, Tensor, as_tensor, emit
 
 # Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
 # that a block's intermediates stay in cache.
 ROWS = 512
 
 
-def _wide(x: Like) -> Tensor:
+def wide(x: Like) -> Tensor:
     t = as_tensor(x)
     return t if t.dtype is f32 else t.to(f32)
 
@@ -32,7 +31,7 @@ def _wide(x: Like) -> Tensor:
 def softmax(x: Like, dim: int = -1) -> Tensor:
     """exp(x) over its sum along `dim`, in f32, given back in the dtype of `x`."""
     t = as_tensor(x)
-    w = _wide(t)
+    w = wide(t)
     e = F.exp(w - F.stop_gradient(F.max(w, dim, True)))
     # Times the reciprocal, not divided by a broadcast: compilers rewrite only one of the two,
     # and differently for one device and for many.
@@ -41,7 +40,7 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
 
 def log_softmax(x: Like, dim: int = -1) -> Tensor:
     t = as_tensor(x)
-    w = _wide(t)
+    w = wide(t)
     z = w - F.stop_gradient(F.max(w, dim, True))
     return (z - F.log(F.sum(F.exp(z), dim, True))).to(t.dtype)
 
@@ -82,7 +81,7 @@ def layer_norm(
 ) -> Tensor:
     """Zero mean and unit variance over the last dim (Ba et al. 2016)."""
     t = as_tensor(x)
-    w = _wide(t)
+    w = wide(t)
     c = w - F.mean(w, -1, True)
     y = c * F.rsqrt(F.mean(c * c, -1, True) + eps)
     return _scaled(y, weight, bias).to(t.dtype)
@@ -91,14 +90,14 @@ def layer_norm(
 def rms_norm(x: Like, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """Unit root mean square over the last dim (Zhang & Sennrich 2019)."""
     t = as_tensor(x)
-    w = _wide(t)
+    w = wide(t)
     return _scaled(w * F.rsqrt(F.mean(w * w, -1, True) + eps), weight, None).to(t.dtype)
 
 
 def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
-        y = y * _wide(weight)
-    return y if bias is None else y + _wide(bias)
+        y = y * wide(weight)
+    return y if bias is None else y + wide(bias)
 
 
 def embedding(ids: Like, table: Tensor) -> Tensor:
@@ -155,15 +154,15 @@ def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = ROWS) -> Tensor:
     """`fn` over the last dim of [..., d], in blocks of rows whose insides are not kept."""
-    sizes, order = _row_order(x)
-    y = blocked(fn, _rows(x, sizes, order), rows=rows)
+    sizes, order = row_order(x)
+    y = blocked(fn, rows_of(x, sizes, order), rows=rows)
     if order:
         y = y.reshape(*(sizes[i] for i in order), y.shape[-1])
         y = y.permute(*(order.index(i) for i in range(len(order))), len(order))
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _row_order(x: Tensor) -> tuple[list[int], list[int]]:
+def row_order(x: Tensor) -> tuple[list[int], list[int]]:
     """The sizes of the digits of the dims before the last, and the order of those digits in which
     each device has its rows in one piece: what devices split comes first. No order where the rows
     lie so already."""
@@ -174,7 +173,7 @@ def _row_order(x: Tensor) -> tuple[list[int], list[int]]:
     return [d.size for d in run], split + [i for i, d in enumerate(run) if not d.axes]
 
 
-def _rows(x: Tensor, sizes: list[int], order: list[int], last: int = 1) -> Tensor:
+def rows_of(x: Tensor, sizes: list[int], order: list[int], last: int = 1) -> Tensor:
     """`x` with all dims but the `last` as one, their digits in `order`. Nothing moves."""
     rest = x.shape[x.ndim - last :]
     if order:
@@ -209,13 +208,18 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     bias: Tensor | None = None,
+    mask: Like | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, all scores at once: q [..., H, S, D], k and v [..., G, T, D].
 
     H is a multiple of G: each group of H/G query heads shares one key and value head (grouped-query
     attention, Ainslie et al. 2023). `bias` [H, T] is added to the scores of each head, by key, such
-    as ALiBi's. Causal scores that are masked anyway are mostly not computed:
-    queries go in chunks, each with the keys it may see. Raises ShapeError.
+    as ALiBi's. `mask` broadcasts to [..., H, S, T]: truths say which keys a query sees, floats are
+    added to the scores. A query that sees no key gives zeros, as in PyTorch. With `causal` the last
+    query sees all keys, each before it one less. Causal scores that are masked anyway are mostly
+    not computed: queries go in chunks, each with the keys it may see.
+
+    Raises ShapeError, DTypeError.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
     check_heads("attention", q, k, v)
@@ -236,6 +240,7 @@ def attention(
                 fix="a bias is [H, T]: a number a head and key",
             )
         added = bias.reshape(*((groups, shared) if shared > 1 else (groups,)), 1, keys)
+    seen_by = _masks(mask, q, k, shared)
     outs = []
     for start, stop in causal_chunks(seq) if causal and keys >= seq else [(0, seq)]:
         seen = keys - seq + stop if causal else keys
@@ -243,12 +248,53 @@ def attention(
         part = part.to(f32)
         if bias is not None:
             part = part + added[..., :seen]
+        hidden = []
+        for m in seen_by:
+            m = m[..., start:stop, :] if m.shape[-2] > 1 else m
+            m = m[..., :seen] if m.shape[-1] > 1 else m
+            if m.dtype is not bool_:
+                part = part + m.to(f32)
+            hidden.append(~m if m.dtype is bool_ else m == -math.inf)
+            part = F.where(hidden[-1], -1e30, part)
         if causal:
             rows = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
             part = F.where(F.arange(seen).reshape(1, seen) <= rows, part, -1e30)
-        p = softmax(part).to(v.dtype)
+            if keys < seq:  # the first queries see no key
+                hidden.append(F.arange(seen).reshape(1, seen) > rows)
+        p = softmax(part)
+        for none in hidden:
+            p = F.where(none, 0.0, p)
+        p = p.to(v.dtype)
         outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :seen, :]))
     return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
+
+
+def _masks(mask: Like | None, q: Tensor, k: Tensor, shared: int) -> list[Tensor]:
+    """`mask` in dims that broadcast to those of the scores, their heads in groups of `shared`."""
+    if mask is None:
+        return []
+    m = as_tensor(mask)
+    if m.dtype.is_int:
+        raise fail(
+            DTypeError,
+            "attention: a mask of whole numbers says neither which keys are seen nor what is added",
+            [("mask", m.type)],
+            fix="give truths, mask != 0, or floats that are added to the scores",
+        )
+    scores = (*q.shape[:-1], k.shape[-2])
+    if m.ndim > len(scores) or any(n not in (1, s) for n, s in zip(m.shape[::-1], scores[::-1])):
+        raise fail(
+            ShapeError,
+            f"attention: the mask does not broadcast to the scores, {scores}",
+            [("mask", m.type), ("q", q.type), ("k", k.type)],
+            fix="a mask is [..., H, S, T], any of them 1; of keys [B, T]: mask[:, None, None]",
+        )
+    m = m.reshape(*(1,) * (2 - m.ndim), *m.shape)
+    if m.ndim > 2 and shared > 1:
+        heads = m.shape[-3]
+        by = (heads // shared, shared) if heads > 1 else (1, 1)
+        m = m.reshape(*m.shape[:-3], *by, *m.shape[-2:])
+    return [m]
 
 
 def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -292,6 +338,7 @@ def flash_attention(
     scale: float | None = None,
     rows: int = 2,
     bias: Tensor | None = None,
+    mask: Like | None = None,
 ) -> Tensor:
     """Attention over [B, H, S, D], `rows` sequences at a time: scores never exist for the batch.
 
@@ -300,89 +347,12 @@ def flash_attention(
     """
     q, k, v = map(as_tensor, (q, k, v))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
-        return attention(q, k, v, causal, scale, bias)
-    return blocked(lambda a, b, c: attention(a, b, c, causal, scale, bias), q, k, v, rows=rows)
+        return attention(q, k, v, causal, scale, bias, mask)
+    m = None if mask is None else as_tensor(mask)
+    each = [m] if m is not None and m.ndim == 4 and m.shape[0] > 1 else []
 
+    def some(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Tensor:
+        return attention(q, k, v, causal, scale, bias, own[0] if own else m)
 
-# -- losses ---------------------------------------------------------------------------------------
-def _check_labels(
-    name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
-) -> None:
-    if not labels.dtype.is_int:
-        raise fail(
-            DTypeError,
-            f"{name}: labels must be integers",
-            [("labels", labels.type)],
-            fix="cast them with .to(ts.int32)",
-        )
-    if not x.ndim or labels.shape != x.shape[:-1]:
-        raise fail(
-            ShapeError,
-            f"{name}: one label per row of {what} is needed",
-            [(what, x.type), ("labels", labels.type)],
-            fix=f"reshape labels to the shape of {what} without its last dim",
-        )
-    check_ids(name, "label", labels, classes, ignore=ignore)
-
-
-def _ignored(name: str, value: object) -> int:
-    return int(fitting(name, whole(name, "ignore_index", value), int32))
-
-
-def _nll(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
-    """The summed negative log-likelihood of the labels where `keep` is 1."""
-    w = _wide(logits)
-    z = w - F.stop_gradient(F.max(w, -1, True))
-    hit = F.arange(z.shape[-1]) == labels.reshape(*labels.shape, 1)
-    picked = F.sum(F.where(hit, z, 0.0), -1)
-    return F.sum((F.log(F.sum(F.exp(z), -1)) - picked) * keep)
-
-
-def cross_entropy(logits: Like, labels: Like, ignore_index: int = -100) -> Tensor:
-    """Mean negative log-likelihood (nats) of integer `labels` under `logits` [..., V], f32.
-
-    Rows labelled `ignore_index` count neither in the sum nor in the mean. Any other label outside
-    0 to V - 1 is an error where the host knows it, and else makes the loss NaN. Raises ShapeError,
-    DTypeError.
-    """
-    x, y = as_tensor(logits), as_tensor(labels)
-    classes = x.shape[-1] if x.ndim else 0
-    ignore_index = _ignored("cross_entropy", ignore_index)
-    _check_labels("cross_entropy", "logits", x, y, classes, ignore_index)
-    keep = emit("inside", y, size=classes, ignore=ignore_index)
-    return _nll(x, y, keep) / _count(keep)
-
-
-def _count(keep: Tensor) -> Tensor:
-    """What the loss is divided by: the rows that count, at least one. In a data-parallel local body
-    their mean over the devices, so that the mean of the devices' losses is that of all rows."""
-    count, devices = over_batch(F.sum(keep))
-    return F.maximum(count, 1.0 / devices)
-
-
-def linear_cross_entropy(
-    x: Like, weight: Tensor, labels: Like, ignore_index: int = -100, rows: int = ROWS
-) -> Tensor:
-    """`cross_entropy(x @ weight, labels)` in blocks of rows: the logits are never whole.
-
-    Loss and gradient come from one loop, so each block's logits are computed once.
-    """
-    t, y = as_tensor(x), as_tensor(labels)
-    ignore_index = _ignored("linear_cross_entropy", ignore_index)
-    weight = as_tensor(weight)
-    classes = weight.shape[-1] if weight.ndim else 0
-    _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
-    if t.mesh is not None:  # a label lies with its row
-        y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
-    sizes, order = _row_order(t)
-    flat, y = _rows(t, sizes, order), _rows(y, sizes, order, 0)
-    keep = emit("inside", y, size=classes, ignore=ignore_index)
-
-    def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
-        h, labels, keep = block
-        return total + _nll(F.matmul(h, weight), labels, keep), ()
-
-    blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
-    total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
-    mean: Tensor = total / _count(keep)
-    return mean
+    _masks(m, q, k, 1)
+    return blocked(some, q, k, v, *each, rows=rows)

@@ -28,6 +28,7 @@ from .context import (
 )
 from .experts.layer import MoE
 from .layers import Embedding, LayerNorm, RMSNorm, normal
+from .losses import linear_cross_entropy
 from .module import Module
 from .positions import Rope, alibi_bias
 from .stack import Stack
@@ -425,5 +426,5 @@ class GPT(Module):
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
         """`loss` of what `features` returns."""
         x, *aux = features if isinstance(features, tuple) else (features,)
-        loss = fn.linear_cross_entropy(x, self._head(), self._placed(as_tensor(labels)))
+        loss = linear_cross_entropy(x, self._head(), self._placed(as_tensor(labels)))
         return loss + self.config.aux_weight * F.mean(aux[0]) if aux else loss

@@ -35,7 +35,7 @@ from ..lang.jit import Jit, jit
 from ..lang.record import current
 from ..lang.strategy import Plan, Strategy
 from ..lang.tensor import Tensor, as_tensor
-from ..nn.functional import cross_entropy
+from ..nn.losses import cross_entropy
 from ..nn.transformer import GPT, GPTConfig
 from ..optim import (
     SGD,

@@ -144,3 +144,23 @@ def _() -> None:
         got = ts.var(x, 1, correction=c).numpy()
         np.testing.assert_allclose(got, x.var(1, ddof=c), rtol=1e-5)
     assert np.isnan(ts.var(ts.ones(1), correction=1).item())
+
+
+@row("a mask of attention and weights of classes work on any layout, compiled and backwards")
+def _() -> None:
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+    x = RNG.normal(size=(4, 4, 6, 4)).astype(np.float32)
+    keys = np.arange(6) < np.array([6, 3, 1, 0])[:, None]  # the last sequence is padding alone
+    y, weight = RNG.integers(0, 4, (4, 4, 6)).astype(np.int32), np.array([1, 2, 0.5, 0.1])
+
+    def loss(x: ts.Tensor, keys: ts.Tensor, y: ts.Tensor) -> list[ts.Tensor]:
+        out = nn.flash_attention(x, x, x, mask=keys[:, None, None], rows=1)
+        end = nn.cross_entropy(out, y, weight=weight, label_smoothing=0.1)
+        return [out, end, ts.grad(end, x)]
+
+    want = [t.numpy() for t in loss(ts.tensor(x), ts.tensor(keys), ts.tensor(y))]
+    assert (want[0][3] == 0).all() and all(np.isfinite(w).all() for w in want)
+    for mine, theirs in (("[4@dp, 4, 6, 4]", "[4, 6]"), ("[4, 4@tp, 6, 4]", "[4@dp, 6]")):
+        given = ts.tensor(x, mesh=mesh, layout=mine), ts.tensor(keys, mesh=mesh, layout=theirs)
+        for got, w in zip(ts.jit(loss)(*given, y), want, strict=True):
+            np.testing.assert_allclose(got.numpy(), w, rtol=1e-4, atol=1e-6)

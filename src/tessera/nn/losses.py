@@ -1,0 +1,160 @@
+"""How far are the logits from the labels? Cross-entropy, whole or in blocks of rows, in f32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.dtypes import f32, int32
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..lang import functions as F
+from ..lang.checks import fitting, number, whole
+from ..lang.collectives import over_batch
+from ..lang.ids import check_ids
+from ..lang.loop import scan, to_blocks
+from ..lang.tensor import Like, Tensor, as_tensor, emit, scalar
+from .functional import ROWS, row_order, rows_of, wide
+
+
+def _check_labels(
+    name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
+) -> None:
+    if not labels.dtype.is_int:
+        raise fail(
+            DTypeError,
+            f"{name}: labels must be integers",
+            [("labels", labels.type)],
+            fix="cast them with .to(ts.int32)",
+        )
+    if not x.ndim or labels.shape != x.shape[:-1]:
+        raise fail(
+            ShapeError,
+            f"{name}: one label per row of {what} is needed",
+            [(what, x.type), ("labels", labels.type)],
+            fix=f"reshape labels to the shape of {what} without its last dim",
+        )
+    check_ids(name, "label", labels, classes, ignore=ignore)
+
+
+def _ignored(name: str, value: object) -> int:
+    return int(fitting(name, whole(name, "ignore_index", value), int32))
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """How the classes of a loss count: weighted by `weight` [V], with `smoothing` of each label
+    spread over all of them."""
+
+    weight: Tensor | None
+    smoothing: float
+
+    def counted(self, labels: Tensor, keep: Tensor) -> Tensor:
+        """What each row counts."""
+        if self.weight is None:
+            return keep
+        return keep * wide(F.take_or_zero(self.weight, labels))  # an ignored label may be outside
+
+
+def _classes(name: str, count: int, weight: Like | None, smoothing: float) -> _Classes:
+    w = None if weight is None else as_tensor(weight)
+    if w is not None and (w.shape != (count,) or not w.dtype.is_float):
+        raise fail(
+            ShapeError,
+            f"{name}: the weights of the classes are one float for each of {count}",
+            [("weights", w.type)],
+            fix=f"give a tensor f32[{count}]",
+        )
+    spread = number(name, "label_smoothing", smoothing)
+    if not 0.0 <= spread <= 1.0:
+        raise fail(UsageError, f"{name}: label_smoothing is {spread}", fix="give 0 to 1")
+    return _Classes(w, spread)
+
+
+def _nll(logits: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Tensor:
+    """The summed negative log-likelihood of the labels where `keep` is 1."""
+    w = wide(logits)
+    z = w - F.stop_gradient(F.max(w, -1, True))
+    hit = F.arange(z.shape[-1]) == labels.reshape(*labels.shape, 1)
+    picked = F.sum(F.where(hit, z, 0.0), -1)
+    total = F.log(F.sum(F.exp(z), -1))
+    loss = F.sum((total - picked) * classes.counted(labels, keep))
+    if not classes.smoothing:
+        return loss
+    rows = total.reshape(*total.shape, 1) - z
+    rows = rows if classes.weight is None else rows * wide(classes.weight)
+    spread = F.sum(F.sum(rows, -1) * keep) * (classes.smoothing / z.shape[-1])
+    return loss * (1.0 - classes.smoothing) + spread
+
+
+def cross_entropy(
+    logits: Like,
+    labels: Like,
+    ignore_index: int = -100,
+    *,
+    weight: Like | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Mean negative log-likelihood (nats) of integer `labels` under `logits` [..., V], f32.
+
+    Rows labelled `ignore_index` count neither in the sum nor in the mean. Any other label outside
+    0 to V - 1 is an error where the host knows it, and else makes the loss NaN. `weight` [V] says
+    what a row of each label counts, in the sum and in the mean; `label_smoothing` spreads that part
+    of each label over all classes: both as in PyTorch. Raises ShapeError, DTypeError, UsageError.
+    """
+    x, y = as_tensor(logits), as_tensor(labels)
+    classes = x.shape[-1] if x.ndim else 0
+    ignore_index = _ignored("cross_entropy", ignore_index)
+    _check_labels("cross_entropy", "logits", x, y, classes, ignore_index)
+    keep = emit("inside", y, size=classes, ignore=ignore_index)
+    how = _classes("cross_entropy", classes, weight, label_smoothing)
+    return _mean(_nll(x, y, keep, how), y, keep, how)
+
+
+def _count(keep: Tensor) -> Tensor:
+    """What the loss is divided by: the rows that count, at least one. In a data-parallel local body
+    their mean over the devices, so that the mean of the devices' losses is that of all rows."""
+    count, devices = over_batch(F.sum(keep))
+    return F.maximum(count, 1.0 / devices)
+
+
+def _mean(total: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Tensor:
+    if classes.weight is None:
+        return total / _count(keep)
+    weight, _ = over_batch(F.sum(classes.counted(labels, keep)))
+    return total / F.where(weight == 0.0, 1.0, weight)
+
+
+def linear_cross_entropy(
+    x: Like,
+    weight: Tensor,
+    labels: Like,
+    ignore_index: int = -100,
+    rows: int = ROWS,
+    *,
+    class_weight: Like | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`cross_entropy(x @ weight, labels)` in blocks of rows: the logits are never whole.
+
+    Loss and gradient come from one loop, so each block's logits are computed once.
+    """
+    t, y = as_tensor(x), as_tensor(labels)
+    ignore_index = _ignored("linear_cross_entropy", ignore_index)
+    weight = as_tensor(weight)
+    classes = weight.shape[-1] if weight.ndim else 0
+    _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
+    if t.mesh is not None:  # a label lies with its row
+        y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
+    sizes, order = row_order(t)
+    flat, y = rows_of(t, sizes, order), rows_of(y, sizes, order, 0)
+    keep = emit("inside", y, size=classes, ignore=ignore_index)
+
+    how = _classes("linear_cross_entropy", classes, class_weight, label_smoothing)
+
+    def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
+        h, labels, keep = block
+        return total + _nll(F.matmul(h, weight), labels, keep, how), ()
+
+    blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
+    total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
+    return _mean(total, y, keep, how)

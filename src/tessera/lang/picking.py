@@ -149,7 +149,10 @@ def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
         mask = mask.numpy()
     if not mask.any():
         raise fail(
-            ShapeError, "index: the mask picks nothing", [("x", t.type)], fix="ask mask.any() first"
+            ShapeError,
+            "index: the mask picks nothing",
+            [("x", t.type)],
+            fix="count what it picks first: ts.sum(mask)",
         )
     return [as_tensor(i.astype(np.int32)) for i in np.nonzero(mask)]
 

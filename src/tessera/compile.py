@@ -62,7 +62,7 @@ class Executable:
             self._see_twice(args)
         if have is not None and have != self.wants:
             args = [
-                a if h is w else jax.device_put(a, arrays.sharding(w))
+                a if h is w or _is_number(a) else jax.device_put(a, arrays.sharding(w))
                 for a, h, w in zip(args, have, self.wants, strict=True)
             ]
         try:
@@ -136,6 +136,11 @@ def promised() -> tuple[dict[str, Any] | None, str]:
     passes = "algsimp,reshape-mover"
     options |= {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}
     return options, now.order
+
+
+def _is_number(a: Any) -> bool:
+    """Whether `a` is a scalar on the host, which every device takes as it is."""
+    return isinstance(a, np.ndarray) and not a.ndim
 
 
 def _buffer(t: TensorType) -> tuple[object, ...]:

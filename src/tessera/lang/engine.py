@@ -58,15 +58,12 @@ class Engine(Protocol):
 
 _loaders: list[Callable[[], Engine]] = []
 _loaded: list[Engine] = []
-# The one-op programs of the engine that is loaded (lang/record.py).
-PROGRAMS: dict[object, Program] = {}
 
 
 def set_engine(loader: Callable[[], Engine]) -> None:
     """Says how the engine is loaded, at its first use."""
     _loaders[:] = [loader]
     _loaded.clear()
-    PROGRAMS.clear()
 
 
 def engine() -> Engine:

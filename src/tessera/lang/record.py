@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.context import settings
+from ..core.context import Settings, settings
 from ..core.dtypes import uint32
 from ..core.errors import UsageError, caller, fail
 from ..core.layout import TensorType, plain
@@ -22,7 +23,7 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.local import as_local
 from ..ops.op import TUPLES
-from .engine import PROGRAMS, engine
+from .engine import Engine, Program, engine
 from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
@@ -265,26 +266,66 @@ def scope(name: str) -> Iterator[None]:
 
 
 # -- outside a recording: one-op programs ---------------------------------------------------------
+# How many of them are kept, those that were used last.
+MOST_PROGRAMS = 1024
+
+
+@lru_cache(maxsize=MOST_PROGRAMS)
+def _program(
+    by: Engine, under: Settings, op: str, types: tuple[TensorType, ...], attrs: tuple[Any, ...]
+) -> Program:
+    """The program of one op: all that it depends on is an argument here."""
+    b = Builder(op)
+    ins = [b.input(t) for t in types]
+    if op == "redistribute":
+        return by.compile(b.graph([b.redistribute(*ins, **dict(attrs))]))
+    node = b(op, *ins, **dict(attrs))
+    many = len(node.types) > 1 or op in TUPLES
+    outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
+    return by.compile(b.graph(outs))
+
+
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Runs one op on tensors that have values, as a cached one-op program."""
     types = tuple([a.type for a in args])
-    key = (op, types, tuple(attrs.items()), settings().strict)
-    program = PROGRAMS.get(key)
-    if program is None:
-        b = Builder(op)
-        node = b(op, *(b.input(t) for t in types), **attrs)
-        many = len(node.types) > 1 or op in TUPLES
-        outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
-        program = PROGRAMS[key] = engine().compile(b.graph(outs))
+    program = _program(engine(), settings(), op, types, tuple(attrs.items()))
     results = []
     loc = caller()
-    for i, (data, t) in enumerate(
-        zip(program([a.data for a in args], types), program.types, strict=True)
-    ):
+    given = [_number_of(a) if a._data is None else a._data for a in args]
+    for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
         out = Tensor(data, t)
         out._made = Made(op, tuple([a.now() for a in args]), attrs, i, loc)
         results.append(out)
     return results
+
+
+class Number:
+    """A scalar that is on no device yet. One-op programs take it as it is: no program of its own
+    for each number, and no copy."""
+
+    def __init__(self, value: float, type: TensorType) -> None:
+        self.value, self.type = np.asarray(value, type.dtype.numpy), type
+
+    def __call__(self) -> Any:
+        return engine().place(self.value, self.type)
+
+
+def _number_of(t: Tensor) -> Any:
+    return t._pending.value if isinstance(t._pending, Number) else t.data
+
+
+def full_now(attrs: dict[str, Any]) -> Tensor:
+    """A tensor of one number, at once: the number is an argument of the program that spreads it."""
+    layout, number = attrs.get("layout"), plain(attrs["dtype"], ())
+    if layout is not None and layout.partial:  # zeros: no other number can lie like this
+        return run_now("full", (), attrs)[0]
+    out = Tensor(None, number)
+    out._pending = Number(attrs["value"], number)
+    if attrs["shape"] or layout is not None:
+        spread = {k: v for k, v in attrs.items() if k in ("shape", "layout")}
+        out = run_now("broadcast_to", (out,), spread)[0]
+    out._made = Made("full", (), attrs, 0, caller())
+    return out
 
 
 def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
@@ -297,12 +338,8 @@ def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
 
 def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     """`x` in the layout `to`, at once."""
-    b = Builder("redistribute")
     source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
-    program = PROGRAMS.get((source, to))
-    if program is None:
-        graph = b.graph([b.redistribute(b.input(source), to)])
-        program = PROGRAMS[source, to] = engine().compile(graph)
+    program = _program(engine(), settings(), "redistribute", (source,), (("to", to),))
     out = Tensor(program([x.data], (x.type,))[0], to)
     out._made = Made("redistribute", (x.now(),), {"to": to}, 0, caller())
     return out

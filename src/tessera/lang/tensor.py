@@ -399,7 +399,7 @@ def emit(op: str, *args: Tensor, **attrs: Any) -> Tensor:
     recorder = record.current()
     if recorder is not None:
         return symbolic(recorder.builder(op, *map(recorder.node, args), **attrs), recorder)
-    return record.run_now(op, args, attrs)[0]
+    return record.full_now(attrs) if op == "full" else record.run_now(op, args, attrs)[0]
 
 
 def emit_many(op: str, *args: Tensor, **attrs: Any) -> list[Tensor]:

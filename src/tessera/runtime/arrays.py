@@ -169,9 +169,14 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
 def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
     """Raises DonatedError where one of `arrays`, of these types, was given up: on more devices than
     one the engine reads its memory all the same, and the process ends."""
-    if any(map(ArrayImpl.is_deleted, arrays)):
-        gone = map(ArrayImpl.is_deleted, arrays)
-        raise donated(next(t for t, is_gone in zip(types, gone, strict=True) if is_gone))
+    try:
+        if not any(map(ArrayImpl.is_deleted, arrays)):
+            return
+    except TypeError:  # numbers on the host are among them
+        pass
+    for a, t in zip(arrays, types, strict=True):
+        if isinstance(a, ArrayImpl) and a.is_deleted():
+            raise donated(t)
 
 
 def donated(t: TensorType) -> DonatedError:

@@ -19,6 +19,7 @@ from tessera.core.context import replaced
 from tessera.core.layout import parse_type
 from tessera.core.options import ScheduleOptions
 from tessera.ir.graph.build import Builder
+from tessera.lang import record
 from tessera.train.memory import offload
 from tests.mesh.silent.rows import row
 
@@ -354,3 +355,71 @@ def _() -> None:
     _, finite = scaler.unscale(grads, scaler.init(mesh))
     assert not finite.item()
     assert np.isnan(ts.optim.global_norm(grads).item())
+
+
+# -- the cache of one-op programs -----------------------------------------------------------------
+def _misses() -> int:
+    return record._program.cache_info().misses
+
+
+@row(
+    "runs an op, promises bits, and runs it again",
+    error=ts.BackendError,
+    says="mesh_invariant: bits that no mesh changes were promised after the backend had started",
+)
+def _() -> None:
+    x = ts.tensor(_data((5, 3)))
+    x + x
+    with dist.deterministic():
+        x + x
+
+
+@row("runs an op again under other settings")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(4))
+    x = ts.tensor(_data((8, 3)), mesh=mesh, layout="[8@dp, 3]")
+    for changes in (
+        {"executor": "stepped"},
+        {"schedule": ScheduleOptions(algorithm=(("all_reduce", "ring"),))},
+        {"strict": True},
+        {"comm_trace": True},
+    ):
+        for op in (lambda: ts.sum(x, 1), lambda: dist.redistribute(x, "[8, 3]")):
+            op()
+            before = _misses()
+            with replaced(**changes):
+                op(), op()
+            assert _misses() == before + 1, changes
+
+
+@row("scales by another number each step")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=range(4))
+    data = np.abs(_data((8, 3))) + 1
+    for x in (ts.tensor(data), ts.tensor(data, mesh=mesh, layout="[8@dp, 3]")):
+        before = -1
+        for i in range(12):
+            f = 0.1 * i + 0.05
+            full = ts.full((3,), f)
+            for got, want in (
+                (x * f, data * np.float32(f)),
+                (f - x, np.float32(f) - data),
+                (x**f, data ** np.float32(f)),
+                (ts.maximum(x, f), np.maximum(data, np.float32(f))),
+                (x + i, data + i),
+                (full, np.full(3, f, "f4")),
+                (ts.full((), f), np.float32(f)),
+            ):
+                np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
+            (slope,) = ts.grad((x * f).sum(), [x])
+            np.testing.assert_allclose(slope.numpy(), np.full((8, 3), f), rtol=1e-6)
+            assert before in (-1, _misses()), "a program for a number"
+            before = _misses()
+    assert record._program.cache_info().maxsize == record.MOST_PROGRAMS
+
+
+@row("fills with zero, and with the other zero")
+def _() -> None:
+    for shape in ((2,), ()):
+        signs = [np.signbit(ts.full(shape, v).numpy()).all() for v in (0.0, -0.0, 0.0)]
+        assert signs == [False, True, False]

@@ -278,7 +278,7 @@ def _program(
     b = Builder(op)
     ins = [b.input(t) for t in types]
     if op == "redistribute":
-        return by.compile(b.graph([b.redistribute(*ins, **dict(attrs))]))
+        return by.compile(b.graph([b.redistribute(ins[0], **dict(attrs))]))
     node = b(op, *ins, **dict(attrs))
     many = len(node.types) > 1 or op in TUPLES
     outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]

@@ -13,6 +13,7 @@ FUSE = "--xla_cpu_experimental_ynn_fusion_type="
     ("version", "runs", "given", "then", "exact"),
     [
         ((0, 10, 1), False, "", "", True),
+        ((0, 10, 1), True, "", "", True),
         ((0, 10, 2), False, "", flags.EXACT, True),
         ((0, 11, 0), False, "--xla_a=1", f"--xla_a=1 {flags.EXACT}", True),
         ((0, 10, 2), False, f"{FUSE}+dot", f"{FUSE}+dot", False),  # the user's own word

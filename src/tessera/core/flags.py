@@ -14,9 +14,10 @@ from .context import settings
 # Without fused multiply-add: a compiler contracts a multiplication and an addition where neighbours
 # suggest it, and neighbours differ from mesh to mesh.
 PLAIN = "--xla_cpu_max_isa=AVX"
-# From SINCE on, the engine hands sums and maxima on a CPU to a library that computes some of them
-# wrongly, and ends the process at others. Before, it had the flag but no such reductions. All
-# versions that pyproject.toml admits know it; a flag that is unknown would end the process.
+# From SINCE on, the engine hands sums and maxima on a CPU, and what they are of, to a library that
+# computes some of them wrongly, and ends the process at others. Before, it handed over plain sums,
+# and none was found that was wrong. All versions that pyproject.toml admits know the flag; one that
+# is unknown would end the process.
 EXACT = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 SINCE = (0, 10, 2)
 # Fatal errors alone: what else the engine has to say, it says in its exceptions, too.
@@ -31,10 +32,11 @@ def prepare() -> None:
     if "jaxlib" not in sys.modules:  # which reads this once, as it is loaded
         os.environ.setdefault(*LOG)
     version = _version()
-    if not engine_runs() and version is not None:
-        if version >= SINCE:
-            _add(EXACT)
-        _exact.append(version < SINCE or EXACT in os.environ["XLA_FLAGS"])
+    if version is not None and version < SINCE:
+        _exact.append(True)
+    elif version is not None and not engine_runs():
+        _add(EXACT)
+        _exact.append(EXACT in os.environ["XLA_FLAGS"])
 
 
 def prepare_bits() -> None:

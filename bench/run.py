@@ -74,7 +74,8 @@ def measured(name: str, rounds: int) -> list[str]:
     when = datetime.date.today().isoformat()
     cores = os.cpu_count() or 1
     busy = "" if load < 1.5 * cores else " **The machine was busy: do not trust the times.**"
-    return [*lines, *prose(f"({when}, {took_s:.0f} s, load {load:.1f} at the start.{busy})")]
+    said = f"({processor()}, {when}, {took_s:.0f} s, load {load:.1f} at the start.{busy})"
+    return [*lines, *prose(said)]
 
 
 def main() -> None:

@@ -353,6 +353,39 @@ def price(rounds: int) -> list[str]:
     ]  # fmt: skip
 
 
+def guard(rounds: int) -> list[str]:
+    found = [measure("guard.py", what, "--rounds", str(4 * rounds)) for what in GUARDED]
+    worst = max(r["cpu_price"] for r in found)
+    return [
+        *prose(
+            """`bench/guard.py`: jaxlib computes some fused reductions on a CPU wrongly, so they are
+            not fused (core/flags.py). What that costs, value and gradients together, against the
+            engine's default, each in a process of its own, in turn. Processor time says more than
+            the clock where the machine is busy."""
+        ),
+        *table(
+            ("program", "fused s", "guarded s", "price", "by processor time"),
+            [
+                (GUARDED[r["what"]],
+                 *(f"{r['median_s'][k]:.3f} (min {r['min_s'][k]:.3f})"
+                   for k in ("fused", "guarded")),
+                 f"**{100 * (r['price'] - 1):+.0f} %**", f"{100 * (r['cpu_price'] - 1):+.0f} %")
+                for r in found
+            ],
+        ),
+        *prose(
+            f"""At most {100 * (worst - 1):+.0f} % by processor time: the price of right numbers
+            until a version of the engine has them."""
+        ),
+    ]  # fmt: skip
+
+
+GUARDED = {
+    "attention": "attention, 4 x 8 heads, 512 x 64",
+    "norms": "layer_norm, softmax, rms_norm of 16384 x 64",
+    "loss": "logsumexp, max, mean of 16384 x 64",
+    "step": "a GPT's training step, 2 layers",
+}
 SECTIONS = {
     "steps": Section("A training step against hand-written JAX", steps),
     "ddp": Section("Against PyTorch DDP", ddp),
@@ -364,4 +397,5 @@ SECTIONS = {
     "pipeline": Section("A pipelined step", pipeline),
     "stepped": Section("Step by step against fused", stepped),
     "price": Section("The price of the same bits", price),
+    "guard": Section("The price of right reductions", guard),
 }

@@ -349,6 +349,8 @@ REFUSED: list[tuple[str, list[str], dict[str, Any], type[TesseraError], str]] = 
      "layout: axis 'q' is not an axis of the mesh"),
     ("shard", ["f32[8]"], {"axes": ("tp",), "to_dim": 0, "into": "8"}, LayoutError,
      "redistribute: 8 is not dim 0 split over tp"),
+    ("reduce_scatter", ["f32[8] max tp"], {"axes": ("tp",), "to_dim": 0, "into": "8@tp"},
+     LayoutError, "reduce_scatter: only a sum is completed in parts"),
     ("nope", [], {}, GraphError, "op 'nope' does not exist"),
 ]  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.context import Settings
 from ..core.layout import TensorType
 from .cuts import Branch
+from .ids import Expected
 from .parameter import FREEZING, Parameter
 from .static import Same, kept
 from .taps import Tap
@@ -58,6 +59,7 @@ class Entry:
         # Where the whole function is one program of arguments only: how to pick them.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
+        self.expected: list[tuple[int, Expected]] = []  # of which of its tensors, as ids
 
     def cover(self, leaves: Sequence[Any]) -> None:
         """Takes `leaves`, arguments and what is around them, for what it was recorded with."""

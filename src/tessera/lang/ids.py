@@ -1,34 +1,97 @@
-"""Is an id outside the dim that it points into? An error, where the host can say so."""
+"""Is an id outside the dim that it points into? An error, where the host can say so.
+
+The host knows what it was given: at once where an op runs at once, and at each call of a compiled
+function for the ids among its arguments. What only the devices know, they mark themselves: see
+ops/indexing.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter, methodcaller
+from typing import Any
+
 import numpy as np
 
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError, caller, fail
+from ..ir.graph.node import Node
+from ..ops.redistribute import NAMES
 from .tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an op expects of its ids: in a recorded function, of `views` of the argument `node`."""
+
+    node: Node | None
+    views: tuple[Callable[[Array], Array], ...]
+    name: str
+    what: str
+    low: int
+    size: int
+    ignore: int | None
+    loc: str
+
+    def check(self, ids: Tensor) -> None:
+        """Raises ShapeError where the host knows that one of the argument's ids is outside."""
+        given = ids._given
+        if given is None:
+            return
+        shape = given.shape
+        bad = (given < self.low) | (given >= self.size)
+        if self.ignore is not None:
+            bad &= given != self.ignore
+        if not bad.any():
+            return
+        place = np.arange(given.size).reshape(shape)
+        for view in self.views:
+            given, bad, place = view(given), view(bad), view(place)
+        if not bad.any():
+            return
+        first = np.unravel_index(place[bad][0], shape)
+        at = f" at [{', '.join(str(int(i)) for i in first)}]" if shape else ""
+        others = int(bad.sum()) - 1
+        rest = f", and {others} more" if others else ""
+        spared = f", or {self.ignore}" if self.ignore is not None else ""
+        within = f"{self.low} to {self.size - 1}"
+        raise fail(
+            ShapeError,
+            f"{self.name}: {self.what} {given[bad][0]}{at} is outside {within}{rest}",
+            [(f"{self.what}s", ids.type), *([("used at", self.loc)] if self.loc else [])],
+            fix=f"keep each {self.what} within {within}{spared}",
+        )
 
 
 def check_ids(
     name: str, what: str, ids: Tensor, size: int, *, low: int = 0, ignore: int | None = None
 ) -> None:
     """Raises ShapeError where the host knows that one of `ids` is not from `low` to `size - 1` and
-    not `ignore`. What only the devices know, they mark themselves: see ops/indexing.py."""
-    given = ids._given
-    if given is None:
-        return
-    bad = (given < low) | (given >= size)
-    if ignore is not None:
-        bad &= given != ignore
-    if not bad.any():
-        return
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    place = f" at [{', '.join(map(str, at))}]" if at else ""
-    others = int(bad.sum()) - 1
-    rest = f", and {others} more" if others else ""
-    spared = f", or {ignore}" if ignore is not None else ""
-    raise fail(
-        ShapeError,
-        f"{name}: {what} {given[at]}{place} is outside {low} to {size - 1}{rest}",
-        [(f"{what}s", ids.type)],
-        fix=f"keep each {what} within {low} to {size - 1}{spared}",
-    )
+    not `ignore`; of an argument of a recorded function, at each call."""
+    node, recorder = ids._node, ids._recorder
+    if ids._given is not None:
+        Expected(None, (), name, what, low, size, ignore, "").check(ids)
+    elif node is not None and recorder is not None and recorder.parent is None:
+        found = _argument(node)
+        if found is not None:
+            expected = Expected(*found, name, what, low, size, ignore, caller() or "")
+            recorder.expected.append(expected)
+
+
+def _argument(n: Node) -> tuple[Node, tuple[Callable[[Array], Array], ...]] | None:
+    """The input of which `n` is a view, and how; None where it is computed."""
+    views: list[Callable[[Array], Array]] = []
+    while n.op != "input":
+        a = n.attrs
+        if n.op == "reshape":
+            views.append(methodcaller("reshape", a["shape"]))
+        elif n.op == "transpose":
+            views.append(methodcaller("transpose", a["perm"]))
+        elif n.op == "slice":
+            views.append(itemgetter(tuple(map(slice, a["starts"], a["stops"], a["steps"]))))
+        elif n.op not in NAMES:
+            return None
+        n = n.args[0]
+    return n, tuple(reversed(views))

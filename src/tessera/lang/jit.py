@@ -128,6 +128,10 @@ class Jit(Generic[P, R]):
         if current() is not None:
             return self.fn(*args, **kwargs)
         entry, leaves, spec = self._entry(args, kwargs)
+        if entry.expected:
+            tensors = entry.pick(leaves)
+            for at, expected in entry.expected:
+                expected.check(tensors[at])
         if entry.straight is not None:
             return self._straight(entry, leaves, args, kwargs)  # type: ignore[no-any-return]
         return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
@@ -330,6 +334,9 @@ class Jit(Generic[P, R]):
         for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
             if branch.recording is None:
                 branch.define(rec, replaced, [node], way[:k])
+        sure = [] if reads else recorder.expected  # all calls come by, whatever they read
+        found = ((sources.get(e.node), e) for e in sure if e.node is not None)
+        entry.expected = [(k, e) for k, e in found if isinstance(k, int)]
         last.written = written
         last.define(rec, dict(recorder.builder.replaced), results, way)
         last.donate = frozenset(

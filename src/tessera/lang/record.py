@@ -27,6 +27,7 @@ from .engine import Engine, Program, engine
 from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
+    from .ids import Expected
     from .local.view import View
     from .parameter import Parameter
     from .pipelines.microbatch import PipeState
@@ -73,6 +74,7 @@ class Recorder:
         self.key: Node | None = None
         self.streams = 0
         self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
+        self.expected: list[Expected] = []  # of ids that are arguments (lang/ids.py)
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
         self.boxes: dict[int, Opened] = {}

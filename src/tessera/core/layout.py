@@ -159,7 +159,9 @@ class TensorType:
     `dims` hold the sizes and how they are split, `partial` the axes over which the value is still
     to be completed, as (axis, "sum" | "max" | "min"). `per` are the axes along which each device
     has a value of its own, as in the body of a `@ts.distribute`: a global value with one leading
-    dim per axis, which the shape leaves out.
+    dim per axis, which the shape leaves out. `rest` are those axes that split it only while it
+    rests (ZeRO's): where bits are promised, a program sees the tensor whole along them. No text
+    shows it.
     """
 
     dtype: DType
@@ -167,6 +169,7 @@ class TensorType:
     partial: Partial
     mesh: Mesh | None
     per: tuple[str, ...]
+    rest: tuple[str, ...]
     shape: tuple[int, ...]
 
     def __new__(
@@ -176,6 +179,7 @@ class TensorType:
         partial: Partial = (),
         mesh: Mesh | None = None,
         per: Iterable[str] = (),
+        rest: Iterable[str] = (),
     ) -> TensorType:
         sizes = mesh.sizes if mesh is not None else _NO_AXES
         try:
@@ -194,18 +198,23 @@ class TensorType:
             per = tuple(a for a in sizes if a in here and sizes[a] > 1)
         else:
             per = ()
-        key = (dtype, dims, partial, mesh, per)
+        if rest:
+            split = {a for d in dims for a in dim_axes(d)}.intersection(rest)
+            rest = tuple(a for a in sizes if a in split)
+        else:
+            rest = ()
+        key = (dtype, dims, partial, mesh, per, rest)
         found = _INTERNED.get(key)
         if found is None:
             found = super().__new__(cls)
-            found.dtype, found.dims, found.partial, found.mesh, found.per = key
+            found.dtype, found.dims, found.partial, found.mesh, found.per, found.rest = key
             found.shape = tuple(dim_size(d) for d in dims)
             _check(found)
             _INTERNED[key] = found
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (TensorType, (self.dtype, self.dims, self.partial, self.mesh, self.per))
+        return (TensorType, (self.dtype, self.dims, self.partial, self.mesh, self.per, self.rest))
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -252,21 +261,32 @@ class TensorType:
         return digits(self.dims[dim], self.sizes)
 
     def with_dims(self, dims: Iterable[Dim]) -> TensorType:
-        return TensorType(self.dtype, dims, self.partial, self.mesh, self.per)
+        return TensorType(self.dtype, dims, self.partial, self.mesh, self.per, self.rest)
 
     def with_partial(self, partial: Partial) -> TensorType:
-        return TensorType(self.dtype, self.dims, partial, self.mesh, self.per)
+        return TensorType(self.dtype, self.dims, partial, self.mesh, self.per, self.rest)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        return TensorType(dtype, self.dims, self.partial, self.mesh, self.per)
+        return TensorType(dtype, self.dims, self.partial, self.mesh, self.per, self.rest)
 
     def on(self, mesh: Mesh | None) -> TensorType:
         """The same type on `mesh`; a type without a mesh is replicated there."""
-        return TensorType(self.dtype, self.dims, self.partial, mesh, self.per)
+        return TensorType(self.dtype, self.dims, self.partial, mesh, self.per, self.rest)
 
     def with_per(self, per: Iterable[str]) -> TensorType:
         """The same block on each device, of a value of its own along the axes `per`."""
-        return TensorType(self.dtype, self.dims, self.partial, self.mesh, per)
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, per, self.rest)
+
+    def with_rest(self, rest: Iterable[str]) -> TensorType:
+        """The same layout, where the axes `rest` split it only while it rests."""
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, self.per, rest)
+
+    @cached_property
+    def in_use(self) -> TensorType:
+        """The layout in which a program sees it: whole along the axes over which it rests."""
+        if not self.rest:
+            return self
+        return self.with_dims(without(d, self.rest, self.sizes) for d in self.dims)
 
     def complete(self) -> TensorType:
         """The type once its partial sums are finished."""
@@ -302,7 +322,8 @@ class TensorType:
 
 
 _INTERNED: dict[
-    tuple[DType, tuple[Dim, ...], Partial, Mesh | None, tuple[str, ...]], TensorType
+    tuple[DType, tuple[Dim, ...], Partial, Mesh | None, tuple[str, ...], tuple[str, ...]],
+    TensorType,
 ] = {}
 
 
@@ -339,8 +360,11 @@ def unknown_axis(axis: str, mesh: Mesh | None) -> LayoutError:
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:
-    """Equal, where a type without a mesh stands for the replicated one on any mesh."""
-    return a is b or ((a.mesh is None or b.mesh is None) and a.text == b.text)
+    """Equal, where a type without a mesh stands for the replicated one on any mesh, and whether it
+    only rests so is not asked."""
+    if a is b or ((a.mesh is None or b.mesh is None) and a.text == b.text):
+        return True
+    return a.rest != b.rest and a.with_rest(()) is b.with_rest(())
 
 
 def plain(dtype: DType, shape: Sequence[int], mesh: Mesh | None = None) -> TensorType:

@@ -14,11 +14,11 @@ whole of Tessera's communication: nothing else moves data (a collective is a cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from .errors import LayoutError, MeshError, ShapeError, fail
-from .layout import Dim, TensorType, digits, dim_axes, unknown_axis, ways, without
+from .layout import Dim, TensorType, digits, dim_axes, same_type, unknown_axis, ways, without
 
 # The cells of the table "from \\ to": what each one does to one axis.
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "shard", "to_partial")
@@ -80,7 +80,10 @@ def plan(src: TensorType, dst: TensorType, in_order: bool = False) -> list[Step]
              ("to", f"{dst} on {dst.mesh and dst.mesh.text()}")],
             fix="build both on one mesh",
         )  # fmt: skip
-    return list(_Planner(src, dst, in_order).steps())
+    steps = list(_Planner(src, dst, in_order).steps())
+    if steps and same_type(steps[-1].type, dst):
+        steps[-1] = replace(steps[-1], type=dst)
+    return steps
 
 
 class _Planner:

@@ -124,6 +124,7 @@ class Plan:
             zero = p.kind == "zero_redundancy_optimizer" and p.stage >= stage
             if zero and t.rank and p.axis not in t.split_axes:
                 t = split_over(t, _zero_dim(t, p.axis), (p.axis,))
+                t = t.with_rest((*t.rest, p.axis))
         return t
 
 
@@ -142,7 +143,9 @@ def _by_rule(p: Strategy, name: str, t: TensorType) -> TensorType:
 
 
 def finest(t: TensorType) -> TensorType:
-    """`t` split over the axes of its mesh that do not split it yet too, where ZeRO would."""
+    """`t` split over the axes of its mesh that do not split it yet too, where ZeRO would; the same
+    for all layouts at rest of one layout."""
+    t = t.in_use
     if not t.rank:
         return t
     for axis in t.sizes:

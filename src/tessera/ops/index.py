@@ -182,6 +182,7 @@ def propagate(
         chosen[k] = best
         used.update(dim_axes(best))
     partial = _passing(ins, used, linear)
+    rest = _resting(ins)
     wants = []
     for letters, t in zip(index.args, ins, strict=True):
         dims = tuple(
@@ -189,9 +190,10 @@ def propagate(
             for k, n in zip(letters, t.shape, strict=True)
         )
         keep = tuple(p for p in t.partial if p in partial)
-        wants.append(TensorType(t.dtype, dims, keep, mesh))
+        wants.append(TensorType(t.dtype, dims, keep, mesh, (), rest))
     gone = [(a, reduce) for k in index.reduced for a in dim_axes(chosen[k])]
-    out = TensorType(dtype, tuple(chosen[k] for k in index.out), (*partial, *gone), mesh)
+    dims = tuple(chosen[k] for k in index.out)
+    out = TensorType(dtype, dims, (*partial, *gone), mesh, (), rest)
     dropped = set(index.reduced)
     reduces = tuple(
         (i, d, reduce)
@@ -200,6 +202,13 @@ def propagate(
         if k in dropped and d in wants[i].padded_dims
     )
     return Inferred(tuple(wants), (out,), reduces)
+
+
+def _resting(ins: Sequence[TensorType]) -> tuple[str, ...]:
+    """The axes over which all arguments that they split only rest."""
+    at_rest = {a for t in ins for a in t.rest}
+    in_use = {a for t in ins for a in t.split_axes if a not in t.rest} if at_rest else set()
+    return tuple(at_rest - in_use)
 
 
 def _passing(ins: tuple[TensorType, ...], used: set[str], linear: str) -> Partial:

@@ -188,9 +188,9 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
     exact = settings().promise == "mesh_invariant"
-    if exact and gone and _of_input(n) and set(gone) <= {*g.type.partial_axes}:
-        # A weight that was gathered where it is used: the parts of its gradient meet first, in the
-        # dtype of the weight, as where it is held whole. What remains is done at the end.
+    if exact and gone and set(gone) <= {*src.rest}:
+        # What only rested so is whole for the program: its gradient goes the way that it would go
+        # had it been whole from the start, and is brought to its layout at the end.
         return [g]
     undone = n.op in ("reduce_scatter", "all_to_all") and (exact or not n.note)
     undone = undone or (n.op in ("all_gather", "all_to_all") and bool(gone))
@@ -206,16 +206,6 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
     return 0
-
-
-def _of_input(n: Any) -> bool:
-    """Whether `n` is an inserted gather of an input, or of what is an input but for its form."""
-    if n.op != "all_gather" or not n.note:
-        return False
-    source = n.args[0]
-    while source.op in FORM:
-        source = source.args[0]
-    return bool(source.op == "input")
 
 
 # The ops through which a weight goes before it is used.

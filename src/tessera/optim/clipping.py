@@ -20,11 +20,14 @@ from .trees import named, one_line
 def global_norm(tree: Any) -> Tensor:
     """The Euclidean norm f32[] of all elements of all float tensors in `tree`."""
     with one_line("global_norm"):
-        wide = [t.to(f32) for t in named("global_norm", tree).values()]
-        if settings().promise == "mesh_invariant":
-            # One order of additions, however the gradients lie: that of the finest blocks.
-            wide = [F.relayout(t, finest(t.type)) for t in wide]
+        wide = [to_add_up(t.to(f32)) for t in named("global_norm", tree).values()]
         return F.sqrt(total(F.sum(t * t) for t in wide))
+
+
+def to_add_up(x: Tensor) -> Tensor:
+    """`x`, a weight or of the shape of one, as it is before its elements are added up: where bits
+    are promised in the finest blocks, so in one order however it rests."""
+    return F.relayout(x, finest(x.type)) if settings().promise == "mesh_invariant" else x
 
 
 def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:

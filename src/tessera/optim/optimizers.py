@@ -19,6 +19,7 @@ from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.tensor import Tensor, scalar
 from .base import Optimizer, Rate, Slots
+from .clipping import to_add_up
 
 Factors = dict[str, Tensor]
 
@@ -244,7 +245,8 @@ class Adafactor(Optimizer):
         second, first = dims
         row, col = old["v_row"].type, old["v_col"].type
         missing = col.dims[first - (second < first)]
-        return row.with_dims((*row.dims[:first], missing, *row.dims[first:]))
+        t = row.with_dims((*row.dims[:first], missing, *row.dims[first:]))
+        return t.with_rest((*row.rest, *col.rest))
 
     def _factors(self, lr: Tensor, count: Tensor) -> Factors:
         b = 1.0 - (count - float(self.offset)) ** -self.decay
@@ -263,10 +265,11 @@ class Adafactor(Optimizer):
             u = g * F.rsqrt(new["v"])
         else:
             second, first = dims
-            row = k["b"] * old["v_row"] + k["c"] * F.mean(square, first)
-            col = k["b"] * old["v_col"] + k["c"] * F.mean(square, second)
+            parts = to_add_up(square)
+            row = k["b"] * old["v_row"] + k["c"] * _lies_as(old["v_row"], F.mean(parts, first))
+            col = k["b"] * old["v_col"] + k["c"] * _lies_as(old["v_col"], F.mean(parts, second))
             new["v_row"], new["v_col"] = row, col
-            mean = F.mean(row, second - (first < second), True)
+            mean = F.mean(to_add_up(row), second - (first < second), True)
             u = g * _with_dim(F.rsqrt(row / mean), first) * _with_dim(F.rsqrt(col), second)
         size = k["lr"]
         if self.clip is not None:
@@ -280,7 +283,11 @@ class Adafactor(Optimizer):
 
 
 def _rms(x: Tensor) -> Tensor:
-    return F.sqrt(F.mean(x * x))
+    return F.sqrt(F.mean(to_add_up(x * x)))
+
+
+def _lies_as(like: Tensor, x: Tensor) -> Tensor:
+    return F.relayout(x, like.type)
 
 
 def _with_dim(x: Tensor, dim: int) -> Tensor:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.context import settings
 from ...core.errors import LayoutError, caller, fail
-from ...core.layout import Factor, TensorType, same_type
+from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.reshard import plan
 from ...ops.elementwise import POINTWISE
-from ...ops.op import infer, op_named
-from ...ops.redistribute import step_attrs
+from ...ops.op import BODIES, infer, op_named
+from ...ops.redistribute import COLLECTIVES, NAMES, step_attrs
 from .node import NO_ATTRS, Graph, Node
+
+# The ops that take a tensor which rests split as it lies: they read its blocks, or are themselves
+# a change of layout.
+AS_IT_LIES = frozenset({*NAMES, *COLLECTIVES, *BODIES, "item", "recast"})
+# Those whose every element comes from elements at one place, whichever block they are in.
+APART = POINTWISE | {"keep", "stop_gradient", "graft", "slice", "unstack"}
 
 
 class Builder:
@@ -39,6 +45,8 @@ class Builder:
     def __call__(self, op: str, /, *args: Node, **attrs: Any) -> Node:
         """Adds a node for `op`, redistributing arguments to the layouts that its rule wants."""
         value = op_named(op)
+        if settings().promise == "mesh_invariant" and any(a.types[0].rest for a in args):
+            args = self._awake(op, args)
         ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
         got = infer(value, ins, attrs)
         if op != "item" and got.wants != ins:
@@ -48,6 +56,14 @@ class Builder:
             )
         loc = caller() if self.loc is None else self.loc
         return self._add(Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope))
+
+    def _awake(self, op: str, args: tuple[Node, ...]) -> tuple[Node, ...]:
+        """`args` as a program whose bits no layout at rest may change sees them: whole along the
+        axes over which they only rest, but for ops that treat each element by itself and those that
+        read blocks as they lie."""
+        if op in AS_IT_LIES or (op in APART and _alike([a.type for a in args])):
+            return args
+        return tuple(self._insert(a, a.type.in_use, op) if a.types[0].rest else a for a in args)
 
     def _add(self, node: Node) -> Node:
         self.nodes.append(node)
@@ -86,6 +102,8 @@ class Builder:
                 made = self._add(
                     Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
                 )
+        if made.type is not to and same_type(made.type, to) and made.type.mesh is to.mesh:
+            made = self("recast", made, layout=to)  # it rests now, or it no longer does
         self._moved[start, to] = made
         return made
 
@@ -138,6 +156,20 @@ class Builder:
         return Graph(self.name, tuple(nodes), tuple(self.inputs), out)
 
 
+def _alike(ins: Sequence[TensorType]) -> bool:
+    """Whether what rests among `ins` rests alike, and nothing else of them is split or partial
+    there: then blocks meet the blocks that belong to them."""
+    places = {(i - t.rank, t.dims[i]) for t in ins for i in range(t.rank) if _axes_at(t, i)}
+    rest = {a for t in ins for a in t.rest}
+    taken = {a for t in ins for a in (*t.split_axes, *t.partial_axes, *t.per) if a not in t.rest}
+    spots = [spot for spot, _ in places]
+    return len(spots) == len(set(spots)) and not rest & taken
+
+
+def _axes_at(t: TensorType, dim: int) -> set[str]:
+    return set(t.rest).intersection(dim_axes(t.dims[dim]))
+
+
 def _makeable(x: Node, depth: int = 3) -> bool:
     """Whether `x` costs less to make again in another layout than to cut: it is created, spread
     from something smaller, or computed point by point from such values."""
@@ -160,4 +192,4 @@ def _part(to: TensorType, t: TensorType) -> TensorType:
     dims = (
         d if n == m else (Factor(n),) for d, n, m in zip(to.dims[extra:], t.shape, to.shape[extra:])
     )
-    return TensorType(t.dtype, dims, (), to.mesh)
+    return TensorType(t.dtype, dims, (), to.mesh, (), to.rest)

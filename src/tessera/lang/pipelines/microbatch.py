@@ -60,6 +60,7 @@ class PipeState:
     ahead: dict[Node, Node] = field(default_factory=dict)
     gradients: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
+    said: set[str] = field(default_factory=set)  # what was warned of
 
     @staticmethod
     def begin(
@@ -241,4 +242,4 @@ def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
     """`t` on `mesh`, put together along the axes that `mesh` lacks."""
     apart = [a for a in t.split_axes if a not in mesh]
     t = gathered(t, apart) if apart else t
-    return TensorType(t.dtype, t.dims, t.partial, mesh)
+    return TensorType(t.dtype, t.dims, t.partial, mesh, (), t.rest)

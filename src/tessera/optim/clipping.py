@@ -33,7 +33,15 @@ def to_add_up(x: Tensor) -> Tensor:
 def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:
     """(`grads` scaled down to a global norm of `max_norm` where it is above, the norm before).
 
-    The gradients keep dtype and layout (Pascanu et al. 2013). Raises UsageError.
+    The gradients keep dtype and layout (Pascanu et al. 2013). A NaN in any of them makes the norm
+    and all of them NaN; an infinity makes the norm infinite, the finite ones 0 and itself NaN: as
+    in PyTorch, and `LossScale` or a look at the norm skips the step. Raises UsageError.
+
+    >>> import tessera as ts
+    >>> grads = {"a": ts.tensor([3.0]), "b": ts.tensor([float("nan")])}
+    >>> clipped, norm = clip_by_global_norm(grads, 1.0)
+    >>> norm.item(), clipped["a"].item()
+    (nan, nan)
     """
     if not isinstance(max_norm, Tensor) and not max_norm > 0:
         raise fail(
@@ -41,7 +49,7 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
         )
     norm = global_norm(grads)
     with one_line("clip"):
-        factor = F.where(norm > max_norm, max_norm / norm, 1.0)
+        factor = F.where(norm <= max_norm, 1.0, max_norm / norm)  # no NaN is below anything
         leaves, spec = flatten(trained(grads))
         return unflatten(spec, [scaled(g, factor).to(g.dtype) for g in leaves]), norm
 

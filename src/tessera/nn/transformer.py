@@ -293,6 +293,8 @@ class Experts(MoE):
     down_bias = None
 
     def __init__(self, c: GPTConfig):
+        self.ring_axis = c.context_axis if c.context == "ring" else None
+        self.even = c.aux_weight > 0
         gated = c.activation == "swiglu"
         super().__init__(
             c.d, c.width, c.experts, c.experts_per_token, gated=gated, capacity=c.capacity,
@@ -301,7 +303,9 @@ class Experts(MoE):
 
     def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> tuple[Tensor, ...]:
         """[B, S, d] to [B, S, d] and the auxiliary loss."""
-        y, routing = self.routed(x if norm is None else norm(x))
+        zigzag = axis_size("GPT", x, self.ring_axis)
+        route = self.routed if self.even else self._routed
+        y, routing = route(x if norm is None else norm(x), zigzag)
         return y, routing.aux_loss
 
 

@@ -72,7 +72,7 @@ class Settled:
 
 def settled(
     t: TensorType, experts: Any, k: Any, transport: Any, mesh: Any, capacity: Any, groups: Any,
-    axis: Any, placement: Any, block: Any,
+    axis: Any, placement: Any, block: Any, zigzag: Any = 1,
 ) -> Settled:  # fmt: skip
     """Everything about a call that its values do not change. Raises what `moe` raises."""
     w = _weights(experts, t)
@@ -80,6 +80,7 @@ def settled(
     how = _wished(transport)
     if block is not None:
         whole("moe", "block", block, 1)
+    zigzag = whole("moe", "zigzag", zigzag, 1)
     if placement is not None and not isinstance(placement, Placement):
         raise fail(
             UsageError, f"moe: placement cannot be {shown(placement)}",
@@ -106,7 +107,7 @@ def settled(
             fix="add replicas by a placement, or split the experts over fewer devices",
         )
     moves = tuple(a for a in axes if where is not None and where.sizes[a] > 1)
-    hidden = {a for a in dim_axes(w.up.type.dims[2]) if a not in moves}
+    hidden = {a for a in dim_axes(w.up.type.in_use.dims[2]) if a not in moves}
     wants = moves
     if t.mesh is None and where is not None:
         t = t.on(where)
@@ -122,12 +123,18 @@ def settled(
                 " None for dropless",
             )
         groups = _groups(t, groups)
+        if zigzag > 1 and math.prod(t.shape[:-1]) // groups % t.shape[-2]:
+            raise fail(
+                UsageError, "moe: groups of parts of a sequence that lies in zig-zag order",
+                [("x", t), ("groups", groups)],
+                fix="leave out groups, so that each sequence is one, or unzigzag x before",
+            )  # fmt: skip
     elif groups is not None:
         raise fail(
             UsageError, "moe: groups without a capacity have no meaning",
             fix="give capacity=1.25 too, or leave out groups",
         )  # fmt: skip
-    tokens = tokens_of(t, wants, hidden, groups)
+    tokens = tokens_of(t, wants, hidden, groups, zigzag)
     each = math.prod(tokens.four[1:])
     limit = None
     if spread is not None:
@@ -206,7 +213,7 @@ def _groups(t: TensorType, groups: Any) -> int:
 def expert_axes(up: TensorType, axis: Any, mesh: Mesh | None) -> tuple[str, ...]:
     """The mesh axes of the experts. Raises UsageError, LayoutError."""
     if axis is None:
-        return dim_axes(up.dims[0]) or (("ep",) if mesh is not None and "ep" in mesh else ())
+        return dim_axes(up.in_use.dims[0]) or (("ep",) if mesh is not None and "ep" in mesh else ())
     axes = axes_of("moe", axis)
     for a in axes:
         if mesh is None or a not in mesh:
@@ -216,7 +223,7 @@ def expert_axes(up: TensorType, axis: Any, mesh: Mesh | None) -> tuple[str, ...]
 
 def _placed(w: Weights, axes: tuple[str, ...], mesh: Mesh | None) -> Weights:
     """The weights with their rows over `axes`."""
-    if not axes:
+    if not axes and not w.up.type.rest:
         return w
 
     def over(x: Tensor | None) -> Tensor | None:

@@ -8,6 +8,7 @@ weights: data, tensor, sequence and expert parallelism in any combination.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,13 @@ from ...core.dtypes import f32
 from ...core.errors import ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
+from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
 from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, whole
 from ...lang.collectives import split_over
 from ...lang.custom import custom_gradient
 from ...lang.parameter import Parameter
-from ...lang.record import scope
+from ...lang.record import current, scope
 from ...lang.store import weights
 from ...lang.tensor import Tensor, as_tensor
 from ..layers import normal
@@ -62,6 +64,7 @@ def moe(
     axis: str | Sequence[str] | None = None,
     placement: Placement | None = None,
     block: int | None = None,
+    zigzag: int = 1,
     stats: bool = False,
     name: str = "",
 ) -> Any:
@@ -76,8 +79,9 @@ def moe(
     id. `normalize` divides the gates by their sum (None: where k > 1). `capacity` None serves every
     choice. A number c gives each expert room for c times an even share, c k S / E choices, in every
     group of S tokens: a sequence, or `groups` equal runs of all tokens. What comes later in the
-    order of tokens is dropped. `activation` is "gelu", "relu" or "silu" (None: silu with a gate,
-    else gelu).
+    order of tokens is dropped. Sequences [.., S, d] that lie in the order of `nn.zigzag` over
+    `zigzag` devices are served in their own order. `activation` is "gelu", "relu" or "silu" (None:
+    silu with a gate, else gelu).
 
     The experts are split over `axis`, one mesh axis or several from the outermost link inwards, one
     hop each; None is what splits them already, else "ep" where the mesh has it. `transport` is
@@ -102,7 +106,7 @@ def moe(
         placement = placement or experts.placement
         axis, experts = axis or experts.axis, experts.weights()
     call = settled(
-        t.type, experts, k, transport, mesh, capacity, groups, axis, placement, block
+        t.type, experts, k, transport, mesh, capacity, groups, axis, placement, block, zigzag
     )  # fmt: skip
     kind = checked_router(router)
     sort = flag("moe", "deterministic", deterministic)
@@ -182,7 +186,7 @@ def _run(
         dropped = F.zeros(())
     else:
         y, dropped = by_capacity(
-            rows, ids, choice.gates, call.rows, call.capacity, call.wire, run
+            rows, ids, choice.gates, call.rows, call.capacity, call.wire, run, tokens.runs()
         )  # fmt: skip
     out = tokens.back(y)
     home = x.type.complete() if x.mesh is not None else None
@@ -243,6 +247,21 @@ def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
     k = min(whole("moe", "k", k, 1), experts)
     made: MoE = weights("moe", lambda: MoE(*asked, k=k), asked, x.mesh, name)[1]
     return made
+
+
+def _warn_of_microbatches() -> None:
+    recorder = current()
+    pipe = recorder.pipe if recorder is not None else None
+    if pipe is None or pipe.count == 1 or "experts" in pipe.said:
+        return
+    pipe.said.add("experts")
+    warnings.warn(
+        f"the auxiliary loss of experts is taken of each of {pipe.count} microbatches: its"
+        " mean is not that of the whole batch on one device. Where that matters, use fewer"
+        ' microbatches, or balance="bias" of nn.MoE, which needs no loss',
+        PipelineWarning,
+        stacklevel=3,
+    )
 
 
 # -- a layer --------------------------------------------------------------------------------------
@@ -321,20 +340,28 @@ class MoE(Module):
                                "gate": self.shared_gate}  # fmt: skip
         return found
 
-    def routed(self, x: Tensor) -> tuple[Tensor, Routing]:
+    def routed(self, x: Tensor, zigzag: int = 1) -> tuple[Tensor, Routing]:
         """(the layer of `x`, what the router did): add `routing.aux_loss` to a loss to even the
-        load."""
+        load. `zigzag` is as in `moe`: over how many devices ring attention splits the sequence.
+
+        In a pipeline it is of one microbatch, for a backward pass begins before the router has seen
+        the others; their mean is not the loss of the whole batch. A PipelineWarning says so."""
+        _warn_of_microbatches()
+        return self._routed(x, zigzag)
+
+    def _routed(self, x: Tensor, zigzag: int) -> tuple[Tensor, Routing]:
         made: tuple[Tensor, Routing] = moe(
             x, self, self.router_kind, self.k, self.transport, self.deterministic,
             capacity=self.capacity, groups=self.groups, normalize=self.normalize,
             activation=self.activation, axis=self.axis, placement=self.placement, stats=True,
+            zigzag=zigzag,
         )  # fmt: skip
         if self.balance == "bias" and self.training:
             self.bias = balanced_bias(self.bias, made[1].load, self.rate)
         return made
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.routed(x)[0]
+    def __call__(self, x: Tensor, zigzag: int = 1) -> Tensor:
+        return self._routed(x, zigzag)[0]
 
     def rehash(self, placement: Placement) -> None:
         """Moves the experts' weights to the rows of `placement`; the layer computes the same.

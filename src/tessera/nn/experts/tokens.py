@@ -5,23 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ...core.layout import Digit, TensorType, digits, dim_axes, ways
 from ...core.reshard import gathered
 from ...lang import functions as F
 from ...lang.collectives import split_over
-from ...lang.tensor import Tensor
+from ...lang.tensor import Tensor, as_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokens [.., d] of type `type`: `sizes` are their dims cut into digits, `order` puts them so
-    that they regroup to `four` = (G, P, S)."""
+    that they regroup to `four` = (G, P, S). Sequences lie in the order of `zigzag` devices."""
 
     type: TensorType
     sizes: tuple[int, ...]
     order: tuple[int, ...]
     four: tuple[int, int, int]
+    zigzag: int = 1
 
     def there(self, x: Tensor) -> Tensor:
         """`x` [.., d] as [G, P, S, d]."""
@@ -39,13 +43,34 @@ class Tokens:
 
     def numbers(self) -> Tensor:
         """0, 1, 2, ... over the tokens in their own order, as [G, P, S, 1]."""
-        count = math.prod(self.type.shape[:-1])
-        line = F.arange(count).reshape(*self.type.shape[:-1], 1)
+        line = as_tensor(self._places()).reshape(*self.type.shape[:-1], 1)
         t = self.type
         thin = t.with_dims((*t.dims[:-1], line.type.dims[-1])).with_dtype(line.dtype)
         moved = F.relayout(line, thin) if t.mesh is not None else line
         cut = F.permute(moved.reshape(*self.sizes, 1), (*self.order, len(self.order)))
         return cut.reshape(*self.four, 1)
+
+    def _places(self) -> np.ndarray[Any, Any]:
+        """i32[tokens]: the number of each token in the order of the sequences."""
+        *_, seq, _ = self.type.shape
+        count = math.prod(self.type.shape[:-1])
+        if self.zigzag == 1:
+            return np.arange(count, dtype=np.int32)
+        chunks = np.arange(2 * self.zigzag)
+        held = np.stack([chunks[: self.zigzag], chunks[: self.zigzag - 1 : -1]], 1).reshape(-1)
+        first = held[:, None] * (seq // len(chunks)) + np.arange(seq // len(chunks))
+        rows = np.arange(0, count, seq)[:, None] + first.reshape(-1)
+        return rows.reshape(-1).astype(np.int32)
+
+    def runs(self) -> tuple[int, ...]:
+        """Of the equal runs of tokens of a group that stand one after the other, as they lie, the
+        place of each in the group's own order. Each part has as many."""
+        _, parts, size = self.four
+        if self.zigzag == 1:
+            return tuple(range(parts))
+        size = math.gcd(size, self.type.shape[-2] // (2 * self.zigzag))
+        first = self._places()[: parts * self.four[2] : size]
+        return tuple((first // size).tolist())
 
     @property
     def parts(self) -> int:
@@ -55,7 +80,11 @@ class Tokens:
 
 
 def tokens_of(
-    t: TensorType, axes: Sequence[str], hidden: Iterable[str], groups: int | None
+    t: TensorType,
+    axes: Sequence[str],
+    hidden: Iterable[str],
+    groups: int | None,
+    zigzag: int = 1,
 ) -> Tokens:
     """Where the tokens of `t` [.., d] go first: split over `axes` too where their dims allow it.
 
@@ -81,7 +110,7 @@ def tokens_of(
         split = [i for i, g in enumerate(run) if g.axes]
         rest = [i for i, g in enumerate(run) if not g.axes]
         a, b = (math.prod(run[i].size for i in part) for part in (split, rest))
-        return Tokens(t, tuple(g.size for g in run), (*split, *rest), (a, 1, b))
+        return Tokens(t, tuple(g.size for g in run), (*split, *rest), (a, 1, b), zigzag)
     count = math.prod(t.shape[:-1])
     flat = t.reshape((groups, count // groups, t.shape[-1]))
     parts, inner = 1, False
@@ -95,4 +124,4 @@ def tokens_of(
     # A part is a run of tokens; what is split more finely than that is gathered.
     lost = [a for a in t.split_axes if a in late or a not in flat.split_axes]
     four = (groups, parts, count // groups // parts)
-    return Tokens(gathered(t, lost), four, (0, 1, 2), four)
+    return Tokens(gathered(t, lost), four, (0, 1, 2), four, zigzag)

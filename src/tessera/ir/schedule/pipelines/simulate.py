@@ -26,7 +26,7 @@ Cost = float | Sequence[float]
 
 
 class PipelineWarning(UserWarning):
-    """A pipeline that idles much of the time."""
+    """A pipeline that idles much of the time, or whose loss is not that of one device."""
 
 
 @dataclass(frozen=True, repr=False)

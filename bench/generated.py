@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -216,13 +217,15 @@ def plan_of(program: Drawn, zero: int) -> Any:
     plan = dist.strategy("data_parallel")
     if "tp" in program.mesh:
         plan = plan + dist.strategy("tensor_parallel")
-    plan = plan + dist.strategy("expert_parallel", "ep" if "ep" in program.mesh else "dp")
+    if any("experts" in piece for piece in program.pieces):
+        plan = plan + dist.strategy("expert_parallel", "ep" if "ep" in program.mesh else "dp")
     return plan + dist.strategy("zero_redundancy_optimizer", stage=zero) if zero else plan
 
 
 def trained(program: Drawn, spot: Spot, steps: int = 2) -> str:
     """The hash of all weights and losses after `steps` steps, or the first line of why not."""
-    with replaced(executor=spot.executor, schedule=spot.schedule):
+    with replaced(executor=spot.executor, schedule=spot.schedule), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a strategy leaves weights whole
         try:
             return _trained(program, spot, steps)
         except ts.TesseraError as refused:

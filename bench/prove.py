@@ -7,6 +7,9 @@ dp × ep, or with sequences over cp. Each runs unfolded, and folded axis by axis
 with ZeRO stages, step by step, with overlap and buckets, with recomputing, by several pipeline
 schedules. It prints the SHA-256 of the weights and of all losses in full precision, in f32 and in
 bf16, and fails unless each program has one of each.
+
+Then programs that are drawn (bench/generated.py): one hash each over all placements, or one reason
+why it is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ import numpy as np
 import typer
 
 os.environ.setdefault("TESSERA_DETERMINISTIC", "1")
+
+import generated
 
 import tessera as ts
 from tessera import dist, nn, optim, pipeline
@@ -214,6 +219,7 @@ def main(
     dtype: str = typer.Option("both", help="f32, bf16 or both"),
     only: str = typer.Option("", help="rows that contain this"),
     jobs: int = typer.Option(2, min=1, help="processes"),
+    drawn: int = typer.Option(48, min=0, help="programs that are drawn"),
 ) -> None:
     """Prints the table; the exit status is 1 where hashes differ."""
     dtypes = ("f32", "bf16") if dtype == "both" else (dtype,)
@@ -237,7 +243,36 @@ def main(
         said = f"{different[0][0][:16]} {different[0][1][:16]}"
         said = said if len(different) == 1 else f"{len(different)} hashes"
         print(f"{program + '  ' + PROGRAMS[program].mesh:26} {d:5} {len(pairs):<11} {said}")
-    sys.exit(any(len(set(pairs)) > 1 for pairs in seen.values()))
+    failed = any(len(set(pairs)) > 1 for pairs in seen.values())
+    count = 0 if only not in "drawn" else min(drawn, 4) if small else drawn
+    sys.exit(not drawn_agree(count, 3 if small else 0, jobs) or failed)
+
+
+def drawn_agree(count: int, places: int, jobs: int) -> bool:
+    """Whether each of `count` drawn programs has one hash, or one refusal, over its `places` (0:
+    all that it has), printing a row for each."""
+    if not count:
+        return True
+    print(f"\n{count} drawn programs")
+    agree = True
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=8) as pool:
+        runs = {pool.submit(all_of, seed, places): seed for seed in range(count)}
+        for done in as_completed(runs):
+            found, program = done.result(), generated.drawn(runs[done])
+            different = sorted(set(found.values()))
+            one = len(different) == 1
+            said = different[0] if different[0].startswith("refused") else different[0][:16]
+            print(f"{said if one else 'DIFFER':18} {len(found):3} placements {program}", flush=True)
+            for where, hash in () if one else found.items():
+                print(f"    {where:44} {hash[:100]}", flush=True)
+            agree = agree and one
+    return agree
+
+
+def all_of(seed: int, places: int) -> dict[str, str]:
+    """What a drawn program gives at each of its placements."""
+    program = generated.drawn(seed)
+    return {str(s): generated.trained(program, s) for s in generated.spots(program, places)}
 
 
 if __name__ == "__main__":

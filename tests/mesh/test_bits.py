@@ -38,13 +38,24 @@ def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact() -> Non
 
 
 def test_a_small_proof() -> None:
-    lines = alone("bench/prove.py", "--small", "--steps", "3", "--jobs", "1").splitlines()
+    lines = alone(
+        "bench/prove.py", "--small", "--steps", "3", "--jobs", "1", "--drawn", "0"
+    ).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("logical program"))
     found = [line.split() for line in lines[head + 1 :]]
     assert {(row[0], row[2]) for row in found} == {
         (p, d) for p in ("whole", "dense", "experts") for d in ("f32", "bf16")
     }
     assert all(int(row[3]) > 1 and len(row) == 6 for row in found)
+
+
+def test_drawn_programs_have_the_same_bits_at_every_zero_stage() -> None:
+    lines = alone(
+        "bench/prove.py", "--small", "--only", "drawn", "--jobs", "1", devices=4
+    ).splitlines()
+    rows = lines[lines.index("4 drawn programs") + 1 :]
+    assert len(rows) == 4 and all(int(row[18:].split()[0]) == 3 for row in rows)
+    assert not any(row.startswith("refused") for row in rows)
 
 
 MESH = dist.Mesh.parse("dp=8")

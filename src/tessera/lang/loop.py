@@ -153,7 +153,7 @@ def _natural(end: Node, start: Node) -> TensorType:
     added incomplete instead, so that a sum over all turns is completed once, after them."""
     if end.op == "add" and start in end.args:
         other = end.args[end.args[0] is start]
-        if other.op == "all_reduce" and other.note and other.type is end.type:
+        if other.op == "all_reduce" and other.note == "for add" and other.type is end.type:
             return other.args[0].type
     return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
 

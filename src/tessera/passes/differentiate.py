@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ..core.context import settings
 from ..core.errors import GraphError, fail
 from ..core.layout import Partial, TensorType
 from ..ir.graph.build import Builder
@@ -31,6 +32,7 @@ def differentiate(
     asked = set(wrt)
     active = _depends_on(order, asked) & reachable(n for n, _ in outputs)
     grads: Grads = defaultdict(list)
+    exact = settings().promise == "mesh_invariant"
     for root, g in outputs:
         grads[root, 0].append(g)
     before = b.loc, b.scope, b.origin
@@ -69,7 +71,7 @@ def differentiate(
             parts = rule(b, node, gs if len(gs) > 1 else gs[0])
         for arg, part in zip(node.args, parts, strict=True):
             if part is not None and arg in active:
-                grads[arg, 0].append(_summed(b, part, arg))
+                grads[_whole_or_not(arg) if exact else arg, 0].append(_summed(b, part, arg))
     b.loc, b.scope, b.origin = before
     return [_total(b, grads.get((n, 0), [])) for n in wrt]
 
@@ -85,6 +87,17 @@ def reached(end: Node) -> set[Node]:
             if n.op != "stop_gradient" and any(t.dtype.is_float for t in n.types):
                 todo.extend(n.args)
     return found
+
+
+def _whole_or_not(n: Node) -> Node:
+    """The value that `n` is but for how it rests: the parts of its gradient meet in one place and
+    in one order, whether it was gathered or cut on the way, or lay whole."""
+    while n.op in ("all_gather", "shard", "recast"):
+        source = n.args[0]
+        if source.type.in_use is not n.type.in_use:
+            break
+        n = source
+    return n
 
 
 def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:

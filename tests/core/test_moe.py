@@ -313,6 +313,50 @@ def test_an_inspection_counts_the_bytes_of_the_graph() -> None:
 
 
 # -- errors ---------------------------------------------------------------------------------------
+def zigzagged(n: int) -> np.ndarray[Any, Any]:
+    """Which of 12 tokens stands where in the order of ring attention over `n` devices."""
+    chunks = np.arange(12).reshape(2 * n, -1)
+    return np.concatenate([c for i in range(n) for c in (chunks[i], chunks[-1 - i])])
+
+
+@pytest.mark.parametrize("capacity", [0.3, 1.0])
+@pytest.mark.parametrize(
+    ("sizes", "layout", "n", "groups"),
+    [
+        ("cp=2", "[8, 12@cp, 16]", 2, None),
+        ("cp=3", "[8, 12@cp, 16]", 3, None),
+        ("cp=2 ep=2", "[8@ep, 12@cp, 16]", 2, None),
+        ("cp=2 ep=2", "[8, 12@(cp,ep), 16]", 2, None),
+        ("cp=3 ep=4", "[8, 12@(cp,ep), 16]", 3, None),
+        ("cp=2", "[8, 12@cp, 16]", 2, 4),
+        ("dp=2 cp=2", "[8@dp, 12, 16]", 2, None),
+    ],
+)
+def test_room_is_given_out_in_the_order_of_the_sequence(
+    sizes: str, layout: str, n: int, groups: int | None, capacity: float
+) -> None:
+    mesh, order = dist.Mesh.parse(sizes), zigzagged(n)
+    t = parse_type(f"f32{layout}", mesh)
+    w = {name: v for name, v in PLAIN.items() if v is not None}
+
+    def call(x: Any, zigzag: int = 1) -> Any:
+        y, routing = op.moe(
+            x, w, k=K, activation="relu", capacity=capacity, groups=groups, zigzag=zigzag,
+            stats=True,
+        )  # fmt: skip
+        return y, routing.dropped
+
+    held = {PLAIN[name].shape: PLAIN[name] for name in ("router", "up", "down")}
+
+    def of(how: Any, g: graph.Graph, x: Any) -> Any:
+        return how(g, [held.get(n.type.shape, x) for n in g.inputs])
+
+    want, dropped = of(evaluate, graph.trace(call, X), X)
+    found = of(evaluate_blocks, graph.trace(lambda x: call(x, n), t), X[:, order])
+    np.testing.assert_array_equal(found[1], dropped)
+    np.testing.assert_allclose(found[0], want[:, order], rtol=2e-5, atol=2e-5)
+
+
 def bad(message: str, error: type = ts.UsageError, **change: Any) -> Any:
     return pytest.param(message, error, change, id=message[:40])
 
@@ -332,6 +376,9 @@ def bad(message: str, error: type = ts.UsageError, **change: Any) -> Any:
         bad("transport: bucket_bytes cannot be 0", transport={"bucket_bytes": 0}),
         bad("groups without a capacity", groups=2),
         bad("96 tokens do not divide into 7 groups", capacity=1.0, groups=7),
+        bad("groups of parts of a sequence that lies in zig-zag order", capacity=1.0, groups=16,
+            zigzag=2),
+        bad("zigzag cannot be 0", zigzag=0),
         bad("experts cannot be", experts={"up": PLAIN["up"]}),
         bad("has no weight 'sideways'", experts={**PLAIN, "sideways": 0}),
         bad("down is not of floats [8, 24, 16]", ts.ShapeError,

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from ...core.dtypes import f32, int32
 from ...core.layout import Dim, Factor, TensorType, digits, ways, without
 from ...lang import functions as F
 from ...lang.custom import custom_gradient
 from ...lang.loop import scan
-from ...lang.tensor import Tensor, as_tensor, emit
+from ...lang.tensor import Tensor, emit
 from .packing import exchange
 
 # One device's experts: rows [A, J, N, B, d] in N blocks of B, and which of the El experts of J each
@@ -140,17 +138,16 @@ def in_buckets(rows: Tensor, wire: Wire, each: Callable[[Tensor], Tensor]) -> Te
 # -- with a capacity ------------------------------------------------------------------------------
 def by_capacity(
     x: Tensor, ids: Tensor, gates: Tensor, experts: int, capacity: int, wire: Wire, run: Experts,
-    runs: Sequence[int],
+    runs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(result, choices dropped): each expert takes the first `capacity` choices of a group, in the
-    order of its tokens, wherever their parts are. Parts are made of equal runs of tokens that stand
-    one after the other; `runs` are their places in that order."""
+    order of its tokens, wherever their parts are. `runs` are as in `Tokens.runs`."""
     g, p, s, d = x.shape
     k, there = ids.shape[-1], ways(wire.axes, x.type.sizes)
     flat = ids.reshape(g, p, s * k)
     at, counts = places(flat, experts)
     keep = at < capacity
-    if list(runs) != list(range(p)):
+    if runs is not None:
         keep = _turn(flat, experts, runs) < capacity
         at, _ = places(F.where(keep, flat, experts), experts)  # of those that are kept
     elif p > 1:  # what the parts before have taken
@@ -176,15 +173,14 @@ def by_capacity(
     return combined(y, slot, choice, gates), F.sum((~keep).to(f32))
 
 
-def _turn(flat: Tensor, experts: int, runs: Sequence[int]) -> Tensor:
-    """For choices `flat` [G, P, N] the number of those of the same expert that come before, where
-    the runs that parts are made of have the places `runs`."""
-    (g, p, n), each = flat.shape, len(runs) // flat.shape[1]
+def _turn(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
+    """For choices `flat` [G, P, N] the number of those of the same expert that come before in the
+    group's own order."""
+    (g, p, n), each = flat.shape, runs.shape[0] // flat.shape[1]
     mine = flat.reshape(g, p * each, n // each)
     at, counts = places(mine, experts)
-    there, back = np.argsort(runs).astype(np.int32), np.array(runs, np.int32)
-    sums = F.take(counts, as_tensor(there), 1)
-    before = F.take(F.cumsum(sums, 1) - sums, as_tensor(back), 1)
+    sums = F.take(counts, F.argsort(runs), 1)
+    before = F.take(F.cumsum(sums, 1) - sums, runs, 1)
     return (at + F.gather(before, mine, -1)).reshape(g, p, n)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from ...core.layout import Digit, TensorType, digits, dim_axes, ways
 from ...core.reshard import gathered
 from ...lang import functions as F
 from ...lang.collectives import split_over
-from ...lang.tensor import Tensor, as_tensor
+from ...lang.tensor import Tensor
+from ..context import zigzag_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +41,30 @@ class Tokens:
 
     def numbers(self) -> Tensor:
         """0, 1, 2, ... over the tokens in their own order, as [G, P, S, 1]."""
-        line = as_tensor(self._places()).reshape(*self.type.shape[:-1], 1)
-        t = self.type
-        thin = t.with_dims((*t.dims[:-1], line.type.dims[-1])).with_dtype(line.dtype)
-        moved = F.relayout(line, thin) if t.mesh is not None else line
+        *_, seq, _ = t = self.type.shape
+        line = self._order(math.prod(t[:-1]), seq).reshape(*t[:-1], 1)
+        home = self.type
+        thin = home.with_dims((*home.dims[:-1], line.type.dims[-1])).with_dtype(line.dtype)
+        moved = F.relayout(line, thin) if home.mesh is not None else line
         cut = F.permute(moved.reshape(*self.sizes, 1), (*self.order, len(self.order)))
         return cut.reshape(*self.four, 1)
 
-    def _places(self) -> np.ndarray[Any, Any]:
-        """i32[tokens]: the number of each token in the order of the sequences."""
-        *_, seq, _ = self.type.shape
-        count = math.prod(self.type.shape[:-1])
+    def runs(self) -> Tensor | None:
+        """A part is made of equal runs of tokens that follow each other in the group: the place of
+        each run, as they lie, in the group's own order. None where they lie in that order."""
         if self.zigzag == 1:
-            return np.arange(count, dtype=np.int32)
-        chunks = np.arange(2 * self.zigzag)
-        held = np.stack([chunks[: self.zigzag], chunks[: self.zigzag - 1 : -1]], 1).reshape(-1)
-        first = held[:, None] * (seq // len(chunks)) + np.arange(seq // len(chunks))
-        rows = np.arange(0, count, seq)[:, None] + first.reshape(-1)
-        return rows.reshape(-1).astype(np.int32)
-
-    def runs(self) -> tuple[int, ...]:
-        """Of the equal runs of tokens of a group that stand one after the other, as they lie, the
-        place of each in the group's own order. Each part has as many."""
+            return None
         _, parts, size = self.four
+        seq = self.type.shape[-2]
+        each = math.gcd(size, seq // (2 * self.zigzag))
+        return self._order(parts * size // each, seq // each)
+
+    def _order(self, count: int, seq: int) -> Tensor:
+        """i32[count]: the numbers of what lies in rows of `seq`, each in zig-zag order."""
         if self.zigzag == 1:
-            return tuple(range(parts))
-        size = math.gcd(size, self.type.shape[-2] // (2 * self.zigzag))
-        first = self._places()[: parts * self.four[2] : size]
-        return tuple((first // size).tolist())
+            return F.arange(count)
+        first = F.arange(count // seq).reshape(count // seq, 1) * seq
+        return (first + zigzag_positions(seq, self.zigzag)).reshape(count)
 
     @property
     def parts(self) -> int:

@@ -1,0 +1,74 @@
+"""Does a program that promises its bits see what only rests split as if it lay whole?"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tessera as ts
+from tessera import dist, graph, optim
+from tessera.core.layout import TensorType, parse_type, same_type
+from tessera.ir.graph.node import Graph
+from tessera.lang.strategy import finest
+from tessera.ops.redistribute import NAMES
+
+MESH = dist.Mesh.parse("tp=2,dp=4")
+ZERO = dist.strategy("zero_redundancy_optimizer", stage=3)
+
+
+def kind(text: str) -> TensorType:
+    return parse_type(text, MESH)
+
+
+def test_what_zero_splits_rests_and_what_rules_split_does_not() -> None:
+    t = ZERO.weight("w", kind("f32[12, 8]"))
+    assert str(t) == "f32[12@dp, 8]" and t.rest == ("dp",) and t.in_use is kind("f32[12, 8]")
+    assert t is not kind("f32[12@dp, 8]") and same_type(t, kind("f32[12@dp, 8]"))
+    assert t.with_dims(t.in_use.dims).rest == () and pickle.loads(pickle.dumps(t)) is t
+    over = dist.strategy("tensor_parallel", "dp", rules=[("up", -2)]) + ZERO
+    assert over.weight("up", kind("f32[12, 8]")).rest == ()
+
+
+def test_the_finest_blocks_are_one_choice_however_it_rests() -> None:
+    for whole in ("f32[8]", "f32[12, 8]", "f32[8, 8]", "f32[6, 10]"):
+        t = kind(whole)
+        assert finest(ZERO.weight("w", t)) is finest(t), whole
+
+
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "x @ w": lambda w, x: x @ w["a"],
+    "x @ w.T": lambda w, x: x @ w["a"].T,
+    "scaled": lambda w, x: x @ (w["a"] * 0.3),
+    "low rank": lambda w, x: x @ (w["a"] + w["b"] @ w["b"]),
+    "normed": lambda w, x: x @ (w["a"] / ts.sqrt((w["a"] * w["a"]).sum(0))),
+    "gated": lambda w, x: x @ (w["a"] * ts.tanh(w["b"])),
+    "twice": lambda w, x: x @ w["a"] @ w["a"].T + (w["a"] @ w["a"]).sum(),
+    "penalty": lambda w, x: x @ w["a"] + (w["a"] ** 2).sum() + ts.abs(w["b"]).mean(),
+    "norm": lambda w, x: x @ w["a"] * optim.global_norm(w),
+}
+
+
+def computed(g: Graph) -> list[tuple[object, ...]]:
+    """The ops of `g` that compute, in order, with what they are told; no layouts."""
+    moved = {*NAMES, "input", "recast", "full", "broadcast_to"}
+    told = lambda n: {k: v for k, v in n.attrs.items() if not isinstance(v, TensorType)}  # noqa: E731
+    return [(n.op, n.type.shape, str(told(n))) for n in g.nodes if n.op not in moved]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_same_is_computed_in_the_same_order(use: str) -> None:
+    found = []
+    for plan in (dist.strategy("data_parallel"), ZERO):
+        w = {name: plan.weight(name, kind("f32[8, 8]")) for name in "ab"}
+
+        def step(w: Any, x: Any) -> Any:
+            return ts.grad((USES[use](w, x) ** 2).mean(), w)
+
+        with dist.deterministic():
+            g = graph.trace(step, w, kind("f32[16@dp, 8]"))
+        found.append(computed(g))
+    assert sorted(found[0]) == sorted(found[1])
+    assert all(str(n.type) == "f32[8@dp, 8]" and n.type.rest for n in g.outputs)

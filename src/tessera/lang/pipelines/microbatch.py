@@ -60,7 +60,6 @@ class PipeState:
     ahead: dict[Node, Node] = field(default_factory=dict)
     gradients: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
-    said: set[str] = field(default_factory=set)  # what was warned of
 
     @staticmethod
     def begin(

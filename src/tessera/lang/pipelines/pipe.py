@@ -54,6 +54,7 @@ class Pipe:
         self.parts, self.axis, self.mesh, self.kind = list(parts), axis, mesh, schedule
         self.count, self.chunks, self.name, self.stages = count, chunks, name, stages
         self.plan: Plan | None = None
+        self.said: set[str] = set()  # what was warned of
         self.balance: list[float] = []  # FLOPs of each stage for a microbatch, forth and back
         self.sizes: list[int] = []  # how many parts each stage is made of
         self.weight_bytes: list[int] = []  # of each stage, on a device

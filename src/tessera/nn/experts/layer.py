@@ -251,12 +251,12 @@ def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
 
 def _warn_of_microbatches() -> None:
     recorder = current()
-    pipe = recorder.pipe if recorder is not None else None
-    if pipe is None or pipe.count == 1 or "experts" in pipe.said:
+    now = recorder.pipe if recorder is not None else None
+    if now is None or now.count == 1 or "experts" in now.pipe.said:
         return
-    pipe.said.add("experts")
+    now.pipe.said.add("experts")
     warnings.warn(
-        f"the auxiliary loss of experts is taken of each of {pipe.count} microbatches: its"
+        f"the auxiliary loss of experts is taken of each of {now.count} microbatches: its"
         " mean is not that of the whole batch on one device. Where that matters, use fewer"
         ' microbatches, or balance="bias" of nn.MoE, which needs no loss',
         PipelineWarning,

@@ -170,10 +170,19 @@ passes""",
     "a sum over the batch": (
         lambda: trained(piped(), lambda out: (out * out).sum(), lambda g, out: g),
         """compose: a loss is a sum over the batch, not a mean
-  summed  : f32[4, 8]
+  loss    : f32[]
   made at : test_pipeline.py
   at      : test_pipeline.py
-  fix     : use .mean(), or divide by the rows: a loss is averaged over the microbatches""",
+  fix     : use .mean(), or divide by x.shape[0]: a loss is averaged over the microbatches""",
+    ),
+    "a root of a mean": (
+        lambda: trained(piped(), lambda out: ts.sqrt((out * out).mean()), lambda g, out: g),
+        """compose: a loss is no mean over the batch's rows: 'sqrt' of what was added up
+  value   : f32[]
+  made at : test_pipeline.py
+  at      : test_pipeline.py
+  fix     : give a mean or sums of rows, and divide by what is the same for all microbatches; \
+nn.cross_entropy counts the labels of the whole batch by itself""",
     ),
     "a microbatch's value after the gradients": (
         lambda: trained(piped(), lambda out: out.mean(), lambda g, out: g["a"] * out.mean()),

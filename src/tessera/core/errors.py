@@ -91,6 +91,14 @@ def caller(frame: FrameType | None = None) -> str:
     return ""
 
 
+def lines_up() -> int:
+    """The `stacklevel` with which the caller's warning names the user's line."""
+    frame, k = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, k = frame.f_back, k + 1
+    return k
+
+
 def line_of(error: BaseException) -> str:
     """The innermost `file:line` outside the package where `error` was raised, or ""."""
     found, tb = "", error.__traceback__

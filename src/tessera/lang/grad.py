@@ -76,7 +76,7 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
         mean_over = recorder.view.batch if recorder.view is not None else ()
         if recorder.pipe is not None:
             if recorder.pipe.trial:
-                found = recorder.pipe.stand_ins(recorder, wrt)
+                found = recorder.pipe.stand_ins(recorder, recorder.node(loss), wrt)
             else:
                 raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
                 found = recorder.pipe.accumulated(recorder, recorder.node(loss), wrt, raw)

@@ -292,6 +292,7 @@ class Jit(Generic[P, R]):
             before = snapshot((args, kwargs))
             out = self.fn(*args, **kwargs)
         if pipe is not None and pipe.trial:
+            pipe.outputs = [recorder.node(x) for x in flatten(out)[0] if _belongs(x, recorder)]
             return more
         more = self._covered(entry, leaves, more, recorder)
         place: dict[int, int] = {}

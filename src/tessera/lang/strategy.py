@@ -7,7 +7,6 @@ gives each name the splits of both. None has an execution path of its own.
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.context import settings
-from ..core.errors import PACKAGE, MeshError, StrategyError, fail
+from ..core.errors import MeshError, StrategyError, fail, lines_up
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.words import nearest
@@ -204,16 +203,8 @@ def check_reach(plan: Plan | Strategy | None, types: Mapping[str, TensorType]) -
                 + "\n  ".join(rows)
                 + '\n  give it rules for their names: rules=[(r"wide$", -1), ...]',
                 StrategyWarning,
-                stacklevel=2 + _inside(),
+                stacklevel=lines_up(),
             )
-
-
-def _inside() -> int:
-    """How many frames the user's line is above the caller."""
-    frame, k = sys._getframe(2), 0
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame, k = frame.f_back, k + 1
-    return k
 
 
 def _fits(rule: Rule, name: str, t: TensorType) -> bool:

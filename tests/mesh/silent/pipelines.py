@@ -99,8 +99,69 @@ def _() -> None:
 
 
 @row("a pipeline whose batch is read through a closure", error=ts.UsageError,
-     says="hand the batch to the compiled function as an argument")  # fmt: skip
+     says="hand the batch to the compiled function, as an argument")  # fmt: skip
 def _() -> None:
     model = piped(layers)
     x = ts.tensor(X)
     ts.jit(lambda p: ts.grad(model(p, x).mean(), p))(PARAMS)
+
+
+# -- what is averaged over microbatches ------------------------------------------------------------
+def trained(loss: Callable[[Any], Any]) -> None:
+    """A step whose loss is `loss(rows)`, of the squares of the model's results."""
+    model = piped(layers)
+    step = ts.jit(lambda p, x: ts.grad(loss(model(p, x) ** 2), p))
+    step(PARAMS, X)
+
+
+@row("a masked mean as the loss of a pipeline", error=ts.GraphError, says="'div' of what was added")
+def _() -> None:
+    model = piped(layers)
+
+    def step(p: Any, x: Any, m: Any) -> Any:
+        loss = (model(p, x) ** 2 * m).sum() / m.sum()
+        return loss, ts.grad(loss, p)
+
+    ts.jit(step)(PARAMS, X, MASK)
+
+
+for what, loss, says in (
+    ("a root mean square", lambda e: ts.sqrt(e.mean()), "'sqrt' of what was added up"),
+    ("a sum over a number of rows typed in", lambda e: e.sum() / (ROWS * ROWS), "is a sum over"),
+    ("twice a sum", lambda e: 2.0 * e.sum(), "is a sum over the batch, not a mean"),
+):
+
+    @row(f"{what} as the loss of a pipeline", error=ts.GraphError, says=says)
+    def _(loss: Callable[[Any], Any] = loss) -> None:
+        trained(loss)
+
+
+@row("a maximum over the batch, returned beside the loss of a pipeline", error=ts.GraphError,
+     says="'max' of what was added up")  # fmt: skip
+def _() -> None:
+    model = piped(layers)
+
+    def step(p: Any, x: Any) -> Any:
+        out = model(p, x)
+        return ts.grad(out.mean(), p), ts.max(out)
+
+    ts.jit(step)(PARAMS, X)
+
+
+@row("two means multiplied as the loss of a pipeline", warns=pipeline.PipelineWarning,
+     says="averaged over the microbatches")  # fmt: skip
+def _() -> None:
+    trained(lambda e: e.mean() * e[:, 0].mean())
+
+
+@row("the mean of a pipeline over x.shape[0], with a penalty on weights")
+def _() -> None:
+    def step(model: Any) -> Any:
+        def run(p: Any, x: Any) -> Any:
+            e = ((model(p, x) - x) ** 2).sum() / x.shape[0]
+            loss = 0.5 * e + 0.1 * sum((w * w).sum() for w in p.values())
+            return loss, ts.grad(loss, p)
+
+        return run
+
+    same(step, layers, PARAMS, X)

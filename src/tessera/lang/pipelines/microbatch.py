@@ -51,6 +51,8 @@ class PipeState:
     taken: list[Node] = field(default_factory=list)  # the pipeline's arguments and results
     results: list[Node] = field(default_factory=list)
     wrt: set[Node] = field(default_factory=set)  # what a trial asks gradients for, and these
+    losses: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
     asked: list[Node] = field(default_factory=list)
     batch: dict[Node, TensorType] = field(default_factory=dict)
     sums: dict[Node, Node] = field(default_factory=dict)
@@ -150,8 +152,9 @@ class PipeState:
         n = self.mesh.sizes[self.pipe.axis]
         return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
 
-    def stand_ins(self, recorder: Recorder, wrt: Sequence[Node]) -> list[Node]:
+    def stand_ins(self, recorder: Recorder, loss: Node, wrt: Sequence[Node]) -> list[Node]:
         """In a trial, what stands for the gradients of `wrt`: only their types matter."""
+        self.losses.append(loss)
         self.wrt.update(wrt)
         made = [recorder.builder.input(n.type.complete(), "gradient") for n in wrt]
         self.asked += made
@@ -169,7 +172,6 @@ class PipeState:
                 [("loss", loss.type)],
                 fix="call ts.grad after the loop",
             )
-        self.mean(loss)
         micro = self.micro(recorder)
         made: dict[Node, Node] = {}
 
@@ -191,22 +193,6 @@ class PipeState:
         """What has a value of its own for each microbatch, of what is recorded so far."""
         key = [recorder.key] if recorder.key is not None else []
         return depends(recorder.builder.nodes, [*self.batch, *key])
-
-    def mean(self, loss: Node) -> None:
-        """Raises GraphError where `loss` is a plain sum over the rows of the batch: that of the
-        whole batch is not the mean of those of the microbatches."""
-        part = next((n.type.shape[0] for n in self.batch), 0)
-        n = loss
-        while n.op in ("cast", "neg") or (n.is_collective and n.args):
-            n = n.args[0]
-        if n.op == "sum" and n.args[0].type.shape[:1] == (part,):
-            raise fail(
-                GraphError,
-                f"{self.pipe.name}: a loss is a sum over the batch, not a mean",
-                [("summed", n.args[0].type), *([("made at", n.loc)] if n.loc else [])],
-                at=loss.loc,
-                fix="use .mean(), or divide by the rows: a loss is averaged over the microbatches",
-            )
 
     def mean_over(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x`, which is computed from the batch alone, over the microbatches; how many

@@ -8,14 +8,13 @@ after all of them. The schedule (ir/schedule/pipelines/pipeline.py) plays a tabl
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...core.context import settings
-from ...core.errors import PACKAGE, GraphError, MeshError, UsageError, fail
+from ...core.errors import GraphError, MeshError, UsageError, fail, lines_up
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...ir.graph.node import Graph, Node, reachable
@@ -31,6 +30,7 @@ from ..host import engine_array
 from ..record import Recorder, current, scope
 from ..tensor import Tensor, as_tensor
 from ..tree import flatten, path_name, paths, unflatten
+from .means import inseparable
 from .microbatch import NeedsPipe, PipeState, laid_on
 
 MICROBATCHES = 2  # for each stage, where nobody says how many
@@ -308,7 +308,7 @@ class Pipe:
             {new.get(g, g): w for g, w in state.gradients.items() if w in resting},
             recorder.key,
         )
-        warn_if_few(table, stacklevel=_outside())
+        warn_if_few(table, stacklevel=lines_up())
         self.plan = pipeline_schedule(made, wholes, table, state.slices, state.mesh)
         names = {n: t.name for t, n in recorder.captured}
         self.state = state
@@ -320,17 +320,11 @@ class Pipe:
     def _kind(self, o: Node, state: PipeState, means: set[Node], rows: set[Node]) -> None:
         part = next(iter(state.batch)).type.shape[0]
         if not o.type.rank and o.type.dtype.is_float:
-            state.mean(o)
             means.add(o)
         elif o.type.rank and o.type.shape[0] == part:
             rows.add(o)
         else:
-            raise fail(
-                GraphError,
-                f"{self.name}: a result does not separate by microbatch",
-                [("result", o.type), *([("made at", o.loc)] if o.loc else [])],
-                fix="return losses (float scalars), gradients, or values with the batch as dim 0",
-            )
+            raise inseparable(self.name, o)
 
     def _table(self, state: PipeState) -> Table:
         ranks = state.mesh.sizes[self.axis]
@@ -371,14 +365,6 @@ class Pipe:
             for nodes in work
         ]  # fmt: skip
         return [[n for p in parts[a:b] for n in p] for a, b in spans]
-
-
-def _outside() -> int:
-    """How many frames up the user's code is, for a warning."""
-    frame, k = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame, k = frame.f_back, k + 1
-    return k
 
 
 def _with_loops(nodes: Iterable[Node]) -> list[Node]:

@@ -15,6 +15,7 @@ from ...core.errors import UsageError, fail
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
 from ..tensor import Tensor
+from .means import check
 from .microbatch import NeedsPipe, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
@@ -74,6 +75,10 @@ def read(
             " is asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made",
         )
     ((rows, cut),) = found.items()
+    once, twice = (PipeState.begin(need, n, rows, cut) for n in (1, 2))
+    record(once)
+    record(twice)
+    check(once, twice)
     return PipeState.begin(need, 0, rows, cut)
 
 

@@ -1,0 +1,153 @@
+"""Is a loss of microbatches, averaged, that of the batch? Only where it is a mean over rows.
+
+Two recordings of one program, of a batch and of one twice as large, are read side by side. What
+grows has a value for each row. What does not, and comes from rows, is added up over them. Linear
+steps keep it so. Its degree says by what power of two a doubled batch would change it: 1 for a sum,
+0 for a mean, whose divisor is in the program as a number that doubles too.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+from ...core.errors import GraphError, fail, lines_up
+from ...ir.graph.node import Node
+from ...ir.schedule.pipelines.simulate import PipelineWarning
+from ...ir.schedule.pipelines.stages import depends
+from ...ops.op import BODIES
+from ...ops.redistribute import NAMES
+from .microbatch import PipeState
+
+# What passes on what was added up, element by element or summed.
+MOVES = {
+    "neg", "cast", "reshape", "transpose", "permute", "broadcast_to", "slice", "concat", "pad",
+    "flip", "recast", "to_mesh", "item", "unstack", "sum", "keep", "stop_gradient", *NAMES,
+}  # fmt: skip
+PRODUCTS = {"mul", "contract"}
+SUMS = {"sum", "contract"}
+Degree = float | None  # None: it cannot be told
+
+
+@dataclass(frozen=True)
+class Value:
+    """`kind` "same" in all microbatches, of "rows", "added" up over them, or "odd": what the node
+    `by` made of that, so that no average of parts is the whole."""
+
+    kind: str
+    degree: Degree = 0.0
+    by: Node | None = None
+
+
+def check(once: PipeState, twice: PipeState) -> None:
+    """Raises GraphError for a loss, or a result, that is no mean over the rows of the batch."""
+    assert once.recorder is not None and twice.recorder is not None
+    nodes, larger = once.recorder.builder.nodes, twice.recorder.builder.nodes
+    if [n.op for n in nodes] != [n.op for n in larger]:
+        return  # the program goes by the size of the batch: the two cannot be compared
+    values: dict[Node, Value] = {}
+    for n, m in zip(nodes, larger, strict=True):
+        values[n] = _value(once, n, m, values)
+    late = depends(nodes, once.asked)
+    outs = [o for o in once.outputs if o not in late and o.op != "input"]
+    for n in dict.fromkeys([*once.losses, *(o for o in outs if not o.type.rank)]):
+        value = values[n]
+        if n.type.dtype.is_float and value.kind == "odd":
+            _odd(once.pipe.name, n, value)
+        if n.type.dtype.is_float and value.kind == "added" and value.degree:
+            raise _plain_sum(once.pipe.name, n)
+    for n in outs:
+        if n.type.rank and values[n].kind in ("added", "odd"):
+            raise inseparable(once.pipe.name, n)
+
+
+def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value]) -> Value:
+    if n in once.ahead:
+        return Value("same", values[once.ahead[n]].degree)
+    grown = any(a.size != b.size for a, b in zip(n.types, m.types, strict=True))
+    args = [values[a] for a in n.args]
+    kinds = {v.kind for v in args}
+    if n.op == "input":
+        return Value("rows" if n in once.batch or grown else "same")
+    if grown:
+        return Value("rows", _degree(n, m, args))
+    if kinds <= {"same"}:
+        return Value("same", _degree(n, m, args))
+    odd = next((v for v in args if v.kind == "odd"), None)
+    if odd is not None:
+        return odd
+    if n.op in BODIES or (n.op == "item" and n.args[0].op in BODIES):
+        return Value("added", None)
+    if "rows" in kinds:
+        if n.op not in SUMS:
+            return Value("odd", None, n)
+        degree = _degree(n, m, args)
+        return Value("added", None if degree is None else degree + 1)
+    added = [i for i, v in enumerate(args) if v.kind == "added"]
+    degree = _degree(n, m, args)
+    linear = n.op in MOVES or (n.op == "div" and added == [0])
+    linear = linear or (n.op in PRODUCTS and len(added) == 1)
+    if n.op in ("add", "sub") or (n.op == "where" and 0 not in added):
+        linear = len({v.degree for v in args if v.degree is not None}) <= 1
+    return Value("added", degree) if linear else Value("odd", None, n)
+
+
+def _degree(n: Node, m: Node, args: list[Value]) -> Degree:
+    """By what power of two the elements of `n` change where the batch is doubled."""
+    if n.op == "full":
+        a, b = n.attrs["value"], m.attrs["value"]
+        return math.log2(b / a) if a and b and a * b > 0 and math.isfinite(a * b) else 0.0
+    given = [v.degree for v in args]
+    if None in given:
+        return None
+    known = [d for d in given if d is not None]
+    if n.op in PRODUCTS:
+        return sum(known)
+    if n.op == "div":
+        return known[0] - known[1]
+    if n.op in MOVES or n.op in ("add", "sub", "where"):
+        return max(known, default=0.0) if len(set(known)) < 2 else None
+    return None if any(known) else 0.0
+
+
+def inseparable(name: str, o: Node) -> GraphError:
+    return fail(
+        GraphError,
+        f"{name}: a result does not separate by microbatch",
+        [("result", o.type), *([("made at", o.loc)] if o.loc else [])],
+        fix="return losses (float scalars), gradients, or values with the batch as dim 0",
+    )
+
+
+def _plain_sum(name: str, n: Node) -> GraphError:
+    return fail(
+        GraphError,
+        f"{name}: a loss is a sum over the batch, not a mean",
+        [("loss", n.type), *([("made at", n.loc)] if n.loc else [])],
+        at=n.loc,
+        fix="use .mean(), or divide by x.shape[0]: a loss is averaged over the microbatches",
+    )
+
+
+def _odd(name: str, n: Node, value: Value) -> None:
+    """A product is only told: the auxiliary loss of experts is one, and its average will do."""
+    assert value.by is not None
+    if value.by.op in PRODUCTS:
+        warnings.warn(
+            f"{name}: the loss at {n.loc or 'this line'} has a product of two values that are added"
+            f" up over the rows (made at {value.by.loc or 'the same'}), as the auxiliary loss of"
+            " experts is; it is averaged over the microbatches, which is near that of the whole"
+            " batch, and not equal",
+            PipelineWarning,
+            stacklevel=lines_up(),
+        )
+        return
+    raise fail(
+        GraphError,
+        f"{name}: a loss is no mean over the batch's rows: {value.by.op!r} of what was added up",
+        [("value", n.type), *([("made at", value.by.loc)] if value.by.loc else [])],
+        at=n.loc,
+        fix="give a mean or sums of rows, and divide by what is the same for all microbatches;"
+        " nn.cross_entropy counts the labels of the whole batch by itself",
+    )

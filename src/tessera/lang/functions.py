@@ -384,6 +384,8 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
         )
     recorder = record.current()
     if recorder is not None:
+        if recorder.pipe is not None:
+            to = recorder.pipe.on_stage(to)
         node = recorder.builder.redistribute(recorder.node(x), to)
         return symbolic(node, recorder)
     return record.redistribute_now(x, to)

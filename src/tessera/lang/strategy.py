@@ -245,6 +245,12 @@ def strategy(
             f"strategy {kind!r}: stage {stage!r} does not exist",
             fix="zero_redundancy_optimizer takes stage 1, 2 or 3",
         )
+    if rules is not None and kind not in RULES:
+        raise fail(
+            StrategyError,
+            f"strategy {kind!r}: it goes by no rules for names",
+            fix="give rules to " + " or ".join(RULES),
+        )
     zero = kind == "zero_redundancy_optimizer"
     axes = axes_of(f"strategy {kind!r}", axis or KINDS[kind])
     table = _checked_rules(rules) if rules is not None else RULES.get(kind, ())
@@ -287,6 +293,7 @@ def place(
     MeshError without a mesh, StrategyError.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
+    wish(Plan(()), kind)  # is there such a kind?
     if plan is not None and not isinstance(plan, (Plan, Strategy)):
         raise fail(
             StrategyError,

@@ -23,7 +23,7 @@ from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
 from ..lang import functions as F
 from ..lang.create import tensor
-from ..lang.parameter import trained
+from ..lang.parameter import Parameter, trained
 from ..lang.record import current, redistribute_now, run_graph
 from ..lang.strategy import Plan, Strategy, wish
 from ..lang.tensor import Tensor, emit, scalar
@@ -141,6 +141,12 @@ class Optimizer(ABC):
         are such a dict, for `load_parameters`. Gradients may have another layout, or still be
         partial. Raises UsageError, ShapeError where the trees do not match.
         """
+        if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
+            raise fail(
+                UsageError,
+                f"{self._name}.update: the gradients are parameters",
+                fix="the order is update(params, grads, state)",
+            )
         weights, slots = self._matched(params, grads, state)
         new: State = {kind: {} for kind in state if kind != "step"}
         out = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import tessera as ts
-from tessera import dist, graph, optim
+from tessera import dist, graph, nn, optim
 from tessera.core import switches
 from tests.mesh.silent.rows import row
 
@@ -137,3 +137,21 @@ def _() -> None:
      says="TESSERA_DETERMINSTIC : the nearest are TESSERA_DETERMINISTIC")  # fmt: skip
 def _() -> None:
     switches.warn_of_unknown({"TESSERA_DETERMINSTIC": "1", "TESSERA_HEAP": "0", "TESS": "1"})
+
+
+@row("rules for a strategy that goes by none", error=ts.StrategyError, says="goes by no rules")
+def _() -> None:
+    dist.strategy("data_parallel", rules=[(r"weight$", -1)])
+
+
+@row("a kind of layout with a typo", error=ts.StrategyError, says="kind 'weights' is not known")
+def _() -> None:
+    dist.place(weights(), None, TP, kind="weights")
+
+
+@row("gradients and parameters in each other's places", error=ts.UsageError,
+     says="the gradients are parameters")  # fmt: skip
+def _() -> None:
+    params = {"w": nn.Parameter(2, 3)}
+    grads, opt = {"w": ts.ones((2, 3))}, optim.SGD(0.1)
+    opt.update(grads, params, opt.init(params))

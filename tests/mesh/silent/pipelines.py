@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
-from tessera import dist, nn, pipeline
+from tessera import dist, nn, optim, pipeline
 from tests.mesh.silent.rows import row
 
 MESH = dist.Mesh(("pp",), devices=2)
@@ -165,3 +165,27 @@ def _() -> None:
         return run
 
     same(step, layers, PARAMS, X)
+
+
+@row("a module around a pipeline, its optimizer in the same step")
+def _() -> None:
+    def losses(model: Callable[[nn.Module, Any], Any]) -> list[float]:
+        ts.seed(0)
+        net, opt = nn.Linear(ROWS, ROWS), optim.SGD(0.1)
+
+        def run(state: Any, x: Any, y: Any) -> Any:
+            loss = nn.cross_entropy(model(net, x), y)
+            grads = ts.grad(loss, net.parameters())
+            new, state = opt.update(net.parameters(), grads, state)
+            net.load_parameters(new)
+            return loss, state
+
+        step, state, found = ts.jit(run), opt.init(net.parameters()), []
+        for _ in range(2):
+            loss, state = step(state, X, LABELS)
+            found.append(loss.item())
+        return found
+
+    stages = [lambda net, x: (net, net(x)), lambda net, x: ts.tanh(x)]
+    model = pipeline.compose(2, stages, mesh=MESH, microbatches=4)
+    np.testing.assert_allclose(losses(model), losses(lambda net, x: ts.tanh(net(x))), rtol=1e-5)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ...core.errors import UsageError, fail
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
+from ..parameter import Parameter
 from ..tensor import Tensor
 from .means import check
 from .microbatch import NeedsPipe, PipeState
@@ -106,6 +107,6 @@ def _weights(survey: PipeState, inputs: Mapping[int, Tensor]) -> set[int]:
     return {
         i
         for n, i in survey.place.items()
-        if (t := inputs[i]).name or t.drawn or t.type.mesh in survey.slices
-        or n in survey.wrt or n not in read
+        if isinstance(t := inputs[i], Parameter) or t.name or t.drawn
+        or t.type.mesh in survey.slices or n in survey.wrt or n not in read
     }  # fmt: skip

@@ -9,12 +9,10 @@ steps keep it so. Its degree says by what power of two a doubled batch would cha
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
-from ...core.errors import GraphError, fail, lines_up
+from ...core.errors import GraphError, fail
 from ...ir.graph.node import Node
-from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...ir.schedule.pipelines.stages import depends
 from ...ops.op import BODIES
 from ...ops.redistribute import NAMES
@@ -49,12 +47,14 @@ def check(once: PipeState, twice: PipeState) -> None:
     values: dict[Node, Value] = {}
     for n, m in zip(nodes, larger, strict=True):
         values[n] = _value(once, n, m, values)
-    late = depends(nodes, once.asked)
+    late, told = depends(nodes, once.asked), once.pipe.said
     outs = [o for o in once.outputs if o not in late and o.op != "input"]
     for n in dict.fromkeys([*once.losses, *(o for o in outs if not o.type.rank)]):
         value = values[n]
-        if n.type.dtype.is_float and value.kind == "odd":
-            _odd(once.pipe.name, n, value)
+        # The auxiliary loss of experts is a product of two means; it has been told of.
+        known = value.by is not None and value.by.op in PRODUCTS and "experts" in told
+        if n.type.dtype.is_float and value.kind == "odd" and not known:
+            raise _odd(once.pipe.name, n, value)
         if n.type.dtype.is_float and value.kind == "added" and value.degree:
             raise _plain_sum(once.pipe.name, n)
     for n in outs:
@@ -130,20 +130,9 @@ def _plain_sum(name: str, n: Node) -> GraphError:
     )
 
 
-def _odd(name: str, n: Node, value: Value) -> None:
-    """A product is only told: the auxiliary loss of experts is one, and its average will do."""
+def _odd(name: str, n: Node, value: Value) -> GraphError:
     assert value.by is not None
-    if value.by.op in PRODUCTS:
-        warnings.warn(
-            f"{name}: the loss at {n.loc or 'this line'} has a product of two values that are added"
-            f" up over the rows (made at {value.by.loc or 'the same'}), as the auxiliary loss of"
-            " experts is; it is averaged over the microbatches, which is near that of the whole"
-            " batch, and not equal",
-            PipelineWarning,
-            stacklevel=lines_up(),
-        )
-        return
-    raise fail(
+    return fail(
         GraphError,
         f"{name}: a loss is no mean over the batch's rows: {value.by.op!r} of what was added up",
         [("value", n.type), *([("made at", value.by.loc)] if value.by.loc else [])],

@@ -8,6 +8,8 @@ adds NaN to the nearest row. The attribute `ids` says which ids are inside:
     "exact"   0 to n - 1
     "signed"  -n to n - 1, negative ones counted from the end
     none      all: an id outside reads zeros and adds nothing
+
+The ops are linear in what is read and added, never in the ids: those are completed first.
 """
 
 from __future__ import annotations
@@ -149,7 +151,7 @@ def _take_index(table_rank: int, ids_rank: int, dim: int) -> tuple[tuple[str, ..
 def _take_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     dim = attrs["dim"]
     _check_ids("take", ins[1], attrs, ins[0].rank)
-    table, ids = ins
+    table, ids = ins[0], ins[1].complete()
     rows, places, out = _take_index(table.rank, ids.rank, dim)
     got = _blocks("take", Index((rows, places), out), (table, ids), table.dtype, attrs)
     return Inferred(got.wants, got.outs)
@@ -186,12 +188,13 @@ def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple
 
 # -- put: the transpose of take -------------------------------------------------------------------
 def _put_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    dim, (ids, updates) = attrs["dim"], ins
+    dim, (ids, updates) = attrs["dim"], (ins[0].complete(), ins[1])
     _check_ids("put", ids, attrs, updates.rank - ids.rank + 1)
     _check_put("put", updates, attrs)
     rows, places, full = _take_index(updates.rank - ids.rank + 1, ids.rank, dim)
     kept = tuple(k for k in rows if k != rows[dim])
-    got = propagate("put", Index((places, full), kept), ins, updates.dtype, linear="each")
+    index = Index((places, full), kept)
+    got = propagate("put", index, (ids, updates), updates.dtype, linear="each")
     out = got.outs[0]
     _, goal = _into(attrs, ins, (*out.split_axes, *out.partial_axes))
     out = TensorType(out.dtype, (*out.dims[:dim], goal, *out.dims[dim:]), out.partial, out.mesh)
@@ -221,7 +224,7 @@ def _along_index(rank: int, dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]
 def _take_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     dim = attrs["dim"]
     _check_ids("take_along", ins[1], attrs, ins[0].rank)
-    x, ids = ins
+    x, ids = ins[0], ins[1].complete()
     letters, places = _along_index(x.rank, dim)
     if ids.rank != x.rank:
         raise fail(
@@ -253,12 +256,13 @@ take_along = define(
 
 
 def _put_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    dim, (ids, updates) = attrs["dim"], ins
+    dim, (ids, updates) = attrs["dim"], (ins[0].complete(), ins[1])
     _check_ids("put_along", ids, attrs, updates.rank)
     _check_put("put_along", updates, attrs)
     letters, places = _along_index(updates.rank, dim)
     kept = tuple(k for k in letters if k != letters[dim])
-    got = propagate("put_along", Index((places, places), kept), ins, updates.dtype, linear="each")
+    index = Index((places, places), kept)
+    got = propagate("put_along", index, (ids, updates), updates.dtype, linear="each")
     out = got.outs[0]
     _, goal = _into(attrs, ins, (*out.split_axes, *out.partial_axes))
     out = TensorType(out.dtype, (*out.dims[:dim], goal, *out.dims[dim:]), out.partial, out.mesh)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.dtypes import DType, bf16, bool_, f32, int32
+from tessera.core.dtypes import DType, bf16, bool_, f32, int32, uint8
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = ("float", "int", "uint")
@@ -133,7 +133,10 @@ row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=NUMBER)
 row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=NUMBER, tag="column")
 row("div", X, POSITIVE, expect=lambda x, y: x * y**-1.0, kinds=FLOAT)
 row("div", X, real(5, 1, low=0.5), expect=lambda x, y: x * y**-1.0, kinds=FLOAT, tag="column")
-row("pow", POSITIVE, Y, expect=lambda x, y: np.exp(y * np.log(x)), kinds=FLOAT)
+row("pow", POSITIVE, Y, expect=lambda x, y: np.exp(y * np.log(x)), kinds=NUMBER)
+row("pow", ids(5, 8, below=6, low=-5), ids(5, 8, below=12, low=-2), tag="whole",
+    expect=lambda x, y: np.vectorize(  # towards zero, like a division
+        lambda a, n: a**n if n >= 0 else int(abs(a) == 1) * a ** (-n % 2))(x, y))  # fmt: skip
 row("maximum", X, Y, expect=lambda x, y: np.where(x > y, x, y), kinds=NUMBER)
 row("minimum", X, LINE, expect=lambda x, y: np.where(x < y, x, y), kinds=NUMBER)
 row("mod", X, POSITIVE, expect=lambda x, y: x - y * np.floor(x / y), kinds=NUMBER)
@@ -173,6 +176,8 @@ row("full", dtype=f32, shape=(5, 8), value=2.5, free=True, result=f32,
     expect=lambda: np.ones((5, 8)) * 2.5)  # fmt: skip
 row("iota", dtype=int32, shape=(5, 8), dim=1, free=True, result=int32,
     expect=lambda: np.outer(np.ones(5), range(8)))  # fmt: skip
+row("iota", dtype=uint8, shape=(256,), dim=0, free=True, result=uint8, tag="narrow",
+    expect=lambda: np.arange(256))  # fmt: skip
 row("iota", dtype=f32, shape=(7,), dim=0, free=True, result=f32, tag="float",
     expect=lambda: np.cumsum(np.ones(7)) - 1)  # fmt: skip
 

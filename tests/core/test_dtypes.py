@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import ml_dtypes
@@ -10,8 +11,10 @@ import pytest
 
 from tessera.core.dtypes import (
     ALL,
+    DType,
     bf16,
     bool_,
+    counts_to,
     dtype_of,
     f16,
     f32,
@@ -23,6 +26,9 @@ from tessera.core.dtypes import (
     uint32,
 )
 from tessera.core.errors import DTypeError
+
+# Neither holds the other, and nothing that we have holds both.
+APART = ({uint32, int32}, {uint32, int8})
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -68,9 +74,52 @@ def test_promotion_is_a_join() -> None:
     for a in ALL:
         assert promote(a, a) is a
         for b in ALL:
+            if {a, b} in APART:
+                with pytest.raises(DTypeError, match="add: no dtype holds all values of both"):
+                    promote(a, b, "add")
+                continue
             both = promote(a, b)
             assert both is promote(b, a)
             assert both.is_float == (a.is_float or b.is_float)
             assert promote(both, a) is both
     assert promote(f16, bf16) is f32
-    assert promote(int8, uint8) is int8
+
+
+@pytest.mark.parametrize("a", ALL, ids=str)
+@pytest.mark.parametrize("b", ALL, ids=str)
+def test_what_is_promoted_keeps_its_value(a: DType, b: DType) -> None:
+    """Whole numbers beside whole numbers, and floats beside floats, lose nothing."""
+    if {a, b} in APART or (a.is_float != b.is_float):
+        return
+    both = promote(a, b)
+    for dtype in (a, b):
+        info = ml_dtypes.finfo if dtype.is_float else ml_dtypes.iinfo
+        ends = [False, True] if dtype is bool_ else [info(dtype.numpy).min, info(dtype.numpy).max]
+        given = np.array(ends).astype(dtype.numpy)
+        assert np.array_equal(given.astype(both.numpy).astype(dtype.numpy), given)
+        assert np.array_equal(given.astype(both.numpy).astype(np.float64), given.astype(np.float64))
+
+
+def test_promotion_is_that_of_pytorch() -> None:
+    """Where PyTorch has both and its answer is one of ours."""
+    torch = pytest.importorskip("torch")
+    names = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i8": "int8",
+             "u8": "uint8", "bool": "bool"}  # fmt: skip
+    theirs = {name: getattr(torch, full) for name, full in names.items()}
+    ours = {full: name for name, full in theirs.items()} | {torch.int16: "i32"}  # what we have next
+    for a, b in itertools.product(theirs, repeat=2):
+        assert (
+            promote(dtype_of(a), dtype_of(b)).name
+            == ours[torch.promote_types(theirs[a], theirs[b])]
+        )
+
+
+def test_how_far_a_dtype_counts() -> None:
+    for dtype in ALL:
+        if dtype is bool_:
+            continue
+        n = counts_to(dtype)
+        every = np.arange(min(n, 70_000) + 1)
+        assert np.array_equal(every.astype(dtype.numpy).astype(np.int64), every)
+        if n < 2**24:
+            assert int(np.array([n + 1]).astype(dtype.numpy).astype(np.float64)[0]) != n + 1

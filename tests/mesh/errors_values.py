@@ -30,6 +30,24 @@ tensor: array([1.+0.j, 1.+0.j], dtype=complex64) holds no numbers of a dtype tha
   at            : AT
   fix           : give numbers, nested lists of numbers, or an array
 """)
+row("u32 beside i32", ts.DTypeError, lambda: ts.zeros((2,), "u32") + ts.zeros((2,), "i32"), """
+add: no dtype holds all values of both u32 and i32
+  x   : u32[2]
+  y   : i32[2]
+  at  : AT
+  fix : cast both: .to("i32") where all are small, .to("u32") where none is negative
+""")
+row("counting further than u8 goes", ts.DTypeError, lambda: ts.arange(300, "u8"), """
+arange: u8 does not hold every whole number below 300
+  at  : AT
+  fix : count in i32, and cast where that is meant: ts.arange(300).to('u8')
+""")
+row("a whole number to a negative power", ts.DTypeError, lambda: ts.arange(3) ** -1, """
+pow: i32 to the power of -1 is no whole number
+  x   : i32[3]
+  at  : AT
+  fix : give the exponent as a float: x ** -1.0
+""")
 row("a whole number too large", ts.DTypeError, lambda: ts.tensor(np.array([1, 2**40])), """
 tensor: values from 1 to 1099511627776 do not fit i32
   at  : AT

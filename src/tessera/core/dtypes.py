@@ -9,6 +9,7 @@ True
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,18 +129,56 @@ def largest(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
 
 
-# Promotion follows one order; a float beats an int, a wider float a narrower, f16 with bf16 is f32.
+# Promotion follows one order; a float beats an int, a wider float a narrower. Of the pairs in which
+# neither holds the other: what holds both, or nothing that we have.
 _ORDER = (bool_, uint8, int8, uint32, int32, fp8_e5m2, fp8_e4m3, f16, bf16, f32)
+_APART = {
+    frozenset({f16, bf16}): f32,
+    frozenset({uint8, int8}): int32,
+    frozenset({uint32, int8}): None,
+    frozenset({uint32, int32}): None,
+    frozenset({fp8_e5m2, fp8_e4m3}): f16,
+}
 
 
-def promote(a: DType, b: DType) -> DType:
-    """The dtype of a binary op on arrays of `a` and `b`.
+def promote(
+    a: DType, b: DType, name: str = "promote", operands: Sequence[tuple[str, object]] = ()
+) -> DType:
+    """The dtype of a binary op on arrays of `a` and `b`: PyTorch's and NumPy's, where we have it.
 
-    >>> promote(int32, bf16), promote(f16, bf16), promote(bool_, uint8)
-    (bf16, f32, u8)
+    Raises DTypeError, as of the op `name`, where no dtype holds the values of both.
+
+    >>> promote(int32, bf16), promote(f16, bf16), promote(bool_, uint8), promote(uint8, int8)
+    (bf16, f32, u8, i32)
     """
     if a is b:
         return a
-    if {a, b} == {f16, bf16}:
-        return f32
-    return a if _ORDER.index(a) >= _ORDER.index(b) else b
+    wider = a if _ORDER.index(a) >= _ORDER.index(b) else b
+    found = _APART.get(frozenset({a, b}), wider)
+    if found is None:
+        raise fail(
+            DTypeError,
+            f"{name}: no dtype holds all values of both {a} and {b}",
+            operands,
+            fix='cast both: .to("i32") where all are small, .to("u32") where none is negative',
+        )
+    return found
+
+
+def counts_to(dtype: DType) -> int:
+    """The largest n such that `dtype` holds each of the whole numbers from 0 to n.
+
+    >>> counts_to(uint8), counts_to(f16), counts_to(int32)
+    (255, 2048, 2147483647)
+    """
+    if dtype.is_int:
+        return int(np.iinfo(dtype.numpy.name).max)
+    if not dtype.is_float:
+        return 1
+    return int(2 ** (ml_dtypes.finfo(dtype.numpy).nmant + 1))  # type: ignore[no-untyped-call]
+
+
+def summed(dtype: DType) -> DType:
+    """The dtype in which sums and products of many elements of `dtype` are given: truths and narrow
+    whole numbers in i32, as PyTorch gives its widest. A sum beyond that wraps, as it does there."""
+    return int32 if not dtype.is_float and dtype.bytes < 4 else dtype

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..core.context import settings
-from ..core.dtypes import bool_, dtype_of, f32, int32
+from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
 from . import record
@@ -217,6 +217,9 @@ def einsum(index: str, *xs: Like) -> Tensor:
         )
     ts = _same_dtype("einsum", *map(as_tensor, several("einsum", xs)))
     form = plain_form(index, [t.shape for t in ts])
+    left, _, right = form.index.partition("->")
+    if any(left.count(k) == 1 and k not in right for k in set(left) - set(" ,")):
+        ts = tuple(t.to(summed(t.dtype)) for t in ts)  # a dim of one argument alone: a sum of it
     if "->" in index and not any(form.diagonals) and not any(form.squeezed):
         return emit("contract", *ts, index=index)  # as the user wrote it
     made = []
@@ -283,7 +286,7 @@ def broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
 def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     t = as_tensor(x)
     if op in ("sum", "prod"):
-        t = t.to(int32) if op == "sum" and t.dtype is bool_ else widened(t)
+        t = widened(t.to(summed(t.dtype)))
     dims = dims_of(op, t, dim)
     out = emit(op, t, dims=dims) if dims else t
     if flag(op, "keepdims", keepdims):
@@ -308,24 +311,31 @@ def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The mean along `dim`; of narrow floats computed in f32, as are those below."""
     t = widened(_float("mean", x))
     count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
-    return reduce("sum", t, dim, keepdims) * (1.0 / count)
+    return (reduce("sum", t.to(f32), dim, keepdims) * (1.0 / count)).to(t.dtype)
 
 
 def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
     """The variance: squares over the count less `correction`, 0 as in NumPy (PyTorch has 1)."""
     t = widened(_float("var", x))
-    d = t - mean(t, dim, True)
+    w = t.to(f32)
+    d = w - mean(w, dim, True)
     count = math.prod(t.shape[i] for i in dims_of("var", t, dim))
     rest = count - number("var", "correction", correction)
     out = mean(d * d, dim, keepdims)
-    return out if rest == count else out * (count / rest if rest > 0 else math.nan)
+    out = out if rest == count else out * (count / rest if rest > 0 else math.nan)
+    return out.to(t.dtype)
 
 
 def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """log Σ exp(x) along `dim`, without overflow."""
     t = widened(_float("logsumexp", x))
+    return _logsumexp(t.to(f32), dim, keepdims).to(t.dtype)
+
+
+def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
     top = stop_gradient(max(t, dim, True))
     top = where(isfinite(top), top, 0.0)  # where all is -inf, so is the result
     out = log(sum(exp(t - top), dim, True)) + top
@@ -336,7 +346,8 @@ def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 def cumsum(x: Like, dim: int = -1) -> Tensor:
-    t = widened(as_tensor(x))
+    t = as_tensor(x)
+    t = widened(t.to(summed(t.dtype)))
     return along(lambda t, d: emit("cumsum", t, dim=d), "cumsum", t, dim)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtypes import beyond, f32
+from ..core.dtypes import beyond, f32, int32
 from ..core.errors import ShapeError, fail
 from .checks import flag, sizes, whole
 from .ids import check_ids
@@ -161,6 +161,6 @@ def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
     t = as_tensor(ids)
     shape = sizes("one_hot", whole("one_hot", "count", count, 1))
     check_ids("one_hot", "id", t, count)
-    line = emit("iota", dtype=t.dtype, shape=shape, dim=0)
-    at = t.reshape((*t.shape, 1))
+    line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow ids count no further
+    at = t.to(int32).reshape((*t.shape, 1))
     return _or_beyond((at == line).to(dtype), _inside(at, count))

@@ -139,9 +139,13 @@ def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> T
     p = float(number("norm", "ord", ord))
     if not p > 0:
         raise fail(UsageError, f"norm: ord cannot be {shown(ord)}", fix="give a positive number")
-    size = F.abs(t)
     if p == math.inf:
-        return F.max(size, dim, keepdims)
+        return F.max(F.abs(t), dim, keepdims)
+    return _norm(t.to(f32), p, dim, keepdims).to(t.dtype)
+
+
+def _norm(t: Tensor, p: float, dim: Dims, keepdims: bool) -> Tensor:
+    size = F.abs(t)
     if p == 1:
         return F.sum(size, dim, keepdims)
     # Where all is zero the root would have no slope: a one stands under it.

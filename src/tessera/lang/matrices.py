@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.dtypes import bool_, dtype_of, f32, int32
+from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import ShapeError, fail
 from .checks import sizes, whole
 from .shaping import one_dim, permute, reshape
@@ -92,8 +92,7 @@ def diag(x: Like) -> Tensor:
 def trace(x: Like) -> Tensor:
     """The sum of each matrix's diagonal."""
     t = as_tensor(x)
-    t = t.to(int32) if t.dtype is bool_ else t
-    d = diagonal(t)
+    d = diagonal(t.to(summed(t.dtype)))
     return emit("sum", d, dims=(d.ndim - 1,))
 
 

@@ -249,6 +249,13 @@ class Tensor:
         return binary("mod", o, self)
 
     def __pow__(self, o: Like) -> Tensor:
+        if isinstance(o, int) and o < 0 and self.dtype.is_int:
+            raise fail(
+                DTypeError,
+                f"pow: {self.dtype} to the power of {o} is no whole number",
+                [("x", self.type)],
+                fix=f"give the exponent as a float: x ** {float(o)}",
+            )
         if isinstance(o, int) and not isinstance(o, bool) and 1 <= o <= 4:
             out = self
             for _ in range(o - 1):
@@ -465,9 +472,9 @@ def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:
         like = x
     a, b = tensor_like(x, like, op), tensor_like(y, like, op)
     if a.dtype is not b.dtype:
-        want = promote(a.dtype, b.dtype)
+        want = promote(a.dtype, b.dtype, op, [("x", a.type), ("y", b.type)])
         a, b = a.to(want), b.to(want)
-    if op in ("div", "pow") and not a.dtype.is_float:
+    if op == "div" and not a.dtype.is_float:
         a, b = a.to(f32), b.to(f32)
     return a, b
 

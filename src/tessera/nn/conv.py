@@ -193,6 +193,7 @@ def _pool(
 ) -> tuple[Tensor, tuple[int, ...]]:
     rank = 1 if name.endswith("1d") else 2
     t = _image(name, x, rank)
+    t = t.to(f32) if kind == "sum" else t
     window = spatial(name, "size", size, rank, 1)
     strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
     pads = spatial(name, "padding", padding, rank, 0)
@@ -204,6 +205,12 @@ def _pool(
         )
     both = tuple((p, p) for p in pads)
     return emit("window", t, kind=kind, size=window, stride=strides, pads=both), window
+
+
+def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Size) -> Tensor:
+    t = as_tensor(x)
+    y, window = _pool(name, "sum", t, size, stride, padding)
+    return (y * (1.0 / math.prod(window))).to(t.dtype if t.dtype.is_float else f32)
 
 
 def max_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
@@ -221,8 +228,7 @@ def max_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 
 
 def avg_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The mean of every window of x [N, C, L]; as `avg_pool2d`."""
-    y, window = _pool("avg_pool1d", "sum", x, size, stride, padding)
-    return y * (1.0 / math.prod(window))
+    return _mean_pool("avg_pool1d", x, size, stride, padding)
 
 
 def avg_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
@@ -230,8 +236,7 @@ def avg_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 
 
     Padding counts as zeros. Raises ShapeError, UsageError.
     """
-    y, window = _pool("avg_pool2d", "sum", x, size, stride, padding)
-    return y * (1.0 / math.prod(window))
+    return _mean_pool("avg_pool2d", x, size, stride, padding)
 
 
 # -- norms ----------------------------------------------------------------------------------------

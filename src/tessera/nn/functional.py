@@ -229,7 +229,9 @@ def attention(
     by = _lead(lead) + ("gh" if shared > 1 else "g")
     to = _lead(lead) + "g"
     grouped = q.reshape(*lead, groups, shared, seq, d) if shared > 1 else q
-    grouped = grouped * (1.0 / math.sqrt(d) if scale is None else scale)
+    scale = 1.0 / math.sqrt(d) if scale is None else scale
+    narrow = q.dtype is k.dtype and q.dtype is not f32
+    grouped = grouped if narrow else grouped * scale
     if bias is not None:
         bias = as_tensor(bias)
         if bias.shape != (heads, keys):
@@ -244,8 +246,11 @@ def attention(
     outs = []
     for start, stop in causal_chunks(seq) if causal and keys >= seq else [(0, seq)]:
         seen = keys - seq + stop if causal else keys
-        part = F.einsum(f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :], k[..., :seen, :])
-        part = part.to(f32)
+        index, rows = f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :]
+        if narrow:  # scores are rounded nowhere between the product and the softmax
+            part = emit("contract", rows, k[..., :seen, :], index=index, dtype=f32) * scale
+        else:
+            part = F.einsum(index, rows, k[..., :seen, :]).to(f32)
         if bias is not None:
             part = part + added[..., :seen]
         hidden = []
@@ -257,10 +262,10 @@ def attention(
             hidden.append(~m if m.dtype is bool_ else m == -math.inf)
             part = F.where(hidden[-1], -1e30, part)
         if causal:
-            rows = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
-            part = F.where(F.arange(seen).reshape(1, seen) <= rows, part, -1e30)
+            last = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
+            part = F.where(F.arange(seen).reshape(1, seen) <= last, part, -1e30)
             if keys < seq:  # the first queries see no key
-                hidden.append(F.arange(seen).reshape(1, seen) > rows)
+                hidden.append(F.arange(seen).reshape(1, seen) > last)
         p = softmax(part)
         for none in hidden:
             p = F.where(none, 0.0, p)

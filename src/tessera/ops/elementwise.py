@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtypes import DType, beyond, bool_, f32, fp8_e4m3, int32, promote, uint32
+from ..core.dtypes import (
+    DType,
+    beyond,
+    bool_,
+    counts_to,
+    f32,
+    fp8_e4m3,
+    int32,
+    promote,
+    uint32,
+)
 from ..core.errors import DTypeError, LayoutError, ShapeError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
@@ -204,7 +214,38 @@ def _pow_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [gx, b("where", flat, zero, gy)]
 
 
-pow_ = binary("pow", _pow_grad, "", ("float",))
+def _whole_power(c: Call, x: Array, y: Array) -> Array:
+    """`x` to the whole `y` by repeated squaring, exact where it fits, wrapping where not; 1/x**-y
+    for a negative `y`, which is whole for 1 and -1 only, and 0 otherwise."""
+    xp, dtype = c.xp, c.out.dtype
+
+    def number(n: int) -> Array:
+        return xp.full((), n, dtype)
+
+    def odd(v: Array) -> Array:
+        return xp.eq(xp.bit_and(v, number(1)), number(1))
+
+    one = number(1)
+    out, square, left = one, x, y
+    for _ in range(8 * dtype.bytes - (dtype.kind == "int")):
+        out = xp.where(odd(left), xp.mul(out, square), out)
+        square, left = xp.mul(square, square), xp.shift_right(left, one)
+    if dtype.kind == "uint":
+        return out
+    sign = xp.where(odd(y), x, one)
+    unit = xp.logical_or(xp.eq(x, one), xp.eq(x, number(-1)))
+    return xp.where(xp.lt(y, number(0)), xp.where(unit, sign, number(0)), out)
+
+
+def _pow_local(c: Call, x: Array, y: Array) -> Array:
+    return c.xp.pow(x, y) if c.out.dtype.is_float else _whole_power(c, x, y)
+
+
+def _pow_both(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    return [unbroadcast(b, d, a.type) for d, a in zip(_pow_grad(b, n, g), n.args, strict=True)]
+
+
+pow_ = define(Op("pow", _rule("pow", NUMBER, _same, ""), _pow_local, _pow_both))
 
 
 def _pick_grad(loses: str) -> Grad:
@@ -358,10 +399,21 @@ def _iota_local(c: Call) -> Array:
     return c.xp.broadcast_to(line, c.shape)
 
 
+def _iota_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    dtype, count = attrs["dtype"], tuple(attrs["shape"])[attrs["dim"]]
+    if count - 1 > counts_to(dtype):
+        raise fail(
+            DTypeError,
+            f"arange: {dtype} does not hold every whole number below {count}",
+            fix=f"count in i32, and cast where that is meant: ts.arange({count}).to('{dtype}')",
+        )
+    return _full_rule(ins, attrs)
+
+
 iota = define(
     Op(
         "iota",
-        _full_rule,
+        _iota_rule,
         _iota_local,
         flops=lambda ins, outs, attrs: 0,
         creates=True,

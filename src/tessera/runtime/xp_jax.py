@@ -100,10 +100,14 @@ def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: 
     return cast(result, dtype) if result.dtype != dtype.numpy else result
 
 
+def _wide(x: Array) -> Array:
+    """Narrow floats as f32, everything else as it is: what many elements are added up in."""
+    narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(jnp.float32) if narrow else x
+
+
 def sum(x: Array, dims: tuple[int, ...]) -> Array:
-    if x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating):
-        return lax.reduce_sum(x.astype(jnp.float32), axes=dims).astype(x.dtype)
-    return lax.reduce_sum(x, axes=dims)
+    return lax.reduce_sum(_wide(x), axes=dims).astype(x.dtype)
 
 
 def max(x: Array, dims: tuple[int, ...]) -> Array:
@@ -115,7 +119,7 @@ def min(x: Array, dims: tuple[int, ...]) -> Array:
 
 
 def prod(x: Array, dims: tuple[int, ...]) -> Array:
-    return lax.reduce_prod(x, axes=dims)
+    return lax.reduce_prod(_wide(x), axes=dims).astype(x.dtype)
 
 
 def argmax(x: Array, dim: int) -> Array:
@@ -127,7 +131,7 @@ def argmin(x: Array, dim: int) -> Array:
 
 
 def cumsum(x: Array, dim: int) -> Array:
-    return lax.cumsum(x, dim)
+    return lax.cumsum(_wide(x), dim).astype(x.dtype)
 
 
 def argsort(x: Array, dim: int, descending: bool) -> Array:
@@ -189,10 +193,11 @@ def take(table: Array, ids: Array, dim: int) -> Array:
 
 def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
     rest_before, rest_after = updates.shape[:dim], updates.shape[dim + ids.ndim :]
-    zeros = jnp.zeros((*rest_before, size, *rest_after), updates.dtype)
+    wide = _wide(updates)
+    zeros = jnp.zeros((*rest_before, size, *rest_after), wide.dtype)
     ids = jnp.where(ids < 0, size, ids)
     at = (*(builtins.slice(None),) * dim, ids)
-    return zeros.at[at].add(updates, mode="drop")
+    return zeros.at[at].add(wide, mode="drop").astype(updates.dtype)
 
 
 def take_along(x: Array, ids: Array, dim: int) -> Array:
@@ -209,7 +214,9 @@ def put_along(ids: Array, updates: Array, dim: int, size: int) -> Array:
     shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
     grid = list(jnp.indices(updates.shape, sparse=True))
     grid[dim] = ids
-    return jnp.zeros(shape, updates.dtype).at[tuple(grid)].add(updates, mode="drop")
+    wide = _wide(updates)
+    put = jnp.zeros(shape, wide.dtype).at[tuple(grid)].add(wide, mode="drop")
+    return put.astype(updates.dtype)
 
 
 def scan(

@@ -19,6 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--refresh-golden", action="store_true", help="write the files of tests/golden anew"
     )
+    parser.addoption(
+        "--all-samples",
+        action="store_true",
+        help="run every sample of tests/peer on the engine, not a seeded few",
+    )
 
 
 # Compiled programs are mapped into memory in pieces. A process may hold 65,530 of them on Linux:

@@ -1,0 +1,95 @@
+"""What of PyTorch's samples do we refuse, and where do we differ on purpose?
+
+An entry that no sample meets any more fails the test: take it out when you have mended it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.peer.rows import Differs, Refused
+
+REFUSED: list[Refused] = []
+DIFFERS: list[Differs] = []
+
+
+def refused(says: str, why: str, *ops: str) -> None:
+    REFUSED.extend(Refused(op, says, why) for op in ops)
+
+
+def differs(
+    part: str, why: str, *ops: str, when: Callable[[Any], bool] = lambda sample: True
+) -> None:
+    DIFFERS.extend(Differs(op, part, why, when) for op in ops)
+
+
+# ---- refused -----------------------------------------------------------------------------------
+refused(
+    "there are no elements in shape", "a dim of size 0",
+    "exp", "log", "rsqrt", "cos", "sigmoid", "isfinite", "logical_not",
+    "nn.functional.silu", "square", "add", "sub", "mul", "div.no_rounding_mode",
+    "div.floor_rounding", "floor_divide", "remainder", "pow", "__rpow__", "__radd__", "__rsub__",
+    "__rmul__", "__rdiv__", "__rmod__", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge",
+    "logical_and", "logical_or", "matmul", "mm", "__rmatmul__", "nn.functional.linear", "prod",
+    "max.binary", "var", "softmax", "log_softmax", "argsort", "sort", "flip", "gather",
+    "linalg.cholesky", "linalg.det", "linalg.slogdet", "linalg.inv", "linalg.solve",
+    "linalg.solve_triangular", "linalg.svdvals", "linalg.eigvalsh", "nn.functional.layer_norm",
+    "nn.functional.rms_norm", "nn.functional.group_norm", "zeros_like", "ones_like", "cat", "stack",
+    "nn.functional.avg_pool1d",
+)  # fmt: skip
+refused("has a dim that is not from 1", "a size of 0", "split_with_sizes", "eye")
+refused("selects nothing of dim", "a slice of size 0", "narrow")
+refused("does not hold every whole number", "counting with roundings", "arange")
+refused(
+    "a scalar has no dims", "dim= of a scalar",
+    "transpose", "gather", "index_select", "scatter_add", "index_add",
+)  # fmt: skip
+refused("cannot take", "dim= of a scalar", "topk")
+refused("does not fit u8", "a negative number beside a tensor of u8", "add", "sub", "index_add")
+refused(
+    "takes float or int or uint tensors", "order and products of truths",
+    "amax", "amin", "argsort", "sort", "flip", "scatter_add", "index_add",
+)  # fmt: skip
+refused("shape (-1", "-1 for a size that stays", "expand")
+refused("how many elements a mask picks", "a shape that depends on values", "__getitem__")
+refused("is outside 0 to", "negative ids, of gather", "take_along_dim")
+refused("norm: ord cannot be", "orders that are not positive", "linalg.vector_norm")
+refused(
+    "right side has not as many rows", "b [..., n] as a batch of vectors; here, as in NumPy, it "
+    "is one matrix", "linalg.solve",
+)  # fmt: skip
+refused(
+    "dims, not", "images without a batch",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv_transpose2d",
+    "nn.functional.max_pool1d", "nn.functional.max_pool2d",
+)  # fmt: skip
+refused(
+    "shapes of q, k and v do not fit", "leading dims that broadcast",
+    "nn.functional.scaled_dot_product_attention",
+)  # fmt: skip
+refused("labels must be integers", "probabilities as labels", "nn.functional.cross_entropy")
+
+# ---- different on purpose ----------------------------------------------------------------------
+differs("dtype", "floor is of floats, and gives them", "floor")
+differs("gradient", "by an exponent, of a base that is not positive: zero, not NaN", "__rpow__")
+
+differs("dtype", "losses are f32", "nn.functional.cross_entropy",
+        when=lambda s: s.input.dtype.itemsize < 4)  # fmt: skip
+
+
+differs("value", "the default dim is the last", "argmax", "argmin",
+        when=lambda s: s.kwargs.get("dim") is None)  # fmt: skip
+ties = "equal values keep their order; PyTorch's is arbitrary"
+differs("value", ties, "argsort", "sort", when=lambda s: not s.kwargs.get("stable"))
+differs("gradient", ties, "sort", when=lambda s: not s.kwargs.get("stable"))
+differs("value", ties, "topk")
+
+
+def oblong(s: Any) -> bool:
+    return bool(s.kwargs.get("is_causal") and s.input.shape[-2] != s.args[0].shape[-2])
+
+
+ends = "causal: the last query sees the last key; PyTorch counts both from the start"
+differs("value", ends, "nn.functional.scaled_dot_product_attention", when=oblong)
+differs("gradient", ends, "nn.functional.scaled_dot_product_attention", when=oblong)

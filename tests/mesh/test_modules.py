@@ -1,0 +1,108 @@
+"""Is one parameter under two names one: in norms, state and bytes, after steps and saved?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn, optim
+
+torch = pytest.importorskip("torch")
+V, D = 16, 8
+RNG = np.random.default_rng(0)
+E, W = (RNG.normal(size=s).astype(np.float32) for s in ((V, D), (D, D)))
+IDS = RNG.integers(0, V, (8, 4)).astype(np.int32)
+LABELS = RNG.integers(0, V, 32).astype(np.int32)
+
+
+class Head(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.weight.T
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        self.embed = nn.Embedding(V, D)
+        self.mid = nn.Linear(D, D, bias=False)
+        self.head = Head(self.embed.weight)
+
+    def __call__(self, ids: Any) -> Any:
+        return self.head(nn.relu(self.mid(self.embed(ids))))
+
+
+class Peer(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mid = torch.nn.Embedding(V, D), torch.nn.Linear(D, D, bias=False)
+        self.head = torch.nn.Linear(D, V, bias=False)
+        self.head.weight = self.embed.weight
+        with torch.no_grad():
+            self.embed.weight.copy_(torch.tensor(E))
+            self.mid.weight.copy_(torch.tensor(W.T))
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(torch.relu(self.mid(self.embed(ids))))
+
+
+def by_the_peer(steps: int) -> tuple[list[float], Any]:
+    model, norms = Peer(), []
+    adam = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    for _ in range(steps):
+        adam.zero_grad()
+        out = model(torch.tensor(IDS).long()).reshape(-1, V)
+        torch.nn.functional.cross_entropy(out, torch.tensor(LABELS).long()).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        adam.step()
+    return norms, model
+
+
+ROWS = dist.strategy("tensor_parallel", rules=[(r"weight$", 0)])
+PLANS = [
+    ({}, None),
+    ({"dp": 2, "tp": 2}, dist.strategy("data_parallel") + ROWS),
+    ({"dp": 4}, dist.strategy("zero_redundancy_optimizer", stage=3)),
+]
+
+
+@pytest.mark.parametrize("axes, plan", PLANS, ids=["one", "dp tp", "zero3"])
+def test_tied_weights_train_as_the_peers_do(axes: dict[str, int], plan: Any) -> None:
+    model, data = Tied(), (IDS, LABELS)
+    model.load_parameters({"head.weight": E, "mid.weight": W})
+    if axes:
+        mesh = dist.Mesh(tuple(axes), shape=axes)
+        dist.place(model, plan, mesh)
+        data = dist.place(data, plan, mesh, kind="batch")
+    adam = optim.AdamW(0.02, weight_decay=0.1, betas=(0.9, 0.999))
+    state = adam.init(model, plan)
+    assert [*model.parameters()] == [*state["m"]] == [*model.state_dict()]
+    assert [*model.parameters()] == ["embed.weight", "mid.weight"]
+
+    @ts.jit(donate=("model", "state"))
+    def step(model: Any, state: Any, ids: Any, labels: Any) -> Any:
+        loss = nn.cross_entropy(model(ids).reshape(-1, V), labels)
+        grads, norm = optim.clip_by_global_norm(ts.grad(loss, model, layout=plan), 0.5)
+        weights, new = adam.update(model, grads, state)
+        model.load_parameters(weights)
+        state.update(new)
+        return norm
+
+    expect, peer = by_the_peer(3)
+    norms = [step(model, state, *data).item() for _ in range(3)]
+    np.testing.assert_allclose(norms, expect, rtol=1e-4)
+    assert model.head.weight is model.embed.weight
+    kept = {name: t.numpy() for name, t in model.state_dict().items()}
+    np.testing.assert_allclose(kept["embed.weight"], peer.embed.weight.detach(), atol=1e-4)
+    np.testing.assert_allclose(kept["mid.weight"], peer.mid.weight.detach().T, atol=1e-4)
+    # A file of the peer has both names.
+    both = {**kept, "head.weight": kept["embed.weight"]}
+    again = Tied()
+    again.load_state_dict(both)
+    assert again.head.weight is again.embed.weight
+    with pytest.raises(ts.UsageError, match="are one parameter, the values differ"):
+        again.load_state_dict({**both, "head.weight": kept["embed.weight"] + 1})

@@ -371,7 +371,7 @@ load_parameters: 1 names too many, 1 missing
   too many : scale
   missing  : bias
   at       : AT
-  fix      : give what parameters() names
+  fix      : give what parameters() names, or load what is there: strict=False
 """)
 row("parameters of another size", ts.ShapeError,
     lambda: nn.Linear(2, 3, bias=False).load_parameters({"weight": Y}), """
@@ -394,18 +394,46 @@ init: the function gave shape (3, 2) for (2, 3)
   fix    : return a tensor of the shape it is called with
 """)
 
-def a_stack_of_plain_tensors() -> Any:
+def a_stack_of_made_weights() -> Any:
     class Scale(nn.Module):
         def __init__(self):
-            self.w = ts.ones((2,))
+            self.w = nn.Parameter(ts.ones((2,)))
     return Stack(Scale(), 2)
 
 
-row("a stack of plain tensors", ts.UsageError, a_stack_of_plain_tensors, """
-Stack: a tensor of the block is not a Parameter, so it cannot be made for every layer
-  tensor : f32[2]
-  at     : AT
-  fix    : make the block's weights with nn.Parameter(...)
+row("a stack of weights that have values", ts.UsageError, a_stack_of_made_weights, """
+Stack: a parameter of the block has values already, so it cannot be made for every layer
+  parameter : f32[2]
+  at        : AT
+  fix       : make it of sizes: nn.Parameter(4, 8, init=...)
+""")
+row("a weight set to a number", ts.UsageError,
+    lambda: setattr(nn.Linear(2, 3), "weight", 0.5), """
+Linear.weight is a parameter, it cannot be 0.5
+  parameter : f32[2, 3]
+  at        : AT
+  fix       : give a tensor of its type, or another nn.Parameter
+""")
+row("a weight set to another shape", ts.ShapeError,
+    lambda: setattr(nn.Linear(2, 3), "weight", Y), """
+Linear.weight: the new value has another shape
+  have  : f32[2, 3]
+  given : f32[4, 5]
+  at    : AT
+  fix   : give a tensor like it, or another weight: nn.Parameter(tensor)
+""")
+row("a pattern that fits no weight", ts.UsageError, lambda: nn.Linear(2, 3).freeze("enc*"), """
+freeze: 'enc*' fits no parameter
+  parameters : weight, bias
+  at         : AT
+  fix        : write what their names are, with * for any part
+""")
+row("a gradient by a frozen weight", ts.UsageError, lambda: ts.grad(
+    ts.ones(()), nn.Linear(2, 3).freeze("bias").parameters()), """
+grad: 'bias' is frozen
+  parameter : f32[3]
+  at        : AT
+  fix       : give the module itself or its trainable_parameters(), or unfreeze it
 """)
 
 # -- ambient ---------------------------------------------------------------------------------------

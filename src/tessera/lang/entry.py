@@ -68,6 +68,8 @@ class Entry:
         tensors = self.pick(leaves)
         self.types = [t.type for t in tensors]
         self.frozen = [t.frozen for t in tensors]
+        if any(self.frozen):  # of one that was pickled, say
+            FREEZING.add(True)
         # The object that the function is a method of is itself; the rest is what is in it.
         self.values = [
             Same(v) if type(v) in self.owners else kept(v, warn=True)

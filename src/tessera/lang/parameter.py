@@ -102,7 +102,7 @@ class Parameter(Tensor):
             )
         if self.frozen is bool(value):
             self.frozen = not value
-            FREEZING.add(True)  # of one that comes frozen from a file, see `_unpickled`
+            FREEZING.add(True)
 
     # -- what is in it ----------------------------------------------------------------------------
     def now(self) -> Tensor:

@@ -328,8 +328,8 @@ def mean_in(f: Any) -> Any:
     return call
 
 
-row("nn.functional.max_pool1d", largest_in(nn.max_pool1d), dtypes=FLOATS)
-row("nn.functional.max_pool2d", largest_in(nn.max_pool2d), dtypes=FLOATS)
+row("nn.functional.max_pool1d", largest_in(nn.max_pool1d), dtypes=F32)
+row("nn.functional.max_pool2d", largest_in(nn.max_pool2d), dtypes=F32)
 row("nn.functional.avg_pool1d", mean_in(nn.avg_pool1d), dtypes=FLOATS)
 row("nn.functional.avg_pool2d", mean_in(nn.avg_pool2d), dtypes=FLOATS)
 row(

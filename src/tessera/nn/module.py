@@ -62,6 +62,13 @@ class Module:
             elif type(made) is _FUNCTION and not name.startswith("_"):
                 setattr(cls, name, _seen(made))
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        recorder = current()
+        if recorder is not None:  # a function's own module: nothing of it outlives the recording
+            recorder.root.born[id(made)] = made
+        return made
+
     def __setattr__(self, name: str, value: Any) -> None:
         have = self.__dict__.get(name)
         if type(have) is Parameter and type(value) is not Parameter:

@@ -29,7 +29,7 @@ from .lang.determinism import need_kept
 from .lang.engine import Program
 from .passes.algorithms import algorithms, choices
 from .passes.simplify import simplify
-from .runtime import arrays, devices, offload
+from .runtime import arrays, containers, devices, offload
 from .runtime.agree import guarded
 from .runtime.lower import lower
 from .runtime.stepped import Stepped
@@ -192,6 +192,9 @@ class Engine:
     def program_bytes(self, program: Program) -> dict[str, int]:
         assert isinstance(program, Executable)
         return offload.program_bytes(program)
+
+    def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
+        return containers.opened(value)
 
     def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
         return arrays.adopt(data, mesh)

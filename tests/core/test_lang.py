@@ -424,6 +424,9 @@ class Oracle:
     def is_array(self, value: object) -> bool:
         return False
 
+    def opened(self, value: object) -> None:
+        return None
+
 
 @pytest.fixture
 def oracle() -> Iterator[Oracle]:

@@ -17,10 +17,12 @@ import numpy as np
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node
 from .engine import Program, engine
+from .outside import Place
 from .tensor import Tensor
 
-# Where an input's value comes from: an argument's number, a tensor from outside, or the key.
-Source = int | Tensor | None
+# Where an input's value comes from: an argument's number, a tensor from outside or the place where
+# one is found, or the key.
+Source = int | Tensor | Place | None
 MOST_CHILDREN = 64
 
 

@@ -11,6 +11,7 @@ from ..core.context import Settings
 from ..core.layout import TensorType
 from .cuts import Branch
 from .ids import Expected
+from .outside import Found, Place
 from .parameter import FREEZING, Parameter
 from .static import Same, kept
 from .taps import Tap
@@ -30,14 +31,15 @@ class Written:
     writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
     written_slots: list[int]  # which of `writes` take the program's further results
     removed: list[Path]
+    outside: list[Place]  # where further results go
     taps: list[Tap]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
     assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
 
     def __post_init__(self) -> None:
-        beside = self.writes or self.removed or self.taps or self.fills or self.assigned
-        self.plain = len(self.slots) == len(self.leaves) and not beside
+        into = self.writes, self.removed, self.outside, self.fills, self.assigned, self.taps
+        self.plain = len(self.slots) == len(self.leaves) and not any(into)
 
 
 class Entry:
@@ -56,6 +58,7 @@ class Entry:
         self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
         self.root = Branch()
         self.key: Any = None  # the structures of its arguments and of what is around them
+        self.found: list[Found] = []  # what its recordings met outside
         # Where the whole function is one program of arguments only: how to pick them.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
@@ -100,6 +103,8 @@ class Entry:
         if self.boxes and not self._same_boxes(tensors):
             return False
         if FREEZING and [t.frozen for t in tensors] != self.frozen:
+            return False
+        if self.found and not all(f.same() for f in self.found):
             return False
         values = [leaves[i] for i in self.static]
         return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))

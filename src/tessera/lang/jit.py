@@ -14,6 +14,7 @@ from dataclasses import replace
 from inspect import isfunction
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
+from weakref import ref
 
 import numpy as np
 
@@ -35,6 +36,8 @@ from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
+from .leaks import need_none_left
+from .outside import Outside, Place
 from .parameter import Parameter
 from .pipelines.microbatch import NeedsPipe, PipeState
 from .pipelines.readings import read
@@ -47,6 +50,8 @@ from .writes import changes, put, remove, snapshot
 P = ParamSpec("P")
 R = TypeVar("R")
 _data_of = attrgetter("_data")
+MOST_ENTRIES = 64
+"""Variants of a function that are kept for one structure of arguments; the oldest goes."""
 
 
 class TraceWarning(UserWarning):
@@ -158,7 +163,9 @@ class Jit(Generic[P, R]):
             entry.key = key
             more = self._record(entry, leaves, more, spec, [])
             entry.settle()
-            self._entries.setdefault(entry.key, []).insert(0, entry)
+            same = self._entries.setdefault(entry.key, [])
+            same.insert(0, entry)
+            del same[MOST_ENTRIES:]
         return entry, leaves + more if more else leaves, spec
 
     def _known(
@@ -229,14 +236,19 @@ class Jit(Generic[P, R]):
         """Records the function along the values read so far; adds the branches that follow. Gives
         the leaves of what is around it."""
         self._warn(bool(values))
+        need: NeedsPipe | None = None
         try:
-            return self._recorded(entry, leaves, more, spec, values, None)
-        except NeedsPipe as need:
+            more, made = self._recorded(entry, leaves, more, spec, values, None)
+        except NeedsPipe as found:
+            need = found.with_traceback(None)
+        if need is not None:
             names = dict(enumerate(map(path_name, call_paths(self._signature, spec))))
             tensors = {i: leaves[i] for i in entry.dynamic if i < len(leaves)}
             trial = functools.partial(self._recorded, entry, leaves, more, spec, [])
             pipe = read(need, tensors, names, trial)
-            return self._recorded(entry, leaves, more, spec, [], pipe)
+            more, made = self._recorded(entry, leaves, more, spec, [], pipe)
+        need_none_left(self.name, made)
+        return more
 
     def _recorded(
         self,
@@ -246,7 +258,7 @@ class Jit(Generic[P, R]):
         spec: Any,
         values: list[Any],
         pipe: PipeState | None,
-    ) -> list[Any]:
+    ) -> tuple[list[Any], list[ref[Tensor]]]:
         given = list(values)
         reads: list[tuple[Node, dict[Node, Node]]] = []
 
@@ -284,16 +296,24 @@ class Jit(Generic[P, R]):
                 inputs[i] = leaves[i]
                 known.add(id(leaves[i]))
                 bindings.append((leaves[i], recorder.node(t)))
-        with recording(recorder):
-            for box, node in bindings:
-                recorder.bind(box, node)
-            args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
-            bound(self.name, self._signature, args, kwargs)
-            before = snapshot((args, kwargs))
-            out = self.fn(*args, **kwargs)
+        args, kwargs = unflatten(spec, leaves)
+        outside = Outside(self.fn, [*args, *kwargs.values()], self._owners)
+        try:
+            with recording(recorder):
+                for box, node in bindings:
+                    recorder.bind(box, node)
+                args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
+                bound(self.name, self._signature, args, kwargs)
+                before = snapshot((args, kwargs))
+                out = self.fn(*args, **kwargs)
+            found, places, left = outside.end(recorder)
+        finally:
+            outside.restore(recorder)
         if pipe is not None and pipe.trial:
             pipe.outputs = [recorder.node(x) for x in flatten(out)[0] if _belongs(x, recorder)]
-            return more
+            return more, []
+        if found.tensors or found.others:
+            entry.found.append(found)
         more = self._covered(entry, leaves, more, recorder)
         place: dict[int, int] = {}
         for k, t in enumerate(entry.pick(leaves + more)):
@@ -311,39 +331,43 @@ class Jit(Generic[P, R]):
         results += [recorder.node(o.last) for o in opened if o.last is not None]
         assigned = list(recorder.assigned.values())
         results += [recorder.node(a.last) for a in assigned]
+        results += [recorder.node(t) for t in left]
         results += [recorder.node(t) for t in tapped(recorder)]
         if self.finish:
             results = [self._finished(recorder, n) for n in results]
         for t, node in recorder.captured:
-            sources[node] = place.get(id(t), t)
+            sources[node] = place.get(id(t), places.get(id(t), t))
         if recorder.key is not None:
             sources[recorder.key] = None
         rec = Recording(self.name, list(recorder.builder.nodes), sources)
         for i in slots:
             out_leaves[i] = None
+        for i in written_slots:
+            writes[i] = writes[i][0], None
         self._last, self._chosen = (recorder.builder, results), choices()
         written = Written(
-            out_spec, out_leaves, slots, writes, written_slots, removed, recorder.taps,
-            [place[id(o.box)] for o in opened], same, [(a.holder, a.name) for a in assigned],
+            out_spec, out_leaves, slots, writes, written_slots, removed, found.writes,
+            recorder.taps, [place[id(o.box)] for o in opened], same,
+            [(a.holder, a.name) for a in assigned],
         )  # fmt: skip
         self._piped = None
         if pipe is not None:
             self._pipelined(entry, leaves + more, recorder, rec, results)
             entry.root.written = written
-            return more
+            return more, recorder.left()
         way, last = grow(entry.root, given[: len(reads)])
         for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
             if branch.recording is None:
                 branch.define(rec, replaced, [node], way[:k])
         sure = [] if reads else recorder.expected  # all calls come by, whatever they read
-        found = ((sources.get(e.node), e) for e in sure if e.node is not None)
-        entry.expected = [(k, e) for k, e in found if isinstance(k, int)]
+        asked = ((sources.get(e.node), e) for e in sure if e.node is not None)
+        entry.expected = [(k, e) for k, e in asked if isinstance(k, int)]
         last.written = written
         last.define(rec, dict(recorder.builder.replaced), results, way)
         last.donate = frozenset(
             i for i, s in last.sources.items() if isinstance(s, int) and s in entry.donated
         )
-        return more
+        return more, recorder.left()
 
     def _pipelined(
         self,
@@ -362,7 +386,7 @@ class Jit(Generic[P, R]):
         wholes = []
         for n in given:
             where = rec.sources[n]
-            t = tensors[where] if isinstance(where, int) else where
+            t = _held(where, tensors)
             wholes.append(KEY_TYPE.on(pipe.mesh) if t is None else pipe.whole(t))
         plan = pipe.pipe.compiled(recorder, results, wholes)
         given_up = tuple(
@@ -410,6 +434,13 @@ def _belongs(x: Any, recorder: Recorder) -> bool:
     return isinstance(x, Tensor) and x._recorder is recorder
 
 
+def _held(where: Source, tensors: Sequence[Any]) -> Any:
+    """The tensor that `where` means among these arguments; None is the key."""
+    if isinstance(where, int):
+        return tensors[where]
+    return where.now() if isinstance(where, Place) else where
+
+
 def _sources(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorType]]:
     key: list[Any] = []
 
@@ -418,7 +449,7 @@ def _sources(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorType
             if not key:
                 key.append(engine().place(random.next_key(), KEY_TYPE))
             return key[0], KEY_TYPE
-        t = tensors[where] if isinstance(where, int) else where
+        t = _held(where, tensors)
         return t.data, t.type
 
     return source
@@ -472,6 +503,8 @@ def _give(
         setattr(holder, name, next(rest))
     for i, k in written.same:
         leaves[i] = tensors[k]
+    for place in written.outside:
+        place.put(next(rest))
     for tap in written.taps:
         tap.run([next(rest) for _ in tap.tensors])
     return unflatten(written.spec, leaves)

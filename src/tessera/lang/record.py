@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -81,6 +82,7 @@ class Recorder:
         self.assigned: dict[tuple[int, str], Assigned] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         self.met: dict[int, Any] = {}  # modules from outside that were called
+        self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.taps: list[Tap] = []  # values that are seen after a call (lang/taps.py)
         self.pipe: PipeState | None = None  # set while one microbatch of a pipeline is recorded
         self.view: View | None = None  # set while the body of a @ts.distribute is recorded
@@ -137,6 +139,14 @@ class Recorder:
             if now.get(a.name) is a.last:
                 now.pop(a.name)
                 now.update(a.before)
+
+    def left(self) -> list[ref[Tensor]]:
+        """The tensors made in it that nobody should hold any more; taps are seen after calls."""
+        self.named.clear()
+        self.boxes.clear()
+        self.assigned.clear()
+        tapped = {id(t) for tap in self.taps for t in tap.tensors}
+        return [r for r in self.made if id(r()) not in tapped]
 
     def content(self, t: Tensor) -> Tensor:
         """`t`, or what was in it when it is a box that this recording uses."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
+from weakref import ref
 
 import numpy as np
 
@@ -396,6 +397,7 @@ def _unpickled(kind: type[Tensor], data: Any, type: TensorType, name: str, froze
 def symbolic(node: Node, recorder: Recorder) -> Tensor:
     t = Tensor(None, node.types[0])
     t._node, t._recorder = node, recorder
+    recorder.made.append(ref(t))
     return t
 
 

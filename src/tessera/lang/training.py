@@ -19,6 +19,7 @@ from .checks import function_of, shown, signature_of
 from .grad import grad, met
 from .host import engine_array
 from .jit import Jit
+from .outside import Place, places_of
 from .record import current, scope
 from .store import Around, Slot, Store
 from .strategy import Plan, Strategy, check_reach
@@ -53,6 +54,8 @@ class TrainingStep(Generic[P, R]):
         self._slots: dict[str, Slot] = {}
         self._checked = False  # whether the strategy reaches the weights
         self._outside: dict[int, tuple[Tensor, Slot]] = {}
+        self._fn = fn
+        self._places: list[tuple[Place, Tensor, str]] = []  # where those from outside are
 
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -70,7 +73,16 @@ class TrainingStep(Generic[P, R]):
         self._jit = Jit(run, (), True)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._take_anew()
         return self._jit(*args, **kwargs)
+
+    def _take_anew(self) -> None:
+        """What a name outside was bound to since the last call is what is in that weight."""
+        for i, (place, last, name) in enumerate(self._places):
+            x = place.now()
+            if x is not last and type(x) is Tensor:
+                self._places[i] = place, x, name
+                self.update({name: x})
 
     @property
     def graph(self) -> Graph:
@@ -108,6 +120,7 @@ class TrainingStep(Generic[P, R]):
     def _adopt(self, before: int) -> None:
         recorder = current()
         assert recorder is not None
+        new: list[Tensor] = []
         known = {id(held) for slot in self._slots.values() for held in slot.holders}
         for i, (t, node) in enumerate(recorder.captured):
             if i < before or not t.name or not t.dtype.is_float or id(t) in known or t.frozen:
@@ -122,6 +135,8 @@ class TrainingStep(Generic[P, R]):
                 )
             self._outside[id(t)] = t, slot
             recorder.captured[i] = slot.held(t.name), node
+            new.append(t)
+        self._places += [(place, t, t.name) for place, t in places_of(self._fn, new)]
 
 
 class Stage(Generic[P, R]):

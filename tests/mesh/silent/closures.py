@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, graph, pipeline
 
 from .rows import row
 
@@ -193,3 +195,237 @@ def minus_zero() -> None:
 def static_large() -> None:
     f = ts.jit(lambda x, n: x * n.scale)
     f(ts.tensor([1.0]), SimpleNamespace(scale=2.0, rows=list(range(3000))))
+
+
+# -- what a compiled function reads outside of its arguments --------------------------------------
+def _read_anew(name: str, read: Any, bind: Any) -> None:
+    """`read()` inside a compiled function is what `bind` has put there, before each call."""
+
+    @row(f"a compiled function reads {name}, which is bound anew between calls")
+    def call() -> None:
+        counted: list[int] = []
+
+        def f(x: ts.Tensor) -> ts.Tensor:
+            counted.append(1)
+            return x @ read()
+
+        compiled, x = ts.jit(f), ts.tensor(X)
+        for i in range(3):
+            bind(ts.tensor(W * (i + 1)))
+            np.testing.assert_allclose(compiled(x).numpy(), X @ W * (i + 1), rtol=1e-5, atol=1e-5)
+        assert len(counted) == 1  # another tensor of the same type needs no recording
+        bind(ts.tensor(W[:, :2]))
+        np.testing.assert_allclose(compiled(x).numpy(), X @ W[:, :2], rtol=1e-5, atol=1e-5)
+
+
+def _set_global(t: ts.Tensor) -> None:
+    global _weight
+    _weight = t
+
+
+def _bind_dict(t: ts.Tensor) -> None:
+    _params["w"] = t
+
+
+def _bind_whole(t: ts.Tensor) -> None:
+    global _params
+    _params = {"w": t}
+
+
+def _helper() -> ts.Tensor:
+    return _weight
+
+
+def _bind_object(t: ts.Tensor) -> None:
+    _namespace.inner.w = t
+
+
+_weight = ts.tensor(W)
+_params = {"w": ts.tensor(W)}
+_namespace = SimpleNamespace(inner=SimpleNamespace(w=ts.tensor(W)), scale=2.0)
+_rate = 2.0
+_read_anew("a global", lambda: _weight, _set_global)
+_read_anew("a global of a function that it calls", _helper, _set_global)
+_read_anew("an entry of a global dict", lambda: _params["w"], _bind_dict)
+_read_anew("a global dict", lambda: _params["w"], _bind_whole)
+_read_anew("an attribute of an object in an object", lambda: _namespace.inner.w, _bind_object)
+
+
+@row("a number that a compiled function reads outside is changed between calls")
+def numbers_outside() -> None:
+    global _rate
+    mask = np.ones(4, np.float32)
+    f = ts.jit(lambda x: x * _rate * _namespace.scale * mask)
+    f(ts.tensor(X))
+    _rate, _namespace.scale = 3.0, 5.0
+    mask[0] = 0.0  # the array itself, in place
+    np.testing.assert_allclose(f(ts.tensor(X)).numpy(), X * 15.0 * mask, rtol=1e-6)
+
+
+@row("a stage of a pipeline reads a tensor around it, which is bound anew")
+def stages_outside() -> None:
+    scale = ts.tensor(2.0)
+    mesh = dist.Mesh(("pp",), devices=2)
+    parts = [lambda x: x * scale, lambda x: x + 1.0]
+    f = ts.jit(pipeline.compose(2, parts, mesh=mesh, microbatches=4))
+    f(ts.tensor(X))
+    scale = ts.tensor(3.0)
+    np.testing.assert_allclose(f(ts.tensor(X)).numpy(), X * 3 + 1, rtol=1e-6)
+
+
+def _trainer() -> Any:
+    class Trainer:
+        def __init__(self) -> None:
+            self.w, self.rate = ts.tensor(W), 0.5
+            self.log: list[ts.Tensor] = []
+
+        @ts.jit
+        def step(self, x: ts.Tensor) -> ts.Tensor:
+            loss = ts.sum(x @ self.w)
+            self.w = self.w - self.rate * ts.grad(loss, self.w)
+            self.last = loss
+            return loss
+
+        @ts.jit
+        def logged(self, x: ts.Tensor) -> ts.Tensor:
+            self.log.append(ts.sum(x))
+            return x
+
+    return Trainer
+
+
+@row("a compiled method of a trainer object changes self.w")
+def trainer() -> None:
+    t, x, w = _trainer()(), ts.tensor(X), W
+    g = X.sum(0)[:, None]
+    for rate in (0.5, 0.5, 0.25):
+        t.rate = rate
+        loss = t.step(x)
+        np.testing.assert_allclose(loss.numpy(), (X @ w).sum(), rtol=1e-4, atol=1e-4)
+        w = w - rate * g
+        np.testing.assert_allclose(t.w.numpy(), w, rtol=1e-4, atol=1e-4)
+        assert t.last.item() == loss.item()
+
+
+@row("two trainer objects share a compiled method")
+def two_trainers() -> None:
+    kind, x = _trainer(), ts.tensor(X)
+    a, b = kind(), kind()
+    b.w = ts.tensor(2 * W)
+    for t in (a, b, a):
+        t.step(x)
+    g = 0.5 * X.sum(0)[:, None]
+    np.testing.assert_allclose(a.w.numpy(), W - 2 * g, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(b.w.numpy(), 2 * W - g, rtol=1e-4, atol=1e-4)
+
+
+@row("a compiled function sets a variable around it with nonlocal")
+def nonlocal_tensor() -> None:
+    total = ts.tensor(np.zeros((8, 4), np.float32))
+
+    @ts.jit
+    def add(x: ts.Tensor) -> None:
+        nonlocal total
+        total = total + x
+
+    for _ in range(3):
+        add(ts.tensor(X))
+    np.testing.assert_allclose(total.numpy(), 3 * X, rtol=1e-6)
+
+
+def _left(name: str, f: Any, says: str) -> None:
+    @row(f"a compiled function leaves a tensor in {name}", error=ts.UsageError, says=says)
+    def call() -> None:
+        ts.jit(f)(ts.tensor(X))
+
+
+_losses: list[Any] = []
+
+
+@functools.lru_cache
+def _table(n: int) -> ts.Tensor:
+    return ts.cos(ts.arange(n).to(ts.f32))
+
+
+def _around() -> Any:
+    kept: list[Any] = []
+    return lambda x: kept.append({"x": x * 2}) or x  # type: ignore[func-returns-value]
+
+
+_left("a global list", lambda x: _losses.append(x * 2) or x, "_losses, a global of")  # type: ignore[func-returns-value]
+_left("a list around it", _around(), "kept, a variable around _around")
+_left("an lru_cache", lambda x: x * _table(4), "the cache of _table")
+
+
+@row("a compiled method appends its loss to self.log", error=ts.UsageError, says="Trainer.log")
+def trainer_log() -> None:
+    _trainer()().logged(ts.tensor(X))
+
+
+@row("a failing function has set an attribute to its tensor: the attribute is as it was")
+def failed() -> None:
+    t = _trainer()()
+
+    def f(x: ts.Tensor) -> None:
+        t.w = t.w * 2
+        raise KeyError(1)
+
+    try:
+        ts.jit(f)(ts.tensor(X))
+    except KeyError:
+        np.testing.assert_array_equal(t.w.numpy(), W)
+    else:
+        raise AssertionError
+
+
+@row("a training step's weight is a variable around it, which the loop binds anew")
+def training_step_weight() -> None:
+    w = ts.tensor(W, name="w")
+
+    @graph.training_step()
+    def step(x: ts.Tensor) -> Any:
+        loss = ts.sum(x @ w)
+        return loss, graph.backward(loss)
+
+    x, at = ts.tensor(X), W
+    for _ in range(3):
+        loss, grads = step(x)
+        np.testing.assert_allclose(loss.numpy(), (X @ at).sum(), rtol=1e-4, atol=1e-4)
+        w = w - 0.5 * grads["w"]
+        at = at - 0.5 * X.sum(0)[:, None]
+
+
+# -- classes registered with JAX ------------------------------------------------------------------
+class _State:
+    def __init__(self, w: Any, rate: float) -> None:
+        self.w, self.rate = w, rate
+
+
+jax.tree_util.register_pytree_node(
+    _State, lambda s: ((s.w,), s.rate), lambda rate, c: _State(*c, rate)
+)
+
+
+@row("a class registered with JAX holds the weights, which change between calls")
+def registered() -> None:
+    f = ts.jit(lambda s, x: (x @ s.w) * s.rate)
+    s, x = _State(ts.tensor(W), 1.0), ts.tensor(X)
+    f(s, x)
+    s.w, s.rate = ts.tensor(2 * W), 3.0
+    np.testing.assert_allclose(f(s, x).numpy(), X @ W * 6, rtol=1e-4, atol=1e-4)
+
+
+@row("a compiled function changes a weight of a class registered with JAX, and gives its gradient")
+def registered_written() -> None:
+    @ts.jit
+    def step(s: _State) -> Any:
+        g = ts.grad(ts.sum(s.w * s.w), s)
+        s.w = s.w - s.rate * g.w
+        return g
+
+    s = _State(ts.tensor(W), 0.25)
+    for i in range(2):
+        g = step(s)
+        assert type(g) is _State
+        np.testing.assert_allclose(g.w.numpy(), 2 * W * 0.5**i, rtol=1e-6)
+    np.testing.assert_allclose(s.w.numpy(), W / 4, rtol=1e-6)

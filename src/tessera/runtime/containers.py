@@ -1,0 +1,26 @@
+"""What is in an object whose class is registered with JAX as a container (a pytree node)?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import tree_util
+
+
+def opened(x: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
+    """(names of what is in `x`, the things themselves, what makes such an object of others); None
+    where `x` is no container. Equal makers give equal objects of equal things."""
+    if tree_util.all_leaves((x,)):
+        return None
+    rows, tree = tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
+    names, values = [], []
+    for (key,), value in rows:
+        names.append(getattr(key, "name", None) or _attribute(x, value) or getattr(key, "key", key))
+        values.append(value)
+    return tuple(names), values, tree
+
+
+def _attribute(x: object, value: object) -> str:
+    """What `x` calls `value`, where JAX knows only its number."""
+    found = [n for n, v in getattr(x, "__dict__", {}).items() if v is value]
+    return found[0] if len(found) == 1 else ""

@@ -67,7 +67,7 @@ def _open(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
         values = [getattr(x, name, None) for name in fields]
         if any(map(_has_array, values)):
             return kind, tuple(fields), values
-    if kind not in _LEAVES and "jax" in sys.modules and not engine_array(x):
+    if kind not in _LEAVES and sys.modules.get("jax") is not None and not engine_array(x):
         inside = engine().opened(x)
         if inside is not None:
             return kind, Foreign(inside[0], inside[2]), inside[1]

@@ -74,7 +74,7 @@ def _nll(logits: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Ten
     """The summed negative log-likelihood of the labels where `keep` is 1."""
     w = wide(logits)
     z = w - F.stop_gradient(F.max(w, -1, True))
-    hit = F.arange(z.shape[-1]) == labels.reshape(*labels.shape, 1)
+    hit = F.arange(z.shape[-1]) == labels.to(int32).reshape(*labels.shape, 1)
     picked = F.sum(F.where(hit, z, 0.0), -1)
     total = F.log(F.sum(F.exp(z), -1))
     loss = F.sum((total - picked) * classes.counted(labels, keep))

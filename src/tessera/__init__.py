@@ -115,6 +115,7 @@ from .lang.local.distribute import distribute
 from .lang.loop import blocked, scan
 from .lang.random import seed
 from .lang.record import scope
+from .lang.static import StaticWarning
 from .lang.strategy import StrategyWarning
 from .lang.tensor import Tensor
 
@@ -132,6 +133,7 @@ __all__ = [
     "LayoutError",
     "MeshError",
     "ShapeError",
+    "StaticWarning",
     "StrategyError",
     "StrategyWarning",
     "SwitchWarning",
@@ -176,7 +178,8 @@ __all__ = [
     "full",
     "function",
     "gather",
-    "grad", "graft",
+    "grad",
+    "graft",
     "graph",
     "int8",
     "int32",

@@ -223,9 +223,12 @@ def _expand(place: Place, x: Any, names: set[str], out: Looked) -> None:
     elif isinstance(x, (list, tuple)):
         for i, value in enumerate(x):
             _expand(place.below(False, i), value, names, out)
-    elif _is_object(x):
+    elif _is_object(x) or is_registered(type(x)):
         for name in sorted(names & x.__dict__.keys()):
-            _expand(place.below(True, name), x.__dict__[name], names, out)
+            below = x.__dict__[name]
+            # The tensors of a module are read by lang/around.py; here it counts which parts it has.
+            if _is_object(x) or is_registered(type(below)):
+                _expand(place.below(True, name), below, names, out)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

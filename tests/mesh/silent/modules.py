@@ -351,3 +351,16 @@ def _() -> None:
 @row("integers are made a parameter", error=ts.DTypeError, says="i32 cannot be trained")
 def _() -> None:
     nn.Parameter(ts.tensor([1, 2]))
+
+
+@row("a layer is replaced that a compiled function reaches by attributes alone")
+def _replaced_below() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.head = nn.Linear(4, 3)
+
+    model, x = Model(), ts.ones((2, 4))
+    f = ts.jit(lambda x: x @ model.head.weight)
+    f(x)
+    model.head = nn.Linear(4, 3)
+    assert np.allclose(f(x).numpy(), x.numpy() @ model.head.weight.numpy())

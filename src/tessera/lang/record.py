@@ -145,6 +145,7 @@ class Recorder:
         self.named.clear()
         self.boxes.clear()
         self.assigned.clear()
+        self.born.clear()
         tapped = {id(t) for tap in self.taps for t in tap.tensors}
         return [r for r in self.made if id(r()) not in tapped]
 

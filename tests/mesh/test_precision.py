@@ -81,7 +81,7 @@ ROWS = [
     Row("sqrt", "operands", ts.sqrt, "sqrt"),
     Row("tanh", "operands", ts.tanh, "tanh"),
     Row("sigmoid", "operands", ts.sigmoid, "sigmoid"),
-    Row("nn.relu", "operands", nn.relu, "maximum"),
+    Row("nn.relu", "operands", nn.relu, "where"),
     Row("nn.gelu", "operands", nn.gelu, "sigmoid"),
     Row("nn.silu", "operands", nn.silu, "sigmoid"),
     Row("nn.dropout", "operands", lambda x: nn.dropout(x, 0.5), "where"),

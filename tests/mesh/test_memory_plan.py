@@ -118,6 +118,7 @@ def pipelined(
         y = pipe(x)
         loss = (y * y).mean()
         grads = ts.grad(loss, weights)
+        now.clear()
         if not donate:
             return loss, grads
         m, v = ([{k: 0.9 * s[k] + g[k] for k in s} for s, g in zip(kept, grads)] for kept in state)

@@ -19,9 +19,13 @@ def refused(says: str, why: str, *ops: str) -> None:
 
 
 def differs(
-    part: str, why: str, *ops: str, when: Callable[[Any], bool] = lambda sample: True
+    part: str,
+    why: str,
+    *ops: str,
+    when: Callable[[Any], bool] = lambda sample: True,
+    always: bool = True,
 ) -> None:
-    DIFFERS.extend(Differs(op, part, why, when) for op in ops)
+    DIFFERS.extend(Differs(op, part, why, when, always) for op in ops)
 
 
 # ---- refused -----------------------------------------------------------------------------------
@@ -80,9 +84,10 @@ differs("dtype", "losses are f32", "nn.functional.cross_entropy",
 differs("value", "the default dim is the last", "argmax", "argmin",
         when=lambda s: s.kwargs.get("dim") is None)  # fmt: skip
 ties = "equal values keep their order; PyTorch's is arbitrary"
-differs("value", ties, "argsort", "sort", when=lambda s: not s.kwargs.get("stable"))
-differs("gradient", ties, "sort", when=lambda s: not s.kwargs.get("stable"))
-differs("value", ties, "topk")
+differs("value", ties, "argsort", "sort",
+        when=lambda s: not s.kwargs.get("stable"), always=False)  # fmt: skip
+differs("gradient", ties, "sort", when=lambda s: not s.kwargs.get("stable"), always=False)
+differs("value", ties, "topk", always=False)
 
 
 def oblong(s: Any) -> bool:

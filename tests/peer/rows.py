@@ -67,11 +67,13 @@ class Refused:
 class Differs:
     """Samples of `op` for which our result differs on purpose: those that `when` picks.
 
-    `when(sample)` sees PyTorch's sample. At least one of them must differ. `part` is "value",
-    "dtype" or "gradient".
+    `when(sample)` sees PyTorch's sample. At least one of them must differ, unless `always` is
+    False: what PyTorch gives depends on the processor then. `part` is "value", "dtype" or
+    "gradient".
     """
 
     op: str
     part: str
     why: str
     when: Callable[[Any], bool] = lambda sample: True
+    always: bool = True

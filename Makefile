@@ -8,7 +8,7 @@ ARGS   ?=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check fmt lint test test-core bench prove clean
+.PHONY: help demo check fmt lint test test-core bench prove soak clean
 
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
 	@echo "make prove      logical programs on many placements: the same bits (ARGS=--small)"
+	@echo "make soak       long runs: steps that nobody reads, many shapes (half an hour; ARGS=queued)"
 	@echo "make fmt        format and fix what can be fixed"
 	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
 
@@ -56,6 +57,9 @@ bench: $(READY)
 
 prove: $(READY)
 	$(BIN)/python bench/prove.py $(ARGS)
+
+soak: $(READY)
+	$(BIN)/python bench/soak $(ARGS)
 
 fmt: $(READY)
 	$(BIN)/ruff format .

@@ -18,6 +18,7 @@ from ..ir.graph.oracle import identity
 from ..ir.schedule.schedule import COMM, Schedule
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
+from .ahead import launched
 from .algorithms import by_algorithm
 from .arrays import block_shape, spec
 from .buckets import run_bucket
@@ -218,10 +219,13 @@ def jitted(
             out_specs=[spec(outs[i]) for i in turn],
             check_vma=False,
         )
-    run = jax.jit(
-        program,
-        donate_argnums=tuple(donate),
-        compiler_options=dict(options) if options else None,
+    run = launched(
+        jax.jit(
+            program,
+            donate_argnums=tuple(donate),
+            compiler_options=dict(options) if options else None,
+        ),
+        mesh,
     )
     if turn == sorted(turn):
         return run

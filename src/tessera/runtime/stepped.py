@@ -24,6 +24,7 @@ from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
 from . import xp_jax
 from .agree import processes_of
+from .ahead import launched, queue_of
 from .arrays import sharding
 from .buckets import run_bucket
 from .flight import arrive, flight
@@ -180,7 +181,14 @@ def _maker_text(s: Schedule, i: int | None) -> str:
 def _sender(step: Step) -> Program:
     """Values on their way to another mesh: the engine copies the blocks that are not there yet."""
     to = [sharding(n.type) for n in step.graph.outputs]
-    return lambda *xs: [jax.device_put(x, s) for x, s in zip(xs, to, strict=True)]
+    queue = queue_of(step.graph.outputs[0].type.mesh)
+
+    def send(*xs: Array) -> list[Array]:
+        if queue is not None:
+            queue.enter()
+        return [jax.device_put(x, s) for x, s in zip(xs, to, strict=True)]
+
+    return send
 
 
 class Loop:
@@ -195,6 +203,8 @@ class Loop:
                        for a in self.node.args]  # fmt: skip
         self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
                      if a.op != "input"}  # fmt: skip
+        self.row = launched(_row, around.schedule.mesh)
+        self.stack = launched(_stack, around.schedule.mesh)
 
     def _maker(self, n: Node, around: Stepped) -> Program:
         """The program of an argument that is made from nothing."""
@@ -219,14 +229,14 @@ class Loop:
         turns: list[list[Array]] = []
         order = range(length)
         for i in reversed(order) if attrs["reverse"] else order:
-            xs = [_row(x, i, _lead(t)) for x, t in zip(rows, types, strict=True)]
+            xs = [self.row(x, i, _lead(t)) for x, t in zip(rows, types, strict=True)]
             outs = self.body(*fixed, *carry, *xs)
             carry = outs[:carries]
             turns.append(outs[carries:])
         if attrs["reverse"]:
             turns.reverse()
         stacked = [
-            _stack([t[j] for t in turns], _lead(self.node.types[carries + j]))
+            self.stack([t[j] for t in turns], _lead(self.node.types[carries + j]))
             for j in range(len(self.node.types) - carries)
         ]
         results = [*carry, *stacked]
@@ -245,8 +255,7 @@ _row = jax.jit(
 )
 
 
-def _stack(rows: Sequence[Array], at: int) -> Array:
-    return jnp.stack(rows, axis=at)
+_stack = jax.jit(lambda rows, at: jnp.stack(rows, axis=at), static_argnums=1)
 
 
 def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:

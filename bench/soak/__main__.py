@@ -1,0 +1,52 @@
+"""`make soak`: does it endure? Each long run in a process of its own, a line for each thing it did.
+
+`python bench/soak` runs all of them, half an hour at most; `python bench/soak queued shapes` these.
+A run is a file beside this one that prints its lines and ends with 0 where all of them hold; what
+it takes longer than its limit is a failure too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIMITS_S = {
+    "queued": 600,  # steps that nobody reads
+}
+"""The runs, each with the seconds that it may take."""
+assert sum(LIMITS_S.values()) <= 1800
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "an unknown processor"
+
+
+def run(name: str) -> str:
+    """Runs one file; "" or what was wrong with it."""
+    try:
+        done = subprocess.run([sys.executable, HERE / f"{name}.py"], timeout=LIMITS_S[name])
+    except subprocess.TimeoutExpired:
+        return f"took longer than {LIMITS_S[name]} s"
+    return f"ended with {done.returncode}" if done.returncode else ""
+
+
+def main(names: list[str]) -> int:
+    print(f"{processor()}, {os.cpu_count()} cores", flush=True)
+    wrong = 0
+    for name in names or LIMITS_S:
+        begin = time.perf_counter()
+        found = run(name)
+        wrong += bool(found)
+        print(f"{name}: {found or 'holds'} ({time.perf_counter() - begin:.0f} s)", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -51,7 +51,8 @@ def steps(a: str, b: str) -> list[tuple[str, tuple[str, ...], int]]:
         (
             "f32[8, 4] +dp max tp",
             "f32[8, 4]",
-            [("all_reduce", ("dp",), 128), ("all_reduce", ("tp",), 192)],
+            [("reduce_scatter", ("dp",), 64), ("all_reduce", ("tp",), 96),
+             ("all_gather", ("dp",), 64)],
         ),
         (
             "f32[8, 4] +dp +tp",
@@ -63,7 +64,9 @@ def steps(a: str, b: str) -> list[tuple[str, tuple[str, ...], int]]:
         ("f32[8@dp, 4] +tp", "f32[8, 4@tp]", [
             ("reduce_scatter", ("tp",), 48), ("all_gather", ("dp",), 16)]),
         ("f32[8@(dp,tp)]", "f32[8@(tp,dp)]", [
-            ("all_gather", ("dp", "tp"), 28), ("shard", ("tp",), 0), ("shard", ("dp",), 0)]),
+            ("all_gather", ("tp",), 12), ("all_to_all", ("dp",), 8), ("shard", ("tp",), 0)]),
+        ("f32[64@(dp,tp)]", "f32[64@(tp,dp)]", [
+            ("all_to_all", ("tp",), 24), ("all_to_all", ("dp",), 16), ("all_to_all", ("tp",), 24)]),
         # Uneven: blocks of ceil(7 / 4) = 2 rows, padding is sent too.
         ("f32[7@tp, 4]", "f32[7, 4]", [("all_gather", ("tp",), 96)]),
         ("f32[8, 4]", "f32[8, 4]", []),

@@ -158,6 +158,14 @@ def _exchange_local(c: Call, x: Array) -> Array:
     above_j, _, below_j, _ = _around(c.out, j, axes)
     # Expose the digit that leaves dim j, send it, and put what arrives into its place in dim i.
     shape = list(c.site.shape(c.ins[0]))
+    if i == j:  # within one dim: one of the two places is above the other
+        down = above_j >= n * above_i
+        top, low = (above_i, below_j) if down else (above_j, below_i)
+        mid = shape[i] // (top * n * low)
+        parts_i = (top, mid, n, low) if down else (top, n, mid, low)
+        x = c.xp.reshape(x, _split(tuple(shape), i, parts_i))
+        x = c.xp.all_to_all(x, axes, *((i + 2, i + 1) if down else (i + 1, i + 2)))
+        return c.xp.reshape(x, c.shape)
     parts = [[m] for m in shape]
     parts[i], parts[j] = [above_i, below_i], [above_j, n, below_j]
     flat = tuple(m for p in parts for m in p)

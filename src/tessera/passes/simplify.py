@@ -73,7 +73,9 @@ def fuse_reductions(graph: Graph) -> Graph:
             return None
         whole = n.args[0]
         made = whole.args[0]
-        steps = plan(made.type, n.type, settings().promise == "mesh_invariant")
+        now = settings()
+        in_order = now.promise == "mesh_invariant"
+        steps = plan(made.type, n.type, in_order, now.schedule.topology)
         if sum(s.wire_bytes for s in steps) >= whole.wire_bytes:
             return None
         for s in steps:

@@ -96,7 +96,9 @@ class Builder:
         else:
             if x.type.mesh is None and to.mesh is not None:
                 made = x = self("to_mesh", x, layout=to.replicated())
-            for step in plan(x.type, to, settings().promise == "mesh_invariant"):
+            now = settings()
+            in_order = now.promise == "mesh_invariant"
+            for step in plan(x.type, to, in_order, now.schedule.topology):
                 loc = caller() if self.loc is None else self.loc
                 attrs = step_attrs(step)
                 made = self._add(

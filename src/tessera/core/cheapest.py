@@ -1,0 +1,351 @@
+"""Which way from one layout to another receives the fewest bytes?
+
+A layout says of each mesh axis where it is: nowhere, at an open sum, or at one digit of one dim. A
+digit keeps its place in the dim's index whatever happens to the others: it stands for the part of
+the index between two products of sizes. So a collective changes the place of one axis (or of a few
+together), and the cheapest way is a shortest path over places (A*: Dijkstra's algorithm with a
+lower bound of what is left). An edge costs the bytes that one device receives, and a latency. On a
+described topology these are seconds on the links of the axis; on none the fewest bytes go first,
+then the fewest collectives. Of ways that cost the same, one is taken whose blocks are no larger
+than those at both ends.
+
+>>> from tessera.core.mesh import Mesh
+>>> from tessera.core.layout import parse_type
+>>> mesh = Mesh(("dp", "tp"), shape={"dp": 128, "tp": 8})
+>>> ends = ("f32[65536@dp, 16384@tp]", "f32[65536@tp, 16384@dp]")
+>>> for move in cheapest(*(parse_type(text, mesh) for text in ends)):
+...     print(move.kind, *move.axes, move.type)
+all_to_all tp f32[65536@(dp,tp), 16384]
+all_to_all dp f32[(128·512@tp), 16384@dp]
+all_to_all tp f32[65536@tp, 16384@dp]
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from itertools import combinations, count, pairwise
+from typing import NamedTuple
+
+from .layout import Digit, TensorType, digits, grouped, ways
+from .mesh import Mesh
+from .topology import Topology
+
+# With up to so many axes that move the way is the cheapest one. With more there are too many ways:
+# what is left is then estimated, and after so many layouts the estimate alone decides where to look
+# next.
+EXACT_AXES, MOST_LAYOUTS = 4, 2000
+# To how many places of a dim an axis may go that stands in the way, by how many axes move.
+_PARKS = {1: 6, 2: 6, 3: 6, 4: 3}
+
+
+class Place(NamedTuple):
+    """Where an axis is: the part of dim `dim`'s index from the product of sizes `at` on, `size`
+    long. An uneven factor has all its axes, `group`, at one place. An open sum has dim -1."""
+
+    dim: int
+    at: int
+    size: int
+    group: tuple[str, ...] = ()
+    kind: str = ""
+
+    def clashes(self, other: Place) -> bool:
+        """Whether the two overlap: one must end before the other begins."""
+        if self.dim != other.dim or self.dim < 0:
+            return False
+        return bool(self.at % (other.at * other.size) and other.at % (self.at * self.size))
+
+
+Where = tuple[Place | None, ...]  # one per axis that moves
+
+
+class Edge(NamedTuple):
+    """A collective that is possible: the axes `who`, as numbers, go `to` other places."""
+
+    kind: str
+    who: tuple[int, ...]
+    to: Place | None
+    received_bytes: float
+
+
+class Price(NamedTuple):
+    """Of a collective over an axis: once, and for each byte that a device receives."""
+
+    latency: float = 1.0
+    per_byte: float = 1.0
+
+
+class Move(NamedTuple):
+    """One collective: `kind` over `axes`, from dim `dim` to dim `to_dim` (-1: none)."""
+
+    kind: str
+    axes: tuple[str, ...]
+    dim: int
+    to_dim: int
+    type: TensorType
+
+
+def places(t: TensorType) -> dict[str, Place]:
+    """Where each axis is that `t` uses."""
+    found = {a: Place(-1, 0, 0, (), kind) for a, kind in t.partial}
+    for j, dim in enumerate(t.dims):
+        at = 1
+        for d in digits(dim, t.sizes):
+            for a in d.axes:
+                found[a] = Place(j, at, d.size, d.axes if d.uneven else ())
+            at *= d.size
+    return found
+
+
+def placed(t: TensorType, where: Mapping[str, Place]) -> TensorType:
+    """`t` with its axes at these places."""
+    dims = []
+    for j, size in enumerate(t.shape):
+        run, at = [], 1
+        here = {p: p.group or (a,) for a, p in where.items() if p.dim == j}
+        for p in sorted(here):
+            if p.at > at:
+                run.append(Digit(p.at // at, (), p.at // at))
+            n = ways(here[p], t.sizes)
+            run.append(Digit(p.size, here[p], -(-p.size // n), bool(p.group)))
+            at = p.at * p.size
+        if at < size:
+            run.append(Digit(size // at, (), size // at))
+        dims.append(grouped(run))
+    partial = tuple((a, p.kind) for a, p in where.items() if p.dim < 0)
+    return TensorType(t.dtype, dims, partial, t.mesh, t.per, t.rest)
+
+
+def cheapest(
+    src: TensorType, dst: TensorType, in_order: bool = False, topology: Topology | None = None
+) -> list[Move]:
+    """The collectives from `src` to `dst`, whose open sums are all open in `src` too.
+
+    With `in_order` sums are completed one axis after the other, the last name first: that fixes
+    the order of additions. `topology` prices the axes.
+    """
+    return _Search(src, dst, in_order, topology).way()
+
+
+def price(mesh: Mesh, axis: str, topology: Topology) -> Price:
+    """Of the slowest link between neighbours along `axis` in one group, in seconds.
+
+    >>> from tessera.core.topology import cluster
+    >>> mesh = Mesh(("dp", "tp"), shape={"dp": 4, "tp": 8})
+    >>> [round(1e-9 / price(mesh, axis, cluster("h100")).per_byte) for axis in mesh.axes]
+    [50, 450]
+    """
+    group = mesh.groups(axis)[0]
+    ports = [port for a, b in pairwise(group) if a != b for port in topology.way(a, b)]
+    return Price(
+        max((p.latency_s for p in ports), default=0.0),
+        max((1 / p.link.bytes_per_s for p in ports), default=0.0),
+    )
+
+
+class _Search:
+    def __init__(
+        self, src: TensorType, dst: TensorType, in_order: bool, topology: Topology | None
+    ) -> None:
+        self.src, self.in_order = src, in_order
+        self.most_bytes = max(src.local_bytes, dst.local_bytes)
+        first, last = places(src), places(dst)
+        # What stays where it is stays there all the way.
+        self.kept = {a: p for a, p in first.items() if last.get(a) == p}
+        self.axes = [a for a in src.sizes if a not in self.kept and (a in first or a in last)]
+        self.ways = [src.sizes[a] for a in self.axes]
+        self.prices = [
+            price(src.mesh, a, topology)
+            if topology is not None and src.mesh is not None
+            else Price()
+            for a in self.axes
+        ]
+        # The bounds hold for the cheapest axis.
+        self.low = Price(*(min(p, default=0.0) for p in zip(*self.prices, strict=True)))
+        self.start: Where = tuple(first.get(a) for a in self.axes)
+        self.goal: Where = tuple(last.get(a) for a in self.axes)
+        self.exact = len(self.axes) <= EXACT_AXES
+        self.members: dict[Place, tuple[int, ...]] = {
+            p: tuple(self.axes.index(a) for a in p.group)
+            for p in (*self.start, *self.goal)
+            if p is not None and p.group
+        }
+        self.rests = [self._rests(k) for k in range(len(self.axes))]
+        self.whole_bytes = math.prod(src.shape) * src.dtype.bytes
+        self.least_bytes = self.whole_bytes // ways((*self.axes, *self.kept), src.sizes)
+        self.goal_bytes = self.bytes(self.goal)
+
+    def _rests(self, k: int) -> list[Place]:
+        """Where axis `k` may rest on the way: where it is to go, and beside where a digit begins or
+        ends at either end, or beside an axis that rests there. Best is what is in nobody's way."""
+        n = self.ways[k]
+        ends = [*self.start, *self.goal]
+        others = [p for i, p in enumerate(ends) if p is not None and i % len(self.ways) != k]
+        found = []
+        for j, size in enumerate(self.src.shape):
+            edges = {1, size}
+            for p in (*others, *self.kept.values(), self.start[k], self.goal[k]):
+                if p is not None and p.dim == j:
+                    edges |= {p.at, p.at * p.size}
+            edges |= {e * m for e in [*edges] for m in self.ways}
+            edges |= {e // m for e in [*edges] for m in self.ways if e % m == 0}
+            here = [Place(j, at, n) for at in sorted(edges) if size % (at * n) == 0]
+            here = [p for p in here if not any(map(p.clashes, self.kept.values()))]
+            here.sort(key=lambda p: sum(map(p.clashes, others)))
+            found += here[: _PARKS.get(len(self.axes), 1)]
+        goal = self.goal[k]
+        if goal is not None and goal.dim >= 0 and not goal.group and goal not in found:
+            found.append(goal)
+        return found
+
+    def bytes(self, where: Where) -> int:
+        """Of one device's block."""
+        size = math.prod(self.src.shape)
+        for p in {*self.kept.values(), *where}:
+            if p is not None and p.group:
+                size = size // p.size * -(-p.size // ways(p.group, self.src.sizes))
+            elif p is not None and p.dim >= 0:
+                size //= p.size
+        return size * self.src.dtype.bytes
+
+    # -- what is left -----------------------------------------------------------------------------
+    def left(self, where: Where, block: int) -> float:
+        """What the rest of the way costs: no more than that while the search is exact."""
+        wrong = [k for k, p in enumerate(where) if p is not None and p != self.goal[k]]
+        if not wrong:
+            return 0.0
+        each = self.least_bytes if self.exact else block
+        cost = sum([each * (self.ways[k] - 1) / self.ways[k] for k in wrong])
+        if not self.exact:
+            return cost * self.low.per_byte + len(wrong) * self.low.latency
+        cost = max(cost, self._unheld(where), self._unsummed(where))
+        dims = {where[k].dim for k in wrong}  # type: ignore[union-attr]
+        return cost * self.low.per_byte + len(dims) * self.low.latency
+
+    def _unheld(self, where: Where) -> float:
+        """The bytes of the block at the goal that some device does not hold yet."""
+        if self.members or any(p.group for p in self.kept.values()):
+            return 0.0
+        both = {
+            (p, k)
+            for ends in (where, self.goal)
+            for k, p in enumerate(ends)
+            if p is not None and p.dim >= 0
+        }
+        if any(p.clashes(q) or (p == q and k != m) for (p, k), (q, m) in combinations(both, 2)):
+            return self.goal_bytes
+        held = self.whole_bytes // ways(self.kept, self.src.sizes)
+        return self.goal_bytes - held / math.prod([p.size for p, _ in both])
+
+    def _unsummed(self, where: Where) -> float:
+        """What a device receives of open sums that are not split, where blocks are smallest."""
+        sums = [k for k, p in enumerate(where) if p is not None and p.dim < 0]
+        n = math.prod([self.ways[k] for k in sums if self.goal[k] is None])
+        return 2 * (n - 1) * self.least_bytes * math.prod([self.ways[k] for k in sums]) / n
+
+    # -- what is possible -------------------------------------------------------------------------
+    def edges(self, where: Where, block: int) -> Iterator[Edge]:
+        sums = [k for k, p in enumerate(where) if p is not None and p.dim < 0]
+        if self.in_order and sums:
+            sums = [max(sums, key=self.axes.__getitem__)]
+        for k, p in enumerate(where):
+            n = self.ways[k]
+            if p is None:
+                yield from self._arrivals("shard", where, k, 0)
+            elif p == self.goal[k]:
+                continue
+            elif p.group:
+                if k == self.members[p][0]:
+                    n = ways(p.group, self.src.sizes)
+                    yield Edge("all_gather", self.members[p], None, (n - 1) * block)
+            elif p.dim >= 0:
+                yield from self._leaves(where, k, p, block)
+            elif k in sums:
+                alike = tuple(m for m in sums if where[m] == p)
+                for who in {(k,), alike if k == alike[0] else (k,)}:
+                    n = math.prod([self.ways[m] for m in who])
+                    yield Edge("all_reduce", who, None, 2 * (n - 1) * block // n)
+                if p.kind == "sum":
+                    n = self.ways[k]
+                    yield from self._arrivals("reduce_scatter", where, k, (n - 1) * block / n)
+
+    def _arrivals(self, kind: str, where: Where, k: int, received: float) -> Iterator[Edge]:
+        """Axis `k`, which splits nothing, comes to a dim."""
+        others = [p for m, p in enumerate(where) if m != k and p is not None]
+        for p in self.rests[k]:
+            if not any(map(p.clashes, others)):
+                yield Edge(kind, (k,), p, received)
+        goal = self.goal[k]
+        if goal is None or not goal.group or any(map(goal.clashes, others)):
+            return
+        who = self.members[goal]
+        free = kind == "shard" and k == who[0] and all(where[m] is None for m in who)
+        if free or len(who) == 1:
+            yield Edge(kind, who, goal, received)
+
+    def _leaves(self, where: Where, k: int, p: Place, block: int) -> Iterator[Edge]:
+        """Axis `k` at `p` goes to another place, or is gathered, alone or with what is below it."""
+        n = self.ways[k]
+        others = [q for m, q in enumerate(where) if m != k and q is not None]
+        for q in self.rests[k]:
+            if q != p and not p.clashes(q) and not any(map(q.clashes, others)):
+                yield Edge("all_to_all", (k,), q, (n - 1) * block / n)
+        below = {
+            q.at: m
+            for m, q in enumerate(where)
+            if q is not None and q.dim == p.dim and not q.group and q != self.goal[m]
+        }
+        who, end = [k], p.at * n
+        yield Edge("all_gather", (k,), None, (n - 1) * block)
+        while end in below:
+            who.append(below[end])
+            n *= self.ways[who[-1]]
+            end = p.at * n
+            yield Edge("all_gather", tuple(who), None, (n - 1) * block)
+
+    # -- the search -------------------------------------------------------------------------------
+    def way(self) -> list[Move]:
+        ticket = count()
+        known: dict[Where, float] = {self.start: 0.0}
+        came: dict[Where, tuple[Edge, Where]] = {}
+        heap = [(0.0, 0.0, next(ticket), self.start)]
+        done: set[Where] = set()
+        while heap:
+            *_, now = heapq.heappop(heap)
+            if now == self.goal:
+                return self._told(came)
+            if now in done:
+                continue
+            done.add(now)
+            block = self.bytes(now)
+            for edge in self.edges(now, block):
+                new = list(now)
+                for k in edge.who:
+                    new[k] = edge.to
+                then = tuple(new)
+                block_then = self.bytes(then)
+                cost = known[now]
+                if edge.kind != "shard":
+                    prices = [self.prices[k] for k in edge.who]
+                    more = edge.received_bytes + max(0, block_then - self.most_bytes) / 1000
+                    cost += max(p.latency for p in prices) + more * max(p.per_byte for p in prices)
+                if cost < known.get(then, math.inf):
+                    known[then], came[then] = cost, (edge, now)
+                    left = self.left(then, block_then)
+                    first = left if len(done) > MOST_LAYOUTS else cost + left
+                    heapq.heappush(heap, (first, left, next(ticket), then))
+        raise AssertionError("whatever is split can be gathered")
+
+    def _told(self, came: dict[Where, tuple[Edge, Where]]) -> list[Move]:
+        out: list[Move] = []
+        now = self.goal
+        while now in came:
+            edge, before = came[now]
+            here = {a: p for a, p in zip(self.axes, now, strict=True) if p is not None}
+            old, new = before[edge.who[0]], edge.to
+            dim, to_dim = (p.dim if p is not None else -1 for p in (old, new))
+            axes = tuple(self.axes[k] for k in edge.who)
+            out.append(Move(edge.kind, axes, dim, to_dim, placed(self.src, self.kept | here)))
+            now = before
+        return out[::-1]

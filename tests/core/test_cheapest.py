@@ -1,0 +1,182 @@
+"""Is the way from layout to layout the cheapest there is? Held against a search that tries all."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tessera.core.cheapest import cheapest
+from tessera.core.dtypes import f32
+from tessera.core.layout import Digit, Dim, Factor, TensorType, digits, grouped, parse_type
+from tessera.core.mesh import Mesh
+from tessera.core.reshard import plan, wire_bytes
+from tessera.core.topology import Level, Link, Topology
+
+
+def cut(dim: Dim, axis: str, mesh: Mesh) -> Iterator[Dim]:
+    """`dim` split over `axis` too, at every place where that is possible."""
+    n, run = mesh.sizes[axis], digits(dim, mesh.sizes)
+    for i, d in enumerate(run):
+        if d.axes or d.size % n:
+            continue
+        for high in (h for h in range(1, d.size // n + 1) if d.size // n % h == 0):
+            low = d.size // n // high
+            new = [Digit(high, (), high), Digit(n, (axis,)), Digit(low, (), low)]
+            yield grouped([*run[:i], *(x for x in new if x.size > 1), *run[i + 1 :]])
+
+
+def joined(dim: Dim, axis: str, mesh: Mesh) -> Dim:
+    run = digits(dim, mesh.sizes)
+    return grouped(Digit(d.size, (), d.size) if axis in d.axes else d for d in run)
+
+
+def every_way_on(t: TensorType) -> Iterator[tuple[str, tuple[str, ...], TensorType]]:
+    """(kind, axes, what comes out) of all collectives on one axis, and of all_reduce on several."""
+    mesh = t.mesh
+    assert mesh is not None
+
+    def put(j: int, dim: Dim) -> tuple[Dim, ...]:
+        return (*t.dims[:j], dim, *t.dims[j + 1 :])
+
+    for axis in mesh.axes:
+        if axis in t.split_axes:
+            i = next(i for i, d in enumerate(t.dims) if any(axis in f.axes for f in d))
+            whole = t.with_dims(put(i, joined(t.dims[i], axis, mesh)))
+            yield "all_gather", (axis,), whole
+            for j, dim in enumerate(whole.dims):
+                for new in cut(dim, axis, mesh):
+                    to = whole.with_dims((*whole.dims[:j], new, *whole.dims[j + 1 :]))
+                    if i != j or _apart(t.dims[i], new, axis, mesh):
+                        yield "all_to_all", (axis,), to
+        elif axis in t.partial_axes:
+            rest = t.with_partial(tuple(p for p in t.partial if p[0] != axis))
+            for j, dim in enumerate(t.dims):
+                for new in cut(dim, axis, mesh):
+                    yield "reduce_scatter", (axis,), rest.with_dims(put(j, new))
+        else:
+            for j, dim in enumerate(t.dims):
+                for new in cut(dim, axis, mesh):
+                    yield "shard", (axis,), t.with_dims(put(j, new))
+    for n in range(1, len(t.partial) + 1):
+        for some in itertools.combinations(t.partial, n):
+            rest = tuple(p for p in t.partial if p not in some)
+            yield "all_reduce", tuple(a for a, _ in some), t.with_partial(rest)
+
+
+def _apart(old: Dim, new: Dim, axis: str, mesh: Mesh) -> bool:
+    """Whether the places of `axis` in the two share no part of the index."""
+
+    def place(dim: Dim) -> tuple[int, int]:
+        at = 1
+        for d in digits(dim, mesh.sizes):
+            if axis in d.axes:
+                return at, at * d.size
+            at *= d.size
+        raise AssertionError(axis)
+
+    (a, b), (c, d) = place(old), place(new)
+    return c % b == 0 or a % d == 0
+
+
+def fewest_bytes(src: TensorType) -> dict[TensorType, int]:
+    """To every layout that can be reached from `src`."""
+    known, heap, ticket = {src: 0}, [(0, 0, src)], itertools.count(1)
+    while heap:
+        cost, _, now = heapq.heappop(heap)
+        if cost > known[now]:
+            continue
+        for kind, axes, to in every_way_on(now):
+            then = cost + wire_bytes(kind, axes, now, to)
+            if then < known.get(to, math.inf):
+                known[to] = then
+                heapq.heappush(heap, (then, next(ticket), to))
+    return known
+
+
+def received(src: TensorType, dst: TensorType) -> int:
+    return sum(s.wire_bytes for s in plan(src, dst))
+
+
+def every_layout(mesh: Mesh, shape: tuple[int, ...], partial: bool) -> Iterator[TensorType]:
+    """Axes in any order on any dim, on none, or open."""
+    for order in itertools.permutations(mesh.axes):
+        for homes in itertools.product(range(-1 - partial, len(shape)), repeat=len(order)):
+            dims = [
+                (Factor(n, tuple(a for a, h in zip(order, homes, strict=True) if h == j)),)
+                for j, n in enumerate(shape)
+            ]
+            open_ = tuple((a, "sum") for a, h in zip(order, homes, strict=True) if h == -2)
+            yield TensorType(f32, dims, open_, mesh)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "sources"),
+    [
+        ((2, 2), (16, 16), 99),
+        ((2, 3), (36, 36), 99),
+        ((2, 4), (64, 64), 99),
+        ((3, 4), (144, 144), 99),
+        ((2, 3, 4), (24, 24), 4),
+        ((2, 2, 2), (16, 16), 4),
+        ((2, 2, 2, 2), (16, 4), 2),
+    ],
+)
+def test_no_way_receives_fewer_bytes(
+    sizes: tuple[int, ...], shape: tuple[int, ...], sources: int
+) -> None:
+    """From all sources (of many: from some), to all layouts that use the axes left over."""
+    mesh, rng = Mesh(tuple("wxyz"[: len(sizes)]), shape=sizes), random.Random(7)
+    starts = list(dict.fromkeys(every_layout(mesh, shape, partial=True)))
+    for a in rng.sample(starts, min(sources, len(starts))):
+        best = fewest_bytes(a)
+        for b in dict.fromkeys(every_layout(mesh, shape, partial=False)):
+            used = {*a.split_axes, *a.partial_axes, *b.split_axes}
+            if used == {*mesh.axes} and b in best:
+                assert received(a, b) <= best[b], f"{a} -> {b}"
+
+
+def test_two_axes_change_places_on_a_thousand_devices() -> None:
+    mesh = Mesh(("dp", "tp"), shape={"dp": 128, "tp": 8})
+    a = parse_type("f32[65536@dp, 16384@tp]", mesh)
+    b = parse_type("f32[65536@tp, 16384@dp]", mesh)
+    assert received(a, b) < 3 * a.local_bytes
+    assert max(s.type.local_bytes for s in plan(a, b)) == a.local_bytes
+
+
+def test_six_axes_end_by_themselves() -> None:
+    mesh, rng = Mesh(tuple("abcdef"), shape=(2, 3, 2, 4, 2, 2)), random.Random(3)
+    shape = (192, 96, 384)
+    some = []
+    while len(some) < 8:
+        homes = [rng.randrange(3) for _ in mesh.axes]
+        order = rng.sample(mesh.axes, 6)
+        dims = [
+            (Factor(n, tuple(a for a, h in zip(order, homes, strict=True) if h == j)),)
+            for j, n in enumerate(shape)
+        ]
+        t = TensorType(f32, dims, (), mesh)
+        if t.local_bytes * 192 == t.nbytes:  # every dim divides
+            some.append(t)
+    for a, b in itertools.pairwise(some):
+        assert received(a, b) <= a.local_bytes * 20
+        assert plan(a, b)[-1].type is b
+
+
+def test_a_slow_axis_is_spared() -> None:
+    """Between hosts bytes are dear: the sum over the fast axis is made first there, and the value
+    is taken apart for it."""
+    mesh = Mesh(("host", "chip"), shape={"host": 2, "chip": 4})
+    slow, fast = Link("slow", 1e-5, 1e9), Link("fast", 1e-6, 1e11)
+    where = Topology("two hosts", (Level(2, slow), Level(4, fast)))
+    a = parse_type("f32[4096, 64] +host +chip", mesh)
+    b = parse_type("f32[4096, 64]", mesh)
+    kinds = [(m.kind, m.axes) for m in cheapest(a, b, topology=where)]
+    assert kinds == [
+        ("reduce_scatter", ("chip",)), ("all_reduce", ("host",)), ("all_gather", ("chip",)),
+    ]  # fmt: skip
+    assert [(m.kind, m.axes) for m in cheapest(a, b)] == [("all_reduce", ("host", "chip"))]

@@ -234,12 +234,19 @@ def test_a_reduction_over_two_axes_scatters_what_it_can() -> None:
     equal(graph, small, numbered((8, 4)))
 
 
+def test_a_reduction_that_is_cut_along_another_axis_is_cut_first() -> None:
+    graph = reduced("f32[8@dp, 4]")
+    small = simplify(graph)
+    assert ops(small) == ["shard", "all_reduce"]
+    assert 2 * small.wire_bytes == graph.wire_bytes
+    equal(graph, small, numbered((8, 4)))
+
+
 @pytest.mark.parametrize(
     "graph",
     [
         reduced("f32[8@tp, 4]", also=True),  # the whole is needed as well
         reduced("f32[8@tp, 4]", "f32[8, 4@tp]"),
-        reduced("f32[8@dp, 4]"),  # another axis: nothing to gain
         reduced("f32[8@tp, 4]", src="f32[8, 4] max tp"),  # there is no scattering maximum
     ],
 )

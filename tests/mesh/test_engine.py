@@ -115,7 +115,7 @@ CHANGES = [
     ("[(2@dp·8), 4]", "[16, 4]", "all_gather"),
     ("[(3·8@tp·2), 4]", "[48, 4]", "all_gather"),
     ("[8@tp, 4]", "[8, 4@tp]", "all_to_all"),
-    ("[8@dp, 8@tp]", "[8@tp, 8@dp]", "all_gather all_gather shard shard"),
+    ("[8@dp, 8@tp]", "[8@tp, 8@dp]", "all_to_all all_to_all all_to_all"),
     ("[8, 4] +dp", "[8, 4]", "all_reduce"),
     ("[8, 4] +dp +tp", "[8, 4]", "all_reduce"),
     ("[8, 4] max tp", "[8, 4]", "all_reduce"),

@@ -150,6 +150,42 @@ distribute: layouts names 'y', which <lambda> does not take
   fix       : name arguments, or "return"
 """)
 
+row("a batch of no argument", ts.UsageError,
+    lambda: ts.distribute(strategy="data_parallel", batch="y")(lambda x: x), """
+distribute: batch names 'y', which <lambda> does not take
+  arguments : x
+  at        : AT
+  fix       : name arguments
+""")
+
+row("a batch that is no name", ts.UsageError,
+    lambda: ts.distribute(strategy="data_parallel", batch=3), """
+distribute: batch cannot be 3
+  at  : AT
+  fix : name arguments, such as batch="images"
+""")
+
+row("a batch without a strategy", ts.UsageError, lambda: ts.distribute(batch="x"), """
+distribute: batch= is cut by a strategy, and there is none
+  at  : AT
+  fix : give strategy="data_parallel" too, or layouts=
+""")
+
+
+def which_is_the_batch() -> Any:
+    fn = ts.distribute(lambda table, steps: table - 0.1 * steps, strategy="data_parallel")
+    with MESH:
+        return fn(np.ones((8, 2), np.float32), np.ones((8, 2), np.float32))
+
+
+row("nothing tells the batch from a weight", ts.UsageError, which_is_the_batch, """
+<lambda>: it is not clear which arguments hold the batch
+  table : f32[8, 2]
+  steps : f32[8, 2]
+  at    : AT
+  fix   : name them, all others are then whole on each device: batch="table", or batch=() for none
+""")
+
 row("layouts that are none", ts.LayoutError, lambda: ts.distribute(layouts=3), """
 distribute: layouts cannot be 3
   at  : AT

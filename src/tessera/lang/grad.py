@@ -83,7 +83,15 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
             goals = [None if t is None else recorder.pipe.on_stage(t) for t in goals]
             found = [_laid(recorder.builder, g, w, t) for g, w, t in zip(found, wrt, goals)]
             recorder.pipe.gradients.update(zip(found, wrt, strict=True))
+        elif recorder.view is not None and recorder.view.asked is not None:
+            recorder.view.asked += leaves  # a trial: only the types matter
+            found = [_zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         else:
+            own = [a for a in recorder.node(loss).type.per if a in mean_over]
+            if own and recorder.view is not None:
+                from .local.averages import check_mean  # which is above
+
+                check_mean(recorder.node(loss), own, recorder.view)
             found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
@@ -139,14 +147,14 @@ def _recorded(
     one = b("full", dtype=loss.type.dtype, shape=(), value=1.0 / devices)
     out = []
     for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
-        g = found
-        if g is None:
-            want = goal or node.type.complete()
-            g = b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
-        else:
-            g = _laid(b, g, node if node.loc else loss, goal)
-        out.append(g)
+        at = node if node.loc else loss
+        out.append(_zeros(b, node, goal) if found is None else _laid(b, found, at, goal))
     return out
+
+
+def _zeros(b: Builder, node: Node, goal: TensorType | None) -> Node:
+    want = goal or node.type.complete()
+    return b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
 
 
 def _laid(b: Builder, g: Node, at: Node, goal: TensorType | None) -> Node:

@@ -287,7 +287,7 @@ class Jit(Generic[P, R]):
             t = recorder.input(kind, path_name(named[i]))
             if pipe is not None:
                 pipe.met(recorder.node(t), leaves[i], i)
-            t.name = leaves[i].name
+            t.name, t.drawn = leaves[i].name, leaves[i].drawn
             if t.name:
                 recorder.named.append(t)
             sources[recorder.node(t)] = k

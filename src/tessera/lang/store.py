@@ -150,7 +150,7 @@ def owned_by(store: Store) -> Iterator[None]:
 
 
 @contextmanager
-def watched(around: Around) -> Iterator[None]:
+def watched(around: Around | None) -> Iterator[None]:
     token = _around.set(around)
     try:
         yield

@@ -49,22 +49,6 @@ TRANSFORMER: tuple[Rule, ...] = (
 EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
 
 
-# The first word of an argument's path that is one of these says what it holds. What none says holds
-# batches, unless its tensors bear names.
-BATCHES = frozenset({"batch", "micro_batches", "inputs", "targets", "labels", "x", "y"})
-WEIGHTS = frozenset({
-    "weights", "weight", "bias", "params", "parameters", "gradients", "gradient", "grads",
-    "optimizer_state", "state", "model",
-})  # fmt: skip
-
-
-def holds_weights(name: str, path: Sequence[object]) -> bool:
-    """Whether a tensor called `name`, at `path` of a call's arguments, is a weight or its state."""
-    words = [str(key) for key in path]
-    said = next((w for w in words if w in WEIGHTS or w in BATCHES or w.startswith("w_")), "")
-    return bool(name) or (said != "" and said not in BATCHES)
-
-
 @dataclass(frozen=True)
 class Strategy:
     """Layouts over one mesh axis: `stage` is ZeRO's, `rules` say what else splits which weight."""
@@ -165,7 +149,7 @@ def _zero_dim(t: TensorType, axis: str) -> int:
 
 
 class StrategyWarning(UserWarning):
-    """A strategy leaves whole what it is there to split."""
+    """A strategy leaves whole what it is there to split, or averages what is no mean of rows."""
 
 
 def check_reach(plan: Plan | Strategy | None, types: Mapping[str, TensorType]) -> None:

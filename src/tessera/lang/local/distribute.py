@@ -14,23 +14,20 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 
 from ...core.context import replaced, settings
-from ...core.errors import LayoutError, MeshError, ShapeError, UsageError, fail
-from ...core.layout import TensorType
+from ...core.errors import LayoutError, MeshError, UsageError, fail
 from ...core.mesh import Mesh, auto
-from ...core.reshard import gathered
-from ...ir.graph.node import Node
-from ...ops.local import as_local, joined
 from ..checks import axes_of, function_of, mesh_or_none, shown, signature_of
-from ..collectives import split_over
 from ..create import ShardSpec
 from ..jit import Jit
 from ..record import Recorder, current
-from ..strategy import Plan, Strategy, holds_weights
+from ..strategy import Plan, Strategy
 from ..strategy import strategy as strategy_named
-from ..tensor import Tensor, as_tensor, symbolic
-from ..tree import Path, call_paths, flatten, path_name, unflatten
+from ..tensor import Tensor, as_tensor
+from ..tree import Path, call_paths, flatten, unflatten
 from ..writes import changes, put, remove, snapshot
+from .borders import Borders
 from .merge import record_ranks
+from .readings import batches
 from .view import NeedsRank, View
 
 P = ParamSpec("P")
@@ -47,21 +44,25 @@ class Local(Generic[P, R]):
         axes: tuple[str, ...] | None,
         mesh: Mesh | None,
         layouts: Mapping[str, ShardSpec],
+        batch: tuple[str, ...] | None,
         name: str,
     ) -> None:
         functools.update_wrapper(self, fn)
         self.body, self.plan, self.axes, self.mesh, self.layouts = fn, plan, axes, mesh, layouts
+        self.batch = batch
         self._kind, self._signature = name, signature_of(name, fn)
         inside = functools.wraps(fn)(lambda *args, **kwargs: self._inside(args, kwargs))
         self._compiled: Jit[P, R] = Jit(inside, (), True)
-        unknown = [k for k in layouts if k not in self._signature.parameters and k != "return"]
-        if unknown:
-            raise fail(
-                UsageError,
-                f"{name}: layouts names {unknown[0]!r}, which {self._name} does not take",
-                [("arguments", ", ".join(self._signature.parameters))],
-                fix='name arguments, or "return"',
-            )
+        takes = self._signature.parameters
+        for said, names, more in (("layouts", layouts, ("return",)), ("batch", batch or (), ())):
+            unknown = [k for k in names if k not in takes and k not in more]
+            if unknown:
+                raise fail(
+                    UsageError,
+                    f"{name}: {said} names {unknown[0]!r}, which {self._name} does not take",
+                    [("arguments", ", ".join(takes))],
+                    fix="name arguments" + ', or "return"' * bool(more),
+                )
 
     @property
     def _name(self) -> str:
@@ -93,10 +94,13 @@ class Local(Generic[P, R]):
         mesh = self._where([x for x in leaves if isinstance(x, Tensor)])
         view = self._view(mesh)
         whole = {p: x for p, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)}
-        blocks = [
-            self._enter(recorder, x, path, view) if isinstance(x, Tensor) else x
-            for x, path in zip(leaves, names, strict=True)
-        ]
+        tensors = {i: x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
+        borders = Borders(self._name, self.plan, self.layouts, self.batch, view)
+        types = {i: borders.on(x, names[i]) for i, x in tensors.items()}
+        cut = batches(recorder, borders, self.body, leaves, spec, names, types)
+        blocks = list(leaves)
+        for i, x in tensors.items():
+            blocks[i] = borders.enter(recorder, x, borders.wanted(types[i], names[i], i in cut))
         places = {}
         for full, path in zip(_full_paths(args, kwargs), names, strict=True):
             places[full] = path
@@ -124,18 +128,18 @@ class Local(Generic[P, R]):
                     )
         finally:
             recorder.view = None
+        given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
+        borders.check_reach(given, recorder.builder.nodes[mark[0] :])
         (paths, values), removed = out["writes"], out["removed"]
         for path, value in zip(paths, values, strict=True):
             like = whole.get(places.get(tuple(path), ()))
             if isinstance(value, Tensor):
-                value = self._leave(recorder, value, tuple(path), view, like)
+                value = borders.leave(recorder, value, tuple(path), like)
             put((args, kwargs), tuple(path), value)
         for path in removed:
             remove((args, kwargs), tuple(path))
         made, made_spec = flatten(out["out"])
-        ends = [
-            self._leave(recorder, x, (), view, None) if isinstance(x, Tensor) else x for x in made
-        ]
+        ends = [borders.leave(recorder, x, (), None) if isinstance(x, Tensor) else x for x in made]
         return unflatten(made_spec, ends)
 
     def _by_ranks(
@@ -214,122 +218,6 @@ class Local(Generic[P, R]):
             -1 if tensor_axes and not batch else 0,
         )
 
-    # -- arguments and results --------------------------------------------------------------------
-    def _enter(self, recorder: Recorder, x: Tensor, path: Path, view: View) -> Tensor:
-        """This device's block of the argument `x`."""
-        t = x.type.on(view.mesh) if x.type.mesh is None else x.type
-        if t.mesh != view.mesh:
-            raise fail(
-                MeshError,
-                f"{self._name}: argument {path_name(path)!r} lies on another mesh",
-                [("argument", f"{t} on {t.mesh.text() if t.mesh else 'none'}"),
-                 ("here", view.mesh.text())],
-                fix="put all arguments on one mesh",
-            )  # fmt: skip
-        t = t.complete()
-        want = self._wanted(t, x, path, view)
-        node = recorder.builder.redistribute(recorder.node(x), want)
-        local = as_local(want, view.axes)
-        if local is not want:
-            node = recorder.builder("recast", node, layout=local)
-        block = symbolic(node, recorder)
-        block.name = x.name
-        if x.name:
-            recorder.named.append(block)
-        return block
-
-    def _wanted(self, t: TensorType, x: Tensor, path: Path, view: View) -> TensorType:
-        spec = self.layouts.get(str(path[0])) if path else None
-        if spec is not None:
-            bare = gathered(t, view.axes)
-            return self._along(bare, spec, view)
-        if self.plan is None:
-            return t
-        if not holds_weights(x.name, path):
-            here = set(view.axes) & set(t.split_axes)
-            return t if here else _batched(t, view)
-        tp = [p for p in self.plan.parts if p.kind == "tensor_parallel" and p.axis in view.axes]
-        t = gathered(t, [a for a in view.axes if a not in {p.axis for p in tp}])
-        return Plan(tuple(tp)).weight(path_name(path), t) if tp else t
-
-    def _along(self, t: TensorType, spec: ShardSpec, view: View) -> TensorType:
-        cut = spec.type(t.shape, t.dtype, view.mesh)
-        for d, dim in enumerate(cut.dims):
-            axes = [a for f in dim for a in f.axes if a not in t.split_axes]
-            if axes:
-                t = split_over(t, d, axes)
-        return t
-
-    def _leave(
-        self, recorder: Recorder, x: Tensor, path: Path, view: View, like: Tensor | None
-    ) -> Tensor:
-        """The global value of the result `x`."""
-        node = recorder.node(x)
-        t = node.type
-        own = [a for a in view.axes if a in t.per]
-        home = like.type if like is not None and like.shape else None
-        if home is not None and home.mesh is not None and t.shape == home.shape and not own:
-            return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
-        if home is not None and own and as_local(home, view.axes) is t:
-            return symbolic(recorder.builder("recast", node, layout=home), recorder)
-        if not own:
-            return symbolic(node, recorder)
-        spec = self.layouts.get("return") if not path else None
-        if spec is not None:
-            return self._returned(recorder, node, spec, view)
-        means = [a for a in own if a in view.batch]
-        if not t.rank and means and t.dtype.is_float:
-            out = _mean(recorder, node, means)
-            own = [a for a in own if a not in means]
-            node, t = out, out.type
-        if own and not t.rank:
-            raise fail(
-                ShapeError,
-                f"{self._name}: it returns a number that differs between devices",
-                [("result", t), *([("made at", node.loc)] if node.loc else [])],
-                fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
-            )
-        first = [a for a in own if a in view.batch or view.dim == 0]
-        for axes, dim in ((first, 0), ([a for a in own if a not in first], t.rank - 1)):
-            if axes:
-                t = joined(t, axes, dim)
-        return symbolic(recorder.builder("recast", node, layout=t) if own else node, recorder)
-
-    def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec, view: View) -> Tensor:
-        t = node.type
-        cut = spec.type(t.shape, t.dtype, view.mesh)
-        for d, dim in enumerate(cut.dims):
-            axes = [a for f in dim for a in f.axes if a in t.per]
-            if axes:
-                t = joined(t, axes, d)
-        left = [a for a in t.per if a in view.axes]
-        if left:
-            raise fail(
-                LayoutError,
-                f"{self._name}: the layout of its result does not say where {left[0]!r} goes",
-                [("result", node.type)],
-                fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
-            )
-        return symbolic(recorder.builder("recast", node, layout=t), recorder)
-
-
-def _batched(t: TensorType, view: View) -> TensorType:
-    axes = [a for a in view.batch if a not in t.split_axes]
-    return split_over(t, 0, axes) if axes and t.rank else t
-
-
-def _mean(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
-    t = node.type
-    n = 1
-    for a in axes:
-        n *= t.sizes[a]
-    scaled = recorder.node(symbolic(node, recorder) * (1.0 / n))
-    partial = (*t.partial, *((a, "sum") for a in axes))
-    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.per if a not in axes))
-    made = recorder.builder("recast", scaled, layout=to)
-    done = to.with_partial(t.partial)
-    return recorder.builder.redistribute(made, done, "the mean of the devices' results")
-
 
 def _full_paths(args: Any, kwargs: Any) -> list[Path]:
     return list(snapshot((args, kwargs)))
@@ -373,14 +261,16 @@ def distribute(
     mesh_axes: str | Sequence[str] | None = None,
     mesh: Mesh | None = None,
     layouts: Mapping[str, ShardSpec] | None = None,
+    batch: str | Sequence[str] | None = None,
 ) -> Any:
     """A function whose body is what one device does: tensors are its blocks, collectives literal.
 
     `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a plan. It cuts
-    the arguments: batches along dim 0 over its data axes, weights (arguments called weights, bias,
-    w_..., and tensors with names) as tensor parallelism says. What lies split over the axes
-    already, stays so. `layouts` says it by argument, and for the result as "return". `mesh_axes`
-    are the axes that are local (default: those of the strategy, or all).
+    the arguments: batches along dim 0 over its data axes, weights as tensor parallelism says. A
+    batch that lies split over the axes already, stays so. What holds the batch is known by what
+    the body does with it (docs/local-view.md), or said: `batch` names arguments. `layouts` says it
+    by argument, and for the result as "return". `mesh_axes` are the axes that are local (default:
+    those of the strategy, or all).
 
     A loss means its mean over the data axes: `ts.grad` inside the body gives gradients averaged
     over them. Results: what all devices hold alike is one value, a number is averaged over data
@@ -409,10 +299,26 @@ def distribute(
             f"distribute: layouts cannot be {shown(layouts)}",
             fix='give {"x": dist.ShardSpec(("row",), ("dp",))}',
         )
+    names = (batch,) if isinstance(batch, str) else batch
+    if names is not None and (
+        not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names)
+    ):
+        raise fail(
+            UsageError,
+            f"distribute: batch cannot be {shown(batch)}",
+            fix='name arguments, such as batch="images"',
+        )
+    if names is not None and plan is None:
+        raise fail(
+            UsageError,
+            "distribute: batch= is cut by a strategy, and there is none",
+            fix='give strategy="data_parallel" too, or layouts=',
+        )
 
     def wrap(f: Callable[P, R]) -> Local[P, R]:
         function_of("distribute", "what is distributed", f)
-        return Local(f, plan, axes, where, layouts or {}, "distribute")
+        said = None if names is None else tuple(names)
+        return Local(f, plan, axes, where, layouts or {}, said, "distribute")
 
     return wrap if fn is None else wrap(fn)
 

@@ -67,6 +67,8 @@ class View:
     dim: int = 0
     rank: int | None = None
     log: Any = field(default=None, repr=False)
+    asked: list[Tensor] | None = None  # in a trial (readings.py): what gradients are asked for
+    told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
 
     @property
     def size(self) -> int:

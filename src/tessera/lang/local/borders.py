@@ -1,0 +1,175 @@
+"""How does a value enter a local body, and how does it leave it? As blocks, cut and joined by a
+strategy or by the layouts that were said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...core.errors import LayoutError, MeshError, ShapeError, fail, lines_up
+from ...core.layout import TensorType
+from ...core.reshard import gathered
+from ...ir.graph.node import Node
+from ...ops.local import as_local, joined
+from ..collectives import split_over
+from ..create import ShardSpec
+from ..record import Recorder
+from ..strategy import Plan, Strategy, StrategyWarning
+from ..tensor import Tensor, symbolic
+from ..tree import Path, path_name
+from .averages import check_mean
+from .view import View
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Of one call of the function `name`, seen as `view` says."""
+
+    name: str
+    plan: Plan | None
+    layouts: Mapping[str, ShardSpec]
+    batch: tuple[str, ...] | None  # the arguments that hold it, where that was said
+    view: View
+
+    @property
+    def tensor_parallel(self) -> list[Strategy]:
+        parts = self.plan.parts if self.plan is not None else ()
+        return [p for p in parts if p.kind == "tensor_parallel" and p.axis in self.view.axes]
+
+    def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
+        """One StrategyWarning where tensor parallelism cuts nothing that the body is given or takes
+        from outside, and nothing in it, `made` there, asks for the rank."""
+        every = {a for n in blocks for a in n.type.per}
+        for n in made:
+            every.update(n.types[0].per if n.op == "axis_index" else ())
+            every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
+        for p in self.tensor_parallel:
+            if p.axis not in every and self.view.mesh.sizes[p.axis] > 1:
+                warnings.warn(
+                    f"{self.name}: strategy 'tensor_parallel' over {p.axis!r} cuts none of the"
+                    " arguments, so all devices along it do the same\n  say which weights it cuts:"
+                    f' layouts={{"w": dist.ShardSpec(("col",), ({p.axis!r},))}}, or rules= for'
+                    " their names",
+                    StrategyWarning,
+                    stacklevel=lines_up(),
+                )
+
+    def on(self, x: Tensor, path: Path) -> TensorType:
+        """The type of the argument `x` on the mesh."""
+        t = x.type.on(self.view.mesh) if x.type.mesh is None else x.type
+        if t.mesh != self.view.mesh:
+            raise fail(
+                MeshError,
+                f"{self.name}: argument {path_name(path)!r} lies on another mesh",
+                [("argument", f"{t} on {t.mesh.text() if t.mesh else 'none'}"),
+                 ("here", self.view.mesh.text())],
+                fix="put all arguments on one mesh",
+            )  # fmt: skip
+        return t.complete()
+
+    def enter(self, recorder: Recorder, x: Tensor, want: TensorType) -> Tensor:
+        """This device's block of the argument `x`, which is laid as `want` first."""
+        node = recorder.builder.redistribute(recorder.node(x), want)
+        local = as_local(want, self.view.axes)
+        if local is not want:
+            node = recorder.builder("recast", node, layout=local)
+        block = symbolic(node, recorder)
+        block.name = x.name
+        if x.name:
+            recorder.named.append(block)
+        return block
+
+    def wanted(self, t: TensorType, path: Path, batch: bool) -> TensorType:
+        """How an argument of type `t` is laid, a `batch` or a weight."""
+        spec = self.layouts.get(str(path[0])) if path else None
+        if spec is not None:
+            bare = gathered(t, self.view.axes)
+            return self._along(bare, spec)
+        if self.plan is None:
+            return t
+        if batch:
+            here = set(self.view.axes) & set(t.split_axes)
+            return t if here else _batched(t, self.view)
+        tp = [
+            p for p in self.plan.parts if p.kind == "tensor_parallel" and p.axis in self.view.axes
+        ]
+        t = gathered(t, [a for a in self.view.axes if a not in {p.axis for p in tp}])
+        return Plan(tuple(tp)).weight(path_name(path), t) if tp else t
+
+    def _along(self, t: TensorType, spec: ShardSpec) -> TensorType:
+        cut = spec.type(t.shape, t.dtype, self.view.mesh)
+        for d, dim in enumerate(cut.dims):
+            axes = [a for f in dim for a in f.axes if a not in t.split_axes]
+            if axes:
+                t = split_over(t, d, axes)
+        return t
+
+    def leave(self, recorder: Recorder, x: Tensor, path: Path, like: Tensor | None) -> Tensor:
+        """The global value of the result `x`."""
+        node = recorder.node(x)
+        t = node.type
+        own = [a for a in self.view.axes if a in t.per]
+        home = like.type if like is not None and like.shape else None
+        if home is not None and home.mesh is not None and t.shape == home.shape and not own:
+            return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
+        if home is not None and own and as_local(home, self.view.axes) is t:
+            return symbolic(recorder.builder("recast", node, layout=home), recorder)
+        if not own:
+            return symbolic(node, recorder)
+        spec = self.layouts.get("return") if not path else None
+        if spec is not None:
+            return self._returned(recorder, node, spec)
+        means = [a for a in own if a in self.view.batch]
+        if not t.rank and means and t.dtype.is_float:
+            check_mean(node, means, self.view)
+            out = _mean(recorder, node, means)
+            own = [a for a in own if a not in means]
+            node, t = out, out.type
+        if own and not t.rank:
+            raise fail(
+                ShapeError,
+                f"{self.name}: it returns a number that differs between devices",
+                [("result", t), *([("made at", node.loc)] if node.loc else [])],
+                fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
+            )
+        first = [a for a in own if a in self.view.batch or self.view.dim == 0]
+        for axes, dim in ((first, 0), ([a for a in own if a not in first], t.rank - 1)):
+            if axes:
+                t = joined(t, axes, dim)
+        return symbolic(recorder.builder("recast", node, layout=t) if own else node, recorder)
+
+    def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:
+        t = node.type
+        cut = spec.type(t.shape, t.dtype, self.view.mesh)
+        for d, dim in enumerate(cut.dims):
+            axes = [a for f in dim for a in f.axes if a in t.per]
+            if axes:
+                t = joined(t, axes, d)
+        left = [a for a in t.per if a in self.view.axes]
+        if left:
+            raise fail(
+                LayoutError,
+                f"{self.name}: the layout of its result does not say where {left[0]!r} goes",
+                [("result", node.type)],
+                fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
+            )
+        return symbolic(recorder.builder("recast", node, layout=t), recorder)
+
+
+def _batched(t: TensorType, view: View) -> TensorType:
+    axes = [a for a in view.batch if a not in t.split_axes]
+    return split_over(t, 0, axes) if axes and t.rank else t
+
+
+def _mean(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
+    t = node.type
+    n = 1
+    for a in axes:
+        n *= t.sizes[a]
+    scaled = recorder.node(symbolic(node, recorder) * (1.0 / n))
+    partial = (*t.partial, *((a, "sum") for a in axes))
+    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.per if a not in axes))
+    made = recorder.builder("recast", scaled, layout=to)
+    done = to.with_partial(t.partial)
+    return recorder.builder.redistribute(made, done, "the mean of the devices' results")

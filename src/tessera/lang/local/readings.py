@@ -1,0 +1,208 @@
+"""Which arguments of a local body hold the batch, and are cut over its data axes? Facts of the
+tensors decide, and what the body does with them.
+
+A weight is known by how it was made (a parameter, `dist.tensor`, a name, ZeRO's layout) and by the
+gradients that the body asks for. Of the others, the batch is what may have twice as many rows while
+all else stays: the body is recorded for it, and its results must have twice as many too. Only where
+this leaves it open is the argument's name read, if it is one of a few plain words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
+from typing import Any
+
+from ...core.context import replaced
+from ...core.errors import UsageError, fail
+from ...core.layout import Factor, TensorType, ways
+from ...core.reshard import gathered
+from ...ops.local import as_local
+from ..parameter import Parameter
+from ..record import Recorder, recording
+from ..store import Store, owned_by, watched
+from ..tensor import Tensor
+from ..tree import Path, flatten, path_name, unflatten
+from .borders import Borders
+from .merge import record_ranks
+from .view import NeedsRank
+
+# What says by itself what it holds, where nothing else does.
+BATCHES = frozenset({"batch", "micro_batches", "inputs", "targets", "labels", "x", "y"})
+WEIGHTS = frozenset({
+    "weights", "weight", "bias", "params", "parameters", "gradients", "gradient", "grads",
+    "optimizer_state",
+})  # fmt: skip
+TRIES = 32  # of sets of arguments with equally many rows
+Group = frozenset[int]  # tensors of one argument with equally many rows, by their places
+
+
+def batches(
+    around: Recorder,
+    borders: Borders,
+    body: Callable[..., Any],
+    leaves: Sequence[Any],
+    spec: Any,
+    paths: Sequence[Path],
+    types: Mapping[int, TensorType],
+) -> frozenset[int]:
+    """Which of the tensors among the `leaves` of a call, of these `types` by place, hold the batch.
+
+    `body` takes what `spec` makes of the leaves. Raises UsageError where nothing tells.
+    """
+    view, said = borders.view, borders.layouts
+    if borders.plan is None or ways(view.batch, view.mesh.sizes) == 1:
+        return frozenset()
+    mine = {i: p for i, p in enumerate(paths) if i in types and str(p[0]) not in said}
+    if borders.batch is not None:
+        return frozenset(i for i, p in mine.items() if str(p[0]) in borders.batch)
+
+    def record(cut: frozenset[int]) -> Trial | None:
+        kinds = {}
+        for i, t in types.items():
+            if i not in cut:
+                kinds[i] = as_local(borders.wanted(t, paths[i], False), view.axes)
+                continue
+            t = as_local(gathered(t, view.batch), view.axes)
+            if len(t.dims[0]) > 1:
+                return None
+            rows = (Factor(2 * t.shape[0], t.dims[0][0].axes),)
+            kinds[i] = t.with_dims((rows, *t.dims[1:])).with_per((*t.per, *view.batch))
+        return _tried(around, borders, body, leaves, spec, kinds)
+
+    known = frozenset(i for i in mine if _is_weight(leaves[i]))
+    return _Question(borders.name, {i: types[i] for i in mine}, mine, known, record).answer()
+
+
+def _tried(
+    around: Recorder,
+    borders: Borders,
+    body: Callable[..., Any],
+    leaves: Sequence[Any],
+    spec: Any,
+    kinds: Mapping[int, TensorType],
+) -> Trial | None:
+    """The body recorded for tensors of these types, to be thrown away; None where it raises."""
+    trial, mesh = Recorder("trial", around), borders.view.mesh
+    trial.view = seen = replace(borders.view, asked=[])
+    inputs = {i: trial.input(t) for i, t in kinds.items()}
+
+    def once() -> Any:
+        args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
+        return body(*args, **kwargs)
+
+    try:
+        with recording(trial), owned_by(Store("trial")), watched(None), replaced(mesh=mesh):
+            try:
+                out = once()
+            except NeedsRank:
+                out = record_ranks(trial, once, {})
+    except Exception:  # of our rules, or of the user's own checks
+        return None
+    handed = {id(t) for t in inputs.values()}
+    results = [x.type for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]
+    asked = {id(t) for t in seen.asked or ()}
+    return Trial(
+        results,
+        {i for i, t in inputs.items() if id(t) in asked},
+        any(_is_weight(t) for t, _ in trial.captured),
+    )
+
+
+def _is_weight(x: Tensor) -> bool:
+    """Whether the way `x` was made says that it is a weight, or state of one."""
+    return isinstance(x, Parameter) or bool(x.name) or x.drawn or bool(x.type.rest)
+
+
+@dataclass
+class Trial:
+    """A recording of the body: the types of its results, which tensors it asks gradients for, and
+    whether it used weights from outside."""
+
+    results: list[TensorType]
+    asked: set[int]
+    weights_outside: bool
+
+
+@dataclass
+class _Question:
+    """The tensors among the arguments of the body `name`: `types` on the mesh and `paths` by place;
+    `known` are weights by how they were made. `record` records the body with those given
+    having twice as many rows, each device's own; None where that is not possible."""
+
+    name: str
+    types: Mapping[int, TensorType]
+    paths: Mapping[int, Path]
+    known: frozenset[int]
+    record: Callable[[frozenset[int]], Trial | None]
+    asked: frozenset[int] = field(default=frozenset())
+
+    def answer(self) -> frozenset[int]:
+        """The places of those that hold the batch. Raises UsageError where nothing tells them."""
+        if not self._open():
+            return frozenset()
+        whole = self.record(frozenset())
+        if whole is not None:
+            self.asked = frozenset(whole.asked)
+            if not self._open():
+                return frozenset()
+            found = [c for c in map(self._least(whole), self._by_rows()) if c]
+            others = self.known or self.asked or whole.weights_outside
+            if len(found) == 1 and (others or self._open() - found[0]):
+                return found[0]
+        return self._by_words()
+
+    def _open(self) -> frozenset[int]:
+        """What may be a batch: a tensor of one row is none."""
+        rows = {i for i, t in self.types.items() if t.rank and t.shape[0] > 1}
+        return frozenset(rows - self.known - self.asked)
+
+    def _by_rows(self) -> Iterator[list[Group]]:
+        groups: dict[int, dict[object, set[int]]] = {}
+        for i in sorted(self._open()):
+            mine = groups.setdefault(self.types[i].shape[0], {})
+            mine.setdefault(self.paths[i][:1], set()).add(i)
+        for by_argument in groups.values():
+            yield [frozenset(g) for g in by_argument.values()]
+
+    def _least(self, whole: Trial) -> Callable[[list[Group]], frozenset[int]]:
+        def possible(cut: frozenset[int]) -> bool:
+            trial = self.record(cut)
+            if trial is None or whole.asked:
+                return trial is not None
+            pairs = [(a, b) for a, b in zip(trial.results, whole.results, strict=True) if a.rank]
+            return not pairs or any(a.shape[0] == 2 * b.shape[0] for a, b in pairs)
+
+        def least(groups: list[Group]) -> frozenset[int]:
+            some = (c for n in range(len(groups), 0, -1) for c in combinations(groups, n))
+            firsts = (frozenset[int]().union(*c) for c in islice(some, TRIES))
+            cut = next(filter(possible, firsts), frozenset[int]())
+            for g in reversed(groups):
+                if g < cut and possible(cut - g):
+                    cut -= g
+            return cut
+
+        return least
+
+    def _by_words(self) -> frozenset[int]:
+        said = {i: _said(self.paths[i]) for i in sorted(self._open())}
+        if None not in said.values():
+            return frozenset(i for i, batch in said.items() if batch)
+        weights = self.known | self.asked
+        rows = [(path_name(self.paths[i]), f"{t}{', a weight' * (i in weights)}")
+                for i, t in self.types.items() if t.rank]  # fmt: skip
+        first = next(str(self.paths[i][0]) for i, batch in said.items() if batch is None)
+        raise fail(
+            UsageError,
+            f"{self.name}: it is not clear which arguments hold the batch",
+            rows[:8],
+            fix=f'name them, all others are then whole on each device: batch="{first}", or batch=()'
+            " for none",
+        )
+
+
+def _said(path: Path) -> bool | None:
+    """Whether words on the path say "a batch" (or "a weight"): the first that says either."""
+    told = [w in BATCHES for w in map(str, path) if w in BATCHES or w in WEIGHTS]
+    return told[0] if told else None

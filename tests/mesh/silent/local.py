@@ -1,0 +1,120 @@
+"""What is called what in a local body, and what is a mean of means?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, nn
+from tests.mesh.silent.rows import row
+
+RNG = np.random.default_rng(0)
+X, W = (RNG.normal(size=s).astype(np.float32) for s in ((8, 8), (8, 5)))
+LABELS = RNG.integers(0, 5, 8).astype(np.int32)
+MASK = np.array([1, 1, 0, 0, 1, 0, 1, 1], np.float32)
+# Names that say the truth, nothing, and the contrary.
+NAMES = [("x", "labels", "weights"), ("a", "b", "c"), ("weights", "params", "batch")]
+
+
+def mesh() -> dist.Mesh:
+    return dist.Mesh(("dp",), devices=4)
+
+
+def named(text: str, names: tuple[str, ...], **options: Any) -> Any:
+    """The function `text`, of arguments called so."""
+    space: dict[str, Any] = {"ts": ts, "nn": nn, "dist": dist}
+    for k, name in zip("XLW", names, strict=True):
+        text = text.replace(k, name)
+    exec(text, space)
+    return ts.distribute(space["f"], strategy="data_parallel", mesh=mesh(), **options)
+
+
+@row("a local body's batch is called weights, its weights batch")
+def _() -> None:
+    step = """def f(X, L, W):
+    assert X.shape == (2, 8) or X.shape == (8, 8) or X.shape == (16, 8)
+    loss = nn.cross_entropy(X @ W, L)
+    return loss, ts.grad(loss, W), X"""
+    want = ts.jit(lambda w: (s := nn.cross_entropy(ts.tensor(X) @ w, LABELS), ts.grad(s, w)))(W)
+    for names in NAMES:
+        loss, grad, x = named(step, names)(X, LABELS, W)
+        np.testing.assert_allclose(loss.numpy(), want[0].numpy(), rtol=1e-6)
+        np.testing.assert_allclose(grad.numpy(), want[1].numpy(), atol=1e-6)
+        assert str(x.type) == "f32[8@dp, 8]"
+
+
+@row("a kernel, or a table, that a local body does not train")
+def _() -> None:
+    for names in NAMES:
+        y = named("def f(X, L, W): return X @ W", names)(X, 0, W)
+        assert str(y.type) == "f32[8@dp, 5]"
+        y = named("def f(X, L, W): return W[L]", names)(0, LABELS, W)
+        assert str(y.type) == "f32[8@dp, 5]"
+        np.testing.assert_array_equal(y.numpy(), W[LABELS])
+
+
+@row("a local body keeps optimizer state of as many rows as the batch")
+def _() -> None:
+    step = """def f(X, L, W):
+    loss = nn.cross_entropy(X @ W["w"], L)
+    m = 0.9 * W["m"] + ts.grad(loss, W["w"])
+    return loss, m"""
+    for names in NAMES:
+        _, m = named(step, names)(X, LABELS, {"w": W, "m": W * 0.1})
+        assert str(m.type) == "f32[8, 5]"
+
+
+@row("a local body where nothing tells the batch from a weight",
+     error=ts.UsageError, says="it is not clear which arguments hold the batch")  # fmt: skip
+def _() -> None:
+    named("def f(X, L, W): return W - 0.1 * X", ("a", "b", "c"))(W, 0, W)
+
+
+@row("a local body that is told which argument holds the batch")
+def _() -> None:
+    text = "def f(X, L, W): return W - 0.1 * X"
+    both = named(text, ("a", "b", "c"), batch=("a", "c"))(W, 0, W)
+    none = named(text, ("a", "b", "c"), batch=())(W, 0, W)
+    assert str(both.type) == "f32[8@dp, 5]" and str(none.type) == "f32[8, 5]"
+
+
+@row("a masked mean in a local body", warns=ts.StrategyWarning,
+     says="'div' of what each device added up")  # fmt: skip
+def _() -> None:
+    text = "def f(X, L, W): return ((X @ W).mean(-1) * L).sum() / L.sum()"
+    named(text, ("x", "mask", "w"))(X, MASK, W)
+
+
+@row("a root of the mean in a local body", warns=ts.StrategyWarning,
+     says="'sqrt' of what each device added up")  # fmt: skip
+def _() -> None:
+    named("def f(X, L, W): return ts.sqrt(((X @ W) ** 2).mean())", ("x", "mask", "w"))(X, 0, W)
+
+
+@row("a masked mean whose sums are combined first")
+def _() -> None:
+    text = """def f(X, L, W):
+    rows = ((X @ W).sum(-1) - L["labels"]) ** 2 * L["mask"]
+    loss = dist.all_reduce(rows.sum(), "dp") / dist.all_reduce(L["mask"].sum(), "dp")
+    return loss, ts.grad(loss, W)"""
+    loss, grad = named(text, ("x", "y", "w"))(X, {"labels": LABELS, "mask": MASK}, W)
+
+    def alone(w: ts.Tensor) -> Any:
+        rows = ((ts.tensor(X) @ w).sum(-1) - LABELS) ** 2 * MASK
+        return (s := rows.sum() / MASK.sum()), ts.grad(s, w)
+
+    want, wanted = ts.jit(alone)(W)
+    np.testing.assert_allclose(loss.numpy(), want.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(grad.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@row("tensor parallelism of a local body whose rules know none of the arguments",
+     warns=ts.StrategyWarning, says="cuts none of the arguments")  # fmt: skip
+def _() -> None:
+    body = ts.distribute(
+        lambda x, first: dist.all_reduce(x @ first, "tp"), strategy="tensor_parallel",
+        mesh=dist.Mesh(("tp",), devices=4),
+    )  # fmt: skip
+    body(X, W)

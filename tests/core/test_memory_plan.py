@@ -14,7 +14,7 @@ import tessera as ts
 from tessera import dist, nn, optim
 from tessera.core.layout import TensorType, parse_type
 from tessera.core.mesh import Mesh
-from tessera.cost.liveness import Liveness, of_graph, of_schedule
+from tessera.cost.liveness import Liveness, _Rooms, of_graph, of_schedule
 from tessera.cost.memory import memory_plan, stage_plans
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
@@ -203,6 +203,22 @@ def test_results_are_not_temporary_and_may_hold_what_comes_before_them() -> None
     b = Builder("f")
     x = square(b)
     assert need(b, product(b, x, x)) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=60),
+)
+def test_rooms_are_free_where_no_span_overlaps(spans: list[tuple[int, int]]) -> None:
+    rooms = _Rooms(41)
+    kept: list[list[tuple[int, int]]] = []
+    for first, last in map(sorted, spans):
+        taken = [any(a <= last and first <= b for a, b in room) for room in kept]
+        assert [bool(rooms.at(first, last) >> i & 1) for i in range(len(kept))] == taken
+        i = (*taken, False).index(False)
+        if i == len(kept):
+            kept.append([])
+        kept[i].append((first, last))
+        rooms.take(first, last, 1 << i)
 
 
 def test_narrow_floats_are_widened_for_products_where_the_device_needs_it() -> None:

@@ -7,9 +7,11 @@ those by which XLA fuses and plans buffers on a CPU, as far as they decide large
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node
@@ -187,20 +189,27 @@ class Liveness:
         return out
 
     def _into_results(self, out: dict[Node, int]) -> None:
-        """Takes out of `out` what lies in the buffers of results before those are written."""
-        rooms = [(n, sum(map(_bytes, n.types)), list[tuple[int, int]]())
-                 for n in self.returned if n not in self.reuse]  # fmt: skip
-        rooms.sort(key=lambda room: self._place[room[0]])
-        for a in sorted(self.held, key=lambda n: -out[n]):
+        """Takes out of `out` what lies in the buffers of results before those are written: the
+        largest first, each in the first result that is large enough and free until then."""
+        rooms = sorted(
+            (n for n in self.returned if n not in self.reuse), key=self._place.__getitem__
+        )
+        ends = [self._place[n] for n in rooms]  # when each is written
+        sizes = [sum(map(_bytes, n.types)) for n in rooms]
+        by_size = sorted(range(len(rooms)), key=sizes.__getitem__)
+        large = 0  # the rooms that are large enough, a bit each
+        taken = _Rooms(len(self.held))
+        for a in sorted(filter(out.__getitem__, self.held), key=lambda n: -out[n]):
+            while by_size and sizes[by_size[-1]] >= out[a]:
+                large |= 1 << by_size.pop()
             first, last = self.spans[a]
-            for n, size, taken in rooms if out[a] else ():
-                end = self._place[n]
-                over = last == end and n.op in FUSED and out[a] == size
-                free = all(last < x or y < first for x, y in taken)
-                if out[a] <= size and (last < end or over) and free:
-                    out[a] = 0
-                    taken.append((first, last))
-                    break
+            i = bisect_left(ends, last)
+            if i < len(ends) and ends[i] == last:  # it is written over `a`, or too early
+                i += rooms[i].op not in FUSED or sizes[i] != out[a]
+            free = (large & ~taken.at(first, last)) >> i
+            if free:
+                taken.take(first, last, (free & -free) << i)
+                out[a] = 0
 
     def _widened(self, n: Node) -> bool:
         if not self.widens or not _narrow(n.type):
@@ -294,6 +303,43 @@ class Liveness:
         busy = {self.held[i], *self._reads[i]}
         # What a loop will stack up is not worked on before the loop.
         return [n for n in here if n not in busy], [n for n in here if n in busy]
+
+
+class _Rooms:
+    """Which rooms, a bit each, are taken at which of `n` times: a segment tree."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.whole = [0] * (2 * n)  # taken at all times below a node
+        self.some = [0] * (2 * n)  # at some
+
+    def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
+        """(those that make up the times from `first` to `last`, those above them)."""
+        inside, above = list[int](), set[int]()
+        low, high = first + self.n, last + self.n + 1
+        while low < high:
+            if low & 1:
+                inside.append(low)
+                low += 1
+            if high & 1:
+                high -= 1
+                inside.append(high)
+            low, high = low >> 1, high >> 1
+        for m in inside:
+            while (m := m >> 1) and m not in above:
+                above.add(m)
+        return inside, above
+
+    def at(self, first: int, last: int) -> int:
+        inside, above = self._nodes(first, last)
+        return reduce(or_, [*(self.some[m] for m in inside), *(self.whole[m] for m in above)])
+
+    def take(self, first: int, last: int, room: int) -> None:
+        inside, above = self._nodes(first, last)
+        for m in inside:
+            self.whole[m] |= room
+        for m in (*inside, *above):
+            self.some[m] |= room
 
 
 def body_bytes(body: Graph, widens: bool) -> int:

@@ -94,10 +94,11 @@ def memory_plan(
     p = of_schedule(program) if isinstance(program, Schedule) else of_graph(program)
     rows, batch = _categories([n.type for n in p.given], held or {})
     free = Counter(n.type for n in p.given if donated)
-    free.subtract(n.type for n in p.results if n in set(p.given))
+    given = set(p.given)
+    free.subtract(n.type for n in p.results if n in given)
     results = 0
     for n in dict.fromkeys(p.results):
-        if n in set(p.given):
+        if n in given:
             continue
         if free[n.type] > 0:
             free[n.type] -= 1

@@ -9,6 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, optim
+from tessera.compile import Engine
 
 torch = pytest.importorskip("torch")
 V, D = 16, 8
@@ -106,3 +107,20 @@ def test_tied_weights_train_as_the_peers_do(axes: dict[str, int], plan: Any) -> 
     assert again.head.weight is again.embed.weight
     with pytest.raises(ts.UsageError, match="are one parameter, the values differ"):
         again.load_state_dict({**both, "head.weight": kept["embed.weight"] + 1})
+
+
+def test_weights_of_one_kind_are_drawn_by_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_ = Engine.compile
+    monkeypatch.setattr(
+        Engine, "compile", lambda *a, **k: (compiled.append(a[1].name), compile_(*a, **k))[1]
+    )
+    ts.seed(0)
+    layers = [nn.Linear(5, 7) for _ in range(6)]
+    drawn = [x.weight.numpy() for x in layers]
+    assert [x.bias.numpy().any() for x in layers] == [False] * 6
+    assert compiled == ["init", "init"]
+    assert len({x.tobytes() for x in drawn}) == 6
+    ts.seed(0)
+    by_hand = nn.Parameter(5, 7, init=lambda shape: ts.random.normal(shape) / 5**0.5)
+    np.testing.assert_allclose(by_hand.numpy(), drawn[0], rtol=1e-6)

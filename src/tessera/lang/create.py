@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ..core.context import settings
+from ..core.context import Settings, settings
 from ..core.dtypes import dtype_of, f32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import Factor, TensorType, parse_type, plain
 from ..core.mesh import Mesh
+from ..ir.graph.node import Graph
 from . import functions, random
 from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
-from .engine import engine
+from .engine import Engine, Program, engine
 from .host import engine_array, host_array, remembered
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .tensor import Tensor, as_tensor, symbolic
@@ -197,16 +199,39 @@ def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
 
 
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
+    seed = Tensor(None, KEY_TYPE)
+    seed._pending = lambda: engine().place(key, KEY_TYPE)
+    if callable(init) and not isinstance(init, Normal):  # who knows what it gives the next time
+        graph, captured = _init_graph(t, init)
+        return run_graph(graph, [seed, *captured])[0].data
+    return _init_program(engine(), settings(), t, init)([seed.data], (KEY_TYPE,))[0]
+
+
+@lru_cache(maxsize=256)
+def _init_program(by: Engine, under: Settings, t: TensorType, init: Init) -> Program:
+    """What makes the tensors of one type: the key is an argument, so all of them share it."""
+    return by.compile(_init_graph(t, init)[0])
+
+
+def _init_graph(t: TensorType, init: Init) -> tuple[Graph, list[Tensor]]:
+    """From the random key to the values, and which tensors `init` uses besides."""
     recorder = Recorder("init")
     k = recorder.input(KEY_TYPE, "random_key")
     recorder.key = recorder.node(k)
     with recording(recorder), random.laid_out(t):
         value = functions.relayout(initial_value(t, init), t)
     graph = recorder.builder.graph([recorder.node(value)])
-    seed = Tensor(None, KEY_TYPE)
-    seed._pending = lambda: engine().place(key, KEY_TYPE)
-    captured = [c for c, _ in recorder.captured]
-    return run_graph(graph, [seed, *captured])[0].data
+    return graph, [c for c, _ in recorder.captured]
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Draws around 0 with a standard deviation of `std`: two of the same `std` are one value."""
+
+    std: float
+
+    def __call__(self, shape: tuple[int, ...]) -> Tensor:
+        return random.normal(shape, std=self.std)
 
 
 INITS = ("normal", "uniform", "zeros", "ones")

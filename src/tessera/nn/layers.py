@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..lang import random
 from ..lang.checks import number, probability, whole
-from ..lang.create import Init
+from ..lang.create import Init, Normal
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import functional as fn
@@ -16,7 +15,7 @@ from .module import Module
 def normal(std: float) -> Init:
     """An initialiser: normal with standard deviation `std`."""
     number("normal", "std", std)
-    return lambda shape: random.normal(shape, std=std)
+    return Normal(std)
 
 
 class Linear(Module):

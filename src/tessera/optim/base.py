@@ -24,7 +24,7 @@ from ..ir.graph.build import Builder
 from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.parameter import Parameter, trained
-from ..lang.record import current, redistribute_now, run_graph
+from ..lang.record import current, redistribute_now, run_graph, run_now
 from ..lang.strategy import Plan, Strategy, wish
 from ..lang.tensor import Tensor, emit, scalar
 from ..lang.tree import flatten, unflatten
@@ -332,9 +332,7 @@ def _wide_copy(w: Tensor, t: TensorType) -> Tensor:
     out = Tensor(None, t)
 
     def make() -> Any:
-        b = Builder("master")
-        node = b.redistribute(b("cast", b.input(w.type), dtype=f32), out.type)
-        return run_graph(b.graph([node]), [w])[0].data
+        return redistribute_now(run_now("cast", [w], {"dtype": f32})[0], out.type).data
 
     out._pending = make
     return out

@@ -9,6 +9,7 @@ that takes device arrays and gives device arrays. It is the engine that the lang
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -56,7 +57,12 @@ class Executable:
             run = lower(schedule, taken, options, order)
             self.run = guarded(run, schedule, True)
 
-    def __call__(self, args: Sequence[Any], have: Sequence[TensorType] | None) -> list[Any]:
+    def __call__(
+        self,
+        args: Sequence[Any],
+        have: Sequence[TensorType] | None,
+        done: list[list[Any]] | None = None,
+    ) -> list[Any]:
         arrays.alive(args, self.wants)
         if self.given_up and len({*map(id, args)}) < len(args):
             self._see_twice(args)
@@ -66,7 +72,9 @@ class Executable:
                 for a, h, w in zip(args, have, self.wants, strict=True)
             ]
         try:
-            return self.run(*args)
+            done = [] if done is None else done
+            done.extend(starmap(self.run, (args,)))  # no bytecode between the run and the list
+            return done[0]
         except TesseraError:
             raise
         except (RuntimeError, ValueError) as error:

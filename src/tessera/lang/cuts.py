@@ -155,17 +155,24 @@ class Run:
         self.values: list[np.ndarray[Any, Any]] = []
         self.env: dict[int, tuple[Any, TensorType]] = {}
         self.source = source
+        # (what was written down, results, their types), once the function's end was reached.
+        self.done: list[tuple[Any, list[Any], tuple[TensorType, ...]]] = []
 
-    def go(self) -> tuple[Any, list[Any], tuple[TensorType, ...]] | None:
-        """(what was written down, results, their types), or None where the way is not known."""
+    def go(self) -> None:
+        """Runs to the end, or to where the way is not known."""
         while self.branch is not None and self.branch.recording is not None:
             b = self.branch
             program = b.program()
             given = [self.env[i] if i in self.env else self.source(b.sources[i]) for i in b.imports]
-            outs = program([d for d, _ in given], tuple(t for _, t in given))
-            k = len(b.targets)
-            if b.written is not None:
-                return b.written, outs[:k], program.types[:k]
+            have, k = tuple(t for _, t in given), len(b.targets)
+            ends: list[list[Any]] = []
+            try:
+                outs = program([d for d, _ in given], have, ends)
+            finally:
+                if b.written is not None:
+                    self.done += [(b.written, x[:k], program.types[:k]) for x in ends]
+            if self.done:
+                return
             self.env.update(
                 (i, (d, t)) for i, d, t in zip(b.exports, outs[k:], program.types[k:], strict=True)
             )
@@ -173,7 +180,6 @@ class Run:
             self.path.append(b)
             self.values.append(value)
             self.branch = b.children.get(value_key(value))
-        return None
 
 
 def grow(root: Branch, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Branch], Branch]:

@@ -25,9 +25,15 @@ class Program(Protocol):
 
     wants: tuple[TensorType, ...]
 
-    def __call__(self, args: Sequence[Data], have: Sequence[TensorType] | None) -> list[Data]:
+    def __call__(
+        self,
+        args: Sequence[Data],
+        have: Sequence[TensorType] | None,
+        done: list[list[Data]] | None = None,
+    ) -> list[Data]:
         """The results' arrays; `have` are the arguments' types, which may lack the mesh (None:
-        they are known to be `wants`)."""
+        they are known to be `wants`). `done` gets them too, even where an exception from elsewhere
+        comes between the run and its end."""
 
 
 class HostCopy(Protocol):

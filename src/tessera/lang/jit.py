@@ -7,6 +7,7 @@ Containers that the function changes are changed in the caller's hands too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 
 from ..core.context import Settings, settings
 from ..core.errors import UsageError, caller, fail
+from ..core.interrupts import opens, whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.reshard import completed
@@ -129,6 +131,7 @@ class Jit(Generic[P, R]):
         self._owners.add(type(obj))
         return functools.partial(self, obj)
 
+    @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current() is not None:
             return self.fn(*args, **kwargs)
@@ -202,18 +205,30 @@ class Jit(Generic[P, R]):
         assert entry.straight is not None
         if entry.have == program.wants:
             entry.have = None  # from now on nothing needs to be moved
-        outs = program(entry.straight(data), entry.have)
-        return _give(entry.root.written, outs, program.types, args, kwargs, entry.pick(leaves))
+        done: list[list[Any]] = []
+        try:
+            program(entry.straight(data), entry.have, done)
+        finally:  # what was given up is gone: its successors are put in place, whatever happens
+            for outs in done:
+                tensors = entry.pick(leaves)
+                out = _give(entry.root.written, outs, program.types, args, kwargs, tensors)
+        return out
 
     def _cut(self, entry: Entry, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Any:
         own = len(spec_paths(spec))
         leaves, more = leaves[:own], leaves[own:]
         while True:
             tensors = entry.pick(leaves + more)
-            run = Run(entry.root, _sources(tensors))
-            done = run.go()
-            if done is not None:
-                return _give(*done, args, kwargs, tensors)
+            run, drawn = Run(entry.root, _sources(tensors)), random.state()
+            try:
+                run.go()
+            finally:
+                for done in run.done:
+                    out = _give(*done, args, kwargs, tensors)
+                if not run.done:  # it draws the same once more
+                    random.set_state(drawn)
+            if run.done:
+                return out
             more = self._record(entry, leaves, more, spec, run.values)
 
     def _marks(self, args: Any, kwargs: Any) -> list[bool]:
@@ -236,6 +251,17 @@ class Jit(Generic[P, R]):
         """Records the function along the values read so far; adds the branches that follow. Gives
         the leaves of what is around it."""
         self._warn(bool(values))
+        try:
+            more, made = self._alone_or_piped(entry, leaves, more, spec, values)
+        except BaseException:
+            self._recordings -= not values
+            raise
+        need_none_left(self.name, made)
+        return more
+
+    def _alone_or_piped(
+        self, entry: Entry, leaves: list[Any], more: list[Any], spec: Any, values: list[Any]
+    ) -> tuple[list[Any], list[ref[Tensor]]]:
         need: NeedsPipe | None = None
         try:
             more, made = self._recorded(entry, leaves, more, spec, values, None)
@@ -247,9 +273,9 @@ class Jit(Generic[P, R]):
             trial = functools.partial(self._recorded, entry, leaves, more, spec, [])
             pipe = read(need, tensors, names, trial)
             more, made = self._recorded(entry, leaves, more, spec, [], pipe)
-        need_none_left(self.name, made)
-        return more
+        return more, made
 
+    @opens
     def _recorded(
         self,
         entry: Entry,
@@ -488,8 +514,30 @@ def _give(
     leaves = list(written.leaves)
     for i, t in zip(written.slots, made, strict=False):
         leaves[i] = t
+    for k in written.fills:
+        tensors[k]._keep()  # which may fail: now, not between two weights
+    rest = made[len(written.slots) :]
+    taken = len(rest) - sum(len(tap.tensors) for tap in written.taps)
+    try:
+        _put_all(written, rest[:taken], args, kwargs, tensors)
+    except BaseException:
+        with contextlib.suppress(Exception):  # of another thread, say: all weights or none
+            _put_all(written, rest[:taken], args, kwargs, tensors)
+        raise
+    for i, k in written.same:
+        leaves[i] = tensors[k]
+    left = iter(rest[taken:])
+    for tap in written.taps:
+        tap.run([next(left) for _ in tap.tensors])
+    return unflatten(written.spec, leaves)
+
+
+def _put_all(
+    written: Written, values: list[Tensor], args: Any, kwargs: Any, tensors: Sequence[Any]
+) -> None:
+    """Puts the results of a call where its function has put them. To do it twice does no harm."""
+    rest = iter(values)
     writes = dict(enumerate(x for _, x in written.writes))
-    rest = iter(made[len(written.slots) :])
     writes.update((i, next(rest)) for i in written.written_slots)
     top = (args, kwargs)
     for (path, _), value in zip(written.writes, writes.values(), strict=True):
@@ -501,13 +549,8 @@ def _give(
         tensors[k].fill(new._data, new.type)
     for holder, name in written.assigned:
         setattr(holder, name, next(rest))
-    for i, k in written.same:
-        leaves[i] = tensors[k]
     for place in written.outside:
         place.put(next(rest))
-    for tap in written.taps:
-        tap.run([next(rest) for _ in tap.tensors])
-    return unflatten(written.spec, leaves)
 
 
 @overload

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..core.dtypes import DType, beyond, dtype_of, f32, int32, promote
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from ..ir.graph.node import Node
@@ -139,6 +140,7 @@ class Tensor:
     __hash__ = object.__hash__
 
     # -- reading ----------------------------------------------------------------------------------
+    @whole
     def numpy(self) -> np.ndarray[Any, Any]:
         """The whole value on the host. Inside a recorded function this cuts the program here."""
         if self._recorder is not None:

@@ -1,0 +1,248 @@
+"""Is a training state whole after an interrupt or an error, whenever it comes?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import nn, optim
+from tessera.core import interrupts
+from tessera.lang import jit as jits
+
+SOAK = Path(__file__).parents[2] / "bench" / "soak" / "interrupts.py"
+
+
+def test_signals_at_random_times_disturb_no_loss() -> None:
+    """Unprotected, each of these kinds loses its weights, or mixes those of two steps."""
+    here = {**os.environ, "PYTHONPATH": str(SOAK.parents[2] / "src")}
+    done = subprocess.run(
+        [sys.executable, SOAK, "--signals", "8", "--small"],
+        env=here, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count("the same losses, weights and moments") == 6
+
+
+class Step:
+    """Three weights and their moments, and a step that changes all of them."""
+
+    def __init__(self, donate: tuple[str, ...] = ("model", "state")) -> None:
+        self.model = nn.Linear(4, 4)
+        adam = optim.AdamW(1e-2)
+        self.state = adam.init(self.model)
+
+        @ts.jit(donate=donate)
+        def step(model: Any, state: Any, x: Any) -> Any:
+            loss = (model(x) ** 2).mean()
+            weights, new = adam.update(model, ts.grad(loss, model), state)
+            model.load_parameters(weights)
+            state.update(new)
+            return loss
+
+        self.step, self.x = step, ts.ones((2, 4))
+
+    def __call__(self) -> float:
+        return float(self.step(self.model, self.state, self.x).item())
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        s = self.state
+        parts = [self.model.parameters(), s["m"], s["v"], {"step": s["step"]}]
+        return [t.numpy() for part in parts for t in part.values()]
+
+
+@pytest.mark.parametrize("donate", [(), ("model", "state")])
+@pytest.mark.parametrize("nth", range(9))
+def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
+    monkeypatch: pytest.MonkeyPatch, donate: tuple[str, ...], nth: int
+) -> None:
+    """An exception of another thread, or of a handler that is not ours, comes anywhere."""
+    ts.seed(2)
+    calm, hit = Step(donate), Step(donate)
+    hit.model.load_state_dict({k: t.numpy() for k, t in calm.model.state_dict().items()})
+    before = [calm(), hit()]
+    assert before[0] == before[1]
+    count = 0
+    really = nn.Parameter.fill, jits.put
+
+    def now() -> None:
+        nonlocal count
+        count += 1
+        if count == nth + 1:
+            raise KeyboardInterrupt
+
+    def fill(self: Any, data: Any, type: Any) -> None:
+        now()
+        really[0](self, data, type)
+
+    def put(*args: Any) -> None:
+        now()
+        really[1](*args)
+
+    with monkeypatch.context() as m:
+        m.setattr(nn.Parameter, "fill", fill)
+        m.setattr(jits, "put", put)
+        try:
+            hit()
+            assert nth >= count
+        except KeyboardInterrupt:
+            pass
+    calm()
+    for a, b in zip(calm.values(), hit.values(), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert calm() == hit()
+
+
+def test_an_exception_as_the_engine_returns_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ts.seed(2)
+    hit = Step()
+    hit()
+    program = hit.step.programs[0]
+    kind: Any = type(program)
+    call = kind.__call__
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        call(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(kind, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hit()
+    assert hit.state["step"].item() == 2
+    hit()
+    assert hit.state["step"].item() == 3
+
+
+def test_a_step_that_fails_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ts.jit
+    def noise(x: Any) -> Any:
+        return x + ts.random.uniform((3,))
+
+    x = ts.zeros(3)
+    ts.seed(5)
+    wanted = [noise(x).numpy().tolist() for _ in range(3)]
+    ts.seed(5)
+    assert noise(x).numpy().tolist() == wanted[0]
+    kind: Any = type(noise.programs[0])
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as m:
+        m.setattr(kind, "__call__", fails)
+        with pytest.raises(MemoryError):
+            noise(x)
+    assert [noise(x).numpy().tolist() for _ in range(2)] == wanted[1:]
+
+
+def test_recordings_that_fail_are_not_counted_as_changes() -> None:
+    failing = True
+
+    @ts.jit
+    def f(x: Any) -> Any:
+        if failing:
+            raise ValueError("not yet")
+        return x + 1
+
+    for _ in range(4):
+        with pytest.raises(ValueError, match="not yet"):
+            f(ts.ones(2))
+    failing = False
+    assert f(ts.ones(2)).numpy().tolist() == [2.0, 2.0]
+
+
+PROGRAM = """
+import os, signal, sys, time
+import tessera as ts
+from tessera.core.interrupts import whole
+
+@whole
+def slow(s):
+    end = time.monotonic() + s
+    while time.monotonic() < end:
+        pass
+    return "kept"
+"""
+
+
+def ran(lines: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    here = {**os.environ, "PYTHONPATH": str(SOAK.parents[2] / "src")}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM + lines],
+        env=here, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+PRESS = "import threading; threading.Timer({0}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+
+
+def test_the_second_press_arrives_at_once_and_the_first_one_says_why_it_waits() -> None:
+    done = ran(
+        PRESS.format(0.2) + PRESS.format(1.6)
+        + "start = time.monotonic()\n"
+        "try: slow(30)\n"
+        "except KeyboardInterrupt: print(round(time.monotonic() - start))\n"
+    )  # fmt: skip
+    assert done.stdout.split() == ["2"], done.stderr
+    assert done.stderr == (
+        "Ctrl-C: this call goes on to its end, so that nothing is half changed; press it again to"
+        " stop now\n"
+    )
+
+
+def test_a_result_is_in_its_variable_before_the_interrupt_arrives() -> None:
+    done = ran(
+        PRESS.format(0.2) +
+        "x = None\n"
+        "def body():\n"
+        "    global x\n"
+        "    (\n        x\n    ) = slow(0.5)\n"
+        "    time.sleep(20)\n"
+        "try: body()\n"
+        "except KeyboardInterrupt: print(x)\n"
+    )  # fmt: skip
+    assert done.stdout.split() == ["kept"], done.stderr
+
+
+def test_a_statement_that_goes_on_is_interrupted_all_the_same() -> None:
+    done = ran(
+        PRESS.format(0.2) + "start = time.monotonic()\n"
+        "try: slow(0.4); time.sleep(20)\n"
+        "except KeyboardInterrupt: print(time.monotonic() - start < 5)\n"
+    )
+    assert done.stdout.split() == ["True"], done.stderr
+
+
+def test_the_handler_that_was_there_is_called_and_stays() -> None:
+    seen: list[int] = []
+
+    def mine(number: int, frame: Any) -> None:
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        ts.jit(lambda x: x + 1)(ts.ones(2))
+        assert type(signal.getsignal(signal.SIGINT)) is interrupts.Handler
+        time.sleep(2 * interrupts.RECENT_S)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ts.jit(lambda x: x + 1)(ts.ones(2))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

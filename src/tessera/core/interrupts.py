@@ -158,11 +158,12 @@ class _Waiting:
             time.sleep(LOOK_S)
             if _waiting is not self:
                 return
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            main = threading.main_thread().ident or 0
+            frame = sys._current_frames().get(main)
             looks, free = looks + 1, 0 if frame is None or _held(frame) else free + 1
             del frame
             if free == 2:
-                _thread.interrupt_main(self.signum)
+                signal.pthread_kill(main, self.signum)  # which ends a sleep, too
                 return
             if looks == 4:
                 print(

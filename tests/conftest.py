@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every sample of tests/peer on the engine, not a seeded few",
     )
+
+
+# Compilation is four fifths of what the tests of the engine take, and programs here run once or
+# twice. These are compiled as users' programs are: what is promised of bits (in processes of their
+# own), and what the documentation prints.
+AS_USERS = ("test_bits.py", "test_docs.py", "test_opinfo.py", "test_gpu.py")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "TESSERA_TEST_HIDE_JAX" in os.environ or request.path.name in AS_USERS:
+        yield
+        return
+    import tessera as ts  # which sets the engine's flags, before jax is there
+
+    assert ts
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 # Compiled programs are mapped into memory in pieces. A process may hold 65,530 of them on Linux:

@@ -7,11 +7,9 @@ says so before anything runs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -23,14 +21,6 @@ SAMPLE = sample(40)
 # Two parts of a tied weight's gradient come from two stages, each in a layout of its own.
 HYBRIDS = [*SAMPLE, Hybrid("experts6", pp=2, ep=3, zero=3, zero_axis="ep", schedule="ZBV",
                            microbatches=2)]  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    """What takes time here is to compile hundreds of programs that run once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def quietly(h: Hybrid) -> Any:

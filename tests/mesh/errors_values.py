@@ -64,15 +64,41 @@ tensor: the nested lists are ragged
   at   : AT
   fix  : give lists of one length at each depth
 """)
-row("an empty tensor", ts.ShapeError, lambda: ts.tensor([]), """
-tensor: there are no elements in shape (0,)
+row("a size below 0", ts.ShapeError, lambda: ts.zeros((2, -1)), """
+zeros: shape (2, -1) has a dim that is not from 0 to 2**31 - 1
   at  : AT
-  fix : every dim has at least one element
+  fix : every dim has from 0 to 2**31 - 1 elements
 """)
-row("zeros of no size", ts.ShapeError, lambda: ts.zeros((2, 0)), """
-zeros: shape (2, 0) has a dim that is not from 1 to 2**31 - 1
+row("the largest of nothing", ts.ShapeError, lambda: ts.max(ts.zeros((2, 0)), 1), """
+max: dim 1 has no elements, so there is none to give
+  x   : f32[2, 0]
   at  : AT
-  fix : every dim has at least one element
+  fix : ask x.size first, or ts.concat a value that stands for none
+""")
+row("a number out of nothing", ts.ShapeError, lambda: ts.zeros((0, 2))[0], """
+index: 0 is outside dim 0 of size 0
+  x   : f32[0, 2]
+  at  : AT
+  fix : ask x.size first: there is nothing to pick
+""")
+row("ids into nothing", ts.ShapeError, lambda: ts.zeros((0, 2))[[1, 0]], """
+index: id 1 at [0] is outside a dim of size 0, and 1 more
+  ids : i32[2]
+  at  : AT
+  fix : ask x.size first: there is nothing to pick
+""")
+row("a size to be found without elements", ts.ShapeError, lambda: ts.zeros((0, 2)).reshape(0, -1),
+    """
+reshape: 0 elements do not fit shape (0, -1)
+  x   : f32[0, 2]
+  at  : AT
+  fix : sizes are >= 0; one of them may be -1 where the rest, above 0, divides
+""")
+row("a batch norm of nothing", ts.ShapeError, lambda: ts.nn.BatchNorm(2)(ts.zeros((0, 2))), """
+batch_norm: a batch without elements has no mean to train with
+  x   : f32[0, 2]
+  at  : AT
+  fix : leave the batch out, or pass training=False
 """)
 row("a shape in words", ts.ShapeError, lambda: ts.ones("8x4"), """
 ones: the shape cannot be '8x4'
@@ -141,7 +167,7 @@ row("reshape with a rest that does not divide", ts.ShapeError, lambda: X.reshape
 reshape: 6 elements do not fit shape (4, -1)
   x   : f32[2, 3]
   at  : AT
-  fix : sizes are >= 1; one of them may be -1 where the rest divides
+  fix : sizes are >= 0; one of them may be -1 where the rest, above 0, divides
 """)
 row("reshape to text", ts.UsageError, lambda: X.reshape("6"), """
 reshape: a size cannot be '6'
@@ -209,12 +235,6 @@ index: 3 indices for 2 dims
   at  : AT
   fix : use fewer
 """)
-row("an empty slice", ts.ShapeError, lambda: X[2:], """
-index: slice(2, None, None) selects nothing of dim 0 with size 2
-  x   : f32[2, 3]
-  at  : AT
-  fix : stay inside 0:2
-""")
 row("an index of text", ts.UsageError, lambda: X["a"], """
 index: cannot index with str
   x   : f32[2, 3]
@@ -237,7 +257,7 @@ row("topk of too many", ts.ShapeError, lambda: ts.topk(X, 4), """
 topk: cannot take 4 of dim 1
   x   : f32[2, 3]
   at  : AT
-  fix : 1 <= k <= its size
+  fix : 0 <= k <= its size
 """)
 row("scatter of other shapes", ts.ShapeError, lambda: ts.scatter_add(X, IDS, IDS), """
 scatter_add: ids and updates must match each other, and x but for dim 1

@@ -3,7 +3,8 @@
 A dim is read as a mixed-radix number, major digit first. `8@dp` with dp=2 is the digits
 `(2@dp·4)`: device dp=0 holds the first 4 of 8. Reshape regroups digits; a collective adds, removes
 or moves one. A `Factor` is a run of axis digits with the local digit below them; a factor that its
-axes do not divide is kept whole, in ceil blocks, the last one short.
+axes do not divide is kept whole, in ceil blocks, the last one short. A dim of size 0 is split over
+nothing: each device has all of it, and `0@dp` is `0`.
 
 >>> from tessera.core.mesh import Mesh
 >>> mesh = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
@@ -58,6 +59,8 @@ def ways(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 def digits(dim: Dim, sizes: Mapping[str, int]) -> list[Digit]:
     """The digits of `dim`, major first; digits of size one are left out."""
+    if not dim_size(dim):
+        return [Digit(0, (), 0)]
     out: list[Digit] = []
     for f in dim:
         axes = tuple(a for a in f.axes if sizes[a] > 1)
@@ -73,6 +76,9 @@ def digits(dim: Dim, sizes: Mapping[str, int]) -> list[Digit]:
 
 def grouped(run: Iterable[Digit]) -> Dim:
     """The canonical dim of a run of digits: what `digits` takes apart."""
+    run = list(run)
+    if any(d.size == 0 for d in run):
+        return (Factor(0),)
     out: list[Factor] = []
     # The factor being built; it is open while it has no local digit.
     size, open_ = 1, False
@@ -124,6 +130,8 @@ def regroup(
     dims: Sequence[Dim], shape: Sequence[int], sizes: Mapping[str, int]
 ) -> tuple[Dim, ...] | frozenset[str]:
     """The dims after a reshape to `shape`, or the axes that must be gathered before it can be."""
+    if 0 in shape:
+        return _regroup_empty(dims, tuple(shape), sizes)
     queue: deque[Digit] = deque()
     for d in (d for dim in dims for d in digits(dim, sizes)):
         if queue and not d.axes and not queue[-1].axes:
@@ -151,6 +159,25 @@ def regroup(
     if queue:  # one element over several devices (1@dp) has no dim left to stand in
         return frozenset(a for d in queue for a in d.axes)
     return tuple(out)
+
+
+def _regroup_empty(
+    dims: Sequence[Dim], shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> tuple[Dim, ...] | frozenset[str]:
+    """`regroup` without elements: what stands before the first dim of size 0 and what stands after
+    it, each for itself where it keeps its number of places; else nothing stays split."""
+    old = tuple(map(dim_size, dims))
+    i, j = old.index(0), shape.index(0)
+    if math.prod(old[:i]) != math.prod(shape[:j]) or (
+        math.prod(old[i + 1 :]) != math.prod(shape[j + 1 :])
+    ):
+        axes = frozenset(a for d in dims for a in dim_axes(d))
+        return axes or tuple((Factor(n),) for n in shape)
+    head = regroup(dims[:i], shape[:j], sizes)
+    tail = regroup(dims[i + 1 :], shape[j + 1 :], sizes)
+    if isinstance(head, frozenset):
+        return head
+    return tail if isinstance(tail, frozenset) else (*head, (Factor(0),), *tail)
 
 
 class TensorType:
@@ -340,8 +367,8 @@ def _check(t: TensorType) -> None:
                 fix="an axis splits one dim, or is partial, but not both",
             )
         seen.add(axis)
-    if any(n < 1 for n in t.shape):
-        raise fail(LayoutError, f"layout: shape {t.shape} has a dim below 1", fix="sizes are >= 1")
+    if any(n < 0 for n in t.shape):
+        raise fail(LayoutError, f"layout: shape {t.shape} has a dim below 0", fix="sizes are >= 0")
 
 
 def unknown_axis(axis: str, mesh: Mesh | None) -> LayoutError:

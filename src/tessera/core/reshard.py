@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from .cheapest import cheapest
 from .errors import LayoutError, MeshError, ShapeError, fail
-from .layout import TensorType, same_type, unknown_axis, ways, without
+from .layout import Factor, TensorType, same_type, unknown_axis, ways, without
 from .topology import Topology
 
 # The cells of the table "from \\ to": what each one does to one axis.
@@ -93,6 +93,12 @@ def plan(
 def _steps(
     src: TensorType, dst: TensorType, in_order: bool, topology: Topology | None
 ) -> tuple[Step, ...]:
+    if not src.size:  # as if each dim of size 0, which nothing splits, were one of size 1
+        ones = [_with_none(t, src.shape, 1) for t in (src, dst)]
+        return tuple(
+            replace(s, type=_with_none(s.type, src.shape, 0), wire_bytes=0)
+            for s in _steps(*ones, in_order, topology)
+        )
     opened = [p for p in dst.partial if p not in src.partial]
     steps, now = [], src
     shut = dst.with_partial(tuple(p for p in dst.partial if p in src.partial))
@@ -113,6 +119,11 @@ def _steps(
     if steps and same_type(steps[-1].type, dst):  # whether it only rests so is the target's
         steps[-1] = replace(steps[-1], type=dst)
     return tuple(steps)
+
+
+def _with_none(t: TensorType, shape: Iterable[int], size: int) -> TensorType:
+    """`t` with dims of `size` where `shape` is 0."""
+    return t.with_dims(d if n else (Factor(size),) for d, n in zip(t.dims, shape, strict=True))
 
 
 def completed(t: TensorType, axes: Iterable[str]) -> TensorType:

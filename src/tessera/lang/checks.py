@@ -45,15 +45,15 @@ def whole(name: str, what: str, value: object, least: int | None = None) -> int:
 
 
 def sizes(name: str, shape: object) -> tuple[int, ...]:
-    """A shape: whole numbers from 1 to 2**31 - 1; a bare number is one dim. Raises ShapeError."""
+    """A shape: whole numbers from 0 to 2**31 - 1; a bare number is one dim. Raises ShapeError."""
     given = (shape,) if is_whole(shape) else shape
     if isinstance(given, (tuple, list, np.ndarray, range)) and all(is_whole(n) for n in given):
-        if all(1 <= n <= MOST for n in given):
+        if all(0 <= n <= MOST for n in given):
             return tuple(int(n) for n in given)
         raise fail(
             ShapeError,
-            f"{name}: shape {tuple(map(int, given))} has a dim that is not from 1 to 2**31 - 1",
-            fix="every dim has at least one element",
+            f"{name}: shape {tuple(map(int, given))} has a dim that is not from 0 to 2**31 - 1",
+            fix="every dim has from 0 to 2**31 - 1 elements",
         )
     raise fail(
         ShapeError, f"{name}: the shape cannot be {shown(shape)}", fix="give sizes, e.g. (8, 4096)"

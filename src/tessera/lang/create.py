@@ -263,7 +263,7 @@ def initial_value(t: TensorType, init: Init) -> Tensor:
         return made
     if isinstance(init, (int, float)):
         return functions.full(t.shape, float(init), t.dtype)
-    fan_in = t.shape[-2] if t.rank > 1 else t.size
+    fan_in = max(1, t.shape[-2] if t.rank > 1 else t.size)
     match init:
         case None | "zeros":
             return functions.full(t.shape, 0.0, t.dtype)

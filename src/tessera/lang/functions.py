@@ -36,6 +36,7 @@ from .shaping import (
     broadcast_to,
     concat,
     dims_of,
+    need_some,
     permute,
     reshape,
     split,
@@ -299,11 +300,17 @@ def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    return reduce("max", x, dim, keepdims)
+    """The largest along `dim`. Raises ShapeError where that is one of no elements."""
+    t = as_tensor(x)
+    need_some("max", t, dims_of("max", t, dim))
+    return reduce("max", t, dim, keepdims)
 
 
 def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    return reduce("min", x, dim, keepdims)
+    """The least along `dim`. Raises ShapeError where that is one of no elements."""
+    t = as_tensor(x)
+    need_some("min", t, dims_of("min", t, dim))
+    return reduce("min", t, dim, keepdims)
 
 
 def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
@@ -314,7 +321,8 @@ def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The mean along `dim`; of narrow floats computed in f32, as are those below."""
     t = widened(_float("mean", x))
     count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
-    return (reduce("sum", t.to(f32), dim, keepdims) * (1.0 / count)).to(t.dtype)
+    part = 1.0 / count if count else math.nan
+    return (reduce("sum", t.to(f32), dim, keepdims) * part).to(t.dtype)
 
 
 def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
@@ -336,7 +344,7 @@ def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
-    top = stop_gradient(max(t, dim, True))
+    top = stop_gradient(reduce("max", t, dim, True))
     top = where(isfinite(top), top, 0.0)  # where all is -inf, so is the result
     out = log(sum(exp(t - top), dim, True)) + top
     if flag("logsumexp", "keepdims", keepdims):
@@ -372,7 +380,7 @@ def zeros_like(x: Tensor) -> Tensor:
 
 
 def arange(stop: int, dtype: object = int32) -> Tensor:
-    count = whole("arange", "stop", stop, 1)
+    count = whole("arange", "stop", stop, 0)
     return emit("iota", dtype=dtype_of(dtype), shape=sizes("arange", count), dim=0)
 
 

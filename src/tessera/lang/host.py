@@ -61,12 +61,6 @@ def host_view(
             [("data", shown(value))],
             fix="give lists of one length at each depth",
         ) from None
-    if not x.size:
-        raise fail(
-            ShapeError,
-            f"{name}: there are no elements in shape {x.shape}",
-            fix="every dim has at least one element",
-        )
     if x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME:
         raise fail(
             DTypeError,

@@ -20,6 +20,7 @@ from ..ops.redistribute import NAMES
 from .tensor import Tensor
 
 Array = np.ndarray[Any, Any]
+NOTHING = "ask x.size first: there is nothing to pick"
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ class Expected:
         others = int(bad.sum()) - 1
         rest = f", and {others} more" if others else ""
         spared = f", or {self.ignore}" if self.ignore is not None else ""
-        within = f"{self.low} to {self.size - 1}"
+        within = f"{self.low} to {self.size - 1}" if self.size else "a dim of size 0"
         raise fail(
             ShapeError,
             f"{self.name}: {self.what} {given[bad][0]}{at} is outside {within}{rest}",
             [(f"{self.what}s", ids.type), *([("used at", self.loc)] if self.loc else [])],
-            fix=f"keep each {self.what} within {within}{spared}",
+            fix=f"keep each {self.what} within {within}{spared}" if self.size else NOTHING,
         )
 
 

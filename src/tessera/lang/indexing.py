@@ -8,16 +8,24 @@ from ..core.dtypes import beyond, f32, int32
 from ..core.errors import ShapeError, fail
 from .checks import flag, sizes, whole
 from .ids import check_ids
-from .shaping import along, one_dim, sliced, swap
+from .shaping import along, need_some, one_dim, sliced, swap
 from .tensor import Like, Tensor, as_tensor, emit, emit_many, scalar
 
 
 def argmax(x: Like, dim: int = -1) -> Tensor:
-    return along(lambda t, d: emit("argmax", t, dim=d), "argmax", x, dim)
+    return _best("argmax", x, dim)
 
 
 def argmin(x: Like, dim: int = -1) -> Tensor:
-    return along(lambda t, d: emit("argmin", t, dim=d), "argmin", x, dim)
+    return _best("argmin", x, dim)
+
+
+def _best(op: str, x: Like, dim: int) -> Tensor:
+    def place(t: Tensor, d: int) -> Tensor:
+        need_some(op, t, (d,))
+        return emit(op, t, dim=d)
+
+    return along(place, op, x, dim)
 
 
 def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
@@ -41,12 +49,12 @@ def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
     """The `k` largest values along `dim`, descending, and their ids; ties by lower id."""
     t = as_tensor(x)
     k, d = whole("topk", "k", k), one_dim("topk", t, dim) if t.ndim else 0
-    if not t.ndim or not 1 <= k <= t.shape[d]:
+    if not t.ndim or not 0 <= k <= t.shape[d]:
         raise fail(
             ShapeError,
             f"topk: cannot take {k} of dim {d}",
             [("x", t.type)],
-            fix="1 <= k <= its size",
+            fix="0 <= k <= its size",
         )
     if d == t.ndim - 1:
         values, ids = emit_many("top_k", t, k=k)
@@ -159,7 +167,7 @@ def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
     An id outside is what it is for `take`. Raises ShapeError, DTypeError.
     """
     t = as_tensor(ids)
-    shape = sizes("one_hot", whole("one_hot", "count", count, 1))
+    shape = sizes("one_hot", whole("one_hot", "count", count, 0))
     check_ids("one_hot", "id", t, count)
     line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow ids count no further
     at = t.to(int32).reshape((*t.shape, 1))

@@ -53,8 +53,8 @@ def scan(
     start = [as_tensor(t) for t in start]
     rows, xs_spec = flatten(xs)
     rows = [_unsplit_first(as_tensor(t)) for t in rows]
-    lengths = {t.shape[0] if t.shape else 0 for t in rows}
-    if len(lengths) != 1 or 0 in lengths:
+    lengths = {t.shape[0] if t.shape else -1 for t in rows}
+    if len(lengths) != 1 or -1 in lengths:
         raise fail(
             ShapeError,
             "scan: the scanned tensors need one leading length",
@@ -207,6 +207,8 @@ def row_blocks(t: TensorType, rows: int) -> tuple[int, int, int]:
         return t.shape[0], 1, 1  # no plain blocks: take everything in one
     devices = math.prod(d.size for d in split)
     here = t.shape[0] // devices
+    if not here:
+        return 1, 1, 0
     size = next(n for n in range(min(rows, here), 0, -1) if here % n == 0)
     return devices, here // size, size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import ShapeError, fail
 from .checks import sizes, whole
-from .shaping import one_dim, permute, reshape
+from .shaping import one_dim, permute, reshape, sliced
 from .tensor import Like, Tensor, as_tensor, emit, scalar
 
 
@@ -54,22 +54,27 @@ def eye(rows: int, columns: int | None = None, dtype: object = f32) -> Tensor:
 
 def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The elements of two dims whose index in `dim2` is `offset` more than in `dim1`, as the last
-    dim. Raises ShapeError where there are none."""
+    dim; none where the matrix does not reach so far. Raises ShapeError."""
     t = as_tensor(x)
     _least_rank("diagonal", t, 2)
     i, j = one_dim("diagonal", t, dim1), one_dim("diagonal", t, dim2)
     k = whole("diagonal", "offset", offset)
     m, n = t.shape[i], t.shape[j]
     count = min(m + min(k, 0), n - max(k, 0))
-    if i == j or count < 1:
-        what = f"dims {i} and {j} are one" if i == j else f"{m} x {n} has no diagonal {k}"
-        raise fail(ShapeError, f"diagonal: {what}", [("x", t.type)], fix="name two dims, and a "
-                   "diagonal that is there")  # fmt: skip
+    if i == j:
+        raise fail(
+            ShapeError,
+            f"diagonal: dims {i} and {j} are one",
+            [("x", t.type)],
+            fix="name two dims",
+        )
     rest = [d for d in range(t.ndim) if d not in (i, j)]
     order = (*rest, i, j)
     t = t if order == tuple(range(t.ndim)) else permute(t, order)
     lead = t.shape[:-2]
     flat = reshape(t, (*lead, m * n))
+    if count < 1:
+        return sliced(flat, {t.ndim - 2: (0, 0, 1)})
     start = k if k >= 0 else -k * n
     return emit(
         "slice", flat,

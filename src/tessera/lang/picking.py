@@ -19,7 +19,7 @@ from ..core.dtypes import bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from . import record
 from .checks import shown
-from .ids import check_ids
+from .ids import NOTHING, check_ids
 from .shaping import permute, reshape, sliced
 from .tensor import Tensor, as_tensor, binary, emit, scalar
 
@@ -57,7 +57,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             if not -n <= k < n:
                 raise fail(
                     ShapeError, f"index: {k} is outside dim {d} of size {n}", [("x", t.type)],
-                    fix=f"use {-n} to {n - 1}",
+                    fix=f"use {-n} to {n - 1}" if n else NOTHING,
                 )  # fmt: skip
             rows[d] = (k % n, k % n + 1, 1)
         d += 1
@@ -111,7 +111,7 @@ def _known(t: Tensor, k: Any) -> Any:
         mask = np.asarray(k)
         if mask.dtype == np.bool_ and mask.ndim:
             return mask
-        k = as_tensor(k)
+        k = as_tensor(mask.astype(np.int32) if isinstance(k, list) and not mask.size else k)
     if isinstance(k, Tensor) and (k.dtype is not bool_ or not k.ndim):
         if k.dtype.is_int:
             return k
@@ -147,13 +147,6 @@ def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
                 fix="use ts.where(mask, x, 0), which keeps the shape, or index outside of it",
             )
         mask = mask.numpy()
-    if not mask.any():
-        raise fail(
-            ShapeError,
-            "index: the mask picks nothing",
-            [("x", t.type)],
-            fix="count what it picks first: ts.sum(mask)",
-        )
     return [as_tensor(i.astype(np.int32)) for i in np.nonzero(mask)]
 
 
@@ -169,10 +162,7 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
         ) from None  # fmt: skip
     count = len(range(start, stop, step))
     if count == 0:
-        raise fail(
-            ShapeError, f"index: {k} selects nothing of dim {dim} with size {n}",
-            [("x", t.type)], fix=f"stay inside 0:{n}",
-        )  # fmt: skip
+        return (0, 0, 1), False
     if step < 0:
         start, step = start + (count - 1) * step, -step
         return (start, start + (count - 1) * step + 1, step), True

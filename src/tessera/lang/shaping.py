@@ -45,6 +45,18 @@ def one_dim(name: str, x: Tensor, dim: int) -> int:
     return dims[0]
 
 
+def need_some(name: str, x: Tensor, dims: Sequence[int]) -> None:
+    """Raises ShapeError where one of no elements along `dims` would be a result."""
+    none = [d for d in dims if not x.shape[d]]
+    if none and all(n for d, n in enumerate(x.shape) if d not in dims):
+        raise fail(
+            ShapeError,
+            f"{name}: dim {none[0]} has no elements, so there is none to give",
+            [("x", x.type)],
+            fix="ask x.size first, or ts.concat a value that stands for none",
+        )
+
+
 def along(fn: Callable[[Tensor, int], Tensor], name: str, x: Like, dim: int) -> Tensor:
     """`fn(x, d)` of `x` and its dim; of a scalar as of the one element that it is."""
     t = as_tensor(x)
@@ -62,12 +74,12 @@ def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
         known = math.prod(n for n in new if n != -1)
         if known > 0 and t.size % known == 0:
             new[new.index(-1)] = t.size // known
-    if any(n < 1 for n in new):
+    if any(n < 0 for n in new):
         raise fail(
             ShapeError,
             f"reshape: {t.size} elements do not fit shape {tuple(new)}",
             [("x", t.type)],
-            fix="sizes are >= 1; one of them may be -1 where the rest divides",
+            fix="sizes are >= 0; one of them may be -1 where the rest, above 0, divides",
         )
     return t if tuple(new) == t.shape else emit("reshape", t, shape=tuple(new))
 
@@ -146,11 +158,12 @@ def split(x: Like, sections: int | Sequence[int], dim: int = 0) -> list[Tensor]:
     d = one_dim("split", t, dim)
     n = t.shape[d]
     if is_whole(sections):
-        count = min(whole("split", "sections", sections), n + 1)
+        count = whole("split", "sections", sections)
+        count = min(count, n + 1) if n else count
         parts = [n // count] * count if count > 0 else []
     else:
         parts = list(sizes("split", sections))
-    if sum(parts) != n or min(parts, default=0) < 1:
+    if sum(parts) != n or not parts:
         raise fail(
             ShapeError,
             f"split: dim {d} of size {n} does not divide into {sections}",

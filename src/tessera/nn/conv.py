@@ -292,6 +292,13 @@ def batch_norm(
     if not flag(name, "training", training):
         return _normed(name, w - old_mean, old_var, eps, weight, bias).to(t.dtype), (mean, variance)
     rate = number(name, "momentum", momentum)
+    if not t.size:
+        raise fail(
+            ShapeError,
+            f"{name}: a batch without elements has no mean to train with",
+            [("x", t.type)],
+            fix="leave the batch out, or pass training=False",
+        )
     over = (0, *range(2, t.ndim))
     count = t.size // t.shape[1]
     # Completed here, once: both the result and the running statistics need them.
@@ -317,7 +324,7 @@ def group_norm(
     count = whole(name, "groups", groups, 1)
     n, c = t.shape[:2]
     divides(name, count, channels=c)
-    parts = w.reshape(n, count, -1)
+    parts = w.reshape(n, count, math.prod(t.shape[1:]) // count)
     parts = parts - F.mean(parts, -1, True)
     y = parts * F.rsqrt(F.mean(parts * parts, -1, True) + number(name, "eps", eps))
     y = y.reshape(t.shape)

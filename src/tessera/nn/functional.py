@@ -32,7 +32,7 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
     """exp(x) over its sum along `dim`, in f32, given back in the dtype of `x`."""
     t = as_tensor(x)
     w = wide(t)
-    e = F.exp(w - F.stop_gradient(F.max(w, dim, True)))
+    e = F.exp(w - F.stop_gradient(F.reduce("max", w, dim, True)))
     # Times the reciprocal, not divided by a broadcast: compilers rewrite only one of the two,
     # and differently for one device and for many.
     return (e * (1.0 / F.sum(e, dim, True))).to(t.dtype)
@@ -41,7 +41,7 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
 def log_softmax(x: Like, dim: int = -1) -> Tensor:
     t = as_tensor(x)
     w = wide(t)
-    z = w - F.stop_gradient(F.max(w, dim, True))
+    z = w - F.stop_gradient(F.reduce("max", w, dim, True))
     return (z - F.log(F.sum(F.exp(z), dim, True))).to(t.dtype)
 
 
@@ -140,7 +140,7 @@ def rotary(
     base = number("rotary", "base", base)
     at = F.arange(seq, f32) if positions is None else positions.to(f32)
     if rates is None:
-        rates = F.exp(F.arange(d // 2, f32) * (-2.0 * math.log(base) / d))
+        rates = F.exp(F.arange(d // 2, f32) * (-2.0 * math.log(base) / max(1, d)))
     angle = at.reshape(seq, 1) * as_tensor(rates).reshape(1, d // 2)
     c, s = F.cos(angle).to(t.dtype), F.sin(angle).to(t.dtype)
     a, b = F.split(t, 2, -1)

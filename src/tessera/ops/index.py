@@ -136,7 +136,7 @@ def letter_sizes(name: str, index: Index, ins: Sequence[TensorType]) -> dict[str
                     [(f"arg {i}", t) for i, t in enumerate(ins)],
                     fix="make the dims equal, or one of them 1",
                 )
-            sizes[k] = max(n, have)
+            sizes[k] = n if have == 1 else have
     return sizes
 
 

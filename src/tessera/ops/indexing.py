@@ -160,7 +160,8 @@ def _take_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 def _take_local(c: Call, table: Array, ids: Array) -> Array:
     dim, whole = c.attrs["dim"], c.ins[0]
     at, outside = _located(c, ids, 1, whole)
-    return _marked(c, c.xp.take(table, at, dim), _rows_of(c, outside, whole.rank), whole)
+    rows = c.xp.take(table, at, dim) if whole.shape[dim] else c.xp.full(c.shape, 0, c.out.dtype)
+    return _marked(c, rows, _rows_of(c, outside, whole.rank), whole)
 
 
 def _take_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
@@ -239,7 +240,9 @@ def _take_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 def _take_along_local(c: Call, x: Array, ids: Array) -> Array:
     dim = c.attrs["dim"]
     at, outside = _located(c, ids, 1, c.ins[0])
-    return _marked(c, c.xp.take_along(x, at, dim), outside, c.ins[0])
+    some = c.ins[0].shape[dim]
+    got = c.xp.take_along(x, at, dim) if some else c.xp.full(c.shape, 0, c.out.dtype)
+    return _marked(c, got, outside, c.ins[0])
 
 
 def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:

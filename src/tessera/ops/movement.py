@@ -120,14 +120,17 @@ def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     wants, outs = list(t.dims), list(t.dims)
     rows = zip(attrs["starts"], attrs["stops"], attrs["steps"], t.shape, strict=True)
     for i, (start, stop, step, n) in enumerate(rows):
-        if not (0 <= start < stop <= n and step >= 1):
+        if not (0 <= start <= stop <= n and step >= 1):
             raise fail(
                 ShapeError,
-                f"slice: {start}:{stop}:{step} selects nothing of dim {i} with size {n}",
+                f"slice: {start}:{stop}:{step} is not inside dim {i} with size {n}",
                 [("x", t)],
                 fix=f"stay inside 0:{n}",
             )
         if (start, stop, step) == (0, n, 1):
+            continue
+        if start == stop:
+            outs[i] = (Factor(0),)
             continue
         kept = _digit_slice(t, i, start, stop) if step == 1 else None
         if kept is None:
@@ -146,11 +149,14 @@ def _scaled(c: Call, dim: int, at: int, of: TensorType) -> int:
 def _slice_local(c: Call, x: Array) -> Array:
     t = c.ins[0]
     starts = tuple(_scaled(c, i, s, t) for i, s in enumerate(c.attrs["starts"]))
-    stops = tuple(
-        s + (c.shape[i] - 1) * step + 1
-        for i, (s, step) in enumerate(zip(starts, c.attrs["steps"], strict=True))
-    )
-    return c.xp.slice(x, starts, stops, tuple(c.attrs["steps"]))
+    steps = tuple(c.attrs["steps"])
+    return c.xp.slice(x, starts, _stops(starts, steps, c.shape), steps)
+
+
+def _stops(starts: Sequence[int], steps: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Where slices of so many elements end."""
+    rows = zip(starts, steps, counts, strict=True)
+    return tuple(s + (n - 1) * k + 1 if n else s for s, k, n in rows)
 
 
 def _slice_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
@@ -193,8 +199,7 @@ def _pad_local(c: Call, x: Array) -> Array:
 
 def _pad_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     starts, steps, inner = n.attrs["starts"], n.attrs["steps"], n.args[0].type.shape
-    stops = tuple(s + (m - 1) * k + 1 for s, k, m in zip(starts, steps, inner, strict=True))
-    return [b("slice", g, starts=starts, stops=stops, steps=steps)]
+    return [b("slice", g, starts=starts, stops=_stops(starts, steps, inner), steps=steps)]
 
 
 # Places x inside zeros of `shape`: element i of a dim goes to start + i · step.
@@ -221,12 +226,18 @@ def _concat_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     common_mesh("concat", ins)
     letters = tuple(f"_{d}" for d in range(first.rank))
     index = Index((letters,) * len(ins), letters)
-    if len({t.shape[dim] for t in ins}) == 1:
+    held = [t for t in ins if t.shape[dim]] or ins
+    if len({t.shape[dim] for t in held}) == 1:
         # Equal parts with split digits below: k parts of 1024@tp are (k·1024@tp).
-        got = propagate("concat", index, ins, first.dtype, linear="joint")
-        t, k = got.outs[0], len(ins)
+        stand = tuple(t if t in held else _with_dim(t, dim, (Factor(1),)) for t in ins)
+        got = propagate("concat", index, stand, first.dtype, linear="joint")
+        t, k = got.outs[0], len(held)
         joined = grouped([Digit(k, (), k), *t.digits(dim)])
-        return Inferred(got.wants, (_with_dim(t, dim, joined),))
+        wants = tuple(
+            w if t in held else _with_dim(w, dim, (Factor(0),))
+            for w, t in zip(got.wants, ins, strict=True)
+        )
+        return Inferred(wants, (_with_dim(t, dim, joined),))
     one = tuple(_with_dim(t, dim, (Factor(1),)) for t in ins)
     got = propagate("concat", index, one, first.dtype, linear="joint")
     wants = tuple(

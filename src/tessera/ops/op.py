@@ -111,6 +111,14 @@ class Op:
     pure: bool = True
     attrs: str = ""
 
+    def compute(self, c: Call, *values: Array) -> Any:
+        """Its local computation; results without elements are made without it, as most functions
+        of arrays have something to ask of their arguments."""
+        if not self.pure or any(t.size for t in c.outs):
+            return self.local(c, *values)
+        made = tuple([c.xp.full(c.site.shape(t), 0, t.dtype) for t in c.outs])
+        return made if len(made) > 1 or self.name in TUPLES else made[0]
+
 
 OPS: dict[str, Op] = {}
 

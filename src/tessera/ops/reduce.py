@@ -166,7 +166,7 @@ def _argsort_local(c: Call, x: Array) -> Array:
 
 
 def _sort_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    return ins[0].size * max(1, int(math.log2(ins[0].shape[attrs["dim"]])))
+    return ins[0].size * max(1, int(math.log2(max(1, ins[0].shape[attrs["dim"]]))))
 
 
 # Stable: equal keys keep their order, so the result does not depend on the backend.

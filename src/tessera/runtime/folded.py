@@ -186,7 +186,7 @@ class Folded:
         def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
             return run_local(body, given, TurnBlock(self.mesh, site.turn), xp)
 
-        return op.local(Call(xp, site, tuple(ins), n.types, n.attrs, inner), *args)
+        return op.compute(Call(xp, site, tuple(ins), n.types, n.attrs, inner), *args)
 
     def _scan(self, n: Node, values: Sequence[Value]) -> Value:
         """All turns' blocks go through the loop together, since its body may join them."""
@@ -237,7 +237,7 @@ class Folded:
         if "algorithm" in n.attrs:  # not on a folded mesh, so there is one turn
             table = by_algorithm(n.attrs["algorithm"])
             call = Call(table, Block(), tuple(ins), n.types, n.attrs, lambda body, args: [])
-            return {(): OPS[n.op].local(call, values[0][()])}
+            return {(): OPS[n.op].compute(call, values[0][()])}
         named = tuple(a for a in n.attrs.get("axes", ()) if a in self.turns)
         axes = tuple(a for a in self.turns if a in {*self.axes(*ins, *n.types), *named})
         wide = Turns({
@@ -246,7 +246,7 @@ class Folded:
         })  # fmt: skip
         xp = TurnsXp(self, axes)
         call = Call(xp, Block(), tuple(ins), n.types, n.attrs, lambda body, args: [])
-        out = OPS[n.op].local(call, wide)
+        out = OPS[n.op].compute(call, wide)
         return self._narrow(out.blocks, axes, self.axes(n.type))
 
 

@@ -14,7 +14,7 @@ from jax import lax
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
-from ..ir.graph.oracle import identity
+from ..ir.graph.xp_numpy import identity
 from ..ir.schedule.schedule import COMM, Schedule
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
@@ -108,7 +108,7 @@ def run_local(graph: Graph, args: Sequence[Array], site: Block, xp: Any = xp_jax
             for i, dim, kind in infer(op, ins, n.attrs).reduces:
                 values[i] = masked(values[i], site.valid(ins[i], dim), dim, kind)
         how = by_algorithm(n.attrs["algorithm"]) if "algorithm" in n.attrs else xp
-        env[n] = op.local(Call(how, site, ins, n.types, n.attrs, inner), *values)
+        env[n] = op.compute(Call(how, site, ins, n.types, n.attrs, inner), *values)
     return [env[o] for o in graph.outputs]
 
 
@@ -190,8 +190,15 @@ def jitted(
     # The engine gives donated memory to results of one shape in their order.
     heirs = [donate[i] for i in sorted(donate)]
     turn = [*heirs, *sorted({*range(len(outs))} - {*heirs})]
+    # The engine's partitioner fails over arguments without elements: each device makes its own.
+    held = [i for i, t in enumerate(ins) if t.size or not many]
 
-    def program(*arrays: Array) -> list[Array]:
+    def program(*given: Array) -> list[Array]:
+        rest = iter(given)
+        arrays = [
+            next(rest) if t.size or not many else xp_jax.full(block_shape(t), 0, t.dtype)
+            for t in ins
+        ]
         if folded:
             from .folded import Folded
 
@@ -215,10 +222,17 @@ def jitted(
         program = jax.shard_map(
             program,
             mesh=jax_mesh(mesh),
-            in_specs=tuple(spec(t.on(mesh)) for t in ins),
+            in_specs=tuple(spec(ins[i].on(mesh)) for i in held),
             out_specs=[spec(outs[i]) for i in turn],
             check_vma=False,
         )
+    if len(held) < len(ins):
+        inner = program
+
+        def program(*arrays: Array) -> list[Array]:
+            return inner(*(arrays[i] for i in held))
+
+        program.__name__ = program.__qualname__ = name
     run = launched(
         jax.jit(
             program,

@@ -21,6 +21,7 @@ from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
 from . import xp_numpy
 from .node import Graph, Node, need_graph
+from .xp_numpy import identity
 
 Array = Any
 Coords = Mapping[str, int]
@@ -118,13 +119,13 @@ def _value(n: Node, args: list[Array]) -> Any:
     call = Call(xp_numpy, Place(), ins, n.types, n.attrs, evaluate)
     per = n.types[0].per
     if not per:
-        return OPS[n.op].local(call, *args)
+        return OPS[n.op].compute(call, *args)
     sizes = tuple(n.type.sizes[a] for a in per)
     results = []
     for at in product(*map(range, sizes)):
         where = dict(zip(per, at, strict=True))
         own = [x[tuple(where[a] for a in t.per)] for x, t in zip(args, ins, strict=True)]
-        results.append(OPS[n.op].local(call, *own))
+        results.append(OPS[n.op].compute(call, *own))
 
     def whole(parts: Sequence[Array]) -> Array:
         return np.stack(parts).reshape(*sizes, *np.shape(parts[0]))
@@ -260,17 +261,6 @@ def mask(x: Array, ok: Array, dim: int, kind: str) -> Array:
     return np.where(ok.reshape(shape), x, np.asarray(identity(kind, x.dtype), x.dtype))
 
 
-def identity(kind: str, dtype: np.dtype[Any]) -> float:
-    """The value that changes nothing under a sum, max or min."""
-    if kind == "sum":
-        return 0
-    if dtype.kind in "iu":
-        return int(np.iinfo(dtype).min if kind == "max" else np.iinfo(dtype).max)
-    if dtype.name == "float8_e4m3fn":  # it has no infinity
-        return -448.0 if kind == "max" else 448.0
-    return -np.inf if kind == "max" else np.inf
-
-
 def evaluate_blocks(graph: Graph, inputs: Sequence[Array], padding: float = 0) -> list[Array]:
     """The outputs for global arrays, computed block by block on the graph's mesh.
 
@@ -325,7 +315,7 @@ def run_blocks(
             ins = tuple(a.type for a in n.args)
             with np.errstate(all="ignore"):
                 call = Call(xp_numpy, site, ins, n.types, n.attrs, evaluate)
-                results.append(OPS[n.op].local(call, *args))
+                results.append(OPS[n.op].compute(call, *args))
         if isinstance(results[0], tuple):
             env[n] = [[r[j] for r in results] for j in range(len(n.types))]
         else:
@@ -341,7 +331,15 @@ def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[li
         lambda values: run_blocks(n.attrs["body"], values, mesh),
         lambda x, t, i: [b[i] for b in x],
     )
-    return [*carry, *([np.stack(blocks) for blocks in zip(*y, strict=True)] for y in ys)]
+    outs = n.types[len(carry) :]
+    every = range(len(every_coords(mesh)))
+    return [*carry, *([_rows([b[k] for b in y], t, t.local_shape) for k in every]
+                      for y, t in zip(ys, outs, strict=True))]  # fmt: skip
+
+
+def _rows(turns: Sequence[Array], t: TensorType, shape: tuple[int, ...], axis: int = 0) -> Array:
+    """What all turns of a scan gave, stacked to `shape`."""
+    return np.stack(turns, axis=axis) if turns else np.zeros(shape, t.dtype.numpy)
 
 
 def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
@@ -353,7 +351,9 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
         lambda x, t, i: np.take(x, i, axis=len(t.per)),
     )
     outs = n.types[len(carry) :]
-    return (*carry, *(np.stack(y, axis=len(t.per)) for y, t in zip(ys, outs, strict=True)))
+    shapes = [(*(t.sizes[a] for a in t.per), *t.shape) for t in outs]
+    rows = (_rows(y, t, s, len(t.per)) for y, t, s in zip(ys, outs, shapes, strict=True))
+    return (*carry, *rows)
 
 
 def _turns(

@@ -6,6 +6,7 @@ rounded back, as the engine does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,12 +92,28 @@ def sum(x: Array, dims: tuple[int, ...]) -> Array:
     return np.sum(_wide(x), axis=dims).astype(np.asarray(x).dtype)
 
 
+def identity(kind: str, dtype: np.dtype[Any]) -> float:
+    """The value that changes nothing under a sum, max or min."""
+    if kind == "sum":
+        return 0
+    if dtype.kind in "iu":
+        return int(np.iinfo(dtype).min if kind == "max" else np.iinfo(dtype).max)
+    if dtype.name == "float8_e4m3fn":  # it has no infinity
+        return -448.0 if kind == "max" else 448.0
+    return -np.inf if kind == "max" else np.inf
+
+
+def _first(kind: str, x: Array) -> dict[str, Any]:
+    """Of no elements the largest and the least are what changes no other."""
+    return {} if x.size else {"initial": identity(kind, x.dtype)}
+
+
 def max(x: Array, dims: tuple[int, ...]) -> Array:
-    return np.max(x, axis=dims)
+    return np.max(x, axis=dims, **_first("max", x))
 
 
 def min(x: Array, dims: tuple[int, ...]) -> Array:
-    return np.min(x, axis=dims)
+    return np.min(x, axis=dims, **_first("min", x))
 
 
 def prod(x: Array, dims: tuple[int, ...]) -> Array:
@@ -175,10 +192,10 @@ def take(table: Array, ids: Array, dim: int) -> Array:
 
 def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
     k = ids.ndim
-    rows = np.moveaxis(updates, range(dim, dim + k), range(k)).reshape(ids.size, -1)
+    rest = updates.shape[:dim] + updates.shape[dim + k :]
+    rows = np.moveaxis(updates, range(dim, dim + k), range(k)).reshape(ids.size, math.prod(rest))
     flat = ids.reshape(-1)
     ok = (flat >= 0) & (flat < size)
-    rest = updates.shape[:dim] + updates.shape[dim + k :]
     out = np.zeros((size, rows.shape[1]), _wide(updates).dtype)
     np.add.at(out, flat[ok], _wide(rows)[ok])
     return np.moveaxis(out.reshape(size, *rest), 0, dim).astype(updates.dtype)

@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 LIMITS_S = {
     "queued": 600,  # steps that nobody reads
     "interrupts": 500,  # signals at random times
+    "shapes": 500,  # one function, hundreds of shapes
 }
 """The runs, each with the seconds that it may take."""
 assert sum(LIMITS_S.values()) <= 1800

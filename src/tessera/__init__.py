@@ -113,6 +113,7 @@ from .lang.grad import grad
 from .lang.jit import TraceWarning, jit
 from .lang.local.distribute import distribute
 from .lang.loop import blocked, scan
+from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed
 from .lang.record import scope
 from .lang.static import StaticWarning
@@ -153,6 +154,7 @@ __all__ = [
     "broadcast_to",
     "cast",
     "checkpoint",
+    "clear_caches",
     "concat",
     "cos",
     "cumsum",
@@ -213,6 +215,7 @@ __all__ = [
     "schedule",
     "scope",
     "seed",
+    "set_program_cache",
     "sigmoid",
     "sign",
     "sin",

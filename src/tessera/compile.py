@@ -30,7 +30,7 @@ from .lang.determinism import need_kept
 from .lang.engine import Program
 from .passes.algorithms import algorithms, choices
 from .passes.simplify import simplify
-from .runtime import arrays, containers, devices, offload
+from .runtime import arrays, containers, devices, offload, programs
 from .runtime.agree import guarded
 from .runtime.lower import lower
 from .runtime.stepped import Stepped
@@ -200,6 +200,12 @@ class Engine:
     def program_bytes(self, program: Program) -> dict[str, int]:
         assert isinstance(program, Executable)
         return offload.program_bytes(program)
+
+    def program_cache(self, maps: int | None, size: int | None) -> None:
+        programs.BOOK.limit(maps, size)
+
+    def clear_caches(self) -> None:
+        programs.BOOK.drop()
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
         return containers.opened(value)

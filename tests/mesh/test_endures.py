@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.runtime import programs
 
 SOAK = Path(__file__).parents[2] / "bench" / "soak"
 
@@ -19,3 +27,60 @@ def test_steps_that_nobody_reads_end() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == 7
+
+
+def maps() -> int:
+    return Path("/proc/self/maps").read_bytes().count(b"\n")
+
+
+def test_programs_of_many_shapes_come_and_go(few_maps: int) -> None:
+    """The maps of a process are limited; those of programs that were used long ago come back."""
+
+    @ts.jit
+    def step(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
+        return w - 0.1 * ts.grad((ts.tanh(x @ w) ** 2).mean(), w)
+
+    w = ts.tensor(np.ones((4, 4), np.float32))
+    found = []
+    for n in range(1, 11):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ts.TraceWarning)
+            new = step(w, ts.tensor(np.ones((n, 4), np.float32))).numpy()
+        found.append(maps())
+        # What was let go of is compiled again, and what was used last is still there.
+        assert (step(w, ts.tensor(np.ones((n, 4), np.float32))).numpy() == new).all()
+    assert (step(w, ts.tensor(np.ones((1, 4), np.float32))).numpy() == new).all()
+    assert max(found[4:]) <= max(found[:4]) + 16, found
+
+
+@pytest.fixture
+def few_maps() -> Iterator[int]:
+    """A budget of some bytes, in which no two programs have room."""
+    book = programs.BOOK
+    before = book.most_maps, book.most_bytes
+    ts.set_program_cache(bytes=1)
+    yield 1
+    ts.set_program_cache(maps=before[0], bytes=before[1])
+
+
+def test_what_keeps_changing_is_named_once() -> None:
+    @ts.jit
+    def scaled(x: ts.Tensor, by: float) -> ts.Tensor:
+        return x * by
+
+    def called(n: int, by: float) -> list[str]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            scaled(ts.tensor(np.ones(n, np.float32)), by)
+        return [str(w.message).partition("): ")[2] for w in found]
+
+    told = [called(n, 2.0) for n in range(1, 6)]
+    assert told == [[], [], [
+        "x was f32[1], then f32[2], then f32[3]; give tensors of few shapes, such as lengths that"
+        " are padded"
+    ], [], []]  # fmt: skip
+    scaled._recordings = 0
+    scaled._entries.clear()
+    told = [called(1, by) for by in (0.5, 1.5, 2.5)]
+    assert told[2] == ["by was 0.5, then 1.5, then 2.5; pass a number that changes as a tensor,"
+                       " ts.tensor(x)"]  # fmt: skip

@@ -239,7 +239,7 @@ def test_values_from_the_host_and_results_of_programs_share_one_compilation() ->
         w = update(w, x)
     assert w.numpy()[0, 0] == -2.0
     (program,) = update.programs
-    assert program.run._cache_size() == 1  # type: ignore[attr-defined]  # what jax.jit offers
+    assert program.run.run._cache_size() == 1  # type: ignore[attr-defined]  # what jax.jit offers
 
 
 def test_a_dataclass_that_holds_tensors_is_a_container() -> None:

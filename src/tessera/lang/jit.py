@@ -44,6 +44,7 @@ from .parameter import Parameter
 from .pipelines.microbatch import NeedsPipe, PipeState
 from .pipelines.readings import read
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
+from .retraces import changing
 from .taps import tapped
 from .tensor import Tensor, as_tensor
 from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
@@ -250,7 +251,7 @@ class Jit(Generic[P, R]):
     ) -> list[Any]:
         """Records the function along the values read so far; adds the branches that follow. Gives
         the leaves of what is around it."""
-        self._warn(bool(values))
+        self._warn(bool(values), entry, spec)
         try:
             more, made = self._alone_or_piped(entry, leaves, more, spec, values)
         except BaseException:
@@ -434,13 +435,18 @@ class Jit(Generic[P, R]):
         recorder.builder.loc = None
         return done
 
-    def _warn(self, along_a_cut: bool) -> None:
+    def _warn(self, along_a_cut: bool, entry: Entry, spec: Any) -> None:
         self._recordings += not along_a_cut
         if self._recordings == 3 and not along_a_cut:
+            before = [e for k, same in self._entries.items() if k[0] == spec for e in same]
+            names = list(map(path_name, call_paths(self._signature, spec)))
+            what = (
+                "the structure of its arguments keeps changing; give as many of each at each call"
+            )
+            if len(before) > 1 or len(self._entries) == 1:
+                what = changing([*reversed(before), entry], names)
             warnings.warn(
-                f"{self.name} is recorded for the third time ({caller() or 'here'}): a shape,"
-                " layout or plain Python argument keeps changing; pass a number that changes as a"
-                " tensor, ts.tensor(x)",
+                f"{self.name} is recorded for the third time ({caller() or 'here'}): {what}",
                 TraceWarning,
                 stacklevel=4,
             )

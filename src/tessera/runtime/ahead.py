@@ -24,7 +24,7 @@ from ..core.mesh import Mesh
 
 AHEAD = 6
 """Programs between two marks; twice as many and two marks wait, of each of two sorts: 28 of 32."""
-Run = Callable[..., Any]
+Turn = Callable[[], None]
 _mark = jax.jit(lambda x: x + 1)
 
 
@@ -49,28 +49,13 @@ class Queue:
             before.block_until_ready()
 
 
-class Launched:
-    """A jitted program that waits its turn in a queue."""
-
-    __slots__ = ("_cache_size", "enter", "lower", "run")
-
-    def __init__(self, run: Any, queue: Queue) -> None:
-        self.run, self.enter = run, queue.enter
-        self.lower, self._cache_size = run.lower, run._cache_size
-
-    def __call__(self, *arrays: Any, **how: Any) -> Any:
-        self.enter()
-        return self.run(*arrays, **how)
+def turn_of(mesh: Mesh | None) -> Turn | None:
+    """What to call before each launch of a program over `mesh`; None where nothing has to wait."""
+    queue = _queue_of(mesh)
+    return None if queue is None else queue.enter
 
 
-def launched(run: Any, mesh: Mesh | None) -> Run:
-    """The jitted program `run` over `mesh`, which Python does not call too far ahead."""
-    queue = queue_of(mesh)
-    return run if queue is None else Launched(run, queue)
-
-
-def queue_of(mesh: Mesh | None) -> Queue | None:
-    """That of programs over `mesh`; None where nothing needs to wait."""
+def _queue_of(mesh: Mesh | None) -> Queue | None:
     if jax.default_backend() != "cpu" or len(jax.local_devices()) == 1:
         return None
     every, here = jax.devices(), jax.local_devices()

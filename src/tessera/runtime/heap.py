@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from functools import cache
+from typing import Any
 
 from ..core import switches
 
@@ -23,3 +25,30 @@ def keep_pages() -> bool:
     libc = ctypes.CDLL(None)
     wanted = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: TOP_PAD_BYTES}
     return all(libc.mallopt(key, value) == 1 for key, value in wanted.items())
+
+
+class _Info(ctypes.Structure):
+    """What mallinfo2(3) gives."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
+                     "uordblks", "fordblks", "keepcost")
+    )  # fmt: skip
+
+
+@cache
+def _asked() -> Any:
+    """The C library's function; None where it has none."""
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is not None:
+        ask.restype = _Info
+    return ask
+
+
+def used_bytes() -> int:
+    """How much of the C library's heap is in use; 0 where nobody can say."""
+    ask = _asked()
+    return 0 if ask is None else ask().uordblks + ask().hblkhd

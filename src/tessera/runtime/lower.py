@@ -18,12 +18,13 @@ from ..ir.graph.xp_numpy import identity
 from ..ir.schedule.schedule import COMM, Schedule
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
-from .ahead import launched
+from .ahead import turn_of
 from .algorithms import by_algorithm
 from .arrays import block_shape, spec
 from .buckets import run_bucket
 from .devices import jax_mesh
 from .order import FixedXp
+from .programs import Program
 
 Array = Any
 NONE: Mapping[int, int] = {}
@@ -216,31 +217,33 @@ def jitted(
             for r, t in ((found[i], outs[i]) for i in turn)
         ]
 
-    program.__name__ = program.__qualname__ = name
-    if many:
-        assert mesh is not None
-        program = jax.shard_map(
-            program,
-            mesh=jax_mesh(mesh),
-            in_specs=tuple(spec(ins[i].on(mesh)) for i in held),
-            out_specs=[spec(outs[i]) for i in turn],
-            check_vma=False,
-        )
-    if len(held) < len(ins):
-        inner = program
+    def made() -> Any:
+        def run(*arrays: Array) -> list[Array]:
+            return program(*arrays)
 
-        def program(*arrays: Array) -> list[Array]:
+        run.__name__ = run.__qualname__ = name
+        inner = run
+        if many:
+            assert mesh is not None
+            inner = jax.shard_map(
+                run,
+                mesh=jax_mesh(mesh),
+                in_specs=tuple(spec(ins[i].on(mesh)) for i in held),
+                out_specs=[spec(outs[i]) for i in turn],
+                check_vma=False,
+            )
+
+        def whole(*arrays: Array) -> list[Array]:
             return inner(*(arrays[i] for i in held))
 
-        program.__name__ = program.__qualname__ = name
-    run = launched(
-        jax.jit(
-            program,
+        whole.__name__ = whole.__qualname__ = name
+        return jax.jit(
+            inner if len(held) == len(ins) else whole,
             donate_argnums=tuple(donate),
             compiler_options=dict(options) if options else None,
-        ),
-        mesh,
-    )
+        )
+
+    run = Program(made, turn_of(mesh))
     if turn == sorted(turn):
         return run
     return _InTurn(run, sorted(range(len(turn)), key=turn.__getitem__))

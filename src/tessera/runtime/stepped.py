@@ -24,7 +24,7 @@ from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
 from . import xp_jax
 from .agree import processes_of
-from .ahead import launched, queue_of
+from .ahead import turn_of
 from .arrays import sharding
 from .buckets import run_bucket
 from .flight import arrive, flight
@@ -181,11 +181,11 @@ def _maker_text(s: Schedule, i: int | None) -> str:
 def _sender(step: Step) -> Program:
     """Values on their way to another mesh: the engine copies the blocks that are not there yet."""
     to = [sharding(n.type) for n in step.graph.outputs]
-    queue = queue_of(step.graph.outputs[0].type.mesh)
+    turn = turn_of(step.graph.outputs[0].type.mesh)
 
     def send(*xs: Array) -> list[Array]:
-        if queue is not None:
-            queue.enter()
+        if turn is not None:
+            turn()
         return [jax.device_put(x, s) for x, s in zip(xs, to, strict=True)]
 
     return send
@@ -203,8 +203,7 @@ class Loop:
                        for a in self.node.args]  # fmt: skip
         self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
                      if a.op != "input"}  # fmt: skip
-        self.row = launched(_row, around.schedule.mesh)
-        self.stack = launched(_stack, around.schedule.mesh)
+        self.turn = turn_of(around.schedule.mesh)
 
     def _maker(self, n: Node, around: Stepped) -> Program:
         """The program of an argument that is made from nothing."""
@@ -216,6 +215,11 @@ class Loop:
             return run_local(graph, [], Block())
 
         return jitted(n.op, body, [], [n.type], mesh, options=around.options, order=around.order)
+
+    def _next(self, program: Any, *args: Any) -> Array:
+        if self.turn is not None:
+            self.turn()
+        return program(*args)
 
     def __call__(self, *args: Array) -> list[Array]:
         attrs = self.node.attrs
@@ -229,14 +233,14 @@ class Loop:
         turns: list[list[Array]] = []
         order = range(length)
         for i in reversed(order) if attrs["reverse"] else order:
-            xs = [self.row(x, i, _lead(t)) for x, t in zip(rows, types, strict=True)]
+            xs = [self._next(_row, x, i, _lead(t)) for x, t in zip(rows, types, strict=True)]
             outs = self.body(*fixed, *carry, *xs)
             carry = outs[:carries]
             turns.append(outs[carries:])
         if attrs["reverse"]:
             turns.reverse()
         stacked = [
-            self.stack([t[j] for t in turns], _lead(self.node.types[carries + j]))
+            self._next(_stack, [t[j] for t in turns], _lead(self.node.types[carries + j]))
             for j in range(len(self.node.types) - carries)
         ]
         results = [*carry, *stacked]

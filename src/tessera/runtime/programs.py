@@ -1,0 +1,145 @@
+"""Which compiled programs are kept? Those that were used last, within so many maps and bytes.
+
+The engine maps each program into memory in pieces, some hundred for a training step, and a process
+may hold so many of them and no more: beyond that the compiler ends it. So there is one book of all
+programs. What is let go of is compiled again when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from weakref import WeakSet
+
+import jax
+
+from . import heap
+
+MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+FASTEST = 16_384  # maps a second, more than a compiler makes
+_clock = count()
+
+
+class Program:
+    """A jitted program that is compiled when it is called. `turn` is called before each launch."""
+
+    __slots__ = ("__weakref__", "_make", "_run", "_turn", "bytes", "used")
+
+    def __init__(self, make: Callable[[], Any], turn: Callable[[], None] | None) -> None:
+        self._make, self._turn, self._run = make, turn, None
+        self.bytes = self.used = 0
+
+    def __call__(self, *arrays: Any) -> Any:
+        self.used = next(_clock)
+        if self._turn is not None:
+            self._turn()
+        run = self._run
+        return run(*arrays) if run is not None else BOOK.first(self, arrays)
+
+    @property
+    def run(self) -> Any:
+        """What `jax.jit` gave."""
+        if self._run is None:
+            self._run = self._make()
+        return self._run
+
+    def lower(self, *arrays: Any) -> Any:
+        return self.run.lower(*arrays)
+
+    def drop(self) -> None:
+        self._run = None
+
+
+class Book:
+    """All programs that are compiled, and how many maps and bytes they may take."""
+
+    def __init__(self) -> None:
+        self._live: WeakSet[Program] = WeakSet()
+        self._lock = Lock()
+        self._seen = self._floor = 0  # maps, when they were counted last, and of others
+        self._spent_s = 0.0  # on compiling since then
+        self.most_maps = _number(MOST_MAPS, 65530) // 2
+        self.most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+
+    def first(self, program: Program, arrays: tuple[Any, ...]) -> Any:
+        """Compiles and calls `program`; what the heap grew by is the program's."""
+        before, begin_s = heap.used_bytes(), time.perf_counter()
+        outs = program.run(*arrays)
+        if jax.process_count() == 1:  # among several, who waits is watched (runtime/flight.py)
+            jax.block_until_ready(outs)
+            gone = [a for a in arrays if isinstance(a, jax.Array) and a.is_deleted()]
+            grown = heap.used_bytes() - before - _bytes(outs) + _bytes(gone)
+            program.bytes = max(grown, 0)
+        with self._lock:
+            self._live.add(program)
+            self._spent_s += time.perf_counter() - begin_s
+            self._keep(program)
+        return outs
+
+    def limit(self, maps: int | None, size: int | None) -> None:
+        """Sets how many maps the process and how many bytes the programs may take; None: as is."""
+        self.most_maps = self.most_maps if maps is None else maps
+        self.most_bytes = self.most_bytes if size is None else size
+        self._seen = self._floor = 0
+
+    def drop(self) -> None:
+        """Lets go of all programs."""
+        with self._lock:
+            for program in self._live:
+                program.drop()
+            self._live.clear()
+
+    def _keep(self, last: Program) -> None:
+        """Lets go of the programs that were used least lately, until the rest is in the budget."""
+        others = sorted((p for p in self._live if p is not last), key=lambda p: p.used)
+        spare = last.bytes + sum(p.bytes for p in others) - self.most_bytes
+        while spare > 0 and others:
+            spare -= others[0].bytes
+            self._drop(others.pop(0))
+        most = max(self.most_maps, self._floor)
+        if self._spent_s * FASTEST < most - self._seen:
+            return  # nobody needs to count: there is room for all that was compiled since
+        maps = self._look()
+        while maps > most and others:
+            # Some maps are nobody's here, so this is too few rather than too many.
+            for p in others[: max(len(others) * (maps - most * 7 // 8) // maps, 1)]:
+                self._drop(p)
+                others.remove(p)
+            maps = self._look()
+        if maps > most:  # they are not ours: programs that are needed at once must fit
+            self._floor = maps + 4096
+
+    def _look(self) -> int:
+        self._spent_s = 0.0
+        self._seen = MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
+        return self._seen
+
+    def _drop(self, program: Program) -> None:
+        program.drop()
+        self._live.discard(program)
+
+
+def _number(path: Path, default: int) -> int:
+    return int(path.read_text()) if path.exists() else default
+
+
+def _bytes(arrays: Any) -> int:
+    return sum(
+        x.sharding.num_devices * x.dtype.itemsize * _count(x.sharding.shard_shape(x.shape))
+        for x in arrays
+    )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    n = 1
+    for s in shape:
+        n *= s
+    return n
+
+
+BOOK = Book()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, nn, op
+from tessera import dist, graph, nn, op, optim
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -82,3 +82,65 @@ def test_nonsense_is_answered_in_our_own_words(name: str, found: Any, oracle: Or
             if why := outcome(lambda args=args: found(*args)):  # type: ignore[misc]
                 wrong[str(args)[:80]] = why
     assert not wrong
+
+
+# ---- by name: optimizers, schedules, layers, losses ---------------------------------------------
+def x() -> ts.Tensor:
+    return ts.tensor(np.ones((2, 3), np.float32))
+
+
+def heads() -> ts.Tensor:
+    return ts.ones((1, 2, 3, 4))
+
+
+CALLS: dict[Any, Callable[[], dict[str, Any]]] = {
+    **dict.fromkeys([optim.SGD, optim.Momentum, optim.Adam, optim.AdamW, optim.Lion], dict),
+    **dict.fromkeys([optim.Adafactor, optim.LossScale, nn.GPTConfig, nn.Rope], dict),
+    optim.constant: lambda: {"value": 1.0},
+    optim.linear: lambda: {"start": 0.0, "end": 1.0, "steps": 3},
+    optim.cosine: lambda: {"peak": 1.0, "total": 9},
+    optim.warmup_cosine: lambda: {"peak": 1.0, "warmup": 2, "total": 9},
+    optim.warmup_linear: lambda: {"peak": 1.0, "warmup": 2, "total": 9},
+    optim.inverse_sqrt: lambda: {"peak": 1.0, "warmup": 2},
+    optim.piecewise: lambda: {"values": [1.0, 0.5], "boundaries": [3]},
+    optim.join: lambda: {"schedules": [optim.constant(1.0)], "boundaries": []},
+    optim.clip_by_global_norm: lambda: {"grads": {"w": x()}, "max_norm": 1.0},
+    optim.select: lambda: {"finite": ts.tensor(True), "new": {"w": x()}, "old": {"w": x()}},
+    nn.Linear: lambda: {"inputs": 2, "outputs": 3},
+    nn.Embedding: lambda: {"vocab": 3, "d": 2},
+    nn.LayerNorm: lambda: {"d": 3},
+    nn.RMSNorm: lambda: {"d": 3},
+    nn.Dropout: lambda: {"p": 0.1},
+    nn.Conv1d: lambda: {"inputs": 2, "outputs": 2, "kernel": 3},
+    nn.Conv2d: lambda: {"inputs": 2, "outputs": 2, "kernel": 3},
+    nn.BatchNorm: lambda: {"channels": 3},
+    nn.GroupNorm: lambda: {"groups": 1, "channels": 3},
+    nn.MoE: lambda: {"d": 2, "hidden": 3, "experts": 2},
+    nn.cross_entropy: lambda: {"logits": x(), "labels": [0, 1]},
+    nn.linear_cross_entropy: lambda: {"x": x(), "weight": ts.ones((3, 4)), "labels": [0, 1]},
+    nn.dropout: lambda: {"x": x(), "p": 0.1},
+    nn.attention: lambda: {"q": heads(), "k": heads(), "v": heads()},
+}
+
+
+@pytest.mark.parametrize("found", CALLS, ids=lambda f: f.__name__)
+def test_nonsense_by_name_is_answered_in_our_own_words(found: Any, oracle: Oracle) -> None:
+    good = CALLS[found]()
+    found(**good)
+    wrong = {}
+    for name in inspect.signature(found).parameters:
+        for bad in (*NONSENSE, x(), (0.9,), (0.9, "x"), "1"):
+            if why := outcome(lambda name=name, bad=bad: found(**{**good, name: bad})):  # type: ignore[misc]
+                wrong[f"{name}={bad}"[:80]] = why
+    assert not wrong
+
+
+def test_an_argument_of_another_kind_is_refused_where_it_would_mean_something() -> None:
+    for call in (
+        lambda: nn.Linear(2, 3, bias="no"), lambda: optim.AdamW(betas=(0.9, 0.99, 0.999)),
+        lambda: optim.Momentum(nesterov="no"), lambda: optim.Adam(master="f32"),
+        lambda: nn.dropout(x(), 0.1, training="no"), lambda: optim.linear(0.0, 1.0, steps="3"),
+        lambda: optim.SGD(weight_decay=True),
+    ):  # fmt: skip
+        with pytest.raises(ts.UsageError, match="cannot be"):
+            call()

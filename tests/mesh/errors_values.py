@@ -359,3 +359,18 @@ mod: whole numbers cannot be divided by zero
   at      : AT
   fix     : divide by something else where it is zero: ts.where(y == 0, 1, y)
 """)
+row("a number for two", ts.UsageError, lambda: ts.optim.AdamW(betas=0.9), """
+AdamW: betas cannot be 0.9
+  at  : AT
+  fix : give two numbers, e.g. (0.9, 0.999)
+""")
+row("a string for a norm", ts.UsageError, lambda: ts.optim.clip_by_global_norm({"w": X}, "1"), """
+clip_by_global_norm: max_norm cannot be '1'
+  at  : AT
+  fix : give a number or a tensor
+""")
+row("a string for a truth", ts.UsageError, lambda: ts.nn.Linear(2, 3, bias="no"), """
+Linear: bias cannot be 'no'
+  at  : AT
+  fix : give True or False
+""")

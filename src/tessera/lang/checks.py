@@ -7,10 +7,12 @@ traceback from inside: every answer of no is an error that names the argument.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from ..core.mesh import Mesh
 
 # Indices are computed in i32.
 MOST = 2**31 - 1
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def shown(value: object) -> str:
@@ -65,6 +68,71 @@ def number(name: str, what: str, value: object) -> float:
     if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         return value.item() if isinstance(value, np.generic) else value
     raise fail(UsageError, f"{name}: {what} cannot be {shown(value)}", fix="give a number")
+
+
+# -- by what an annotation says -------------------------------------------------------------------
+def _number(value: object) -> bool:
+    return is_whole(value) or isinstance(value, (float, np.floating))
+
+
+def _list(ok: Callable[[object], bool], count: int | None = None) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, (tuple, list, range, np.ndarray))
+        and (count is None or len(value) == count)
+        and all(map(ok, value))
+    )
+
+
+def _tensor(value: object) -> bool:
+    from .tensor import Tensor
+
+    return isinstance(value, Tensor)
+
+
+# What an annotation takes, and how a reader calls it.
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "int": (is_whole, "a whole number"),
+    "float": (_number, "a number"),
+    "bool": (lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "None": (lambda value: value is None, "None"),
+    "Tensor": (_tensor, "a tensor"),
+    "tuple[float, float]": (_list(_number, 2), "two numbers, e.g. (0.9, 0.999)"),
+    "Sequence[int]": (_list(is_whole), "a list of whole numbers"),
+    "Sequence[float]": (_list(_number), "a list of numbers"),
+}
+
+
+def annotated(name: str, annotations: Mapping[str, object], values: Mapping[str, object]) -> None:
+    """Raises UsageError where one of `values` is not what is written beside its name. Annotations
+    that say more than `_KINDS` are not looked at."""
+    for what, value in values.items():
+        kinds = str(annotations.get(what)).split(" | ")
+        if set(kinds) <= _KINDS.keys() and not any(_KINDS[k][0](value) for k in kinds):
+            raise fail(
+                UsageError,
+                f"{name}: {what} cannot be {shown(value)}",
+                fix="give " + " or ".join(_KINDS[k][1] for k in kinds),
+            )
+
+
+def annotated_fields(settings: Any) -> None:
+    """`annotated` of a dataclass that was just made."""
+    kinds = {f.name: f.type for f in dataclasses.fields(settings)}
+    annotated(type(settings).__name__, kinds, {n: getattr(settings, n) for n in kinds})
+
+
+def typed(fn: F) -> F:
+    """`fn`, or the `__init__` of a class, with `annotated` of its arguments at each call."""
+    name, signature = fn.__qualname__.removesuffix(".__init__"), inspect.signature(fn)
+    kinds = {p.name: p.annotation for p in signature.parameters.values()}
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        annotated(name, kinds, bound(name, signature, args, kwargs).arguments)
+        return fn(*args, **kwargs)
+
+    return cast(F, run)
 
 
 def probability(name: str, value: object) -> float:

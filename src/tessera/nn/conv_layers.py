@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..lang.checks import flag, number, whole
+from ..lang.checks import flag, number, typed, whole
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import conv as fn
@@ -26,6 +26,7 @@ def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank:
 class Conv1d(Module):
     """`conv1d` with weight [outputs, inputs / groups, kernel] and bias [outputs]."""
 
+    @typed
     def __init__(
         self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Padding = 0,
         dilation: Size = 1, groups: int = 1, bias: bool = True,
@@ -44,6 +45,7 @@ class Conv1d(Module):
 class Conv2d(Module):
     """`conv2d` with weight [outputs, inputs / groups, *kernel] and bias [outputs]."""
 
+    @typed
     def __init__(
         self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Padding = 0,
         dilation: Size = 1, groups: int = 1, bias: bool = True,
@@ -63,6 +65,7 @@ class BatchNorm(Module):
     """`batch_norm` of [N, channels, ...]: while `training`, a call also moves the running mean and
     variance, which are state and no weights."""
 
+    @typed
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5):
         c = whole("BatchNorm", "channels", channels, 1)
         self.weight = Parameter(c, init="ones")
@@ -84,6 +87,7 @@ class BatchNorm(Module):
 class GroupNorm(Module):
     """`group_norm` of [N, channels, ...] in `groups`."""
 
+    @typed
     def __init__(self, groups: int, channels: int, eps: float = 1e-5):
         c = whole("GroupNorm", "channels", channels, 1)
         self.groups = whole("GroupNorm", "groups", groups, 1)

@@ -13,7 +13,7 @@ from ..core.dtypes import bool_, f32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang import random
-from ..lang.checks import number, probability, shown
+from ..lang.checks import number, probability, shown, typed
 from ..lang.ids import check_ids
 from ..lang.loop import blocked
 from ..lang.tensor import Like, Tensor, as_tensor, emit
@@ -111,6 +111,7 @@ def embedding(ids: Like, table: Tensor) -> Tensor:
     return emit("take", t, at, dim=0, ids="exact")
 
 
+@typed
 def dropout(x: Like, p: float, training: bool = True) -> Tensor:
     """Zeroes elements with probability `p` and scales the rest by 1/(1-p)."""
     t = as_tensor(x)
@@ -201,6 +202,7 @@ def mlp(
 
 
 # -- attention ------------------------------------------------------------------------------------
+@typed
 def attention(
     q: Tensor,
     k: Tensor,

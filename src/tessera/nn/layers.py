@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..lang.checks import number, probability, whole
+from ..lang.checks import number, probability, typed, whole
 from ..lang.create import Init, Normal
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
@@ -21,6 +21,7 @@ def normal(std: float) -> Init:
 class Linear(Module):
     """`x @ weight + bias`; weight [inputs, outputs], standard deviation 1/sqrt(inputs)."""
 
+    @typed
     def __init__(self, inputs: int, outputs: int, bias: bool = True, std: float | None = None):
         inputs, outputs = (whole("Linear", "a size", n, 1) for n in (inputs, outputs))
         self.weight = Parameter(inputs, outputs, init=normal(std or 1.0 / math.sqrt(inputs)))
@@ -33,6 +34,7 @@ class Linear(Module):
 class Embedding(Module):
     """A row of `weight` [vocab, d] per id."""
 
+    @typed
     def __init__(self, vocab: int, d: int, std: float = 0.02):
         self.weight = Parameter(vocab, d, init=normal(std))
 
@@ -41,6 +43,7 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
+    @typed
     def __init__(self, d: int, eps: float = 1e-5):
         self.weight = Parameter(d, init="ones")
         self.bias = Parameter(d, init="zeros")
@@ -51,6 +54,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
+    @typed
     def __init__(self, d: int, eps: float = 1e-6):
         self.weight = Parameter(d, init="ones")
         self.eps = number(type(self).__name__, "eps", eps)
@@ -60,6 +64,7 @@ class RMSNorm(Module):
 
 
 class Dropout(Module):
+    @typed
     def __init__(self, p: float):
         self.p = probability("Dropout", p)
         self.training = True

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.dtypes import f32, int32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import fitting, number, whole
+from ..lang.checks import fitting, number, typed, whole
 from ..lang.collectives import over_batch
 from ..lang.ids import check_ids
 from ..lang.loop import scan, to_blocks
@@ -86,6 +86,7 @@ def _nll(logits: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Ten
     return loss * (1.0 - classes.smoothing) + spread
 
 
+@typed
 def cross_entropy(
     logits: Like,
     labels: Like,
@@ -124,6 +125,7 @@ def _mean(total: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Ten
     return total / F.where(weight == 0.0, 1.0, weight)
 
 
+@typed
 def linear_cross_entropy(
     x: Like,
     weight: Tensor,
@@ -140,6 +142,7 @@ def linear_cross_entropy(
     """
     t, y = as_tensor(x), as_tensor(labels)
     ignore_index = _ignored("linear_cross_entropy", ignore_index)
+    rows = whole("linear_cross_entropy", "rows", rows, 1)
     weight = as_tensor(weight)
     classes = weight.shape[-1] if weight.ndim else 0
     _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)

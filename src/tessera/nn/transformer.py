@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from ..lang import functions as F
-from ..lang.checks import axes_of, number, probability, shown, whole
+from ..lang.checks import annotated_fields, axes_of, number, probability, shown, whole
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor, as_tensor
 from . import functional as fn
@@ -97,6 +97,7 @@ class GPTConfig:
     stacked: bool = True
 
     def __post_init__(self) -> None:
+        annotated_fields(self)
         optional = ("kv_heads", "hidden", "head_size")
         for what in ("vocab", "seq", "d", "layers", "heads", *optional):
             value = getattr(self, what)

@@ -22,6 +22,7 @@ from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
 from ..lang import functions as F
+from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current, redistribute_now, run_graph, run_now
@@ -56,6 +57,7 @@ class Optimizer(ABC):
     master: bool = True
 
     def __post_init__(self) -> None:
+        annotated_fields(self)
         mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
         if isinstance(self.lr, (int, float)):
             mine.insert(0, ("lr", self.lr, ">= 0"))

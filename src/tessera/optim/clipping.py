@@ -10,6 +10,7 @@ from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
+from ..lang.checks import typed
 from ..lang.parameter import trained
 from ..lang.strategy import finest
 from ..lang.tensor import Tensor, scalar
@@ -30,6 +31,7 @@ def to_add_up(x: Tensor) -> Tensor:
     return F.relayout(x, finest(x.type)) if settings().promise == "mesh_invariant" else x
 
 
+@typed
 def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:
     """(`grads` scaled down to a global norm of `max_norm` where it is above, the norm before).
 

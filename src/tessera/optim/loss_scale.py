@@ -23,6 +23,7 @@ from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..lang import functions as F
+from ..lang.checks import annotated_fields, shown
 from ..lang.create import tensor
 from ..lang.parameter import trained
 from ..lang.tensor import Tensor, emit
@@ -46,6 +47,7 @@ class LossScale:
     most: float = 2.0**24
 
     def __post_init__(self) -> None:
+        annotated_fields(self)
         ok = 0 < self.least <= self.initial <= self.most < math.inf
         if not ok or not 0 < self.backoff < 1 < self.growth or self.interval < 1:
             raise fail(
@@ -102,10 +104,11 @@ def select(finite: Tensor, new: Any, old: Any) -> Any:
 
 
 def _need_finite(call: str, finite: Tensor) -> None:
-    if finite.dtype is not bool_ or finite.shape:
+    one = isinstance(finite, Tensor)
+    if not one or finite.dtype is not bool_ or finite.shape:
         raise fail(
             UsageError,
             f"{call}: `finite` is not one bool",
-            [("finite", finite.type)],
+            [("finite", finite.type if one else shown(finite))],
             fix="pass what unscale(...) gives",
         )

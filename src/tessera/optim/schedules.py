@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
+from ..lang.checks import shown, typed
 from ..lang.tensor import Tensor, as_tensor, scalar
 
 Rule = Callable[[Tensor], Tensor]
@@ -71,11 +72,13 @@ def _need_steps(name: str, what: str, steps: int, least: int = 1) -> None:
         )
 
 
+@typed
 def constant(value: float) -> Schedule:
     """`value` at every step."""
     return _schedule("constant", lambda t: scalar(float(value), f32), value=value)
 
 
+@typed
 def linear(start: float, end: float, steps: int) -> Schedule:
     """From `start` to `end` in a straight line over `steps` steps, then `end`."""
     _need_steps("linear", "steps", steps)
@@ -86,6 +89,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return _schedule("linear", rule, start=start, end=end, steps=steps)
 
 
+@typed
 def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
     """From `peak` to `end` along half a cosine over `total` steps (Loshchilov & Hutter 2017)."""
     _need_steps("cosine", "total", total)
@@ -99,6 +103,7 @@ def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
     return _schedule("cosine", rule, peak=peak, total=total, end=end)
 
 
+@typed
 def warmup_cosine(
     peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
 ) -> Schedule:
@@ -109,6 +114,7 @@ def warmup_cosine(
     return _schedule("warmup_cosine", rule, **settings)
 
 
+@typed
 def warmup_linear(
     peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
 ) -> Schedule:
@@ -119,6 +125,7 @@ def warmup_linear(
     return _schedule("warmup_linear", rule, **settings)
 
 
+@typed
 def inverse_sqrt(peak: float, warmup: int) -> Schedule:
     """Up to `peak` over `warmup` steps, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017)."""
     _need_steps("inverse_sqrt", "warmup", warmup)
@@ -130,6 +137,7 @@ def inverse_sqrt(peak: float, warmup: int) -> Schedule:
     return _schedule("inverse_sqrt", rule, peak=peak, warmup=warmup)
 
 
+@typed
 def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
     """`values[i]` from `boundaries[i-1]` steps on: constant between rising boundaries."""
     _need_pieces("piecewise", len(values), boundaries)
@@ -143,8 +151,16 @@ def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
     return _schedule("piecewise", rule, values=tuple(values), boundaries=tuple(boundaries))
 
 
+@typed
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """`schedules[i]` from `boundaries[i-1]` on, each counting its steps from there."""
+    known = isinstance(schedules, (tuple, list)) and all(isinstance(s, Schedule) for s in schedules)
+    if not known:
+        raise fail(
+            UsageError,
+            f"join: schedules cannot be {shown(schedules)}",
+            fix="give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]",
+        )
     _need_pieces("join", len(schedules), boundaries)
 
     def rule(t: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
-from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, whole
+from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, typed, whole
 from ...lang.collectives import split_over
 from ...lang.custom import custom_gradient
 from ...lang.parameter import Parameter
@@ -274,6 +274,7 @@ class MoE(Module):
     experts are split over `axis` from the start.
     """
 
+    @typed
     def __init__(
         self, d: int, hidden: int, experts: int, k: int = 2, *, router: str = "topk",
         gated: bool = False, shared: int = 0, activation: str | None = None,

@@ -273,3 +273,12 @@ def test_the_layout_of_a_broadcast_yields_to_its_argument() -> None:
     verify(graph)
     want = np.broadcast_to(numbered((6,)), (8, 6))
     assert np.array_equal(evaluate_blocks(graph, [numbered((6,))])[0], want)
+
+
+def test_a_maximum_of_halves_goes_as_32_bits() -> None:
+    """As the engine sends it, so that no transport leaves a NaN out."""
+    mesh = Mesh(("dp",), shape={"dp": 4})
+    for text, count in (("f32[8] max dp", 48), ("bf16[8] max dp", 48), ("f16[8] min dp", 48),
+                        ("bf16[8] +dp", 24), ("i8[8] max dp", 12)):  # fmt: skip
+        t = parse_type(text, mesh)
+        assert [s.wire_bytes for s in plan(t, t.complete())] == [count]

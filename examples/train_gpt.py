@@ -159,6 +159,7 @@ def train(c: SimpleNamespace, console: Console) -> None:
         folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
         peak_flops=peak, settings=vars(c), console=console,
         trackers=[tracker(name, folder) for name in c.track.split(",") if name],
+        weights=lambda: model.state_dict(), spare=c.spare,
     )  # fmt: skip
     with run:
         for step in range(c.steps):
@@ -175,7 +176,6 @@ def train(c: SimpleNamespace, console: Console) -> None:
     bits = {name: text.bits_per_byte(nats, windows) for name, nats in losses.items()}
     console.print(f"\nmedian step: {run.median_speed}\n", highlight=False)
     console.print(render_losses(losses, bits), "")
-    run.save_weights(model.state_dict())
     if "pp" in mesh:  # from the stages back to the whole mesh
         whole = nn.GPT(config)
         whole.load_parameters({k: ts.tensor(w.numpy()) for k, w in model.state_dict().items()})
@@ -198,6 +198,9 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, batches and sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,
+    spare: Annotated[
+        Path | None, typer.Option(help="Folder for what cannot be written to --out.")
+    ] = None,
     corpus: Annotated[
         Path | None, typer.Option(help="Your text [the Python standard library's source].")
     ] = None,
@@ -231,6 +234,9 @@ def main(
     except ts.TesseraError as error:
         typer.echo(f"error: {one_line(error)}", err=True)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ import pytest
 
 import tessera as ts
 from tessera import nn, optim
-from tessera.core import interrupts
+from tessera.core import files, interrupts
+from tessera.data.create import create_dataloader
 from tessera.lang import jit as jits
+from tessera.train.metrics import read_metrics
 
 SOAK = Path(__file__).parents[2] / "bench" / "soak" / "interrupts.py"
 
@@ -258,3 +260,116 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_loader_gives_the_same_batch_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made() -> Any:
+        tokens = np.arange(4000, dtype=np.uint16) % 50
+        return iter(create_dataloader({"data": tokens, "sequence_length": 8, "batch_size": 2}))
+
+    calm, hit = made(), made()
+    wanted = [next(calm)["input_ids"].numpy().tolist() for _ in range(5)]
+    found = [next(hit)["input_ids"].numpy().tolist() for _ in range(2)]
+    really = hit._place
+
+    def interrupted(rows: Any) -> Any:
+        monkeypatch.setattr(hit, "_place", really)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hit, "_place", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(hit)
+    found += [next(hit)["input_ids"].numpy().tolist() for _ in range(3)]
+    assert found == wanted
+    hit.close()
+    calm.close()
+
+
+# ---- a run -------------------------------------------------------------------------------------
+RUN = """
+import io, os, resource, shutil, signal, sys
+from pathlib import Path
+from rich.console import Console
+import tessera as ts
+from tessera import nn
+from tessera.train.run import Run
+
+out = Path(sys.argv[1])
+model = nn.Linear(4, 4)
+run = Run(
+    out / "run", steps=4, tokens_per_step=1, settings={"seed": 1}, spare=SPARE,
+    console=Console(file=sys.stdout, width=400), weights=lambda: model.state_dict(),
+)
+with run:
+    for i in range(4):
+        with run.step(i) as row:
+            row["loss"] = model(ts.ones((1, 4))).mean()
+        if i == 1:
+            HERE
+run.save_text("sample.txt", "words")
+"""
+
+
+def test_an_interrupted_run_saves_its_weights_and_says_where(tmp_path: Path) -> None:
+    lines = RUN.replace("SPARE", "None").replace("HERE", "raise KeyboardInterrupt")
+    done = ran_with(tmp_path, lines)
+    assert done.returncode == -signal.SIGINT
+    assert done.stdout.splitlines()[-1] == (
+        "run: interrupted after 2 of 4 steps; the weights are in "
+        f"{tmp_path}/run/weights.safetensors"
+    )
+    assert (tmp_path / "run" / "weights.safetensors").stat().st_size > 80
+    assert [r["step"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize("trouble", ["deleted", "a file", "full"])
+def test_a_run_goes_on_where_it_cannot_write(tmp_path: Path, trouble: str) -> None:
+    """All steps are run, and what was made is there: in the folder, or in the spare one."""
+    here = {
+        "deleted": "shutil.rmtree(out / 'run')",
+        "a file": "shutil.rmtree(out / 'run'); (out / 'run').write_text('')",
+        "full": "resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics.path.stat().st_size + 9,"
+        " resource.RLIM_INFINITY))",
+    }[trouble]
+    room = "(out / 'spare')"
+    lines = RUN.replace("SPARE", room).replace("HERE", here)
+    if trouble == "full":  # room is made before the end
+        lines = lines.replace("run.save_text", "print('more', flush=True)\nrun.save_text")
+        lines = lines.replace("        if i == 1:", "        if i == 3: resource.setrlimit("
+                              "resource.RLIMIT_FSIZE, (-1, -1))\n        if i == 1:")  # fmt: skip
+    done = ran_with(tmp_path, lines)
+    assert done.returncode == 0, done.stderr
+    place = tmp_path / ("spare" if trouble == "a file" else "run")
+    assert [r["step"] for r in read_metrics(place / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert (place / "weights.safetensors").stat().st_size > 80
+    assert (place / "sample.txt").read_text() == "words\n"
+    assert not [p for p in place.iterdir() if "part" in p.name]
+    told = [line for line in done.stdout.splitlines() if "cannot be written" in line]
+    assert len([line for line in told if "metrics" in line]) == (trouble != "deleted")
+    assert done.stdout.count("weights.safetensors is in") == (trouble == "a file")
+
+
+def test_a_file_that_is_interrupted_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights"
+    files.write_whole(path, b"old")
+
+    def interrupted(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def ran_with(folder: Path, lines: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(lines)
+    here = {**os.environ, "PYTHONPATH": str(SOAK.parents[2] / "src")}
+    return subprocess.run(
+        [sys.executable, folder / "program.py", folder],
+        env=here, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip

@@ -148,7 +148,14 @@ class DataLoader:
                 [("data", self._source)],
                 fix="are the files still there and whole? The loader stands where it stood",
             ) from error
-        batch = self._place(rows)
+        except BaseException:
+            self.close()  # what it has made ahead would be one batch too far
+            raise
+        try:
+            batch = self._place(rows)
+        except BaseException:
+            self.close()
+            raise
         self._epoch, self._sample = epoch, sample
         return batch
 

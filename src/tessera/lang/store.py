@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from ..core.context import settings
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from .checks import shown
@@ -293,6 +294,7 @@ def stand_for(recorder: Recorder, value: Tensor, held: Tensor) -> None:
         at = at.parent
 
 
+@whole
 def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> None:
     """Sets weights from a dict by name; with `whole` it must name all.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from ..core.errors import StrategyError, UsageError, fail
+from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from . import store
@@ -72,6 +73,7 @@ class TrainingStep(Generic[P, R]):
 
         self._jit = Jit(run, (), True)
 
+    @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._take_anew()
         return self._jit(*args, **kwargs)

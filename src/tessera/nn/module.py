@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.interrupts import whole
 from ..lang.checks import flag, shown
 from ..lang.create import Init, dist_tensor
 from ..lang.host import engine_array
@@ -211,6 +212,7 @@ class Module:
         """
         return self._load("load_state_dict", values, set(self.state_dict()), strict)
 
+    @whole
     def _load(self, who: str, values: object, need: set[str], strict: bool) -> Unmatched:
         if not isinstance(values, Mapping):
             raise fail(

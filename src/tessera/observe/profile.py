@@ -19,6 +19,7 @@ from typing import Any
 
 from ..core.context import replaced, settings
 from ..core.errors import UsageError, fail
+from ..core.files import write_whole
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watching
@@ -173,9 +174,8 @@ class Profile:
     def save(self, path: str | Path) -> None:
         """Writes the trace for chrome://tracing or ui.perfetto.dev. Raises UsageError."""
         try:
-            Path(path).write_text(
-                json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ms"})
-            )
+            shown = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
+            write_whole(Path(path), json.dumps(shown).encode())
         except OSError as error:
             raise fail(
                 UsageError,

@@ -28,6 +28,7 @@ from jax._src import distributed
 from ..core import switches
 from ..core.context import settings
 from ..core.errors import BackendError, caller, fail
+from ..core.files import write_whole
 from ..core.words import DUMP_VERSION, ranks_text, record_text
 
 Array = Any
@@ -278,8 +279,7 @@ def write_dump(
         "ranks": {str(r): told for r, told in ranks.items()},
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_whole(path, json.dumps(content, indent=1).encode())
     except OSError as error:
         return f"none ({error.strerror})"
     return str(path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import UsageError, fail
+from ..core.files import write_whole
 
 WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.8, 120
 
@@ -29,7 +31,20 @@ def save_loss_curve(
     title: str = "",
     unit: str = "nats per token",
 ) -> Path:
-    """Draws `series` over steps and each baseline as a horizontal line, and writes a PNG.
+    """Writes what `draw_loss_curve` draws, as a whole file. Raises UsageError, OSError."""
+    target = Path(path)
+    write_whole(target, draw_loss_curve(series, baselines=baselines, title=title, unit=unit))
+    return target
+
+
+def draw_loss_curve(
+    series: Sequence[Series],
+    *,
+    baselines: Mapping[str, float] | None = None,
+    title: str = "",
+    unit: str = "nats per token",
+) -> bytes:
+    """A PNG of `series` over steps and each baseline as a horizontal line.
 
     Raises `UsageError` where there is nothing to draw or matplotlib is not installed.
     """
@@ -62,7 +77,6 @@ def save_loss_curve(
     axes.set_title(title)
     axes.grid(alpha=0.25)
     axes.legend()
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="png")
-    return target
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import UsageError, fail
+from ..core.interrupts import whole
 from ..lang.checks import shown
 from ..lang.engine import HostCopy, engine
 from ..lang.jit import Jit, jit
@@ -149,6 +150,7 @@ class StreamedUpdate:
         self.optimizer, self._keep = optimizer, keep
         self.programs: dict[str, Jit[..., Any]] = {}
 
+    @whole
     def __call__(
         self, weights: dict[str, Tensor], grads: dict[str, Tensor], state: State,
         finite: Tensor | None = None,

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,30 +30,67 @@ __all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 
 class MetricsWriter:
     """Writes rows to `path`: a tracker, and a context manager. `append` goes on with a file that
-    exists."""
+    exists. Rows that cannot be written wait for the next one, and `tell` takes a line that says so
+    once; a file that was deleted is written anew."""
 
-    __slots__ = ("_file", "path")
+    __slots__ = ("_file", "_late", "path", "tell")
 
-    def __init__(self, path: str | Path, *, append: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, append: bool = False, tell: Callable[[str], None] | None = None
+    ) -> None:
         self.path = Path(path)
+        self.tell: Callable[[str], None] | None = tell or _to_stderr
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115
+        # Without a buffer it is known how much of a row was written.
+        self._file = open(self.path, "a+b" if append else "w+b", buffering=0)  # noqa: SIM115
+        self._late = b""
 
     def config(self, settings: Mapping[str, Any]) -> None:
         """Writes nothing: the settings of a run lie in a file beside this one."""
 
     def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
-        """Writes one row and flushes it."""
+        """Writes one row."""
         row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+        self._late += json.dumps(row, allow_nan=False).encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            if not self._there():
+                content = self.content()
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                file = open(self.path, "w+b", buffering=0)  # noqa: SIM115
+                self._file.close()
+                self._file, self._late = file, content
+            while self._late:
+                self._late = self._late[self._file.write(self._late) or 0 :]
+        except OSError as error:
+            if self.tell is not None:
+                self.tell(
+                    f"metrics: {self.path} cannot be written: {error.strerror}; its rows are kept"
+                    " and tried again"
+                )
+            self.tell = None  # once
+
+    def _there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def content(self) -> bytes:
+        """All rows, those too that are not on disk."""
+        handle = self._file.fileno()
+        return os.pread(handle, os.fstat(handle).st_size, 0) + self._late
 
     def write(self, step: int, **values: Value | np.generic) -> None:
         """`log` with the values as keywords."""
         self.log(step, values)
 
     def close(self) -> None:
-        self._file.close()
+        if not self._file.closed:
+            self._write()
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +102,10 @@ class MetricsWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _plain(value: Value | np.generic) -> Value:

@@ -76,7 +76,7 @@ class TrainProgress:
 
     def note(self, text: str) -> None:
         """Prints a line above the bar, for instance a validation loss."""
-        self._bar.console.print(text, highlight=False, markup=False)
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -29,6 +29,7 @@ from typing import Any
 
 from ..core.dtypes import dtype_of
 from ..core.errors import UsageError, fail
+from ..core.interrupts import whole
 from ..lang import random
 from ..lang.checks import shown
 from ..lang.jit import Jit, jit
@@ -377,6 +378,7 @@ class _Streamed:
     def programs(self) -> list[Jit[..., Any]]:
         return [self._gradients, *self._update.programs.values()]
 
+    @whole
     def __call__(self, batch: Any, weights: Weights, state: State) -> Any:
         scale = fetched({name: state[name] for name in ("loss_scale", "good_steps")})
         loss, grads, finite, scale = self._gradients(batch, weights, scale)

@@ -19,23 +19,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from rich.console import Console
 
-from ..core.errors import UsageError, fail
+from ..core.errors import TesseraError, UsageError, fail
 from ..lang.tensor import Tensor
 from ..observe.statistics import Statistics
-from ..show.curves import Series, save_loss_curve
+from ..show.curves import Series, draw_loss_curve
+from .files import Files
 from .metrics import MetricsWriter, Row, Value, column, read_metrics
 from .progress import TrainProgress, speed_text
 from .trackers import Several, Tracker
 
+WEIGHTS = "weights.safetensors"
 CONTENTS = {
     "config.json": "the settings",
     "metrics.jsonl": "a row a step",
@@ -43,7 +46,7 @@ CONTENTS = {
     "graph.txt": "the step as Graph IR",
     "schedule.txt": "its steps, in order",
     "pipeline.svg": "who does what when",
-    "weights.safetensors": "the trained weights",
+    WEIGHTS: "the trained weights",
     "sample.txt": "text that the model wrote",
 }
 """The files of a run and what they hold, in the order in which they are shown."""
@@ -55,8 +58,10 @@ class Run:
     """A run of `steps` steps and its folder; a context manager around the training loop.
 
     `model_flops` (a step's, all devices) and `peak_flops` (a second's) give the MFU where both are
-    known. `trackers` get the settings and every row too, and are closed with the run. Raises
-    UsageError where the folder cannot be made.
+    known. `trackers` get the settings and every row too, and are closed with the run. `weights`
+    gives what is saved when the run ends, also where an interrupt or an error ends it. What cannot
+    be written (a full disk, a folder that is gone) is said in a line and tried again at the end,
+    then in the folder `spare`; training goes on. Raises UsageError where the folder cannot be made.
     """
 
     def __init__(
@@ -70,27 +75,37 @@ class Run:
         settings: Mapping[str, Any] | None = None,
         console: Console | None = None,
         trackers: Sequence[Tracker] = (),
+        weights: Callable[[], Mapping[str, Tensor]] | None = None,
+        spare: str | Path | None = None,
     ) -> None:
         self.folder = Path(folder)
-        others = Several(trackers)
+        self._weights = weights
+        self.progress = TrainProgress(steps, console=console)
+        self._files = Files(self.folder, None if spare is None else Path(spare), self.progress.note)
+        others = Several(trackers, self.progress.note)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in CONTENTS:  # of an earlier run: they would be taken for this one's
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
-            raise fail(
-                UsageError,
-                f"run: {str(self.folder)!r} cannot be a folder for results: {error.strerror}",
-                fix="name another folder",
-            ) from None
+            raise self._unfit(error) from None
         self.steps, self.tokens_per_step = steps, tokens_per_step
         self.model_flops, self.peak_flops = model_flops, peak_flops
         self.save_text("config.json", json.dumps(dict(settings or {}), indent=2, default=str))
-        self.metrics = MetricsWriter(self.folder / "metrics.jsonl")
-        self.tracker = Several([self.metrics, *others.trackers])
+        try:
+            self.metrics = MetricsWriter(self.folder / "metrics.jsonl", tell=self.progress.note)
+        except OSError as error:
+            raise self._unfit(error) from None
+        self.tracker = Several([self.metrics, *others.trackers], self.progress.note)
         self.tracker.config(settings or {})
-        self.progress = TrainProgress(steps, console=console)
         self._times: list[float] = []
+
+    def _unfit(self, error: OSError) -> UsageError:
+        return fail(
+            UsageError,
+            f"run: {str(self.folder)!r} cannot be a folder for results: {error.strerror}",
+            fix="name another folder",
+        )
 
     # -- the loop ---------------------------------------------------------------------------------
     @contextmanager
@@ -102,7 +117,15 @@ class Run:
         """
         row: dict[str, Any] = dict(values)
         start = time.perf_counter()
-        yield row
+        try:
+            yield row
+        except BaseException:
+            if len(row) > len(values):  # the step was made: an interrupt came after it
+                self._done(number, row, start)
+            raise
+        self._done(number, row, start)
+
+    def _done(self, number: int, row: dict[str, Any], start: float) -> None:
         row = {name: v for k, given in row.items() for name, v in _numbers(k, given).items()}
         step_s = time.perf_counter() - start
         self._times.append(step_s)
@@ -137,20 +160,64 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         self.progress.__exit__(kind, error, traceback)
-        self.tracker.close()
+        lost = None
+        try:
+            if self._weights is not None and self._times:
+                lost = self._save_at_end()
+        finally:
+            content = self.metrics.content()
+            self.tracker.close()
+            self._files.finish()
+            if not self._on_disk(content):
+                self._files.write("metrics.jsonl", content)
+        if error is not None:
+            self.progress.note(self._ended_by(error, lost))
+
+    def _save_at_end(self) -> str | None:
+        """Saves the weights; gives what is wrong with them where that cannot be."""
+        assert self._weights is not None
+        try:
+            self.save_weights(self._weights())
+        except TesseraError as error:
+            return str(error).splitlines()[0]
+        return None
+
+    def _on_disk(self, content: bytes) -> bool:
+        try:
+            return self.metrics.path.stat().st_size == len(content)
+        except OSError:
+            return False
+
+    def _ended_by(self, error: BaseException, lost: str | None) -> str:
+        """One line: what ended the run, and where its weights are."""
+        what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
+        begin = f"run: {what} after {len(self._times)} of {self.steps} steps; "
+        if self._weights is None:
+            return f"{begin}what was written is in {self.folder}"
+        if not self._times:
+            return begin + "there are no weights to save yet"
+        path = self._files.place(WEIGHTS)
+        if lost is not None or path is None:
+            return f"{begin}the weights could not be saved" + (f": {lost}" if lost else "")
+        return f"{begin}the weights are in {path}"
 
     # -- files ------------------------------------------------------------------------------------
     def save_text(self, name: str, text: str) -> None:
         """Writes a text file."""
-        (self.folder / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        self._files.write(name, (text.rstrip("\n") + "\n").encode())
 
     def save_curve(self, title: str, baselines: Mapping[str, float]) -> None:
         """Draws loss.png from the rows: `loss` and, where it is there, `val_loss`."""
-        rows = self.rows()
+        path = self._files.place("metrics.jsonl")
+        if path is None:
+            self.progress.note("run: there are no rows to draw loss.png from")
+            return
+        rows = read_metrics(path)
         series = [Series("training", *column(rows, "loss"))]
         validation = Series("validation", *column(rows, "val_loss"), marked=True)
         series += [validation] if validation.steps else []
-        save_loss_curve(self.folder / "loss.png", series, baselines=baselines, title=title)
+        png = draw_loss_curve(series, baselines=baselines, title=title)
+        self._files.write("loss.png", png)
 
     def save_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Writes weights.safetensors: whole tensors by name. Raises UsageError without its library.
@@ -158,20 +225,20 @@ class Run:
         Each tensor is gathered to this host.
         """
         try:
-            from safetensors.numpy import save_file
+            from safetensors.numpy import save
         except ImportError:
             raise fail(
                 UsageError,
                 "save_weights: the `safetensors` library is not installed",
                 fix="pip install 'tessera[demo]'",
             ) from None
-        arrays = {name: t.numpy() for name, t in weights.items()}
-        save_file(arrays, str(self.folder / "weights.safetensors"))
+        arrays = {name: np.asarray(t.numpy(), order="C") for name, t in weights.items()}
+        self._files.write(WEIGHTS, save(arrays))
 
     def files(self) -> list[tuple[str, str, int]]:
         """(name, what it holds, bytes) of the files that are there."""
-        there = ((name, what, self.folder / name) for name, what in CONTENTS.items())
-        return [(name, what, path.stat().st_size) for name, what, path in there if path.is_file()]
+        there = ((name, what, self._files.place(name)) for name, what in CONTENTS.items())
+        return [(name, what, path.stat().st_size) for name, what, path in there if path]
 
 
 def _numbers(name: str, value: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError, fail
+from ..core.files import sync, write_whole
 from ..lang import random
 from ..lang.checks import shown, whole
 from ..lang.create import tensor
@@ -74,11 +75,14 @@ def save_checkpoint(
         root.mkdir(parents=True, exist_ok=True)
         part = root / f".part-{made.name}-{os.getpid()}"
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        _write_tensors(part / "weights.safetensors", weights)
-        _write_tensors(part / "optimizer.safetensors", optimizer_state)
-        _write(part / "state.json", json.dumps(about, indent=2).encode())
-        _replace(part, made)
+        try:
+            part.mkdir()
+            _write_tensors(part / "weights.safetensors", weights)
+            _write_tensors(part / "optimizer.safetensors", optimizer_state)
+            write_whole(part / "state.json", json.dumps(about, indent=2).encode())
+            _replace(part, made)
+        finally:  # of a disk that is full, or an interrupt
+            shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise fail(
             UsageError,
@@ -165,7 +169,9 @@ def _like(have: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]
 # -- files ----------------------------------------------------------------------------------------
 def _write_tensors(path: Path, tree: Any) -> None:
     save = _safetensors("save_checkpoint").save
-    _write(path, save({name: np.asarray(t.numpy(), order="C") for name, t in _flat(tree).items()}))
+    write_whole(
+        path, save({name: np.asarray(t.numpy(), order="C") for name, t in _flat(tree).items()})
+    )
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -185,28 +191,15 @@ def _safetensors(call: str) -> Any:
     return safetensors.numpy
 
 
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _replace(part: Path, made: Path) -> None:
     """`part` under the name `made`; both names' folder is forced to disk."""
-    _sync(part)
+    sync(part)
+    old = part.with_name(f"{part.name}-old")
     if made.exists():
-        shutil.rmtree(made)
+        os.replace(made, old)
     os.replace(part, made)
-    _sync(made.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(made.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 __all__ = ["Checkpoint", "checkpoints", "load_checkpoint", "save_checkpoint"]

@@ -16,7 +16,8 @@ closed
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,9 +113,12 @@ class WandB:
 
 
 class Several:
-    """One tracker that tells several. Each is closed, also where another fails to close."""
+    """One tracker that tells several. Each is closed, also where another fails to close. Where one
+    cannot write (OSError) and there is a `tell`, it takes a line for that and the rest goes on."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker], tell: Callable[[str], None] | None = None
+    ) -> None:
         for t in trackers:
             if not all(callable(getattr(t, m, None)) for m in ("config", "log", "close")):
                 raise fail(
@@ -123,20 +127,35 @@ class Several:
                     fix="give objects with config(settings), log(step, values) and close()",
                 )
         self.trackers = tuple(trackers)
+        self._tell, self._told = tell, set[int]()
 
     def config(self, settings: Mapping[str, Any]) -> None:
         for t in self.trackers:
-            t.config(settings)
+            with self._going_on(t):
+                t.config(settings)
 
     def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
         for t in self.trackers:
-            t.log(step, values)
+            with self._going_on(t):
+                t.log(step, values)
+
+    @contextmanager
+    def _going_on(self, t: Tracker) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._tell is None:
+                raise
+            if id(t) not in self._told:
+                self._told.add(id(t))
+                self._tell(f"run: {type(t).__name__} cannot write: {error.strerror or error}")
 
     def close(self) -> None:
         first: Exception | None = None
         for t in self.trackers:
             try:
-                t.close()
+                with self._going_on(t):
+                    t.close()
             except Exception as error:  # the others must still be closed
                 first = first or error
         if first is not None:

@@ -18,6 +18,7 @@ LIMITS_S = {
     "queued": 600,  # steps that nobody reads
     "interrupts": 500,  # signals at random times
     "shapes": 500,  # one function, hundreds of shapes
+    "growth": 120,  # layers, axes
 }
 """The runs, each with the seconds that it may take."""
 assert sum(LIMITS_S.values()) <= 1800

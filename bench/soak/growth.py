@@ -1,0 +1,118 @@
+"""How does what happens before a run grow with the program? A line for each part of it.
+
+An exponent of 1 is linear: it is that of processor time between a model of 48 layers and one of
+384, of training steps without a loop over layers. The ways between
+layouts are 300, drawn on six axes that all may move.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tessera as ts
+from tessera import nn, optim
+from tessera.core.dtypes import f32
+from tessera.core.layout import Factor, TensorType
+from tessera.core.mesh import Mesh
+from tessera.core.reshard import plan
+from tessera.cost.memory import memory_plan
+from tessera.ir.schedule.build import build_schedule
+from tessera.lang.trace import trace
+from tessera.passes.simplify import simplify
+
+FEW, MANY, WIDTH = 48, 384, 16
+MOST = 1.3
+"""The largest exponent that is taken for linear: caches of the processor and collections of memory
+cost more for the larger one."""
+LONGEST_S = 1.0
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What `run` gives, and the processor's seconds for it: the best of two."""
+    best = math.inf
+    for _ in range(2):
+        gc.collect()
+        begin = time.process_time()
+        out = run()
+        best = min(best, time.process_time() - begin)
+    return out, best
+
+
+def parts_of(layers: int) -> dict[str, float]:
+    """The seconds of each part, for a model of so many layers."""
+    weights = {}
+    for i in range(layers):
+        weights |= {f"norm{i}": ts.ones((WIDTH,)), f"up{i}": ts.ones((WIDTH, 4 * WIDTH))}
+        weights |= {f"down{i}": ts.ones((4 * WIDTH, WIDTH))}
+    optimizer = optim.AdamW(0.01)
+    state = optimizer.init(weights)
+
+    def step(w: Any, state: Any, x: Any) -> Any:
+        h = x
+        for i in range(layers):
+            h = h + nn.gelu(h * w[f"norm{i}"] @ w[f"up{i}"]) @ w[f"down{i}"]
+        loss = (h**2).mean()
+        return loss, *optimizer.update(w, ts.grad(loss, w), state)
+
+    out: dict[str, float] = {}
+    graph, out["record"] = timed(lambda: trace(step, weights, state, ts.ones((8, WIDTH))))
+    graph, out["simplify"] = timed(lambda: simplify(graph))
+    _, out["schedule"] = timed(lambda: build_schedule(graph))
+    _, out["memory, donated"] = timed(lambda: memory_plan(graph))
+    _, out["memory, kept"] = timed(lambda: memory_plan(graph, donated=False))
+    return out
+
+
+def ways_s(count: int = 300) -> list[float]:
+    """The seconds that each of `count` ways between two layouts takes to find, in order."""
+    sizes = {"a": 2, "b": 4, "c": 8, "d": 3, "e": 2, "f": 16}
+    mesh = Mesh(tuple(sizes), shape=sizes)
+    draw = random.Random(0)
+    found = []
+
+    def layout() -> TensorType:
+        dims: list[list[str]] = [[], [], []]
+        open_ = []
+        for axis in draw.sample([*sizes], len(sizes)):
+            where = draw.randrange(5)
+            if where < 3:
+                dims[where].append(axis)
+            elif where == 3:
+                open_.append((axis, "sum"))
+        size = math.prod(sizes.values())
+        return TensorType(f32, tuple((Factor(size, tuple(d)),) for d in dims), tuple(open_), mesh)
+
+    for _ in range(count):
+        src, dst = layout(), layout()
+        dst = dst.with_partial(())
+        begin = time.process_time()
+        plan(src, dst)
+        found.append(time.process_time() - begin)
+    return sorted(found)
+
+
+def main() -> int:
+    parts_of(4)  # what is imported and filled once
+    few, many = parts_of(FEW), parts_of(MANY)
+    wrong = 0
+    for name, seconds in many.items():
+        exponent = math.log(seconds / few[name]) / math.log(MANY / FEW)
+        wrong += exponent > MOST
+        print(
+            f"growth, {name}: exponent {exponent:.2f}, {seconds:.2f} s at {MANY} layers", flush=True
+        )
+    ways = ways_s()
+    wrong += ways[-1] > LONGEST_S
+    each_ms, most_ms = ways[len(ways) // 2] * 1e3, ways[-1] * 1e3
+    print(f"growth, a way between layouts of six axes: {each_ms:.0f} ms, {most_ms:.0f} at most")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

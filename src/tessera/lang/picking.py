@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.dtypes import bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.layout import dim_axes
 from . import record
 from .checks import shown
 from .ids import NOTHING, check_ids
@@ -33,6 +34,8 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     for what is outside, UsageError, DTypeError.
     """
     keys = _spelled_out(t, key)
+    if record.current() is None and _alone(t, keys):
+        return _at_numbers(t, keys)
     rows: dict[int, tuple[int, int, int]] = {}
     flips: list[int] = []
     shape: list[int] = []  # of the result; a dim of ids is -1
@@ -54,12 +57,8 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             if len(ids) == 1:
                 shape.append(-1)
         else:
-            if not -n <= k < n:
-                raise fail(
-                    ShapeError, f"index: {k} is outside dim {d} of size {n}", [("x", t.type)],
-                    fix=f"use {-n} to {n - 1}" if n else NOTHING,
-                )  # fmt: skip
-            rows[d] = (k % n, k % n + 1, 1)
+            at = _place(t, k, d)
+            rows[d] = (at, at + 1, 1)
         d += 1
     out = sliced(t, rows)
     for d in flips:
@@ -74,6 +73,36 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     if apart:
         shape = [-1, *(n for n in shape if n != -1)]
     return reshape(out, tuple(n for s in shape for n in (picks.shape if s == -1 else (s,))))
+
+
+def _place(t: Tensor, k: int, dim: int) -> int:
+    """`k` counted from the start of `dim`. Raises ShapeError where it is outside."""
+    n = t.shape[dim]
+    if -n <= k < n:
+        return k % n
+    raise fail(
+        ShapeError, f"index: {k} is outside dim {dim} of size {n}", [("x", t.type)],
+        fix=f"use {-n} to {n - 1}" if n else NOTHING,
+    )  # fmt: skip
+
+
+def _alone(t: Tensor, keys: list[Any]) -> bool:
+    """Whether `keys` are whole numbers, in dims that are not split, and beside them whole dims."""
+    numbers = [d for d, k in enumerate(keys) if isinstance(k, int)]
+    rest = [k for k in keys if not isinstance(k, int)]
+    return (
+        bool(numbers)
+        and all(isinstance(k, slice) and k == slice(None) for k in rest)
+        and not any(dim_axes(t.type.dims[d]) for d in numbers)
+    )
+
+
+def _at_numbers(t: Tensor, keys: list[Any]) -> Tensor:
+    """`t` at whole numbers, at once: they are arguments of one program, not each of one more."""
+    places = {d: _place(t, k, d) for d, k in enumerate(keys) if isinstance(k, int)}
+    for d in reversed(places):
+        t = emit("take", t, scalar(places[d], int32), dim=d)
+    return t
 
 
 def _spelled_out(t: Tensor, key: Any) -> list[Any]:

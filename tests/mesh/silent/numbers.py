@@ -374,6 +374,25 @@ def _() -> None:
         x + x
 
 
+@row("walks over rows by number: one program, not one a row")
+def _() -> None:
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+    data = _data((6, 5, 8))
+    for x in (ts.tensor(data), ts.tensor(data, mesh=mesh, layout="[6, 5, 8@tp]")):
+        x[0], x[1, 2], x[:, 3]
+        before = _misses()
+        for i in range(-6, 6):
+            np.testing.assert_array_equal(x[i].numpy(), data[i])
+            assert x[i].layout == x[0].layout
+            np.testing.assert_array_equal(x[i, i % 5].numpy(), data[i, i % 5])
+            np.testing.assert_array_equal(x[:, i % 5].numpy(), data[:, i % 5])
+        assert _misses() == before
+        assert [r.shape for r in x] == [(5, 8)] * 6
+    w = ts.tensor(data)
+    slope = ts.grad((w[4, -1] * 3.0).sum(), w).numpy()
+    assert slope[4, -1].tolist() == [3.0] * 8 and np.count_nonzero(slope) == 8
+
+
 @row("runs an op again under other settings")
 def _() -> None:
     mesh = dist.Mesh(("dp",), devices=range(4))

@@ -204,7 +204,9 @@ def spots(program: Drawn, count: int = 0) -> list[Spot]:
     some = [Spot(whole, 0), Spot(whole, 3), Spot(one, 3), Spot(whole, 1), Spot(one, 0)]
     some += [Spot(whole, 2, schedule=buckets), Spot(one, 1 + int(rng.integers(2)))]
     some += [Spot(fold, int(rng.integers(4))) for fold in folds[1:-1]]
-    some += [Spot(whole, 3, "stepped")]
+    some += [Spot(whole, 3, "stepped"), Spot(whole, 2)]
+    some += [Spot(whole, int(rng.choice([0, 1, 3])), schedule=buckets)]
+    some += [Spot(fold, int(rng.integers(3)), "stepped") for fold in (whole, one)]
     return some[:count] if count else some
 
 

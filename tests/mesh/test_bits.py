@@ -58,6 +58,29 @@ def test_drawn_programs_have_the_same_bits_at_every_zero_stage() -> None:
     assert not any(row.startswith("refused") for row in rows)
 
 
+TIED = """
+import numpy as np
+import tessera as ts
+from tessera import dist, nn
+from tessera.core.context import replaced
+
+mesh, rng = dist.Mesh.parse("dp=2,tp=2"), np.random.default_rng(9)
+ids = ts.tensor(rng.integers(0, 12, 16).astype("i4"), mesh=mesh, layout="[16@dp]")
+b = ts.tensor(rng.normal(size=(16, 12)).astype("f4"), mesh=mesh, layout="[16@dp, 12@tp]")
+w = ts.tensor(rng.normal(size=(12, 10)).astype("f4"), mesh=mesh, layout="[12@tp, 10]")
+found = set()
+for executor in ("fused", "stepped"):
+    with replaced(executor=executor):
+        step = ts.jit(lambda ids, w, b: ts.grad(((nn.embedding(ids, w) @ w.T) * b).sum(), w))
+        found.add(step(ids, w, b).numpy().tobytes())
+print(len(found))
+"""
+
+
+def test_a_transposed_weight_has_the_same_bits_fused_and_stepped() -> None:
+    assert alone("-c", TIED, devices=4) == "1\n"
+
+
 MESH = dist.Mesh.parse("dp=8")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 70)).astype(np.float32)

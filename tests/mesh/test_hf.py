@@ -230,6 +230,7 @@ def test_an_older_folder_loads_too(
     [
         ("gpt2", {}),
         ("llama", {"norm": "rms", "activation": "swiglu", "positions": "rotary", "kv_heads": 2}),
+        ("llama", {"norm": "rms", "activation": "swiglu", "positions": "rotary", "tied": True}),
     ],
 )
 def test_a_model_trained_here_goes_out(
@@ -241,8 +242,11 @@ def test_a_model_trained_here_goes_out(
     save_hf(model, tmp_path / "out")
     out = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert out.config.model_type == architecture
+    heads = out.get_output_embeddings().weight, out.get_input_embeddings().weight
+    assert (heads[0] is heads[1]) == choices.get("tied", False)
     np.testing.assert_allclose(theirs(out), want, rtol=0, atol=1e-4)
     back = load_hf(tmp_path / "out")
+    assert back.config.tied == model.config.tied
     np.testing.assert_allclose(logits(back, on(None, None)).numpy(), want, rtol=0, atol=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,30 @@ def test_weights_of_one_kind_are_drawn_by_one_program(monkeypatch: pytest.Monkey
     ts.seed(0)
     by_hand = nn.Parameter(5, 7, init=lambda shape: ts.random.normal(shape) / 5**0.5)
     np.testing.assert_allclose(by_hand.numpy(), drawn[0], rtol=1e-6)
+
+
+def test_tied_weights_through_safetensors(tmp_path: Path) -> None:
+    """Saved once, loaded under either name, tied ever after; and as PyTorch saves them: twice."""
+    files, step = pytest.importorskip("safetensors.numpy"), optim.SGD(0.1)
+    model = Tied()
+    model.load_parameters({"head.weight": E, "mid.weight": W})
+    saved = {name: t.numpy() for name, t in model.state_dict().items()}
+    assert sum(a.nbytes for a in saved.values()) == E.nbytes + W.nbytes
+    files.save_file(saved, tmp_path / "once.safetensors")
+    twice = {name: t.detach().numpy().copy() for name, t in Peer().state_dict().items()}
+    assert {"embed.weight", "head.weight"} <= set(twice)
+    files.save_file(twice, tmp_path / "twice.safetensors")
+    for name, want in (("once", E), ("twice", twice["embed.weight"])):
+        other = Tied()
+        other.load_state_dict(files.load_file(tmp_path / f"{name}.safetensors"))
+        assert other.head.weight is other.embed.weight
+        np.testing.assert_array_equal(other.embed.weight.numpy(), want)
+        weights = other.parameters()
+        loss = nn.cross_entropy(other(IDS).reshape(-1, V), LABELS)
+        new, _ = step.update(weights, ts.grad(loss, weights), step.init(weights))
+        other.load_parameters(new)
+        np.testing.assert_array_equal(other.head.weight.numpy(), other.embed.weight.numpy())
+        assert np.abs(other.head.weight.numpy() - want).max() > 0
+    twice["head.weight"] += 1
+    with pytest.raises(ts.UsageError, match="are one parameter, the values differ"):
+        Tied().load_state_dict(twice)

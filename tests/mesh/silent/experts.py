@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import tessera as ts
@@ -12,18 +14,41 @@ from .rows import row
 RNG = np.random.default_rng(0)
 
 
-@row("experts with a capacity under ring attention: are their logits causal?")
-def ring() -> None:
+def causal(context: str, capacity: float | None) -> None:
+    """That a GPT of experts sees no later token, and gives one device's logits."""
     ids = RNG.integers(0, 32, (2, 16)).astype(np.int32)
     other = ids.copy()
     other[:, 12:] = (ids[:, 12:] + 1 + RNG.integers(0, 30, (2, 4))) % 32
-    ts.seed(0)
-    config = nn.GPTConfig(32, 16, 16, 1, 2, experts=4, capacity=0.5, context="ring", loop=False)
-    model = dist.place(nn.GPT(config), None, dist.Mesh.parse("cp=2"))
-    logits = ts.jit(lambda ids: model(ids))
-    first, second = (logits(x).numpy() for x in (ids, other))
+
+    def logits(context: str | None, mesh: dist.Mesh | None) -> list[np.ndarray[Any, Any]]:
+        ts.seed(0)
+        config = nn.GPTConfig(
+            32, 16, 16, 1, 2, experts=4, capacity=capacity, context=context, loop=False
+        )
+        model = nn.GPT(config) if mesh is None else dist.place(nn.GPT(config), None, mesh)
+        run = ts.jit(lambda ids: model(ids))
+        return [run(x).numpy() for x in (ids, other)]
+
+    first, second = logits(context, dist.Mesh.parse("cp=2"))
     np.testing.assert_array_equal(first[:, :12], second[:, :12])
     assert np.abs(first[:, 12:] - second[:, 12:]).max() > 0.1
+    for got, want in zip((first, second), logits(None, None), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@row("experts with a capacity under ring attention: are their logits causal?")
+def ring() -> None:
+    causal("ring", 0.5)
+
+
+@row("experts with more room under ring attention")
+def ring_with_room() -> None:
+    causal("ring", 1.25)
+
+
+@row("experts with a capacity where heads are exchanged for the sequence")
+def exchanged() -> None:
+    causal("all_to_all", 0.5)
 
 
 @row(

@@ -1,4 +1,4 @@
-"""Does a process endure 400 shapes of a training step? Its maps and its memory, as they come."""
+"""Does a process endure 240 shapes of a training step? Its maps and its memory, as they come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tessera as ts
 from tessera import dist
 
-SHAPES, MOST = 400, 1500
+SHAPES, MOST = 240, 1200
 
 
 def maps() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
         x = ts.tensor(np.ones((2 * n, 32), np.float32), mesh=mesh, layout=f"[{2 * n}@dp, 32]")
         weights = step(weights, x)
         found.append((maps(), resident_mb()))
-        if n % 100 == 0:
+        if n % 60 == 0:
             print(f"  {n} shapes: {found[-1][0]} maps, {found[-1][1]} MB", flush=True)
     half = SHAPES // 2
     return int(max(m for m, _ in found) > MOST + 100 or found[-1][1] > found[half][1] * 1.3)

@@ -45,7 +45,7 @@ from .core.errors import (
 from .core.flags import prepare, prepare_bits
 from .core.switches import SwitchWarning
 from .lang import linalg, random
-from .lang.ambient import autocast, strict
+from .lang.ambient import autocast, no_grad, strict
 from .lang.create import tensor
 from .lang.custom import custom_gradient, value_and_grad, vjp
 from .lang.engine import set_engine
@@ -97,7 +97,6 @@ from .lang.functions import (
     split,
     sqrt,
     stack,
-    stop_gradient,
     sum,
     take,
     tanh,
@@ -118,6 +117,7 @@ from .lang.random import seed
 from .lang.record import scope
 from .lang.static import StaticWarning
 from .lang.strategy import StrategyWarning
+from .lang.tape import stop_gradient
 from .lang.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ __all__ = [
     "min",
     "minimum",
     "nn",
+    "no_grad",
     "one_hot",
     "ones",
     "op",

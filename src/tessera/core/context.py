@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Settings:
     """What is in force: the current mesh, the autocast dtype's name, strictness, the comm trace,
     how programs are scheduled, what runs them ("fused": one program, "stepped": step by step), what
-    is promised of the bits, and in which order sums over devices are added up then. How long a
+    is promised of the bits, in which order sums over devices are added up then, and whether what is
+    computed is a constant to gradients. How long a
     collective may take and how many of them a rank remembers is no part of a program, so two
     settings that differ in it are equal."""
 
@@ -46,6 +47,7 @@ class Settings:
     executor: str = "fused"
     promise: str = "fast"
     order: str = "binary"
+    no_grad: bool = False
     collective_limit_s: float = field(default=300.0, compare=False)
     flight_records: int = field(default=256, compare=False)
 
@@ -61,6 +63,7 @@ class Changes(TypedDict, total=False):
     executor: str
     promise: str
     order: str
+    no_grad: bool
     collective_limit_s: float
     flight_records: int
 

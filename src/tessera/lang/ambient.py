@@ -1,8 +1,9 @@
-"""Ambient choices as context managers: `ts.autocast`, `ts.strict`."""
+"""Ambient choices as context managers: `ts.autocast`, `ts.strict`, `ts.no_grad`."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import Any
 
 from ..core.context import Settings, replaced
 from ..core.dtypes import bf16, dtype_of
@@ -35,3 +36,30 @@ def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManag
 def strict(enabled: bool = True) -> AbstractContextManager[Settings]:
     """Inside, a collective that is not written by hand is an error that shows both layouts."""
     return replaced(strict=enabled)
+
+
+class no_grad(ContextDecorator):
+    """Inside, what is computed is a constant to gradients, and does not remember how it was made.
+
+    A context manager and a decorator. In a recorded function each float result inside is taken
+    through `ts.stop_gradient`. A gradient by what the loss reaches only through such a constant is
+    a GraphError where it is asked for outside of recorded functions, and zeros in one.
+
+    >>> import tessera as ts
+    >>> w = ts.tensor([2.0])
+    >>> with ts.no_grad():
+    ...     constant = w * w
+    >>> ts.grad((constant * w).sum(), w).numpy().tolist()
+    [4.0]
+    """
+
+    def __init__(self) -> None:
+        self._open: list[AbstractContextManager[Settings]] = []
+
+    def __enter__(self) -> None:
+        inside = replaced(no_grad=True)
+        inside.__enter__()
+        self._open.append(inside)
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.pop().__exit__(*error)

@@ -11,13 +11,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ..core.context import settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
 from .checks import function_of, shown, signature_of
 from .grad import grad
 from .loop import _body
-from .record import Recorder, current, recording
-from .tensor import Made, Tensor, as_tensor, emit, emit_many
+from .record import Recorder, current, made, recording
+from .tensor import Tensor, as_tensor, emit, emit_many
 from .tree import flatten, path_name, spec_paths, unflatten
 
 P = ParamSpec("P")
@@ -93,7 +94,8 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     outs, loc = [], caller()
     for i, t in enumerate(inputs[:values]):
         out = Tensor(t.data, t.type)
-        out._made = Made("custom", tuple([t.now() for t in inputs]), attrs, i, loc)
+        if not settings().no_grad:
+            out._made = made("custom", [t.now() for t in inputs], attrs, i, loc)
         outs.append(out)
     return outs
 

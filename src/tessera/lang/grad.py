@@ -4,8 +4,10 @@ outside they differentiate what the tensors remember of how they were made."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from ..core.context import settings
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, ways
 from ..ir.graph.build import Builder
@@ -17,6 +19,7 @@ from .checks import shown
 from .parameter import need_trained, trained
 from .record import Recorder, current, run_graph
 from .strategy import Plan, Strategy, wish
+from .tape import history, let_go
 from .tensor import Made, Tensor, symbolic
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 
@@ -196,34 +199,16 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _history(loss: Tensor, stop: set[int]) -> list[Tensor]:
-    """All tensors that `loss` was made from, each after its arguments."""
-    order: list[Tensor] = []
-    seen: set[int] = set()
-    todo: list[tuple[Tensor, bool]] = [(loss, False)]
-    while todo:
-        t, ready = todo.pop()
-        if ready:
-            order.append(t)
-            continue
-        if id(t) in seen:
-            continue
-        seen.add(id(t))
-        todo.append((t, True))
-        if t._made is not None and id(t) not in stop:
-            todo.extend((a, False) for a in t._made.args)
-    return order
-
-
 def _tape_leaves(loss: Tensor) -> list[Tensor]:
-    return [t for t in _history(loss, set()) if t._made is None]
+    return [t for t in history(loss) if t._made is None]
 
 
 def _from_tape(
     loss: Tensor, leaves: list[Tensor], spec: Spec, goals: list[TensorType | None]
 ) -> list[Tensor]:
     wanted = {id(t) for t in leaves}
-    order = _history(loss, wanted)
+    order = history(loss, wanted)
+    stopped = _need_whole(loss, order, leaves, spec)
     missing = wanted - {id(t) for t in order}
     b = Builder("grad")
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
@@ -248,10 +233,36 @@ def _from_tape(
         many = len(node.types) > 1 or made.op in TUPLES
         env[id(t)] = b("item", node, index=made.index) if many else node
     wrt = [env[id(t)] for t in leaves]
-    _need_reached(env[id(loss)], wrt, loss, leaves, spec)
+    if not stopped:
+        _need_reached(env[id(loss)], wrt, loss, leaves, spec)
     found = _recorded(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)
-    return _remembered(graph, values, run_graph(graph, values))
+    results = run_graph(graph, values)
+    if not settings().no_grad:
+        results = _remembered(graph, values, results)
+    let_go(leaves)
+    return results
+
+
+def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: Spec) -> bool:
+    """Whether one of `leaves` is behind a `ts.stop_gradient` in `order`, the history of `loss`.
+    Raises GraphError where a finished gradient has let go of what leads to one of them."""
+    wanted, stopped = set(map(id, leaves)), False
+    for t in order:
+        if t._past is None or id(t) in wanted or not (lost := t._past.has(leaves)):
+            continue
+        if not t._past.stopped:
+            at = next(i for i, x in enumerate(leaves) if x is lost[0])
+            name = path_name(spec_paths(spec)[at]) or lost[0].name or "the weight"
+            raise fail(
+                GraphError,
+                f"grad: what leads from {name!r} to the loss was let go of by an earlier gradient",
+                [("loss", loss.type), ("weight", lost[0].type), ("through", t.type)],
+                fix="put all of it in one function under ts.jit, which remembers, or take the"
+                " gradient by the newest weights",
+            )
+        stopped = True
+    return stopped
 
 
 def _remembered(graph: Graph, values: list[Tensor], results: list[Tensor]) -> list[Tensor]:
@@ -274,6 +285,8 @@ def _remembered(graph: Graph, values: list[Tensor], results: list[Tensor]) -> li
             known[n] = Tensor(None, n.type)
             known[n]._made = made
     for node, t in zip(graph.outputs, results, strict=True):
-        same = node.op == "input"  # a gradient that is one of the tensors itself
-        t._made = Made("keep", (known[node],), {}, 0, "") if same else known[node]._made
+        how = known[node]._made
+        if how is None or node.op == "input":  # a gradient that is one of the tensors itself
+            how = Made("keep", (known[node],), {}, 0, "")
+        t._made = replace(how, of_gradient=True)
     return results

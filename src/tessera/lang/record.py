@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -301,15 +301,36 @@ def _program(
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Runs one op on tensors that have values, as a cached one-op program."""
     types = tuple([a.type for a in args])
-    program = _program(engine(), settings(), op, types, tuple(attrs.items()))
+    program = _program(engine(), _under(), op, types, tuple(attrs.items()))
     results = []
     loc = caller()
+    made_of = None if settings().no_grad else [a.now() for a in args]
     given = [_number_of(a) if a._data is None else a._data for a in args]
     for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
         out = Tensor(data, t)
-        out._made = Made(op, tuple([a.now() for a in args]), attrs, i, loc)
+        if made_of is not None:
+            out._made = made(op, made_of, attrs, i, loc)
         results.append(out)
     return results
+
+
+def made(op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc: str) -> Made:
+    """How a tensor was made of `args`."""
+    derived = any(a._made is not None and a._made.of_gradient for a in args)
+    return Made(op, tuple(args), attrs, index, loc, derived)
+
+
+def _under() -> Settings:
+    """The settings that a program depends on."""
+    now = settings()
+    return replace(now, no_grad=False) if now.no_grad else now
+
+
+def without_past(recorder: Recorder, node: Node) -> Node:
+    """`node`, a constant to gradients inside `ts.no_grad`."""
+    if not settings().no_grad or not node.type.dtype.is_float or node.op == "stop_gradient":
+        return node
+    return recorder.builder("stop_gradient", node)
 
 
 class Number:
@@ -352,9 +373,10 @@ def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
 def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     """`x` in the layout `to`, at once."""
     source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
-    program = _program(engine(), settings(), "redistribute", (source,), (("to", to),))
+    program = _program(engine(), _under(), "redistribute", (source,), (("to", to),))
     out = Tensor(program([x.data], (x.type,))[0], to)
-    out._made = Made("redistribute", (x.now(),), {"to": to}, 0, caller())
+    if not settings().no_grad:
+        out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
     return out
 
 

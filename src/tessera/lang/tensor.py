@@ -26,6 +26,7 @@ from .spec import TensorSpec, spec_of
 
 if TYPE_CHECKING:
     from .record import Recorder
+    from .tape import Past
 
 Scalar = int | float | bool
 Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # a name in it is a string
@@ -40,6 +41,7 @@ class Made:
     attrs: dict[str, Any]
     index: int
     loc: str
+    of_gradient: bool = False  # a result of ts.grad, or made of one
 
 
 class Tensor:
@@ -50,6 +52,7 @@ class Tensor:
     _node: Node | None = None
     _recorder: Recorder | None = None
     _made: Made | None = None
+    _past: Past | None = None  # what it was made of, when that was let go of (lang/tape.py)
     _pending: Callable[[], Any] | None = None
     _given: np.ndarray[Any, Any] | None = None  # integers, where they came from the host
     drawn: bool = False  # by dist.tensor: a weight, which a training step may name
@@ -346,6 +349,12 @@ class Tensor:
     def T(self) -> Tensor:  # as in NumPy
         return self.permute(*reversed(range(self.ndim)))
 
+    def detach(self) -> Tensor:
+        """The same value, through which no gradient flows: `ts.stop_gradient`."""
+        from .tape import stop_gradient
+
+        return stop_gradient(self)
+
     def to(self, dtype: object) -> Tensor:
         """The same values in another dtype."""
         want = dtype_of(dtype)
@@ -409,7 +418,8 @@ def emit(op: str, *args: Tensor, **attrs: Any) -> Tensor:
 
     recorder = record.current()
     if recorder is not None:
-        return symbolic(recorder.builder(op, *map(recorder.node, args), **attrs), recorder)
+        node = recorder.builder(op, *map(recorder.node, args), **attrs)
+        return symbolic(record.without_past(recorder, node), recorder)
     return record.full_now(attrs) if op == "full" else record.run_now(op, args, attrs)[0]
 
 
@@ -421,7 +431,8 @@ def emit_many(op: str, *args: Tensor, **attrs: Any) -> list[Tensor]:
     if recorder is not None:
         node = recorder.builder(op, *map(recorder.node, args), **attrs)
         count = range(len(node.types))
-        return [symbolic(recorder.builder("item", node, index=i), recorder) for i in count]
+        items = [recorder.builder("item", node, index=i) for i in count]
+        return [symbolic(record.without_past(recorder, n), recorder) for n in items]
     return record.run_now(op, args, attrs)
 
 

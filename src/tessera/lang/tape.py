@@ -1,0 +1,78 @@
+"""How long does a tensor remember how it was made? As long as a gradient could be asked for.
+
+Outside of recorded functions each result holds what it was made of, and so all that came before.
+A finished `ts.grad` lets go of that for the weights that it was by, where they were made of an
+earlier gradient: of the steps before, that is. `ts.stop_gradient` does so at once, and inside
+`ts.no_grad` nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import ref
+
+from . import functions as F
+from .record import current
+from .tensor import Like, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Those of the tensors that a value was made of, and lets go of, that are still there."""
+
+    tensors: list[ref[Tensor]]
+    stopped: bool  # by `ts.stop_gradient`: gradients by them are zeros
+
+    def has(self, wanted: Iterable[Tensor]) -> list[Tensor]:
+        there = {id(t): t for r in self.tensors if (t := r()) is not None}
+        return [t for t in wanted if there.get(id(t)) is t]
+
+
+def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
+    """All tensors that `loss` was made from, each after its arguments."""
+    order: list[Tensor] = []
+    seen: set[int] = set()
+    todo: list[tuple[Tensor, bool]] = [(loss, False)]
+    while todo:
+        t, ready = todo.pop()
+        if ready:
+            order.append(t)
+            continue
+        if id(t) in seen:
+            continue
+        seen.add(id(t))
+        todo.append((t, True))
+        if t._made is not None and id(t) not in stop:
+            todo.extend((a, False) for a in t._made.args)
+    return order
+
+
+def let_go(weights: Iterable[Tensor]) -> None:
+    """Ends the past of those `weights` that were made of an earlier gradient, and of what they were
+    made of that was, too, such as moments."""
+    for w in weights:
+        if w._made is None or not any(a._made and a._made.of_gradient for a in w._made.args):
+            continue  # a value, or a gradient itself
+        order = history(w)
+        past = Past(_alive(order), False)
+        for t in order:
+            if t._made is not None and t._made.of_gradient:
+                t._made, t._past = None, past
+
+
+def stop_gradient(x: Like) -> Tensor:
+    """The same value, through which no gradient flows; it does not remember how it was made."""
+    out = F.stop_gradient(x)
+    if current() is None and out._made is not None:
+        out._past, out._made = Past(_alive(history(out)[:-1]), True), None
+    return out
+
+
+def _alive(order: list[Tensor]) -> list[ref[Tensor]]:
+    known = {id(t): ref(t) for t in order}
+    for t in order:
+        for r in t._past.tensors if t._past is not None else ():
+            if (old := r()) is not None:
+                known.setdefault(id(old), r)
+    return list(known.values())

@@ -1,0 +1,99 @@
+"""Does a tensor forget how it was made once no gradient can be asked for, and never before?"""
+
+from __future__ import annotations
+
+from weakref import ref
+
+import numpy as np
+import pytest
+
+import tessera as ts
+
+
+def weight() -> ts.Tensor:
+    return ts.tensor(np.linspace(0.1, 0.4, 4, dtype=np.float32))
+
+
+def loss_of(w: ts.Tensor) -> ts.Tensor:
+    return (ts.tanh(w) * w).sum()
+
+
+def test_a_plain_loop_of_updates_holds_one_step() -> None:
+    w, x = weight(), ts.ones((4,))
+    m, olds = w * 0.0, []
+    for _ in range(12):
+        g = ts.grad(loss_of(w * x), w)
+        olds += [ref(w), ref(m), ref(g)]
+        m = 0.9 * m + g
+        w = w - 0.1 * m
+    assert sum(r() is not None for r in olds) <= 6  # those of the last two steps
+    assert w._made is not None
+
+
+@pytest.mark.parametrize("how", ["stop_gradient", "detach", "no_grad", "decorated"])
+def test_what_was_cut_is_let_go_of(how: str) -> None:
+    decorated = ts.no_grad()(lambda w, g: w - 0.1 * g)
+
+    def updated(w: ts.Tensor, g: ts.Tensor) -> ts.Tensor:
+        if how == "decorated":
+            return decorated(w, g)  # type: ignore[no-any-return]
+        if how == "no_grad":
+            with ts.no_grad():
+                w = w - 0.1 * g
+            return w
+        new = w - 0.1 * g
+        return new.detach() if how == "detach" else ts.stop_gradient(new)
+
+    w, g, olds = weight(), ts.ones((4,)), []
+    for _ in range(6):
+        olds.append(ref(w))
+        w = updated(w, g)
+    assert not any(r() is not None for r in olds)
+    np.testing.assert_allclose(w.numpy(), weight().numpy() - 0.6, rtol=1e-5)
+
+
+def test_gradients_of_gradients_and_through_one_update_stay() -> None:
+    w = weight()
+    g = ts.grad((w**3).sum(), w)
+    np.testing.assert_allclose(ts.grad(g.sum(), w).numpy(), 6 * w.numpy(), rtol=1e-5)
+    new = w - 0.1 * ts.grad((w**3).sum(), w)
+    want = 2 * new.numpy() * (1 - 0.6 * w.numpy())
+    np.testing.assert_allclose(ts.grad((new**2).sum(), w).numpy(), want, rtol=1e-5)
+    h = w * 2  # an activation, first by itself and then by what it was made of
+    loss = (h**2).sum()
+    np.testing.assert_allclose(ts.grad(loss, h).numpy(), 2 * h.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(ts.grad(loss, w).numpy(), 4 * h.numpy(), rtol=1e-5)
+
+
+def test_a_gradient_through_a_cut_is_an_error_and_never_a_part_of_it() -> None:
+    first = weight()
+    second = first - 0.1 * ts.grad(loss_of(first), first)
+    ts.grad(loss_of(second), second)
+    for loss in (loss_of(second), loss_of(second) + loss_of(first)):
+        with pytest.raises(ts.GraphError, match="was let go of by an earlier gradient"):
+            ts.grad(loss, first)
+    ts.grad(loss_of(second) + loss_of(first), [first, second])  # each by itself: no way between
+
+    def both(w: ts.Tensor) -> ts.Tensor:
+        new = w - 0.1 * ts.grad(loss_of(w), w)
+        ts.grad(loss_of(new), new)
+        return ts.grad(loss_of(new), w)
+
+    assert ts.jit(both)(first).numpy().all()
+
+
+def test_constants_are_constants_everywhere() -> None:
+    w = weight()
+
+    def f(w: ts.Tensor) -> ts.Tensor:
+        with ts.no_grad():
+            c = w * w
+        return ts.grad((c * w + ts.stop_gradient(w * 3)).sum(), w)
+
+    np.testing.assert_allclose(f(w).numpy(), w.numpy() ** 2, rtol=1e-6)
+    np.testing.assert_allclose(ts.jit(f)(w).numpy(), w.numpy() ** 2, rtol=1e-6)
+    assert not ts.grad(ts.stop_gradient(w * 3).sum(), w).numpy().any()
+    with ts.no_grad():
+        lost = loss_of(w)
+    with pytest.raises(ts.GraphError, match="does not depend on any of the weights"):
+        ts.grad(lost, w)

@@ -374,3 +374,25 @@ Linear: bias cannot be 'no'
   at  : AT
   fix : give True or False
 """)
+
+
+def _through_a_cut() -> object:
+    first = ts.ones((2,))
+    second = first - ts.grad((first * first).sum(), first)
+    ts.grad((second * second).sum(), second)
+    return ts.grad((second * second).sum(), {"w": first})
+
+
+row("a gradient through an update of long ago", ts.GraphError, _through_a_cut, """
+grad: what leads from 'w' to the loss was let go of by an earlier gradient
+  loss    : f32[]
+  weight  : f32[2]
+  through : f32[2]
+  at      : AT
+  fix     : put all of it in one function under ts.jit, which remembers, or take the gradient by the newest weights
+""")  # noqa: E501
+row("no room for programs", ts.UsageError, lambda: ts.set_program_cache(maps=0), """
+set_program_cache: maps cannot be 0
+  at  : AT
+  fix : give a whole number of at least 1
+""")

@@ -19,12 +19,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..core.context import settings
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from .checks import shown
-from .parameter import Parameter
+from .parameter import Parameter, fits
 from .record import Recorder, current, moved
 from .strategy import Plan, Strategy
 from .tensor import Tensor, as_tensor
@@ -318,7 +318,7 @@ def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> No
         )  # fmt: skip
     values = {}
     for name, x in new.items():
-        t, have = as_tensor(x), slots[name].now.type
+        t = as_tensor(x)
         if t._recorder is not None:
             raise fail(
                 UsageError,
@@ -326,13 +326,7 @@ def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> No
                 [("tensor", t.type)],
                 fix="return it from the function, and set the weights outside",
             )
-        if t.shape != have.shape or t.dtype is not have.dtype:
-            raise fail(
-                ShapeError if t.shape != have.shape else DTypeError,
-                f"{what}: {name!r} has another shape or dtype",
-                [("have", have), ("given", t.type)],
-                fix="give a tensor like the weight",
-            )
+        fits(f"{what}: {name!r}", slots[name].now, t, "give a tensor like the weight")
         values[name] = t
     for name, t in values.items():
         slots[name].put(t)

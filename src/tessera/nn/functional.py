@@ -204,12 +204,12 @@ def mlp(
 # -- attention ------------------------------------------------------------------------------------
 @typed
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Like,
+    k: Like,
+    v: Like,
     causal: bool = False,
     scale: float | None = None,
-    bias: Tensor | None = None,
+    bias: Like | None = None,
     mask: Like | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, all scores at once: q [..., H, S, D], k and v [..., G, T, D].

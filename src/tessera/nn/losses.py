@@ -128,7 +128,7 @@ def _mean(total: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Ten
 @typed
 def linear_cross_entropy(
     x: Like,
-    weight: Tensor,
+    weight: Like,
     labels: Like,
     ignore_index: int = -100,
     rows: int = ROWS,

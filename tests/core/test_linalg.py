@@ -106,7 +106,7 @@ def test_triangles_and_diagonals(oracle: Oracle) -> None:
     for k in (-9, -2, 0, 1, 9):
         close(ts.tril(x, k), np.tril(x, k))
         close(ts.triu(x, k), np.triu(x, k))
-    for k in (-3, 0, 2, 4):
+    for k in (-9, -3, 0, 2, 4, 5):
         close(ts.diagonal(x, k), np.diagonal(x, k, 1, 2))
     close(ts.diagonal(x, 1, 2, 0), np.diagonal(x, 1, 2, 0))
     close(ts.diag(x[0, 0]), np.diag(x[0, 0]))
@@ -116,12 +116,8 @@ def test_triangles_and_diagonals(oracle: Oracle) -> None:
     assert ts.eye(2, dtype=ts.int32).dtype is ts.int32
     assert ts.tril(x > 0).dtype is ts.bool
     assert (ts.tril(x > 0).numpy() == np.tril(x > 0)).all()
-    for name, wrong in (
-        ("diagonal", lambda: ts.diagonal(x, 5)),
-        ("tril", lambda: ts.tril(x[0, 0])),
-    ):
-        with pytest.raises(ShapeError, match=f"{name}: "):
-            wrong()
+    with pytest.raises(ShapeError, match="tril: "):
+        ts.tril(x[0, 0])
 
 
 def test_sorted_values_and_their_places(oracle: Oracle) -> None:

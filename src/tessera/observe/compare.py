@@ -242,7 +242,8 @@ def _pair(
         differ = x.dtype != y.dtype or x.tobytes() != y.tobytes()
     else:
         differ = bool(far > atol + rtol * _scale(x, y))
-    return Pair(s.node, t.node, text_a, text_b, far, part, differ, at, (x[at], y[at]))
+    there = (x[at], y[at]) if x.size else (0, 0)
+    return Pair(s.node, t.node, text_a, text_b, far, part, differ, at, there)
 
 
 def _text(graph: Graph, s: Spot) -> str:
@@ -250,11 +251,14 @@ def _text(graph: Graph, s: Spot) -> str:
 
 
 def difference(x: Array, y: Array) -> tuple[float, float, tuple[int, ...]]:
-    """(largest absolute difference, the same by the largest value, where it is).
+    """(largest absolute difference, the same by the largest value, where it is); of no elements
+    (0, 0, ()).
 
     >>> difference(np.array([1.0, np.nan]), np.array([1.5, np.nan]))
     (0.5, 0.3333333333333333, (0,))
     """
+    if not x.size:
+        return 0.0, 0.0, ()
     p, q = x.astype(np.float64), y.astype(np.float64)
     with np.errstate(all="ignore"):
         gap = np.abs(p - q)

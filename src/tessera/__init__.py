@@ -112,6 +112,7 @@ from .lang.grad import grad
 from .lang.jit import TraceWarning, jit
 from .lang.local.distribute import distribute
 from .lang.loop import blocked, scan
+from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed
 from .lang.record import scope
@@ -133,6 +134,7 @@ __all__ = [
     "GraphError",
     "LayoutError",
     "MeshError",
+    "Pad",
     "ShapeError",
     "StaticWarning",
     "StrategyError",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, pipeline
+from tessera import dist, nn, pipeline
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 
@@ -303,3 +304,37 @@ def test_weights_that_are_not_made_yet_are_made_on_their_stages() -> None:
         np.testing.assert_array_equal(placed[k].numpy(), w.numpy())
     for k, g in step(placed, x).items():
         np.testing.assert_allclose(g.numpy(), step(made(), x)[k].numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_arguments_of_any_length_are_padded_to_a_few() -> None:
+    def to(value: float) -> ts.Pad:
+        return ts.Pad(dim=1, sizes=(16, 4, 8), value=value)
+
+    table = nn.Parameter(20, 6)
+
+    def loss(batch: dict[str, Any]) -> Any:
+        batch["seen"] = batch["ids"].sum()
+        value = nn.cross_entropy(table[batch["ids"]] @ table.T, batch["labels"])
+        return value, ts.grad(value, [table])[0]
+
+    padded = ts.jit(pad={"batch": {"ids": to(0), "labels": to(-100)}})(loss)
+    draw = np.random.default_rng(0)
+    for n in (1, 3, 4, 5, 8, 11, 16, 12, 2, 7):
+        batch = {k: draw.integers(0, 20, (2, n)).astype(np.int32) for k in ("ids", "labels")}
+        given = dict(batch)
+        got, grad = padded(given)
+        assert given["ids"] is batch["ids"] and given["seen"].item() == batch["ids"].sum()
+        if n in (3, 11):
+            want, wanted = ts.jit(loss)(batch)
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
+            np.testing.assert_allclose(grad.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+    assert len(padded.programs) == 3
+
+
+def test_a_tensor_is_padded_where_it_lies() -> None:
+    mesh = dist.Mesh(("dp",), devices=2)
+    x = ts.tensor(np.ones((4, 5), np.float32), mesh=mesh, layout="[4@dp, 5]")
+    last = ts.jit(pad={"x": ts.Pad(dim=1, sizes=[8], value=2)})(lambda x: x)
+    assert str(last(x).type) == "f32[4@dp, 8]"
+    np.testing.assert_array_equal(last(x).numpy()[:, 5:], 2)
+    assert ts.jit(lambda x: last(x) * 1)(x).shape == (4, 8)

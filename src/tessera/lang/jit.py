@@ -31,7 +31,7 @@ from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..passes.algorithms import algorithms, choices
 from ..passes.simplify import simplify
-from . import random
+from . import padding, random
 from .around import around
 from .checks import bound, shown, signature_of
 from .cuts import Branch, Recording, Run, Source, grow
@@ -64,7 +64,13 @@ class TraceWarning(UserWarning):
 class Jit(Generic[P, R]):
     """A compiled function; `.graph` is the Graph IR of its last recording."""
 
-    def __init__(self, fn: Callable[P, R], donate: str | int | Sequence[str | int], finish: bool):
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        donate: str | int | Sequence[str | int],
+        finish: bool,
+        pad: padding.Pads | None = None,
+    ):
         # A model's attributes may change: they are not copied.
         functools.update_wrapper(self, fn, updated=("__dict__",) if isfunction(fn) else ())
         self.fn = fn
@@ -72,6 +78,7 @@ class Jit(Generic[P, R]):
         self.finish = finish
         self._signature = signature_of("jit", fn)
         self._donate = self._names(donate)
+        self._pads = padding.checked(self.name, self._signature, pad or {}, self._donate)
         self._entries: dict[Any, list[Entry]] = {}
         self._last: tuple[Builder, list[Node]] | None = None
         self._piped: Schedule | None = None  # of the last recording, where it calls a pipeline
@@ -134,8 +141,13 @@ class Jit(Generic[P, R]):
 
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current() is not None:
-            return self.fn(*args, **kwargs)
+        run = self._run if current() is None else self.fn
+        if self._pads:
+            out: R = padding.called(run, self.name, self._signature, self._pads, args, kwargs)
+            return out
+        return run(*args, **kwargs)
+
+    def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         entry, leaves, spec = self._entry(args, kwargs)
         if entry.expected:
             tensors = entry.pick(leaves)
@@ -150,7 +162,8 @@ class Jit(Generic[P, R]):
 
         The call itself does not record again. Values that the function reads are computed.
         """
-        self._entry(args, kwargs)
+        plan = lambda *args, **kwargs: self._entry(args, kwargs)  # noqa: E731  # called with others
+        padding.called(plan, self.name, self._signature, self._pads, args, kwargs)
         return self.schedule
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
@@ -437,7 +450,9 @@ class Jit(Generic[P, R]):
 
     def _warn(self, along_a_cut: bool, entry: Entry, spec: Any) -> None:
         self._recordings += not along_a_cut
-        if self._recordings == 3 and not along_a_cut:
+        # One recording for each size that arguments are padded to is what was asked for.
+        many = 3 + padding.count(self._pads)
+        if self._recordings == many and not along_a_cut:
             before = [e for k, same in self._entries.items() if k[0] == spec for e in same]
             names = list(map(path_name, call_paths(self._signature, spec)))
             what = (
@@ -446,7 +461,8 @@ class Jit(Generic[P, R]):
             if len(before) > 1 or len(self._entries) == 1:
                 what = changing([*reversed(before), entry], names)
             warnings.warn(
-                f"{self.name} is recorded for the third time ({caller() or 'here'}): {what}",
+                f"{self.name} is recorded for the {'third' if many == 3 else f'{many}th'} time"
+                f" ({caller() or 'here'}): {what}",
                 TraceWarning,
                 stacklevel=4,
             )
@@ -563,7 +579,10 @@ def _put_all(
 def jit(fn: Callable[P, R], /) -> Jit[P, R]: ...
 @overload
 def jit(
-    *, donate: str | int | Sequence[str | int] = (), finish: bool = True
+    *,
+    donate: str | int | Sequence[str | int] = (),
+    finish: bool = True,
+    pad: padding.Pads | None = None,
 ) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
 def jit(
     fn: Callable[P, R] | None = None,
@@ -571,11 +590,13 @@ def jit(
     *,
     donate: str | int | Sequence[str | int] = (),
     finish: bool = True,
+    pad: padding.Pads | None = None,
 ) -> Any:
     """Compiles `fn`: recorded at its first call, then run as one program per kinds of arguments.
 
     `donate` names arguments whose buffers may be reused (using them afterwards is an error).
-    `finish=False` leaves partial results partial. Raises UsageError for unknown names.
+    `finish=False` leaves partial results partial. `pad` names arguments of any length, each with
+    the sizes that it is padded to (`ts.Pad`). Raises UsageError for unknown names.
 
     >>> import tessera as ts
     >>> @ts.jit
@@ -585,11 +606,11 @@ def jit(
     [2.0, 4.0]
     """
     if fn is None:
-        return lambda f: Jit(f, donate, finish)
+        return lambda f: Jit(f, donate, finish, pad)
     if not callable(fn):
         raise fail(
             UsageError,
             f"jit: cannot compile {shown(fn)}",
             fix="put @ts.jit above a function, or call ts.jit(function)",
         )
-    return Jit(fn, donate, finish)
+    return Jit(fn, donate, finish, pad)

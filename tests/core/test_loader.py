@@ -165,6 +165,31 @@ def test_best_fit_is_best_fit_decreasing(sizes: list[int], length: int) -> None:
     assert sorted(length - used) == sorted(room)
 
 
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.sampled_from([1, 2, 3]))
+def test_padded_documents_have_the_shortest_length_that_holds_a_batch(
+    sizes: list[int], hosts: int
+) -> None:
+    ends = np.cumsum(sizes)
+    source = TokenSource([np.arange(1, ends[-1] + 1)], ends)
+    config = {
+        "data": source, "batch_size": 6, "sequence_length": 16, "packing": "padded",
+        "sequence_buckets": [4, 8], "drop_last": False, "pad_token": 0, "prefetch": 0,
+    }  # fmt: skip
+    if not any(n > 1 for n in sizes):  # no label in all of it
+        return
+    parts = [[*ts.data.create_dataloader({**config, "hosts": (i, hosts)})] for i in range(hosts)]
+    seen: list[int] = []
+    for batch in zip(*parts, strict=True):
+        ids = np.concatenate([b["input_ids"].numpy() for b in batch])
+        labels = np.concatenate([b["labels"].numpy() for b in batch])
+        longest = (ids > 0).sum(1).max()
+        assert ids.shape == (6, next(n for n in (4, 8, 16) if n >= longest))
+        assert (labels[ids == 0] == -100).all()
+        assert (labels[labels > 0] == ids[labels > 0] + 1).all()
+        seen += labels[labels > 0].tolist()
+    assert sorted(seen) == sorted({*range(1, int(ends[-1]) + 1)} - {1, *(ends[:-1] + 1).tolist()})
+
+
 def test_packing_finds_documents_by_the_token_that_closes_them() -> None:
     source = TokenSource([np.array([1, 2, 0, 3]), np.array([4, 0, 0, 5], np.uint16)], eos=0)
     assert source.document_ends().tolist() == [3, 6, 7, 8]
@@ -508,8 +533,8 @@ def test_bad_configurations_name_all_that_is_wrong() -> None:
     )
     assert text_of(lambda: loader(prefetch=-1, packing="tight", hosts=(2, 2))) == (
         "dataloader: packing cannot be 'tight', prefetch cannot be -1, hosts cannot be (2, 2)\n"
-        'fix : packing is "concat" or "documents"; prefetch is a whole number from 0; hosts is a '
-        "pair (which, of how many), e.g. (0, 1)"
+        'fix : packing is "concat", "documents" or "padded"; prefetch is a whole number from 0; '
+        "hosts is a pair (which, of how many), e.g. (0, 1)"
     )
     assert text_of(lambda: create_dataloader({"batch_size": 4})).startswith(
         "dataloader: the config has no sequence_length"

@@ -30,6 +30,7 @@ class DataConfig:
     seed: int = 0
     shuffle: bool = True
     packing: str = "concat"
+    sequence_buckets: tuple[int, ...] | None = None
     segment_ids: bool = False
     tokenizer: Any = None
     eos_token: int | None = None
@@ -44,6 +45,13 @@ class DataConfig:
     data_column: str | None = None
     data_split: str | None = None
     data_cache: str | Path = "runs/.cache"
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """The lengths that a batch of documents may have; () where it has one."""
+        if self.packing != "padded":
+            return ()
+        return tuple(sorted({*(self.sequence_buckets or ()), self.sequence_length}))
 
     @property
     def reading(self) -> Reading:
@@ -88,6 +96,19 @@ def read_config(config: Any) -> DataConfig:
             "dataloader: the config has no sequence_length",
             fix='say how many tokens a row has, e.g. "sequence_length": 2048',
         )
+    if buckets := given.get("sequence_buckets"):
+        given["sequence_buckets"] = tuple(map(int, buckets))
+        if given.get("packing") != "padded" or max(buckets) > given["sequence_length"]:
+            raise fail(
+                UsageError,
+                "dataloader: sequence_buckets are lengths of padded documents, sequence_length at"
+                " most",
+                [
+                    (key, given.get(key))
+                    for key in ("packing", "sequence_buckets", "sequence_length")
+                ],
+                fix='say "packing": "padded", and let sequence_length be the longest',
+            )
     for key in ("hosts", "data_axes"):
         if given.get(key) is not None:
             given[key] = (
@@ -155,7 +176,11 @@ LEGAL: dict[str, tuple[str, Check]] = {
     "batch_size_per_gpu": ("a whole number from 1 to 2**24", _from(1, 2**24)),
     "seed": ("a whole number", is_whole),
     "shuffle": ("True or False", _flag),
-    "packing": ('"concat" or "documents"', _one_of("concat", "documents")),
+    "packing": (
+        '"concat", "documents" or "padded"', _one_of("concat", "documents", "padded"),
+    ),
+    "sequence_buckets": ("a list of whole numbers from 1", _or_none(
+        lambda v: isinstance(v, (tuple, list)) and len(v) > 0 and all(map(_from(1), v)))),
     "segment_ids": ("True or False", _flag),
     "eos_token": ("a token", _or_none(_from(0))),
     "pad_token": ("a token", _or_none(_from(0))),

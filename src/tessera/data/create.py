@@ -41,7 +41,9 @@ None: the standard library's source as bytes (257 tokens) |
     | `seed` | 0 | decides the order, with the epoch |
     | `shuffle` | True | False: in the order of the data |
     | `packing` | "concat" | one stream cut into rows; "documents": whole documents packed, \
-no label across a joint |
+no label across a joint; "padded": one document a row |
+    | `sequence_buckets` | None | lengths below `sequence_length` that a batch of padded \
+documents may have |
     | `segment_ids` | False | `segment_ids` and `positions` in each batch: documents of a row from \
 1, 0 where it is empty |
     | `tokenizer` | None | for text: a function, an object with `encode`, or a saved \
@@ -120,7 +122,12 @@ def _loose(rows: Rows) -> Batch:
 
 
 def _on(layout: TensorType) -> Callable[[Rows], Batch]:
-    return lambda rows: {n: tensor(v, layout.mesh, layout) for n, v in rows.items()}
+    def place(rows: Rows) -> Batch:
+        length = next(iter(rows.values())).shape[1]
+        t = layout.with_dims((layout.dims[0], (Factor(length),)))
+        return {name: tensor(v, t.mesh, t) for name, v in rows.items()}
+
+    return place
 
 
 def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:

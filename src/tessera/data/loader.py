@@ -68,8 +68,10 @@ class DataLoader:
         pad = config.pad_token
         if pad is None:
             pad = 0 if source.eos is None else source.eos
-        kind: type[Windows] | type[Packed] = Windows if config.packing == "concat" else Packed
-        self._samples: Samples = kind(used, config.sequence_length, pad, config.segment_ids)
+        how = (used, config.sequence_length, pad, config.segment_ids)
+        self._samples: Samples = (
+            Windows(*how) if config.packing == "concat" else Packed(*how, config.buckets)
+        )
         self.samples = self._samples.count
         self.batch_size = batch_size
         if self.samples < (batch_size if config.drop_last else 1):
@@ -270,9 +272,9 @@ def _batches(
 ) -> Iterator[_Made]:  # fmt: skip
     """The rows `rows` of every batch from a place on, without end, each with the place after it."""
     while True:
-        which = order(epoch, sample, sample + batch_size)[rows]
+        batch = order(epoch, sample, sample + batch_size)
         after = _next(epoch, sample + batch_size, samples.count, batch_size, drop_last)
-        yield *after, samples.rows(which)
+        yield *after, samples.rows(batch[rows], batch)
         epoch, sample = after
 
 

@@ -1,7 +1,8 @@
-"""How do documents become rows of one length? Cut from one stream, or whole documents packed.
+"""How do documents become rows? Cut from one stream, whole documents packed, or one a row.
 
 `Windows` reads the tokens as one stream and cuts it every `length` tokens. `Packed` puts whole
-documents together so that few places stay empty, and no label leads from one into the next.
+documents together so that few places stay empty, and no label leads from one into the next; with
+`buckets` each has a row of its own, and a batch the shortest of these lengths that holds it.
 
 >>> source = TokenSource([np.array([5, 6, 0, 7, 8, 9, 0, 4, 0])], eos=0)
 >>> Windows(source, 4).rows(np.array([0, 1]))["labels"].tolist()
@@ -31,12 +32,13 @@ IGNORED = -100
 
 
 class Samples(Protocol):
-    """A numbered set of rows, all of one length."""
+    """A numbered set of rows; those of one batch have one length."""
 
     count: int
 
-    def rows(self, which: NDArray[np.int64]) -> Rows:
-        """The samples `which`, as int32 [len(which), length]; -1 is a row with nothing in it."""
+    def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
+        """The samples `which`, as int32 [len(which), length]; -1 is a row with nothing in it.
+        `batch` are all samples of the batch, also those of other loaders; None: `which`."""
 
 
 class Windows:
@@ -59,7 +61,7 @@ class Windows:
                 fix="give eos_token, the token that closes a document",
             )
 
-    def rows(self, which: NDArray[np.int64]) -> Rows:
+    def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
         read, length = self.source.read, self.length
         ids, labels = _empty(which.size, length, self.pad)
         row = np.empty(length + 1, np.int32)
@@ -90,14 +92,22 @@ class Packed:
     it, so each token but a document's first is the label of exactly one place. Unused places hold
     `pad` and have segment 0. (After Krell et al., 2021: documents of one length are packed at
     once, so the time grows with the number of lengths.)
+
+    With `buckets`, lengths of which the largest is `length`, nothing is packed.
     """
 
     def __init__(
-        self, source: TokenSource, length: int, pad: int = 0, segments: bool = False
+        self,
+        source: TokenSource,
+        length: int,
+        pad: int = 0,
+        segments: bool = False,
+        buckets: tuple[int, ...] = (),
     ) -> None:
         self.source, self.length, self.pad, self.segments = source, length, pad, segments
+        self.buckets = np.array(sorted(buckets), np.int64)
         starts, sizes, closes = _pieces(source.document_ends(), length)
-        window = best_fit(sizes, length)
+        window = np.arange(sizes.size) if buckets else best_fit(sizes, length)
         # Rows in the order of their first document, documents in a row in their own.
         _, first = np.unique(window, return_index=True)
         window = np.argsort(np.argsort(first))[window] if window.size else window
@@ -106,8 +116,14 @@ class Packed:
         self.count = len(first)
         self._bounds = np.searchsorted(window[order], np.arange(self.count + 1))
 
-    def rows(self, which: NDArray[np.int64]) -> Rows:
-        length = self.length
+    def _length(self, batch: NDArray[np.int64]) -> int:
+        if not self.buckets.size:
+            return self.length
+        longest = self._sizes[batch[batch >= 0]].max(initial=0)
+        return int(self.buckets[np.searchsorted(self.buckets, longest)])
+
+    def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
+        length = self._length(which if batch is None else batch)
         ids, labels = _empty(which.size, length, self.pad)
         segments, positions = np.zeros_like(ids), np.zeros_like(ids)
         counting = np.arange(length, dtype=np.int32)

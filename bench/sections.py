@@ -380,6 +380,25 @@ def guard(rounds: int) -> list[str]:
     ]  # fmt: skip
 
 
+def growth(rounds: int) -> list[str]:
+    r = measure("soak/growth.py", "--json")
+    return [
+        *prose(
+            f"""`bench/soak/growth.py`: processor time before a run, for models of {r["few"]} and
+            {r["many"]} layers without a loop over them; an exponent of 1 is linear."""
+        ),
+        *table(
+            ("part", "exponent", f"s at {r['many']} layers"),
+            [(n, f"{e:.2f}", f"{r['seconds'][n]:.2f}") for n, e in r["exponents"].items()],
+        ),
+        *prose(
+            f"""The cheapest way between two layouts of six axes takes {r["way_s"] * 1e3:.0f} ms to
+            find, {r["longest_way_s"] * 1e3:.0f} ms at most of 300 that were drawn, once: it is
+            kept."""
+        ),
+    ]
+
+
 GUARDED = {
     "attention": "attention, 4 x 8 heads, 512 x 64",
     "norms": "layer_norm, softmax, rms_norm of 16384 x 64",
@@ -392,6 +411,7 @@ SECTIONS = {
     "fsdp": Section("ZeRO-3 against FSDP2", fsdp),
     "dispatch": Section("What a call costs", dispatch),
     "startup": Section("How long until a program runs", startup),
+    "growth": Section("How planning grows with the model", growth),
     "loader": Section("What a loader gives out", loader),
     "moe": Section("Experts: dispatch and combine", moe),
     "pipeline": Section("A pipelined step", pipeline),

@@ -8,6 +8,7 @@ layouts are 300, drawn on six axes that all may move.
 from __future__ import annotations
 
 import gc
+import json
 import math
 import random
 import sys
@@ -100,18 +101,19 @@ def ways_s(count: int = 300) -> list[float]:
 def main() -> int:
     parts_of(4)  # what is imported and filled once
     few, many = parts_of(FEW), parts_of(MANY)
-    wrong = 0
-    for name, seconds in many.items():
-        exponent = math.log(seconds / few[name]) / math.log(MANY / FEW)
-        wrong += exponent > MOST
-        print(
-            f"growth, {name}: exponent {exponent:.2f}, {seconds:.2f} s at {MANY} layers", flush=True
-        )
+    exponents = {n: math.log(many[n] / few[n]) / math.log(MANY / FEW) for n in many}
     ways = ways_s()
-    wrong += ways[-1] > LONGEST_S
+    if "--json" in sys.argv:
+        each_s, most_s = ways[len(ways) // 2], ways[-1]
+        print(json.dumps({"few": FEW, "many": MANY, "seconds": many, "exponents": exponents,
+                          "way_s": each_s, "longest_way_s": most_s}))  # fmt: skip
+        return 0
+    for name, seconds in many.items():
+        text = f"exponent {exponents[name]:.2f}, {seconds:.2f} s at {MANY} layers"
+        print(f"growth, {name}: {text}", flush=True)
     each_ms, most_ms = ways[len(ways) // 2] * 1e3, ways[-1] * 1e3
     print(f"growth, a way between layouts of six axes: {each_ms:.0f} ms, {most_ms:.0f} at most")
-    return wrong
+    return sum(e > MOST for e in exponents.values()) + (ways[-1] > LONGEST_S)
 
 
 if __name__ == "__main__":

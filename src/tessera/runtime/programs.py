@@ -22,6 +22,7 @@ from . import heap
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 FASTEST = 16_384  # maps a second, more than a compiler makes
+ASKING = 50  # so much more time goes into compiling than into asking for the size of the heap
 _clock = count()
 
 
@@ -63,23 +64,39 @@ class Book:
         self._lock = Lock()
         self._seen = self._floor = 0  # maps, when they were counted last, and of others
         self._spent_s = 0.0  # on compiling since then
+        self._compiling_s = self._asking_s = 0.0  # on all compiling; on asking for the heap's size
+        self._grown, self._asked_s = 0, 0.0  # bytes and seconds of those for which it was asked
         self.most_maps = _number(MOST_MAPS, 65530) // 2
         self.most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
     def first(self, program: Program, arrays: tuple[Any, ...]) -> Any:
-        """Compiles and calls `program`; what the heap grew by is the program's."""
-        before, begin_s = heap.used_bytes(), time.perf_counter()
+        """Compiles and calls `program`; what the heap grew by is the program's. Asking for that
+        takes long where the heap is large, so some are estimated by how long they compile."""
+        asks = self._asking_s * ASKING <= self._compiling_s and jax.process_count() == 1
+        before, begin_s = self._used() if asks else 0, time.perf_counter()
         outs = program.run(*arrays)
-        if jax.process_count() == 1:  # among several, who waits is watched (runtime/flight.py)
+        if asks:  # among several processes, who waits is watched (runtime/flight.py)
             jax.block_until_ready(outs)
+        took_s = time.perf_counter() - begin_s
+        if asks:
             gone = [a for a in arrays if isinstance(a, jax.Array) and a.is_deleted()]
-            grown = heap.used_bytes() - before - _bytes(outs) + _bytes(gone)
-            program.bytes = max(grown, 0)
+            grown = max(self._used() - before - _bytes(outs) + _bytes(gone), 0)
+            self._grown, self._asked_s = self._grown + grown, self._asked_s + took_s
+            program.bytes = grown
+        else:
+            program.bytes = int(took_s * self._grown / max(self._asked_s, took_s))
         with self._lock:
+            self._compiling_s += took_s
             self._live.add(program)
-            self._spent_s += time.perf_counter() - begin_s
+            self._spent_s += took_s
             self._keep(program)
         return outs
+
+    def _used(self) -> int:
+        begin_s = time.perf_counter()
+        size = heap.used_bytes()
+        self._asking_s += time.perf_counter() - begin_s
+        return size
 
     def limit(self, maps: int | None, size: int | None) -> None:
         """Sets how many maps the process and how many bytes the programs may take; None: as is."""

@@ -72,13 +72,11 @@ class Book:
     def first(self, program: Program, arrays: tuple[Any, ...]) -> Any:
         """Compiles and calls `program`; what the heap grew by is the program's. Asking for that
         takes long where the heap is large, so some are estimated by how long they compile."""
-        asks = self._asking_s * ASKING <= self._compiling_s and jax.process_count() == 1
+        asks = self._asking_s * ASKING <= self._compiling_s
         before, begin_s = self._used() if asks else 0, time.perf_counter()
         outs = program.run(*arrays)
-        if asks:  # among several processes, who waits is watched (runtime/flight.py)
-            jax.block_until_ready(outs)
         took_s = time.perf_counter() - begin_s
-        if asks:
+        if asks and _ended(outs, took_s):
             gone = [a for a in arrays if isinstance(a, jax.Array) and a.is_deleted()]
             grown = max(self._used() - before - _bytes(outs) + _bytes(gone), 0)
             self._grown, self._asked_s = self._grown + grown, self._asked_s + took_s
@@ -150,6 +148,17 @@ def _bytes(arrays: Any) -> int:
         x.sharding.num_devices * x.dtype.itemsize * _count(x.sharding.shard_shape(x.shape))
         for x in arrays
     )
+
+
+def _ended(arrays: Any, limit_s: float) -> bool:
+    """Whether all are there after so long. What never ends, and what fails, is said by those who
+    read it (runtime/flight.py)."""
+    end_s = time.perf_counter() + limit_s
+    while not all(x.is_ready() for x in arrays):
+        if time.perf_counter() > end_s:
+            return False
+        time.sleep(1e-3)
+    return True
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -153,7 +153,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     assert {e["pid"] for e in trace} == set(MESH.device_ids)
     assert all(e["dur"] >= 0 and e["ph"] == "X" for e in trace)
     with pytest.raises(ts.UsageError, match="cannot write"):
-        p.save(tmp_path / "no" / "trace.json")
+        p.save(tmp_path / "trace.json" / "below-a-file.json")
 
 
 def test_a_profile_of_a_call_and_of_nothing() -> None:

@@ -25,7 +25,7 @@ from tessera import dist, nn, optim, pipeline
 from tessera.runtime.devices import start
 
 
-class Small(nn.Module):  # type: ignore[misc]
+class Small(nn.Module):
     """A model that is compiled soon."""
 
     def __init__(self) -> None:

@@ -220,7 +220,7 @@ class _Search:
         if not self.exact:
             return cost * self.low.per_byte + len(wrong) * self.low.latency
         cost = max(cost, self._unheld(where), self._unsummed(where))
-        dims = {where[k].dim for k in wrong}  # type: ignore[union-attr]
+        dims = {p.dim for p, goal in zip(where, self.goal, strict=True) if p and p != goal}
         return cost * self.low.per_byte + len(dims) * self.low.latency
 
     def _unheld(self, where: Where) -> float:

@@ -142,10 +142,10 @@ class Jit(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         run = self._run if current() is None else self.fn
-        if self._pads:
-            out: R = padding.called(run, self.name, self._signature, self._pads, args, kwargs)
-            return out
-        return run(*args, **kwargs)
+        return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
+
+    def _padded(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return padding.called(fn, self.name, self._signature, self._pads, args, kwargs)
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         entry, leaves, spec = self._entry(args, kwargs)
@@ -162,8 +162,7 @@ class Jit(Generic[P, R]):
 
         The call itself does not record again. Values that the function reads are computed.
         """
-        plan = lambda *args, **kwargs: self._entry(args, kwargs)  # noqa: E731  # called with others
-        padding.called(plan, self.name, self._signature, self._pads, args, kwargs)
+        self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
         return self.schedule
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:

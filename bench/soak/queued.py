@@ -125,24 +125,13 @@ def pipelined(n: int) -> Step:
 
 def stepped(n: int) -> Step:
     """The training step, each of its collectives a program of its own."""
-    import numpy as np
-
-    import tessera as ts
-    from tessera import dist
     from tessera.core.context import replaced
 
-    mesh = dist.Mesh(("dp",), shape={"dp": n})
-    x = ts.tensor(np.ones((n, 32), "f"), mesh=mesh, layout=f"[{n}@dp, 32]")
-    state = [ts.tensor(np.ones((32, 32), "f"), mesh=mesh, layout="[32, 32]")]
-
-    @ts.jit
-    def step(w: Any, x: Any) -> Any:
-        return w - 0.01 * ts.grad((ts.tanh(x @ w) ** 2).mean(), w)
+    whole = training(n)
 
     def run() -> Any:
         with replaced(executor="stepped"):
-            state[0] = step(state[0], x)
-        return state[0]
+            return whole()
 
     return run
 

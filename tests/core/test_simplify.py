@@ -19,6 +19,7 @@ from tessera.ir.graph.node import Graph, Node
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.text import to_text
 from tessera.ir.graph.verify import verify
+from tessera.ir.schedule.pipelines.stages import on_mesh
 from tessera.ops.op import OPS
 from tessera.passes.differentiate import differentiate
 from tessera.passes.simplify import (
@@ -124,6 +125,24 @@ def test_one_body_stays_one() -> None:
     assert ops(small) == ["scan", "item"], "two loops over one body are one loop"
     assert ops(small.nodes[1].attrs["body"]) == ["mul", "add"]
     equal(graph, small, np.ones(4, np.float32))
+
+
+def test_a_rule_reaches_bodies_and_inputs_and_shared_bodies_stay_shared() -> None:
+    old, new = (Mesh(("dp",), shape={"dp": 2}, devices=d) for d in ([0, 1], [2, 3]))
+    inner = Builder("body")
+    c = inner.input(parse_type("f32[4]", old), "c")
+    body = inner.graph([inner("neg", c)])
+    b = Builder()
+    x = b.input(parse_type("f32[4]", old))
+    rest = {"length": 2, "consts": 0, "carries": 1, "reverse": False, "policy": "save"}
+    runs = [b("scan", x, body=body, **rest) for _ in range(2)]
+    graph = b.graph([b("item", r, index=0) for r in runs])
+    moved = on_mesh(graph, new)
+    verify(moved)
+    assert moved.mesh == new and moved.inputs[0].type.mesh == new
+    bodies = {n.attrs["body"] for n in moved.nodes if n.op == "scan"}
+    assert len(bodies) == 1 and {n.type.mesh for n in bodies.pop().nodes} == {new}
+    assert graph.rewrite(lambda was, now, emit: None) is graph
 
 
 # ---- algebra -----------------------------------------------------------------------------------

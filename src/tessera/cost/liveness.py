@@ -14,7 +14,7 @@ from functools import cached_property, reduce
 from operator import or_
 
 from ..core.layout import TensorType
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Graph, Node, input_node
 from ..ir.schedule.schedule import Schedule
 from ..ops.op import BODIES
 
@@ -68,7 +68,7 @@ def of_schedule(schedule: Schedule) -> Program:
     """The steps of `schedule`, one after the other."""
     made: dict[int, Node] = {}
     for b in schedule.inputs:
-        made[b] = Node("input", (), (schedule.buffers[b],), {"name": f"b{b}"})
+        made[b] = input_node(schedule.buffers[b], f"b{b}")
     given = tuple(made.values())
     nodes: list[Node] = []
     args: dict[Node, tuple[Node, ...]] = {}

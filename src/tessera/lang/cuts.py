@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import TensorType
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Graph, Node, copied, input_node
 from .engine import Program, engine
 from .outside import Place
 from .tensor import Tensor
@@ -102,34 +102,13 @@ class Branch:
         rec = self.recording
         assert rec is not None
         new: dict[Node, Node] = {}
-        inputs = []
         for i in self.imports:
             n = rec.nodes[i]
-            made = n if n.op == "input" else Node("input", (), n.types, {"name": f"v{i}"})
-            new[n] = made
-            inputs.append(made)
-        nodes: list[Node] = list(inputs)
-        todo = [rec.nodes[i] for i in sorted(self.computed)]
-        for root in todo:
-            stack = [root]
-            while stack:
-                n = stack[-1]
-                if n in new:
-                    stack.pop()
-                    continue
-                args = [self.replaced.get(a, a) for a in n.args]
-                late = [a for a in args if a not in new]
-                if late:
-                    stack.extend(late)
-                    continue
-                now = tuple(new[a] for a in args)
-                new[n] = n if now == n.args else Node(
-                    n.op, now, n.types, n.attrs, n.loc, n.scope, n.note
-                )  # fmt: skip
-                nodes.append(new[n])
-                stack.pop()
+            new[n] = n if n.op == "input" else input_node(n.type, f"v{i}")
+        inputs = tuple(new.values())
+        nodes = copied([rec.nodes[i] for i in sorted(self.computed)], new, self.replaced)
         outs = tuple(new[rec.nodes[i]] for i in (*self.targets, *self.exports))
-        return Graph(rec.name, tuple(nodes), tuple(inputs), outs)
+        return Graph(rec.name, (*inputs, *nodes), inputs, outs)
 
     def stand_in(self, program: Program) -> None:
         """Takes `program` for what was recorded."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Graph, Node, input_node
 from ..ops.redistribute import NAMES
-from ..passes.loops import extract
 from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
 from .random import keys
@@ -169,14 +169,14 @@ def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list
     for n in graph.nodes:
         source = moved.get(n.args[0], n.args[0]) if n.op in NAMES else None
         if source in consts:
-            moved[n] = Node("input", (), n.types, {"name": f"moved{len(moved)}"})
+            moved[n] = input_node(n.type, f"moved{len(moved)}")
             consts[moved[n]] = _outside(consts[source], n)
-    body = extract(graph.name, graph, [*consts, *inner], graph.outputs, moved)
+    body = graph.part([*consts, *inner], graph.outputs, moved)
     used = {a for n in body.nodes for a in n.args} | set(body.outputs)
     kept = [n for n in consts if n in used]
     inputs = (*kept, *inner)
     nodes = (*inputs, *(n for n in body.nodes if n.op != "input"))
-    return Graph(body.name, nodes, inputs, body.outputs), [consts[n] for n in kept]
+    return replace(body, nodes=nodes, inputs=inputs), [consts[n] for n in kept]
 
 
 def _outside(t: Tensor, n: Node) -> Tensor:

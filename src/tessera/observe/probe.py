@@ -10,7 +10,7 @@ have not, so nothing is computed twice and one piece's values are in memory at a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,7 +194,7 @@ def _added(
                 found.append((Spot(n, loops), len(results)))
                 outs += [recorder.node(t) for t in results]
     done = (*(new[o] for o in graph.outputs), *outs)
-    return Graph(graph.name, tuple(b.nodes), graph.inputs, done), found
+    return replace(graph, nodes=tuple(b.nodes), outputs=done), found
 
 
 def _copied(
@@ -202,16 +202,15 @@ def _copied(
 ) -> tuple[Node, list[tuple[Spot, int]]]:
     """`n` on the new arguments; a loop with the measurements of its body as further results."""
     args = tuple(new[a] for a in n.args)
-    attrs, types = n.attrs, n.types
+    made = n.with_args(args)
     inner: list[tuple[Spot, int]] = []
     if n.op == "scan":
         body, inner = _added(n.attrs["body"], choose, measure, n, (*loops, n))
         if inner:
             attrs = {**n.attrs, "body": body}
             types = infer(op_named("scan"), tuple(a.type for a in args), attrs).outs
-    if args == n.args and attrs is n.attrs:
-        return n, inner
-    return Node(n.op, args, types, attrs, n.loc, n.scope, n.note), inner
+            made = replace(made, types=types, attrs=attrs)
+    return made, inner
 
 
 # ---- choices and measurements that several questions share --------------------------------------

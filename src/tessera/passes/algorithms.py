@@ -19,11 +19,10 @@ from ..core.options import ScheduleOptions
 from ..core.topology import Topology
 from ..cost.collectives import choose, nesting
 from ..cost.schedule_collectives import whole_bytes
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Emit, Graph, Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES, Collective
 from ..ir.schedule.schedule import COMM, Schedule, Step
-from ..ops.op import BODIES
 
 CHEAPEST = "cheapest"
 SUMS = ("all_reduce", "reduce_scatter")
@@ -120,23 +119,13 @@ def _step(step: Step, chooser: _Chooser) -> Graph:
 
 def _graph(g: Graph, chooser: _Chooser, together: int | None = None) -> Graph:
     """`g` with algorithms in its collectives, those in the bodies of loops included."""
-    new: dict[Node, Node] = {}
-    for n in g.nodes:
-        attrs = dict(n.attrs)
-        if n.is_collective:
-            size = whole_bytes(n) if together is None else together
-            attrs.pop("algorithm", None)
-            if name := chooser.name(n, size):
-                attrs["algorithm"] = name
-        elif n.op in BODIES:
-            for key, body in n.attrs.items():
-                if isinstance(body, Graph):
-                    attrs[key] = _graph(body, chooser)
-        args = tuple(new[a] for a in n.args)
-        same = args == n.args and attrs.keys() == n.attrs.keys()
-        same = same and all(attrs[k] is n.attrs[k] for k in attrs)
-        new[n] = n if same else Node(n.op, args, n.types, attrs, n.loc, n.scope, n.note)
-    if all(a is b for a, b in new.items()):
-        return g
-    ends = tuple(new[n] for n in g.inputs), tuple(new[n] for n in g.outputs)
-    return Graph(g.name, tuple(new[n] for n in g.nodes), *ends)
+
+    def named(was: Node, n: Node, emit: Emit) -> Node | None:
+        if not n.is_collective:
+            return None
+        attrs = {k: v for k, v in n.attrs.items() if k != "algorithm"}
+        if name := chooser.name(n, whole_bytes(n) if together is None else together):
+            attrs["algorithm"] = name
+        return None if attrs == n.attrs else emit(replace(n, attrs=attrs))
+
+    return g.rewrite(named)

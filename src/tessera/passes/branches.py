@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
-from .loops import Differentiate, extract, resume, zeros
+from .loops import Differentiate, resume, zeros
 
 
 def cond_gradient(
@@ -43,4 +43,4 @@ def _backward(
         t = n.type.complete()
         outs.append(zeros(inner, t) if part is None else inner.redistribute(part, t, "for cond"))
     whole = inner.graph(outs)
-    return extract(body.name, whole, [*body.inputs, *gs], whole.outputs, {})
+    return whole.part([*body.inputs, *gs], whole.outputs)

@@ -9,11 +9,11 @@ and `products` keep all the same, where computing them is dear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Graph, Node, reachable
+from ..ir.graph.node import Graph, Node, input_node, reachable
 from ..ops.op import OPS
 
 Pairs = Sequence[tuple[Node, Node]]
@@ -71,33 +71,6 @@ def _asked(body: Graph, wanted: Sequence[bool], always: range) -> list[int]:
     ]
 
 
-def extract(
-    name: str,
-    graph: Graph,
-    inputs: Sequence[Node],
-    outputs: Sequence[Node],
-    swap: Mapping[Node, Node],
-) -> Graph:
-    """The part of `graph` that computes `outputs`, reading each key of `swap` from its value."""
-    new: dict[Node, Node] = dict(swap)
-    need, todo = set[Node](), [o for o in outputs if o not in swap]
-    while todo:
-        n = todo.pop()
-        if n not in need and n not in swap:
-            need.add(n)
-            todo.extend(n.args)
-    nodes = list(inputs)
-    for n in graph.nodes:
-        if n not in need or n.op == "input":
-            continue
-        args = tuple(new.get(a, a) for a in n.args)
-        made = n if args == n.args else Node(n.op, args, n.types, n.attrs, n.loc, n.scope, n.note)
-        if made is not n:
-            new[n] = made
-        nodes.append(made)
-    return Graph(name, tuple(nodes), tuple(inputs), tuple(new.get(o, o) for o in outputs))
-
-
 def _together(
     b: Builder,
     node: Node,
@@ -123,7 +96,7 @@ def _together(
         *(found[i] for i in turns),
     ]
     heads, tails = body.inputs[: consts + carries], body.inputs[consts + carries :]
-    graph = extract(body.name, inner.graph(outs), [*heads, *sums.values(), *tails], outs, {})
+    graph = inner.graph(outs).part([*heads, *sums.values(), *tails], outs)
     made = b(
         "scan",
         *node.args[: consts + carries],
@@ -204,18 +177,18 @@ def _backwards(
     kinds = KEPT.get(attrs["policy"], KEPT["recompute"])
     every = attrs["policy"] == "save"
     saved = _read_across(whole, outs, late, inputs) if every else _marked(whole, outs, late, kinds)
-    needed = _needed(outs, {*saved, *_before(saved)})
+    needed = reachable(outs, {*saved, *_before(saved)})
     saved += [n for n in body.inputs[consts:first_x] if n in needed]
-    kept = {s: Node("input", (), s.types, {"name": f"kept{k}"}) for k, s in enumerate(saved)}
+    kept = {s: input_node(s.type, f"kept{k}") for k, s in enumerate(saved)}
     before = {n: kept[mark] for n, mark in _before(saved).items()}
     back_inputs = [
         *body.inputs[:consts], *g_carry.values(), *sums.values(),
         *body.inputs[first_x:], *g_turn.values(), *kept.values(),
     ]  # fmt: skip
-    backward = extract(body.name, whole, back_inputs, outs, before | kept)
+    backward = whole.part(back_inputs, outs, before | kept)
     run = node
     if saved:
-        forward = extract(body.name, whole, body.inputs, [*ends, *saved], {})
+        forward = whole.part(body.inputs, [*ends, *saved])
         run = b("scan", *node.args, **{**attrs, "body": forward})
         if b.replaced.setdefault(node, run) is run:
             _is_forward(b, run)
@@ -280,17 +253,6 @@ def _after(graph: Graph, sources: set[Node]) -> set[Node]:
     return late
 
 
-def _needed(outs: Sequence[Node], stop: set[Node]) -> set[Node]:
-    seen: set[Node] = set()
-    todo = list(outs)
-    while todo:
-        n = todo.pop()
-        if n not in seen and n not in stop:
-            seen.add(n)
-            todo.extend(n.args)
-    return seen
-
-
 def _read_across(
     graph: Graph, outs: Sequence[Node], late: set[Node], inputs: set[Node]
 ) -> list[Node]:
@@ -305,7 +267,7 @@ def _marked(
     """The values made by the ops `kinds` that the backward body comes to first."""
     found = {n for n in graph.nodes if n.op in kinds and n not in late}
     before = _before(found)
-    read = {a for n in _needed(outs, {*found, *before}) for a in n.args} | set(outs)
+    read = {a for n in reachable(outs, {*found, *before}) for a in n.args} | set(outs)
     read |= {before[n] for n in read & before.keys()}
     return [n for n in graph.nodes if n in found and n in read]
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.reshard import plan
-from ..ir.graph.node import Graph, Node, need_graph, reachable
+from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
 from ..ops.op import BODIES, OPS, Attrs, infer
 from ..ops.redistribute import NAMES, step_attrs
-
-Emit = Callable[[Node], Node]  # puts a new node before the one that is looked at
-# From a node as it was and as it is with its new arguments: what stands for it, None for itself.
-Rule = Callable[[Node, Node, Emit], "Node | None"]
-Pass = Callable[[Graph], Graph]
 
 
 def simplify(graph: Graph) -> Graph:
@@ -37,8 +33,8 @@ def dead_code(graph: Graph) -> Graph:
     live = reachable((*graph.outputs, *effects))
     nodes = tuple([n for n in graph.nodes if n in live or n.op == "input"])
     if len(nodes) < len(graph.nodes):
-        graph = Graph(graph.name, nodes, graph.inputs, graph.outputs)
-    return _each(graph, None, dead_code)
+        graph = replace(graph, nodes=nodes)
+    return graph.rewrite(None, dead_code)
 
 
 def common_subexpressions(graph: Graph) -> Graph:
@@ -46,14 +42,14 @@ def common_subexpressions(graph: Graph) -> Graph:
     seen: dict[object, Node] = {}
 
     def again(was: Node, n: Node, emit: Emit) -> Node | None:
-        if not OPS[n.op].pure:
+        if n.op == "input" or not OPS[n.op].pure:
             return None
         try:
             return seen.setdefault((n.op, n.args, n.types, _key(n.attrs)), n)
         except TypeError:  # an attribute that cannot be hashed
             return None
 
-    return _each(graph, again, common_subexpressions)
+    return graph.rewrite(again, common_subexpressions)
 
 
 def _key(attrs: Attrs) -> object:
@@ -84,7 +80,7 @@ def fuse_reductions(graph: Graph) -> Graph:
             emit(made)
         return made
 
-    return _each(graph, fuse, fuse_reductions)
+    return graph.rewrite(fuse, fuse_reductions)
 
 
 # ---- light algebra -----------------------------------------------------------------------------
@@ -98,7 +94,7 @@ def fold(graph: Graph) -> Graph:
         rule = _FOLDS.get(n.op)
         return None if rule is None else rule(n, emit)
 
-    return _each(graph, change, fold)
+    return graph.rewrite(change, fold)
 
 
 Fold = Callable[[Node, Emit], "Node | None"]
@@ -145,7 +141,7 @@ def _again(n: Node, emit: Emit) -> Node | None:
     got = infer(OPS[n.op], (x.type,), n.attrs)
     if got.wants[0] is not x.type or got.outs[0] is not n.type:
         return None
-    return emit(Node(n.op, (x,), n.types, n.attrs, n.loc, n.scope, n.note))
+    return emit(n.with_args((x,)))
 
 
 def _reshape(n: Node, emit: Emit) -> Node | None:
@@ -227,43 +223,3 @@ _FOLDS: dict[str, Fold] = {
     "graft": _value,
     **dict.fromkeys(NAMES - {"to_partial"}, _constant),
 }
-
-
-# ---- the walk ----------------------------------------------------------------------------------
-def _each(graph: Graph, rule: Rule | None, deeper: Pass) -> Graph:
-    """`graph` with what `rule` puts in place of each node, and each body through `deeper`."""
-    if rule is None and not any(n.op in BODIES for n in graph.nodes):
-        return graph
-    new: dict[Node, Node] = {}  # only what changed
-    nodes: list[Node] = []
-    bodies: dict[Graph, Graph] = {}  # one body may be run by several loops, and stays one
-
-    def emit(n: Node) -> Node:
-        nodes.append(n)
-        return n
-
-    for was in graph.nodes:
-        n = was
-        args, attrs = n.args, n.attrs
-        if not new.keys().isdisjoint(args):
-            args = tuple([new.get(a, a) for a in args])
-        if n.op in BODIES:
-            for key, body in was.attrs.items():
-                if not isinstance(body, Graph):
-                    continue
-                if body not in bodies:
-                    bodies[body] = deeper(body)
-                if bodies[body] is not body:
-                    attrs = {**attrs, key: bodies[body]}
-        if args is not n.args or attrs is not was.attrs:
-            n = Node(n.op, args, n.types, attrs, n.loc, n.scope, n.note)
-        made = None if rule is None or n.op == "input" else rule(was, n, emit)
-        if made is None or made is n:
-            nodes.append(n)
-            made = n
-        if made is not was:
-            new[was] = made
-    if not new:
-        return graph
-    outputs = tuple([new.get(o, o) for o in graph.outputs])
-    return Graph(graph.name, tuple(nodes), graph.inputs, outputs)

@@ -12,7 +12,7 @@ from ...core.reshard import plan
 from ...ops.elementwise import POINTWISE
 from ...ops.op import BODIES, infer, op_named
 from ...ops.redistribute import COLLECTIVES, NAMES, step_attrs
-from .node import NO_ATTRS, Graph, Node
+from .node import NO_ATTRS, Graph, Node, copied, input_node
 
 # The ops that take a tensor which rests split as it lies: they read its blocks, or are themselves
 # a change of layout.
@@ -37,7 +37,7 @@ class Builder:
         self._moved: dict[tuple[Node, TensorType], Node] = {}
 
     def input(self, type: TensorType, name: str = "") -> Node:
-        node = Node("input", (), (type,), {"name": name or f"x{len(self.inputs)}"})
+        node = input_node(type, name or f"x{len(self.inputs)}")
         self.nodes.append(node)
         self.inputs.append(node)
         return node
@@ -135,24 +135,8 @@ class Builder:
         if not self.replaced:
             return Graph(self.name, tuple(self.nodes), tuple(self.inputs), tuple(outputs))
         new: dict[Node, Node] = {}
-        nodes: list[Node] = []
-        for root in self.nodes:
-            todo = [] if root in self.replaced else [root]
-            while todo:
-                n = todo[-1]
-                args = [self.replaced.get(a, a) for a in n.args]
-                if n in new:
-                    todo.pop()
-                elif late := [a for a in args if a not in new]:
-                    todo.extend(late)  # a stand-in is made where it is first read
-                else:
-                    now = tuple(new[a] for a in args)
-                    same = now == n.args
-                    new[n] = n if same else Node(
-                        n.op, now, n.types, n.attrs, n.loc, n.scope, n.note
-                    )  # fmt: skip
-                    nodes.append(new[n])
-                    todo.pop()
+        # A stand-in is made where it is first read.
+        nodes = copied([n for n in self.nodes if n not in self.replaced], new, self.replaced)
         out = tuple(new[self.replaced.get(o, o)] for o in outputs)
         self.finals = new
         return Graph(self.name, tuple(nodes), tuple(self.inputs), out)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -12,10 +12,11 @@ from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.reshard import wire_bytes
-from ...ops.op import OPS
+from ...ops.op import BODIES, OPS
 from ...ops.redistribute import COLLECTIVES
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+NO_SWAP: Mapping[Node, Node] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,8 +58,25 @@ class Node:
             return round(received_share(self.op, name, n) * whole.local_bytes)
         return wire_bytes(self.op, self.attrs["axes"], t, self.type)
 
+    def with_args(self, args: tuple[Node, ...]) -> Node:
+        """This node applied to `args`; itself where these are its arguments."""
+        if args == self.args:
+            return self
+        # Not `replace`, which takes three times as long: passes do this for every second node.
+        return Node(self.op, args, self.types, self.attrs, self.loc, self.scope, self.note)
+
     def __repr__(self) -> str:
         return f"<{self.op} : {', '.join(map(str, self.types))}>"
+
+
+Emit = Callable[[Node], Node]  # puts a new node before the one that is looked at
+# From a node as it was and as it is with its new arguments: what stands for it, None for itself.
+Rule = Callable[[Node, Node, Emit], "Node | None"]
+
+
+def input_node(type: TensorType, name: str) -> Node:
+    """An input of a graph, of that type and name."""
+    return Node("input", (), (type,), {"name": name})
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +125,62 @@ class Graph:
         """Bytes that one device receives in one run."""
         return sum(n.wire_bytes * times for n, times in self.collectives())
 
+    def rewrite(self, rule: Rule | None, bodies: Callable[[Graph], Graph] | None = None) -> Graph:
+        """This graph with what `rule` puts in place of each node, inputs included; `bodies` does
+        so for the bodies of loops and branches, the same rule where it is None. The graph itself
+        where nothing changes.
+
+        `rule(was, now, emit)` gets a node as it was, and as it is with its new arguments and
+        bodies. It gives what stands for the node: None for `now`, an earlier node, or a new one
+        that it put into the graph by `emit`.
+        """
+        if rule is None and not any(n.op in BODIES for n in self.nodes):
+            return self
+        new: dict[Node, Node] = {}  # only what changed
+        nodes: list[Node] = []
+        done: dict[Graph, Graph] = {}  # one body may be run by several loops, and stays one
+
+        def emit(n: Node) -> Node:
+            nodes.append(n)
+            return n
+
+        for was in self.nodes:
+            n = was
+            if not new.keys().isdisjoint(n.args):
+                n = n.with_args(tuple([new.get(a, a) for a in n.args]))
+            if n.op in BODIES:
+                inner = {k: v for k, v in was.attrs.items() if isinstance(v, Graph)}
+                for body in inner.values():
+                    if body not in done:
+                        done[body] = bodies(body) if bodies else body.rewrite(rule)
+                if any(done[body] is not body for body in inner.values()):
+                    attrs = {**was.attrs, **{k: done[body] for k, body in inner.items()}}
+                    n = replace(n, attrs=attrs)
+            made = None if rule is None else rule(was, n, emit)
+            if made is None or made is n:
+                made = emit(n)
+            if made is not was:
+                new[was] = made
+        if not new:
+            return self
+        inputs, outputs = (tuple([new.get(n, n) for n in e]) for e in (self.inputs, self.outputs))
+        return replace(self, nodes=tuple(nodes), inputs=inputs, outputs=outputs)
+
+    def part(
+        self,
+        inputs: Sequence[Node],
+        outputs: Sequence[Node],
+        swap: Mapping[Node, Node] = NO_SWAP,
+    ) -> Graph:
+        """What of this graph computes `outputs` from `inputs`, reading each key of `swap` from its
+        value, which is one of `inputs`."""
+        new = {n: n for n in inputs} | dict(swap)
+        need = reachable(outputs, new)
+        nodes = (*inputs, *copied([n for n in self.nodes if n in need], new))
+        return replace(
+            self, nodes=nodes, inputs=tuple(inputs), outputs=tuple([new[o] for o in outputs])
+        )
+
 
 def need_graph(name: str, value: object) -> Graph:
     """`value`, which must be a Graph. Raises UsageError."""
@@ -127,13 +201,44 @@ def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]
             yield from _collectives(n.attrs["body"].nodes, times * n.attrs["length"])
 
 
-def reachable(outputs: Iterable[Node]) -> set[Node]:
-    """All nodes that `outputs` depend on, themselves included."""
+def reachable(outputs: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
+    """All nodes that `outputs` depend on, themselves included, but for `stop` and what only those
+    depend on."""
     seen: set[Node] = set()
     todo = list(outputs)
     while todo:
         n = todo.pop()
-        if n not in seen:
+        if n not in seen and n not in stop:
             seen.add(n)
             todo.extend(n.args)
     return seen
+
+
+def copied(
+    roots: Iterable[Node],
+    new: dict[Node, Node],
+    swap: Mapping[Node, Node] = NO_SWAP,
+    among: Container[Node] | None = None,
+) -> list[Node]:
+    """`roots` on new arguments, each after what it needs and `new`, which says what stands for what
+    and grows by them, does not have yet.
+
+    An argument that is a key of `swap` is read from its value. Where `among` is given, only its
+    nodes are copied without being roots; any other that is missing is a KeyError.
+    """
+    made: list[Node] = []
+    for root in roots:
+        todo = [root]
+        while todo:
+            n = todo[-1]
+            if n in new:
+                todo.pop()
+                continue
+            args = [swap.get(a, a) for a in n.args]
+            if late := [a for a in args if a not in new and (among is None or a in among)]:
+                todo.extend(late)
+                continue
+            new[n] = n.with_args(tuple([new[a] for a in args]))
+            made.append(new[n])
+            todo.pop()
+    return made

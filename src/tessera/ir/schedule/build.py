@@ -13,7 +13,7 @@ from itertools import groupby
 
 from ...core.options import ScheduleOptions
 from ...ops.op import BODIES
-from ..graph.node import Graph, Node
+from ..graph.node import Graph, Node, input_node
 from .schedule import COMM, COMPUTE, Schedule, Step
 
 # Made from nothing, and so made again wherever it is read.
@@ -114,17 +114,14 @@ def _step(name: str, group: Sequence[Node], out: Sequence[Node], buffer: dict[No
             if a in new:
                 continue
             if a in buffer:
-                new[a] = Node("input", (), a.types, {"name": f"b{buffer[a]}"})
+                new[a] = input_node(a.type, f"b{buffer[a]}")
                 inputs.append(new[a])
                 reads.append(buffer[a])
             else:
                 assert a.op in FREE, a.op
                 new[a] = a
                 nodes.append(a)
-        args = tuple(new[a] for a in n.args)
-        new[n] = n if args == n.args else Node(
-            n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
-        )  # fmt: skip
+        new[n] = n.with_args(tuple([new[a] for a in n.args]))
         nodes.append(new[n])
     graph = Graph(name, (*inputs, *nodes), tuple(inputs), tuple(new[n] for n in out))
     stream = COMM if group[0].is_collective else COMPUTE

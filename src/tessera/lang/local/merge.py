@@ -16,7 +16,7 @@ from ...core.dtypes import int32
 from ...core.errors import TesseraError, UsageError, fail
 from ...core.layout import TensorType
 from ...ir.graph.build import Builder
-from ...ir.graph.node import NO_ATTRS, Graph, Node
+from ...ir.graph.node import Graph, Node
 from ...ir.graph.text import to_text
 from ...ops.op import OPS
 from .. import functions
@@ -239,9 +239,7 @@ class _Merge:
             if part.leaf is not None:
                 part.made = self._outside(part)
             else:
-                n = part.node
-                args = tuple(self._plain(a) for a in part.args)
-                part.made = Node(n.op, args, n.types, n.attrs, n.loc, n.scope, n.note)
+                part.made = replace(part.node, args=tuple(self._plain(a) for a in part.args))
                 self.around.builder.nodes.append(part.made)
         return part.made
 
@@ -389,7 +387,7 @@ def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, t
         n = p.node
         args = tuple(new[a] for a in p.args)
         if top:
-            made = Node(n.op, args, n.types, n.attrs, n.loc, n.scope, n.note)
+            made = replace(n, args=args)
         elif n.op == "recast":
             if args[0].type is not n.type.with_per(()):
                 raise fail(
@@ -405,7 +403,7 @@ def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, t
                 k: v.with_per(()) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
             }
             types = tuple(t.with_per(()) for t in n.types)
-            made = Node(n.op, args, types, attrs or NO_ATTRS, n.loc, n.scope, n.note)
+            made = replace(n, args=args, types=types, attrs=attrs)
         b.nodes.append(made)
         new[p] = made
     return new[part]

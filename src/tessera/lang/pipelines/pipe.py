@@ -17,7 +17,7 @@ from ...core.context import settings
 from ...core.errors import GraphError, MeshError, UsageError, fail, lines_up
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
-from ...ir.graph.node import Graph, Node, reachable
+from ...ir.graph.node import Graph, Node, input_node, reachable
 from ...ir.schedule.pipelines.orders import known_schedule, pipeline_table
 from ...ir.schedule.pipelines.pipeline import Plan, Recorded, pipeline_schedule
 from ...ir.schedule.pipelines.simulate import warn_if_few
@@ -137,7 +137,7 @@ class Pipe:
             to = t.type if home is None else laid_on(t.type, state.slices[home])
             if t._data is None and t._pending is not None:
                 t.type = types[i] = to  # to be made there
-            x = Node("input", (), (to,), {"name": f"b{i}"})
+            x = input_node(to, f"b{i}")
             if t.mesh == to.mesh:
                 outs.append(i)
                 continue

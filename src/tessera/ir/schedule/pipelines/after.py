@@ -5,20 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from ...graph.node import Graph, Node
+from ...graph.node import Graph, Node, reachable
 
 
 def late_nodes(graph: Graph, known: Container[Node]) -> list[Node]:
     """The nodes that are computed once, after what is `known`, in order."""
-    needed: set[Node] = set()
-    todo = [o for o in graph.outputs if o not in known]
-    while todo:
-        n = todo.pop()
-        if n in needed or n in known or n.op == "input":
-            continue
-        needed.add(n)
-        todo.extend(n.args)
-    return [n for n in graph.nodes if n in needed]
+    needed = reachable(graph.outputs, known)
+    return [n for n in graph.nodes if n in needed and n.op != "input"]
 
 
 def settle(

@@ -15,14 +15,13 @@ from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.reshard import gathered
 from ...graph.build import Builder
-from ...graph.node import Graph, Node, reachable
+from ...graph.node import Graph, Node, copied, input_node, reachable
 from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
 from .after import by_rank, late_nodes, settle
 from .check import run_order
 from .microbatches import Totals, key_of, microbatches, together
 from .stages import (
     Region,
-    copied,
     free_nodes,
     moved_type,
     on_mesh,
@@ -121,7 +120,7 @@ class _Pipeline:
             to = t.on(self.meshes[rank])
             known = self.sent[buffer, rank] = self.buffer(to)
             self.made_on[known] = rank
-            x = Node("input", (), (to,), {"name": f"b{buffer}"})
+            x = input_node(to, f"b{buffer}")
             self.steps.append(Step(
                 Graph("send", (x,), (x,), (x,)), (buffer,), (known,), SEND, here or 0
             ))  # fmt: skip
@@ -210,9 +209,9 @@ class _Pipeline:
                 if n.op == "input":
                     at = self.cut(n, rank)[m]
                     if at not in inputs:
-                        inputs[at] = Node("input", (), n.types, {"name": f"b{at}"})
+                        inputs[at] = input_node(n.type, f"b{at}")
                     new[n] = inputs[at]
-            copied(group, new, made, self.free)
+            made += copied(group, new, among=self.free)
             for k, source in ahead.items():
                 totals[k] = x = new[source] if m == 0 else Node(
                     "add", (totals[k], new[source]), source.types, {}, source.loc
@@ -300,7 +299,7 @@ class _Pipeline:
         if o not in self.made.back or t.mesh == self.mesh:
             return found
         to = t.on(self.mesh)
-        x = Node("input", (), (to,), {"name": f"b{found}"})
+        x = input_node(to, f"b{found}")
         back = self.buffer(to)
         stage = self.made_on.get(found, 0)
         graph = Graph("send", (x,), (x,), (x,))

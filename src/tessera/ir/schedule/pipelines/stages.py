@@ -8,12 +8,12 @@ of its backward the stage before waits for; W, the rest, the gradients of its we
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....core.errors import GraphError, fail
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
-from ...graph.node import Graph, Node, reachable
+from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
 from ..build import FREE
 
 REGIONS = ("F", "I", "W")
@@ -188,18 +188,14 @@ def region_graph(
 ) -> Graph:
     """The graph of a region. The nodes `sums` are added up over microbatches: it takes that many
     earlier totals of each, and gives its own with these on top, one after the other."""
-    new: dict[Node, Node] = {}
-    inputs: list[Node] = []
-    nodes: list[Node] = []
-    for a in region.takes:
-        new[a] = Node("input", (), a.types, {"name": f"v{len(inputs)}"})
-        inputs.append(new[a])
-    copied(region.nodes, new, nodes, free)
+    new = {a: input_node(a.type, f"v{i}") for i, a in enumerate(region.takes)}
+    inputs = list(new.values())
+    nodes = copied(region.nodes, new, among=free)
     outs = [new[n] for n in region.gives]
     for s, earlier in sums.items():
         total = new[s]
         for _ in range(earlier):
-            before = Node("input", (), s.types, {"name": f"sum{len(inputs)}"})
+            before = input_node(s.type, f"sum{len(inputs)}")
             inputs.append(before)
             total = Node("add", (before, total), s.types, {}, s.loc, s.scope)
             nodes.append(total)
@@ -207,49 +203,16 @@ def region_graph(
     return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs))
 
 
-def copied(
-    group: Sequence[Node], new: dict[Node, Node], nodes: list[Node], free: frozenset[Node]
-) -> None:
-    """Puts `group` into `nodes`, each after what it needs of `free`; `new` is what stands for
-    what."""
-    for root in group:
-        todo = [root]
-        while todo:
-            n = todo[-1]
-            late = [a for a in n.args if a not in new and a in free]
-            if n in new:
-                todo.pop()
-            elif late:
-                todo.extend(late)
-            else:
-                args = tuple(new[a] for a in n.args)
-                new[n] = n if args == n.args else Node(
-                    n.op, args, n.types, n.attrs, n.loc, n.scope, n.note
-                )  # fmt: skip
-                nodes.append(new[n])
-                todo.pop()
-
-
 def on_mesh(graph: Graph, mesh: Mesh) -> Graph:
     """`graph` with all types on `mesh`, whose axes are those of its own."""
-    new: dict[Node, Node] = {}
-    for n in graph.nodes:
-        args = tuple(new[a] for a in n.args)
-        attrs = {k: _attr(v, mesh) for k, v in n.attrs.items()}
-        types = tuple(moved_type(t, mesh) for t in n.types)
-        new[n] = Node(n.op, args, types, attrs, n.loc, n.scope, n.note)
-    return Graph(
-        graph.name,
-        tuple(new.values()),
-        tuple(new[n] for n in graph.inputs),
-        tuple(new[n] for n in graph.outputs),
-    )
 
+    def moved(was: Node, n: Node, emit: Emit) -> Node:
+        attrs = {
+            k: moved_type(v, mesh) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+        }
+        return emit(replace(n, types=tuple(moved_type(t, mesh) for t in n.types), attrs=attrs))
 
-def _attr(value: object, mesh: Mesh) -> object:
-    if isinstance(value, TensorType):
-        return moved_type(value, mesh)
-    return on_mesh(value, mesh) if isinstance(value, Graph) else value
+    return graph.rewrite(moved)
 
 
 def moved_type(t: TensorType, mesh: Mesh) -> TensorType:

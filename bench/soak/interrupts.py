@@ -180,7 +180,9 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", pipeline.PipelineWarning)
     start(8)
-    print(f"seed {args.seed}")
+    # A shell that starts this in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print(f"seed {args.seed}", flush=True)
     for kind in args.kinds.split(","):
         count = -(-args.signals // SLOW.get(kind, 1))
         print(interrupted(kind, count, args.seed, args.small), flush=True)

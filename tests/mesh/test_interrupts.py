@@ -236,6 +236,19 @@ def test_a_statement_that_goes_on_is_interrupted_all_the_same(
     assert done.stdout.split() == ["True"], done.stderr
 
 
+def test_a_loop_that_the_statement_calls_later_is_interrupted(tmp_path: Path) -> None:
+    done = ran(
+        tmp_path,
+        PRESS.format(0.2) + "start = time.monotonic()\n"
+        "def loop():\n"
+        "    for _ in range(60):\n"
+        "        slow(0.1)\n"
+        "try: slow(0.3); loop()\n"
+        "except KeyboardInterrupt: print(time.monotonic() - start < 5)\n",
+    )
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 def test_the_handler_that_was_there_is_called_and_stays() -> None:
     seen: list[int] = []
 

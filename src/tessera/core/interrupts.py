@@ -120,7 +120,7 @@ class _Waiting:
         self.frame = None
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame is not self.frame:
+        if frame is not self.frame or _waiting is not self:
             return None
         if event == "line" and (frame.f_lasti < self.at or frame.f_lineno not in self.lines):
             self.deliver(frame)
@@ -151,8 +151,8 @@ class _Waiting:
             sys.settrace(None)
 
     def _watch(self) -> None:
-        """Says why nothing happens; and where a statement goes on without a whole call, sends the
-        signal again."""
+        """Says why nothing happens. Where the statement goes on in a function that it called since,
+        the interrupt arrives there; where it goes on without a whole call, at once."""
         free = looks = 0
         while True:
             time.sleep(LOOK_S)
@@ -161,7 +161,11 @@ class _Waiting:
             main = threading.main_thread().ident or 0
             frame = sys._current_frames().get(main)
             looks, free = looks + 1, 0 if frame is None or _held(frame) else free + 1
-            del frame
+            user = _user(frame)
+            if self.by_line and user is not self.frame and self.frame in _outward(user):
+                assert user is not None
+                self._go_to(user)
+            del frame, user
             if free == 2:
                 signal.pthread_kill(main, self.signum)  # which ends a sleep, too
                 return

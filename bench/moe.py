@@ -26,6 +26,7 @@ import tessera as ts
 from tessera import dist, nn, op
 from tessera.nn.experts.call import settled
 from tessera.nn.experts.dispatch import by_capacity, dropless
+from tessera.nn.experts.options import Options
 from tessera.nn.experts.routing import choose
 from tessera.runtime.devices import start
 
@@ -38,8 +39,8 @@ def exchange_only(mesh: dist.Mesh, capacity: float | None, packing: str | None) 
 
     @ts.jit
     def run(x: ts.Tensor, w: dict[str, ts.Tensor]) -> ts.Tensor:
-        how = {"pack_dtype": packing}
-        call = settled(x.type, w, K, how, mesh, capacity, None, None, None, None)
+        options = Options(k=K, transport={"pack_dtype": packing}, capacity=capacity)
+        call = settled(x.type, w, options, mesh)
         rows = call.tokens.there(x)
         found = choose(rows, w["router"], "topk", K, None, True, False)
         if capacity is None:

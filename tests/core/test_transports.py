@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, op
-from tessera.nn.experts import call as moe_call
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -36,18 +34,13 @@ def moe(x: ts.Tensor, **options: Any) -> Any:
     return op.moe(x, EXPERTS, capacity=2.0, groups=1, **options)
 
 
-def test_a_result_says_what_made_it_and_takes_that_along() -> None:
+def test_a_result_says_what_made_it() -> None:
     y = moe(tokens(), k=1, transport={"type": "deepep", "pack_dtype": "fp8_e4m3"})
     (did,) = dist.inspect(y).experts
     assert (did.transport.type, did.served_by, did.k, did.axes) == ("deepep", SERVED, 1, ("ep",))
     assert did.dispatch[0].devices == 4 and did.dispatch[0].wire_bytes
     assert str(dist.inspect(y)).endswith(str(did))
     assert dist.inspect(y + 1.0).experts == () == dist.inspect(tokens()).experts
-    key = id(y)
-    assert key in moe_call._reports
-    del y
-    gc.collect()
-    assert key not in moe_call._reports
 
 
 @pytest.mark.parametrize("backend", NAMES)

@@ -59,6 +59,7 @@ class Tensor:
     frozen: bool = False  # a parameter that is not trained
     box: Tensor | None = None  # the parameter that this was in
     home: Any = None  # a weak reference to the module whose attribute this became
+    _reports: tuple[object, ...] = ()  # what the function that made it said of itself
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
 
     def __init__(self, data: Any, type: TensorType) -> None:

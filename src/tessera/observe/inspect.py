@@ -12,9 +12,8 @@ from ..lang.jit import Jit
 from ..lang.pipelines.pipe import Pipe
 from ..lang.tensor import Tensor, as_tensor
 from ..lang.training import TrainingStep
-from ..nn.experts.call import reports
 from ..nn.experts.layer import MoE, moe_inspection
-from ..nn.experts.transport import MoEInspection
+from ..nn.experts.transport import MoEInspection, reports_of
 from .inspect_schedule import ScheduleInspection, inspect_schedule
 
 MOST_DRAWN, LISTED = 64, 8  # devices
@@ -104,7 +103,7 @@ def inspect(
     if t.mesh is not None:
         for device, coords in zip(t.mesh.device_ids, every_coords(t.mesh), strict=True):
             holds[device] = tuple(_runs(t.type, i, coords) for i in range(t.ndim))
-    return Inspection(t.type, t.name, holds, reports(t))
+    return Inspection(t.type, t.name, holds, reports_of(t._reports))
 
 
 def _runs(t: TensorType, dim: int, coords: object) -> tuple[tuple[int, int], ...]:

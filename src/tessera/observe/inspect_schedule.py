@@ -11,8 +11,7 @@ from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import SEND, Schedule
 from ..lang.jit import Jit
 from ..lang.pipelines.pipe import Pipe
-from ..nn.experts.call import reports
-from ..nn.experts.transport import CARRIERS, TRANSPORTS, MoEInspection
+from ..nn.experts.transport import CARRIERS, TRANSPORTS, MoEInspection, reports_of
 
 
 @dataclass(frozen=True)
@@ -74,5 +73,5 @@ def inspect_schedule(
         return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))
     where = where or fn.choices.topology
     costs = tuple(collective_costs(fn.schedule, where))
-    found = reports(fn.builder) if fn.builder is not None else ()
+    found = reports_of(fn.builder.reports if fn.builder is not None else ())
     return ScheduleInspection(fn.schedule, where, costs, fn.choices.backend, found)

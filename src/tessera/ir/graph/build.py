@@ -34,6 +34,7 @@ class Builder:
         self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
+        self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
         self._moved: dict[tuple[Node, TensorType], Node] = {}
 
     def input(self, type: TensorType, name: str = "") -> Node:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,18 @@ from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
 from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, typed, whole
 from ...lang.collectives import split_over
-from ...lang.custom import custom_gradient
 from ...lang.parameter import Parameter
 from ...lang.record import current, scope
 from ...lang.store import weights
 from ...lang.tensor import Tensor, as_tensor
 from ..layers import normal
 from ..module import Module, state
-from .call import (
-    Settled,
-    activation_of,
-    expert_axes,
-    has_weights,
-    inspection,
-    report,
-    settled,
-)
-from .dispatch import by_capacity, dropless
+from .call import settled
+from .options import Options
 from .placement import Placement
-from .routing import Routing, balanced_bias, checked_router, choose
-from .tokens import Tokens
+from .routing import Routing, balanced_bias
 from .transport import MoEInspection, transport_of
+from .weights import NETWORK, expert_axes, has_weights
 
 BALANCE = (None, "bias")
 
@@ -105,18 +97,24 @@ def moe(
     if isinstance(experts, MoE):
         placement = placement or experts.placement
         axis, experts = axis or experts.axis, experts.weights()
-    call = settled(
-        t.type, experts, k, transport, mesh, capacity, groups, axis, placement, block, zigzag
+    options = Options(
+        router, k, transport, deterministic, capacity, groups, normalize, activation, axis,
+        placement, block, zigzag,
     )  # fmt: skip
-    kind = checked_router(router)
-    sort = flag("moe", "deterministic", deterministic)
-    even = k > 1 if normalize is None else flag("moe", "normalize", normalize)
-    act = activation_of(activation, call.weights)
-    flag("moe", "stats", stats)
+    return _called(t, experts, options, mesh, flag("moe", "stats", stats))
+
+
+def _called(x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool) -> Any:
+    call = settled(x.type, experts, options, mesh)
     with scope("moe"):
-        out = _run(t, call, kind, even, sort, act, block or 0, stats)
-    report(out[0] if stats else out, call)
-    return out
+        out, choice, dropped = call.run(x)
+        made = (out, choice.routing(dropped)) if stats else out
+    recorder = current()
+    if recorder is None:
+        out._reports = (call.inspection(),)
+    else:
+        recorder.root.builder.reports.append(call.inspection())
+    return made
 
 
 def moe_inspection(
@@ -134,108 +132,17 @@ def moe_inspection(
     """What `moe` with these arguments does, without doing it: what serves the transport, where
     experts are, how many bytes go. An `nn.MoE` knows its own options. `x` may be a type; without
     it, nothing is said of sizes. Raises what `moe` raises."""
+    options = Options("topk", k, transport, False, capacity, groups, None, None, axis, placement)
     if isinstance(experts, MoE):
-        k, transport, capacity = experts.k, experts.transport, experts.capacity
-        groups, axis, placement = experts.groups, experts.axis, experts.placement
-        experts = experts.weights()
-    if x is None:
-        d = as_tensor(experts["router"]).shape[0] if has_weights(experts) else 1
-        where = mesh or (as_tensor(experts["up"]).mesh if has_weights(experts) else None)
-        t = plain(f32, (where.size if where is not None else 1, d))
-        known, room = False, None if capacity is None else 1.0
-    else:
+        options, experts = experts.options(), experts.weights()
+    if x is not None:
         t = x if isinstance(x, TensorType) else as_tensor(x).type
-        known, room = True, capacity
-    call = settled(t, experts, k, transport, mesh, room, groups if known else None, axis,
-                   placement, None)  # fmt: skip
-    return inspection(call, capacity, known)
-
-
-# -- one call -------------------------------------------------------------------------------------
-def _run(
-    x: Tensor, call: Settled, kind: str, even: bool, sort: bool,
-    act: Callable[[Tensor], Tensor], block: int, stats: bool,
-) -> Any:  # fmt: skip
-    w, tokens = call.weights, call.tokens
-    rows = tokens.there(F.complete(x))
-    choice = choose(rows, w.router, kind, call.k, w.bias, even, sort)
-    ids = _rows_of(choice.ids, call, tokens)
-    if call.placement is not None and call.rows > call.experts:
-        owners = call.placement
-        up, down = tied(w.up, owners), tied(w.down, owners)
-        gate = None if w.gate is None else tied(w.gate, owners)
-    else:
-        up, down, gate = w.up, w.down, w.gate
-
-    def run(parts: Tensor, mine: Tensor | None) -> Tensor:
-        there = parts.shape[1]
-
-        def product(h: Tensor, weight: Tensor) -> Tensor:
-            each = weight.reshape(there, -1, *weight.shape[1:])
-            if mine is None:
-                return F.einsum("a j n b d, j n d h -> a j n b h", h, each)
-            each = F.einsum("a j n e, j e d h -> a j n d h", mine.to(each.dtype), each)
-            return F.einsum("a j n b d, a j n d h -> a j n b h", h, each)
-
-        h = product(parts, up)
-        h = act(h) if gate is None else act(product(parts, gate)) * h
-        return product(h, down)
-
-    if call.capacity is None:
-        y = dropless(rows, ids, choice.gates, call.rows, call.wire, run, block)
-        dropped = F.zeros(())
-    else:
-        y, dropped = by_capacity(
-            rows, ids, choice.gates, call.rows, call.capacity, call.wire, run, tokens.runs()
-        )  # fmt: skip
-    out = tokens.back(y)
-    home = x.type.complete() if x.mesh is not None else None
-    if w.shared is not None:
-        s_up, s_down, s_gate = w.shared
-        plain = F.relayout(x, home) if home is not None else tokens.back(rows)
-        h = F.matmul(plain, s_up)
-        h = act(h) if s_gate is None else act(F.matmul(plain, s_gate)) * h
-        out = out + F.matmul(h, s_down)
-    out = out.to(x.dtype)
-    out = F.relayout(out, home) if home is not None else F.complete(out)
-    return (out, choice.routing(dropped)) if stats else out
-
-
-def _rows_of(ids: Tensor, call: Settled, tokens: Tokens) -> Tensor:
-    """The row whose weights serve each choice: of replicas, in turn by the token's number."""
-    if call.placement is None:
-        return ids
-    held: list[list[int]] = [[] for _ in range(call.experts)]
-    for row, e in enumerate(call.placement.rows):
-        held[e].append(row)
-    most = max(map(len, held))
-    table = as_tensor(np.array([r + r[:1] * (most - len(r)) for r in held], np.int32).reshape(-1))
-    if most == 1:
-        return F.take_or_zero(table, ids)
-    counts = as_tensor(np.array([len(r) for r in held], np.int32))
-    turn = tokens.numbers() % F.take_or_zero(counts, ids)
-    return F.take_or_zero(table, ids * most + turn)
-
-
-def tied(w: Tensor, placement: Placement) -> Tensor:
-    """`w` [R, ...], whose replicas all get the sum of their gradients, the same bits in each."""
-    rows = np.array(placement.rows)
-    of = as_tensor((rows == np.arange(placement.experts)[:, None]).astype(np.float32))
-    home = w.type.complete()
-
-    @custom_gradient
-    def same(w: Tensor) -> Any:
-        def backward(g: Tensor) -> Tensor:
-            flat = g.reshape(g.shape[0], -1)
-            whole = F.complete(F.einsum("e r, r n -> e n", of.to(g.dtype), flat))
-            return F.relayout(
-                F.einsum("e r, e n -> r n", of.to(g.dtype), whole).reshape(g.shape), home
-            )
-
-        return w, backward
-
-    out: Tensor = same(w)
-    return out
+        return settled(t, experts, options, mesh).inspection()
+    d, where = 1, mesh
+    if has_weights(experts):
+        d, where = as_tensor(experts["router"]).shape[0], mesh or as_tensor(experts["up"]).mesh
+    t = plain(f32, (where.size if where is not None else 1, d))
+    return settled(t, experts, replace(options, groups=None), mesh).inspection(known=False)
 
 
 def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
@@ -247,6 +154,15 @@ def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
     k = min(whole("moe", "k", k, 1), experts)
     made: MoE = weights("moe", lambda: MoE(*asked, k=k), asked, x.mesh, name)[1]
     return made
+
+
+def _need_placement(name: str, placement: object, experts: int) -> None:
+    if not isinstance(placement, Placement) or placement.experts != experts:
+        raise fail(
+            UsageError,
+            f"{name}: {shown(placement)} is no placement of {experts} experts",
+            fix=f"give a placement of {experts} experts",
+        )
 
 
 def _warn_of_microbatches() -> None:
@@ -284,26 +200,20 @@ class MoE(Module):
         placement: Placement | None = None,
     ):  # fmt: skip
         d, hidden, experts = (whole("MoE", "a size", n, 1) for n in (d, hidden, experts))
-        k, shared = whole("MoE", "k", k, 1), whole("MoE", "shared", shared, 0)
-        if k > experts:
+        shared = whole("MoE", "shared", shared, 0)
+        if whole("MoE", "k", k, 1) > experts:
             raise fail(UsageError, f"MoE: k={k} of {experts} experts", fix="choose at most all")
-        if placement is not None and (
-            not isinstance(placement, Placement) or placement.experts != experts
-        ):
-            raise fail(
-                UsageError, f"MoE: placement cannot be {shown(placement)}",
-                fix=f"give a placement of {experts} experts",
-            )  # fmt: skip
         if balance not in BALANCE:
             raise fail(UsageError, f"MoE: balance cannot be {shown(balance)}", fix='use "bias"')
-        self.k, self.router_kind = k, checked_router(router)
-        self.activation, self.capacity, self.groups = activation, capacity, groups
-        self.normalize, self.transport = normalize, transport_of(transport)
-        self.deterministic = flag("MoE", "deterministic", deterministic)
-        self.balance, self.rate = balance, number("MoE", "rate", rate)
+        if placement is not None:
+            _need_placement("MoE", placement, experts)
+        self.router_kind, self.k, self.transport = router, k, transport_of(transport)
+        self.deterministic, self.capacity, self.groups = deterministic, capacity, groups
+        self.normalize, self.activation, self.placement = normalize, activation, placement
         self.axis = None if axis is None else axes_of("MoE", axis)
-        self.placement, self.training = placement, True
-        gated = flag("MoE", "gated", gated)
+        self.options()  # says now what cannot be
+        self.balance, self.rate = balance, number("MoE", "rate", rate)
+        self.training = True
         wide, tall = normal(1.0 / math.sqrt(d)), normal(1.0 / math.sqrt(hidden))
         self.router = Parameter(d, experts, init=wide)
         self.up = Parameter(experts, d, hidden, init=wide)
@@ -329,7 +239,7 @@ class MoE(Module):
                 )
             for name, w in self.named_parameters():
                 t = w.type.on(where)
-                w.type = split_over(t, 0, over) if name in ("up", "gate", "down") and over else t
+                w.type = split_over(t, 0, over) if name in NETWORK and over else t
 
     def weights(self) -> dict[str, Any]:
         """The dict that `moe` takes."""
@@ -341,6 +251,11 @@ class MoE(Module):
                                "gate": self.shared_gate}  # fmt: skip
         return found
 
+    def options(self) -> Options:
+        """What the attributes choose now, as one value. Raises UsageError."""
+        mine = {f.name: self.__dict__[f.name] for f in fields(Options) if f.name in self.__dict__}
+        return Options(**{**mine, "router": self.router_kind})
+
     def routed(self, x: Tensor, zigzag: int = 1) -> tuple[Tensor, Routing]:
         """(the layer of `x`, what the router did): add `routing.aux_loss` to a loss to even the
         load. `zigzag` is as in `moe`: over how many devices ring attention splits the sequence.
@@ -351,12 +266,8 @@ class MoE(Module):
         return self._routed(x, zigzag)
 
     def _routed(self, x: Tensor, zigzag: int) -> tuple[Tensor, Routing]:
-        made: tuple[Tensor, Routing] = moe(
-            x, self, self.router_kind, self.k, self.transport, self.deterministic,
-            capacity=self.capacity, groups=self.groups, normalize=self.normalize,
-            activation=self.activation, axis=self.axis, placement=self.placement, stats=True,
-            zigzag=zigzag,
-        )  # fmt: skip
+        options = replace(self.options(), zigzag=zigzag)
+        made: tuple[Tensor, Routing] = _called(as_tensor(x), self.weights(), options, None, True)
         if self.balance == "bias" and self.training:
             self.bias = balanced_bias(self.bias, made[1].load, self.rate)
         return made
@@ -370,17 +281,13 @@ class MoE(Module):
         Optimizer state must follow: `placement.sources(old)` says from which row each comes.
         Raises UsageError for a placement of other experts.
         """
-        old, count = self.placement, self.router.shape[1]
-        if not isinstance(placement, Placement) or placement.experts != count:
-            raise fail(
-                UsageError, f"rehash: {shown(placement)} is no placement of {count} experts",
-                fix=f"give a placement of {count} experts",
-            )  # fmt: skip
+        old = self.placement
+        _need_placement("rehash", placement, self.router.shape[1])
         self._rehash(placement.sources(old))
         self.placement = placement
 
     def _rehash(self, rows: Any) -> None:
-        for name in ("up", "gate", "down"):
+        for name in NETWORK:
             w = self.__dict__[name]
             if w is not None:
                 home = w.type

@@ -6,7 +6,7 @@ A transport is a preference: its name changes no result. `moe_inspection` tells 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from ...core.errors import UsageError, fail
@@ -138,6 +138,11 @@ class MoEInspection:
         return "\n".join(rows)
 
     __repr__ = __str__
+
+
+def reports_of(said: Iterable[object]) -> tuple[MoEInspection, ...]:
+    """What calls of `moe` said among all that functions said of themselves."""
+    return tuple(r for r in said if isinstance(r, MoEInspection))
 
 
 def row_bytes(channels: int, wide: int, packing: str | None) -> int:

@@ -1,0 +1,91 @@
+"""What can be chosen for a call of `moe`? One value, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from ...core.context import settings
+from ...core.errors import UsageError, fail
+from ...lang.checks import axes_of, flag, number, shown, whole
+from ...lang.tensor import Tensor
+from .. import functional as fn
+from .placement import Placement
+from .routing import checked_router
+from .transport import TRANSPORTS, Transport, transport_of
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": fn.gelu, "relu": fn.relu, "silu": fn.silu,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How tokens are routed, sent and computed; each field as the argument of `moe` with its name.
+    Raises UsageError."""
+
+    router: str = "topk"
+    k: int = 2
+    transport: Any = "auto"  # a Transport, once made
+    deterministic: bool = False
+    capacity: float | None = None
+    groups: int | None = None
+    normalize: bool | None = None
+    activation: str | None = None
+    axis: Any = None  # names, once made
+    placement: Placement | None = None
+    block: int | None = None
+    zigzag: int = 1
+
+    def __post_init__(self) -> None:
+        transport_of(self.transport)
+        checked_router(self.router)
+        flag("moe", "deterministic", self.deterministic)
+        if self.normalize is not None:
+            flag("moe", "normalize", self.normalize)
+        for name in ("k", "groups", "block", "zigzag"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole("moe", name, value, 1))
+        if self.axis is not None:
+            object.__setattr__(self, "axis", axes_of("moe", self.axis))
+        if self.capacity is None and self.groups is not None:
+            raise fail(
+                UsageError,
+                "moe: groups without a capacity have no meaning",
+                fix="give capacity=1.25 too, or leave out groups",
+            )
+        if self.capacity is not None and not 0 < number("moe", "capacity", self.capacity) < inf:
+            raise fail(
+                UsageError,
+                f"moe: a capacity of {self.capacity} leaves room for nothing",
+                fix="give a number above 0, e.g. 1.25 for a quarter more than an even share, or"
+                " None for dropless",
+            )
+        if self.activation not in (None, *ACTIVATIONS):
+            raise fail(
+                UsageError,
+                f"moe: activation {shown(self.activation)} is not known",
+                fix="use " + ", ".join(ACTIVATIONS),
+            )
+        if self.placement is not None and not isinstance(self.placement, Placement):
+            raise fail(
+                UsageError,
+                f"moe: placement cannot be {shown(self.placement)}",
+                fix="give nn.place_experts(experts, owners)",
+            )
+
+    @property
+    def gates_sum_to_one(self) -> bool:
+        return self.k > 1 if self.normalize is None else self.normalize
+
+    def wished(self) -> Transport:
+        """The transport; what is left open is as `@schedule(comm_backend=, epoch=)` has it."""
+        how, chosen = transport_of(self.transport), settings().schedule
+        if how.type == "auto" and chosen.backend in TRANSPORTS:
+            how = replace(how, type=chosen.backend)
+        said = isinstance(self.transport, Transport) or (
+            isinstance(self.transport, Mapping) and "epoch" in self.transport
+        )
+        return how if said or chosen.epoch is None else replace(how, epoch=chosen.epoch)

@@ -2,17 +2,19 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 ARGS   ?=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check fmt lint test test-core bench prove soak clean
+.PHONY: help demo check check-all fmt lint test test-all test-core bench prove soak clean
 
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
-	@echo "make check      format, lint, types, import contracts, all tests"
+	@echo "make check      format, lint, types, import contracts, the tests that are not long"
+	@echo "make check-all  the same with the long tests and the coverage: what CI runs"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
 	@echo "make prove      logical programs on many placements: the same bits (ARGS=--small)"
@@ -20,20 +22,29 @@ help:
 	@echo "make fmt        format and fix what can be fixed"
 	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
 
-# One environment for all of it, made once and brought up to date when pyproject.toml changes.
+# One environment for all of it, brought up to date when pyproject.toml changes. The demo needs a
+# third of what the checks do.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 	  { echo "Tessera needs Python 3.11 to 3.13; name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+
+$(DEMO): pyproject.toml | $(BIN)/python
+	$(INSTALL) '.[demo]'
 	@touch $@
 
-demo: $(READY)
+$(READY): pyproject.toml | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	@touch $(DEMO) $@
+
+demo: $(DEMO)
 	$(BIN)/python examples/train_gpt.py $(ARGS)
 
 check: lint test
+
+check-all: lint test-all
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -41,16 +52,23 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The core tier runs first and with jax hidden, so it proves that it needs none.
+# The core tier runs first and with jax hidden, so it proves that it needs none. A worker that has
+# nothing left takes tests from the other: neither waits for a long one.
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+CORE   = TESSERA_TEST_HIDE_JAX=1 $(PYTEST) tests/core
+REST   = $(PYTEST) tests src --ignore=tests/core
+
 test: $(READY)
-	TESSERA_TEST_HIDE_JAX=1 $(BIN)/python -m pytest -q -n $(JOBS) tests/core \
-	  --cov --cov-report=
-	$(BIN)/python -m pytest -q -n $(JOBS) tests src --ignore=tests/core \
-	  --cov --cov-append --cov-report=
+	$(CORE)
+	$(REST)
+
+test-all: $(READY)
+	$(CORE) --long --cov --cov-report=
+	$(REST) --long --cov --cov-append --cov-report=
 	$(BIN)/coverage report --fail-under=95
 
 test-core: $(READY)
-	TESSERA_TEST_HIDE_JAX=1 $(BIN)/python -m pytest -q -n $(JOBS) tests/core
+	$(CORE)
 
 bench: $(READY)
 	$(BIN)/python bench/run.py $(ARGS)

@@ -1,5 +1,5 @@
-"""What do all tests share? A Hypothesis profile: no deadlines, the same draws; and no process that
-holds every program it ever compiled."""
+"""What do all tests share? A Hypothesis profile: no deadlines, the same draws; programs that
+compile quickly; and no process that holds every program it ever compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,12 +27,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every sample of tests/peer on the engine, not a seeded few",
     )
+    parser.addoption("--long", action="store_true", help="run the tests that are marked long too")
 
 
-# Compilation is four fifths of what the tests of the engine take, and programs here run once or
-# twice. These are compiled as users' programs are: what is promised of bits (in processes of their
-# own), and what the documentation prints.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is long, unless it is asked for."""
+    if not config.getoption("--long"):
+        left_out = [i for i in items if i.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [i for i in items if not i.get_closest_marker("long")]
+
+
+# Compilation is most of what the tests of the engine take, and programs here run once or twice. So
+# they compile without optimisations, and without the code generator that makes a whole compiler
+# context for each fused loop, which halves the time again. These are compiled as users' programs
+# are: what is promised of bits (in processes of their own), and what the documentation prints.
 AS_USERS = ("test_bits.py", "test_docs.py", "test_opinfo.py", "test_gpu.py")
+QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,10 +55,19 @@ def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
 
     assert ts
     import jax
+    from jax._src import compiler  # jax has no setting for the engine's options of every program
 
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    as_users = compiler.get_compile_options
+
+    def quick(*args: Any, env_options_overrides: Any = None, **kwargs: Any) -> Any:
+        options = {**QUICK, **(env_options_overrides or {})}
+        return as_users(*args, env_options_overrides=options, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 # Compiled programs are mapped into memory in pieces. A process may hold 65,530 of them on Linux:

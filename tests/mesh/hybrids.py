@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -329,14 +329,32 @@ def traits(h: Hybrid) -> frozenset[Any]:
     return frozenset(ones) | frozenset(itertools.combinations(ones, 2))
 
 
+def most_first(
+    hybrids: Iterable[Hybrid], worth: Callable[[frozenset[Any]], Any] = len
+) -> Iterator[tuple[Hybrid, frozenset[Any]]]:
+    """The hybrids in another order, each with what those before it have not: always the one next
+    for which that is worth most."""
+    left = {h: traits(h) for h in hybrids}
+    while left:
+        best = max(left, key=lambda h: worth(left[h]))
+        new = left.pop(best)
+        left = {h: rest - new for h, rest in left.items()}
+        yield best, new
+
+
 @functools.cache
 def sample(count: int, seed: int = 4, draws: int = 500) -> list[Hybrid]:
-    """`count` of many that are drawn: each the one with most that those before it have not."""
-    pool = {h: traits(h) for h in itertools.islice(drawn(seed), draws)}
-    found: list[Hybrid] = []
-    for _ in range(count):
-        best = max(pool, key=lambda h: len(pool[h]))
-        found.append(best)
-        new = pool.pop(best)
-        pool = {h: left - new for h, left in pool.items()}
+    """`count` of many that are drawn, with most of all pairs of choices."""
+    pool = itertools.islice(drawn(seed), draws)
+    found = [h for h, _ in itertools.islice(most_first(pool), count)]
     return sorted(found, key=lambda h: list(PROGRAMS).index(h.program))
+
+
+def few(hybrids: Iterable[Hybrid]) -> set[Hybrid]:
+    """The fewest, nearly, that have every choice of all `hybrids`, and as many pairs as go in."""
+
+    def ones(new: frozenset[Any]) -> int:
+        return sum(name in CHOICES for name, _ in new)
+
+    found = most_first(hybrids, lambda new: (ones(new), len(new)))
+    return {h for h, _ in itertools.takewhile(lambda pair: ones(pair[1]) > 0, found)}

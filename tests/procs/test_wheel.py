@@ -1,0 +1,49 @@
+"""Does a wheel hold all that the package needs? One is built and put where nothing else of the
+repository is; from there the README's first example runs and prints what it says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.test_docs import ROOT, blocks
+
+WHERE = "import tessera; print(tessera.__file__)"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a Python with the wheel, and without this repository, prints."""
+    here = {**os.environ, "PYTHONPATH": str(cwd / "site")}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=here, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+def test_a_wheel_runs_the_first_example(tmp_path: Path) -> None:
+    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+    made = ("--no-deps", "--no-build-isolation")
+    run(*pip, "wheel", *made, "--wheel-dir", tmp_path, copy_of_sources(tmp_path), cwd=tmp_path)
+    (wheel,) = tmp_path.glob("tessera-*.whl")
+    run(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
+    assert Path(run("-c", WHERE, cwd=tmp_path).strip()).is_relative_to(tmp_path / "site")
+    first = next(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+    (tmp_path / "example.py").write_text(first.code)
+    assert run("example.py", cwd=tmp_path) == first.printed
+
+
+def copy_of_sources(folder: Path) -> Path:
+    """What a wheel is made of, elsewhere: building leaves files beside it."""
+    sources = folder / "sources"
+    shutil.copytree(ROOT / "src", sources / "src", ignore=shutil.ignore_patterns("*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    return sources

@@ -224,10 +224,11 @@ def plan_of(h: Hybrid) -> Any:
     return plan
 
 
-Steps = list[tuple[float, dict[str, Any]]]  # the loss and the gradients of each step
+# Of each step the loss, the gradients, and the weights and the optimizer's moments after it.
+Steps = list[tuple[float, dict[str, Any], dict[str, Any]]]
 
 
-def trained(h: Hybrid) -> tuple[Steps, Any]:
+def trained(h: Hybrid, steps: int = STEPS) -> tuple[Steps, Any]:
     """(the steps, the model's function: a pipeline has its plan)."""
     program, mesh, plan = PROGRAMS[h.program], h.mesh, plan_of(h)
     model = Model(program, h)
@@ -258,10 +259,12 @@ def trained(h: Hybrid) -> tuple[Steps, Any]:
     rows = "(dp,ep)" if h.rows_over_ep else "dp"
     batch = [ts.tensor(x, mesh=mesh, layout=f"[{BATCH}@{rows}, {SEQ}]") for x in data()]
     found: Steps = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         loss, grads, new, state = step(model, state, *batch)
         model.load_parameters(new)
-        found.append((loss.item(), {k: g.numpy() for k, g in grads.items()}))
+        parts = {"weight": new, "m": state["m"], "v": state["v"]}
+        after = {f"{part} {k}": t.numpy() for part, of in parts.items() for k, t in of.items()}
+        found.append((loss.item(), {k: g.numpy() for k, g in grads.items()}, after))
     return found, run
 
 

@@ -162,8 +162,8 @@ class _Waiting:
             frame = sys._current_frames().get(main)
             looks, free = looks + 1, 0 if frame is None or _held(frame) else free + 1
             user = _user(frame)
-            if self.by_line and user is not self.frame and self.frame in _outward(user):
-                assert user is not None
+            inside = any(f is self.frame for f in _outward(user))
+            if self.by_line and user is not None and user is not self.frame and inside:
                 self._go_to(user)
             del frame, user
             if free == 2:

@@ -60,11 +60,26 @@ def test_not_what_is_given_back() -> None:
     assert reused(sent_and_updated(outputs=(1, 2))) == ({}, {})
 
 
-def test_what_a_step_hands_on_is_its_argument_still() -> None:
+def same_gradient(values: int) -> Graph:
+    """The gradients of so many values, which are those of as many tensors: as they are."""
+    b = Builder("backward")
+    return b.graph([b.input(WHOLE.on(FIRST), f"g{i}") for i in range(values)])
+
+
+@pytest.mark.parametrize("way", ["stop_gradient", "custom", "custom of two"])
+def test_what_a_step_hands_on_is_its_argument_still(way: str) -> None:
     b = Builder("hand on")
     t = WHOLE.on(FIRST)
-    handed = b.graph([b("stop_gradient", b.input(t, "x"))])
-    steps = (Step(handed, (0,), (1,), FUSED), Step(updated(FIRST), (0,), (2,), FUSED))
+    x = b.input(t, "x")
+    if way == "stop_gradient":
+        end = b(way, x)
+    elif way == "custom":
+        end = b("custom", x, x, values=1, backward=same_gradient(1))
+    else:
+        one = b("full", dtype=f32, shape=(8,), value=1.0, layout=t)
+        two = b("custom", one, x, one, x, values=2, backward=same_gradient(2))
+        end = b("item", two, index=1)
+    steps = (Step(b.graph([end]), (0,), (1,), FUSED), Step(updated(FIRST), (0,), (2,), FUSED))
     for outputs, want in (((1, 2), {}), ((2,), {0: 0})):
         s = Schedule("f", FIRST, (t, t, t), (0,), outputs, steps, donated=(0,))
         assert reused(s)[1] == want

@@ -16,32 +16,15 @@ from operator import or_
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, input_node
 from ..ir.schedule.schedule import Schedule
-from ..ops.op import BODIES
+from ..ops.redistribute import all_reduce
 
-# The same bytes under another type.
-VIEWS = frozenset({
-    "custom", "graft", "item", "keep", "recast", "reshape", "stop_gradient", "to_mesh",
-})  # fmt: skip
-# Computed wherever they are read: what only moves or makes elements, and cheap arithmetic.
-MOVES = frozenset({
-    "axis_index", "broadcast_to", "cast", "flip", "full", "iota", "pad", "shard", "slice",
-    "to_partial", "transpose", "unstack",
-})  # fmt: skip
-CHEAP = frozenset({
-    "abs", "add", "bit_and", "bit_or", "bit_xor", "eq", "floor", "ge", "gt", "inside", "isfinite",
-    "le", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", 
-    "mul", "ne", "neg", "shift_left", "shift_right", "sign", "sub", "where",
-})  # fmt: skip
-# Computed where they are read, if they are read once.
-DEAR = frozenset({
-    "concat", "cos", "div", "erf", "exp", "floordiv", "log", "mod", "pow", "random_bits", "rsqrt",
-    "sigmoid", "sin", "sqrt", "take", "take_along", "tanh",
-})  # fmt: skip
-FUSED = MOVES | CHEAP | DEAR
+# Computed wherever they are read (what only makes or moves elements), and if they are read once.
+MOVES = ("made", "turned", "moves")
+FUSED = (*MOVES, "cheap", "dear")
 # They take their operands element by element.
-READERS = FUSED | {"sum", "max", "min", "prod"}
+READERS = (*FUSED, "folds")
 # A product takes these as they are made, or reads its operand in another order.
-INTO_PRODUCTS = frozenset({"full", "iota", "transpose"})
+INTO_PRODUCTS = ("made", "turned")
 
 
 @dataclass(frozen=True)
@@ -127,21 +110,22 @@ class Liveness:
             m = todo.pop()
             out = out or m in self._out
             for r in self._readers.get(m, ()):
-                (todo.append if r.op in VIEWS else found.add)(r)
+                (todo.append if r.kind.memory == "view" else found.add)(r)
         return found, out
 
     def _holds(self, n: Node) -> bool:
-        if n.op in VIEWS:
+        memory = n.kind.memory
+        if memory == "view":
             return False
-        if n.op not in FUSED:
+        if memory not in FUSED:
             return True
         uses, handed = self._uses(n)
-        taken = READERS | {"contract"} if n.op in INTO_PRODUCTS else READERS
-        if handed or any(u.op not in taken for u in uses):
+        taken = (*READERS, "product") if memory in INTO_PRODUCTS else READERS
+        if handed or any(u.kind.memory not in taken for u in uses):
             return True
-        if n.op in MOVES or len(uses) < 2:
+        if memory in MOVES or len(uses) < 2:
             return False
-        if n.op in DEAR or self._of_conv(n):
+        if memory == "dear" or self._of_conv(n):
             return True
         size = n.type.local_bytes
         return sum(a.type.local_bytes >= size for a in self.program.args[n]) > 1
@@ -151,8 +135,8 @@ class Liveness:
         known = self._conv.get(n)
         if known is None:
             args = self.program.args.get(n, ())
-            cheap = n.op in VIEWS or n.op in CHEAP
-            known = n.op == "conv" or (cheap and any(map(self._of_conv, args)))
+            cheap = n.kind.memory in ("view", "cheap")
+            known = n.kind.memory == "conv" or (cheap and any(map(self._of_conv, args)))
             self._conv[n] = known
         return known
 
@@ -205,7 +189,7 @@ class Liveness:
             first, last = self.spans[a]
             i = bisect_left(ends, last)
             if i < len(ends) and ends[i] == last:  # it is written over `a`, or too early
-                i += rooms[i].op not in FUSED or sizes[i] != out[a]
+                i += rooms[i].kind.memory not in FUSED or sizes[i] != out[a]
             free = (large & ~taken.at(first, last)) >> i
             if free:
                 taken.take(first, last, (free & -free) << i)
@@ -214,9 +198,10 @@ class Liveness:
     def _widened(self, n: Node) -> bool:
         if not self.widens or not _narrow(n.type):
             return False
-        return n.op == "contract" or any(
-            u.op in ("contract", "scan") for m in (n, *self._items(n)) for u in self._uses(m)[0]
-        )
+        if n.kind.memory == "product":
+            return True
+        readers = (u for m in (n, *self._items(n)) for u in self._uses(m)[0])
+        return any(u.kind.memory == "product" or u.op == "scan" for u in readers)
 
     def _items(self, n: Node) -> list[Node]:
         return [r for r in self._readers.get(n, ()) if r.op == "item"]
@@ -252,7 +237,7 @@ class Liveness:
             for a in reads:
                 readers.setdefault(a, i)
         for n in self.held:
-            if n.op != "all_reduce":
+            if n.op != all_reduce.name:
                 continue
             key = n.attrs["axes"]
             group = open_.setdefault(key, [])
@@ -277,15 +262,15 @@ class Liveness:
 
     def _inside(self, n: Node) -> int:
         """What `n` needs while it runs, besides its operands and results."""
-        if n.op == "conv":  # its operands in another order
+        if n.kind.memory == "conv":  # its operands in another order
             return sum(a.type.local_bytes for a in self.program.args[n])
-        bodies = [v for v in n.attrs.values() if isinstance(v, Graph)] if n.op in BODIES else []
+        bodies = [v for v in n.attrs.values() if isinstance(v, Graph)] if n.kind.bodies else []
         return max((body_bytes(b, self.widens) for b in bodies), default=0)
 
     def _taken_over(self, i: int, n: Node) -> int:
         """The bytes of an operand that nobody needs any more, into which `n` is written."""
         size = self.bytes_of[n]
-        if n.op not in FUSED or not size:
+        if n.kind.memory not in FUSED or not size:
             return 0
         ends = (a for a in self._reads[i] if self.spans[a][1] == i and self.bytes_of[a] == size)
         return size if next(ends, None) is not None else 0

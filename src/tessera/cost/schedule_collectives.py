@@ -24,6 +24,7 @@ from ..ir.graph.node import Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..ir.schedule.schedule import COMM, Schedule
+from ..ops.redistribute import all_gather
 from .collectives import price
 
 
@@ -51,7 +52,7 @@ class CollectiveCost:
 
 def whole_bytes(n: Node) -> int:
     """The S of the formulas: a rank's whole tensor, of an all_gather its result."""
-    return (n.type if n.op == "all_gather" else n.args[0].type).local_bytes
+    return (n.type if n.op == all_gather.name else n.args[0].type).local_bytes
 
 
 def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:

@@ -8,34 +8,11 @@ from contextlib import contextmanager
 from ..core.context import put, replaced
 from ..core.errors import UsageError, fail
 from ..ir.graph.node import Graph, Node
-from ..ops.user import parse_groups
+from ..ops.user import parse_groups, user
 from .checks import flag, shown
 
 PROMISES = ("fast", "run_to_run", "mesh_invariant")
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
-# How each op keeps bits that no mesh changes. What stands in no row is refused.
-KEPT = {
-    "each element by itself": (
-        "abs add bit_and bit_or bit_xor cast cos div eq erf exp floor floordiv full ge graft gt "
-        "inside iota isfinite keep le log logical_and logical_not logical_or logical_xor lt "
-        "maximum minimum mod mul ne neg pow random_bits rsqrt shift_left shift_right sigmoid sign "
-        "sin sqrt stop_gradient sub tanh where"
-    ),
-    "it moves or chooses and adds nothing up": (
-        "all_gather all_to_all argmax argmin argsort axis_index broadcast broadcast_to concat flip "
-        "item max min pad permute recast reshape shard slice take take_along to_mesh to_partial "
-        "top_k transpose unstack"
-    ),
-    "sums in an order of their own (runtime/order.py)": (
-        "all_reduce contract cumsum prod reduce_scatter slogdet sum"
-    ),
-    "sums in the order of what is added": "put put_along window",
-    "a call into a library, always on the block of one place": (
-        "cholesky conv eigh qr solve svd triangular_solve"
-    ),
-    "what its body does": "cond custom scan",
-}
-_KEPT = frozenset(" ".join(KEPT.values()).split())
 
 
 @contextmanager
@@ -81,14 +58,14 @@ def _checked(reduce_tree: object, promise: object) -> None:
 def need_kept(graph: Graph) -> None:
     """Raises UsageError where an op of `graph` cannot keep bits that no mesh changes."""
     for n in graph.nodes:
-        if n.op != "input" and n.op not in _KEPT and not _apart(n):
-            name = n.attrs.get("name", n.op) if n.op == "user" else n.op
+        if n.op != "input" and not n.kind.promise and not _apart(n):
+            name = n.attrs.get("name", n.op) if n.op == user.name else n.op
             raise fail(
                 UsageError,
                 f"mesh_invariant: {name} may add up in another order on another mesh",
                 [
                     *((f"arg {i}", a.type) for i, a in enumerate(n.args)),
-                    *([("index", n.attrs["index"])] if n.op == "user" else []),
+                    *([("index", n.attrs["index"])] if n.op == user.name else []),
                 ],
                 at=n.loc or None,
                 fix="write it with ops of Tessera, which add up in a fixed order, or promise less:"
@@ -101,7 +78,7 @@ def need_kept(graph: Graph) -> None:
 
 def _apart(n: Node) -> bool:
     """Whether a user's function treats every element by itself, as its index says."""
-    if n.op != "user" or n.attrs.get("whole"):
+    if n.op != user.name or n.attrs.get("whole"):
         return False
     groups = parse_groups("user", n.attrs["index"], dict(n.attrs.get("sizes", ())))
     sides = [set(g) for g in (*groups.args, *groups.outs)]

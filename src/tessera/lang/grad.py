@@ -12,7 +12,6 @@ from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, Usage
 from ..core.layout import TensorType, ways
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
-from ..ops.op import TUPLES
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import differentiate, reached
 from .checks import shown
@@ -230,7 +229,7 @@ def _from_tape(
         node = calls.get(key)
         if node is None:
             node = calls[key] = b(made.op, *args, **made.attrs)
-        many = len(node.types) > 1 or made.op in TUPLES
+        many = len(node.types) > 1 or node.kind.many
         env[id(t)] = b("item", node, index=made.index) if many else node
     wrt = [env[id(t)] for t in leaves]
     if not stopped:

@@ -7,19 +7,15 @@ ops/indexing.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter, methodcaller
-from typing import Any
 
 import numpy as np
 
 from ..core.errors import ShapeError, caller, fail
 from ..ir.graph.node import Node
-from ..ops.redistribute import NAMES
+from ..ir.graph.oracle import value_of
 from .tensor import Tensor
 
-Array = np.ndarray[Any, Any]
 NOTHING = "ask x.size first: there is nothing to pick"
 
 
@@ -28,7 +24,7 @@ class Expected:
     """What an op expects of its ids: in a recorded function, of `views` of the argument `node`."""
 
     node: Node | None
-    views: tuple[Callable[[Array], Array], ...]
+    views: tuple[Node, ...]
     name: str
     what: str
     low: int
@@ -49,7 +45,7 @@ class Expected:
             return
         place = np.arange(given.size).reshape(shape)
         for view in self.views:
-            given, bad, place = view(given), view(bad), view(place)
+            given, bad, place = (value_of(view, [x]) for x in (given, bad, place))
         if not bad.any():
             return
         first = np.unravel_index(place[bad][0], shape)
@@ -81,18 +77,12 @@ def check_ids(
             recorder.expected.append(expected)
 
 
-def _argument(n: Node) -> tuple[Node, tuple[Callable[[Array], Array], ...]] | None:
-    """The input of which `n` is a view, and how; None where it is computed."""
-    views: list[Callable[[Array], Array]] = []
+def _argument(n: Node) -> tuple[Node, tuple[Node, ...]] | None:
+    """The input whose elements `n` shows, and the nodes between; None where it is computed."""
+    views: list[Node] = []
     while n.op != "input":
-        a = n.attrs
-        if n.op == "reshape":
-            views.append(methodcaller("reshape", a["shape"]))
-        elif n.op == "transpose":
-            views.append(methodcaller("transpose", a["perm"]))
-        elif n.op == "slice":
-            views.append(itemgetter(tuple(map(slice, a["starts"], a["stops"], a["steps"]))))
-        elif n.op not in NAMES:
+        if n.kind.elements not in ("same", "moved", "chosen") or len(n.args) * len(n.types) > 1:
             return None
+        views.append(n)
         n = n.args[0]
     return n, tuple(reversed(views))

@@ -14,7 +14,8 @@ from typing import Any
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
-from ..ops.redistribute import NAMES
+from ..ops.elementwise import add
+from ..ops.redistribute import NAMES, all_reduce
 from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
 from .random import keys
@@ -151,9 +152,9 @@ def turn_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
 def _natural(end: Node, start: Node) -> TensorType:
     """The type a carry takes on by itself. What was completed only to be added to the carry is
     added incomplete instead, so that a sum over all turns is completed once, after them."""
-    if end.op == "add" and start in end.args:
+    if end.op == add.name and start in end.args:
         other = end.args[end.args[0] is start]
-        if other.op == "all_reduce" and other.note == "for add" and other.type is end.type:
+        if other.op == all_reduce.name and other.note == "for add" and other.type is end.type:
             return other.args[0].type
     return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
 

@@ -22,8 +22,8 @@ from ..core.errors import UsageError, caller, fail
 from ..core.layout import TensorType, plain
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
+from ..ops.elementwise import stop_gradient
 from ..ops.local import as_local
-from ..ops.op import TUPLES
 from .engine import Engine, Program, engine
 from .tensor import Made, Tensor, symbolic
 
@@ -293,7 +293,7 @@ def _program(
     if op == "redistribute":
         return by.compile(b.graph([b.redistribute(ins[0], **dict(attrs))]))
     node = b(op, *ins, **dict(attrs))
-    many = len(node.types) > 1 or op in TUPLES
+    many = len(node.types) > 1 or node.kind.many
     outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
     return by.compile(b.graph(outs))
 
@@ -328,7 +328,7 @@ def _under() -> Settings:
 
 def without_past(recorder: Recorder, node: Node) -> Node:
     """`node`, a constant to gradients inside `ts.no_grad`."""
-    if not settings().no_grad or not node.type.dtype.is_float or node.op == "stop_gradient":
+    if not settings().no_grad or not node.type.dtype.is_float or node.op == stop_gradient.name:
         return node
     return recorder.builder("stop_gradient", node)
 

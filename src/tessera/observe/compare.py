@@ -23,9 +23,6 @@ from . import runs
 from .probe import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
 from .statistics import table
 
-# What a layout or a dtype may add to a program without changing what it computes.
-SKIPPED = {*NAMES, "cast", "full", "broadcast_to", "iota", "recast", "scan"}
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -170,8 +167,13 @@ def _user_nodes(graph: Graph) -> list[Node]:
     values = set(results(graph))
     return [
         n for n in graph.nodes
-        if n in live and (n.op == "scan" or (n in values and n.op not in SKIPPED))
+        if n in live and (n.op == "scan" or (n in values and not _incidental(n)))
     ]  # fmt: skip
+
+
+def _incidental(n: Node) -> bool:
+    """Whether a layout or a dtype may have added `n`, and not changed what is computed."""
+    return n.op in NAMES or n.kind.incidental
 
 
 def _key(n: Node) -> object:

@@ -18,14 +18,13 @@ from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..lang import functions as F
 from ..lang.tensor import Tensor
+from ..ops.elementwise import full
 from ..ops.indexing import inside_range
-from ..ops.op import OPS
-from ..ops.redistribute import NAMES
 from .probe import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
 
 FINITE, INF, NAN = 0, 1, 2
-# Ops whose result holds the operand's elements and no others (but for a sign): as bad as it is.
-SAME = {*NAMES, "abs", "broadcast_to", "keep", "neg", "reshape", "stop_gradient", "transpose"}
+# What an op's result holds where it is the operand's elements and no others: as bad as it is.
+SAME = ("same", "moved")
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -163,9 +162,9 @@ class _Search:
         self.states = states
 
     def state(self, frame: _Frame, n: Node) -> int:
-        while n.op in SAME:
+        while n.kind.elements in SAME:
             n = n.args[0]
-        if n.op == "full":
+        if n.op == full.name:
             return int(_state(np.asarray(abs(n.attrs["value"]))))
         found = self.states.get(frame.spot(n))
         return FINITE if found is None else int(found[tuple(i for _, i in frame.turns)].max())
@@ -227,7 +226,7 @@ def operands(n: Node) -> tuple[Node, ...]:
 
 
 def _written(n: Node) -> bool:
-    return n.op != "input" and not n.args and OPS[n.op].creates
+    return not n.args and n.kind.creates
 
 
 # ---- the question ------------------------------------------------------------------------------
@@ -262,7 +261,8 @@ def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | No
 
 def _telling(graph: Graph, loop: Node | None) -> list[Node]:
     """The floats whose state does not follow from another's."""
-    return [n for n in every_float(graph, loop) if n.op != "full" and n.op not in SAME]
+    telling = every_float(graph, loop)
+    return [n for n in telling if n.op != full.name and n.kind.elements not in SAME]
 
 
 def _largest(x: Tensor) -> list[Tensor]:

@@ -80,6 +80,9 @@ def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Att
     return contraction_flops(index, letter_sizes("contract", index, ins))
 
 
-contract = define(Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?"))
+contract = define(
+    Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?",
+       memory="product", keeps="sums", linear="product", sums=True)
+)  # fmt: skip
 MATMUL = "... m k, k n -> ... m n"
 BATCHED_MATMUL = "... m k, ... k n -> ... m n"

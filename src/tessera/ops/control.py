@@ -73,6 +73,9 @@ scan = define(
         flops=_scan_flops,
         own=True,
         attrs="body length consts carries reverse policy",
+        bodies=True,
+        many=True,
+        keeps="body",
     )
 )
 
@@ -106,8 +109,9 @@ def _unstack_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
 
 # The rows of the leading dim as results of their own: a stack of layers' weights taken apart.
 unstack = define(
-    Op("unstack", _unstack_rule, _unstack_local, _unstack_grad, flops=lambda ins, outs, attrs: 0)
-)
+    Op("unstack", _unstack_rule, _unstack_local, _unstack_grad, flops=lambda ins, outs, attrs: 0,
+       many=True, elements="chosen", memory="moves")
+)  # fmt: skip
 
 
 def _item_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -119,5 +123,6 @@ def _item_local(c: Call, *results: Array) -> Any:
 
 
 item = define(
-    Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, own=True, attrs="index")
-)
+    Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, own=True, attrs="index",
+       memory="view", keeps="moves", linear="each")
+)  # fmt: skip

@@ -70,5 +70,8 @@ custom = define(
         _grad,
         flops=lambda ins, outs, attrs: 0,
         attrs="values backward",
+        bodies=True,
+        memory="view",
+        keeps="body",
     )
 )

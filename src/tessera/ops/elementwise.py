@@ -21,7 +21,20 @@ from ..core.errors import DTypeError, LayoutError, ShapeError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
 from .index import elementwise_index, propagate
-from .op import OPS, Array, Attrs, Build, Call, Grad, Inferred, Local, Op, Rule, define
+from .op import (
+    Array,
+    Attrs,
+    Build,
+    Call,
+    Grad,
+    Inferred,
+    Linear,
+    Local,
+    Memory,
+    Op,
+    Rule,
+    define,
+)
 
 
 def need(name: str, ins: Sequence[TensorType], kinds: tuple[str, ...]) -> None:
@@ -83,13 +96,21 @@ def _bool(ins: tuple[TensorType, ...]) -> DType:
 
 
 def unary(
-    name: str, grad: Grad | None, linear: str = "", kinds: tuple[str, ...] = ("float",)
+    name: str,
+    grad: Grad | None,
+    linear: str = "",
+    kinds: tuple[str, ...] = ("float",),
+    memory: Memory = "dear",
 ) -> Op:
     def local(c: Call, x: Array) -> Array:
         return getattr(c.xp, name)(x)
 
     result = _bool if name in ("isfinite", "logical_not") else _same
-    return define(Op(name, _rule(name, kinds, result, linear), local, grad))
+    degree: Linear = "each" if linear else ""
+    return define(
+        Op(name, _rule(name, kinds, result, linear), local, grad, elements="computed",
+           memory=memory, linear=degree)
+    )  # fmt: skip
 
 
 def binary(
@@ -99,6 +120,7 @@ def binary(
     kinds: tuple[str, ...] = NUMBER,
     result: Callable[[tuple[TensorType, ...]], DType] = _same,
     local: Local | None = None,
+    memory: Memory = "cheap",
 ) -> Op:
     def by_name(c: Call, x: Array, y: Array) -> Array:
         return getattr(c.xp, name)(x, y)
@@ -110,7 +132,11 @@ def binary(
             for part, arg in zip(grad(b, node, g), node.args, strict=True)
         ]
 
-    return define(Op(name, _rule(name, kinds, result, linear), local or by_name, grad and both))
+    degree: Linear = "product" if linear == "each" else "joint" if linear == "joint" else ""
+    return define(
+        Op(name, _rule(name, kinds, result, linear), local or by_name, grad and both,
+           elements="computed", memory=memory, linear=degree)
+    )  # fmt: skip
 
 
 def const(b: Build, like: Any, value: float) -> Any:
@@ -118,7 +144,7 @@ def const(b: Build, like: Any, value: float) -> Any:
     return b("full", dtype=like.type.dtype, shape=(), value=value)
 
 
-neg = unary("neg", lambda b, n, g: [b("neg", g)], "each", NUMBER)
+neg = unary("neg", lambda b, n, g: [b("neg", g)], "each", NUMBER, "cheap")
 exp = unary("exp", lambda b, n, g: [b("mul", g, n)])
 log = unary("log", lambda b, n, g: [b("div", g, n.args[0])])
 sqrt = unary("sqrt", lambda b, n, g: [b("div", b("mul", g, const(b, n, 0.5)), n)])
@@ -142,11 +168,11 @@ def _erf_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 erf = unary("erf", _erf_grad)
-abs_ = unary("abs", lambda b, n, g: [b("mul", g, b("sign", n.args[0]))], "", NUMBER)
-sign = unary("sign", lambda b, n, g: [None], "", NUMBER)
-floor = unary("floor", lambda b, n, g: [None])
-isfinite = unary("isfinite", None)
-logical_not = unary("logical_not", None, "", ("bool",))
+abs_ = unary("abs", lambda b, n, g: [b("mul", g, b("sign", n.args[0]))], "", NUMBER, "cheap")
+sign = unary("sign", lambda b, n, g: [None], "", NUMBER, "cheap")
+floor = unary("floor", lambda b, n, g: [None], memory="cheap")
+isfinite = unary("isfinite", None, memory="cheap")
+logical_not = unary("logical_not", None, "", ("bool",), "cheap")
 stop_gradient = define(
     Op(
         "stop_gradient",
@@ -154,6 +180,9 @@ stop_gradient = define(
         lambda c, x: x,
         lambda b, n, g: [None],
         flops=lambda ins, outs, attrs: 0,
+        elements="same",
+        memory="view",
+        linear="each",
     )
 )
 
@@ -165,6 +194,9 @@ keep = define(
         lambda c, x: x,
         lambda b, n, g: [g],
         flops=lambda ins, outs, attrs: 0,
+        elements="same",
+        memory="view",
+        linear="each",
     )
 )
 
@@ -176,6 +208,8 @@ graft = define(
         lambda c, value, path: value,
         lambda b, n, g: [None, g],
         flops=lambda ins, outs, attrs: 0,
+        elements="same",
+        memory="view",
     )
 )
 
@@ -199,7 +233,10 @@ def _div_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [unbroadcast(b, gx, x.type), unbroadcast(b, b("neg", b("mul", gx, n)), y.type)]
 
 
-div = define(Op("div", _div_rule, lambda c, x, y: c.xp.div(x, y), _div_grad))
+div = define(
+    Op("div", _div_rule, lambda c, x, y: c.xp.div(x, y), _div_grad,
+       elements="computed", memory="dear", linear="quotient")
+)  # fmt: skip
 
 
 def _pow_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
@@ -245,7 +282,10 @@ def _pow_both(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [unbroadcast(b, d, a.type) for d, a in zip(_pow_grad(b, n, g), n.args, strict=True)]
 
 
-pow_ = define(Op("pow", _rule("pow", NUMBER, _same, ""), _pow_local, _pow_both))
+pow_ = define(
+    Op("pow", _rule("pow", NUMBER, _same, ""), _pow_local, _pow_both,
+       elements="computed", memory="dear")
+)  # fmt: skip
 
 
 def _pick_grad(loses: str) -> Grad:
@@ -281,8 +321,9 @@ def _whole_quotient(name: str) -> Callable[[Call, Array, Array], Array]:
 
 
 mod = binary("mod", lambda b, n, g: [g, b("neg", b("mul", g, b("floordiv", *n.args)))],
-             local=_whole_quotient("mod"))  # fmt: skip
-floordiv = binary("floordiv", lambda b, n, g: [None, None], local=_whole_quotient("floordiv"))
+             local=_whole_quotient("mod"), memory="dear")  # fmt: skip
+floordiv = binary("floordiv", lambda b, n, g: [None, None], local=_whole_quotient("floordiv"),
+                  memory="dear")  # fmt: skip
 for _name in ("eq", "ne"):
     binary(_name, None, kinds=ANY, result=_bool)
 for _name in ("lt", "le", "gt", "ge"):
@@ -321,7 +362,10 @@ def _where_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     ]
 
 
-where = define(Op("where", _where_rule, lambda c, p, x, y: c.xp.where(p, x, y), _where_grad))
+where = define(
+    Op("where", _where_rule, lambda c, p, x, y: c.xp.where(p, x, y), _where_grad,
+       elements="computed", memory="cheap", linear="joint")
+)  # fmt: skip
 
 
 def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -349,7 +393,8 @@ def _cast_local(c: Call, x: Array) -> Array:
 FP8_E4M3_MAX = 448.0
 cast = define(
     Op("cast", _cast_rule, _cast_local, _cast_grad,
-       flops=lambda ins, outs, attrs: 0, attrs="dtype")
+       flops=lambda ins, outs, attrs: 0, attrs="dtype", elements="computed", memory="moves",
+       linear="each", incidental=True)
 )  # fmt: skip
 
 
@@ -387,6 +432,8 @@ full = define(
         flops=lambda ins, outs, attrs: 0,
         creates=True,
         attrs="dtype shape value layout?",
+        memory="made",
+        incidental=True,
     )
 )
 
@@ -418,6 +465,8 @@ iota = define(
         flops=lambda ins, outs, attrs: 0,
         creates=True,
         attrs="dtype shape dim layout?",
+        memory="made",
+        incidental=True,
     )
 )
 
@@ -448,7 +497,7 @@ def _inside_local(c: Call, ids: Array) -> Array:
 
 # One for an id from 0 to size - 1, NaN for one outside, zero for the id `ignore`: what a loss is
 # weighted by, so that it is no number where a label is none of its classes.
-inside = define(Op("inside", _inside_rule, _inside_local, attrs="size ignore?"))
-
-# Ops whose every element depends on the elements at the same place alone.
-POINTWISE = frozenset(OPS) - {"full", "iota", "stop_gradient", "keep", "graft"}
+inside = define(
+    Op("inside", _inside_rule, _inside_local, attrs="size ignore?",
+       elements="computed", memory="cheap")
+)  # fmt: skip

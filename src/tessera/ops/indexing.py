@@ -171,7 +171,10 @@ def _take_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("put", ids, g, dim=dim, into=into, **_which(n.attrs)), None]
 
 
-take = define(Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?"))
+take = define(
+    Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?",
+       memory="dear", keeps="moves")
+)  # fmt: skip
 
 
 def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple[int, Dim]:
@@ -213,7 +216,7 @@ def _put_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [None, b("take", g, n.args[0], dim=n.attrs["dim"], **_which(n.attrs))]
 
 
-put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?"))
+put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?", keeps="added"))
 
 
 # -- take_along: one dim, elementwise in the others -----------------------------------------------
@@ -254,8 +257,9 @@ def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 take_along = define(
-    Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?")
-)
+    Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?",
+       memory="dear", keeps="moves")
+)  # fmt: skip
 
 
 def _put_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -283,5 +287,6 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 put_along = define(
-    Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?")
-)
+    Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?",
+       keeps="added")
+)  # fmt: skip

@@ -119,8 +119,9 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 
 recast = define(
-    Op("recast", _recast_rule, lambda c, x: x, _recast_grad, flops=_free, own=True, attrs="layout")
-)
+    Op("recast", _recast_rule, lambda c, x: x, _recast_grad, flops=_free, own=True, attrs="layout",
+       memory="view", keeps="moves", linear="each", incidental=True)
+)  # fmt: skip
 
 
 def _line(t: TensorType, axes: tuple[str, ...]) -> TensorType:
@@ -142,6 +143,8 @@ axis_index = define(
         flops=_free,
         own=True,
         attrs="axes layout",
+        memory="moves",
+        keeps="moves",
     )
 )
 
@@ -174,6 +177,8 @@ permute = define(
         flops=_free,
         own=True,
         attrs="axes pairs",
+        keeps="moves",
+        linear="each",
     )
 )
 
@@ -204,6 +209,7 @@ broadcast = define(
         flops=_free,
         own=True,
         attrs="axes root algorithm?",
+        keeps="moves",
     )
 )
 
@@ -249,4 +255,7 @@ def _cond_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 
 # One of two bodies, as each device's own bool says. Bodies hold no collectives, so devices that go
 # different ways do not wait for each other. Its gradient is in passes/differentiate.py.
-cond = define(Op("cond", _cond_rule, _cond_local, flops=_cond_flops, attrs="yes no"))
+cond = define(
+    Op("cond", _cond_rule, _cond_local, flops=_cond_flops, attrs="yes no",
+       bodies=True, many=True, keeps="body")
+)  # fmt: skip

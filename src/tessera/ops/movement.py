@@ -38,6 +38,8 @@ reshape = define(
         lambda b, n, g: [b("reshape", g, shape=n.args[0].type.shape)],
         flops=_free,
         attrs="shape",
+        elements="moved",
+        memory="view",
     )
 )
 
@@ -61,7 +63,7 @@ def _transpose_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 transpose = define(
     Op("transpose", _transpose_rule, lambda c, x: c.xp.transpose(x, tuple(c.attrs["perm"])),
-       _transpose_grad, flops=_free, attrs="perm")
+       _transpose_grad, flops=_free, attrs="perm", elements="moved", memory="turned")
 )  # fmt: skip
 
 
@@ -99,7 +101,7 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 broadcast_to = define(
     Op("broadcast_to", _broadcast_rule, lambda c, x: c.xp.broadcast_to(x, c.shape),
        lambda b, n, g: [unbroadcast(b, g, n.args[0].type)], flops=_free,
-       attrs="shape layout?")
+       attrs="shape layout?", elements="moved", memory="moves", incidental=True)
 )  # fmt: skip
 
 
@@ -166,8 +168,9 @@ def _slice_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 slice_ = define(
-    Op("slice", _slice_rule, _slice_local, _slice_grad, flops=_free, attrs="starts stops steps")
-)
+    Op("slice", _slice_rule, _slice_local, _slice_grad, flops=_free, attrs="starts stops steps",
+       elements="chosen", memory="moves")
+)  # fmt: skip
 
 
 def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -203,7 +206,10 @@ def _pad_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 # Places x inside zeros of `shape`: element i of a dim goes to start + i · step.
-pad = define(Op("pad", _pad_rule, _pad_local, _pad_grad, flops=_free, attrs="starts steps shape"))
+pad = define(
+    Op("pad", _pad_rule, _pad_local, _pad_grad, flops=_free, attrs="starts steps shape",
+       memory="moves", keeps="moves", linear="each")
+)  # fmt: skip
 
 
 def _with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
@@ -259,5 +265,5 @@ def _concat_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 concat = define(
     Op("concat", _concat_rule, lambda c, *xs: c.xp.concat(xs, c.attrs["dim"]), _concat_grad,
-       flops=_free, attrs="dim")
+       flops=_free, attrs="dim", memory="dear", keeps="moves", linear="each")
 )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..core.errors import GraphError, fail
 from ..core.layout import TensorType
@@ -92,11 +92,33 @@ Local = Callable[..., Any]
 Grad = Callable[[Build, Any, Any], Sequence[Any]]
 
 
+# What each element of the result is. "computed": computed from the elements at the same place.
+# "same": the first argument's element there. "moved": one of the argument's, and all of those are
+# in the result. "chosen": one of the argument's. "": none of these.
+Elements = Literal["computed", "same", "moved", "chosen", ""]
+# Where the result lies when XLA has compiled it for a CPU. "view": in the argument's memory.
+# "made" (of nothing), "turned" (dims in another order), "moves", "cheap" (arithmetic): nowhere, it
+# is computed where it is read. "dear": the same if it is read once. In a buffer of its own lies
+# what "folds" dims of elements that are computed there, a "product", a "conv", any other: "buffer".
+Memory = Literal[
+    "view", "made", "turned", "moves", "cheap", "dear", "folds", "product", "conv", "buffer"
+]
+# How it keeps bits that no mesh changes. "each": each element by itself. "moves": it moves or
+# chooses, and adds nothing up. "sums": in an order of its own (runtime/order.py). "added": in the
+# order of what is added. "library": a call into a library, on the block of one place. "body": as
+# its body does. "": it does not, and is refused.
+Keeps = Literal["each", "moves", "sums", "added", "library", "body", ""]
+# What it is of values that are added up over rows. "each": linear in each argument. "joint": linear
+# in all of them together. "product", "quotient": of its arguments. "": none of these.
+Linear = Literal["each", "joint", "product", "quotient", ""]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """An op. `grad(b, node, g)` gives one gradient (or None) per argument; None: no gradient.
 
-    `attrs` names the attributes of its nodes; one with `?` may be left out.
+    `attrs` names the attributes of its nodes; one with `?` may be left out. What the rest of the
+    house asks about an op stands here, each fact with a default that claims nothing.
     """
 
     name: str
@@ -110,6 +132,14 @@ class Op:
     own: bool = False  # its rule says itself along which axes each device has its own result
     pure: bool = True
     attrs: str = ""
+    bodies: bool = False  # attributes of its are graphs
+    many: bool = False  # its local computation gives a tuple, even of one
+    elements: Elements = ""
+    memory: Memory = "buffer"
+    keeps: Keeps = ""  # where `elements` does not say it
+    linear: Linear = ""  # where `elements` does not say it
+    sums: bool = False  # it adds elements up over dims
+    incidental: bool = False  # a layout or a dtype may bring it in where nothing else is computed
 
     def compute(self, c: Call, *values: Array) -> Any:
         """Its local computation; results without elements are made without it, as most functions
@@ -117,10 +147,31 @@ class Op:
         if not self.pure or any(t.size for t in c.outs):
             return self.local(c, *values)
         made = tuple([c.xp.full(c.site.shape(t), 0, t.dtype) for t in c.outs])
-        return made if len(made) > 1 or self.name in TUPLES else made[0]
+        return made if len(made) > 1 or self.many else made[0]
+
+    @property
+    def promise(self) -> Keeps:
+        """How it keeps bits that no mesh changes; "" where it may not."""
+        if self.keeps:
+            return self.keeps
+        if self.elements in ("moved", "chosen"):
+            return "moves"
+        return "each" if self.elements or self.creates else ""
+
+    @property
+    def degree(self) -> Linear:
+        """`linear`, which elements that only change their places are."""
+        return "each" if self.elements in ("moved", "chosen") else self.linear
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether its result may be its argument, in the argument's memory."""
+        return self.memory in ("view", "turned", "moves") or self.elements in ("moved", "chosen")
 
 
 OPS: dict[str, Op] = {}
+# What an input of a graph is: no op, and nothing is claimed of it.
+INPUT = Op("input", lambda ins, attrs: Inferred((), ()), lambda c: None)
 
 
 def define(op: Op) -> Op:
@@ -141,7 +192,7 @@ def op_named(name: str) -> Op:
 def infer(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """What the rule of `op` derives. Rules are pure and programs repeat themselves, so answers are
     kept; not for bodies, which would be kept alive with them."""
-    if op.name in BODIES:
+    if op.bodies:
         return _derived(op, ins, attrs)
     given = tuple(attrs.items())
     try:
@@ -149,11 +200,6 @@ def infer(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     except TypeError:  # an attribute that cannot be hashed
         return _derived(op, ins, attrs)
     return _infer(op, ins, given)
-
-
-BODIES = ("scan", "cond", "custom")  # the ops whose attributes are graphs
-# Their local computation gives a tuple, even of one.
-TUPLES = frozenset({"scan", "cond", "unstack"})
 
 
 @lru_cache(maxsize=16384)

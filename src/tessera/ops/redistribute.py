@@ -216,16 +216,14 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
     return 0
 
 
-# The ops through which a weight goes before it is used.
-FORM = frozenset(
-    {"cast", "reshape", "transpose", "unstack", "item", "slice", "shard", "all_gather"}
-)
 all_gather = define(
-    Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim algorithm?")
-)
+    Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim algorithm?",
+       elements="moved")
+)  # fmt: skip
 all_reduce = define(
-    Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm?")
-)
+    Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm?",
+       elements="moved", keeps="sums")
+)  # fmt: skip
 reduce_scatter = define(
     Op(
         "reduce_scatter",
@@ -234,6 +232,8 @@ reduce_scatter = define(
         _grad,
         flops=_free,
         attrs="axes to_dim into algorithm?",
+        elements="moved",
+        keeps="sums",
     )
 )
 all_to_all = define(
@@ -244,14 +244,22 @@ all_to_all = define(
         _grad,
         flops=_free,
         attrs="axes dim to_dim into algorithm?",
+        elements="moved",
     )
 )
-shard = define(Op("shard", _shard, _shard_local, _grad, flops=_free, attrs="axes to_dim into"))
+shard = define(
+    Op("shard", _shard, _shard_local, _grad, flops=_free, attrs="axes to_dim into",
+       elements="moved", memory="moves")
+)  # fmt: skip
 to_partial = define(
-    Op("to_partial", _to_partial, _to_partial_local, _grad, flops=_free, attrs="axes")
-)
+    Op("to_partial", _to_partial, _to_partial_local, _grad, flops=_free, attrs="axes",
+       elements="moved", memory="moves")
+)  # fmt: skip
 # A value without a mesh, computed alike everywhere, as a replicated value of the mesh in `layout`.
-to_mesh = define(Op("to_mesh", _to_mesh, lambda c, x: x, _grad, flops=_free, attrs="layout"))
+to_mesh = define(
+    Op("to_mesh", _to_mesh, lambda c, x: x, _grad, flops=_free, attrs="layout",
+       elements="moved", memory="view")
+)  # fmt: skip
 SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
 # Those that put bytes on a wire, changing the layout.
 CHANGES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))

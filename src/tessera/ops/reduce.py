@@ -87,15 +87,21 @@ def _size(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 
 sum_ = define(
-    Op("sum", _rule("sum", "sum", "each"), _fold("sum"), _sum_grad, flops=_size, attrs="dims")
-)
+    Op("sum", _rule("sum", "sum", "each"), _fold("sum"), _sum_grad, flops=_size, attrs="dims",
+       memory="folds", keeps="sums", linear="each", sums=True)
+)  # fmt: skip
 max_ = define(
-    Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims")
-)
+    Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims",
+       memory="folds", keeps="moves")
+)  # fmt: skip
 min_ = define(
-    Op("min", _rule("min", "min"), _fold("min"), _extreme_grad, flops=_size, attrs="dims")
-)
-prod = define(Op("prod", _rule("prod", ""), _fold("prod"), _prod_grad, flops=_size, attrs="dims"))
+    Op("min", _rule("min", "min"), _fold("min"), _extreme_grad, flops=_size, attrs="dims",
+       memory="folds", keeps="moves")
+)  # fmt: skip
+prod = define(
+    Op("prod", _rule("prod", ""), _fold("prod"), _prod_grad, flops=_size, attrs="dims",
+       memory="folds", keeps="sums")
+)  # fmt: skip
 
 
 def _arg_rule(name: str) -> Rule:
@@ -114,6 +120,7 @@ argmax = define(
         lambda c, x: c.xp.argmax(x, c.attrs["dim"]),
         flops=_size,
         attrs="dim",
+        keeps="moves",
     )
 )
 argmin = define(
@@ -123,6 +130,7 @@ argmin = define(
         lambda c, x: c.xp.argmin(x, c.attrs["dim"]),
         flops=_size,
         attrs="dim",
+        keeps="moves",
     )
 )
 
@@ -146,7 +154,8 @@ def _flip_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 flip = define(
     Op("flip", along_rule("flip", linear="each"), lambda c, x: c.xp.flip(x, c.attrs["dim"]),
-       _flip_grad, flops=lambda ins, outs, attrs: 0, attrs="dim")
+       _flip_grad, flops=lambda ins, outs, attrs: 0, attrs="dim",
+       elements="moved", memory="moves")
 )  # fmt: skip
 
 
@@ -157,7 +166,8 @@ def _cumsum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 cumsum = define(
     Op("cumsum", along_rule("cumsum", linear="each"),
-       lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim")
+       lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim",
+       keeps="sums")
 )  # fmt: skip
 
 
@@ -172,7 +182,7 @@ def _sort_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # Stable: equal keys keep their order, so the result does not depend on the backend.
 argsort = define(
     Op("argsort", along_rule("argsort", int32), _argsort_local,
-       flops=_sort_flops, attrs="dim descending?")
+       flops=_sort_flops, attrs="dim descending?", keeps="moves")
 )  # fmt: skip
 
 
@@ -192,5 +202,6 @@ def _top_k_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
 
 # Equal values keep the order of their ids.
 top_k = define(
-    Op("top_k", _top_k_rule, lambda c, x: c.xp.top_k(x, c.attrs["k"]), _top_k_grad, attrs="k")
-)
+    Op("top_k", _top_k_rule, lambda c, x: c.xp.top_k(x, c.attrs["k"]), _top_k_grad, attrs="k",
+       keeps="moves")
+)  # fmt: skip

@@ -23,9 +23,11 @@ from ..ir.graph.node import Emit, Graph, Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES, Collective
 from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ops.op import OPS
+from ..ops.redistribute import all_reduce
 
 CHEAPEST = "cheapest"
-SUMS = ("all_reduce", "reduce_scatter")
+SUMS = tuple(name for name in COLLECTIVES if OPS[name].promise == "sums")
 
 
 def choices() -> ScheduleOptions:
@@ -91,7 +93,7 @@ class _Chooser:
             if len(shape) < 2:
                 return ""
             want = f"hierarchical({' x '.join(f'{k}:ring' for k in shape)})"
-        if "/" in want and n.op != "all_reduce":
+        if "/" in want and n.op != all_reduce.name:
             want = re.sub(r"/\d+", "", want)  # only these are cut into segments, in a schedule
         if (
             "(" in want

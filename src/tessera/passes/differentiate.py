@@ -14,7 +14,9 @@ from ..core.errors import GraphError, fail
 from ..core.layout import Partial, TensorType
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, reachable
-from ..ops.op import OPS
+from ..ops.elementwise import add, stop_gradient
+from ..ops.local import recast
+from ..ops.redistribute import NAMES
 from .branches import cond_gradient
 from .loops import scan_gradient
 
@@ -59,7 +61,7 @@ def differentiate(
         elif node.op == "cond":
             parts = cond_gradient(b, node, gs, differentiate)
         else:
-            rule = OPS[node.op].grad
+            rule = node.kind.grad
             if rule is None:
                 raise fail(
                     GraphError,
@@ -84,7 +86,7 @@ def reached(end: Node) -> set[Node]:
         n = todo.pop()
         if n not in found:
             found.add(n)
-            if n.op != "stop_gradient" and any(t.dtype.is_float for t in n.types):
+            if n.op != stop_gradient.name and any(t.dtype.is_float for t in n.types):
                 todo.extend(n.args)
     return found
 
@@ -92,7 +94,7 @@ def reached(end: Node) -> set[Node]:
 def _whole_or_not(n: Node) -> Node:
     """The value that `n` is but for how it rests: the parts of its gradient meet in one place and
     in one order, whether it was gathered or cut on the way, or lay whole."""
-    while n.op in ("all_gather", "shard", "recast"):
+    while n.op in NAMES or n.op == recast.name:
         source = n.args[0]
         if source.type.in_use is not n.type.in_use:
             break
@@ -106,7 +108,7 @@ def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:
     for n in order:
         if n in found or not any(t.dtype.is_float for t in n.types):
             continue
-        if n.op != "stop_gradient" and any(a in found for a in n.args):
+        if n.op != stop_gradient.name and any(a in found for a in n.args):
             found.add(n)
     return found
 
@@ -138,7 +140,7 @@ def _total(b: Builder, parts: list[Node]) -> Node | None:
 def _joins(n: Node, active: set[Node]) -> bool:
     """Whether two large values of one shape, both to be differentiated, are added: a residual."""
     return (
-        n.op == "add"
+        n.op == add.name
         and n.type.rank > 1
         and all(a in active and a.type.shape == n.type.shape for a in n.args)
     )

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
-from ..ops.op import OPS
+from ..ops.elementwise import add, keep
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
-# The ops whose results a policy keeps for the backward loop.
-KEPT = {"recompute": ("keep",), "products": ("keep", "contract", "item")}
 
 
 def scan_gradient(
@@ -43,7 +41,7 @@ def _adds_up(node: Node, at: int) -> bool:
         return False
     carries = [n for n in body.inputs[first : first + node.attrs["carries"]] if _is_float(n)]
     total, end = body.inputs[first + at], body.outputs[at]
-    if end.op != "add" or total not in end.args:
+    if end.op != add.name or total not in end.args:
         return False
     term = end.args[1 - end.args.index(total)]
     return reachable([term]).isdisjoint(carries)
@@ -174,9 +172,10 @@ def _backwards(
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
     late = _after(whole, {*g_carry.values(), *g_turn.values(), *sums.values()})
     inputs = set(body.inputs)
-    kinds = KEPT.get(attrs["policy"], KEPT["recompute"])
-    every = attrs["policy"] == "save"
-    saved = _read_across(whole, outs, late, inputs) if every else _marked(whole, outs, late, kinds)
+    if attrs["policy"] == "save":
+        saved = _read_across(whole, outs, late, inputs)
+    else:
+        saved = _marked(whole, outs, late, attrs["policy"] == "products")
     needed = reachable(outs, {*saved, *_before(saved)})
     saved += [n for n in body.inputs[consts:first_x] if n in needed]
     kept = {s: input_node(s.type, f"kept{k}") for k, s in enumerate(saved)}
@@ -226,7 +225,7 @@ def _is_tall(n: Node) -> bool:
     on the CPUs this was measured on, and the transpose after the loop is made once.
     """
     return (
-        n.op == "contract"
+        n.kind.memory == "product"
         and n.type.rank == 2
         and len(n.args) == 2
         and n.type.shape[0] > n.type.shape[1]
@@ -261,11 +260,14 @@ def _read_across(
     return [n for n in graph.nodes if n in read and n not in inputs and not _cheap(n)]
 
 
-def _marked(
-    graph: Graph, outs: Sequence[Node], late: set[Node], kinds: Sequence[str]
-) -> list[Node]:
-    """The values made by the ops `kinds` that the backward body comes to first."""
-    found = {n for n in graph.nodes if n.op in kinds and n not in late}
+def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool) -> list[Node]:
+    """The marked values that the backward body comes to first; with `products` also their results
+    and those of inner loops."""
+
+    def kept(n: Node) -> bool:
+        return n.op == keep.name or (products and (n.kind.memory == "product" or n.op == "item"))
+
+    found = {n for n in graph.nodes if kept(n) and n not in late}
     before = _before(found)
     read = {a for n in reachable(outs, {*found, *before}) for a in n.args} | set(outs)
     read |= {before[n] for n in read & before.keys()}
@@ -275,8 +277,8 @@ def _marked(
 def _before(marks: Iterable[Node]) -> dict[Node, Node]:
     """Each value that was marked with its mark: who reads it before the mark may read it there
     (the gradient of tanh reads tanh)."""
-    return {n.args[0]: n for n in marks if n.op == "keep" and n.args[0].op != "input"}
+    return {n.args[0]: n for n in marks if n.op == keep.name and n.args[0].op != "input"}
 
 
 def _cheap(n: Node) -> bool:
-    return n.op == "full" or OPS[n.op].creates
+    return n.kind.creates

@@ -15,8 +15,11 @@ from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.reshard import plan
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
-from ..ops.op import BODIES, OPS, Attrs, infer
-from ..ops.redistribute import NAMES, step_attrs
+from ..ops.elementwise import add, cast, div, full, graft, mul, neg, sub
+from ..ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
+from ..ops.op import Attrs, Op, infer
+from ..ops.redistribute import all_reduce, shard, step_attrs
+from ..ops.reduce import sum_
 
 
 def simplify(graph: Graph) -> Graph:
@@ -29,7 +32,7 @@ def simplify(graph: Graph) -> Graph:
 
 def dead_code(graph: Graph) -> Graph:
     """Without the nodes that no output needs. Ops with effects stay."""
-    effects = [n for n in graph.nodes if n.op in OPS and not OPS[n.op].pure]
+    effects = [n for n in graph.nodes if not n.kind.pure]
     live = reachable((*graph.outputs, *effects))
     nodes = tuple([n for n in graph.nodes if n in live or n.op == "input"])
     if len(nodes) < len(graph.nodes):
@@ -42,7 +45,7 @@ def common_subexpressions(graph: Graph) -> Graph:
     seen: dict[object, Node] = {}
 
     def again(was: Node, n: Node, emit: Emit) -> Node | None:
-        if n.op == "input" or not OPS[n.op].pure:
+        if n.op == "input" or not n.kind.pure:
             return None
         try:
             return seen.setdefault((n.op, n.args, n.types, _key(n.attrs)), n)
@@ -59,13 +62,13 @@ def _key(attrs: Attrs) -> object:
 
 def fuse_reductions(graph: Graph) -> Graph:
     """With a reduce_scatter where an all_reduce is only there to be cut into blocks."""
-    if not any(n.op in ("shard", *BODIES) for n in graph.nodes):
+    if not any(n.op == shard.name or n.kind.bodies for n in graph.nodes):
         return graph
     uses = Counter(a for n in graph.nodes for a in n.args)
     uses.update(graph.outputs)
 
     def fuse(was: Node, n: Node, emit: Emit) -> Node | None:
-        if n.op != "shard" or n.args[0].op != "all_reduce" or uses[was.args[0]] > 1:
+        if n.op != shard.name or n.args[0].op != all_reduce.name or uses[was.args[0]] > 1:
             return None
         whole = n.args[0]
         made = whole.args[0]
@@ -91,7 +94,7 @@ def fold(graph: Graph) -> Graph:
     """
 
     def change(was: Node, n: Node, emit: Emit) -> Node | None:
-        rule = _FOLDS.get(n.op)
+        rule = _FOLDS.get(n.kind, _constant if n.kind.elements == "moved" else None)
         return None if rule is None else rule(n, emit)
 
     return graph.rewrite(change, fold)
@@ -102,7 +105,7 @@ Fold = Callable[[Node, Emit], "Node | None"]
 
 def _is_full(n: Node, value: float) -> bool:
     # No op takes a constant that is partial, but for a sum of zeros.
-    return n.op == "full" and bool(n.attrs["value"] == value)
+    return n.op == full.name and bool(n.attrs["value"] == value)
 
 
 def _neutral(value: float, left: bool) -> Fold:
@@ -120,7 +123,7 @@ def _neutral(value: float, left: bool) -> Fold:
 def _constant(n: Node, emit: Emit) -> Node | None:
     """A movement of a constant: the constant in its new shape, place or dtype."""
     x = n.args[0]
-    if x.op != "full" or x.type.partial or n.type.partial:
+    if x.op != full.name or x.type.partial or n.type.partial:
         return None
     value, t = x.attrs["value"], n.type
     if x.type.dtype is not t.dtype:
@@ -136,9 +139,9 @@ def _constant(n: Node, emit: Emit) -> Node | None:
 def _again(n: Node, emit: Emit) -> Node | None:
     """`n` applied to the argument of its argument, where that gives the same type."""
     x = n.args[0].args[0]
-    if x.type is n.type and n.op != "transpose":
+    if x.type is n.type and n.op != transpose.name:
         return x
-    got = infer(OPS[n.op], (x.type,), n.attrs)
+    got = infer(n.kind, (x.type,), n.attrs)
     if got.wants[0] is not x.type or got.outs[0] is not n.type:
         return None
     return emit(n.with_args((x,)))
@@ -148,7 +151,7 @@ def _reshape(n: Node, emit: Emit) -> Node | None:
     x = n.args[0]
     if x.type is n.type:
         return x
-    return _again(n, emit) if x.op == "reshape" else _constant(n, emit)
+    return _again(n, emit) if x.op == reshape.name else _constant(n, emit)
 
 
 def _cast(n: Node, emit: Emit) -> Node | None:
@@ -156,13 +159,13 @@ def _cast(n: Node, emit: Emit) -> Node | None:
     if x.type is n.type:
         return x
     # Through f32 a narrow float passes unchanged; through anything else it may be rounded.
-    exact = x.op == "cast" and x.type.dtype is f32 and x.args[0].type.dtype.is_float
+    exact = x.op == cast.name and x.type.dtype is f32 and x.args[0].type.dtype.is_float
     return _again(n, emit) if exact else _constant(n, emit)
 
 
 def _transpose(n: Node, emit: Emit) -> Node | None:
     x, perm = n.args[0], tuple(n.attrs["perm"])
-    if x.op == "transpose":
+    if x.op == transpose.name:
         x, perm = x.args[0], tuple([x.attrs["perm"][p] for p in perm])
     if perm == tuple(range(len(perm))):
         return x
@@ -178,7 +181,7 @@ def _broadcast(n: Node, emit: Emit) -> Node | None:
 
 def _neg(n: Node, emit: Emit) -> Node | None:
     x = n.args[0]
-    return x.args[0] if x.op == "neg" and x.args[0].type is n.type else None
+    return x.args[0] if x.op == neg.name and x.args[0].type is n.type else None
 
 
 def _slice(n: Node, emit: Emit) -> Node | None:
@@ -206,20 +209,19 @@ def _value(n: Node, emit: Emit) -> Node | None:
     return n.args[0] if n.args[0].type is n.type else None
 
 
-_FOLDS: dict[str, Fold] = {
-    "add": _neutral(0, True),
-    "sub": _neutral(0, False),
-    "mul": _neutral(1, True),
-    "div": _neutral(1, False),
-    "neg": _neg,
-    "sum": _sum,
-    "reshape": _reshape,
-    "cast": _cast,
-    "transpose": _transpose,
-    "broadcast_to": _broadcast,
-    "slice": _slice,
-    "pad": _pad,
-    "concat": _only,
-    "graft": _value,
-    **dict.fromkeys(NAMES - {"to_partial"}, _constant),
+_FOLDS: dict[Op, Fold] = {
+    add: _neutral(0, True),
+    sub: _neutral(0, False),
+    mul: _neutral(1, True),
+    div: _neutral(1, False),
+    neg: _neg,
+    sum_: _sum,
+    reshape: _reshape,
+    cast: _cast,
+    transpose: _transpose,
+    broadcast_to: _broadcast,
+    slice_: _slice,
+    pad: _pad,
+    concat: _only,
+    graft: _value,
 }

@@ -20,7 +20,6 @@ from ..lang.create import tensor
 from ..lang.jit import jit
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
-from ..ops.op import OPS
 from ..passes.simplify import simplify
 
 FORWARD_AND_BACKWARD = 3
@@ -39,8 +38,8 @@ def product_flops(graph: Graph) -> int:
     """FLOPs of the matrix products and convolutions in `graph`, loops counted."""
     total = 0
     for n in graph.nodes:
-        if n.op in ("contract", "conv"):
-            total += OPS[n.op].flops(tuple(a.type for a in n.args), n.types, n.attrs)
+        if n.kind.memory in ("product", "conv"):
+            total += n.kind.flops(tuple(a.type for a in n.args), n.types, n.attrs)
         elif n.op == "scan":
             total += n.attrs["length"] * product_flops(n.attrs["body"])
     return total

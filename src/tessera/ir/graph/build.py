@@ -9,16 +9,10 @@ from ...core.context import settings
 from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.reshard import plan
-from ...ops.elementwise import POINTWISE
-from ...ops.op import BODIES, infer, op_named
-from ...ops.redistribute import COLLECTIVES, NAMES, step_attrs
+from ...ops.movement import broadcast_to
+from ...ops.op import Op, infer, op_named
+from ...ops.redistribute import NAMES, step_attrs
 from .node import NO_ATTRS, Graph, Node, copied, input_node
-
-# The ops that take a tensor which rests split as it lies: they read its blocks, or are themselves
-# a change of layout.
-AS_IT_LIES = frozenset({*NAMES, *COLLECTIVES, *BODIES, "item", "recast"})
-# Those whose every element comes from elements at one place, whichever block they are in.
-APART = POINTWISE | {"keep", "stop_gradient", "graft", "slice", "unstack"}
 
 
 class Builder:
@@ -47,7 +41,7 @@ class Builder:
         """Adds a node for `op`, redistributing arguments to the layouts that its rule wants."""
         value = op_named(op)
         if settings().promise == "mesh_invariant" and any(a.types[0].rest for a in args):
-            args = self._awake(op, args)
+            args = self._awake(value, args)
         ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
         got = infer(value, ins, attrs)
         if op != "item" and got.wants != ins:
@@ -58,13 +52,18 @@ class Builder:
         loc = caller() if self.loc is None else self.loc
         return self._add(Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope))
 
-    def _awake(self, op: str, args: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _awake(self, op: Op, args: tuple[Node, ...]) -> tuple[Node, ...]:
         """`args` as a program whose bits no layout at rest may change sees them: whole along the
         axes over which they only rest, but for ops that treat each element by itself and those that
         read blocks as they lie."""
-        if op in AS_IT_LIES or (op in APART and _alike([a.type for a in args])):
+        if op.name in NAMES or op.own or op.bodies:  # it reads blocks, or is a change of layout
             return args
-        return tuple(self._insert(a, a.type.in_use, op) if a.types[0].rest else a for a in args)
+        apart = op.elements in ("computed", "same", "chosen")  # whichever block they are in
+        if apart and _alike([a.type for a in args]):
+            return args
+        return tuple(
+            self._insert(a, a.type.in_use, op.name) if a.types[0].rest else a for a in args
+        )
 
     def _add(self, node: Node) -> Node:
         self.nodes.append(node)
@@ -123,10 +122,10 @@ class Builder:
 
     def _made(self, x: Node, to: TensorType, reason: str) -> Node:
         """A makeable `x` made in the layout `to`: what it is made of, being smaller, moves."""
-        if op_named(x.op).creates:
+        if x.kind.creates:
             return self(x.op, *x.args, **{**x.attrs, "layout": to})
         parts = (self.redistribute(a, _part(to, a.type), reason) for a in x.args)
-        if x.op == "broadcast_to":
+        if x.op == broadcast_to.name:
             return self(x.op, *parts, shape=to.shape, layout=to)
         return self(x.op, *parts, **x.attrs)
 
@@ -160,15 +159,13 @@ def _axes_at(t: TensorType, dim: int) -> set[str]:
 def _makeable(x: Node, depth: int = 3) -> bool:
     """Whether `x` costs less to make again in another layout than to cut: it is created, spread
     from something smaller, or computed point by point from such values."""
-    if x.op == "input":
-        return False
-    if op_named(x.op).creates:
+    if x.kind.creates:
         return True
-    if x.op == "broadcast_to":
+    if x.op == broadcast_to.name:
         return x.args[0].type.size < x.type.size
     return (
         depth > 0
-        and x.op in POINTWISE
+        and x.kind.elements == "computed"
         and all(a.type.size < x.type.size or _makeable(a, depth - 1) for a in x.args)
     )
 

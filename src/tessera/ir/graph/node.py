@@ -12,8 +12,8 @@ from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.reshard import wire_bytes
-from ...ops.op import BODIES, OPS
-from ...ops.redistribute import COLLECTIVES
+from ...ops.op import INPUT, OPS, Op
+from ...ops.redistribute import COLLECTIVES, all_gather
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 NO_SWAP: Mapping[Node, Node] = MappingProxyType({})
@@ -41,6 +41,11 @@ class Node:
         return self.types[0]
 
     @property
+    def kind(self) -> Op:
+        """Its op as a value, which holds all that is known about it."""
+        return OPS.get(self.op, INPUT)
+
+    @property
     def is_collective(self) -> bool:
         return self.op in COLLECTIVES
 
@@ -54,7 +59,7 @@ class Node:
             from ..schedule.algorithms.build import received_share
 
             name, n = self.attrs["algorithm"], ways(self.attrs["axes"], t.sizes)
-            whole = self.type if self.op == "all_gather" else t
+            whole = self.type if self.op == all_gather.name else t
             return round(received_share(self.op, name, n) * whole.local_bytes)
         return wire_bytes(self.op, self.attrs["axes"], t, self.type)
 
@@ -103,7 +108,7 @@ class Graph:
         for n in self.nodes:
             if n.op != "input":
                 ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
-                flops = OPS[n.op].flops(ins, n.types, n.attrs)
+                flops = n.kind.flops(ins, n.types, n.attrs)
                 total += flops * ways(n.type.per, n.type.sizes)
         return total
 
@@ -134,7 +139,7 @@ class Graph:
         bodies. It gives what stands for the node: None for `now`, an earlier node, or a new one
         that it put into the graph by `emit`.
         """
-        if rule is None and not any(n.op in BODIES for n in self.nodes):
+        if rule is None and not any(n.kind.bodies for n in self.nodes):
             return self
         new: dict[Node, Node] = {}  # only what changed
         nodes: list[Node] = []
@@ -148,7 +153,7 @@ class Graph:
             n = was
             if not new.keys().isdisjoint(n.args):
                 n = n.with_args(tuple([new.get(a, a) for a in n.args]))
-            if n.op in BODIES:
+            if n.kind.bodies:
                 inner = {k: v for k, v in was.attrs.items() if isinstance(v, Graph)}
                 for body in inner.values():
                     if body not in done:

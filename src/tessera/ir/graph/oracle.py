@@ -17,6 +17,7 @@ import numpy as np
 from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
+from ...ops.local import axis_index, broadcast, recast
 from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
 from . import xp_numpy
@@ -97,18 +98,18 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
             env[n] = env[n.args[0]][n.attrs["index"]]
             continue
         with np.errstate(all="ignore"):
-            env[n] = _value(n, [env[a] for a in n.args])
+            env[n] = value_of(n, [env[a] for a in n.args])
     return [env[o] for o in graph.outputs]
 
 
-def _value(n: Node, args: list[Array]) -> Any:
+def value_of(n: Node, args: list[Array]) -> Any:
     """The result of `n` in global terms; what devices have of their own lies along leading dims."""
     if n.op in NAMES:
         return args[0]
-    if n.op == "recast":
+    if n.op == recast.name:
         src = n.args[0].type.on(n.type.mesh)
         return join(n.type, cut(src, args[0]))
-    if n.op == "axis_index":
+    if n.op == axis_index.name:
         return join(n.type, [np.int32(_rank(n, c)) for c in every_coords(n.type.mesh)])
     if n.op in MOVES:
         src = n.args[0].type.on(n.type.mesh)
@@ -149,7 +150,7 @@ def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
     source = {to: src for src, to in n.attrs.get("pairs", ())}
     out = []
     for coords in every:
-        src = n.attrs["root"] if n.op == "broadcast" else source.get(_rank(n, coords))
+        src = n.attrs["root"] if n.op == broadcast.name else source.get(_rank(n, coords))
         if src is None:
             out.append(np.zeros_like(blocks[0]))
             continue

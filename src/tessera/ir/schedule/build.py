@@ -12,14 +12,9 @@ from dataclasses import replace
 from itertools import groupby
 
 from ...core.options import ScheduleOptions
-from ...ops.op import BODIES
+from ...ops.redistribute import all_gather
 from ..graph.node import Graph, Node, input_node
 from .schedule import COMM, COMPUTE, Schedule, Step
-
-# Made from nothing, and so made again wherever it is read.
-FREE = frozenset({"full", "iota"})
-# The silent changes that may stand between a weight and its gather.
-SILENT = ("cast", "reshape", "recast", "to_mesh")
 
 
 def build_schedule(graph: Graph, options: ScheduleOptions | None = None) -> Schedule:
@@ -55,10 +50,15 @@ def build_schedule(graph: Graph, options: ScheduleOptions | None = None) -> Sche
     )
 
 
+def is_free(n: Node) -> bool:
+    """Whether `n` is made of nothing, and so made again wherever it is read."""
+    return n.kind.memory == "made"
+
+
 def loops(n: Node) -> bool:
     """Whether `n` has collectives in its body."""
     bodies = (v for v in n.attrs.values() if isinstance(v, Graph))
-    return n.op in BODIES and any(True for body in bodies for _ in body.collectives())
+    return n.kind.bodies and any(True for body in bodies for _ in body.collectives())
 
 
 # -- the steps ------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
     made: dict[Node, int] = {}
     given = set(graph.outputs)
     for n in nodes:
-        if n.op in FREE and n not in given:
+        if is_free(n) and n not in given:
             continue
         if n.op == "item":
             made[n] = made[n.args[0]]
@@ -118,7 +118,7 @@ def _step(name: str, group: Sequence[Node], out: Sequence[Node], buffer: dict[No
                 inputs.append(new[a])
                 reads.append(buffer[a])
             else:
-                assert a.op in FREE, a.op
+                assert is_free(a), a.op
                 new[a] = a
                 nodes.append(a)
         new[n] = n.with_args(tuple([new[a] for a in n.args]))
@@ -175,7 +175,7 @@ def _early(nodes: Sequence[Node]) -> list[Node]:
 def _ahead(nodes: Sequence[Node], distance: int) -> list[Node]:
     """The gathers of weights, each `distance` blocks of work before its use. A block begins where
     a gathered weight is first used."""
-    gathers = {n for n in nodes if n.op == "all_gather" and _source(n).op == "input"}
+    gathers = {n for n in nodes if n.op == all_gather.name and _source(n).op == "input"}
     moved = gathers | {m for g in gathers for m in _chain(g)}
     work = [n for n in nodes if n not in moved]
     use: dict[Node, int] = {}
@@ -213,11 +213,18 @@ def _ahead(nodes: Sequence[Node], distance: int) -> list[Node]:
 def _chain(g: Node) -> list[Node]:
     """The silent nodes between a gather and what it gathers, nearest first."""
     found = []
-    n = g.args[0] if g.op == "all_gather" else g
-    while n.op in SILENT:
+    n = g.args[0] if g.op == all_gather.name else g
+    while _is_silent(n):
         found.append(n)
         n = n.args[0]
     return [n for n in found if n is not g]
+
+
+def _is_silent(n: Node) -> bool:
+    """Whether `n` only shows its one argument in another form: as a view, or in another dtype."""
+    kind = n.kind
+    casts = kind.memory == "moves" and kind.elements == "computed"
+    return len(n.args) == 1 and n.op != "item" and (kind.memory == "view" or casts)
 
 
 def _source(g: Node) -> Node:
@@ -241,7 +248,7 @@ def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
         if any(a in held for a in n.args):
             flush()
             size = 0
-        if n.op not in ("all_reduce", "reduce_scatter"):
+        if not n.is_collective or n.kind.promise != "sums":
             out.append(n)
             continue
         here = n.args[0].type.local_bytes

@@ -18,13 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...core.layout import TensorType
-from ...ops.elementwise import POINTWISE
-from ...ops.redistribute import FORM, NAMES
+from ...ops.redistribute import NAMES
 from ..graph.node import Graph, Node
 from .schedule import COMM, SEND, Schedule
-
-# What may give its argument back as it is.
-SAME = FORM | NAMES | {"broadcast_to", "graft", "keep", "recast", "stop_gradient"}
 
 
 def reused(s: Schedule) -> tuple[Mapping[int, int], ...]:
@@ -87,7 +83,8 @@ def _sources(out: Node) -> Mapping[Node, int]:
     """What `out` is made of element by element, with the number of ops between."""
     found = {out: 0}
     for n in (todo := [out]):
-        if n.op in POINTWISE or n.op in SAME:
+        in_place = n.kind.elements in ("computed", "same") or n.kind.memory == "view"
+        if in_place or n.op in NAMES:
             for a in n.args:
                 if a not in found and a.type.shape == out.type.shape:
                     found[a] = found[n] + 1
@@ -108,8 +105,9 @@ def _shared(s: Schedule) -> Sequence[int]:
     for step in s.steps:
         place = {n: k for k, n in enumerate(step.graph.inputs)}
         for b, n in zip(step.writes, step.graph.outputs, strict=True):
-            while n.op in SAME and n.args:
-                n = n.args[0]
+            while n.kind.hands_on and n.args:
+                several = n.op == "item" and n.args[0].kind.memory == "view"
+                n = n.args[0].args[n.attrs["index"]] if several else n.args[0]
             if n in place:
                 one, other = sorted((of(step.reads[place[n]]), of(b)))
                 root[other] = one

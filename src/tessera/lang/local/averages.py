@@ -14,12 +14,11 @@ from ...core.errors import lines_up
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
 from ...ops.op import OPS, infer
-from ..pipelines.means import MOVES, SUMS
 from ..strategy import StrategyWarning
 from .view import View
 
-# What keeps a mean, also where only one argument is added up; `where` guards a loss against NaN.
-PASSED = MOVES | {"add", "sub", "where"}
+# What keeps a mean, also where only one argument is added up; a choice guards a loss against NaN.
+PASSED = ("each", "joint")
 
 
 def check_mean(end: Node, axes: Sequence[str], view: View) -> None:
@@ -50,7 +49,7 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
         if not rows and summed.isdisjoint(n.args):
             continue
         summed.add(n)
-        if n.op in PASSED or (n.op in SUMS and rows):
+        if n.kind.degree in PASSED or (n.kind.sums and rows):
             continue
         if rows or not _passes(n, summed, axes):
             return n

@@ -11,7 +11,7 @@ from ...core.errors import LayoutError, MeshError, ShapeError, fail, lines_up
 from ...core.layout import TensorType
 from ...core.reshard import gathered
 from ...ir.graph.node import Node
-from ...ops.local import as_local, joined
+from ...ops.local import as_local, axis_index, joined
 from ..collectives import split_over
 from ..create import ShardSpec
 from ..record import Recorder
@@ -42,7 +42,7 @@ class Borders:
         from outside, and nothing in it, `made` there, asks for the rank."""
         every = {a for n in blocks for a in n.type.per}
         for n in made:
-            every.update(n.types[0].per if n.op == "axis_index" else ())
+            every.update(n.types[0].per if n.op == axis_index.name else ())
             every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
         for p in self.tensor_parallel:
             if p.axis not in every and self.view.mesh.sizes[p.axis] > 1:

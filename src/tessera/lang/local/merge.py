@@ -18,6 +18,7 @@ from ...core.layout import TensorType
 from ...ir.graph.build import Builder
 from ...ir.graph.node import Graph, Node
 from ...ir.graph.text import to_text
+from ...ops.local import recast
 from ...ops.op import OPS
 from .. import functions
 from ..record import Recorder, recording
@@ -388,7 +389,7 @@ def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, t
         args = tuple(new[a] for a in p.args)
         if top:
             made = replace(n, args=args)
-        elif n.op == "recast":
+        elif n.op == recast.name:
             if args[0].type is not n.type.with_per(()):
                 raise fail(
                     UsageError,

@@ -14,17 +14,9 @@ from dataclasses import dataclass
 from ...core.errors import GraphError, fail
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.stages import depends
-from ...ops.op import BODIES
-from ...ops.redistribute import NAMES
+from ...ops.elementwise import full, where
 from .microbatch import PipeState
 
-# What passes on what was added up, element by element or summed.
-MOVES = {
-    "neg", "cast", "reshape", "transpose", "permute", "broadcast_to", "slice", "concat", "pad",
-    "flip", "recast", "to_mesh", "item", "unstack", "sum", "keep", "stop_gradient", *NAMES,
-}  # fmt: skip
-PRODUCTS = {"mul", "contract"}
-SUMS = {"sum", "contract"}
 Degree = float | None  # None: it cannot be told
 
 
@@ -52,7 +44,7 @@ def check(once: PipeState, twice: PipeState) -> None:
     for n in dict.fromkeys([*once.losses, *(o for o in outs if not o.type.rank)]):
         value = values[n]
         # The auxiliary loss of experts is a product of two means; it has been told of.
-        known = value.by is not None and value.by.op in PRODUCTS and "experts" in told
+        known = value.by is not None and value.by.kind.degree == "product" and "experts" in told
         if n.type.dtype.is_float and value.kind == "odd" and not known:
             raise _odd(once.pipe.name, n, value)
         if n.type.dtype.is_float and value.kind == "added" and value.degree:
@@ -77,38 +69,48 @@ def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value]) -> Valu
     odd = next((v for v in args if v.kind == "odd"), None)
     if odd is not None:
         return odd
-    if n.op in BODIES or (n.op == "item" and n.args[0].op in BODIES):
+    if n.kind.bodies or (n.op == "item" and n.args[0].kind.bodies):
         return Value("added", None)
     if "rows" in kinds:
-        if n.op not in SUMS:
+        if not n.kind.sums:
             return Value("odd", None, n)
         degree = _degree(n, m, args)
         return Value("added", None if degree is None else degree + 1)
     added = [i for i, v in enumerate(args) if v.kind == "added"]
     degree = _degree(n, m, args)
-    linear = n.op in MOVES or (n.op == "div" and added == [0])
-    linear = linear or (n.op in PRODUCTS and len(added) == 1)
-    if n.op in ("add", "sub") or (n.op == "where" and 0 not in added):
-        linear = len({v.degree for v in args if v.degree is not None}) <= 1
+    match n.kind.degree:
+        case "each":
+            linear = True
+        case "product":
+            linear = len(added) == 1
+        case "quotient":
+            linear = added == [0]
+        case "joint":
+            chooses = n.op == where.name and 0 in added  # by what was added up
+            linear = not chooses and len({v.degree for v in args if v.degree is not None}) <= 1
+        case _:
+            linear = False
     return Value("added", degree) if linear else Value("odd", None, n)
 
 
 def _degree(n: Node, m: Node, args: list[Value]) -> Degree:
     """By what power of two the elements of `n` change where the batch is doubled."""
-    if n.op == "full":
+    if n.op == full.name:
         a, b = n.attrs["value"], m.attrs["value"]
         return math.log2(b / a) if a and b and a * b > 0 and math.isfinite(a * b) else 0.0
     given = [v.degree for v in args]
     if None in given:
         return None
     known = [d for d in given if d is not None]
-    if n.op in PRODUCTS:
-        return sum(known)
-    if n.op == "div":
-        return known[0] - known[1]
-    if n.op in MOVES or n.op in ("add", "sub", "where"):
-        return max(known, default=0.0) if len(set(known)) < 2 else None
-    return None if any(known) else 0.0
+    match n.kind.degree:
+        case "product":
+            return sum(known)
+        case "quotient":
+            return known[0] - known[1]
+        case "each" | "joint":
+            return max(known, default=0.0) if len(set(known)) < 2 else None
+        case _:
+            return None if any(known) else 0.0
 
 
 def inseparable(name: str, o: Node) -> GraphError:

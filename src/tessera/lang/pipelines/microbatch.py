@@ -14,6 +14,7 @@ from ...core.mesh import Mesh
 from ...core.reshard import completed, gathered
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
+from ...ops.elementwise import add
 from ...ops.redistribute import NAMES
 from ..functions import relayout
 from ..record import Recorder
@@ -178,7 +179,7 @@ class PipeState:
         def sum_of(n: Node) -> Node:
             if n not in micro:  # the same for each microbatch
                 return n
-            if n.op == "add" and n not in b.origins:  # of a weight that several stages use
+            if n.op == add.name and n not in b.origins:  # of a weight that several stages use
                 return b("add", *map(sum_of, n.args))
             if n.op in NAMES and n not in b.origins:  # one of those, on its way to the others
                 return b.redistribute(sum_of(n.args[0]), n.type, n.note)

@@ -14,7 +14,7 @@ from ....core.errors import GraphError, fail
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
-from ..build import FREE
+from ..build import is_free
 
 REGIONS = ("F", "I", "W")
 
@@ -34,7 +34,7 @@ def free_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
     """What depends on no input: made again wherever it is read, like masks and tables of angles."""
     found: set[Node] = set()
     for n in nodes:
-        if n.op in FREE or (n.args and all(a in found for a in n.args)):
+        if is_free(n) or (n.args and all(a in found for a in n.args)):
             found.add(n)
     return frozenset(found)
 

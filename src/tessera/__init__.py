@@ -267,7 +267,7 @@ set_engine(_load_engine)
 
 
 def _wire() -> None:
-    from .core.context import set_device_provider
+    from .core.devices import set_device_provider
 
     set_device_provider(_count_devices)
 

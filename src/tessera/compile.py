@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from .core.context import set_device_provider, settings
+from .core.devices import set_device_provider
 from .core.errors import BackendError, DonatedError, TesseraError, fail
 from .core.layout import TensorType
 from .core.mesh import Mesh
+from .core.options import ProgramOptions
 from .ir.graph.comm_trace import trace_lines
 from .ir.graph.node import Graph
 from .ir.graph.verify import verify
@@ -28,7 +29,7 @@ from .ir.schedule.schedule import Schedule
 from .ir.schedule.verify import verify_schedule
 from .lang.determinism import need_kept
 from .lang.engine import Program
-from .passes.algorithms import algorithms, choices
+from .passes.algorithms import algorithms
 from .passes.simplify import simplify
 from .runtime import arrays, containers, devices, offload, programs
 from .runtime.agree import guarded
@@ -45,10 +46,10 @@ class Executable:
         self.types = tuple(n.type.on(mesh) for n in graph.outputs)
         self.wants = tuple(n.type.on(mesh) for n in graph.inputs)
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        options, order = promised()
+        options, order = promised(schedule.options)
         self.run: Callable[..., Any]
         self.given_up: Sequence[int] = ()
-        if settings().executor == "stepped":
+        if schedule.options.executor == "stepped":
             self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         else:
             # The engine warns of what no result can take over.
@@ -116,12 +117,12 @@ class Stages(Executable):
         self.wants = tuple(schedule.buffers[b] for b in schedule.inputs)
         mesh = schedule.mesh
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        options, order = promised()
+        options, order = promised(schedule.options)
         self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         self.given_up = ()  # which the stepped executor copies where it is given twice
 
 
-def promised() -> tuple[dict[str, Any] | None, str]:
+def promised(by: ProgramOptions) -> tuple[dict[str, Any] | None, str]:
     """(compiler options, order of sums over devices) that keep what is promised of the bits.
 
     "run_to_run": the same program on the same devices gives the same bits. "mesh_invariant": so
@@ -130,13 +131,12 @@ def promised() -> tuple[dict[str, Any] | None, str]:
     bf16 where the op that reads it happens to be its neighbour. Raises BackendError where the
     promise cannot be kept.
     """
-    now = settings()
-    if now.promise == "fast":
+    if by.promise == "fast":
         return None, ""
     options: dict[str, Any] = {}
     if jax.default_backend() == "gpu":
         options["xla_gpu_exclude_nondeterministic_ops"] = True
-    if now.promise == "run_to_run":
+    if by.promise == "run_to_run":
         return options or None, ""
     devices.start()
     devices.need_plain("mesh_invariant")
@@ -145,7 +145,7 @@ def promised() -> tuple[dict[str, Any] | None, str]:
     # whether both stand in one program depends on the executor.
     passes = "algsimp,reshape-mover,transpose-folding"
     options |= {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}
-    return options, now.order
+    return options, by.order
 
 
 def _is_number(a: Any) -> bool:
@@ -163,20 +163,19 @@ class Engine:
     def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
         graph = simplify(graph)
         verify(graph, "simplify")
-        if settings().promise == "mesh_invariant":
+        if graph.options.mesh_invariant:
             need_kept(graph)
-        if settings().comm_trace:
+        if graph.options.comm_trace:
             for line in trace_lines(graph):
                 print(line)
-        chosen = choices()
-        schedule = algorithms(build_schedule(graph, chosen), chosen)
+        schedule = algorithms(build_schedule(graph))
         verify_schedule(schedule)
         return Executable(graph, schedule, donate)
 
     def step_by_step(self, schedule: Schedule) -> Executable:
-        schedule = algorithms(schedule, choices())
+        schedule = algorithms(schedule)
         verify_schedule(schedule)
-        if settings().promise == "mesh_invariant":
+        if schedule.options.mesh_invariant:
             for step in schedule.steps:
                 need_kept(step.graph)
         return Stages(schedule)

@@ -7,8 +7,8 @@
 ...     return x * 2
 >>> double(ts.tensor([1.0, 2.0])).numpy().tolist()
 [2.0, 4.0]
->>> double.compiled.schedule.options
-'overlap=True bucket_bytes=1048576'
+>>> print(double.compiled.schedule.options)
+overlap=True bucket_bytes=1048576
 """
 
 import sys

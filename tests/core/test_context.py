@@ -7,14 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tessera.core import context, switches
+from tessera.core import context, devices, switches
 from tessera.core.context import Settings, enter, leave, replaced, settings
 from tessera.core.errors import UsageError
 from tessera.core.mesh import Mesh
+from tessera.core.options import PLAIN, ProgramOptions
 
 
 def test_the_defaults() -> None:
-    assert settings() == Settings(mesh=None, autocast=None, strict=False, comm_trace=False)
+    assert settings() == Settings(
+        mesh=None, autocast=None, strict=False, no_grad=False, program=PLAIN
+    )
 
 
 def test_changes_nest_and_come_back() -> None:
@@ -56,6 +59,16 @@ def test_settings_are_a_value() -> None:
     assert one != Settings(mesh=Mesh.parse("dp=4"), autocast="bf16")
 
 
+def test_what_programs_are_recorded_under_changes_field_by_field() -> None:
+    before = settings().program
+    with replaced(promise="mesh_invariant", strict=True), replaced(executor="stepped"):
+        assert settings().strict
+        assert settings().program == ProgramOptions("mesh_invariant", executor="stepped")
+        with replaced(program=before, order="ring"):
+            assert settings().program == ProgramOptions(order="ring")
+    assert settings().program is before
+
+
 def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="colour"), replaced(colour="red"):  # type: ignore[call-arg]
         pass
@@ -82,11 +95,11 @@ def fresh_root() -> Iterator[None]:
 @pytest.mark.usefixtures("fresh_root")
 def test_the_switch_is_read_once_at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(switches.COMM_TRACE, "1")
-    assert settings().comm_trace
+    assert settings().program.comm_trace
     monkeypatch.setenv(switches.COMM_TRACE, "0")
-    assert settings().comm_trace
+    assert settings().program.comm_trace
     with replaced(comm_trace=False):
-        assert not settings().comm_trace
+        assert not settings().program.comm_trace
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_a_word_that_is_neither() -> None:
 
 
 def test_the_last_registered_provider_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "_providers", [])
-    context.set_device_provider(lambda: 2)
-    context.set_device_provider(lambda: 8)
-    assert context.device_count() == 8
+    monkeypatch.setattr(devices, "_providers", [])
+    devices.set_device_provider(lambda: 2)
+    devices.set_device_provider(lambda: 8)
+    assert devices.device_count() == 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from rich.console import Console
 
 import tessera as ts
 from tessera import dist
+from tessera.core import limits as limits_of
 from tessera.core import switches
-from tessera.core.context import replaced, settings
+from tessera.core.context import settings
+from tessera.core.limits import Limits, limits
 from tessera.core.words import nth, ranks_text
 from tessera.observe.flight import load_dump, render_dump
 
@@ -93,14 +96,23 @@ def test_what_is_no_dump(tmp_path: Path, text: str) -> None:
         load_dump(tmp_path / "missing.json")
 
 
-def test_settings() -> None:
-    assert (settings().collective_limit_s, settings().flight_records) == (300, 256)
+@pytest.fixture
+def limits_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_of, "_set", [])
+
+
+@pytest.mark.usefixtures("limits_as_before")
+def test_limits() -> None:
+    assert limits() == Limits(300, 256)
     before = settings()
-    with replaced():
-        dist.set_collective_limit(2.5, records=7)
-        assert (settings().collective_limit_s, settings().flight_records) == (2.5, 7)
-        assert settings() == before and hash(settings()) == hash(before)  # programs stay
-    assert settings().collective_limit_s == 300
+    dist.set_collective_limit(2.5, records=7)
+    assert limits() == Limits(2.5, 7)
+    assert settings() is before  # programs stay
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(limits()))
+    thread.start()
+    thread.join()
+    assert seen == [Limits(2.5, 7)]  # of the process, so of all threads
     for wrong in (0, -1, float("inf"), float("nan"), "5"):
         with pytest.raises(ts.UsageError, match="set_collective_limit"):
             dist.set_collective_limit(wrong)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core import context
+from tessera.core import devices
 from tessera.core.errors import BackendError, MeshError
 from tessera.core.mesh import Mesh, auto, current
 from tessera.core.mesh_input import balanced
@@ -242,7 +242,7 @@ def test_the_open_mesh_is_the_innermost_and_may_be_entered_again() -> None:
 
 
 def test_auto_takes_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "_providers", [lambda: 8])
+    monkeypatch.setattr(devices, "_providers", [lambda: 8])
     assert auto() == Mesh(["dp"], 8)
     assert auto(("dp", "tp")).shape == (4, 2)
     assert auto(("dp", "tp"), shape={"dp": 1, "tp": 8}).shape == (1, 8)
@@ -542,7 +542,7 @@ def test_bad_input_is_refused_with_the_whole_message(call: Callable[[], object],
 
 
 def test_counting_devices_needs_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "_providers", [])
+    monkeypatch.setattr(devices, "_providers", [])
     with pytest.raises(BackendError) as caught:
         auto()
     assert re.sub(r"(test_mesh\.py):\d+", r"\1", str(caught.value)) == (

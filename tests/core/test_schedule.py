@@ -13,7 +13,7 @@ import tessera as ts
 from tessera import dist, graph, schedule
 from tessera.core.context import settings
 from tessera.core.layout import TensorType, parse_type
-from tessera.core.options import ScheduleOptions
+from tessera.core.options import ProgramOptions, ScheduleOptions
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import cut, join, run_blocks
 from tessera.ir.schedule.build import build_schedule
@@ -21,6 +21,7 @@ from tessera.ir.schedule.schedule import COMM, COMPUTE, Schedule
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 from tessera.passes.simplify import simplify
+from tests.core.scheduled import scheduled
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 RNG = np.random.default_rng(4)
@@ -91,7 +92,7 @@ def run(s: Schedule, blocks: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_schedule_computes_its_graph_and_reads_back(name: str, o: ScheduleOptions) -> None:
     g = GRAPHS[name]
-    s = build_schedule(g, o)
+    s = scheduled(g, o)
     verify_schedule(s)
     again = parse(s.text)
     assert again.text == s.text and again.hash == s.hash
@@ -119,7 +120,7 @@ def place(s: Schedule, loc: str, op: str) -> int:
 
 def test_overlap_moves_sums_to_where_they_are_ready() -> None:
     late = build_schedule(GRAPHS["step"])
-    early = build_schedule(GRAPHS["step"], ScheduleOptions(overlap=True))
+    early = scheduled(GRAPHS["step"], ScheduleOptions(overlap=True))
     tail = [st.kind for st in late.steps[-6:]]
     assert tail.count("reduce_scatter") >= 5  # all at the end, where the user asked for gradients
     kinds = [st.kind for st in early.steps]
@@ -133,7 +134,7 @@ def test_overlap_moves_sums_to_where_they_are_ready() -> None:
 
 
 def test_without_overlap_each_step_waits_for_the_one_before() -> None:
-    s = build_schedule(GRAPHS["step"], ScheduleOptions(overlap=False))
+    s = scheduled(GRAPHS["step"], ScheduleOptions(overlap=False))
     assert all(i - 1 in s.waits[i] for i in range(1, len(s.steps)))
 
 
@@ -141,7 +142,7 @@ def test_buckets_hold_what_fits() -> None:
     alone = build_schedule(GRAPHS["step"])
     most = max(c.args[0].type.local_bytes for st in alone.steps for c in st.collectives)
     for room in (2 * most, 1 << 20):
-        s = build_schedule(GRAPHS["step"], ScheduleOptions(bucket_bytes=room))
+        s = scheduled(GRAPHS["step"], ScheduleOptions(bucket_bytes=room))
         sizes = [[c.args[0].type.local_bytes for c in st.collectives] for st in s.steps]
         assert any(len(x) > 1 for x in sizes)
         assert all(sum(x) <= room for x in sizes if len(x) > 1)
@@ -152,7 +153,7 @@ def test_buckets_hold_what_fits() -> None:
 def test_gathers_come_as_far_ahead_as_asked() -> None:
     held = []
     for distance in (0, 1, LAYERS * 2):
-        s = build_schedule(GRAPHS["zero 3"], ScheduleOptions(prefetch=distance))
+        s = scheduled(GRAPHS["zero 3"], ScheduleOptions(prefetch=distance))
         kinds = [st.kind for st in s.steps]
         run_of = 0
         while kinds[run_of] == "all_gather":
@@ -163,7 +164,7 @@ def test_gathers_come_as_far_ahead_as_asked() -> None:
 
 
 def test_scopes_cut_compute_steps() -> None:
-    s = build_schedule(GRAPHS["step"], ScheduleOptions(cut=1))
+    s = scheduled(GRAPHS["step"], ScheduleOptions(cut=1))
     heads = [
         {n.scope.split("/")[0] for n in st.nodes if n.args}
         for st in s.steps
@@ -207,7 +208,7 @@ schedule <lambda>  v1  mesh dp=2 tp=2  options overlap=False
 def test_the_text_whole() -> None:
     fn = lambda x: ts.exp(x.sum(0))  # noqa: E731  # one line
     g = simplify(graph.trace(fn, types()[1]))
-    text = build_schedule(g, ScheduleOptions(overlap=False)).text
+    text = scheduled(g, ScheduleOptions(overlap=False)).text
     line = str(fn.__code__.co_firstlineno)
     squeezed = [" ".join(row.split()) for row in text.replace(f":{line}", ":LINE").split("\n")]
     assert squeezed == [" ".join(row.split()) for row in TEXT.split("\n")]
@@ -232,6 +233,9 @@ def test_bad_text_is_named_with_its_line(old: str, new: str, why: str) -> None:
     assert why in str(caught.value)
 
 
+OTHER = ProgramOptions("run_to_run")
+
+
 def broken() -> list[tuple[str, Schedule, str]]:
     """One schedule per rule that only this rule rejects."""
     s = parse(TEXT.replace("LINE", "1"))
@@ -251,6 +255,7 @@ def broken() -> list[tuple[str, Schedule, str]]:
         ("no buffer", change(steps=(a, b, replace(c, reads=(9,)))), "b9 does not exist"),
         ("after", change(steps=(a, replace(b, after=(2,)), c)), "which is not before it"),
         ("stream", change(steps=(a, replace(b, stream=COMPUTE), c)), "a compute step holds"),
+        ("options", change(options=OTHER), "recorded under other options: overlap=False"),
         ("comm", change(steps=(replace(a, stream=COMM), b, c)), "what is no collective"),
     ]  # fmt: skip
 
@@ -271,7 +276,7 @@ def test_statements_hold_from_here_on() -> None:
         schedule.pipeline_microbatches(8)
         schedule.bucket_bytes(4096)
         schedule.prefetch(2)
-        assert settings().schedule == ScheduleOptions(
+        assert settings().program.schedule == ScheduleOptions(
             overlap=True, microbatches=8, bucket_bytes=4096, prefetch=2
         )
         schedule.reset()

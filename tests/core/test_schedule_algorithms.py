@@ -22,6 +22,7 @@ from tessera.ir.schedule.verify import verify_schedule
 from tessera.lang.scheduling import options
 from tessera.passes.algorithms import algorithms
 from tessera.passes.simplify import simplify
+from tests.core.scheduled import scheduled
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 X = parse_type("f32[8@dp, 64]", MESH)
@@ -40,7 +41,7 @@ GRAPH = simplify(graph.trace(body, X, W))
 
 def made(**how: Any) -> Schedule:
     o = options(**how)
-    s = algorithms(build_schedule(GRAPH, o), o)
+    s = algorithms(scheduled(GRAPH, o))
     verify_schedule(s)
     return s
 
@@ -104,7 +105,7 @@ def test_cheapest_is_what_cost_chooses_for_each_size() -> None:
     for mb in (1 / 256, 1, 64):
         g = simplify(graph.trace(lambda x: ts.tanh(x), big(mb)))
         o = options(algorithm="cheapest", topology=hosts)
-        (row,) = collective_costs(algorithms(build_schedule(g, o), o), hosts)
+        (row,) = collective_costs(algorithms(scheduled(g, o)), hosts)
         best = choose("all_reduce", row.size_bytes, hosts)
         assert row.algorithm == best.algorithm.name and row.time_s == best.time_s
         assert row.rounds == best.cost.rounds
@@ -113,7 +114,7 @@ def test_cheapest_is_what_cost_chooses_for_each_size() -> None:
     one = ScheduleOptions(algorithm=(("", "cheapest"),), topology=cluster("virtual").of(2))
     pair = parse_type("f32[64] +dp", dist.Mesh.parse("dp=2"))
     g = simplify(graph.trace(lambda x: ts.tanh(x), pair))
-    (row,) = collective_costs(algorithms(build_schedule(g, one), one))
+    (row,) = collective_costs(algorithms(scheduled(g, one)))
     assert row.algorithm == "engine"  # nothing is cheaper between two
 
 
@@ -123,8 +124,8 @@ def test_a_bucket_is_chosen_for_what_goes_together() -> None:
     hosts = cluster("h100").of(2)
     apart = options(algorithm="cheapest", topology=hosts)
     bucket = replace(apart, bucket_bytes=1 << 30)
-    alone = collective_costs(algorithms(build_schedule(g, apart), apart))
-    (joined,) = collective_costs(algorithms(build_schedule(g, bucket), bucket))
+    alone = collective_costs(algorithms(scheduled(g, apart)))
+    (joined,) = collective_costs(algorithms(scheduled(g, bucket)))
     assert len(alone) == 64 and joined.count == 64
     assert joined.size_bytes == 64 * alone[0].size_bytes
     assert joined.algorithm == choose("all_reduce", joined.size_bytes, hosts).algorithm.name
@@ -138,11 +139,11 @@ def test_hierarchical_follows_the_axes_or_the_links() -> None:
         (cluster("h100").of(4, 2), "hierarchical(4:ring x 2:ring)"),
     ]:
         o = options(algorithm="hierarchical", topology=topology)
-        (row,) = collective_costs(algorithms(build_schedule(g, o), o))
+        (row,) = collective_costs(algorithms(scheduled(g, o)))
         assert row.algorithm == want
     one = options(algorithm="hierarchical")
     single = simplify(graph.trace(lambda x: ts.tanh(x), parse_type("f32[64] +tp", MESH)))
-    assert chosen(algorithms(build_schedule(single, one), one)) == [("all_reduce", "engine")]
+    assert chosen(algorithms(scheduled(single, one))) == [("all_reduce", "engine")]
 
 
 def test_statements_set_and_take_back() -> None:
@@ -209,7 +210,7 @@ def test_folded_meshes_and_promised_bits_leave_it_to_the_engine() -> None:
     mesh = MESH.fold(onto={"tp": 2})
     g = simplify(graph.trace(lambda x: ts.tanh(x), parse_type("f32[64] +tp", mesh)))
     o = options(algorithm="ring")
-    assert chosen(algorithms(build_schedule(g, o), o)) == [("all_reduce", "engine")]
+    assert chosen(algorithms(scheduled(g, o))) == [("all_reduce", "engine")]
 
 
 def schedule_of(name: str | dict[str, str]) -> Any:

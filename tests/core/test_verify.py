@@ -15,6 +15,7 @@ from tessera.core.dtypes import f32, int32
 from tessera.core.errors import GraphError
 from tessera.core.layout import parse_type, plain
 from tessera.core.mesh import Mesh
+from tessera.core.options import ProgramOptions
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.graph.verify import verify
@@ -168,6 +169,9 @@ MUTATIONS: dict[str, Callable[[], Graph]] = {
     "its type is i32[8, 2] where result 1 is i32[8@dp, 2]": lambda: changed(
         "item", types=(plain(int32, (8, 2), MESH),)),
     "its type is f32[5] where its rule gives f32[4]": lambda: in_body(effectless),
+    "its body was recorded under other options: executor=stepped": lambda: in_body(
+        lambda body: replace(body, options=ProgramOptions(executor="stepped"))
+    ),
 }  # fmt: skip
 
 

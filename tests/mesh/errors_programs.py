@@ -52,6 +52,42 @@ row("a tensor donated and used in one call", ts.DonatedError,
   fix : pass it once, or leave out donate= for it
 """)
 
+def a_promise_made_inside_a_compiled_function() -> Any:
+    @ts.jit
+    def step(x: Any) -> Any:
+        with dist.deterministic("ring"):
+            return x.sum()
+
+    return step(ts.ones((4,)))
+
+
+row("a promise made inside a compiled function", ts.UsageError,
+    a_promise_made_inside_a_compiled_function, """
+deterministic: the options of a recorded function are settled before it is recorded
+  recorded under : the defaults
+  asked for      : promise=mesh_invariant order=ring
+  at             : AT
+  fix            : write it around the call of the compiled function, or before it
+""")
+
+def a_choice_of_schedule_inside_a_compiled_function() -> Any:
+    @ts.jit
+    def step(x: Any) -> Any:
+        ts.schedule.bucket_bytes(1 << 20)
+        return x.sum()
+
+    return step(ts.ones((4,)))
+
+
+row("a choice of schedule inside a compiled function", ts.UsageError,
+    a_choice_of_schedule_inside_a_compiled_function, """
+schedule: the options of a recorded function are settled before it is recorded
+  recorded under : the defaults
+  asked for      : bucket_bytes=1048576
+  at             : AT
+  fix            : write it around the call of the compiled function, or before it
+""")
+
 def a_donated_argument_that_is_not_there() -> Any:
     return ts.jit(donate="weights")(lambda w: w)
 

@@ -14,8 +14,8 @@ import pytest
 import tessera as ts
 from tessera import dist, schedule
 from tessera.core.context import replaced
-from tessera.ir.schedule.build import build_schedule
 from tessera.runtime.lower import lower
+from tests.core.scheduled import scheduled
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
 
 RNG = np.random.default_rng(4)
@@ -90,7 +90,7 @@ def paths(text: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("o", OPTIONS[:5], ids=lambda o: o.text() or "as it comes")
 def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
     g = GRAPHS["step"]
-    s = build_schedule(g, o)
+    s = scheduled(g, o)
     shapes = [np.zeros(1)] * 0
     import jax
 
@@ -180,7 +180,7 @@ def test_the_decorator_compiles_under_its_choices() -> None:
 
     loss, _ = scheduled(w, x)
     np.testing.assert_allclose(loss.numpy(), ts.jit(step)(w, x)[0].numpy(), rtol=1e-6)
-    assert scheduled.compiled.schedule.options == (
+    assert str(scheduled.compiled.schedule.options) == (
         "overlap=True bucket_bytes=65536 backend=nccl epoch=soft tile=(64,) warps=4"
     )
     plain = ts.jit(step)

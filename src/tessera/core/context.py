@@ -15,16 +15,16 @@ A new thread starts from the defaults; an asyncio task inherits from the task th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from . import switches
-from .errors import BackendError, fail
-from .options import AS_IT_COMES, ScheduleOptions
+from .limits import limits
+from .options import PLAIN, ProgramOptions, ScheduleOptions
 
 if TYPE_CHECKING:
     from .mesh import Mesh
@@ -32,40 +32,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is in force: the current mesh, the autocast dtype's name, strictness, the comm trace,
-    how programs are scheduled, what runs them ("fused": one program, "stepped": step by step), what
-    is promised of the bits, in which order sums over devices are added up then, and whether what is
-    computed is a constant to gradients. How long a
-    collective may take and how many of them a rank remembers is no part of a program, so two
-    settings that differ in it are equal."""
+    """What is in force: the current mesh, the autocast dtype's name, strictness, whether what is
+    computed is a constant to gradients, and the options of the programs that are recorded here."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
     strict: bool = False
-    comm_trace: bool = False
-    schedule: ScheduleOptions = AS_IT_COMES
-    executor: str = "fused"
-    promise: str = "fast"
-    order: str = "binary"
     no_grad: bool = False
-    collective_limit_s: float = field(default=300.0, compare=False)
-    flight_records: int = field(default=256, compare=False)
+    program: ProgramOptions = PLAIN
 
 
 class Changes(TypedDict, total=False):
-    """What `replaced` and `enter` take: any of the fields of `Settings`."""
+    """What `replaced` and `enter` take: fields of `Settings` and of its `program`."""
 
     mesh: Mesh | None
     autocast: str | None
     strict: bool
+    no_grad: bool
+    program: ProgramOptions
     comm_trace: bool
     schedule: ScheduleOptions
     executor: str
     promise: str
     order: str
-    no_grad: bool
-    collective_limit_s: float
-    flight_records: int
+
+
+_PROGRAM = {f.name for f in fields(ProgramOptions)}
+
+
+def _changed(now: Settings, changes: Changes) -> Settings:
+    own: dict[str, Any] = {k: v for k, v in changes.items() if k not in _PROGRAM}
+    program: dict[str, Any] = {k: v for k, v in changes.items() if k in _PROGRAM}
+    if program:
+        own["program"] = replace(own.get("program", now.program), **program)
+    return replace(now, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,10 @@ _scope: ContextVar[_Scope | None] = ContextVar("tessera_settings", default=None)
 def _root() -> _Scope:
     # At first use rather than at import: a program may still set its switches after `import`.
     switches.warn_of_unknown()
+    limits()
     promise = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
-    return _Scope(
-        Settings(
-            comm_trace=switches.is_on(switches.COMM_TRACE),
-            promise=promise,
-            collective_limit_s=switches.number(switches.COLLECTIVE_LIMIT, 300),
-            flight_records=switches.number(switches.FLIGHT_RECORDS, 256),
-        )
-    )
+    traced = switches.is_on(switches.COMM_TRACE)
+    return _Scope(Settings(program=ProgramOptions(promise, comm_trace=traced)))
 
 
 def settings() -> Settings:
@@ -106,7 +101,7 @@ def enter(**changes: Unpack[Changes]) -> Settings:
     (`with mesh:` inside `with mesh:`). Everything else uses `replaced`.
     """
     outer = _scope.get() or _root()
-    inner = _Scope(replace(outer.settings, **changes), outer)
+    inner = _Scope(_changed(outer.settings, changes), outer)
     _scope.set(inner)
     return inner.settings
 
@@ -114,7 +109,7 @@ def enter(**changes: Unpack[Changes]) -> Settings:
 def put(**changes: Unpack[Changes]) -> None:
     """Changes the innermost scope itself: for statements that hold from here on."""
     inner = _scope.get() or _root()
-    _scope.set(_Scope(replace(inner.settings, **changes), inner.outer))
+    _scope.set(_Scope(_changed(inner.settings, changes), inner.outer))
 
 
 def leave() -> None:
@@ -132,22 +127,3 @@ def replaced(**changes: Unpack[Changes]) -> Iterator[Settings]:
         yield enter(**changes)
     finally:
         _scope.set(token)
-
-
-_providers: list[Callable[[], int]] = []
-
-
-def set_device_provider(provider: Callable[[], int]) -> None:
-    """Says how devices are counted. The runtime does this, since only it may ask the engine."""
-    _providers[:] = [provider]
-
-
-def device_count() -> int:
-    """How many devices this program has. Raises `BackendError` where nothing can count them."""
-    if not _providers:
-        raise fail(
-            BackendError,
-            "device_count: no engine is loaded, so there are no devices to count",
-            fix="import tessera, or name the devices: Mesh(['dp'], devices=range(8))",
-        )
-    return _providers[0]()

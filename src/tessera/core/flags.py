@@ -43,7 +43,7 @@ def prepare_bits() -> None:
     """Sets the engine's flags for the promise in force; called when the engine is first needed."""
     if _plain:
         return
-    if not engine_runs() and settings().promise == "mesh_invariant":
+    if not engine_runs() and settings().program.mesh_invariant:
         _add(PLAIN, PLAIN)
     _plain.append(PLAIN in os.environ.get("XLA_FLAGS", ""))
 

@@ -26,7 +26,7 @@ from typing import Self
 
 import numpy as np
 
-from . import context
+from . import context, devices
 from .errors import MeshError, fail
 from .mesh_input import (
     Devices,
@@ -459,7 +459,7 @@ def current() -> Mesh:
 
 def auto(axes: Sequence[str] = ("dp",), shape: Shape = None) -> Mesh:
     """A mesh over all devices of this program: data parallel unless `axes` say otherwise."""
-    return Mesh(axes, devices=context.device_count(), shape=shape)
+    return Mesh(axes, devices=devices.device_count(), shape=shape)
 
 
 @lru_cache(maxsize=64)

@@ -1,19 +1,33 @@
-"""How shall a program be carried out? The choices of a schedule, as one value in the Settings.
+"""Under which options was a program recorded? One value, which the Graph and the Schedule carry.
 
->>> ScheduleOptions(overlap=True, bucket_bytes=1 << 20).text()
-'overlap=True bucket_bytes=1048576'
+>>> chosen = ProgramOptions("mesh_invariant", schedule=ScheduleOptions(overlap=True))
+>>> chosen.text()
+'promise=mesh_invariant overlap=True'
+>>> parse_options(chosen.text()) == chosen
+True
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
 
-from .topology import Topology
+from .errors import UsageError, fail
+from .topology import CLUSTERS, Level, Link, Topology
+
+PROMISES = ("fast", "run_to_run", "mesh_invariant")
+ORDERS = ("binary", "ring")
+EXECUTORS = ("fused", "stepped")
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """None leaves a choice to Tessera.
+    """How a program is carried out. None leaves a choice to Tessera.
 
     `overlap`: a collective starts as soon as its operand is there and the next compute step does
     not wait for it (True), or all work waits for each collective (False). `bucket_bytes`: sums go
@@ -40,17 +54,126 @@ class ScheduleOptions:
 
     def text(self) -> str:
         """The choices that were made: 'overlap=True bucket_bytes=1048576'."""
-        made = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return " ".join(f"{k}={_text(v)}" for k, v in made if v is not None)
-
-
-def _text(choice: object) -> object:
-    """As a schedule's first line has it, where a space ends a choice."""
-    if isinstance(choice, Topology):
-        return f"{choice.name}({choice.size})".replace(" ", "_")
-    if isinstance(choice, tuple) and choice and isinstance(choice[0], tuple):
-        return ",".join(f"{on}:{name}" if on else name for on, name in choice).replace(" ", "")
-    return choice
+        return _text(self, AS_IT_COMES)
 
 
 AS_IT_COMES = ScheduleOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """What decides how a recorded program is built, lowered and run, besides its nodes.
+
+    `promise` is what is promised of the bits ("fast", "run_to_run" or "mesh_invariant"), `order` in
+    which order sums over devices are added up then ("binary" or "ring"), `executor` what runs the
+    program ("fused": as one, "stepped": step by step), `schedule` how it is carried out. With
+    `comm_trace` its collectives are printed when it is compiled, which changes nothing of it and so
+    is no part of the text.
+    """
+
+    promise: str = "fast"
+    order: str = "binary"
+    executor: str = "fused"
+    schedule: ScheduleOptions = AS_IT_COMES
+    comm_trace: bool = field(default=False, metadata={"text": False})
+
+    @property
+    def mesh_invariant(self) -> bool:
+        """Whether the program's bits are the same on every fold of its mesh."""
+        return self.promise == "mesh_invariant"
+
+    def text(self) -> str:
+        """What is not as by default, without line breaks; "" where all is. `parse_options` reads
+        it."""
+        return _program_text(self)
+
+    def __str__(self) -> str:
+        return self.text() or "the defaults"
+
+
+PLAIN = ProgramOptions()
+
+
+# ---- the text ----------------------------------------------------------------------------------
+@lru_cache(maxsize=256)
+def _program_text(options: ProgramOptions) -> str:
+    return " ".join(filter(None, (_text(options, PLAIN), options.schedule.text())))
+
+
+def _text(options: Any, default: Any) -> str:
+    shown = (f.name for f in fields(options) if f.metadata.get("text", f.name != "schedule"))
+    made = ((k, getattr(options, k)) for k in shown if getattr(options, k) != getattr(default, k))
+    return " ".join(f"{k}={_value(v)}" for k, v in made)
+
+
+def _value(choice: object) -> object:
+    """As the text has it, where a space ends a choice, except inside of quotes."""
+    if isinstance(choice, Topology):
+        known = CLUSTERS.get(choice.name)
+        if known == choice:
+            return f"{choice.name}({choice.size})"
+        if known is not None and known.of(*choice.shape[: len(known.levels)]) == choice:
+            return f"{choice.name}({'x'.join(map(str, choice.shape))})"
+        levels = [
+            [v.size, v.link.name, v.link.latency_s, v.link.bytes_per_s, v.wiring, v.shared]
+            for v in choice.levels
+        ]
+        row = [choice.name, choice.add_bytes_per_s, *levels]
+        return json.dumps(row, separators=(",", ":")).replace("#", r"\u0023")
+    if isinstance(choice, tuple) and choice and isinstance(choice[0], tuple):
+        return ",".join(f"{on}:{name}" if on else name for on, name in choice).replace(" ", "")
+    return str(choice).replace(" ", "")
+
+
+def parse_options(text: str) -> ProgramOptions:
+    """The options that print as `text`. Raises UsageError for what none prints."""
+    try:
+        given = dict(_choices(text))
+        own = {k: given.pop(k) for k in _WORDS.keys() & given.keys()}
+        return ProgramOptions(**own, schedule=ScheduleOptions(**given))
+    except (TypeError, ValueError, SyntaxError, KeyError) as error:
+        raise fail(
+            UsageError,
+            f"options: cannot read {text!r}: {str(error).splitlines()[0]}",
+            fix="write them as a graph or a schedule prints them: overlap=True bucket_bytes=4096",
+        ) from None
+
+
+_WORDS = {"promise": PROMISES, "order": ORDERS, "executor": EXECUTORS}
+_KEY = re.compile(r"\s*(\w+)=")
+
+
+def _choices(text: str) -> Iterator[tuple[str, Any]]:
+    at = 0
+    while at < len(text):
+        m = _KEY.match(text, at)
+        if m is None:
+            raise ValueError(f"{text[at:]!r} is no choice")
+        key, at = m[1], m.end()
+        if text.startswith("[", at):
+            (name, adds, *rows), size = json.JSONDecoder().raw_decode(text[at:])
+            levels = tuple(Level(row[0], Link(*row[1:4]), *row[4:]) for row in rows)
+            yield key, Topology(name, levels, adds)
+        else:
+            size = len(text[at:].partition(" ")[0])
+            yield key, _read(key, text[at : at + size])
+        at += size
+
+
+def _read(key: str, word: str) -> object:
+    if key in _WORDS and word not in _WORDS[key]:
+        raise ValueError(f"{key} is one of {', '.join(_WORDS[key])}")
+    if key in (*_WORDS, "backend", "epoch"):
+        return word
+    if key == "topology":
+        name, _, sizes = word.rstrip(")").partition("(")
+        return CLUSTERS[name].of(*map(int, sizes.split("x"))) if "x" in sizes else CLUSTERS[name]
+    if key == "algorithm":
+        return tuple(map(_algorithm, word.split(",")))
+    return ast.literal_eval(word)
+
+
+def _algorithm(text: str) -> tuple[str, str]:
+    on = re.match(r"(\w+):", text)
+    name = text[on.end() :] if on else text
+    return on[1] if on else "", re.sub(r"x(?=\d+:)", " x ", name)

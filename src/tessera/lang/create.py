@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.context import Settings, settings
+from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import Factor, TensorType, parse_type, plain
 from ..core.mesh import Mesh
+from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph
 from . import functions, random
 from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
@@ -201,21 +202,23 @@ def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
     seed = Tensor(None, KEY_TYPE)
     seed._pending = lambda: engine().place(key, KEY_TYPE)
+    options = settings().program
     if callable(init) and not isinstance(init, Normal):  # who knows what it gives the next time
-        graph, captured = _init_graph(t, init)
+        graph, captured = _init_graph(t, init, options)
         return run_graph(graph, [seed, *captured])[0].data
-    return _init_program(engine(), settings(), t, init)([seed.data], (KEY_TYPE,))[0]
+    program = _init_program(engine(), options, t, init)
+    return program([seed.data], (KEY_TYPE,))[0]
 
 
 @lru_cache(maxsize=256)
-def _init_program(by: Engine, under: Settings, t: TensorType, init: Init) -> Program:
+def _init_program(by: Engine, options: ProgramOptions, t: TensorType, init: Init) -> Program:
     """What makes the tensors of one type: the key is an argument, so all of them share it."""
-    return by.compile(_init_graph(t, init)[0])
+    return by.compile(_init_graph(t, init, options)[0])
 
 
-def _init_graph(t: TensorType, init: Init) -> tuple[Graph, list[Tensor]]:
+def _init_graph(t: TensorType, init: Init, options: ProgramOptions) -> tuple[Graph, list[Tensor]]:
     """From the random key to the values, and which tensors `init` uses besides."""
-    recorder = Recorder("init")
+    recorder = Recorder("init", options=options)
     k = recorder.input(KEY_TYPE, "random_key")
     recorder.key = recorder.node(k)
     with recording(recorder), random.laid_out(t):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import TensorType
+from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
 from .engine import Program, engine
 from .outside import Place
@@ -31,6 +32,7 @@ class Recording:
     """What one recording gave: its nodes, its inputs' sources, and what stands for what."""
 
     name: str
+    options: ProgramOptions
     nodes: list[Node]
     sources: dict[Node, Source]
     place: dict[Node, int] = field(init=False)
@@ -108,7 +110,7 @@ class Branch:
         inputs = tuple(new.values())
         nodes = copied([rec.nodes[i] for i in sorted(self.computed)], new, self.replaced)
         outs = tuple(new[rec.nodes[i]] for i in (*self.targets, *self.exports))
-        return Graph(rec.name, (*inputs, *nodes), inputs, outs)
+        return Graph(rec.name, (*inputs, *nodes), inputs, outs, rec.options)
 
     def stand_in(self, program: Program) -> None:
         """Takes `program` for what was recorded."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..core.context import put, replaced
+from ..core.context import Changes, put, replaced
 from ..core.errors import UsageError, fail
+from ..core.options import PROMISES
 from ..ir.graph.node import Graph, Node
 from ..ops.user import parse_groups, user
 from .checks import flag, shown
+from .record import need_before_recording
 
-PROMISES = ("fast", "run_to_run", "mesh_invariant")
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 
 
@@ -27,7 +28,9 @@ def deterministic(
     other. Raises UsageError.
     """
     _checked(reduce_tree, promise)
-    with replaced(promise=promise, order=ORDERS[reduce_tree]):
+    chosen: Changes = {"promise": promise, "order": ORDERS[reduce_tree]}
+    need_before_recording("deterministic", **chosen)
+    with replaced(**chosen):
         yield
 
 
@@ -37,7 +40,9 @@ def set_deterministic(
     """The same from here on; `on=False` takes it back."""
     flag("set_deterministic", "the choice", on)
     _checked(reduce_tree, promise)
-    put(promise=promise if on else "fast", order=ORDERS[reduce_tree])
+    chosen: Changes = {"promise": promise if on else "fast", "order": ORDERS[reduce_tree]}
+    need_before_recording("set_deterministic", **chosen)
+    put(**chosen)
 
 
 def _checked(reduce_tree: object, promise: object) -> None:

@@ -209,7 +209,7 @@ def _from_tape(
     order = history(loss, wanted)
     stopped = _need_whole(loss, order, leaves, spec)
     missing = wanted - {id(t) for t in order}
-    b = Builder("grad")
+    b = Builder("grad", settings().program, settings().strict)
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
     env: dict[int, Node] = {}
     values: list[Tensor] = []

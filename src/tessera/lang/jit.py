@@ -29,7 +29,7 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
-from ..passes.algorithms import algorithms, choices
+from ..passes.algorithms import algorithms
 from ..passes.simplify import simplify
 from . import padding, random
 from .around import around
@@ -85,7 +85,6 @@ class Jit(Generic[P, R]):
         self._recordings = 0
         self._owners: set[type] = set()  # classes that it is a method of
         self._around: list[Any] = []  # modules and parameters from outside (lang/around.py)
-        self._chosen = settings().schedule
 
     def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
         params = list(self._signature.parameters)
@@ -105,10 +104,13 @@ class Jit(Generic[P, R]):
     @property
     def graph(self) -> Graph:
         """The Graph of the last recording. Raises UsageError before the first call."""
+        builder, results = self._latest()
+        return simplify(builder.graph(results))
+
+    def _latest(self) -> tuple[Builder, list[Node]]:
         if self._last is None:
             raise fail(UsageError, f"jit: {self.name} has not been called yet", fix="call it once")
-        builder, results = self._last
-        return simplify(builder.graph(results))
+        return self._last
 
     @property
     def builder(self) -> Builder | None:
@@ -123,15 +125,16 @@ class Jit(Generic[P, R]):
 
     @property
     def choices(self) -> ScheduleOptions:
-        """The choices of schedule that the last recording was made under."""
-        return self._chosen
+        """The choices of schedule that the last recording was made under. Raises UsageError before
+        the first call."""
+        return self._latest()[0].options.schedule
 
     @property
     def schedule(self) -> Schedule:
         """The Schedule of the last recording: its steps, in order, with what each waits for."""
         if self._piped is not None:
             return self._piped
-        return algorithms(build_schedule(self.graph, self._chosen), self._chosen)
+        return algorithms(build_schedule(self.graph))
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if obj is None:
@@ -378,12 +381,12 @@ class Jit(Generic[P, R]):
             sources[node] = place.get(id(t), places.get(id(t), t))
         if recorder.key is not None:
             sources[recorder.key] = None
-        rec = Recording(self.name, list(recorder.builder.nodes), sources)
+        rec = Recording(self.name, recorder.options, list(recorder.builder.nodes), sources)
         for i in slots:
             out_leaves[i] = None
         for i in written_slots:
             writes[i] = writes[i][0], None
-        self._last, self._chosen = (recorder.builder, results), choices()
+        self._last = recorder.builder, results
         written = Written(
             out_spec, out_leaves, slots, writes, written_slots, removed, found.writes,
             recorder.taps, [place[id(o.box)] for o in opened], same,
@@ -437,7 +440,7 @@ class Jit(Generic[P, R]):
         root.recording, root.imports = rec, [rec.place[n] for n in given]
         root.sources = {rec.place[n]: rec.sources[n] for n in given}
         root.targets = [rec.place.get(n, 0) for n in results]
-        self._piped = algorithms(schedule, self._chosen)
+        self._piped = algorithms(schedule)
         root.stand_in(engine().step_by_step(schedule))
 
     def _finished(self, recorder: Recorder, n: Node) -> Node:
@@ -510,7 +513,7 @@ def _value_now(
     if r.key is not None:
         known[r.key] = None
     branch = Branch()
-    rec = Recording(r.builder.name, list(r.builder.nodes), known)
+    rec = Recording(r.builder.name, r.options, list(r.builder.nodes), known)
     branch.define(rec, r.builder.replaced, [node], [])
     values = []
     for i in branch.imports:

@@ -16,10 +16,11 @@ from weakref import ref
 
 import numpy as np
 
-from ..core.context import Settings, settings
+from ..core.context import settings
 from ..core.dtypes import uint32
 from ..core.errors import UsageError, caller, fail
 from ..core.layout import TensorType, plain
+from ..core.options import ProgramOptions
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.elementwise import stop_gradient
@@ -67,8 +68,16 @@ class Recorder:
 
     compiles = False  # what is recorded will run: set by `ts.jit`
 
-    def __init__(self, name: str, parent: Recorder | None = None, reader: Reader | None = None):
-        self.builder = Builder(name)
+    def __init__(
+        self,
+        name: str,
+        parent: Recorder | None = None,
+        reader: Reader | None = None,
+        options: ProgramOptions | None = None,
+    ):
+        if options is None:
+            options = settings().program if parent is None else parent.options
+        self._builder = Builder(name, options)
         self.parent = parent
         self.reader = reader
         self.captured: list[tuple[Tensor, Node]] = []
@@ -89,6 +98,18 @@ class Recorder:
         if parent is not None:
             self.builder.scope = parent.builder.scope
             self.view, self.pipe, self.compiles = parent.view, parent.pipe, parent.compiles
+
+    @property
+    def builder(self) -> Builder:
+        """What the graph is built with, as strict as the user's code is at this line."""
+        self._builder.strict = settings().strict
+        return self._builder
+
+    @property
+    def options(self) -> ProgramOptions:
+        """Those in force when the recording of the whole function began, to which nothing that
+        follows makes a difference."""
+        return self._builder.options
 
     @property
     def root(self) -> Recorder:
@@ -252,6 +273,29 @@ def current() -> Recorder | None:
     return _current.get()
 
 
+def options_here() -> ProgramOptions:
+    """The options of the program that is recorded here, or that would be."""
+    recorder = current()
+    return settings().program if recorder is None else recorder.options
+
+
+def need_before_recording(what: str, **chosen: Any) -> None:
+    """Raises UsageError inside a recorded function that is not recorded under the options `chosen`:
+    its own were settled when its recording began."""
+    now = options_here()
+    asked = replace(now, **chosen)
+    if current() is not None and now != asked:
+        raise fail(
+            UsageError,
+            f"{what}: the options of a recorded function are settled before it is recorded",
+            [
+                ("recorded under", str(now)),
+                ("asked for", str(asked)),
+            ],
+            fix="write it around the call of the compiled function, or before it",
+        )
+
+
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
     token = _current.set(recorder)
@@ -285,10 +329,15 @@ MOST_PROGRAMS = 1024
 
 @lru_cache(maxsize=MOST_PROGRAMS)
 def _program(
-    by: Engine, under: Settings, op: str, types: tuple[TensorType, ...], attrs: tuple[Any, ...]
+    by: Engine,
+    options: ProgramOptions,
+    strict: bool,
+    op: str,
+    types: tuple[TensorType, ...],
+    attrs: tuple[Any, ...],
 ) -> Program:
     """The program of one op: all that it depends on is an argument here."""
-    b = Builder(op)
+    b = Builder(op, options, strict)
     ins = [b.input(t) for t in types]
     if op == "redistribute":
         return by.compile(b.graph([b.redistribute(ins[0], **dict(attrs))]))
@@ -301,10 +350,11 @@ def _program(
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Runs one op on tensors that have values, as a cached one-op program."""
     types = tuple([a.type for a in args])
-    program = _program(engine(), _under(), op, types, tuple(attrs.items()))
+    now = settings()
+    program = _program(engine(), now.program, now.strict, op, types, tuple(attrs.items()))
     results = []
     loc = caller()
-    made_of = None if settings().no_grad else [a.now() for a in args]
+    made_of = None if now.no_grad else [a.now() for a in args]
     given = [_number_of(a) if a._data is None else a._data for a in args]
     for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
         out = Tensor(data, t)
@@ -318,12 +368,6 @@ def made(op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc
     """How a tensor was made of `args`."""
     derived = any(a._made is not None and a._made.of_gradient for a in args)
     return Made(op, tuple(args), attrs, index, loc, derived)
-
-
-def _under() -> Settings:
-    """The settings that a program depends on."""
-    now = settings()
-    return replace(now, no_grad=False) if now.no_grad else now
 
 
 def without_past(recorder: Recorder, node: Node) -> Node:
@@ -373,9 +417,11 @@ def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
 def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     """`x` in the layout `to`, at once."""
     source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
-    program = _program(engine(), _under(), "redistribute", (source,), (("to", to),))
+    now = settings()
+    how = "redistribute", (source,), (("to", to),)
+    program = _program(engine(), now.program, now.strict, *how)
     out = Tensor(program([x.data], (x.type,))[0], to)
-    if not settings().no_grad:
+    if not now.no_grad:
         out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
     return out
 

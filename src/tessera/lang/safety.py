@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..core.context import put
 from ..core.errors import UsageError, fail
+from ..core.limits import set_limits
 from .checks import number, whole
 
 
@@ -24,5 +24,5 @@ def set_collective_limit(seconds: float, *, records: int | None = None) -> None:
             fix="give a number of seconds above 0",
         )
     if records is not None:
-        put(flight_records=whole("set_collective_limit", "the records", records, 1))
-    put(collective_limit_s=limit_s)
+        set_limits(flight_records=whole("set_collective_limit", "the records", records, 1))
+    set_limits(collective_s=limit_s)

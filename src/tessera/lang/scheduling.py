@@ -21,6 +21,7 @@ from ..ir.schedule.algorithms.build import NAMES, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
 from .checks import flag, function_of, is_whole, shown, whole
+from .record import need_before_recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,9 +66,9 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
     if name is None:
         _set(algorithm=None, topology=None)
         return
-    given = dict(settings().schedule.algorithm or ()) if collectives else {}
+    given = dict(settings().program.schedule.algorithm or ()) if collectives else {}
     chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
-    where = _topology(topology) or (settings().schedule.topology if collectives else None)
+    where = _topology(topology) or (settings().program.schedule.topology if collectives else None)
     _need_topology(chosen.values(), where)
     _set(algorithm=tuple({**given, **chosen}.items()), topology=where)
 
@@ -117,16 +118,18 @@ def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
 
 def current() -> ScheduleOptions:
     """The choices in force here."""
-    return settings().schedule
+    return settings().program.schedule
 
 
 def reset() -> None:
     """From here on Tessera chooses."""
-    put(schedule=ScheduleOptions())
+    _set(**_fields(ScheduleOptions()))
 
 
 def _set(**changes: Any) -> None:
-    put(schedule=replace(settings().schedule, **changes))
+    chosen = replace(settings().program.schedule, **changes)
+    need_before_recording("schedule", schedule=chosen)
+    put(schedule=chosen)
 
 
 def options(
@@ -210,7 +213,7 @@ def scheduled(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
         @functools.wraps(f)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             given = {k: v for k, v in _fields(chosen).items() if v is not None}
-            with replaced(schedule=replace(settings().schedule, **given)):
+            with replaced(schedule=replace(settings().program.schedule, **given)):
                 return made(*args, **kwargs)  # type: ignore[no-any-return]
 
         run.compiled = made  # type: ignore[attr-defined]

@@ -71,7 +71,9 @@ def inspect_schedule(
     where = cluster(topology) if isinstance(topology, str) else topology
     if isinstance(fn, Pipe):
         return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))
-    where = where or fn.choices.topology
-    costs = tuple(collective_costs(fn.schedule, where))
+    schedule = fn.schedule
+    chosen = schedule.options.schedule
+    where = where or chosen.topology
+    costs = tuple(collective_costs(schedule, where))
     found = reports_of(fn.builder.reports if fn.builder is not None else ())
-    return ScheduleInspection(fn.schedule, where, costs, fn.choices.backend, found)
+    return ScheduleInspection(schedule, where, costs, chosen.backend, found)

@@ -110,13 +110,13 @@ def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot,
 
     Arrays have a leading dim for each loop around the node, of its turns.
     """
-    with replaced(autocast=None, strict=False, comm_trace=False):
+    with replaced(autocast=None, strict=False):
         graph, found = _added(run.graph, choose, measure, None, ())
         if not found:
             return
         outs = list(graph.outputs[len(run.graph.outputs) :])
         sources: dict[Node, Any] = {n: i for i, n in enumerate(graph.inputs)}
-        rec = Recording(graph.name, list(graph.nodes), sources)
+        rec = Recording(graph.name, graph.options, list(graph.nodes), sources)
         pieces = _pieces(found, outs)
         branches: list[Branch] = []
         for taken in pieces:
@@ -170,7 +170,7 @@ def _added(
     """`graph` with the measurements as further outputs, and how many each spot has."""
     live = reachable(graph.outputs)
     chosen = live.intersection(choose(graph, loop))
-    recorder = Recorder(graph.name)
+    recorder = Recorder(graph.name, options=graph.options)
     b = recorder.builder
     b.inputs = list(graph.inputs)
     new: dict[Node, Node] = {}

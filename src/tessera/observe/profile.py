@@ -237,7 +237,7 @@ def profile(
 @contextmanager
 def _profiling() -> Iterator[Profile]:
     found = Profile()
-    options = replace(settings().schedule, cut=SCOPES)
+    options = replace(settings().program.schedule, cut=SCOPES)
     with ExitStack() as stack:
         stack.enter_context(replaced(executor="stepped", schedule=options))
         stack.enter_context(watching(found))

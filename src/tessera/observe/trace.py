@@ -12,7 +12,7 @@ from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
 from ..lang.checks import is_whole, shown
-from ..passes.algorithms import algorithms, choices
+from ..passes.algorithms import algorithms
 from ..passes.simplify import simplify
 
 
@@ -26,8 +26,8 @@ class Trace(Graph):
 
     @property
     def schedule(self) -> Schedule:
-        """The steps that the program runs in, under the choices in force here."""
-        return algorithms(build_schedule(simplify(self), choices()), choices())
+        """The steps that the program runs in, under the options that it was recorded under."""
+        return algorithms(build_schedule(simplify(self)))
 
     def side_by_side(self, width: int = 160) -> str:
         """The stages beside each other as text of `width` columns: `-` marks what the next stage

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.context import settings
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
@@ -105,7 +104,7 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
         if any(x.tobytes() != y.tobytes() for x, y in zip(found[0], found[i], strict=True)):
             first = _inside(runs[0][1], *runs[i]) or _whole(run, names[i], found[0], found[i])
             break
-    return Validation(settings().promise, names, len(run.graph.outputs), first)
+    return Validation(run.graph.options.promise, names, len(run.graph.outputs), first)
 
 
 def _with_writes(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ..core.errors import GraphError, fail
 from ..core.layout import TensorType
+from ..core.options import ProgramOptions
 
 Array = Any  # whatever the adapter computes with
 Attrs = Mapping[str, Any]
@@ -36,6 +37,8 @@ class Value(Protocol):
 
 class Build(Protocol):
     """Where a gradient rule puts its nodes: `b("mul", g, y)`."""
+
+    options: ProgramOptions
 
     def __call__(self, op: str, /, *args: Any, **attrs: Any) -> Any: ...
     def redistribute(self, x: Any, to: TensorType, reason: str = "") -> Any: ...

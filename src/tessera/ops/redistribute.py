@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.context import settings
 from ..core.errors import LayoutError, fail
 from ..core.layout import (
     Digit,
@@ -195,7 +194,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     stage that ends there would have brought it back."""
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
-    exact = settings().promise == "mesh_invariant"
+    exact = b.options.mesh_invariant
     if exact and gone and set(gone) <= {*src.rest}:
         # What only rested so is whole for the program: its gradient goes the way that it would go
         # had it been whole from the start, and is brought to its layout at the end.

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.context import settings
 from ..core.dtypes import f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
@@ -311,7 +312,7 @@ def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
 
     def take(i: int) -> Any:
         if i not in made:
-            b = Builder("optimizer_init")
+            b = Builder("optimizer_init", settings().program)
             # `dist.place` may have chosen other types meanwhile.
             now = {
                 j: z.type for j, z in enumerate(out) if z._data is None and z.mesh == out[i].mesh

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
 from ..lang.checks import typed
 from ..lang.parameter import trained
+from ..lang.record import options_here
 from ..lang.strategy import finest
 from ..lang.tensor import Tensor, scalar
 from ..lang.tree import flatten, unflatten
@@ -28,7 +28,7 @@ def global_norm(tree: Any) -> Tensor:
 def to_add_up(x: Tensor) -> Tensor:
     """`x`, a weight or of the shape of one, as it is before its elements are added up: where bits
     are promised in the finest blocks, so in one order however it rests."""
-    return F.relayout(x, finest(x.type)) if settings().promise == "mesh_invariant" else x
+    return F.relayout(x, finest(x.type)) if options_here().mesh_invariant else x
 
 
 @typed

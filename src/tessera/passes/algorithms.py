@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ..core.context import settings
 from ..core.errors import UsageError, fail
 from ..core.layout import ways
-from ..core.options import ScheduleOptions
+from ..core.options import ProgramOptions
 from ..core.topology import Topology
 from ..cost.collectives import choose, nesting
 from ..cost.schedule_collectives import whole_bytes
@@ -30,14 +29,13 @@ CHEAPEST = "cheapest"
 SUMS = tuple(name for name in COLLECTIVES if OPS[name].promise == "sums")
 
 
-def choices() -> ScheduleOptions:
-    """The choices of a schedule in force here. Under the promise "mesh_invariant" sums have one
+def _choices(o: ProgramOptions) -> dict[str, str]:
+    """The names that were chosen, by collective. Under the promise "mesh_invariant" sums have one
     order, which is not a choice: "cheapest" is the engine's then, and what only moves data goes by
     any table. Raises UsageError for the table of a sum."""
-    now = settings()
-    if now.promise != "mesh_invariant" or not now.schedule.algorithm:
-        return now.schedule
-    given = dict(now.schedule.algorithm)
+    given = dict(o.schedule.algorithm or ())
+    if not o.mesh_invariant or not given:
+        return given
     for kind in ("", *SUMS):
         name = given.get(kind, "engine")
         if name not in ("engine", CHEAPEST):
@@ -48,20 +46,20 @@ def choices() -> ScheduleOptions:
                 fix='name it for what only moves data ({"all_gather": ...}), or promise '
                 '"run_to_run"',
             )
-    kept = given | dict.fromkeys(SUMS, "engine")
-    return replace(now.schedule, algorithm=tuple(kept.items()))
+    return given | dict.fromkeys(SUMS, "engine")
 
 
-def algorithms(s: Schedule, options: ScheduleOptions) -> Schedule:
-    """`s` with the algorithms that `options` choose; `s` itself where they choose none.
+def algorithms(s: Schedule) -> Schedule:
+    """`s` with the algorithms that its options choose; `s` itself where they choose none.
 
     Left to the engine are: maxima and minima, collectives on a folded mesh (a device joins its own
     turns first), "hierarchical" over a single axis on one level of links, and what "cheapest" finds
     no cheaper table for. Raises UsageError for a table that does not exist.
     """
-    if not options.algorithm or s.mesh is None or s.mesh.onto is not None:
+    choices = _choices(s.options)
+    if not choices or s.mesh is None or s.mesh.onto is not None:
         return s
-    chooser = _Chooser(dict(options.algorithm), options.topology)
+    chooser = _Chooser(choices, s.options.schedule.topology)
     made: dict[Graph, Graph] = {}
     steps = []
     for step in s.steps:

@@ -21,7 +21,7 @@ def cond_gradient(
         g = gs[i]
         assert g is not None
         seeds.append(b.redistribute(g, node.types[i].complete(), "for cond"))
-    bodies = {k: _backward(node.attrs[k], given, wanted, differentiate) for k in ("yes", "no")}
+    bodies = {k: _backward(b, node.attrs[k], given, wanted, differentiate) for k in ("yes", "no")}
     made = b("cond", *node.args, *seeds, **bodies)
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(wanted):
@@ -30,9 +30,13 @@ def cond_gradient(
 
 
 def _backward(
-    body: Graph, given: Sequence[int], wanted: Sequence[int], differentiate: Differentiate
+    b: Builder,
+    body: Graph,
+    given: Sequence[int],
+    wanted: Sequence[int],
+    differentiate: Differentiate,
 ) -> Graph:
-    inner = resume(body)
+    inner = resume(body, b)
     gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in given]
     wrt = [body.inputs[i - 1] for i in wanted]
     parts = differentiate(

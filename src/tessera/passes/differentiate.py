@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..core.context import settings
 from ..core.errors import GraphError, fail
 from ..core.layout import Partial, TensorType
 from ..ir.graph.build import Builder
@@ -34,7 +33,7 @@ def differentiate(
     asked = set(wrt)
     active = _depends_on(order, asked) & reachable(n for n, _ in outputs)
     grads: Grads = defaultdict(list)
-    exact = settings().promise == "mesh_invariant"
+    exact = b.options.mesh_invariant
     for root, g in outputs:
         grads[root, 0].append(g)
     before = b.loc, b.scope, b.origin

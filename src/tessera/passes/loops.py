@@ -51,9 +51,9 @@ def _is_float(n: Node) -> bool:
     return n.type.dtype.is_float
 
 
-def resume(body: Graph) -> Builder:
-    """A builder that goes on where `body` ended."""
-    b = Builder(body.name)
+def resume(body: Graph, around: Builder) -> Builder:
+    """A builder that goes on where `body`, of a loop or a branch in `around`, ended."""
+    b = Builder(body.name, around.options, around.strict)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
     return b
 
@@ -79,7 +79,7 @@ def _together(
     at, g = next((i, g) for i, g in enumerate(gs) if g is not None)
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
-    inner = resume(body)
+    inner = resume(body, b)
     one = inner("full", dtype=node.types[at].dtype, shape=(), value=1.0)
     ask = _asked(body, wanted, range(0))
     parts = differentiate(inner, [(body.outputs[at], one)], [body.inputs[i] for i in ask])
@@ -140,7 +140,7 @@ def _backwards(
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
     first_x = consts + carries
-    inner = resume(body)
+    inner = resume(body, b)
     # What comes back: the carries' gradients go round, those of stacked results come turn by turn.
     g_carry = {
         i: inner.input(out.type.complete(), f"g_carry_{i}")

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.reshard import plan
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
@@ -72,9 +71,8 @@ def fuse_reductions(graph: Graph) -> Graph:
             return None
         whole = n.args[0]
         made = whole.args[0]
-        now = settings()
-        in_order = now.promise == "mesh_invariant"
-        steps = plan(made.type, n.type, in_order, now.schedule.topology)
+        o = graph.options
+        steps = plan(made.type, n.type, o.mesh_invariant, o.schedule.topology)
         if sum(s.wire_bytes for s in steps) >= whole.wire_bytes:
             return None
         for s in steps:

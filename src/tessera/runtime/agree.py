@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from ..core.context import settings
 from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.limits import limits
 from ..core.mesh import Mesh
 from ..core.words import nth, ranks_text
 from ..ir.schedule.schedule import Schedule
@@ -80,7 +80,7 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
     """
     key = tuple(group)
     k = _counts[key] = _counts.get(key, 0) + 1
-    me, limit_s = jax.process_index(), settings().collective_limit_s
+    me, limit_s = jax.process_index(), limits().collective_s
     path = f"tessera/agree/{','.join(map(str, key))}/{k}"
     client = service()
     what = f"the {nth(k)} program is compared"

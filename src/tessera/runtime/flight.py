@@ -26,9 +26,9 @@ import jax
 from jax._src import distributed
 
 from ..core import switches
-from ..core.context import settings
 from ..core.errors import BackendError, caller, fail
 from ..core.files import write_whole
+from ..core.limits import limits
 from ..core.words import DUMP_VERSION, ranks_text, record_text
 
 Array = Any
@@ -74,7 +74,7 @@ class Flight:
     """The recorder of this process."""
 
     def __init__(self) -> None:
-        self.ring: deque[Record] = deque(maxlen=settings().flight_records)
+        self.ring: deque[Record] = deque(maxlen=limits().flight_records)
         self.open: list[Record] = []
         self.seen: dict[tuple[int, ...], int] = {}
         self.count = 0
@@ -96,13 +96,13 @@ class Flight:
     ) -> Record:
         """A rank of `group` comes to a program or step. Where it is compiled first, its time counts
         from when it was dispatched."""
-        now = settings()
+        now = limits()
         if self.ring.maxlen != now.flight_records:
             self.ring = deque(self.ring, maxlen=now.flight_records)
         place = self.seen[group] = self.seen.get(group, 0) + 1
         self.count += 1
         record = Record(
-            self.count, program, step, what, at, group, place, size, now.collective_limit_s,
+            self.count, program, step, what, at, group, place, size, now.collective_s,
             time.time(),
         )  # fmt: skip
         record.since_s = None if compiles else record.start_s

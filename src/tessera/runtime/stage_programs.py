@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.context import settings
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
 
@@ -54,7 +53,7 @@ def _key(graph: Graph, mesh: Mesh | None, order: str, reused: Mapping[int, int])
         for n in graph.nodes
     )
     ends = tuple(place[n] for n in (*graph.inputs, *graph.outputs)), len(graph.inputs)
-    key = (mesh, order, tuple(reused.items()), settings(), nodes, ends)
+    key = (mesh, order, tuple(reused.items()), graph.options, nodes, ends)
     try:
         hash(key)
     except TypeError:

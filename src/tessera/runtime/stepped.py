@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..core.context import settings
 from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
+from ..core.limits import limits
+from ..core.options import AS_IT_COMES
 from ..core.words import ranks_text
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
@@ -198,7 +200,9 @@ class Loop:
         (self.node,) = (n for n in step.nodes if n.op == "scan")
         self.step = step
         attrs = self.node.attrs
-        self.body = Stepped(build_schedule(attrs["body"]), True, around.options, around.order)
+        body = attrs["body"]
+        body = replace(body, options=replace(body.options, schedule=AS_IT_COMES))
+        self.body = Stepped(build_schedule(body), True, around.options, around.order)
         self.places = [step.graph.inputs.index(a) if a.op == "input" else None
                        for a in self.node.args]  # fmt: skip
         self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
@@ -265,7 +269,7 @@ _stack = jax.jit(lambda rows, at: jnp.stack(rows, axis=at), static_argnums=1)
 def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
     """Per device, when its last result was there. Raises BackendError where one takes longer than
     a collective may."""
-    end_s = time.perf_counter() + settings().collective_limit_s
+    end_s = time.perf_counter() + limits().collective_s
     done: dict[int, float] = {}
     shards = sorted(
         ((s.device.id, s.data) for x in outs for s in x.addressable_shards), key=lambda s: s[0]
@@ -280,7 +284,7 @@ def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
             late = sorted({device for device, _ in waiting.values()})
             raise fail(
                 BackendError,
-                f"a step took longer than {settings().collective_limit_s:g} s: {ranks_text(late)}"
+                f"a step took longer than {limits().collective_s:g} s: {ranks_text(late)}"
                 " did not end",
                 fix="see what it computes there, or allow more: dist.set_collective_limit(seconds)",
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...core.context import settings
 from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
+from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import plan
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
@@ -16,10 +16,16 @@ from .node import NO_ATTRS, Graph, Node, copied, input_node
 
 
 class Builder:
-    """Grows one graph. Call it to add a node: `b("mul", x, y)`; layouts are settled on the way."""
+    """Grows one graph. Call it to add a node: `b("mul", x, y)`; layouts are settled on the way.
 
-    def __init__(self, name: str = "graph") -> None:
-        self.name = name
+    `options` are those of the program that the graph is, or is a part of. With `strict` a
+    collective that is to be inserted is an error.
+    """
+
+    def __init__(
+        self, name: str = "graph", options: ProgramOptions = PLAIN, strict: bool = False
+    ) -> None:
+        self.name, self.options, self.strict = name, options, strict
         self.nodes: list[Node] = []
         self.inputs: list[Node] = []
         self.scope = ""
@@ -40,7 +46,7 @@ class Builder:
     def __call__(self, op: str, /, *args: Node, **attrs: Any) -> Node:
         """Adds a node for `op`, redistributing arguments to the layouts that its rule wants."""
         value = op_named(op)
-        if settings().promise == "mesh_invariant" and any(a.types[0].rest for a in args):
+        if self.options.mesh_invariant and any(a.types[0].rest for a in args):
             args = self._awake(value, args)
         ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
         got = infer(value, ins, attrs)
@@ -72,7 +78,7 @@ class Builder:
         return node
 
     def _insert(self, x: Node, want: TensorType, op: str) -> Node:
-        if settings().strict and any(s.wire_bytes for s in plan(x.type, want)):
+        if self.strict and any(s.wire_bytes for s in plan(x.type, want)):
             raise fail(
                 LayoutError,
                 f"{op}: needs a collective that ts.strict() forbids to insert",
@@ -96,9 +102,8 @@ class Builder:
         else:
             if x.type.mesh is None and to.mesh is not None:
                 made = x = self("to_mesh", x, layout=to.replicated())
-            now = settings()
-            in_order = now.promise == "mesh_invariant"
-            for step in plan(x.type, to, in_order, now.schedule.topology):
+            o = self.options
+            for step in plan(x.type, to, o.mesh_invariant, o.schedule.topology):
                 loc = caller() if self.loc is None else self.loc
                 attrs = step_attrs(step)
                 made = self._add(
@@ -133,13 +138,17 @@ class Builder:
         """What was recorded, in program order, with every replaced node gone."""
         self.finals = {}
         if not self.replaced:
-            return Graph(self.name, tuple(self.nodes), tuple(self.inputs), tuple(outputs))
+            return self._graph(self.nodes, outputs)
         new: dict[Node, Node] = {}
         # A stand-in is made where it is first read.
         nodes = copied([n for n in self.nodes if n not in self.replaced], new, self.replaced)
         out = tuple(new[self.replaced.get(o, o)] for o in outputs)
         self.finals = new
-        return Graph(self.name, tuple(nodes), tuple(self.inputs), out)
+        return self._graph(nodes, out)
+
+    def _graph(self, nodes: Iterable[Node], outputs: Iterable[Node]) -> Graph:
+        ends = tuple(self.inputs), tuple(outputs)
+        return Graph(self.name, tuple(nodes), *ends, self.options)
 
 
 def _alike(ins: Sequence[TensorType]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
+from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import wire_bytes
 from ...ops.op import INPUT, OPS, Op
 from ...ops.redistribute import COLLECTIVES, all_gather
@@ -86,12 +87,14 @@ def input_node(type: TensorType, name: str) -> Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A recorded function: `nodes` in program order (inputs included), `inputs`, `outputs`."""
+    """A recorded function: `nodes` in program order (inputs included), `inputs`, `outputs`, and the
+    options that it was recorded under."""
 
     name: str
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    options: ProgramOptions = PLAIN
 
     @cached_property
     def mesh(self) -> Mesh | None:

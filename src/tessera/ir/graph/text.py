@@ -32,6 +32,7 @@ from ...core.dtypes import BY_NAME, DType
 from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
+from ...core.options import PLAIN, ProgramOptions, parse_options
 from .node import NO_ATTRS, Graph, Node
 
 VERSION = 1
@@ -52,12 +53,15 @@ _NOTE = re.compile(r"[^\s\";]+(?: [^\s\";]+)*\Z")
 
 
 # ---- writing -----------------------------------------------------------------------------------
-def to_text(graph: Graph) -> str:
-    """The text of `graph`, without a final newline."""
+def to_text(graph: Graph, around: ProgramOptions = PLAIN) -> str:
+    """The text of `graph`, without a final newline. Its options are shown where they are not those
+    of what it stands in."""
     rows = list(_rows(graph, "  "))
     left = _width((a for a, types, _ in rows if types), _LEFT)
     middle = _width((types for _, types, comment in rows if comment), _MIDDLE)
-    lines = [f"graph {_name(graph.name)}  v{VERSION}{_mesh_text(graph.mesh)}"]
+    own = graph.options.text()
+    options = "" if own == around.text() else f"  options {own}"
+    lines = [f"graph {_name(graph.name)}  v{VERSION}{_mesh_text(graph.mesh)}{options}"]
     for a, types, comment in rows:
         line = f"{a:<{left}} : {types}" if types else a
         lines.append(f"{line:<{left + 3 + middle}}  # {comment}" if comment else line)
@@ -188,18 +192,21 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+# A first line that ends with options; the name may be a string.
+_OPTIONS = re.compile(r'(\s*graph (?:"(?:[^"\\]|\\.)*"|\S+)  v\d+.*?)  options (.*)\Z')
 _WORDS: Mapping[str, object] = {"None": None, "True": True, "False": False}
 
 
-def parse(text: str) -> Graph:
-    """The graph that prints as `text`. Raises GraphError, with the line, where it is none."""
+def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
+    """The graph that prints as `text`, which stands in what has the options `around`. Raises
+    GraphError, with the line, where it is none."""
     if not isinstance(text, str):
         raise fail(
             UsageError,
             f"parse: takes a graph's text, not a {type(text).__name__}",
             fix="give graph.text, or what was saved of it",
         )
-    return _Parser(text).graph()
+    return _Parser(text, around).graph()
 
 
 class _Line:
@@ -283,10 +290,16 @@ class _Line:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
-        rows = enumerate(text.split("\n"), 1)  # splitlines would cut at U+2028 in a string
-        self.lines = [_Line(i, row) for i, row in rows if row.strip()]
+    def __init__(self, text: str, options: ProgramOptions) -> None:
+        rows = text.split("\n")  # splitlines would cut at U+2028 in a string
+        head = _OPTIONS.match(rows[0])
+        if head is not None:
+            rows[0] = head[1]
+        self.lines = [_Line(i, row) for i, row in enumerate(rows, 1) if row.strip()]
         self.at = 0
+        self.options = options
+        if head is not None:
+            self.options = self.guard(self.lines[0], lambda: parse_options(head[2]))
         self.mesh: Mesh | None = None
 
     def next(self) -> _Line:
@@ -353,7 +366,7 @@ class _Parser:
             order.end()
         else:
             inputs = [n for n in nodes if n.op == "input"]
-        return Graph(name, tuple(nodes), tuple(inputs), tuple(outputs))
+        return Graph(name, tuple(nodes), tuple(inputs), tuple(outputs), self.options)
 
     def refs(self, line: _Line, nodes: list[Node]) -> list[Node]:
         return line.listed(lambda: self.ref(line, nodes))

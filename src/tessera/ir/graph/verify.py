@@ -20,7 +20,8 @@ def verify(graph: Graph, after: str = "") -> None:
 
     The rules: nodes stand once and after their arguments; the inputs are exactly the `input`
     nodes; outputs are nodes of the graph; ops and attributes are known; arguments have the layouts
-    that the op's rule wants and results the types that it derives; one mesh; the same in bodies.
+    that the op's rule wants and results the types that it derives; one mesh; the same in bodies,
+    which have the graph's options.
     """
     _Verifier(need_graph("verify", graph), after, None).run()
 
@@ -115,6 +116,8 @@ class _Verifier:
                 self.wrong("an argument has several results; `item` picks one", n)
         for v in n.attrs.values():
             if isinstance(v, Graph):
+                if v.options != self.graph.options:
+                    self.wrong(f"its body was recorded under other options: {v.options}", n)
                 self.mesh = _Verifier(v, self.after, self.mesh).run()
         ins = tuple([a.types[0] for a in n.args])
         try:

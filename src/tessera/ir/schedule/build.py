@@ -17,9 +17,9 @@ from ..graph.node import Graph, Node, input_node
 from .schedule import COMM, COMPUTE, Schedule, Step
 
 
-def build_schedule(graph: Graph, options: ScheduleOptions | None = None) -> Schedule:
-    """The schedule of `graph` under `options`."""
-    o = options or ScheduleOptions()
+def build_schedule(graph: Graph) -> Schedule:
+    """The schedule of `graph` under its options."""
+    o = graph.options.schedule
     steps = _cut(_order(graph, o), graph, o)
     made = {n: k for k, group in enumerate(steps) for n in group}
     leaving: list[dict[Node, None]] = [{} for _ in steps]
@@ -38,7 +38,7 @@ def build_schedule(graph: Graph, options: ScheduleOptions | None = None) -> Sche
             buffer[n] = len(types)
             types.append(n.type)
         after = _after(built, group, o)
-        built.append(replace(_step(graph.name, group, list(leaving[k]), buffer), after=after))
+        built.append(replace(_step(graph, group, list(leaving[k]), buffer), after=after))
     return Schedule(
         graph.name,
         graph.mesh,
@@ -46,7 +46,7 @@ def build_schedule(graph: Graph, options: ScheduleOptions | None = None) -> Sche
         tuple(range(len(graph.inputs))),
         tuple(buffer[n] for n in graph.outputs),
         tuple(built),
-        o.text(),
+        graph.options,
     )
 
 
@@ -104,7 +104,9 @@ def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:
     return room and not any(a in bucket for a in n.args)
 
 
-def _step(name: str, group: Sequence[Node], out: Sequence[Node], buffer: dict[Node, int]) -> Step:
+def _step(
+    whole: Graph, group: Sequence[Node], out: Sequence[Node], buffer: dict[Node, int]
+) -> Step:
     new: dict[Node, Node] = {}
     inputs: list[Node] = []
     nodes: list[Node] = []
@@ -123,7 +125,8 @@ def _step(name: str, group: Sequence[Node], out: Sequence[Node], buffer: dict[No
                 nodes.append(a)
         new[n] = n.with_args(tuple([new[a] for a in n.args]))
         nodes.append(new[n])
-    graph = Graph(name, (*inputs, *nodes), tuple(inputs), tuple(new[n] for n in out))
+    ends = tuple(inputs), tuple(new[n] for n in out)
+    graph = Graph(whole.name, (*inputs, *nodes), *ends, whole.options)
     stream = COMM if group[0].is_collective else COMPUTE
     return Step(graph, tuple(reads), tuple(buffer[n] for n in out), stream)
 

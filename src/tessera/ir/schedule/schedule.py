@@ -13,6 +13,7 @@ from functools import cached_property
 
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
+from ...core.options import PLAIN, ProgramOptions
 from ..graph.node import Graph, Node
 
 # Streams: work without collectives, collectives alone, work with its collectives inside (a stage of
@@ -75,8 +76,10 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """`buffers` are types by number; the first hold the inputs, in order. `donated` are inputs that
-    the caller gives up: their memory is free after the last step that reads them."""
+    """`buffers` are types by number; the first hold the inputs, in order. `options` are those of
+    the program, and of the graph of each step. `donated` are inputs that the caller gives up: their
+    memory is free after the last step that reads them. `table` names a pipeline's table and the
+    number of its microbatches."""
 
     name: str
     mesh: Mesh | None
@@ -84,8 +87,9 @@ class Schedule:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
-    options: str = ""
+    options: ProgramOptions = PLAIN
     donated: tuple[int, ...] = ()
+    table: str = ""
 
     @cached_property
     def lifetimes(self) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
+from ...core.options import PLAIN, parse_options
 from ..graph.node import Graph
 from ..graph.text import parse as parse_graph
 from ..graph.text import size_text
@@ -27,9 +28,8 @@ VERSION = 1
 def to_text(s: Schedule) -> str:
     """The text of `s`, without a final newline."""
     mesh = _head(s)
-    lines = [
-        f"schedule {s.name}  v{VERSION}{mesh}" + (f"  options {s.options}" if s.options else "")
-    ]
+    options = " ".join(filter(None, (s.table, s.options.text())))
+    lines = [f"schedule {s.name}  v{VERSION}{mesh}" + (f"  options {options}" if options else "")]
     for b, (t, (first, last)) in enumerate(zip(s.buffers, s.lifetimes, strict=True)):
         born = "given" if first < 0 else f"s{first}"
         dies = "returned" if last == len(s.steps) else f"s{last}" if last >= 0 else "unused"
@@ -45,7 +45,7 @@ def to_text(s: Schedule) -> str:
         )
         if step.graph not in shown:
             shown[step.graph] = i
-            lines += ["    " + line for line in graph_text(step.graph).split("\n")]
+            lines += ["    " + line for line in graph_text(step.graph, s.options).split("\n")]
     lines.append(f"  return {_buffers(s.outputs)}".rstrip())
     return "\n".join(lines)
 
@@ -77,6 +77,8 @@ _LINE = re.compile(
     r"(?: note ([^#]*?))?(?: as s(\d+))?\Z"
 )
 
+_TABLE = re.compile(r"(pipeline=(?!(?:True|False)\b).*? microbatches=\d+)? ?(.*)\Z")
+
 
 def parse(text: str) -> Schedule:
     """The schedule that prints as `text`. Raises GraphError, with the line, where it is none."""
@@ -91,7 +93,7 @@ def parse(text: str) -> Schedule:
 
 class _Parser:
     def __init__(self, lines: list[str]) -> None:
-        self.lines, self.at = lines, 0
+        self.lines, self.at, self.options = lines, 0, PLAIN
 
     def wrong(self, what: str) -> NoReturn:
         line = self.lines[min(self.at, len(self.lines) - 1)]
@@ -112,8 +114,11 @@ class _Parser:
             self.wrong(f"a schedule begins with: schedule NAME  v{VERSION}")
         steps: list[Step] = []
         graphs: list[Graph] = []
-        self.at = 1
         mesh = self._mesh(head[2]) if head[2] else None
+        # A pipeline's table stands before the options, one of which has its name.
+        table, text = _TABLE.match(head[3] or "").groups()  # type: ignore[union-attr]
+        self.options = self._guard(lambda: parse_options(text))
+        self.at = 1
         types: list[TensorType] = []
         donated: list[int] = []
         while m := re.match(r"  b(\d+) : (.*?)(?: on (.*?))?( donated)?  # ", self._line()):
@@ -146,8 +151,8 @@ class _Parser:
         filled = {b for s in steps for b in s.writes}
         inputs = tuple(b for b in range(len(types)) if b not in filled)
         return Schedule(
-            head[1], mesh, tuple(types), inputs, outputs, tuple(steps), head[3] or "",
-            tuple(donated),
+            head[1], mesh, tuple(types), inputs, outputs, tuple(steps), self.options,
+            tuple(donated), table or "",
         )  # fmt: skip
 
     def _line(self) -> str:
@@ -162,7 +167,7 @@ class _Parser:
         return self._guard(lambda: parse_type(text, mesh))
 
     def _graph(self, lines: list[str]) -> Graph:
-        return self._guard(lambda: parse_graph("\n".join(lines)))
+        return self._guard(lambda: parse_graph("\n".join(lines), self.options))
 
     def _mesh(self, text: str) -> Mesh:
         shape, _, ids = text.partition(" devices=")

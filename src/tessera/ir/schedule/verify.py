@@ -14,7 +14,8 @@ from .schedule import COMM, COMPUTE, SEND, Schedule, Step
 def verify_schedule(s: Schedule) -> None:
     """Raises GraphError unless: each buffer is filled once and before it is read; a step's buffers
     have the types of its graph; compute steps hold no collectives of their own and steps on the
-    communication stream nothing else; `after` names earlier steps; what is returned is filled.
+    communication stream nothing else; `after` names earlier steps; what is returned is filled; the
+    graphs of steps have the schedule's options.
 
     One order of steps holds for every device, so all devices come to a group's collectives in one
     order.
@@ -36,6 +37,8 @@ def verify_schedule(s: Schedule) -> None:
 
 def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     g = step.graph
+    if g.options != s.options:
+        _wrong(s, i, f"its graph was recorded under other options: {g.options}")
     if len(g.inputs) != len(step.reads) or len(g.outputs) != len(step.writes):
         _wrong(s, i, "its graph takes and gives other numbers of values than it reads and fills")
     for b in (*step.reads, *step.writes):

@@ -132,6 +132,7 @@ class Pipe:
               if isinstance(x, (Tensor, np.ndarray)) or engine_array(x)]  # fmt: skip
         tensors = [state.together(as_tensor(leaves[i])) for i in at]
         types, steps, outs = [state.whole(t) for t in tensors], [], []
+        options = settings().program
         for i, t in enumerate(tensors):
             home = self._home(t, names[at[i]])
             to = t.type if home is None else laid_on(t.type, state.slices[home])
@@ -143,15 +144,16 @@ class Pipe:
                 continue
             outs.append(len(types))
             types.append(to)
-            graph = Graph("send", (x,), (x,), (x,))
+            graph = Graph("send", (x,), (x,), (x,), options)
             steps.append(Step(graph, (i,), (outs[-1],), SEND))
         if not steps:  # arrays have become tensors that are to be made there
             same = all(leaves[i] is t for i, t in zip(at, tensors, strict=True))
             for i, t in zip(at, tensors, strict=True):
                 leaves[i] = t
             return tree if same else unflatten(spec, leaves)
+        given = tuple(range(len(tensors)))
         schedule = Schedule(
-            "place", state.mesh, tuple(types), tuple(range(len(tensors))), tuple(outs), tuple(steps)
+            "place", state.mesh, tuple(types), given, tuple(outs), tuple(steps), options
         )
         program = engine().step_by_step(schedule)
         data = program([t.data for t in tensors], tuple(t.type for t in tensors))
@@ -231,7 +233,7 @@ class Pipe:
 
     # -- from one microbatch to a schedule --------------------------------------------------------
     def microbatches(self, ranks: int) -> int:
-        return self.count or settings().schedule.microbatches or MICROBATCHES * ranks
+        return self.count or settings().program.schedule.microbatches or MICROBATCHES * ranks
 
     def compiled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]

@@ -82,7 +82,7 @@ class Options:
 
     def wished(self) -> Transport:
         """The transport; what is left open is as `@schedule(comm_backend=, epoch=)` has it."""
-        how, chosen = transport_of(self.transport), settings().schedule
+        how, chosen = transport_of(self.transport), settings().program.schedule
         if how.type == "auto" and chosen.backend in TRANSPORTS:
             how = replace(how, type=chosen.backend)
         said = isinstance(self.transport, Transport) or (

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ....core.context import settings
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.reshard import gathered
@@ -83,6 +82,7 @@ class _Pipeline:
     ) -> None:
         self.made, self.table, self.mesh = made, table, mesh
         self.name, self.count = made.graph.name, table.microbatches
+        self.options = made.graph.options
         self.stage_mesh = [meshes[r] for r in table.placement]
         self.types: list[TensorType] = list(wholes)
         inner = {*made.sums, *made.ahead}
@@ -122,7 +122,7 @@ class _Pipeline:
             self.made_on[known] = rank
             x = input_node(to, f"b{buffer}")
             self.steps.append(Step(
-                Graph("send", (x,), (x,), (x,)), (buffer,), (known,), SEND, here or 0
+                Graph("send", (x,), (x,), (x,), self.options), (buffer,), (known,), SEND, here or 0
             ))  # fmt: skip
         return known
 
@@ -132,7 +132,7 @@ class _Pipeline:
             return buffer
         known = self.lies.get((buffer, to))
         if known is None:
-            b = Builder("rest")
+            b = Builder("rest", self.options)
             b.loc = ""
             x = b.redistribute(b.input(self.types[buffer], f"b{buffer}"), to)
             known = self.lies[buffer, to] = self.run(b.graph([x]), [buffer], FUSED, None, "rest")[0]
@@ -168,7 +168,8 @@ class _Pipeline:
             tuple(range(self.inputs)),
             tuple(results),
             tuple(self.steps),
-            f"pipeline={self.table.name} microbatches={self.count}",
+            self.options,
+            table=f"pipeline={self.table.name} microbatches={self.count}",
         )
         homes = {n: r for n, r in self.rank.items() if n.op == "input"}
         return Plan(schedule, self.table, found, homes)
@@ -179,7 +180,7 @@ class _Pipeline:
         if known is not None:
             return known
         whole = self.on(self.given[n], rank)
-        b = Builder("cut")
+        b = Builder("cut", self.options)
         b.loc = ""
         x = b.input(self.types[whole], "whole")
         if n is self.made.key:
@@ -190,6 +191,9 @@ class _Pipeline:
         found = self.run(b.graph(outs), [whole], FUSED, rank, "microbatches")
         self.micro[n, rank] = found
         return found
+
+    def region(self, name: str, region: Region, sums: Mapping[Node, int]) -> Graph:
+        return region_graph(f"{self.name}_{name}", region, sums, self.free, self.options)
 
     def count_ahead(self) -> None:
         """What must be known of all microbatches before the first begins: how many labels count."""
@@ -224,7 +228,8 @@ class _Pipeline:
             part = Node("full", (), (x.type.replicated(),), attrs)
             outs.append(Node("mul", (x, part), x.types, {}, x.loc))
             made += [part, outs[-1]]
-        graph = Graph("ahead", (*inputs.values(), *made), tuple(inputs.values()), tuple(outs))
+        ends = tuple(inputs.values()), tuple(outs)
+        graph = Graph("ahead", (*inputs.values(), *made), *ends, self.options)
         ids = self.run(on_mesh(graph, self.meshes[rank]), list(inputs), FUSED, rank, "ahead")
         self.given.update(zip(totals, ids, strict=True))
 
@@ -232,7 +237,7 @@ class _Pipeline:
         sums = set(self.made.sums.values()) | self.made.means
         values: dict[tuple[Node, int], int] = {}
         graphs: dict[tuple[int, str, tuple[int, ...]], Graph] = {}
-        totals: Totals[int] = Totals(self.count, settings().promise == "mesh_invariant")
+        totals: Totals[int] = Totals(self.count, self.options.mesh_invariant)
 
         def region(s: int, kind: str, m: int) -> None:
             r = found.get((s, kind))
@@ -244,7 +249,7 @@ class _Pipeline:
             counts = {n: len(earlier) for n, (earlier, _) in added.items()}
             key = s, kind, tuple(counts.values())
             if key not in graphs:
-                graph = region_graph(f"{self.name}_{s}{kind}", r, counts, self.free)
+                graph = self.region(f"{s}{kind}", r, counts)
                 graphs[key] = on_mesh(graph, self.meshes[rank])
             reads = [self._value(values, a, m, rank) for a in r.takes]
             reads += [b for earlier, _ in added.values() for b in earlier]
@@ -302,7 +307,7 @@ class _Pipeline:
         x = input_node(to, f"b{found}")
         back = self.buffer(to)
         stage = self.made_on.get(found, 0)
-        graph = Graph("send", (x,), (x,), (x,))
+        graph = Graph("send", (x,), (x,), (x,), self.options)
         self.steps.append(Step(graph, (found,), (back,), SEND, stage, (), "back"))
         rests = self.types[self.given[self.made.back[o]]]
         return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
@@ -318,7 +323,7 @@ class _Pipeline:
             total = self.totals[source]
             ranks.setdefault(self._rank(total), {}).setdefault(total, []).append(n)
         for rank, mine in ranks.items():
-            b = Builder("mean")
+            b = Builder("mean", self.options)
             b.loc = ""
             outs = []
             for total in mine:
@@ -331,7 +336,7 @@ class _Pipeline:
 
     def joined(self, n: Node) -> int:
         parts = self.parts[n]
-        b = Builder("rows")
+        b = Builder("rows", self.options)
         b.loc = ""
         xs = [b.input(self.types[p], f"m{i}") for i, p in enumerate(parts)]
         return self.run(b.graph([together(b, xs)]), parts, FUSED, self._rank(parts[0]), "rows")[0]
@@ -349,8 +354,6 @@ class _Pipeline:
         )
         gives = [n for n in group if (n in outside or n in used) and len(n.types) == 1]
         region = Region(here, "P", tuple(group), tuple(takes), tuple(gives))
-        graph = on_mesh(
-            region_graph(f"{self.name}_after", region, {}, self.free), self.meshes[here]
-        )
+        graph = on_mesh(self.region("after", region, {}), self.meshes[here])
         reads = [self.on(env[a], here) for a in takes]
         env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))

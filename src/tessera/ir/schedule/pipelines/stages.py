@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ....core.errors import GraphError, fail
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
+from ....core.options import ProgramOptions
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
 from ..build import is_free
 
@@ -184,10 +185,14 @@ def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int
 
 # -- on the mesh of a stage -----------------------------------------------------------------------
 def region_graph(
-    name: str, region: Region, sums: Mapping[Node, int], free: frozenset[Node]
+    name: str,
+    region: Region,
+    sums: Mapping[Node, int],
+    free: frozenset[Node],
+    options: ProgramOptions,
 ) -> Graph:
-    """The graph of a region. The nodes `sums` are added up over microbatches: it takes that many
-    earlier totals of each, and gives its own with these on top, one after the other."""
+    """The graph of a region of a program. The nodes `sums` are added up over microbatches: it takes
+    that many earlier totals of each, and gives its own with these on top, one after the other."""
     new = {a: input_node(a.type, f"v{i}") for i, a in enumerate(region.takes)}
     inputs = list(new.values())
     nodes = copied(region.nodes, new, among=free)
@@ -200,7 +205,7 @@ def region_graph(
             total = Node("add", (before, total), s.types, {}, s.loc, s.scope)
             nodes.append(total)
         outs.append(total)
-    return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs))
+    return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs), options)
 
 
 def on_mesh(graph: Graph, mesh: Mesh) -> Graph:

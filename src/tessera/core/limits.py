@@ -1,0 +1,43 @@
+"""How long may a collective take, and how many does a rank remember? Limits of this process.
+
+They are no part of a program: they hold for whatever runs, in all threads, from when they are set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from . import switches
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`collective_s`: seconds that a collective may take. `flight_records`: how many of its last
+    collectives a rank remembers."""
+
+    collective_s: float
+    flight_records: int
+
+
+_set: list[Limits] = []
+
+
+@cache
+def _by_switches() -> Limits:
+    # At first use rather than at import: a program may still set its switches after `import`.
+    return Limits(
+        switches.number(switches.COLLECTIVE_LIMIT, 300),
+        switches.number(switches.FLIGHT_RECORDS, 256),
+    )
+
+
+def limits() -> Limits:
+    """The limits in force."""
+    return _set[0] if _set else _by_switches()
+
+
+def set_limits(**changes: Any) -> None:
+    """Changes the limits from here on."""
+    _set[:] = [replace(limits(), **changes)]

@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.quickly import quickly
 
 settings.register_profile("tessera", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("tessera")
@@ -38,36 +39,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [i for i in items if not i.get_closest_marker("long")]
 
 
-# Compilation is most of what the tests of the engine take, and programs here run once or twice. So
-# they compile without optimisations, and without the code generator that makes a whole compiler
-# context for each fused loop, which halves the time again. These are compiled as users' programs
-# are: what is promised of bits (in processes of their own), and what the documentation prints.
-AS_USERS = ("test_bits.py", "test_docs.py", "test_opinfo.py", "test_gpu.py")
-QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+# These are compiled as users' programs are: what is promised of bits (in processes of their own);
+# and with --long what the documentation prints, and PyTorch's samples.
+AS_USERS, AS_USERS_IF_LONG = ("test_bits.py", "test_gpu.py"), ("test_docs.py", "test_opinfo.py")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "TESSERA_TEST_HIDE_JAX" in os.environ or request.path.name in AS_USERS:
+    as_users = AS_USERS + AS_USERS_IF_LONG * request.config.getoption("--long")
+    if "TESSERA_TEST_HIDE_JAX" in os.environ or request.path.name in as_users:
         yield
         return
-    import tessera as ts  # which sets the engine's flags, before jax is there
-
-    assert ts
-    import jax
-    from jax._src import compiler  # jax has no setting for the engine's options of every program
-
-    as_users = compiler.get_compile_options
-
-    def quick(*args: Any, env_options_overrides: Any = None, **kwargs: Any) -> Any:
-        options = {**QUICK, **(env_options_overrides or {})}
-        return as_users(*args, env_options_overrides=options, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", quick)
-        jax.config.update("jax_disable_most_optimizations", True)
+    with quickly():
         yield
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 # Compiled programs are mapped into memory in pieces. A process may hold 65,530 of them on Linux:

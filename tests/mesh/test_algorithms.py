@@ -20,6 +20,7 @@ from tessera.ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collect
 from tessera.ir.schedule.algorithms.text import parse
 from tessera.runtime.algorithms import run_algorithm
 from tessera.runtime.devices import jax_mesh
+from tests.cases import LONG, grid
 
 Array = Any
 
@@ -98,7 +99,9 @@ def expected(collective: Collective, root: int, blocks: list[Array]) -> list[Arr
             return [np.concatenate([np.split(b, n)[r] for b in blocks]) for r in range(n)]
 
 
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize(
+    "n", [pytest.param(n, marks=[LONG] * (n in (5, 7, 8))) for n in range(1, 9)]
+)
 def test_every_table_gives_what_its_collective_means(n: int) -> None:
     found = tables(n)
     inputs = [blocks_for(a, np.int32) for a in found]
@@ -107,7 +110,7 @@ def test_every_table_gives_what_its_collective_means(n: int) -> None:
             np.testing.assert_array_equal(got, want, err_msg=repr(a))
 
 
-@pytest.mark.parametrize("n", [3, 6, 8])
+@pytest.mark.parametrize("n", [3, 6, pytest.param(8, marks=LONG)])
 def test_floats_are_added_in_the_order_of_the_table(n: int) -> None:
     found = [a for a in tables(n) if not a.native and a.collective in SUMS]
     inputs = [blocks_for(a, np.float32) for a in found]
@@ -120,8 +123,10 @@ def test_floats_are_added_in_the_order_of_the_table(n: int) -> None:
             np.testing.assert_allclose(one, near, rtol=1e-6, atol=1e-6 * scale, err_msg=repr(a))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    grid(range(1, 9), [np.float32, ml_dtypes.bfloat16], lambda x: getattr(x, "__name__", str(x))),
+)
 def test_trees_and_halving_add_in_adjacent_pairs(n: int, dtype: Any) -> None:
     found = [build(c, name, n) for c in SUMS for name in ("tree", "halving")]
     found += [build(c, "hierarchical", shape=(n // k, k), levels=("halving",) * 2)

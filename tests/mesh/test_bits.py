@@ -14,6 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
+from tests.cases import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +30,9 @@ def alone(*command: str, devices: int = 8) -> str:
     return done.stdout
 
 
-def test_every_op_of_the_table_has_one_result_on_every_fold() -> None:
-    assert alone("-m", "tests.mesh.bits_ops").endswith("folds: 0 differ\n\n")
+@pytest.mark.parametrize("split", ["both", pytest.param("dp", marks=LONG)])
+def test_every_op_of_the_table_has_one_result_on_every_fold(split: str) -> None:
+    assert alone("-m", "tests.mesh.bits_ops", split).endswith("folds: 0 differ\n\n")
 
 
 def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact() -> None:
@@ -39,7 +41,7 @@ def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact() -> Non
 
 @pytest.mark.parametrize(
     ("program", "dtype"),
-    [pytest.param(p, d, marks=[pytest.mark.long] * (d == "f32" and p != "dense"))
+    [pytest.param(p, d, marks=[LONG] * ((p, d) not in (("whole", "bf16"), ("dense", "f32"))))
      for p in ("whole", "dense", "experts") for d in ("f32", "bf16")],
 )  # fmt: skip
 def test_a_small_proof(program: str, dtype: str) -> None:

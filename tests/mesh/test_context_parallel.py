@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
+from tests.cases import LONG
 from tests.mesh.test_train_gpt import corpus, example, run
 
 __all__ = ["corpus", "example", "run"]
@@ -118,7 +119,8 @@ def test_logits_come_in_the_order_of_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "context"), [("dp=2,cp=4", "ring"), ("dp=2,cp=2,tp=2", "all_to_all")]
+    ("mesh", "context"),
+    [("dp=2,cp=4", "ring"), pytest.param("dp=2,cp=2,tp=2", "all_to_all", marks=LONG)],
 )
 def test_the_demo_trains_as_on_dp(run: Any, mesh: str, context: str) -> None:
     _, plain = run("dp=8")

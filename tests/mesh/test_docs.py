@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import tessera as ts
+from tests.cases import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,7 +69,9 @@ def run_block(block: Block, space: dict[str, Any], page: str) -> str:
     return f"{page}:{block.line}: the block printed\n{got}\nand the page says\n{want}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.name, marks=[LONG] * (p.name == "memory.md")) for p in PAGES]
+)
 def test_every_block_runs_and_prints_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tessera import pipeline
 from tessera.core.errors import TesseraError
+from tests.cases import LONG
 from tests.mesh.hybrids import BATCH, CHOICES, PROGRAMS, STEPS, Hybrid, alone, few, sample, trained
 
 SAMPLE = sample(40)
@@ -32,7 +33,7 @@ def quietly(h: Hybrid, steps: int = 1) -> Any:
 
 @pytest.mark.parametrize(
     "h",
-    [pytest.param(h, id=h.id, marks=[pytest.mark.long] * (h in SAMPLE and h not in FEW))
+    [pytest.param(h, id=h.id, marks=[LONG] * (h in SAMPLE and h not in FEW))
      for h in HYBRIDS],
 )  # fmt: skip
 def test_as_on_one_device(h: Hybrid, request: pytest.FixtureRequest) -> None:

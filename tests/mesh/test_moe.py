@@ -13,6 +13,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, op
 from tessera.nn.stack import Stack
+from tests.cases import LONG
 from tests.core.moe_reference import COTANGENT, EXPERTS, HIDDEN, D, K, X, by_loops, drawn
 
 W = drawn()
@@ -95,8 +96,11 @@ CASES: list[Any] = [
 
 @pytest.mark.parametrize(
     ("sizes", "layout", "weights", "groups", "capacity"),
-    [(*case, c) for case in CASES for c in (None, 1.0) if c is not None or case[3] is None],
-)
+    [
+        pytest.param(*case, c, marks=[LONG] * (i % 2 != (c is None) and case[3] is None))
+        for i, case in enumerate(CASES) for c in (None, 1.0) if c is not None or case[3] is None
+    ],
+)  # fmt: skip
 def test_a_mesh_gives_what_one_device_gives(
     sizes: str, layout: str, weights: dict[str, Any], groups: int | None, capacity: float | None
 ) -> None:

@@ -15,6 +15,7 @@ import tessera as ts
 from tessera import dist, graph, nn, op, pipeline
 from tessera.ir.schedule.pipelines.formulas import peak_activations
 from tessera.ir.schedule.reuse import reused
+from tests.cases import LONG, grid
 
 RNG = np.random.default_rng(11)
 V, D, H, B, S, LAYERS = 12, 8, 24, 16, 3, 4
@@ -126,8 +127,11 @@ def reverse_rows(rank: int, ranks: int, microbatches: int) -> list[str]:
     return [f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in reversed(many)]
 
 
-@pytest.mark.parametrize("where", MESHES)
-@pytest.mark.parametrize("schedule", [*pipeline.SCHEDULES, reverse_rows, "csv"])
+@pytest.mark.parametrize(
+    ("schedule", "where"),
+    grid([*pipeline.SCHEDULES, reverse_rows, "csv"], list(MESHES),
+         lambda x: x if isinstance(x, str) else x.__name__),
+)  # fmt: skip
 def test_training_as_on_one_device(
     schedule: Any, where: str, steps: list[Any], tmp_path: Path
 ) -> None:
@@ -181,7 +185,7 @@ def test_gradients_come_back_where_the_weights_were() -> None:
     assert grads["up0"].mesh == slices[0] and grads["up3"].mesh == slices[1]
 
 
-@pytest.mark.parametrize("onto", ["", "pp=1", "dp=1,pp=2,tp=1"])
+@pytest.mark.parametrize("onto", ["", "pp=1", pytest.param("dp=1,pp=2,tp=1", marks=LONG)])
 def test_weights_may_rest_split_over_the_stages_axis(steps: list[Any], onto: str) -> None:
     """As guide 1, 7.6 splits them, unevenly too: a step puts together what a stage uses."""
     mesh = dist.Mesh.parse("dp=2 pp=2 tp=2")

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tessera.train.metrics import Row, column, read_metrics
+from tests.cases import LONG
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 STEPS = 20
@@ -69,11 +70,13 @@ def run(
 @pytest.mark.parametrize(
     ("mesh", "changed"),
     [
-        ("dp=8", {}), ("tp=4", {}), ("dp=2,tp=4", {}), ("dp=2,tp=4", {"zero": 3}),
-        ("dp=2,tp=2,pp=2", {}),
+        ("dp=2,tp=4", {}),
         ("dp=2,tp=2,pp=2", {"zero": 3, "schedule": "ZB-H1", "recompute": "full"}),
-        ("dp=2,cp=2,pp=2", {"context": "ring"}),
-        ("dp=2,tp=2,pp=2", {"fold": "dp=1,tp=2,pp=2"}),
+        pytest.param("dp=8", {}, marks=LONG), pytest.param("tp=4", {}, marks=LONG),
+        pytest.param("dp=2,tp=4", {"zero": 3}, marks=LONG),
+        pytest.param("dp=2,tp=2,pp=2", {}, marks=LONG),
+        pytest.param("dp=2,cp=2,pp=2", {"context": "ring"}, marks=LONG),
+        pytest.param("dp=2,tp=2,pp=2", {"fold": "dp=1,tp=2,pp=2"}, marks=LONG),
     ],
 )  # fmt: skip
 def test_every_mesh_gives_the_losses_of_one_device(
@@ -92,8 +95,11 @@ def test_every_mesh_gives_the_losses_of_one_device(
 @pytest.mark.filterwarnings("ignore:the auxiliary loss of experts")  # the third says so
 @pytest.mark.parametrize(
     ("mesh", "like"),
-    [("dp=2,ep=4", "dp=1"), ("dp=4,tp=2", "dp=1"), ("dp=2,ep=2,pp=2", "dp=4,pp=2")],
-)
+    [
+        ("dp=2,ep=4", "dp=1"), pytest.param("dp=4,tp=2", "dp=1", marks=LONG),
+        pytest.param("dp=2,ep=2,pp=2", "dp=4,pp=2", marks=LONG),
+    ],
+)  # fmt: skip
 def test_experts_train_alike_on_every_mesh(run: Callable[..., Any], mesh: str, like: str) -> None:
     """In a pipeline their auxiliary loss is that of microbatches, cut from each device's rows."""
     _, rows = run(mesh, moe=4, batch=16, steps=8)
@@ -140,8 +146,8 @@ def test_a_pipelined_run_shows_who_does_what_when(
 
 
 def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
-    first, rows = run("tp=4")
-    again, same = run("tp=4", sample_tokens=SMALL["sample_tokens"])
+    first, rows = run("dp=2,tp=4")
+    again, same = run("dp=2,tp=4", sample_tokens=SMALL["sample_tokens"])
     assert first != again
     assert column(rows, "loss") == column(same, "loss")
     assert (first / "sample.txt").read_text() == (again / "sample.txt").read_text()

@@ -9,8 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.cases import LONG
 from tests.mesh.test_docs import ROOT, blocks
 
 WHERE = "import tessera; print(tessera.__file__)"
@@ -27,7 +26,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@LONG
 def test_a_wheel_runs_the_first_example(tmp_path: Path) -> None:
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     made = ("--no-deps", "--no-build-isolation")

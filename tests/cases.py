@@ -1,0 +1,24 @@
+"""Which of many cases run without --long? Of a grid, each row once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+LONG = pytest.mark.long
+
+
+def grid(
+    rows: Iterable[Any], columns: Sequence[Any], name: Callable[[Any], str] = str
+) -> list[Any]:
+    """Every row with every column, as parameters of a test. A row runs by default with one column
+    alone, the next row with the next: so each value of both is there."""
+    return [
+        pytest.param(
+            row, column, id=f"{name(row)}-{name(column)}", marks=[LONG] * (i % len(columns) != j)
+        )
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]

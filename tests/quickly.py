@@ -1,0 +1,36 @@
+"""How do tests compile quickly? Without optimisations, and without what makes a whole compiler
+context for each fused loop, which halves the time again: compilation is most of what the tests of
+the engine take, and their programs run once or twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """Inside, programs compile quickly."""
+    import tessera as ts  # which sets the engine's flags, before jax is there
+
+    assert ts
+    import jax
+    from jax._src import compiler  # jax has no setting for the engine's options of every program
+
+    as_users = compiler.get_compile_options
+
+    def quick(*args: Any, env_options_overrides: Any = None, **kwargs: Any) -> Any:
+        options = {**OPTIONS, **(env_options_overrides or {})}
+        return as_users(*args, env_options_overrides=options, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)

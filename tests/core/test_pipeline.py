@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import dist, graph, nn, pipeline
+from tessera.ir.graph.oracle import evaluate
 from tessera.ir.schedule.algorithms.check import adjacent_pairs
+from tessera.ir.schedule.pipelines import pipeline as builder
+from tessera.ir.schedule.pipelines.merge import merged
 from tessera.ir.schedule.pipelines.microbatches import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
+from tessera.ir.schedule.schedule import SEND
+from tessera.ir.schedule.text import parse
+from tessera.ir.schedule.verify import verify_schedule
 
 MESH = dist.Mesh.parse("dp=2 pp=2")
 W = {k: np.ones((8, 8), np.float32) for k in "abc"}
@@ -317,3 +323,74 @@ def test_sums_over_microbatches_have_one_order_whatever_comes_first(turns: list[
 
     assert added(paired=True) == ordered(adjacent_pairs(len(turns)))
     assert str(added(paired=False)).count("(") == len(turns) - 1
+
+
+def residual(k: str) -> Callable[..., Any]:
+    return lambda w, x: (w, x + ts.tanh(x @ w[k]))
+
+
+def schedules(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The schedule of a training step, each unit a step of its own, and as it runs."""
+    seen: list[Any] = []
+    monkeypatch.setattr(builder, "merged", lambda s: seen.append(s) or merged(s))
+    parts = [residual("a"), residual("b"), residual("d"), lambda w, x: x @ w["c"]]
+    mesh = dist.Mesh.parse("pp=2")
+    model = pipeline.compose(2, parts, mesh=mesh, schedule=name, microbatches=4)
+
+    def step(weights: Any, x: Any) -> Any:
+        loss = (model(weights, x) ** 2).mean()
+        grads = ts.grad(loss, weights)
+        return loss, {k: w - 0.1 * grads[k] for k, w in weights.items()}
+
+    made = ts.jit(step).plan(dict.fromkeys("abcd", W["a"]), X)
+    return seen[-1], made
+
+
+@pytest.mark.parametrize("name", pipeline.SCHEDULES)
+def test_steps_are_one_where_nothing_has_to_wait_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart, one = schedules(name, monkeypatch)
+    assert len(one.steps) < len(apart.steps)
+    assert len({s.graph for s in one.steps}) < len({s.graph for s in apart.steps})
+    verify_schedule(one)
+    assert parse(one.text).text == one.text
+    rng = np.random.default_rng(3)
+    given = [rng.normal(size=apart.buffers[b].shape).astype(np.float32) for b in apart.inputs]
+    for a, b in zip(results(apart, given), results(one, given), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    def waits(s: Any) -> list[set[str]]:
+        """What each step that sends comes after, in the words of the table. A rank takes its steps
+        in order."""
+        made = {b: i for i, step in enumerate(s.steps) for b in step.writes}
+        before: list[set[str]] = []
+        last: dict[Any, int] = {}
+        for i, step in enumerate(s.steps):
+            needs = {made[b] for b in step.reads if b in made}
+            if step.stream != SEND:
+                needs |= {last[m] for m in [step.graph.mesh] if m in last}
+                last[step.graph.mesh] = i
+            before.append(set(step.note.split()).union(*(before[k] for k in needs)))
+        return [x for x, step in zip(before, s.steps, strict=True) if step.stream == SEND]
+
+    assert waits(one) == waits(apart)
+
+
+def results(s: Any, given: list[Any]) -> list[Any]:
+    """What NumPy makes of the steps of `s`, one after the other."""
+    env = dict(zip(s.inputs, given, strict=True))
+    for step in s.steps:
+        values = [env[b] for b in step.reads]
+        env.update(zip(step.writes, evaluate(step.graph, values), strict=True))
+    return [env[b] for b in s.outputs]
+
+
+def test_what_two_nodes_give_to_an_earlier_stage_is_added_up_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, made = schedules("GPipe", monkeypatch)
+    back = [
+        n.type.shape for s in made.steps if s.stream == SEND and s.stage for n in s.graph.outputs
+    ]
+    assert back == [(4, 8)] * 4  # x + f(x) has two gradients

@@ -8,13 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, pipeline
+from tessera.core.layout import parse_type
 from tessera.ir.schedule.pipelines.formulas import peak_activations
 from tessera.ir.schedule.reuse import reused
+from tessera.runtime.arrays import fetch, place, sharding
+from tessera.runtime.send import sender
 from tests.cases import LONG, grid
 
 RNG = np.random.default_rng(11)
@@ -388,12 +392,12 @@ def test_buffers_live_as_the_formulas_say(name: str) -> None:
     kept: dict[tuple[int, int], int] = {}  # (stage, microbatch) to the last step that needs it
     began: dict[tuple[int, int], int] = {}
     for i, step in enumerate(s.steps):
-        at, kind, m = step.note[:1], step.note[1:2], step.note[2:]
+        own = step.note.partition(" ")[0]  # a backward that follows at once is in one step with it
+        at, kind, m = own[:1], own[1:2], own[2:]
         if at.isdigit() and kind == "F":
             began[int(at), int(m)] = i
-            kept[int(at), int(m)] = max(
-                s.lifetimes[b][1] for b in step.writes if b not in totals(s)
-            )
+            ends = [s.lifetimes[b][1] for b in step.writes if b not in totals(s)]
+            kept[int(at), int(m)] = max(ends, default=i)
     live = max(
         sum(began[k] < i <= kept[k] for k in began if table.placement[k[0]] == 0)
         for i in range(len(s.steps))
@@ -403,9 +407,8 @@ def test_buffers_live_as_the_formulas_say(name: str) -> None:
 
 def totals(s: Any) -> set[int]:
     """Buffers that are added up over the microbatches, and results."""
-    read = {b for step in s.steps if step.note in ("mean", "rows") for b in step.reads} | set(
-        s.outputs
-    )
+    read = {b for step in s.steps if step.note[:4] in ("mean", "rows") for b in step.reads}
+    read |= set(s.outputs)
     for step in reversed(s.steps):
         if set(step.writes) & read and step.note[1:2] in "FIW":
             read |= {b for b in step.reads if s.buffers[b].rank == 0}
@@ -432,6 +435,37 @@ def test_inspect_says_what_is_sent() -> None:
     # the batch to the first stage, and 4 microbatches of 2 x 4 to the second
     assert dist.inspect(pipe).sent == (5, 2 * 8 * 4 * 4)
     assert "5 values go from mesh to mesh, 256 B to a device" in str(dist.inspect(pipe))
+
+
+@pytest.mark.parametrize("text", ["[8@dp, 6]", "[8, 6@dp] ", "[8, 6] +dp", "[(2·4@dp), 6]"])
+@pytest.mark.parametrize("shape", ["pp=2 dp=1", "pp=2 dp=2", "pp=2 dp=2 fold"])
+def test_values_reach_another_slice_as_by_device_put(shape: str, text: str) -> None:
+    mesh = dist.Mesh.parse(shape.removesuffix(" fold"))
+    mesh = mesh.fold(onto="pp=2,dp=1") if shape.endswith("fold") else mesh
+    slices = [mesh.slice(pp=k) for k in range(2)]
+    here, there = (parse_type(f"f32{text}", m) for m in slices)
+    xs = [place(made(8, 6), here) for _ in range(2)]
+    want = jax.device_put(xs, [sharding(there)] * 2)
+    copied = sender([here, here], [there, there])
+    assert "device_put" not in str(copied.__closure__[0].cell_contents)  # type: ignore[index]
+    for x, y, z in zip(xs, want, copied(*xs), strict=True):
+        assert (z.aval, z.sharding, z.committed) == (y.aval, y.sharding, y.committed)
+        x.delete()
+        np.testing.assert_array_equal(fetch(z, there), fetch(y, there))
+    # From the mesh to a slice of it some blocks are there already.
+    both = parse_type("f32[8, 6]", mesh)
+    whole = sender([both], [parse_type("f32[8, 6]", slices[1])])
+    assert whole.__closure__[0].cell_contents is jax.device_put  # type: ignore[index]
+
+
+def test_a_profile_says_when_a_pipeline_waits_for_its_launches() -> None:
+    mesh = dist.Mesh(("pp",), devices=2)
+    model = pipeline.compose(2, [lambda x: ts.tanh(x)] * 2, mesh=mesh, microbatches=4)
+    found = dist.profile(model, made(8, 4), runs=2)
+    steps = len(model.schedule.steps)
+    (line,) = [x for x in str(found).splitlines() if "to launch" in x]
+    assert f"its {steps} steps take about {steps / 10:.2f} ms to launch" in line
+    assert model.plan_text().splitlines()[-1].startswith(f"  {steps} steps")
 
 
 def test_few_microbatches_warn() -> None:

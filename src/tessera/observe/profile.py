@@ -20,8 +20,10 @@ from typing import Any
 from ..core.context import replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.files import write_whole
+from ..core.mesh import Mesh
 from ..ir.graph.text import size_text
-from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
+from ..ir.schedule.schedule import COMM, SEND, Schedule, Step
 from ..ir.schedule.watch import watching
 from ..lang.checks import function_of, whole
 
@@ -30,12 +32,14 @@ SCOPES = 3  # levels of scope that compute is told apart by
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One step of one run: when it began, when each device had its results (seconds)."""
+    """One step of one run: when it began, when Python could go on, when each device had its
+    results (seconds)."""
 
     schedule: Schedule
     index: int
     run: tuple[int, int]  # which program's, and which of its runs
     start_s: float
+    launched_s: float
     ready_s: dict[int, float]
 
     @property
@@ -86,9 +90,14 @@ class Profile:
         self._now = id(schedule), number
 
     def step(
-        self, schedule: Schedule, index: int, start_s: float, ready_s: dict[int, float]
+        self,
+        schedule: Schedule,
+        index: int,
+        start_s: float,
+        launched_s: float,
+        ready_s: dict[int, float],
     ) -> None:
-        self.timed.append(Timed(schedule, index, self._now, start_s, ready_s))
+        self.timed.append(Timed(schedule, index, self._now, start_s, launched_s, ready_s))
 
     # -- the report -------------------------------------------------------------------------------
     @property
@@ -143,6 +152,7 @@ class Profile:
         text.append(
             f"a run: {_ms(sum(t.values()))}, {share:.0%} of it transfer; {self.runs} measured"
         )
+        text += _bound(self.warm)
         return "\n".join(text)
 
     def events(self) -> list[dict[str, Any]]:
@@ -182,6 +192,28 @@ class Profile:
                 f"profile: cannot write {str(path)!r}: {error.strerror}",
                 fix="name a file in a folder that exists",
             ) from None
+
+
+def _bound(timed: Sequence[Timed]) -> list[str]:
+    """A line for each pipeline whose steps take longer to launch than its busiest stage computes:
+    one thread launches them all, and the devices wait for it."""
+    took: dict[tuple[int, int], list[float]] = {}
+    for t in timed:
+        took.setdefault((id(t.schedule), t.index), []).append(t.end_s - t.launched_s)
+    lines = []
+    for s in {id(t.schedule): t.schedule for t in timed}.values():
+        work: dict[Mesh | None, float] = {}  # seconds
+        for k, step in enumerate(s.steps):
+            if step.stream != SEND:
+                where = step.graph.mesh
+                work[where] = work.get(where, 0.0) + max(median(took[id(s), k]), 0.0)
+        launch, most = len(s.steps) * LAUNCH_S, max(work.values(), default=0.0)
+        if len(work) > 1 and launch > most:
+            lines.append(
+                f"{s.name}: its {len(s.steps)} steps take about {_ms(launch)} to launch, the"
+                f" busiest stage computes for {_ms(most)}: {FEWER}"
+            )
+    return lines
 
 
 def _ms(seconds: float) -> str:

@@ -27,12 +27,12 @@ from ..ir.schedule.watch import watcher
 from . import xp_jax
 from .agree import processes_of
 from .ahead import turn_of
-from .arrays import sharding
 from .buckets import run_bucket
 from .flight import arrive, flight
 from .folded import Folded
 from .lower import Block, by_turns, jitted, run_local
 from .order import FixedXp
+from .send import sender
 from .stage_programs import kept
 
 Array = Any
@@ -85,7 +85,7 @@ class Stepped:
             jax.block_until_ready(args)
             start_s = time.perf_counter()
             outs = program(*args)
-            look.step(s, i, start_s, _ready(outs, start_s))
+            look.step(s, i, start_s, time.perf_counter(), _ready(outs, start_s))
             for b, x in zip(writes, outs, strict=True):
                 env[b] = x
             for b in freed:
@@ -144,7 +144,8 @@ class Stepped:
                 case "loop":
                     known = Loop(step, self)
                 case "send":
-                    known = _sender(step)
+                    sources = [self.schedule.buffers[b] for b in step.reads]
+                    known = sender(sources, [n.type for n in step.graph.outputs])
                 case "fused":
                     mesh = step.graph.mesh or self.schedule.mesh
                     places = self._reused[step.graph]
@@ -178,19 +179,6 @@ def _maker_text(s: Schedule, i: int | None) -> str:
         return "an argument"
     step = s.steps[i]
     return f"s{i} of {s.name}: {step.what}" + (f" at {step.at}" if step.at else "")
-
-
-def _sender(step: Step) -> Program:
-    """Values on their way to another mesh: the engine copies the blocks that are not there yet."""
-    to = [sharding(n.type) for n in step.graph.outputs]
-    turn = turn_of(step.graph.outputs[0].type.mesh)
-
-    def send(*xs: Array) -> list[Array]:
-        if turn is not None:
-            turn()
-        return [jax.device_put(x, s) for x, s in zip(xs, to, strict=True)]
-
-    return send
 
 
 class Loop:

@@ -72,8 +72,8 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
             share = step.graph.mesh.size / program.mesh.size
         if step.stream == SEND:
             along = _along(program.mesh, step.graph.mesh)
-            size = step.graph.outputs[0].type.local_bytes
-            add(("send", along, step.note or "to another stage"), 1, share * size)
+            sent = [o.type.local_bytes for o in step.graph.outputs]
+            add(("send", along, step.note or "to another stage"), len(sent), share * sum(sent))
         for node, times in step.graph.collectives():
             key = (node.op, tuple(node.attrs["axes"]), _reason(node))
             add(key, times, share * times * node.wire_bytes)

@@ -14,9 +14,15 @@ class Watcher(Protocol):
     """Told of every step, when it is done. Times are of `time.perf_counter`, in seconds."""
 
     def step(
-        self, schedule: Schedule, index: int, start_s: float, ready_s: dict[int, float]
+        self,
+        schedule: Schedule,
+        index: int,
+        start_s: float,
+        launched_s: float,
+        ready_s: dict[int, float],
     ) -> None:
-        """`ready_s` says per device when its results were there."""
+        """`launched_s` says when Python could go on, `ready_s` per device when its results were
+        there."""
 
     def begin(self, schedule: Schedule) -> None:
         """A run of `schedule` begins."""

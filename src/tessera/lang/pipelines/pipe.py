@@ -20,7 +20,7 @@ from ...core.mesh import Mesh
 from ...ir.graph.node import Graph, Node, input_node, reachable
 from ...ir.schedule.pipelines.orders import known_schedule, pipeline_table
 from ...ir.schedule.pipelines.pipeline import Plan, Recorded, pipeline_schedule
-from ...ir.schedule.pipelines.simulate import warn_if_few
+from ...ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
 from ...ir.schedule.pipelines.stages import balanced, depends, free_nodes, stage_numbers
 from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import SEND, Schedule, Step
@@ -203,6 +203,11 @@ class Pipe:
                 f" ({self.balance[s] / dearest:.0%} of the dearest),"
                 f" {self.weight_bytes[s]:,} bytes of weights a device"
             )
+        count = len(self.schedule.steps)
+        lines.append(
+            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the dearest"
+            f" stage computes for less, {FEWER}"
+        )
         return "\n".join(lines)
 
     @property

@@ -8,7 +8,8 @@ whose nodes go where their largest argument is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
@@ -18,6 +19,7 @@ from ...graph.node import Graph, Node, copied, input_node, reachable
 from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
 from .after import by_rank, late_nodes, settle
 from .check import run_order
+from .merge import merged
 from .microbatches import Totals, key_of, microbatches, together
 from .stages import (
     Region,
@@ -108,23 +110,30 @@ class _Pipeline:
 
     def on(self, buffer: int, rank: int) -> int:
         """`buffer` on the mesh of `rank`: sent there, once."""
-        t = self.types[buffer]
-        here = self.made_on.get(buffer)
-        if t.mesh == self.meshes[rank] or (t.mesh is None and here == rank):
-            return buffer
-        apart = set(t.split_axes) - set(self.meshes[rank].axes)
-        if apart:  # it rests split over the stages' axis
-            return self.on(self.laid(buffer, gathered(t, apart)), rank)
-        known = self.sent.get((buffer, rank))
-        if known is None:
-            to = t.on(self.meshes[rank])
-            known = self.sent[buffer, rank] = self.buffer(to)
-            self.made_on[known] = rank
-            x = input_node(to, f"b{buffer}")
-            self.steps.append(Step(
-                Graph("send", (x,), (x,), (x,), self.options), (buffer,), (known,), SEND, here or 0
-            ))  # fmt: skip
-        return known
+        return self.all_on([buffer], rank)[0]
+
+    def all_on(self, buffers: Sequence[int], rank: int) -> list[int]:
+        """`buffers` on the mesh of `rank`: sent there, once, from each place in one step."""
+        mesh, found, away = self.meshes[rank], list[int](), dict[Any, dict[int, None]]()
+        for b in buffers:
+            apart = set(self.types[b].split_axes) - set(mesh.axes)
+            if apart:  # it rests split over the stages' axis
+                b = self.laid(b, gathered(self.types[b], apart))
+            t, source = self.types[b], self.made_on.get(b)
+            if t.mesh == mesh or (t.mesh is None and source == rank):
+                self.sent[b, rank] = b
+            elif (b, rank) not in self.sent:
+                away.setdefault((t.mesh, source), {})[b] = None
+            found.append(b)
+        for (_, source), group in away.items():
+            types = [self.types[b].on(mesh) for b in group]
+            xs = [input_node(t, f"b{b}") for b, t in zip(group, types, strict=True)]
+            self.sent.update(((b, rank), self.buffer(t)) for b, t in zip(group, types, strict=True))
+            writes = tuple(self.sent[b, rank] for b in group)
+            self.made_on.update(dict.fromkeys(writes, rank))
+            graph = Graph("send", tuple(xs), tuple(xs), tuple(xs), self.options)
+            self.steps.append(Step(graph, tuple(group), writes, SEND, source or 0))
+        return [self.sent[b, rank] for b in found]
 
     def laid(self, buffer: int, to: TensorType) -> int:
         """`buffer`, which is on the whole mesh, in the layout `to`: once."""
@@ -161,7 +170,7 @@ class _Pipeline:
         self.count_ahead()
         self.play(found, wanted)
         results = self.after(found)
-        schedule = Schedule(
+        schedule = merged(Schedule(
             self.name,
             self.mesh,
             tuple(self.types),
@@ -170,7 +179,7 @@ class _Pipeline:
             tuple(self.steps),
             self.options,
             table=f"pipeline={self.table.name} microbatches={self.count}",
-        )
+        ))  # fmt: skip
         homes = {n: r for n, r in self.rank.items() if n.op == "input"}
         return Plan(schedule, self.table, found, homes)
 
@@ -236,6 +245,11 @@ class _Pipeline:
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
         sums = set(self.made.sums.values()) | self.made.means
         values: dict[tuple[Node, int], int] = {}
+        # Of what is added up nobody needs the parts, unless a region takes them.
+        parts = self.made.rows.union(*(r.takes for r in found.values()))
+        found = {
+            k: replace(r, gives=tuple(n for n in r.gives if n in parts)) for k, r in found.items()
+        }
         graphs: dict[tuple[int, str, tuple[int, ...]], Graph] = {}
         totals: Totals[int] = Totals(self.count, self.options.mesh_invariant)
 
@@ -251,7 +265,7 @@ class _Pipeline:
             if key not in graphs:
                 graph = self.region(f"{s}{kind}", r, counts)
                 graphs[key] = on_mesh(graph, self.meshes[rank])
-            reads = [self._value(values, a, m, rank) for a in r.takes]
+            reads = self.all_on([self._value(values, a, m, rank) for a in r.takes], rank)
             reads += [b for earlier, _ in added.values() for b in earlier]
             ids = self.run(graphs[key], reads, FUSED, rank, f"{s}{kind}{m}")
             values.update(((n, m), i) for n, i in zip(r.gives, ids))
@@ -268,10 +282,10 @@ class _Pipeline:
                 region(a.stage, a.kind, a.microbatch)
 
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
-        """The buffer of `n` of microbatch `m` on the mesh of `rank`."""
+        """The buffer of `n` of microbatch `m`, which of the batch is on the mesh of `rank`."""
         if n in self.made.batch or n is self.made.key:
             return self.cut(n, rank)[m]
-        return self.on(self.given[n] if n.op == "input" else values[n, m], rank)
+        return self.given[n] if n.op == "input" else values[n, m]
 
     # -- what comes after -------------------------------------------------------------------------
     def after(self, found: Mapping[tuple[int, str], Region]) -> list[int]:
@@ -355,5 +369,5 @@ class _Pipeline:
         gives = [n for n in group if (n in outside or n in used) and len(n.types) == 1]
         region = Region(here, "P", tuple(group), tuple(takes), tuple(gives))
         graph = on_mesh(self.region("after", region, {}), self.meshes[here])
-        reads = [self.on(env[a], here) for a in takes]
+        reads = self.all_on([env[a] for a in takes], here)
         env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))

@@ -25,6 +25,11 @@ Cost = float | Sequence[float]
 """One number for all stages, or one for each."""
 
 
+LAUNCH_S = 1e-4
+"""What a step costs the thread that launches it, as `bench/pipeline.py --small` measures it."""
+FEWER = "use fewer, larger microbatches, or fewer stages a rank"
+
+
 class PipelineWarning(UserWarning):
     """A pipeline that idles much of the time, or whose loss is not that of one device."""
 

@@ -85,13 +85,23 @@ def stage_numbers(
             continue
         source = origins.get(n)
         if n.op != "item" and source is not None and source in stage:
-            stage[n] = stage[source]
+            stage[n] = max(stage[source], _together(n, stage, free))
         else:
             stage[n] = min(max((stage[a] for a in n.args if a in stage), default=0), last)
     for n in own:  # what picks one result of several stays with its node
         if n.op == "item":
             stage[n] = stage[n.args[0]]
     return stage
+
+
+def _together(n: Node, stage: Mapping[Node, int], free: frozenset[Node]) -> int:
+    """The first stage that has several values which `n` makes one of, no larger than they are: what
+    is added up there is sent once. Of any other node, 0."""
+    args = [a for a in n.args if a not in free]
+    if len(args) < 2 or not all(a in stage for a in args):
+        return 0
+    small = sum(t.nbytes for t in n.types) <= sum(a.type.nbytes for a in args) / 2
+    return min(stage[a] for a in args) if small else 0
 
 
 def regions(

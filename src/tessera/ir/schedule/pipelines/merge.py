@@ -1,0 +1,146 @@
+"""Which steps of one rank are one program? Neighbours, where no other rank waits for the first.
+
+Each step costs a launch, so fewer of them are faster. A forward and its backward on the last stage
+are one step: what is between them is sent to nobody. Two steps stay apart where the first would
+have to wait longer as one, or where there would be more programs to compile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ....core.mesh import Mesh
+from ...graph.node import Graph, copied, input_node
+from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
+
+# Two graphs, where each argument of the second comes from (a place among the results and one among
+# the arguments of the first), and which results of the first others read too.
+Kind = tuple[Graph, Graph, tuple[tuple[int, int], ...], tuple[bool, ...]]
+
+
+def merged(s: Schedule) -> Schedule:
+    """`s`, with neighbours as one step where that delays nothing."""
+    while kinds := _kinds(s):
+        s = _merge(s, kinds)
+    return s
+
+
+def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
+    """The pairs of steps to merge, in which no step is twice."""
+    steps, here = s.steps, [_home(s, step) for step in s.steps]
+    made = {b: i for i, step in enumerate(steps) for b in step.writes}
+    readers: dict[int, set[int]] = defaultdict(set)
+    for i, step in enumerate(steps):
+        for b in step.reads:
+            readers[b].add(i)
+
+    def ready(b: int, i: int) -> bool:
+        """Whether `b` is there when step `i` may begin, however long other ranks take."""
+        if b in steps[i].reads or b not in made:
+            return True
+        by = steps[made[b]]
+        given = by.stream == SEND and not any(a in made for a in by.reads)
+        return made[b] < i and (given or here[made[b]] == here[i])
+
+    pairs: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
+    last: dict[Mesh | None, int] = {}
+    for j, step in enumerate(steps):
+        mesh = here[j]
+        i, last[mesh] = last.get(mesh, -1), j
+        if mesh is None or i < 0:
+            continue
+        first = steps[i]
+        own = {b for b in step.reads if b in first.writes}
+        alone = all(here[k] == mesh for b in first.writes for k in readers[b])
+        if own and alone and all(b in own or ready(b, i) for b in step.reads):
+            wires = tuple((_place(first.writes, b), _place(first.reads, b)) for b in step.reads)
+            kept = tuple(b in s.outputs or bool(readers[b] - {j}) for b in first.writes)
+            pairs[first.graph, step.graph, wires, kept].append((i, j))
+    _whole(pairs, Counter(step.graph for step in steps))
+    if len(pairs) > len({g for kind in pairs for g in kind[:2]}):
+        return {}  # more programs to compile than before
+    found: dict[tuple[int, int], Kind] = {}
+    used: set[int] = set()
+    for kind, mine in pairs.items():
+        ends = {k for pair in mine for k in pair}
+        if not ends & used:
+            used |= ends
+            found.update(dict.fromkeys(mine, kind))
+    return found
+
+
+def _whole(pairs: dict[Kind, list[tuple[int, int]]], times: Mapping[Graph, int]) -> None:
+    """Drops the kinds of which some steps would stay as they are: both programs would be needed."""
+    while True:
+        firsts, seconds = Counter[Graph](), Counter[Graph]()
+        for (first, second, *_), mine in pairs.items():
+            firsts[first] += len(mine)
+            seconds[second] += len(mine)
+        poor = [k for k in pairs if (firsts[k[0]], seconds[k[1]]) != (times[k[0]], times[k[1]])]
+        if not poor:
+            return
+        for kind in poor:
+            del pairs[kind]
+
+
+def _home(s: Schedule, step: Step) -> Mesh | None:
+    """The slice of the mesh that `step` computes on; None for what spans several."""
+    mesh = step.graph.mesh
+    return mesh if step.stream in (FUSED, COMPUTE) and mesh != s.mesh else None
+
+
+def _place(ids: Sequence[int], b: int) -> int:
+    return ids.index(b) if b in ids else -1
+
+
+def _merge(s: Schedule, kinds: Mapping[tuple[int, int], Kind]) -> Schedule:
+    graphs: dict[Kind, Graph] = {}
+    gone = {j for _, j in kinds}
+    steps = list(s.steps)
+    for (i, j), kind in kinds.items():
+        first, second = s.steps[i], s.steps[j]
+        if kind not in graphs:
+            graphs[kind] = _one(first, second, kind[3])
+        given = {*first.writes, *first.reads}
+        steps[i] = Step(
+            graphs[kind],
+            (*first.reads, *dict.fromkeys(b for b in second.reads if b not in given)),
+            (*(b for b, keep in zip(first.writes, kind[3], strict=True) if keep), *second.writes),
+            FUSED if FUSED in (first.stream, second.stream) else COMPUTE,
+            first.stage,
+            (),
+            " ".join(dict.fromkeys((first.note, second.note))),
+        )
+    return _numbered(replace(s, steps=tuple(x for i, x in enumerate(steps) if i not in gone)))
+
+
+def _one(first: Step, second: Step, kept: Sequence[bool]) -> Graph:
+    """What `first` and then `second` compute; of the first one's results it gives the `kept`."""
+    here = dict(zip(first.reads, first.graph.inputs)) | dict(zip(first.writes, first.graph.outputs))
+    inputs, nodes = list(first.graph.inputs), first.nodes
+    new = {n: n for n in nodes}
+    for b, x in zip(second.reads, second.graph.inputs, strict=True):
+        if b not in here:
+            here[b] = input_node(x.type, f"w{len(inputs)}")
+            inputs.append(here[b])
+        new[x] = here[b]
+    nodes += copied(second.nodes, new)
+    outs = [o for o, keep in zip(first.graph.outputs, kept, strict=True) if keep]
+    outs += [new[o] for o in second.graph.outputs]
+    name = f"{first.graph.name}_{second.graph.name.rpartition('_')[2]}"
+    return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs), first.graph.options)
+
+
+def _numbered(s: Schedule) -> Schedule:
+    """`s` without the buffers that no step fills."""
+    there = [*s.inputs, *(b for step in s.steps for b in step.writes)]
+    new = {b: k for k, b in enumerate(sorted(there))}
+
+    def of(ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(new[b] for b in ids)
+
+    steps = tuple(replace(x, reads=of(x.reads), writes=of(x.writes)) for x in s.steps)
+    types = tuple(s.buffers[b] for b in new)
+    return replace(s, buffers=types, inputs=of(s.inputs), outputs=of(s.outputs), steps=steps)

@@ -392,11 +392,13 @@ def test_buffers_live_as_the_formulas_say(name: str) -> None:
     kept: dict[tuple[int, int], int] = {}  # (stage, microbatch) to the last step that needs it
     began: dict[tuple[int, int], int] = {}
     for i, step in enumerate(s.steps):
-        own = step.note.partition(" ")[0]  # a backward that follows at once is in one step with it
+        own, _, more = step.note.partition(" ")
         at, kind, m = own[:1], own[1:2], own[2:]
         if at.isdigit() and kind == "F":
-            began[int(at), int(m)] = i
+            # In one step with its backward, what it leaves is alive there; a gradient is not its.
+            began[int(at), int(m)] = i - 1 if more else i
             ends = [s.lifetimes[b][1] for b in step.writes if b not in totals(s)]
+            ends = [k for k in ends if not (more and s.steps[k].stream == "send")]
             kept[int(at), int(m)] = max(ends, default=i)
     live = max(
         sum(began[k] < i <= kept[k] for k in began if table.placement[k[0]] == 0)

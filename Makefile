@@ -9,12 +9,13 @@ ARGS   ?=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-all fmt lint test test-all test-core bench prove soak clean
+.PHONY: help demo check check-all docs fmt lint test test-all test-core bench prove soak clean
 
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
 	@echo "make check      format, lint, types, import contracts, the tests that are not long"
 	@echo "make check-all  the same with the long tests and the coverage: what CI runs"
+	@echo "make docs       site/: these pages, with search and a reference of every public name"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
 	@echo "make prove      logical programs on many placements: the same bits (ARGS=--small)"
@@ -44,7 +45,12 @@ demo: $(DEMO)
 
 check: lint test
 
-check-all: lint test-all
+check-all: lint docs test-all
+
+# Every link and anchor holds, or there is no site.
+docs: $(READY)
+	$(BIN)/python docs/site/build.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -84,6 +90,6 @@ fmt: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f .coverage .coverage.*
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -26,6 +26,8 @@ from .local.view import view
 from .record import KEY_TYPE
 from .tensor import Tensor, emit, scalar
 
+__all__ = ["bernoulli", "normal", "seed", "set_state", "state", "uniform"]
+
 
 class State:
     """The generator's whole state: what a checkpoint must keep."""

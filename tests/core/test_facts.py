@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tessera
+import tessera as ts
 from tessera.core.dtypes import dtype_of
-from tessera.core.layout import plain
+from tessera.core.layout import parse_type, plain
+from tessera.core.mesh import Mesh
+from tessera.cost.liveness import Liveness, of_graph
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.oracle import evaluate
-from tessera.ops.op import OPS
+from tessera.lang.determinism import need_kept
+from tessera.ops.elementwise import unary
+from tessera.ops.op import OPS, Inferred, Op
 from tessera.ops.redistribute import CHANGES
+from tessera.passes.simplify import simplify
 from tests.core.table import ROWS, Row
 
-SOURCE = Path(tessera.__file__).parent
+SOURCE = Path(ts.__file__).parent
 BY_OP: dict[str, list[Row]] = defaultdict(list)
 for _row in ROWS:
     BY_OP[_row.op].append(_row)
@@ -174,12 +179,25 @@ def test_an_op_with_graphs_among_its_attributes_says_so() -> None:
     assert all(set(words.split()) <= set(OPS[name].attrs.split()) for name, words in held.items())
 
 
-def test_an_op_that_says_nothing_is_taken_for_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tessera as ts
-    from tessera.cost.liveness import Liveness, of_graph
-    from tessera.lang.determinism import need_kept
-    from tessera.ops.op import Inferred, Op
+def test_one_definition_says_all_of_an_op_that_computes_each_element() -> None:
+    def local(c: Any, x: Any) -> Any:
+        return c.xp.div(x, c.xp.add(c.xp.full((), 1.0, c.out.dtype), c.xp.abs(x)))
 
+    try:
+        unary("softsign", None, local=local)
+        b = Builder("f")
+        x = b.input(parse_type("f32[8@dp]", Mesh(("dp",), shape={"dp": 2})))
+        graph = b.graph([b("sum", b("softsign", x), dims=(0,))])
+        need_kept(graph)
+        assert [n.op for n in Liveness(of_graph(graph)).held] == ["sum"]
+        given = np.arange(-4, 4, dtype=np.float32)
+        want = np.sum(given / (1 + np.abs(given)))
+        np.testing.assert_allclose(evaluate(simplify(graph), [given])[0], want, atol=1e-6)
+    finally:
+        OPS.pop("softsign", None)
+
+
+def test_an_op_that_says_nothing_is_taken_for_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Op("bare", lambda ins, attrs: Inferred(ins, ins), lambda c, x: x)
     monkeypatch.setitem(OPS, "bare", bare)
     b = Builder("f")

@@ -20,16 +20,16 @@ from .indexing import (
     argsort,
     flip,
     gather,
-    gather_or_zero,
     one_hot,
     scatter_add,
     sort,
     take,
-    take_or_zero,
     topk,
 )
+from .indexing import gather_or_zero as gather_or_zero
+from .indexing import take_or_zero as take_or_zero
 from .matrices import diag, diagonal, eye, tril, triu
-from .picking import getitem
+from .picking import getitem as getitem
 from .shaping import (
     Dims,
     along,
@@ -41,8 +41,8 @@ from .shaping import (
     reshape,
     split,
     stack,
-    swap,
 )
+from .shaping import swap as swap
 from .tensor import (
     Like,
     Tensor,
@@ -410,13 +410,12 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
     return record.redistribute_now(x, to)
 
 
+# What users call: `tessera` has all of these.
 __all__ = [
-    "abs", "arange", "argmax", "argmin", "argsort", "broadcast_lead", "broadcast_to", "cast",
-    "concat", "cos", "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip",
-    "floor", "full", "gather", "gather_or_zero", "getitem", "graft", "isfinite", "keep", "log",
-    "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "narrowed", "one_hot",
-    "ones", "permute", "prod", "reduce", "relayout", "reshape", "round", "rsqrt", "scatter_add",
-    "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "stop_gradient", "sum", "swap",
-    "take", "take_or_zero", "tanh", "topk", "tril", "triu", "var", "where", "widened", "zeros",
-    "zeros_like",
+    "abs", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "concat", "cos",
+    "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip", "floor", "full",
+    "gather", "graft", "isfinite", "keep", "log", "logsumexp", "matmul", "max", "maximum",
+    "mean", "min", "minimum", "one_hot", "ones", "permute", "prod", "reshape", "round", "rsqrt",
+    "scatter_add", "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "sum", "take",
+    "tanh", "topk", "tril", "triu", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -101,15 +101,18 @@ def unary(
     linear: str = "",
     kinds: tuple[str, ...] = ("float",),
     memory: Memory = "dear",
+    local: Local | None = None,
 ) -> Op:
-    def local(c: Call, x: Array) -> Array:
+    """The op that computes each element from one: `local(c, x)`, or what the adapter calls so."""
+
+    def by_name(c: Call, x: Array) -> Array:
         return getattr(c.xp, name)(x)
 
     result = _bool if name in ("isfinite", "logical_not") else _same
     degree: Linear = "each" if linear else ""
     return define(
-        Op(name, _rule(name, kinds, result, linear), local, grad, elements="computed",
-           memory=memory, linear=degree)
+        Op(name, _rule(name, kinds, result, linear), local or by_name, grad,
+           elements="computed", memory=memory, linear=degree)
     )  # fmt: skip
 
 

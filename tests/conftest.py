@@ -39,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [i for i in items if not i.get_closest_marker("long")]
 
 
+@pytest.fixture
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Whether a test goes through all of its cases, or through fewer of the same kind."""
+    return bool(request.config.getoption("--long"))
+
+
 # These are compiled as users' programs are: what is promised of bits (in processes of their own);
 # and with --long what the documentation prints, and PyTorch's samples.
 AS_USERS, AS_USERS_IF_LONG = ("test_bits.py", "test_gpu.py"), ("test_docs.py", "test_opinfo.py")

@@ -45,8 +45,10 @@ def factors(n: int, least: int = 2) -> list[tuple[int, ...]]:
 
 # ---- promises ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_every_algorithm_is_right_for_every_n_up_to_64(collective: Collective) -> None:
-    for n in range(1, 65):
+def test_every_algorithm_is_right_for_every_n_up_to_64(
+    collective: Collective, everything: bool
+) -> None:
+    for n in range(1, 65) if everything else (*range(1, 18), 24, 31, 32, 33):
         for name in (*FLAT, "engine"):
             verify(build(collective, name, n))
         if can_segment(collective, "double_tree"):

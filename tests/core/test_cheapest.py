@@ -16,6 +16,7 @@ from tessera.core.layout import Digit, Dim, Factor, TensorType, digits, grouped,
 from tessera.core.mesh import Mesh
 from tessera.core.reshard import plan, wire_bytes
 from tessera.core.topology import Level, Link, Topology
+from tests.cases import LONG
 
 
 def cut(dim: Dim, axis: str, mesh: Mesh) -> Iterator[Dim]:
@@ -120,10 +121,10 @@ def every_layout(mesh: Mesh, shape: tuple[int, ...], partial: bool) -> Iterator[
         ((2, 2), (16, 16), 99),
         ((2, 3), (36, 36), 99),
         ((2, 4), (64, 64), 99),
-        ((3, 4), (144, 144), 99),
+        pytest.param((3, 4), (144, 144), 99, marks=LONG),
         ((2, 3, 4), (24, 24), 4),
         ((2, 2, 2), (16, 16), 4),
-        ((2, 2, 2, 2), (16, 4), 2),
+        pytest.param((2, 2, 2, 2), (16, 4), 2, marks=LONG),
     ],
 )
 def test_no_way_receives_fewer_bytes(

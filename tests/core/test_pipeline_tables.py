@@ -68,8 +68,13 @@ def test_a_table_is_what_was_reviewed(name: str, request: pytest.FixtureRequest)
     assert (read.rows, read.placement, read.microbatches) == (table.rows, table.placement, 8)
 
 
-def test_every_table_can_run_wherever_its_schedule_is_defined() -> None:
-    for name, p, m, v in all_tables(range(1, 9), range(1, 25)):
+def counts(everything: bool) -> tuple[range, range]:
+    """Of ranks and of microbatches."""
+    return (range(1, 9), range(1, 25)) if everything else (range(1, 6), range(1, 14))
+
+
+def test_every_table_can_run_wherever_its_schedule_is_defined(everything: bool) -> None:
+    for name, p, m, v in all_tables(*counts(everything)):
         table = pipeline_table(name, p, m, v)
         verify_table(table)
         assert (table.ranks, table.microbatches) == (p, m)
@@ -132,9 +137,9 @@ def test_the_orders_are_those_of_pytorch() -> None:
 
 
 # ---- costs -------------------------------------------------------------------------------------
-def test_bubble_and_peak_are_those_of_the_formulas_where_these_hold() -> None:
+def test_bubble_and_peak_are_those_of_the_formulas_where_these_hold(everything: bool) -> None:
     held: dict[str, list[int]] = {name: [0, 0] for name in SCHEDULES}
-    for name, p, m, v in all_tables(range(1, 9), range(1, 25)):
+    for name, p, m, v in all_tables(*counts(everything)):
         line = simulate(pipeline_table(name, p, m, v))
         bubble, peak = bubble_s(name, p, m, v), peak_activations(name, p, m, v)
         if bubble is not None:
@@ -143,7 +148,8 @@ def test_bubble_and_peak_are_those_of_the_formulas_where_these_hold() -> None:
         if peak is not None:
             assert line.peak_activations[0] == max(line.peak_activations) == peak, (name, p, m, v)
             held[name][1] += 1
-    assert all(min(counts) > 50 for counts in held.values()), held
+    least = 50 if everything else 15
+    assert all(min(many) > least for many in held.values()), held
 
 
 costs = st.integers(0, 6).map(lambda n: Fraction(n, 3))

@@ -8,7 +8,7 @@ that takes device arrays and gives device arrays. It is the engine that the lang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -22,41 +22,36 @@ from .core.mesh import Mesh
 from .core.options import ProgramOptions
 from .ir.graph.comm_trace import trace_lines
 from .ir.graph.node import Graph
-from .ir.graph.verify import verify
-from .ir.schedule.build import build_schedule
 from .ir.schedule.reuse import heirs
 from .ir.schedule.schedule import Schedule
-from .ir.schedule.verify import verify_schedule
-from .lang.determinism import need_kept
 from .lang.engine import Program
-from .passes.algorithms import algorithms
-from .passes.simplify import simplify
+from .passes.plan import prepared, scheduled
 from .runtime import arrays, containers, devices, offload, programs
 from .runtime.agree import guarded
-from .runtime.lower import lower
+from .runtime.lower import NONE, lower
 from .runtime.stepped import Stepped
 
 
 class Executable:
-    """A compiled graph. `types` are the results' types, on the program's mesh."""
+    """A compiled schedule. `types` are the results' types, on the program's mesh; `donate` are
+    arguments that are given up, each with the result that takes its memory."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, donate: Sequence[int]) -> None:
-        self.graph, self.schedule = graph, schedule
-        mesh = graph.mesh
-        self.types = tuple(n.type.on(mesh) for n in graph.outputs)
-        self.wants = tuple(n.type.on(mesh) for n in graph.inputs)
+    def __init__(self, schedule: Schedule, donate: Mapping[int, int] = NONE) -> None:
+        self.schedule = schedule
+        mesh = schedule.mesh
+        types = [t if t.mesh is not None else t.on(mesh) for t in schedule.buffers]
+        self.types = tuple(types[b] for b in schedule.outputs)
+        self.wants = tuple(types[b] for b in schedule.inputs)
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
         options, order = promised(schedule.options)
         self.run: Callable[..., Any]
         self.given_up: Sequence[int] = ()
-        if schedule.options.executor == "stepped":
+        if schedule.is_staged or schedule.options.executor == "stepped":
+            # It copies what is given up and given twice.
             self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
         else:
-            # The engine warns of what no result can take over.
-            taken = heirs(graph, donate, lambda t: _buffer(t.on(mesh)))
-            self.given_up = tuple(taken)
-            run = lower(schedule, taken, options, order)
-            self.run = guarded(run, schedule, True)
+            self.given_up = tuple(donate)
+            self.run = guarded(lower(schedule, donate, options, order), schedule, True)
 
     def __call__(
         self,
@@ -108,20 +103,6 @@ class Executable:
         )
 
 
-class Stages(Executable):
-    """A pipeline: a schedule over several meshes, which only the stepped executor can run."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.types = tuple(schedule.buffers[b] for b in schedule.outputs)
-        self.wants = tuple(schedule.buffers[b] for b in schedule.inputs)
-        mesh = schedule.mesh
-        devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        options, order = promised(schedule.options)
-        self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
-        self.given_up = ()  # which the stepped executor copies where it is given twice
-
-
 def promised(by: ProgramOptions) -> tuple[dict[str, Any] | None, str]:
     """(compiler options, order of sums over devices) that keep what is promised of the bits.
 
@@ -161,24 +142,16 @@ class Engine:
     """Compiles, places and reads: what `lang/engine.py` asks for."""
 
     def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
-        graph = simplify(graph)
-        verify(graph, "simplify")
-        if graph.options.mesh_invariant:
-            need_kept(graph)
+        graph = prepared(graph)
         if graph.options.comm_trace:
             for line in trace_lines(graph):
                 print(line)
-        schedule = algorithms(build_schedule(graph))
-        verify_schedule(schedule)
-        return Executable(graph, schedule, donate)
+        # The engine warns of what no result can take over.
+        taken = heirs(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
+        return Executable(scheduled(graph), taken)
 
     def step_by_step(self, schedule: Schedule) -> Executable:
-        schedule = algorithms(schedule)
-        verify_schedule(schedule)
-        if schedule.options.mesh_invariant:
-            for step in schedule.steps:
-                need_kept(step.graph)
-        return Stages(schedule)
+        return Executable(scheduled(schedule))
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
         return arrays.place(value, type)

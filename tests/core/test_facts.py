@@ -18,10 +18,10 @@ from tessera.core.mesh import Mesh
 from tessera.cost.liveness import Liveness, of_graph
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.oracle import evaluate
-from tessera.lang.determinism import need_kept
 from tessera.ops.elementwise import unary
 from tessera.ops.op import OPS, Inferred, Op
 from tessera.ops.redistribute import CHANGES
+from tessera.passes.promise import need_kept
 from tessera.passes.simplify import simplify
 from tests.core.table import ROWS, Row
 

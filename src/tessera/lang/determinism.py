@@ -1,4 +1,4 @@
-"""What is promised of the bits? `dist.deterministic(...)`, and what it means for a program."""
+"""What is promised of the bits? `dist.deterministic(...)`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from ..core.context import Changes, put, replaced
 from ..core.errors import UsageError, fail
 from ..core.options import PROMISES
-from ..ir.graph.node import Graph, Node
-from ..ops.user import parse_groups, user
 from .checks import flag, shown
 from .record import need_before_recording
 
@@ -58,33 +56,3 @@ def _checked(reduce_tree: object, promise: object) -> None:
             f"deterministic: the promise cannot be {shown(promise)}",
             fix="use " + ", ".join(PROMISES),
         )
-
-
-def need_kept(graph: Graph) -> None:
-    """Raises UsageError where an op of `graph` cannot keep bits that no mesh changes."""
-    for n in graph.nodes:
-        if n.op != "input" and not n.kind.promise and not _apart(n):
-            name = n.attrs.get("name", n.op) if n.op == user.name else n.op
-            raise fail(
-                UsageError,
-                f"mesh_invariant: {name} may add up in another order on another mesh",
-                [
-                    *((f"arg {i}", a.type) for i, a in enumerate(n.args)),
-                    *([("index", n.attrs["index"])] if n.op == user.name else []),
-                ],
-                at=n.loc or None,
-                fix="write it with ops of Tessera, which add up in a fixed order, or promise less:"
-                ' promise="run_to_run"',
-            )
-        for value in n.attrs.values():
-            if isinstance(value, Graph):
-                need_kept(value)
-
-
-def _apart(n: Node) -> bool:
-    """Whether a user's function treats every element by itself, as its index says."""
-    if n.op != user.name or n.attrs.get("whole"):
-        return False
-    groups = parse_groups("user", n.attrs["index"], dict(n.attrs.get("sizes", ())))
-    sides = [set(g) for g in (*groups.args, *groups.outs)]
-    return all(s == sides[0] for s in sides)

@@ -19,7 +19,9 @@ Data = Any  # a device array of the engine
 
 
 class Program(Protocol):
-    """A compiled graph: device arrays in, device arrays out."""
+    """A compiled schedule: device arrays in, device arrays out."""
+
+    schedule: Schedule
 
     types: tuple[TensorType, ...]
 

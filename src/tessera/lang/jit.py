@@ -27,10 +27,8 @@ from ..core.options import ScheduleOptions
 from ..core.reshard import completed
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
-from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
-from ..passes.algorithms import algorithms
-from ..passes.simplify import simplify
+from ..passes.plan import plan, prepared
 from . import padding, random
 from .around import around
 from .checks import bound, shown, signature_of
@@ -105,7 +103,7 @@ class Jit(Generic[P, R]):
     def graph(self) -> Graph:
         """The Graph of the last recording. Raises UsageError before the first call."""
         builder, results = self._latest()
-        return simplify(builder.graph(results))
+        return prepared(builder.graph(results))
 
     def _latest(self) -> tuple[Builder, list[Node]]:
         if self._last is None:
@@ -134,7 +132,8 @@ class Jit(Generic[P, R]):
         """The Schedule of the last recording: its steps, in order, with what each waits for."""
         if self._piped is not None:
             return self._piped
-        return algorithms(build_schedule(self.graph))
+        builder, results = self._latest()
+        return plan(builder.graph(results))
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if obj is None:
@@ -430,18 +429,19 @@ class Jit(Generic[P, R]):
             where = rec.sources[n]
             t = _held(where, tensors)
             wholes.append(KEY_TYPE.on(pipe.mesh) if t is None else pipe.whole(t))
-        plan = pipe.pipe.compiled(recorder, results, wholes)
+        piped = pipe.pipe.compiled(recorder, results, wholes)
         given_up = tuple(
             i for i, n in enumerate(given)
             if isinstance(where := rec.sources[n], int) and where in entry.donated
         )  # fmt: skip
-        schedule = replace(plan.schedule, donated=given_up)
+        schedule = replace(piped.schedule, donated=given_up)
         root = entry.root
         root.recording, root.imports = rec, [rec.place[n] for n in given]
         root.sources = {rec.place[n]: rec.sources[n] for n in given}
         root.targets = [rec.place.get(n, 0) for n in results]
-        self._piped = algorithms(schedule)
-        root.stand_in(engine().step_by_step(schedule))
+        program = engine().step_by_step(schedule)
+        self._piped = program.schedule
+        root.stand_in(program)
 
     def _finished(self, recorder: Recorder, n: Node) -> Node:
         recorder.builder.loc = n.loc

@@ -8,12 +8,10 @@ from typing import Any
 
 from ..core.errors import UsageError, fail
 from ..ir.graph.node import Graph
-from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
 from ..lang.checks import is_whole, shown
-from ..passes.algorithms import algorithms
-from ..passes.simplify import simplify
+from ..passes.plan import plan, prepared
 
 
 class Trace(Graph):
@@ -22,12 +20,12 @@ class Trace(Graph):
     @property
     def stages(self) -> dict[str, Graph]:
         """The graph after each stage by its name, in the order in which they run."""
-        return {"recorded": self, "simplified": simplify(self)}
+        return {"recorded": self, "simplified": prepared(self)}
 
     @property
     def schedule(self) -> Schedule:
         """The steps that the program runs in, under the options that it was recorded under."""
-        return algorithms(build_schedule(simplify(self)))
+        return plan(self)
 
     def side_by_side(self, width: int = 160) -> str:
         """The stages beside each other as text of `width` columns: `-` marks what the next stage

@@ -1,1 +1,1 @@
-"""Graph to graph: simplify, differentiate, loops. Each pass is a pure function, verified after."""
+"""Graph to graph, and to the schedule that runs: each pass is a pure function, verified after."""

@@ -35,7 +35,7 @@ from ..ir.schedule.schedule import SEND, Schedule, Step
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
 from ..lang.tree import flatten
-from ..passes.simplify import simplify
+from ..passes.plan import prepared
 from .mesh_picture import render_mesh
 
 MOST_WEIGHTS, MOST_ROWS = 24, 10
@@ -269,7 +269,7 @@ def flops_text(n: float) -> str:
 
 
 def planned(step: Callable[..., Any], *args: Any) -> Graph:
-    """The graph that `step(*args)` will run: recorded and simplified, not run.
+    """The graph that `step(*args)` will run: recorded and prepared, not run.
 
     What the function changes in its arguments counts as a result of it.
     """
@@ -278,4 +278,4 @@ def planned(step: Callable[..., Any], *args: Any) -> Graph:
         return step(*given), given
 
     whole.__name__ = getattr(step, "__name__", "step")
-    return simplify(trace(whole, *args))
+    return prepared(trace(whole, *args))

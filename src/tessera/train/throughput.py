@@ -20,7 +20,7 @@ from ..lang.create import tensor
 from ..lang.jit import jit
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
-from ..passes.simplify import simplify
+from ..passes.plan import prepared
 
 FORWARD_AND_BACKWARD = 3
 """A product's gradient is two products of its size."""
@@ -31,7 +31,7 @@ def model_flops(loss: Callable[..., Any], *args: Any) -> int:
 
     Nothing is computed; `args` may be types.
     """
-    return FORWARD_AND_BACKWARD * product_flops(simplify(trace(loss, *args)))
+    return FORWARD_AND_BACKWARD * product_flops(prepared(trace(loss, *args)))
 
 
 def product_flops(graph: Graph) -> int:

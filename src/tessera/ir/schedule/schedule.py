@@ -91,6 +91,11 @@ class Schedule:
     donated: tuple[int, ...] = ()
     table: str = ""
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether it spans several meshes, so that no one program can be all of it: a pipeline."""
+        return any(step.stream in (FUSED, SEND) for step in self.steps)
+
     @cached_property
     def lifetimes(self) -> tuple[tuple[int, int], ...]:
         """Per buffer (the step that fills it, -1 for inputs; the last step that reads it).

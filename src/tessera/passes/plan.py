@@ -1,0 +1,46 @@
+"""What becomes of a recorded program before it runs? The passes in their order, for all who ask: to
+run it, to price it, to show it."""
+
+from __future__ import annotations
+
+from ..ir.graph.node import Graph
+from ..ir.graph.verify import verify
+from ..ir.schedule.build import build_schedule
+from ..ir.schedule.schedule import Schedule
+from ..ir.schedule.verify import verify_schedule
+from .algorithms import algorithms
+from .promise import need_kept
+from .simplify import simplify
+
+
+def plan(graph: Graph) -> Schedule:
+    """The schedule that runs `graph`, a function as it was recorded, under its options.
+
+    Raises UsageError where it cannot keep its promise, or names an algorithm that does not exist.
+    """
+    return scheduled(prepared(graph))
+
+
+def prepared(graph: Graph) -> Graph:
+    """`graph` as it is scheduled: without what no result needs. Raises UsageError where it cannot
+    keep its promise."""
+    graph = simplify(graph)
+    verify(graph, "simplify")
+    if graph.options.mesh_invariant:
+        need_kept(graph)
+    return graph
+
+
+def scheduled(program: Graph | Schedule) -> Schedule:
+    """The schedule of a graph that is `prepared`, or that of a pipeline, with its algorithms.
+    Raises UsageError as `plan` does."""
+    if isinstance(program, Schedule):
+        s = program
+        if s.options.mesh_invariant:
+            for graph in dict.fromkeys(step.graph for step in s.steps):
+                need_kept(graph)
+    else:
+        s = build_schedule(program)
+    s = algorithms(s)
+    verify_schedule(s)
+    return s

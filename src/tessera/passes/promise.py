@@ -1,0 +1,37 @@
+"""Can a program keep what is promised of its bits?"""
+
+from __future__ import annotations
+
+from ..core.errors import UsageError, fail
+from ..ir.graph.node import Graph, Node
+from ..ops.user import parse_groups, user
+
+
+def need_kept(graph: Graph) -> None:
+    """Raises UsageError where an op of `graph` cannot keep bits that no mesh changes."""
+    for n in graph.nodes:
+        if n.op != "input" and not n.kind.promise and not _apart(n):
+            name = n.attrs.get("name", n.op) if n.op == user.name else n.op
+            raise fail(
+                UsageError,
+                f"mesh_invariant: {name} may add up in another order on another mesh",
+                [
+                    *((f"arg {i}", a.type) for i, a in enumerate(n.args)),
+                    *([("index", n.attrs["index"])] if n.op == user.name else []),
+                ],
+                at=n.loc or None,
+                fix="write it with ops of Tessera, which add up in a fixed order, or promise less:"
+                ' promise="run_to_run"',
+            )
+        for value in n.attrs.values():
+            if isinstance(value, Graph):
+                need_kept(value)
+
+
+def _apart(n: Node) -> bool:
+    """Whether a user's function treats every element by itself, as its index says."""
+    if n.op != user.name or n.attrs.get("whole"):
+        return False
+    groups = parse_groups("user", n.attrs["index"], dict(n.attrs.get("sizes", ())))
+    sides = [set(g) for g in (*groups.args, *groups.outs)]
+    return all(s == sides[0] for s in sides)

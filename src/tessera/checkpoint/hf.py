@@ -21,13 +21,13 @@ import numpy as np
 
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
-from ..core.errors import DTypeError, MeshError, ShapeError, StrategyError, UsageError, fail
+from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
 from ..core.reshard import gathered
-from ..lang.checks import mesh_or_none, shown, whole
+from ..lang.checks import mesh_or_none, shown, unfit, whole
 from ..lang.engine import engine
-from ..lang.strategy import Plan, Strategy, check_reach, wish
+from ..lang.strategy import Plan, Strategy, check_reach, plan_or_none, wish
 from ..lang.tensor import Tensor
 from ..nn.transformer import GPT, GPTConfig
 from .hf_files import (
@@ -106,7 +106,7 @@ def save_hf(
     to this host. The folder must not hold a model yet. Raises UsageError.
     """
     if not isinstance(model, GPT):
-        raise fail(UsageError, f"save_hf: the model cannot be {shown(model)}", fix="give an nn.GPT")
+        raise unfit("save_hf", "the model", model, "give an nn.GPT")
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     known, options, config = _described(model, architecture)
     weights = dict(model.named_parameters(remove_duplicate=False))
@@ -136,16 +136,11 @@ def save_hf(
 def _folder(name: str, folder: object) -> Path:
     if isinstance(folder, (str, Path)) and str(folder) and "\0" not in str(folder):
         return Path(folder)
-    raise fail(UsageError, f"{name}: the folder cannot be {shown(folder)}", fix="give a path")
+    raise unfit(name, "the folder", folder, "give a path")
 
 
 def _check_plan(plan: object, mesh: Mesh | None) -> None:
-    if plan is not None and not isinstance(plan, (Plan, Strategy)):
-        raise fail(
-            StrategyError,
-            f"load_hf: the plan cannot be {shown(plan)}",
-            fix='give dist.strategy("tensor_parallel") or a sum of strategies',
-        )
+    plan_or_none("load_hf", "the plan", plan, "tensor_parallel")
     if plan is not None and mesh is None:
         raise fail(MeshError, "load_hf: there is no mesh", fix="pass mesh=..., or say: with mesh:")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.errors import UsageError, fail
-from ..lang.checks import is_whole, shown
+from ..core.errors import TesseraError, UsageError, fail
+from ..lang.checks import is_whole, shown, unfit
 from ..nn.positions import Rope
 
 ROPES = ("default", "linear", "llama3")
@@ -108,7 +108,5 @@ def unsupported(key: str, value: object, known: Any) -> UsageError:
     )
 
 
-def _wrong(key: str, value: object, wanted: str) -> UsageError:
-    return fail(
-        UsageError, f"load_hf: config.json: {key!r} cannot be {shown(value)}", fix=f"give {wanted}"
-    )
+def _wrong(key: str, value: object, wanted: str) -> TesseraError:
+    return unfit("load_hf", f"config.json: {key!r}", value, f"give {wanted}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError, fail
-from ..lang.checks import axes_of, is_whole, shown
+from ..lang.checks import axes_of, is_whole, shown, unfit
 from .sources import Reading
 
 
@@ -69,10 +69,11 @@ def read_config(config: Any) -> DataConfig:
     """The data keys of `config`, checked. Other keys are passed over, but for those that look as if
     a data key was meant. Raises UsageError, which names all that is wrong."""
     if not isinstance(config, Mapping):
-        raise fail(
-            UsageError,
-            f"dataloader: the config cannot be {shown(config)}",
-            fix='give a dict, e.g. {"batch_size": 32, "sequence_length": 2048}',
+        raise unfit(
+            "dataloader",
+            "the config",
+            config,
+            'give a dict, e.g. {"batch_size": 32, "sequence_length": 2048}',
         )
     unknown = [key for key in config if isinstance(key, str) and _meant(key)]
     if unknown:

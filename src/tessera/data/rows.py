@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import BackendError, UsageError, fail
-from ..lang.checks import shown
+from ..lang.checks import unfit
 from .sources import BYTES_END, Reading, TokenSource
 from .tokenizer import Tokenizer, load
 
@@ -165,10 +165,11 @@ def _encoder(tokenizer: Any) -> tuple[Encode, int | None, str | None]:
         return tokenizer.encode, tokenizer.end, tokenizer.text()
     encode = getattr(tokenizer, "encode", tokenizer)
     if not callable(encode):
-        raise fail(
-            UsageError,
-            f"dataloader: tokenizer cannot be {shown(tokenizer)}",
-            fix="give a function from text to ids, an object with encode(text), or the path of "
+        raise unfit(
+            "dataloader",
+            "tokenizer",
+            tokenizer,
+            "give a function from text to ids, an object with encode(text), or the path of "
             "a saved tokenizer",
         )
     end = getattr(tokenizer, "eos_token_id", None)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError, fail
-from ..lang.checks import shown
+from ..lang.checks import shown, unfit
 from .corpus import collect
 
 _SAMPLES, _SAMPLE = 256, 4096
@@ -51,11 +51,7 @@ class TokenSource:
         name: str = "tokens",
     ) -> None:
         if not isinstance(pieces, (list, tuple)):
-            raise fail(
-                UsageError,
-                f"TokenSource: pieces cannot be {shown(pieces)}",
-                fix="give a list of arrays",
-            )
+            raise unfit("TokenSource", "pieces", pieces, "give a list of arrays")
         kept = [_row(piece, name) for piece in pieces if getattr(piece, "shape", ()) != (0,)]
         self.pieces = tuple(kept)
         self.name, self.eos = name, eos
@@ -192,10 +188,11 @@ def open_source(data: Any, how: Reading) -> TokenSource:
 
         source = convert_dataset(data, how)
     else:
-        raise fail(
-            UsageError,
-            f"dataloader: data cannot be {shown(data)}",
-            fix="give a path, a list of paths, an array of tokens, a TokenSource or a "
+        raise unfit(
+            "dataloader",
+            "data",
+            data,
+            "give a path, a list of paths, an array of tokens, a TokenSource or a "
             "datasets.Dataset; leave it out for the standard library's text",
         )
     if how.eos is not None and source.eos != how.eos:

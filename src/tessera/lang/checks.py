@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ..core.dtypes import DType, largest
-from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, MeshError, ShapeError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
 
 # Indices are computed in i32.
@@ -29,6 +29,17 @@ def shown(value: object) -> str:
     """`value` in a few words."""
     text = " ".join(repr(value).split()) if type(value).__repr__ is not object.__repr__ else ""
     return text if 0 < len(text) <= 40 else f"an object of type {type(value).__name__}"
+
+
+def unfit(
+    name: str,
+    what: str,
+    value: object,
+    fix: str,
+    error: type[TesseraError] = UsageError,
+) -> TesseraError:
+    """The error that `what`, an argument of `name`, cannot be `value`."""
+    return fail(error, f"{name}: {what} cannot be {shown(value)}", fix=fix)
 
 
 def is_whole(value: object) -> bool:
@@ -68,6 +79,14 @@ def number(name: str, what: str, value: object) -> float:
     if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         return value.item() if isinstance(value, np.generic) else value
     raise fail(UsageError, f"{name}: {what} cannot be {shown(value)}", fix="give a number")
+
+
+def one_of(name: str, what: str, value: object, known: Iterable[str]) -> str:
+    """One of the words `known`. Raises UsageError."""
+    words = tuple(known)
+    if isinstance(value, str) and value in words:
+        return value
+    raise unfit(name, what, value, "use " + ", ".join(words))
 
 
 # -- by what an annotation says -------------------------------------------------------------------

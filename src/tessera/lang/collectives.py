@@ -22,7 +22,7 @@ from ..core.layout import (
 )
 from ..core.reshard import completed, gathered
 from . import functions
-from .checks import axes_of, is_whole, shown
+from .checks import axes_of, is_whole, one_of, shown, unfit
 from .local import ranks
 from .local.literal import (
     collected,
@@ -64,10 +64,8 @@ def all_reduce(x: Any, axis: Axis = None, op: str | None = None) -> Any:
     (4.0, 7.0)
     """
     kinds = (*PARTIAL_KINDS, "mean") if view() is not None else PARTIAL_KINDS
-    if op is not None and (not isinstance(op, str) or op not in kinds):
-        raise fail(
-            UsageError, f"all_reduce: op cannot be {shown(op)}", fix="use " + ", ".join(kinds)
-        )
+    if op is not None:
+        one_of("all_reduce", "op", op, kinds)
 
     def reduce(t: Tensor) -> Tensor:
         own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
@@ -98,8 +96,7 @@ def reduce_scatter(x: Tensor, axis: str | Sequence[str], dim: int = 0, op: str =
     In the global view the pending sum is completed and the result is split over `axis`.
     Raises ShapeError where a local `dim` does not divide.
     """
-    if op not in ("sum", "mean"):
-        raise fail(UsageError, f"reduce_scatter: op cannot be {shown(op)}", fix="use sum, mean")
+    one_of("reduce_scatter", "op", op, ("sum", "mean"))
     x = as_tensor(x)
     d = one_dim("reduce_scatter", x, dim)
     own, rest = _axes("reduce_scatter", axis, x, ())
@@ -216,10 +213,8 @@ def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
     try:
         given = tuple((int(a), int(b)) for a, b in pairs)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        raise fail(
-            UsageError,
-            f"permute: pairs cannot be {shown(pairs)}",
-            fix="give (from, to) pairs, e.g. [(0, 1), (1, 0)]",
+        raise unfit(
+            "permute", "pairs", pairs, "give (from, to) pairs, e.g. [(0, 1), (1, 0)]"
         ) from None
     places = [p for pair in given for p in pair]
     twice = len({a for a, _ in given}) < len(given) or len({b for _, b in given}) < len(given)

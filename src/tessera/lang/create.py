@@ -18,7 +18,7 @@ from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph
 from . import functions, random
-from .checks import axes_of, is_whole, mesh_or_none, shown, sizes
+from .checks import axes_of, is_whole, mesh_or_none, shown, sizes, unfit
 from .engine import Engine, Program, engine
 from .host import engine_array, host_array, remembered
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
@@ -88,10 +88,12 @@ class ShardSpec:
 def _entries(what: str, given: object) -> tuple[Any, ...]:
     if isinstance(given, (tuple, list)):
         return tuple(given)
-    raise fail(
+    raise unfit(
+        "ShardSpec",
+        what,
+        given,
+        'give a tuple with an entry per dim that is split, e.g. ("row",) and ("tp",)',
         LayoutError,
-        f"ShardSpec: {what} cannot be {shown(given)}",
-        fix='give a tuple with an entry per dim that is split, e.g. ("row",) and ("tp",)',
     )
 
 
@@ -193,7 +195,7 @@ def dist_tensor(
 def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
     """What makes the data of a tensor by `init`, in the layout that the tensor has by then."""
     if not isinstance(name, str):
-        raise fail(UsageError, f"{what}: name cannot be {shown(name)}", fix="give a string")
+        raise unfit(what, "name", name, "give a string")
     _known_init(init)
     key = random.key_for(name)
     return lambda t: _initial(t.type, init, key)

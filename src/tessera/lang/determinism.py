@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..core.context import Changes, put, replaced
-from ..core.errors import UsageError, fail
 from ..core.options import PROMISES
-from .checks import flag, shown
+from .checks import flag, one_of
 from .record import need_before_recording
 
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
@@ -44,15 +43,5 @@ def set_deterministic(
 
 
 def _checked(reduce_tree: object, promise: object) -> None:
-    if not isinstance(reduce_tree, str) or reduce_tree not in ORDERS:
-        raise fail(
-            UsageError,
-            f"deterministic: reduce_tree cannot be {shown(reduce_tree)}",
-            fix="use " + ", ".join(ORDERS),
-        )
-    if not isinstance(promise, str) or promise not in PROMISES:
-        raise fail(
-            UsageError,
-            f"deterministic: the promise cannot be {shown(promise)}",
-            fix="use " + ", ".join(PROMISES),
-        )
+    one_of("deterministic", "reduce_tree", reduce_tree, ORDERS)
+    one_of("deterministic", "the promise", promise, PROMISES)

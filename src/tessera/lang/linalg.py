@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, fail
 from . import functions as F
-from .checks import flag, number, shown
+from .checks import flag, number, unfit
 from .matrices import diagonal, eye, trace
 from .shaping import Dims, broadcast_to
 from .tensor import Like, Tensor, as_tensor, emit, emit_many, matched
@@ -138,7 +138,7 @@ def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> T
     t = t if t.dtype.is_float else t.to(f32)
     p = float(number("norm", "ord", ord))
     if not p > 0:
-        raise fail(UsageError, f"norm: ord cannot be {shown(ord)}", fix="give a positive number")
+        raise unfit("norm", "ord", ord, "give a positive number")
     if p == math.inf:
         return F.max(F.abs(t), dim, keepdims)
     return _norm(t.to(f32), p, dim, keepdims).to(t.dtype)

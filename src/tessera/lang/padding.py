@@ -13,7 +13,7 @@ import numpy as np
 from ..core.dtypes import bool_, held_as
 from ..core.errors import ShapeError, UsageError, fail
 from . import functions as F
-from .checks import bound, fitting, is_whole, number, shown
+from .checks import bound, fitting, is_whole, number, shown, unfit
 from .host import engine_array
 from .tensor import Tensor, as_tensor
 
@@ -84,10 +84,11 @@ Pads = Mapping[str, "Pad | Pads"]
 def checked(name: str, signature: Signature, pads: Any, donated: frozenset[str]) -> Pads:
     """`pads` where it names arguments of a function. Raises UsageError."""
     if not isinstance(pads, Mapping) or not all(map(_is_pad, pads.values())):
-        raise fail(
-            UsageError,
-            f"jit: pad cannot be {shown(pads)}",
-            fix="give {'ids': ts.Pad(dim=1, sizes=(64, 128), value=0)}, by the names of arguments",
+        raise unfit(
+            "jit",
+            "pad",
+            pads,
+            "give {'ids': ts.Pad(dim=1, sizes=(64, 128), value=0)}, by the names of arguments",
         )
     for what in pads:
         if what not in signature.parameters or what in donated:

@@ -17,7 +17,7 @@ from ..core.context import settings
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
-from .checks import shown, sizes
+from .checks import flag, shown, sizes
 from .host import engine_array
 from .record import Recorder, current, moved
 from .tensor import Tensor, as_tensor, symbolic
@@ -94,14 +94,9 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value: object) -> None:
-        if not isinstance(value, (bool, np.bool_)):
-            raise fail(
-                UsageError,
-                f"Parameter: requires_grad cannot be {shown(value)}",
-                fix="give True or False",
-            )
-        if self.frozen is bool(value):
-            self.frozen = not value
+        trained = flag("Parameter", "requires_grad", value)
+        if self.frozen is trained:
+            self.frozen = not trained
             FREEZING.add(True)
 
     # -- what is in it ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..core.layout import TensorType, plain
 from ..ops.local import as_local, joined
 from ..ops.random import GOLDEN
 from . import functions, record
-from .checks import is_whole, number, shown, sizes
+from .checks import is_whole, number, shown, sizes, unfit
 from .engine import engine
 from .local.view import view
 from .record import KEY_TYPE
@@ -122,11 +122,7 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
     """Uniform u32 values; `like` gives the layout (of a tensor of this shape)."""
     size = sizes("random", shape)
     if like is not None and (not isinstance(like, TensorType) or like.shape != size):
-        raise fail(
-            UsageError,
-            f"random: like cannot be {shown(like)}",
-            fix=f"give the type of a tensor of shape {size}: t.type",
-        )
+        raise unfit("random", "like", like, f"give the type of a tensor of shape {size}: t.type")
     key, stream = _key()
     seen = view()
     if seen is not None and seen.batch and size:

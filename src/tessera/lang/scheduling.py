@@ -20,7 +20,7 @@ from ..core.topology import Topology, cluster
 from ..ir.schedule.algorithms.build import NAMES, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
-from .checks import flag, function_of, is_whole, shown, whole
+from .checks import flag, function_of, is_whole, one_of, shown, unfit, whole
 from .record import need_before_recording
 
 P = ParamSpec("P")
@@ -84,11 +84,7 @@ def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
                 fix="name " + ", ".join(COLLECTIVES),
             )
         if not isinstance(name, str):
-            raise fail(
-                UsageError,
-                f"schedule: the algorithm cannot be {shown(name)}",
-                fix="use " + ", ".join((*NAMES, CHEAPEST)),
-            )
+            raise unfit("schedule", "the algorithm", name, "use " + ", ".join((*NAMES, CHEAPEST)))
         if name not in ("hierarchical", CHEAPEST):
             sizes = re.findall(r"(\d+):", name)
             named(on or "all_reduce", name, math.prod(map(int, sizes)) if sizes else 8)
@@ -99,11 +95,7 @@ def _topology(given: object) -> Topology | None:
     if given is None or isinstance(given, Topology):
         return given
     if not isinstance(given, str):
-        raise fail(
-            UsageError,
-            f"schedule: topology cannot be {shown(given)}",
-            fix="give a Topology or the name of a cluster",
-        )
+        raise unfit("schedule", "topology", given, "give a Topology or the name of a cluster")
     return cluster(given)
 
 
@@ -157,19 +149,13 @@ def options(
             whole("schedule", name, count, 0 if name == "prefetch" else 1)
     words = {"comm_backend": (comm_backend, BACKENDS), "epoch": (epoch, EPOCHS)}
     for name, (word, known) in words.items():
-        if word is not None and word not in known:
-            raise fail(
-                UsageError,
-                f"schedule: {name} cannot be {shown(word)}",
-                fix="use " + ", ".join(known),
-            )
+        if word is not None:
+            one_of("schedule", name, word, known)
     sizes = (tile,) if is_whole(tile) else tile
     if sizes is not None and not (
         isinstance(sizes, (tuple, list)) and sizes and all(is_whole(n) and n > 0 for n in sizes)
     ):
-        raise fail(
-            UsageError, f"schedule: tile cannot be {shown(tile)}", fix="give sizes, e.g. (128, 128)"
-        )
+        raise unfit("schedule", "tile", tile, "give sizes, e.g. (128, 128)")
     tables = None if algorithm is None else _algorithms(algorithm)
     where = _topology(topology)
     _need_topology(dict(tables or ()).values(), where)

@@ -23,7 +23,7 @@ from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
-from .checks import shown
+from .checks import unfit
 from .parameter import Parameter, fits
 from .record import Recorder, current, moved
 from .strategy import Plan, Strategy
@@ -209,7 +209,7 @@ def weights(
     """
     owner = _owner_now(kind)
     if not isinstance(name, str):
-        raise fail(UsageError, f"{kind}: name cannot be {shown(name)}", fix="give a string")
+        raise unfit(kind, "name", name, "give a string")
     if not name:
         name = f"{kind}{owner.counts[kind]}"
         owner.counts[kind] += 1
@@ -301,10 +301,8 @@ def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> No
     Raises UsageError, ShapeError, DTypeError; nothing is set then.
     """
     if not isinstance(new, Mapping):
-        raise fail(
-            UsageError,
-            f"{what}: the weights cannot be {shown(new)}",
-            fix="give a dict from names to tensors, such as .parameters is",
+        raise unfit(
+            what, "the weights", new, "give a dict from names to tensors, such as .parameters is"
         )
     lost = sorted(set(slots) - set(new)) if whole else []
     odd = sorted(str(k) for k in new if k not in slots)

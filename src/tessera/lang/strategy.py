@@ -20,7 +20,7 @@ from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.words import nearest
 from . import functions
-from .checks import axes_of, is_whole, mesh_or_none, shown
+from .checks import axes_of, is_whole, mesh_or_none, shown, unfit
 from .collectives import split_over
 from .create import tensor
 from .parameter import Parameter
@@ -266,6 +266,16 @@ def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def plan_or_none(
+    name: str, what: str, given: object, such_as: str = "data_parallel"
+) -> Plan | Strategy | None:
+    """A plan or a strategy, or None. Raises StrategyError."""
+    if given is None or isinstance(given, (Plan, Strategy)):
+        return given
+    fix = f'give dist.strategy("{such_as}") or a sum of strategies'
+    raise unfit(name, what, given, fix, StrategyError)
+
+
 def place(
     tree: Any, plan: Plan | Strategy | None = None, mesh: Mesh | None = None, kind: str = "weight"
 ) -> Any:
@@ -278,12 +288,7 @@ def place(
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     wish(Plan(()), kind)  # is there such a kind?
-    if plan is not None and not isinstance(plan, (Plan, Strategy)):
-        raise fail(
-            StrategyError,
-            f"place: the plan cannot be {shown(plan)}",
-            fix='give dist.strategy("data_parallel") or a sum of strategies',
-        )
+    plan_or_none("place", "the plan", plan)
     if mesh is None:
         raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
     done: set[int] = set()  # a weight that has two names is laid out by the first

@@ -11,19 +11,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from ..core.errors import StrategyError, UsageError, fail
+from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from . import store
-from .checks import function_of, shown, signature_of
+from .checks import function_of, shown, signature_of, unfit
 from .grad import grad, met
 from .host import engine_array
 from .jit import Jit
 from .outside import Place, places_of
 from .record import current, scope
 from .store import Around, Slot, Store
-from .strategy import Plan, Strategy, check_reach
+from .strategy import Plan, Strategy, check_reach, plan_or_none
 from .tensor import Tensor, type_like
 from .trace import trace
 from .tree import call_paths, flatten, path_name
@@ -190,12 +190,7 @@ def training_step(
     is called as its variable (guide 1, 7.6). Raises UsageError, StrategyError.
     """
     _named("training_step", "module", module, empty=True)
-    if strategy is not None and not isinstance(strategy, (Plan, Strategy)):
-        raise fail(
-            StrategyError,
-            f"training_step: the strategy cannot be {shown(strategy)}",
-            fix='give dist.strategy("data_parallel") or a sum of strategies',
-        )
+    plan_or_none("training_step", "the strategy", strategy)
 
     def decorate(fn: Callable[P, R]) -> TrainingStep[P, R]:
         return TrainingStep(_function("training_step", fn), module, strategy)
@@ -215,10 +210,11 @@ def stage(name: str) -> Callable[[Callable[P, R]], Stage[P, R]]:
 
 def _named(who: str, what: str, name: object, empty: bool = False) -> None:
     if not isinstance(name, str) or not (name or empty):
-        raise fail(
-            UsageError,
-            f"{who}: {what} cannot be {shown(name)}",
-            fix=f'write @graph.{who}("name") above the function'
+        raise unfit(
+            who,
+            what,
+            name,
+            f'write @graph.{who}("name") above the function'
             if who == "stage"
             else f'write @graph.{who}(module="Transformer") above the function',
         )

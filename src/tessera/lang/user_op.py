@@ -9,7 +9,7 @@ from typing import Any
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..ops.user import Groups, add_function, parse_groups
-from .checks import function_of, shown, whole
+from .checks import function_of, unfit, whole
 from .tensor import as_tensor, emit, emit_many
 
 __all__ = ["UserOp", "user_op"]
@@ -80,15 +80,16 @@ def user_op(
     ShapeError, DTypeError.
     """
     if not isinstance(name, str):
-        raise fail(UsageError, f"op: name cannot be {shown(name)}", fix="give a string")
+        raise unfit("op", "name", name, "give a string")
     who = name or "op"
     if not isinstance(whole, str):
-        raise fail(UsageError, f"{who}: whole cannot be {shown(whole)}", fix="give letters")
+        raise unfit(who, "whole", whole, "give letters")
     if reduces not in (None, "sum"):
-        raise fail(
-            UsageError,
-            f"{who}: reduces cannot be {shown(reduces)}",
-            fix='"sum" where the results of blocks add up, None where they do not',
+        raise unfit(
+            who,
+            "reduces",
+            reduces,
+            '"sum" where the results of blocks add up, None where they do not',
         )
     fresh = _fresh(who, sizes)
     groups = parse_groups(who, index, dict(fresh))
@@ -137,9 +138,5 @@ def _fresh(who: str, sizes: object) -> tuple[tuple[str, int], ...]:
     if sizes is None:
         return ()
     if not isinstance(sizes, Mapping) or not all(isinstance(k, str) and len(k) == 1 for k in sizes):
-        raise fail(
-            UsageError,
-            f"{who}: sizes cannot be {shown(sizes)}",
-            fix='give sizes of letters, e.g. {"k": 4}',
-        )
+        raise unfit(who, "sizes", sizes, 'give sizes of letters, e.g. {"k": 4}')
     return tuple((k, whole(who, f"the size of {k!r}", n, 1)) for k, n in sizes.items())

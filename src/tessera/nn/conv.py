@@ -16,7 +16,7 @@ import numpy as np
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import MOST, flag, is_whole, number, shown, whole
+from ..lang.checks import MOST, flag, is_whole, number, shown, unfit, whole
 from ..lang.tensor import Like, Tensor, as_tensor, emit, matched
 
 Size = int | Sequence[int]
@@ -30,10 +30,8 @@ def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple
         found = tuple(whole(name, what, n, least) for n in given)
         if max(found) <= MOST:
             return found
-    raise fail(
-        UsageError,
-        f"{name}: {what} cannot be {shown(value)}",
-        fix=f"give a whole number{f', or {rank} of them' if rank > 1 else ''}",
+    raise unfit(
+        name, what, value, f"give a whole number{f', or {rank} of them' if rank > 1 else ''}"
     )
 
 
@@ -282,11 +280,7 @@ def batch_norm(
     name = "batch_norm"
     t, w = _at_least(name, x, 2)
     if not isinstance(running, (tuple, list)) or len(running) != 2:
-        raise fail(
-            UsageError,
-            f"{name}: running cannot be {shown(running)}",
-            fix="give (mean, variance), one value per channel each",
-        )
+        raise unfit(name, "running", running, "give (mean, variance), one value per channel each")
     mean, variance = (as_tensor(v) for v in running)
     old_mean, old_var = (_channels(name, "running", v, t) for v in (mean, variance))
     if not flag(name, "training", training):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
-from ..lang.checks import flag, shown
+from ..lang.checks import flag, shown, unfit
 from ..lang.create import Init, dist_tensor
 from ..lang.host import engine_array
 from ..lang.parameter import Parameter, fits
@@ -172,10 +172,9 @@ class Module:
         have = dict(self.named_parameters(remove_duplicate=False))
         for pattern in patterns or ("*",):
             if not isinstance(pattern, str):
-                raise fail(
-                    UsageError, f"{who}: a pattern cannot be {shown(pattern)}",
-                    fix=f'give names with *, e.g. {who}("encoder.*")',
-                )  # fmt: skip
+                raise unfit(
+                    who, "a pattern", pattern, f'give names with *, e.g. {who}("encoder.*")'
+                )
             found = [
                 t for name, t in have.items()
                 if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
@@ -215,10 +214,11 @@ class Module:
     @whole
     def _load(self, who: str, values: object, need: set[str], strict: bool) -> Unmatched:
         if not isinstance(values, Mapping):
-            raise fail(
-                UsageError,
-                f"{who}: the parameters cannot be {shown(values)}",
-                fix="give a dict from names to tensors, such as state_dict() gives",
+            raise unfit(
+                who,
+                "the parameters",
+                values,
+                "give a dict from names to tensors, such as state_dict() gives",
             )
         flag(who, "strict", strict)
         # One parameter may come under any of its names.

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from ..lang import functions as F
-from ..lang.checks import annotated_fields, axes_of, number, probability, shown, whole
+from ..lang.checks import annotated_fields, axes_of, number, probability, shown, unfit, whole
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor, as_tensor
 from . import functional as fn
@@ -110,17 +110,9 @@ class GPTConfig:
         if self.norm_eps is not None:
             number("GPTConfig", "norm_eps", self.norm_eps)
         if not isinstance(self.rope, Rope):
-            raise fail(
-                UsageError,
-                f"GPTConfig: rope cannot be {shown(self.rope)}",
-                fix="give nn.Rope(base=...)",
-            )
+            raise unfit("GPTConfig", "rope", self.rope, "give nn.Rope(base=...)")
         if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
-            raise fail(
-                UsageError,
-                f"GPTConfig: biases cannot be {shown(self.biases)}",
-                fix="give a tuple of " + ", ".join(BIASES),
-            )
+            raise unfit("GPTConfig", "biases", self.biases, "give a tuple of " + ", ".join(BIASES))
         groups = self.kv_heads or self.heads
         if (self.head_size is None and self.d % self.heads) or self.heads % groups:
             raise fail(
@@ -175,10 +167,11 @@ def checked(config: object) -> GPTConfig:
     """A GPTConfig. Raises UsageError for anything else."""
     if isinstance(config, GPTConfig):
         return config
-    raise fail(
-        UsageError,
-        f"GPT: the config cannot be {shown(config)}",
-        fix="give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)",
+    raise unfit(
+        "GPT",
+        "the config",
+        config,
+        "give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)",
     )
 
 

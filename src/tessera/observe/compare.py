@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, fail
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
-from ..lang.checks import flag, number, shown
+from ..lang.checks import flag, number, unfit
 from ..ops.redistribute import NAMES
 from . import runs
 from .probe import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
@@ -152,10 +151,11 @@ def _side(name: str, x: Any, args: tuple[Any, ...]) -> Run:
             return recorded("compare", what, given, {})
     elif callable(x):
         return recorded("compare", x, args, {})
-    raise fail(
-        UsageError,
-        f"compare: {name} cannot be {shown(x)}",
-        fix="give two functions and their arguments, two pairs (function, args), or the folders of "
+    raise unfit(
+        "compare",
+        name,
+        x,
+        "give two functions and their arguments, two pairs (function, args), or the folders of "
         "two training runs",
     )
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError, fail
-from ..lang.checks import shown
+from ..lang.checks import unfit
 from .probe import tidy
 from .rows import Row, Value, read_metrics
 from .statistics import table
@@ -98,10 +97,11 @@ def _rows(x: Any) -> dict[int, Row]:
     for row in x:
         step = row.get("step") if isinstance(row, Mapping) else None
         if not isinstance(step, int):
-            raise fail(
-                UsageError,
-                f"compare: a row of a run cannot be {shown(row)}",
-                fix='each row is a dict with a whole number under "step"',
+            raise unfit(
+                "compare",
+                "a row of a run",
+                row,
+                'each row is a dict with a whole number under "step"',
             )
         rows[step] = dict(row)
     return rows

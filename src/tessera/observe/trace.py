@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import UsageError, fail
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
-from ..lang.checks import is_whole, shown
+from ..lang.checks import is_whole, unfit
 from ..passes.plan import plan, prepared
 
 
@@ -33,10 +32,8 @@ class Trace(Graph):
         from ..show.stages import stages_text  # its library is slow to import
 
         if not is_whole(width) or width < 40:
-            raise fail(
-                UsageError,
-                f"side_by_side: the width cannot be {shown(width)}",
-                fix="give a number of columns of at least 40",
+            raise unfit(
+                "side_by_side", "the width", width, "give a number of columns of at least 40"
             )
         return stages_text(self.stages, int(width))
 

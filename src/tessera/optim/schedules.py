@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import shown, typed
+from ..lang.checks import typed, unfit
 from ..lang.tensor import Tensor, as_tensor, scalar
 
 Rule = Callable[[Tensor], Tensor]
@@ -156,10 +156,11 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """`schedules[i]` from `boundaries[i-1]` on, each counting its steps from there."""
     known = isinstance(schedules, (tuple, list)) and all(isinstance(s, Schedule) for s in schedules)
     if not known:
-        raise fail(
-            UsageError,
-            f"join: schedules cannot be {shown(schedules)}",
-            fix="give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]",
+        raise unfit(
+            "join",
+            "schedules",
+            schedules,
+            "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]",
         )
     _need_pieces("join", len(schedules), boundaries)
 

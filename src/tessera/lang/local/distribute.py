@@ -16,7 +16,7 @@ import numpy as np
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, UsageError, fail
 from ...core.mesh import Mesh, auto
-from ..checks import axes_of, function_of, mesh_or_none, shown, signature_of
+from ..checks import axes_of, function_of, mesh_or_none, signature_of, unfit
 from ..create import ShardSpec
 from ..jit import Jit
 from ..record import Recorder, current
@@ -294,20 +294,18 @@ def distribute(
         not isinstance(layouts, Mapping)
         or not all(isinstance(v, ShardSpec) for v in layouts.values())
     ):
-        raise fail(
+        raise unfit(
+            "distribute",
+            "layouts",
+            layouts,
+            'give {"x": dist.ShardSpec(("row",), ("dp",))}',
             LayoutError,
-            f"distribute: layouts cannot be {shown(layouts)}",
-            fix='give {"x": dist.ShardSpec(("row",), ("dp",))}',
         )
     names = (batch,) if isinstance(batch, str) else batch
     if names is not None and (
         not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names)
     ):
-        raise fail(
-            UsageError,
-            f"distribute: batch cannot be {shown(batch)}",
-            fix='name arguments, such as batch="images"',
-        )
+        raise unfit("distribute", "batch", batch, 'name arguments, such as batch="images"')
     if names is not None and plan is None:
         raise fail(
             UsageError,

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.errors import UsageError, fail
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.orders import known_schedule
-from ..checks import axes_of, function_of, shown, whole
+from ..checks import axes_of, function_of, unfit, whole
 from .pipe import Pipe
 
 
@@ -29,9 +29,7 @@ def _checked(
 
 def _parts(name: str, stages: object) -> list[Callable[..., Any]]:
     if not isinstance(stages, (list, tuple)) or not stages:
-        raise fail(
-            UsageError, f"{name}: stages cannot be {shown(stages)}", fix="give a list of functions"
-        )
+        raise unfit(name, "stages", stages, "give a list of functions")
     return [function_of(name, "a stage", s) for s in stages]
 
 

@@ -21,7 +21,7 @@ from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
-from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, typed, whole
+from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, typed, unfit, whole
 from ...lang.collectives import split_over
 from ...lang.parameter import Parameter
 from ...lang.record import current, scope
@@ -204,7 +204,7 @@ class MoE(Module):
         if whole("MoE", "k", k, 1) > experts:
             raise fail(UsageError, f"MoE: k={k} of {experts} experts", fix="choose at most all")
         if balance not in BALANCE:
-            raise fail(UsageError, f"MoE: balance cannot be {shown(balance)}", fix='use "bias"')
+            raise unfit("MoE", "balance", balance, 'use "bias"')
         if placement is not None:
             _need_placement("MoE", placement, experts)
         self.router_kind, self.k, self.transport = router, k, transport_of(transport)

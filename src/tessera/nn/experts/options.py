@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.context import settings
 from ...core.errors import UsageError, fail
-from ...lang.checks import axes_of, flag, number, shown, whole
+from ...lang.checks import axes_of, flag, number, shown, unfit, whole
 from ...lang.tensor import Tensor
 from .. import functional as fn
 from .placement import Placement
@@ -70,10 +70,8 @@ class Options:
                 fix="use " + ", ".join(ACTIVATIONS),
             )
         if self.placement is not None and not isinstance(self.placement, Placement):
-            raise fail(
-                UsageError,
-                f"moe: placement cannot be {shown(self.placement)}",
-                fix="give nn.place_experts(experts, owners)",
+            raise unfit(
+                "moe", "placement", self.placement, "give nn.place_experts(experts, owners)"
             )
 
     @property

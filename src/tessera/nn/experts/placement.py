@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UsageError, fail
-from ...lang.checks import is_whole, shown, whole
+from ...lang.checks import is_whole, shown, unfit, whole
 
 MOST = 2**16  # experts, replicas or owners
 Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -167,10 +167,11 @@ def _owners(owners: object) -> tuple[str, ...]:
         return tuple(map(str, range(int(owners))))  # type: ignore[call-overload]
     if isinstance(owners, (list, tuple)) and owners and len(set(map(str, owners))) == len(owners):
         return tuple(map(str, owners))
-    raise fail(
-        UsageError,
-        f"place_experts: owners cannot be {shown(owners)}",
-        fix='give their number, or different names, e.g. ["host0", "host1"]',
+    raise unfit(
+        "place_experts",
+        "owners",
+        owners,
+        'give their number, or different names, e.g. ["host0", "host1"]',
     )
 
 
@@ -191,11 +192,7 @@ def balance_experts(
     devices, nodes = _count("devices", devices, 1), _count("nodes", nodes, 1)
     replicas, groups = _count("replicas", replicas, 0), _count("groups", groups, 1)
     if w.ndim != 1 or not w.size or not np.isfinite(w).all() or (w < 0).any():
-        raise fail(
-            UsageError,
-            f"balance_experts: the load cannot be {shown(load)}",
-            fix="give a number an expert",
-        )
+        raise unfit("balance_experts", "the load", load, "give a number an expert")
     if groups % nodes or nodes == 1:
         groups = nodes = 1
     rows = w.size + replicas

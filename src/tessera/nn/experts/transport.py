@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
-from ...lang.checks import flag, shown, whole
+from ...lang.checks import flag, shown, unfit, whole
 from .packing import BLOCK
 
 # What each name asks for.
@@ -72,10 +72,11 @@ def transport_of(given: object) -> Transport:
             f"moe: transport has no option {shown(odd[0])}",
             fix="use " + ", ".join(known),
         )
-    raise fail(
-        UsageError,
-        f"moe: transport cannot be {shown(given)}",
-        fix='give a name such as "auto", or a dict such as {"type": "nvshmem"}',
+    raise unfit(
+        "moe",
+        "transport",
+        given,
+        'give a name such as "auto", or a dict such as {"type": "nvshmem"}',
     )
 
 

@@ -12,7 +12,7 @@ from ...core.errors import DTypeError, ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...lang import functions as F
-from ...lang.checks import shown
+from ...lang.checks import shown, unfit
 from ...lang.custom import custom_gradient
 from ...lang.tensor import Tensor, as_tensor
 from .placement import Placement
@@ -64,10 +64,11 @@ def weights_of(given: Any, x: TensorType) -> Weights:
     """The weights of `experts`, checked against x [.., d]. Raises UsageError, ShapeError,
     DTypeError."""
     if not has_weights(given):
-        raise fail(
-            UsageError,
-            f"moe: experts cannot be {shown(given)}",
-            fix='give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
+        raise unfit(
+            "moe",
+            "experts",
+            given,
+            'give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
             " number of experts",
         )
     odd = [n for n in given if n not in NAMES]
@@ -94,10 +95,11 @@ def weights_of(given: Any, x: TensorType) -> Weights:
 
 def _shared(given: Any, d: int) -> tuple[Tensor, Tensor, Tensor | None]:
     if not isinstance(given, Mapping) or not {"up", "down"} <= set(given) <= set(NETWORK):
-        raise fail(
-            UsageError,
-            f"moe: shared cannot be {shown(given)}",
-            fix='give {"up": [d, h], "down": [h, d]}, and "gate" [d, h] where it is gated',
+        raise unfit(
+            "moe",
+            "shared",
+            given,
+            'give {"up": [d, h], "down": [h, d]}, and "gate" [d, h] where it is gated',
         )
     found = {n: as_tensor(w) for n, w in given.items() if w is not None}
     h = found["up"].shape[-1] if found["up"].ndim == 2 else 0

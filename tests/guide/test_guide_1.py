@@ -12,6 +12,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, nn, op, pipeline, schedule
 from tessera.core.layout import parse_type
+from tests.cases import LONG
 from tests.guide.reading import Space, guide_text, in_order
 from tests.guide.runner import run, snippets
 
@@ -65,6 +66,7 @@ def batch_of(mesh: dist.Mesh | None) -> Space:
     }
 
 
+@LONG
 def test_hybrid_parallel_training_on_72_devices() -> None:
     space = in_order(1, {"graph": graph, "op": op}, ("7.2", "7.6"))
     mesh, w = space["mesh"], space["W"]

@@ -14,6 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, op, pipeline
+from tests.cases import LONG
 from tests.guide.apart import inputs
 from tests.guide.reading import in_order
 from tests.guide.runner import guide_path
@@ -34,6 +35,7 @@ def test_a_mesh_of_48() -> None:
 
 
 # -- 3.1, and 4: the same bits ---------------------------------------------------------------------
+@LONG
 def test_data_parallel_gradients_are_the_same_bits_on_any_devices() -> None:
     """In a program of its own, started as section 7 says; guide 1, 7.8 too."""
     if guide_path(2) is None:
@@ -115,6 +117,7 @@ def experts() -> dict[str, Any]:
             "down": normal(EXPERTS, H, D) / 4}  # fmt: skip
 
 
+@LONG
 def test_experts_over_64_places() -> None:
     mesh = dist.Mesh(axes=["ep", "dp"], devices=range(64)).fold(onto=8)
     x, weights = normal(64, 4, D), experts()

@@ -21,6 +21,7 @@ from tessera.train import recipe
 from tessera.train.accumulate import micro_batches
 from tessera.train.config import checked
 from tessera.train.saving import checkpoints, load_checkpoint, save_checkpoint
+from tests.cases import LONG
 from tests.guide.reading import Space, guide_text, in_order
 from tests.guide.runner import snippets, substituted
 from tests.guide.substitutions import RUN, SUBSTITUTIONS, WAITING
@@ -230,6 +231,7 @@ def test_guide_4_data_parallel_is_the_step_on_one_device(space: Space) -> None:
         np.testing.assert_allclose(w.numpy(), wanted[name].numpy(), rtol=1e-4, atol=1e-6)
 
 
+@LONG
 def test_guide_4_data_parallel_training(space: Space) -> None:
     space["transformer_model"] = recipe.make_model(space["create_training_config"]())
     out = io.StringIO()

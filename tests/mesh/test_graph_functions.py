@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, op
+from tests.cases import LONG
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(4, 8, 16)).astype(np.float32)
@@ -59,7 +60,10 @@ def trained(step: Any, batch: Any, steps: int = 3) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("plan", [DP + ZERO_2, DP + TP + ZERO_3], ids=["zero2", "all"])
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param(DP + ZERO_2, id="zero2", marks=LONG), pytest.param(DP + TP + ZERO_3, id="all")],
+)
 def test_training_is_the_same_under_every_strategy(mesh: dist.Mesh, plan: Any) -> None:
     alone, spread = made(), made(plan)
     want = trained(alone, batch_on(None, None))

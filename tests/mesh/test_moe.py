@@ -237,7 +237,8 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("capacity", "loop", "remat"), [(1.25, True, False), (None, True, True), (1.25, False, False)]
+    ("capacity", "loop", "remat"),
+    [(1.25, True, False), (None, True, True), pytest.param(1.25, False, False, marks=LONG)],
 )
 def test_layers_of_experts_repeat(capacity: float | None, loop: bool, remat: bool) -> None:
     """Looped, written out, computed again: with the experts' axis given by a strategy."""

@@ -16,6 +16,7 @@ import tessera as ts
 from tessera import dist, nn, optim
 from tessera.core.layout import parse_type, plain
 from tessera.passes.simplify import simplify
+from tests.cases import LONG
 
 N = 4
 SHAPES = {"up": (16, 32), "down": (32, 8), "bias": (8,)}
@@ -229,7 +230,10 @@ MESHES: list[tuple[str, dict[str, int], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "plan"), [m[1:] for m in MESHES], ids=[m[0] for m in MESHES])
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [pytest.param(*m[1:], id=m[0], marks=[LONG] * (m[0] == "dp=4, stage 1")) for m in MESHES],
+)
 def test_a_gpt_trains_the_same_on_any_mesh(shape: dict[str, int], plan: Any) -> None:
     if not _alone:
         _alone.extend(gpt_losses(None, None))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import tessera
 from tessera.core import flags
 
 FUSE = "--xla_cpu_experimental_ynn_fusion_type="
@@ -48,3 +52,10 @@ def test_log(monkeypatch: pytest.MonkeyPatch, given: str | None, then: str) -> N
         monkeypatch.setenv(flags.LOG[0], given)
     flags.prepare()
     assert flags.os.environ[flags.LOG[0]] == then
+
+
+def test_one_file_takes_what_jax_does_not_publish() -> None:
+    source = Path(tessera.__file__).parent
+    private = re.compile(r"^\s*(?:from|import) jax\._src", re.MULTILINE)
+    found = [p for p in source.rglob("*.py") if private.search(p.read_text())]
+    assert found == [source / "runtime" / "private.py"]

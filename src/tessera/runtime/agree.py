@@ -20,7 +20,8 @@ from ..core.limits import limits
 from ..core.mesh import Mesh
 from ..core.words import nth, ranks_text
 from ..ir.schedule.schedule import Schedule
-from .flight import flight, service
+from .flight import flight
+from .private import service
 
 Run = Callable[..., list[Any]]
 _LOC = re.compile(r"  # (\S+:\d+)")

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.array import ArrayImpl
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core.dtypes import dtype_of
@@ -22,6 +21,7 @@ from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..ir.graph.oracle import FOLD
 from .devices import jax_mesh, start
+from .private import ArrayImpl
 
 Array = Any
 

@@ -7,13 +7,13 @@ from functools import cache, lru_cache
 
 import jax
 import numpy as np
-from jax._src import distributed, xla_bridge
 from jaxlib import version
 
 from ..core import flags, switches
 from ..core.errors import BackendError, EngineWarning, caller, fail
 from ..core.mesh import Mesh
 from .heap import keep_pages
+from .private import processes
 
 # How many virtual devices a CPU backend starts with when nobody asks for more.
 VIRTUAL = 8
@@ -24,9 +24,8 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
 
     Raises BackendError where it already runs with fewer.
     """
-    if not xla_bridge.backends_are_initialized():
-        processes = distributed.global_state.num_processes or 1
-        count = max(-(-needed // processes), switches.number(switches.DEVICES, VIRTUAL))
+    if not flags.engine_runs():
+        count = max(-(-needed // processes()), switches.number(switches.DEVICES, VIRTUAL))
         jax.config.update("jax_num_cpu_devices", count)
         keep_pages()
     _see_reductions()

@@ -23,23 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import distributed
 
 from ..core import switches
 from ..core.errors import BackendError, caller, fail
 from ..core.files import write_whole
 from ..core.limits import limits
 from ..core.words import DUMP_VERSION, ranks_text, record_text
+from .private import service
 
 Array = Any
 _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
 TOLD = 32  # records that the others can see
 _SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two looks
-
-
-def service() -> Any:
-    """The processes' shared store; None in a single process."""
-    return distributed.global_state.client
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from .ahead import turn_of
 from .arrays import sharding
+from .private import Copy, block_copy
 
 Array = Any
-Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
 
 
 def sender(sources: Sequence[TensorType], to: Sequence[TensorType]) -> Callable[..., list[Array]]:
@@ -55,15 +55,7 @@ def _engine_copy() -> Copy:
     if jax.process_count() > 1 or len(every) < 2:
         return jax.device_put
     try:
-        from jax._src.interpreters.pxla import shard_args
-        from jax._src.lib import xla_client  # type: ignore[attr-defined]  # its stub hides it
-
-        reuse = xla_client.ArrayCopySemantics.REUSE_INPUT
-
-        def copy(xs: Sequence[Array], where: Sequence[Any]) -> Sequence[Array]:
-            n = len(xs)
-            return shard_args(where, [None] * n, [reuse] * n, xs)
-
+        copy = block_copy()
         x = jax.device_put(np.arange(2, dtype=np.float32), every[0])
         (y,) = copy([x], [jax.sharding.SingleDeviceSharding(every[1])])
         same = isinstance(y, jax.Array) and y.devices() == {every[1]} and y.tolist() == [0, 1]

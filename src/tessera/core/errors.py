@@ -24,47 +24,47 @@ E = TypeVar("E", bound="TesseraError")
 
 
 class TesseraError(Exception):
-    """The base of every error that Tessera raises on purpose."""
+    """The base class of every error that Tessera raises on purpose."""
 
 
 class ShapeError(TesseraError, ValueError):
-    """Shapes that do not fit an op or each other."""
+    """Raised when shapes do not fit an op or each other, or a dim or an index does not exist."""
 
 
 class DTypeError(TesseraError, TypeError):
-    """A dtype that an op does not take, or a conversion that would lose values."""
+    """Raised when an op does not take a dtype, or when a conversion would lose values."""
 
 
 class LayoutError(TesseraError, ValueError):
-    """A layout that an op, a mesh or a redistribution cannot have."""
+    """Raised when an op, a mesh or a redistribution cannot have the layout that was asked for."""
 
 
 class MeshError(TesseraError, ValueError):
-    """A mesh that cannot be built, or tensors on different meshes."""
+    """Raised when a mesh cannot be built or is missing, or when tensors are on different meshes."""
 
 
 class StrategyError(TesseraError, ValueError):
-    """A strategy that does not exist or does not fit the mesh."""
+    """Raised when a strategy does not exist or does not fit the mesh or the weights."""
 
 
 class GraphError(TesseraError, ValueError):
-    """A graph, or its text, that breaks a rule of the IR."""
+    """Raised when a graph, a schedule, or its text breaks a rule of the IR."""
 
 
 class DonatedError(TesseraError, RuntimeError):
-    """A tensor used after its buffer was given to a function."""
+    """Raised when a tensor is used after its buffer was donated to a function."""
 
 
 class BackendError(TesseraError, RuntimeError):
-    """The machine cannot do what was asked: too few devices, no such backend."""
+    """Raised when the machine cannot do what was asked: too few devices, or no such backend."""
 
 
 class UsageError(TesseraError, TypeError):
-    """A call that cannot mean anything: wrong kinds of arguments, a tensor out of its scope."""
+    """Raised when a call has no meaning: a wrong kind of argument, a tensor out of its scope."""
 
 
 class EngineWarning(UserWarning):
-    """The engine may compute wrongly, and was started where Tessera could not prevent it."""
+    """Warns that the engine was started before Tessera could set it up, and may be wrong."""
 
 
 for _cls in (

@@ -45,12 +45,13 @@ from .mesh_input import (
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class Mesh:
-    """Named axes over device ids; equal when axes, shape and ids are.
+    """Named axes over device ids. Two meshes are equal if axes, shape and ids are equal.
 
-    `devices` is a count, a flat sequence of ids, or a nested list (or array) whose nesting is the
-    shape. Flat devices without a `shape` are factored as equally as possible, larger factors
-    first. With a `shape` (a dict by axis, or a tuple in axis order) devices may be left out and are
-    then 0, 1, 2, ... Raises `MeshError` for anything that is not one box of distinct devices.
+    `devices` is a number, a flat sequence of ids, or a nested list (or array) whose nesting is the
+    shape. Flat devices without `shape` are factored into axes of sizes as equal as possible, larger
+    ones first. With `shape` (a dict by axis, or a tuple in the order of `axes`) devices may be
+    omitted and are 0, 1, 2, ... Raises MeshError if the arguments do not describe one box of
+    distinct devices.
     """
 
     axes: tuple[str, ...]
@@ -94,6 +95,8 @@ class Mesh:
     def parse(text: str) -> Mesh:
         """The mesh over devices 0, 1, 2, ... that `text` describes: "dp=2,tp=4" or "dp=2 tp=4".
 
+        Raises MeshError if a part is not `axis=size` or an axis is named twice.
+
         >>> Mesh.parse("dp=2,tp=4").text()
         'dp=2 tp=4'
         """
@@ -120,22 +123,23 @@ class Mesh:
     # ---- facts ---------------------------------------------------------------------------------
     @property
     def size(self) -> int:
-        """How many devices."""
+        """The number of places of the mesh: devices, unless it is folded."""
         return len(self.ids)
 
     @property
     def device_ids(self) -> list[int]:
-        """All device ids, row-major. A fresh list."""
+        """All device ids in row-major order, as a new list."""
         return list(self.ids)
 
     @property
     def topology(self) -> str:
-        """Axes and sizes in words: 'tp × dp mesh, 4 × 4'."""
+        """The axes and sizes in words: 'tp × dp mesh, 4 × 4'."""
         return f"{' × '.join(self.axes)} mesh, {times(self.shape)}"
 
     @property
     def rank(self) -> int:
-        """A mesh as such has no rank: only a body that runs once per device does."""
+        """Raises MeshError: only the mesh of a local body, whose code runs per device, has a
+        rank."""
         raise fail(
             MeshError,
             "mesh.rank: there is no rank here, because this code runs once for the whole mesh",
@@ -144,27 +148,27 @@ class Mesh:
         )
 
     def text(self) -> str:
-        """The form that `parse` reads and Graph IR prints: 'dp=2 tp=4'. Device ids are left out."""
+        """The text that `parse` reads and Graph IR prints: 'dp=2 tp=4'. It has no device ids."""
         return " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
     @property
     def turns(self) -> Mapping[str, int]:
-        """How many places along each axis one device takes in turn: 1 where it is not folded."""
+        """How many places along each axis one device runs in turn: 1 if the mesh is not folded."""
         here = self.onto or self
         return {axis: size // here.sizes[axis] for axis, size in self.sizes.items()}
 
     @property
     def physical(self) -> Mesh:
-        """The mesh of the devices that there are: this one, or what it is folded onto."""
+        """The mesh of the devices that run it: this mesh, or the one that it is folded onto."""
         return self.onto or self
 
     def fold(self, onto: object) -> Mesh:
-        """The same logical mesh, run by fewer devices, each taking several places in turn.
+        """The same logical mesh, run by fewer devices that each run several places in turn.
 
-        `onto` says how many devices an axis keeps: "dp=2,tp=1", {"dp": 2}, a number of devices in
-        all (the leading axes are folded first), or a Mesh with these axes. Neighbouring places
-        share a device, so results are those of the logical mesh. Raises MeshError where a size
-        does not divide.
+        `onto` says how many devices an axis keeps: "dp=2,tp=1", {"dp": 2}, a total number of
+        devices (the leading axes are folded first), or a Mesh with these axes. Neighbouring places
+        share a device, and results are those of the logical mesh. Raises MeshError if a size does
+        not divide.
 
         >>> mesh = Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
         >>> mesh.size, mesh.physical.text(), mesh.turns
@@ -182,16 +186,16 @@ class Mesh:
         return made
 
     def array(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """The device ids as an array of the mesh's shape."""
+        """The device ids as an array of the shape of the mesh."""
         return np.array(self.ids, np.int64).reshape(self.shape)
 
     def axis_size(self, axis: str) -> int:
-        """The size of `axis`."""
+        """The size of `axis`. Raises MeshError if the mesh has no such axis."""
         self._index(axis)
         return self.sizes[axis]
 
     def coords(self, device_id: int) -> dict[str, int]:
-        """Where a device lies.
+        """The coordinate of a device along each axis. Raises MeshError if it is not in the mesh.
 
         >>> Mesh.parse("dp=2 tp=4").coords(6)
         {'dp': 1, 'tp': 2}
@@ -211,6 +215,8 @@ class Mesh:
 
     def device_at(self, coords: Mapping[str, int]) -> int:
         """The device at `coords`, which name every axis; negative coordinates count from the end.
+
+        Raises MeshError if an axis is missing or a coordinate is outside of its axis.
 
         >>> Mesh.parse("dp=2 tp=4").device_at({"dp": 1, "tp": 2})
         6
@@ -234,7 +240,7 @@ class Mesh:
     def groups(self, axis: str | Sequence[str]) -> list[list[int]]:
         """The device ids that a collective over `axis` joins: one list per group, in axis order.
 
-        Several axes are read major to minor.
+        Several axes are read major to minor. Raises MeshError if an axis is unknown or named twice.
 
         >>> Mesh.parse("dp=2 tp=3").groups("dp")
         [[0, 3], [1, 4], [2, 5]]
@@ -278,6 +284,8 @@ class Mesh:
 
     def slice(self, **where: int | slice | range) -> Mesh:
         """The part of the mesh at `where`: a number drops its axis, a slice or range keeps it.
+
+        Raises MeshError if nothing or no axis is left, or if a part of a folded axis is asked for.
 
         >>> mesh = Mesh.parse("pp=4 tp=2")
         >>> mesh.slice(pp=1).text(), mesh.slice(pp=slice(1, 3)).text()
@@ -446,7 +454,7 @@ def _no_fold(mesh: Mesh, given: str, want: str) -> MeshError:
 
 # ---- the ambient mesh --------------------------------------------------------------------------
 def current() -> Mesh:
-    """The mesh of the innermost `with mesh:`. Raises `MeshError` outside of any."""
+    """The mesh of the innermost `with mesh:`. Raises MeshError outside of any."""
     mesh = context.settings().mesh
     if mesh is None:
         raise fail(
@@ -458,7 +466,7 @@ def current() -> Mesh:
 
 
 def auto(axes: Sequence[str] = ("dp",), shape: Shape = None) -> Mesh:
-    """A mesh over all devices of this program: data parallel unless `axes` say otherwise."""
+    """A mesh over all devices of this program, with the one axis "dp" unless `axes` are given."""
     return Mesh(axes, devices=devices.device_count(), shape=shape)
 
 

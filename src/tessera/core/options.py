@@ -27,16 +27,21 @@ EXECUTORS = ("fused", "stepped")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """How a program is carried out. None leaves a choice to Tessera.
+    """Choices about how a program is carried out. None leaves a choice to Tessera.
 
-    `overlap`: a collective starts as soon as its operand is there and the next compute step does
-    not wait for it (True), or all work waits for each collective (False). `bucket_bytes`: sums go
-    together up to so many bytes a device. `prefetch`: a split weight is gathered so many blocks of
-    work before its use. `microbatches`, `pipeline`: of a pipeline. `backend`: the transport that is
-    preferred. `epoch`: "soft" or "hard", how an epoch of messages ends. `tile`, `warps`: hints for
-    kernels. `cut`: compute steps end where the scope changes, so many levels deep. `algorithm`: by
-    which table of rounds a collective goes, as pairs (collective, name), "" standing for all
-    collectives; `topology` prices tables, for "cheapest" and for the number of segments.
+    - `overlap`: True: a collective starts when its operand is ready and the next compute step does
+      not wait for it. False: all work waits for each collective.
+    - `bucket_bytes`: sums over devices are combined up to this many bytes per device.
+    - `prefetch`: a split weight is gathered this many blocks of work before its use.
+    - `microbatches`, `pipeline`: the number of microbatches of a pipeline, and whether there is
+      one.
+    - `backend`: the preferred transport.
+    - `epoch`: "soft" or "hard": how an epoch of messages ends.
+    - `tile`, `warps`: hints for kernels.
+    - `cut`: compute steps end where the scope changes, this many levels deep.
+    - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
+      collectives.
+    - `topology`: the links that "cheapest" and the number of segments are computed for.
     """
 
     overlap: bool | None = None
@@ -53,7 +58,7 @@ class ScheduleOptions:
     topology: Topology | None = None
 
     def text(self) -> str:
-        """The choices that were made: 'overlap=True bucket_bytes=1048576'."""
+        """The choices that are not None, as text: 'overlap=True bucket_bytes=1048576'."""
         return _text(self, AS_IT_COMES)
 
 

@@ -37,7 +37,7 @@ OF_TESTS = "TESSERA_TEST_"
 
 
 class SwitchWarning(UserWarning):
-    """A variable has a switch's first word and is none: nothing reads it."""
+    """Warns of an environment variable that begins with TESSERA_ and that Tessera does not read."""
 
 
 def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:

@@ -11,14 +11,17 @@ from ..core.errors import DTypeError, fail
 
 
 def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManager[Settings]:
-    """Inside, products of f32 tensors are computed in `dtype`; sums, statistics and losses in f32.
+    """A context in which products of f32 tensors are computed in `dtype`, and sums in f32.
 
-    Products (`matmul`, `einsum`, convolutions, attention and what is made of them) take their f32
-    operands in `dtype` and give it. Sums, means, variances, `exp`, `log` and `rsqrt` take narrow
-    operands in f32 and give f32. Norms and softmax compute in f32 and give the dtype of their
-    input, losses give f32. All other ops go by the dtypes of their operands. Gradients come back
-    in the dtype of what they belong to, so an f32 weight has an f32 gradient. `enabled=False` and
-    f32 switch it off inside. Raises DTypeError unless `dtype` is bf16, f16 or f32.
+    - Products (`matmul`, `einsum`, convolutions, attention and layers made of them) convert f32
+      operands to `dtype` and return `dtype`.
+    - Sums, means, variances, `exp`, `log` and `rsqrt` compute narrow operands in f32 and return
+      f32.
+    - Norms and softmax compute in f32 and return the dtype of their input. Losses return f32.
+    - All other ops follow the dtypes of their operands.
+
+    A gradient has the dtype of its tensor, so an f32 weight has an f32 gradient. `enabled=False` or
+    `dtype=ts.f32` turns it off inside. Raises DTypeError if `dtype` is not bf16, f16 or f32.
 
     >>> import tessera as ts
     >>> x, w = ts.ones((2, 4)), ts.ones((4, 8))
@@ -34,16 +37,20 @@ def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManag
 
 
 def strict(enabled: bool = True) -> AbstractContextManager[Settings]:
-    """Inside, a collective that is not written by hand is an error that shows both layouts."""
+    """A context in which each collective must be written by the user.
+
+    Where Tessera would insert a collective, it raises LayoutError and shows both layouts.
+    """
     return replaced(strict=enabled)
 
 
 class no_grad(ContextDecorator):
-    """Inside, what is computed is a constant to gradients, and does not remember how it was made.
+    """A context in which every result is a constant to gradients, as `torch.no_grad`.
 
-    A context manager and a decorator. In a recorded function each float result inside is taken
-    through `ts.stop_gradient`. A gradient by what the loss reaches only through such a constant is
-    a GraphError where it is asked for outside of recorded functions, and zeros in one.
+    It is also a decorator. It stores no history, so memory is not kept for a backward pass. In a
+    recorded function each float result passes through `ts.stop_gradient`. If a loss reaches a
+    weight only through such constants, its gradient is zero inside a recorded function and raises
+    GraphError outside of one.
 
     >>> import tessera as ts
     >>> w = ts.tensor([2.0])

@@ -47,12 +47,13 @@ Axis = str | Sequence[str] | None
 
 # -- reductions -----------------------------------------------------------------------------------
 def all_reduce(x: Any, axis: Axis = None, op: str | None = None) -> Any:
-    """The sum, max, min or mean over the devices along `axis`, on each of them.
+    """The sum, max, min or mean over the devices along `axis`, as one value on each of them.
 
-    Takes a tensor or a tree of tensors. `axis` None is all local axes of a local body, and in the
-    global view all axes over which something is pending. There, sums that are pending are
-    completed, and a value that is whole stays as it is; `op` ("sum", "max", "min") says which kind
-    must be pending, None takes any. Raises LayoutError, UsageError.
+    `x` is a tensor or a tree of tensors. In a local body the values of the devices are reduced by
+    `op` (None: sum); `axis` None is all local axes. In the global view pending sums are completed
+    and a complete value stays as it is; `axis` None is every axis with a pending sum, and `op`
+    ("sum", "max", "min") must be what is pending (None accepts any). Raises UsageError if `op` is
+    unknown, LayoutError if another reduction is pending.
 
     >>> import tessera as ts
     >>> from tessera import dist, op
@@ -91,10 +92,11 @@ def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, axis: str | Sequence[str], dim: int = 0, op: str = "sum") -> Tensor:
-    """The sum (or mean) over the devices along `axis`, each keeping its part of `dim`.
+    """The sum (or mean) over the devices along `axis`; each device keeps its part of `dim`.
 
-    In the global view the pending sum is completed and the result is split over `axis`.
-    Raises ShapeError where a local `dim` does not divide.
+    In the global view the pending sum is completed and the result is split over `axis`. Raises
+    UsageError if `op` is not "sum" or "mean", ShapeError if the local size of `dim` does not divide
+    by the number of devices.
     """
     one_of("reduce_scatter", "op", op, ("sum", "mean"))
     x = as_tensor(x)
@@ -112,8 +114,9 @@ def reduce_scatter(x: Tensor, axis: str | Sequence[str], dim: int = 0, op: str =
 def all_gather(x: Any, axis: Axis = None, dim: int | None = None) -> Any:
     """The blocks of all devices along `axis`, joined along `dim`, on each of them.
 
-    `dim` None is 0, and in a body that is tensor parallel the last. In the global view: the dims
-    that are split over `axis` (None: any) in one piece on every device. Takes trees too.
+    `x` is a tensor or a tree of tensors. `dim` None is 0, and in a tensor-parallel body the last
+    dim. In the global view the dims that are split over `axis` (None: over any axis) become whole
+    on each device. Raises ShapeError if `x` is a scalar in a local body.
     """
 
     def gather(t: Tensor) -> Tensor:
@@ -127,9 +130,10 @@ def all_gather(x: Any, axis: Axis = None, dim: int | None = None) -> Any:
 
 
 def gather(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int | None = None) -> Tensor:
-    """The blocks of all devices along `axis`, joined along `dim`.
+    """The blocks of all devices along `axis`, joined along `dim`, for the device at place `root`.
 
-    `root` is who asks; every device gets them, since that is the collective that there is.
+    Every device gets the result, because it runs as an all_gather. Raises UsageError if `root` is
+    not a place along `axis`.
     """
     _place("gather", root, axis)
     out: Tensor = all_gather(as_tensor(x), axis, dim)
@@ -137,9 +141,10 @@ def gather(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int | None 
 
 
 def broadcast(x: Any, axis: str | Sequence[str], root: int = 0) -> Any:
-    """The block of the device at place `root` along `axis`, on each of them. Takes trees too.
+    """The block of the device at place `root` along `axis`, on each device. Takes trees too.
 
-    In the global view a value is one already.
+    In the global view a value is the same everywhere already and stays. Raises UsageError if `root`
+    is not a place along `axis`.
     """
 
     def send(t: Tensor) -> Tensor:
@@ -154,9 +159,10 @@ def broadcast(x: Any, axis: str | Sequence[str], root: int = 0) -> Any:
 
 
 def scatter(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int = 0) -> Tensor:
-    """To each device along `axis` its part of `dim` of what the device at `root` holds.
+    """Splits the value of the device at place `root` along `dim`, one part per device of `axis`.
 
-    In the global view: `dim` split over `axis`.
+    In the global view `dim` becomes split over `axis`. Raises UsageError if `root` is not a place
+    along `axis`, ShapeError if `dim` does not divide.
     """
     root = _place("scatter", root, axis)
     x = as_tensor(x)
@@ -171,11 +177,11 @@ def scatter(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int = 0) -
 def all_to_all(
     x: Tensor, axis: str | Sequence[str], split_dim: int = 0, concat_dim: int = 0
 ) -> Tensor:
-    """Each device's block cut along `split_dim`, a part to each device along `axis`; what arrives
-    is joined along `concat_dim` in the order of the senders.
+    """Splits each device's block along `split_dim` and sends one part to each device along `axis`.
 
-    In the global view the dim that is split over `axis` becomes `split_dim`. Raises ShapeError
-    where a local `split_dim` does not divide.
+    Each device joins the parts that it receives along `concat_dim`, in the order of the senders. In
+    the global view the dim that is split over `axis` becomes whole and `split_dim` is split
+    instead. Raises ShapeError if the local `split_dim` does not divide by the number of devices.
     """
     x = as_tensor(x)
     i, j = one_dim("all_to_all", x, split_dim), one_dim("all_to_all", x, concat_dim)
@@ -187,9 +193,11 @@ def all_to_all(
 
 
 def permute(x: Tensor, axis: str | Sequence[str], pairs: Sequence[tuple[int, int]]) -> Tensor:
-    """The blocks of a local body handed on: each pair is (from place, to place) along `axis`.
+    """Sends blocks between devices of a local body; a pair is (from place, to place) along `axis`.
 
-    A place may give and get once each; who gets nothing has zeros. Raises UsageError.
+    A place may send once and receive once; a place that receives nothing has zeros. Raises
+    UsageError if `pairs` names a place twice or one that does not exist, or if it is called in the
+    global view.
     """
     x = as_tensor(x)
     own, rest = _axes("permute", axis, x, ())
@@ -201,7 +209,10 @@ def permute(x: Tensor, axis: str | Sequence[str], pairs: Sequence[tuple[int, int
 
 
 def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
-    """The block of the device `by` places before along `axis`, in a ring."""
+    """The block of the device `by` places before this one along `axis`, in a ring.
+
+    Raises UsageError in the global view.
+    """
     own, _ = _axes("shift", axis, as_tensor(x), ())
     if not own:
         raise _local_only("shift")
@@ -229,26 +240,37 @@ def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
 
 # -- by name, and in step -------------------------------------------------------------------------
 def send(x: Tensor, to: int, name: str = "") -> None:
-    """Hands `x` to the device at rank `to` of a local body, which takes it by `recv`."""
+    """Sends `x` to the device of rank `to` in a local body, which receives it by `recv`.
+
+    Raises UsageError if there is no such rank, or in the global view.
+    """
     ranks.send(as_tensor(x), _peer("send", to), name)
 
 
 def recv(source: int, name: str = "") -> Tensor:
-    """What the device at rank `source` of a local body sends here under `name`, in order."""
+    """The value that the device of rank `source` in a local body sends here under `name`.
+
+    Values of one sender and name arrive in the order in which they were sent. Raises UsageError if
+    there is no such rank, or in the global view.
+    """
     return ranks.recv(_peer("recv", source), name)
 
 
 def recv_from(owner: int, name: str) -> Tensor:
-    """What the device at rank `owner` of a local body returns under `name` (guide 4, ZeRO).
+    """The value that the device of rank `owner` returns from a local body under `name`.
 
-    The name is the last key of its place in what the body returns.
+    This is the collective of ZeRO in guide 4. `name` is the last key of its place in the returned
+    tree. Raises UsageError if there is no such rank.
     """
     return ranks.recv_from(_peer("recv_from", owner), name)
 
 
 def barrier() -> None:
-    """Every device of a local body comes here. A fused program runs its collectives in one order on
-    all devices, so this checks the ranks' programs and costs nothing when they run."""
+    """Checks that every device of a local body comes to this line.
+
+    The program runs its collectives in the same order on all devices, so the check is made when the
+    function is recorded and costs nothing when it runs.
+    """
     seen = view()
     if seen is not None and seen.rank is not None:
         ranks.mark(("barrier", seen.axes))
@@ -256,10 +278,10 @@ def barrier() -> None:
 
 # -- changing the layout, in both views -----------------------------------------------------------
 def shard(x: Tensor, axis: str | Sequence[str], dim: int = 0) -> Tensor:
-    """`x` with `dim` split over `axis` too; moves from the dim that had the axis (all_to_all).
+    """`x` with `dim` split over `axis` too; if `axis` split another dim, an all_to_all moves it.
 
-    In a local body: this device's part of what all hold. Raises ShapeError where it does not
-    divide there.
+    In a local body: this device's part of a value that all devices hold. Raises ShapeError if `dim`
+    does not divide there.
     """
     x = as_tensor(x)
     d = one_dim("shard", x, dim)

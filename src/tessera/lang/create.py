@@ -30,17 +30,22 @@ ROLES |= {"heads": -2}
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Which dims are split over which mesh axes: entry by entry, `partition` over `mesh_axes`.
+    """Says which dims of a tensor are split over which mesh axes (guide 1, 7.3).
 
-    `partition` names dims by role ("row" is dim -2, "col" dim -1, ...) or by number; the entry of
-    `mesh_axes` at the same place is an axis, or a tuple of axes, major first (guide 1, 7.3).
+    `partition` names dims by role ("row" is dim -2, "col" is dim -1, ...) or by number. The entry
+    of `mesh_axes` at the same place is the axis that splits this dim, or a tuple of axes, major
+    first.
     """
 
     partition: tuple[str | int, ...] = ()
     mesh_axes: tuple[str | tuple[str, ...], ...] = ()
 
     def type(self, shape: Sequence[int], dtype: Any, mesh: Mesh | None) -> TensorType:
-        """The type of a tensor of `shape` laid out so. Raises LayoutError."""
+        """The TensorType of a tensor of `shape` in this layout.
+
+        Raises LayoutError if the two lists differ in length, or name a dim twice or a dim that does
+        not exist.
+        """
         parts = _entries("partition", self.partition)
         axes = _entries("mesh_axes", self.mesh_axes)
         if len(parts) != len(axes):
@@ -139,11 +144,14 @@ def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | N
 def tensor(
     data: Any, mesh: Mesh | None = None, layout: Layout = None, dtype: Any = None, name: str = ""
 ) -> Tensor:
-    """A tensor of host data (numbers, lists, NumPy, DLPack, `jax.Array`) on a mesh.
+    """A tensor on a mesh from host data: numbers, lists, NumPy, DLPack, or a `jax.Array`.
 
-    Without `mesh`, the current one (`with mesh:`) is used; without either, the tensor has none and
-    goes wherever it is used. 64-bit data is narrowed where no dtype is named. Raises DTypeError
-    where a value or the dtype asked for does not exist in 32 bits; ShapeError, LayoutError.
+    `layout` says which dims are split, e.g. "[8@dp, 4]"; without it every device holds all of it.
+    Without `mesh` the mesh of the enclosing `with mesh:` is used; outside of one the tensor has no
+    mesh and can be used with any. If `dtype` is None, 64-bit data becomes 32-bit. Raises DTypeError
+    if `dtype` does not exist or a value does not fit 32 bits; ShapeError if `layout` is for another
+    shape; LayoutError if it cannot be read or does not fit the mesh; MeshError if `mesh` is not a
+    Mesh.
     """
     mesh = mesh_or_none("tensor", mesh) or settings().mesh
     if isinstance(data, Tensor) or (engine_array(data) and layout is None):
@@ -177,12 +185,13 @@ def dist_tensor(
     init: Init = "normal",
     name: str = "",
 ) -> Tensor:
-    """A tensor made on the devices, each its own block, when it is first used.
+    """A tensor of `shape` that is made on the devices, each its own block, when it is first used.
 
-    `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number,
-    or a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (or the
-    order of creation), never on the layout. Without a `name` it gets that of its variable in the
-    first `graph.training_step` that uses it.
+    `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number, or
+    a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (without a
+    name, on the order of creation), never on the layout. Without `name`, the tensor gets the name
+    of its variable in the first `graph.training_step` that uses it. Raises UsageError if `init` is
+    unknown, ShapeError if the function returns another shape, LayoutError if `layout` does not fit.
     """
     mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
     t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
@@ -283,9 +292,11 @@ def initial_value(t: TensorType, init: Init) -> Tensor:
 
 # -- changing the layout --------------------------------------------------------------------------
 def redistribute(x: Tensor, layout: Layout = None, mesh: Mesh | None = None) -> Tensor:
-    """`x` in another layout of its mesh; the collectives follow from the two layouts.
+    """`x` in another layout on its mesh; Tessera derives the collectives from the two layouts.
 
-    `layout` None replicates. Raises LayoutError, ShapeError, MeshError.
+    `layout` is a text such as "[8@dp, 4]", a ShardSpec or a type; None replicates. Raises
+    LayoutError if the layout cannot be read or does not fit the mesh, ShapeError if it is for
+    another shape, MeshError if `mesh` is not a Mesh.
     """
     t = as_tensor(x)
     where = mesh_or_none("redistribute", mesh) or t.mesh or settings().mesh

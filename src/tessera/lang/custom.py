@@ -26,12 +26,15 @@ R = TypeVar("R")
 
 
 def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P, R]:
-    """A function with a gradient of its own: `fn` returns (value, backward).
+    """A decorator for a function with its own gradient: `fn` returns (value, backward).
 
-    `backward(g)` gets the gradient of the value, in its structure, and returns one gradient per
-    positional argument that holds tensors: a tuple, or for one argument the gradient itself. None,
-    also in place of a leaf, stands for no gradient. What else `fn` reads, such as a weight in a
-    closure, is a constant to gradients. Raises UsageError, ShapeError, DTypeError.
+    `backward(g)` gets the gradient of the value, in the structure of the value. It returns one
+    gradient for each positional argument that holds tensors: a tuple, or the gradient itself if
+    there is one such argument. None, also in place of a leaf, means no gradient. Anything else that
+    `fn` reads, such as a weight in its closure, is a constant to gradients. Raises UsageError if
+    `fn` does not return a float value and a function, or if `backward` returns another number of
+    gradients or draws random numbers; ShapeError or DTypeError if a gradient does not fit its
+    argument.
 
     >>> import tessera as ts
     >>> @ts.custom_gradient
@@ -144,7 +147,10 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
 
 
 def value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Any]]:
-    """A function that gives `fn`'s scalar and its gradient by the first argument, a tensor or tree.
+    """A function that returns (the scalar of `fn`, its gradient by the first argument).
+
+    The first argument is a tensor or a tree of tensors; the gradient has its structure. Raises what
+    `ts.grad` raises, at the call.
 
     >>> import tessera as ts
     >>> value, g = ts.value_and_grad(lambda x: ts.sum(x * x))(ts.tensor([1.0, 3.0]))
@@ -163,8 +169,11 @@ def value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Any
 
 
 def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """(`fn(*xs)`, pull): `pull(g)` gives the gradients of all `xs` for `g`, the gradient of the
-    value and in its structure. Raises UsageError, ShapeError.
+    """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
+
+    `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`. Raises
+    UsageError if the value holds anything but float tensors, and ShapeError in `pull` if `g` does
+    not have the structure and shapes of the value.
 
     >>> import tessera as ts
     >>> y, pull = ts.vjp(ts.sin, ts.tensor([0.0, 0.0]))

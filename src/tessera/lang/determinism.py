@@ -17,12 +17,12 @@ ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 def deterministic(
     reduce_tree: str = "binary", *, promise: str = "mesh_invariant"
 ) -> Iterator[None]:
-    """Programs that are compiled inside keep a promise about their bits (guide 1, 7.8; guide 2, 4).
+    """A context whose programs keep a promise about the bits of results (guide 1, 7.8; guide 2, 4).
 
-    "fast" promises nothing, "run_to_run" the same bits for the same program on the same devices,
-    "mesh_invariant" the same bits on every fold of the logical mesh. Sums over devices then follow
-    `reduce_tree` over logical places: "binary" (or "fixed"), adjacent pairs; "ring", one after the
-    other. Raises UsageError.
+    `promise` "fast" promises nothing; "run_to_run" gives the same bits for the same program on the
+    same devices; "mesh_invariant" gives the same bits on every fold of the logical mesh. Sums over
+    devices are then added in the order `reduce_tree`: "binary" (or "fixed") adds adjacent pairs of
+    places, "ring" one place after the other. Raises UsageError if either is unknown.
     """
     _checked(reduce_tree, promise)
     chosen: Changes = {"promise": promise, "order": ORDERS[reduce_tree]}
@@ -34,7 +34,10 @@ def deterministic(
 def set_deterministic(
     on: bool = True, reduce_tree: str = "binary", *, promise: str = "mesh_invariant"
 ) -> None:
-    """The same from here on; `on=False` takes it back."""
+    """`dist.deterministic` from this call on; `on=False` ends it.
+
+    Raises UsageError if `reduce_tree` or `promise` is unknown.
+    """
     flag("set_deterministic", "the choice", on)
     _checked(reduce_tree, promise)
     chosen: Changes = {"promise": promise if on else "fast", "order": ORDERS[reduce_tree]}

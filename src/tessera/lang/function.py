@@ -18,12 +18,12 @@ R = TypeVar("R")
 
 
 def function(fn: Callable[P, R]) -> Callable[P, R]:
-    """Checks `ts.Tensor["B", "S", ts.int32]` annotations of arguments and result.
+    """A decorator that checks annotations such as `x: ts.Tensor["B", "S", ts.int32]` at each call.
 
-    A name binds the size of its dim at first sight, for all arguments of the call and its result. A
-    dim may be a product, such as "3*D": it is divided by what is known, and sizes must exist for
-    all names at once. Tuples, lists and dicts of annotations are looked into. One ShapeError lists
-    all mismatches.
+    A name is bound to the size of its dim where it first occurs, and holds for all arguments and
+    the result of that call. A dim may be a product, such as "3*D"; it is divided by the sizes that
+    are known. Annotations may be in tuples, lists and dicts. Raises ShapeError, which lists all
+    mismatches, if a shape, a dtype or a name does not fit.
 
     >>> import tessera as ts
     >>> @ts.function

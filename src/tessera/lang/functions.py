@@ -61,56 +61,71 @@ def _float(name: str, x: Like) -> Tensor:
 
 
 def exp(x: Like) -> Tensor:
+    """e to the power of `x`, elementwise. Integers and bools are computed as f32."""
     return emit("exp", widened(_float("exp", x)))
 
 
 def log(x: Like) -> Tensor:
+    """The natural logarithm, elementwise: NaN below 0, -inf at 0. Integers are computed as f32."""
     return emit("log", widened(_float("log", x)))
 
 
 def sqrt(x: Like) -> Tensor:
+    """The square root, elementwise: NaN below 0. Integers are computed as f32."""
     return emit("sqrt", _float("sqrt", x))
 
 
 def rsqrt(x: Like) -> Tensor:
+    """`1 / sqrt(x)`, elementwise: NaN below 0, inf at 0. Integers are computed as f32."""
     return emit("rsqrt", widened(_float("rsqrt", x)))
 
 
 def tanh(x: Like) -> Tensor:
+    """The hyperbolic tangent, elementwise. Integers are computed as f32."""
     return emit("tanh", _float("tanh", x))
 
 
 def sigmoid(x: Like) -> Tensor:
+    """`1 / (1 + exp(-x))`, elementwise. Integers are computed as f32."""
     return emit("sigmoid", _float("sigmoid", x))
 
 
 def sin(x: Like) -> Tensor:
+    """The sine of `x` in radians, elementwise. Integers are computed as f32."""
     return emit("sin", _float("sin", x))
 
 
 def cos(x: Like) -> Tensor:
+    """The cosine of `x` in radians, elementwise. Integers are computed as f32."""
     return emit("cos", _float("cos", x))
 
 
 def erf(x: Like) -> Tensor:
+    """The error function `2/sqrt(pi) * integral of exp(-t*t) from 0 to x`, elementwise."""
     return emit("erf", _float("erf", x))
 
 
 def abs(x: Like) -> Tensor:
+    """The absolute value, elementwise, in the dtype of `x`."""
     return emit("abs", as_tensor(x))
 
 
 def sign(x: Like) -> Tensor:
+    """-1, 0 or 1 by the sign of each element, in the dtype of `x`."""
     return emit("sign", as_tensor(x))
 
 
 def floor(x: Like) -> Tensor:
+    """The largest whole number not above `x`, elementwise. Its gradient is zero."""
     return emit("floor", _float("floor", x))
 
 
 def round(x: Like, decimals: int = 0) -> Tensor:
-    """The nearest whole number, halves to the even one; or that of `decimals` places. It has no
-    slope: its gradient is zero."""
+    """The nearest whole number, or the nearest number with `decimals` decimal places, elementwise.
+
+    Halves are rounded to the even neighbour. The gradient is zero. Raises UsageError if `decimals`
+    is not from -38 to 38.
+    """
     t, places = as_tensor(x), whole("round", "decimals", decimals)
     if not -38 <= places <= 38:
         raise fail(UsageError, f"round: there are no {places} places", fix="give -38 to 38")
@@ -125,7 +140,7 @@ def round(x: Like, decimals: int = 0) -> Tensor:
 
 
 def isfinite(x: Like) -> Tensor:
-    """True where neither infinite nor NaN; of several elements, elementwise."""
+    """True for each element that is neither infinite nor NaN."""
     return emit("isfinite", _float("isfinite", x))
 
 
@@ -135,15 +150,18 @@ def stop_gradient(x: Like) -> Tensor:
 
 
 def keep(x: Like) -> Tensor:
-    """The same value; a loop that computes its insides again backwards keeps this one."""
+    """Returns `x`; a loop that recomputes its body in the backward pass stores this value instead.
+
+    Without it, `ts.scan` and `ts.blocked` with policy "recompute" compute the value a second time.
+    """
     return emit("keep", as_tensor(x))
 
 
 def graft(value: Tensor, path: Tensor) -> Tensor:
-    """The value of `value` with the gradient of `path`, a tensor of the same shape and dtype.
+    """The value of `value` with the gradient of `path`, for example a straight-through estimator.
 
-    For a gradient that is better computed another way than the value, such as a straight-through
-    estimator's. Raises ShapeError, DTypeError.
+    Both have the same shape and dtype. Raises ShapeError if the shapes differ, DTypeError if the
+    dtypes differ.
     """
     value, path = as_tensor(value), as_tensor(path)
     if value.shape != path.shape:
@@ -157,21 +175,27 @@ def graft(value: Tensor, path: Tensor) -> Tensor:
 
 
 def maximum(x: Like, y: Like) -> Tensor:
+    """The larger of `x` and `y`, elementwise, after broadcasting. A NaN in either gives NaN."""
     return binary("maximum", x, y)
 
 
 def minimum(x: Like, y: Like) -> Tensor:
+    """The smaller of `x` and `y`, elementwise, after broadcasting. A NaN in either gives NaN."""
     return binary("minimum", x, y)
 
 
 def where(pick: Like, x: Like, y: Like) -> Tensor:
-    """`x` where `pick`, else `y`, broadcast together."""
+    """`x` where `pick` is true, else `y`, elementwise; the three are broadcast together.
+
+    Raises ShapeError if the shapes do not broadcast.
+    """
     a, b = matched("where", x, y)
     p = as_tensor(pick)
     return emit("where", p if p.dtype is bool_ else p != 0, a, b)
 
 
 def cast(x: Like, dtype: object) -> Tensor:
+    """`x` converted to `dtype`, the same as `x.to(dtype)`."""
     return as_tensor(x).to(dtype)
 
 
@@ -204,11 +228,12 @@ def _same_dtype(name: str, *xs: Tensor) -> tuple[Tensor, ...]:
 
 
 def einsum(index: str, *xs: Like) -> Tensor:
-    """A sum of products by index string, e.g. "b s d, d n -> b s n" (blanks are optional).
+    """A sum of products described by an index string, e.g. `einsum("b s d, d n -> b s n", x, w)`.
 
-    As in NumPy: without an arrow the result has the letters that stand once, in alphabetical order;
-    a letter that stands twice in a group takes the diagonal; `...` stands for any dims, which
-    broadcast, as do dims of size one. Raises ShapeError.
+    The rules are those of `numpy.einsum`; blanks are optional. Without an arrow the result has the
+    letters that occur once, in alphabetical order. A letter that occurs twice in one group takes
+    the diagonal. `...` stands for any number of dims; these dims, and dims of size 1, broadcast.
+    Raises UsageError if `index` is not a string, ShapeError if it does not fit the shapes.
     """
     if not isinstance(index, str):
         raise fail(
@@ -233,9 +258,11 @@ def einsum(index: str, *xs: Like) -> Tensor:
 
 
 def matmul(x: Like, y: Like) -> Tensor:
-    """Matrix product over the last dim of `x` and the next-to-last of `y`; leading dims broadcast.
+    """The matrix product of `x` [..., m, k] and `y` [..., k, n]; leading dims broadcast.
 
-    Raises ShapeError where the two sizes differ.
+    The result is [..., m, n]. A vector [k] is multiplied as one row on the left or one column on
+    the right, and that dim is dropped from the result. Raises ShapeError if the two sizes k differ,
+    if an argument is a scalar, or if the leading dims do not broadcast.
     """
     a, b = _same_dtype("matmul", as_tensor(x), as_tensor(y))
     if not a.ndim or not b.ndim:
@@ -296,29 +323,48 @@ def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor
 
 
 def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The sum along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps the summed dims with size 1. Bools and integers of less than 32 bits are summed
+    in int32, which wraps on overflow. Raises ShapeError if `x` has no such dim.
+    """
     return reduce("sum", x, dim, keepdims)
 
 
 def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """The largest along `dim`. Raises ShapeError where that is one of no elements."""
+    """The largest element along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
+    """
     t = as_tensor(x)
     need_some("max", t, dims_of("max", t, dim))
     return reduce("max", t, dim, keepdims)
 
 
 def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """The least along `dim`. Raises ShapeError where that is one of no elements."""
+    """The smallest element along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
+    """
     t = as_tensor(x)
     need_some("min", t, dims_of("min", t, dim))
     return reduce("min", t, dim, keepdims)
 
 
 def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The product along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps these dims with size 1. Raises ShapeError if `x` has no such dim.
+    """
     return reduce("prod", x, dim, keepdims)
 
 
 def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """The mean along `dim`; of narrow floats computed in f32, as are those below."""
+    """The mean along `dim` (an int, several ints, or None for all dims), computed in f32.
+
+    The result has the dtype of `x`, or f32 for integers and bools. `keepdims` keeps these dims with
+    size 1. The mean of no elements is NaN. Raises ShapeError if `x` has no such dim.
+    """
     t = widened(_float("mean", x))
     count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
     part = 1.0 / count if count else math.nan
@@ -326,7 +372,11 @@ def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
-    """The variance: squares over the count less `correction`, 0 as in NumPy (PyTorch has 1)."""
+    """The variance along `dim` (None: all dims): the sum of squares over `count - correction`.
+
+    `correction` is 0 as in NumPy (PyTorch's default is 1). It is computed in f32; the result has
+    the dtype of `x`, or f32 for integers. Raises ShapeError if `x` has no such dim.
+    """
     t = widened(_float("var", x))
     w = t.to(f32)
     d = w - mean(w, dim, True)
@@ -338,7 +388,7 @@ def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0
 
 
 def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """log Σ exp(x) along `dim`, without overflow."""
+    """`log(sum(exp(x)))` along `dim` (None: all dims), computed in f32 without overflow."""
     t = widened(_float("logsumexp", x))
     return _logsumexp(t.to(f32), dim, keepdims).to(t.dtype)
 
@@ -354,6 +404,10 @@ def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
 
 
 def cumsum(x: Like, dim: int = -1) -> Tensor:
+    """The running sum along `dim`, each element included, in the shape of `x`.
+
+    Raises ShapeError if `x` has no such dim.
+    """
     t = as_tensor(x)
     t = widened(t.to(summed(t.dtype)))
     return along(lambda t, d: emit("cumsum", t, dim=d), "cumsum", t, dim)
@@ -361,25 +415,32 @@ def cumsum(x: Like, dim: int = -1) -> Tensor:
 
 # -- creation -------------------------------------------------------------------------------------
 def full(shape: int | Sequence[int], value: float, dtype: object = f32) -> Tensor:
+    """A tensor of `shape` filled with `value`.
+
+    Raises DTypeError if `value` does not fit `dtype`, ShapeError if a size is negative.
+    """
     want = dtype_of(dtype)
     return emit("full", dtype=want, shape=sizes("full", shape), value=fitting("full", value, want))
 
 
 def zeros(shape: int | Sequence[int], dtype: object = f32) -> Tensor:
+    """A tensor of `shape` filled with zeros."""
     return full(sizes("zeros", shape), 0, dtype)
 
 
 def ones(shape: int | Sequence[int], dtype: object = f32) -> Tensor:
+    """A tensor of `shape` filled with ones."""
     return full(sizes("ones", shape), 1, dtype)
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """Zeros in the shape, dtype and layout of `x`."""
+    """Zeros with the shape, dtype and layout of `x`."""
     t = as_tensor(x).type.complete()
     return emit("full", dtype=t.dtype, shape=t.shape, value=0, layout=t)
 
 
 def arange(stop: int, dtype: object = int32) -> Tensor:
+    """The whole numbers 0, 1, ..., `stop` - 1 as a tensor [stop]."""
     count = whole("arange", "stop", stop, 0)
     return emit("iota", dtype=dtype_of(dtype), shape=sizes("arange", count), dim=0)
 

@@ -24,14 +24,20 @@ from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatte
 
 
 def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
-    """The gradient of the scalar `loss` by each tensor of `weights`, in the same structure; of a
-    module, of its parameters that are not frozen, by name.
+    """The gradient of the scalar `loss` with respect to `weights`, in the structure of `weights`.
 
-    Gradients come back finished, in the layout of their weights, or as `layout` says: a strategy,
-    or a tree like `weights` of tensors or types. So a sharded optimizer asks for reduce_scatter.
-    With `finish=False` they stay partial, for a collective written by hand. Without `weights`:
-    every named weight that the loss reaches, keyed by name. A weight that it does not reach has
-    zeros; a loss that reaches none is a GraphError. Raises ShapeError, UsageError.
+    `weights` is a tensor, a tree of tensors, or a module (then the result is a dict by name of its
+    parameters that are not frozen). Without `weights`: a dict of all named weights that the loss
+    depends on. A weight that the loss does not depend on has a gradient of zeros.
+
+    Gradients are complete sums over devices in the layout of their weights, or as `layout` says: a
+    strategy, or a tree like `weights` of tensors or types. A sharded optimizer therefore gets
+    reduce_scatter. With `finish=False` sums over devices stay pending, for a collective that the
+    user writes.
+
+    Raises UsageError if `loss` is not a tensor or a weight is not a float tensor; ShapeError if
+    `loss` is not a scalar; DTypeError if it is not a float; GraphError if it depends on none of the
+    weights; LayoutError if `layout` does not fit a weight's shape.
     """
     if not isinstance(loss, Tensor):
         raise fail(

@@ -13,10 +13,18 @@ from .tensor import Like, Tensor, as_tensor, emit, emit_many, scalar
 
 
 def argmax(x: Like, dim: int = -1) -> Tensor:
+    """The int32 index of the largest element along `dim`; of equal elements the first.
+
+    Raises ShapeError if `dim` has no elements.
+    """
     return _best("argmax", x, dim)
 
 
 def argmin(x: Like, dim: int = -1) -> Tensor:
+    """The int32 index of the smallest element along `dim`; of equal elements the first.
+
+    Raises ShapeError if `dim` has no elements.
+    """
     return _best("argmin", x, dim)
 
 
@@ -29,24 +37,29 @@ def _best(op: str, x: Like, dim: int) -> Tensor:
 
 
 def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
-    """The order that sorts `dim`; equal values keep their order."""
+    """The indices that sort `x` along `dim`; equal elements keep their order (a stable sort)."""
     down = flag("argsort", "descending", descending)
     return along(lambda t, d: emit("argsort", t, dim=d, descending=down), "argsort", x, dim)
 
 
 def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """`x` sorted along `dim`, and where each value stood; equal values keep their order."""
+    """(`x` sorted along `dim`, the index of each element in `x`); the sort is stable."""
     t = as_tensor(x)
     ids = argsort(t, dim, descending)
     return (gather_or_zero(t, ids, dim) if t.ndim else t), ids
 
 
 def flip(x: Like, dim: int = -1) -> Tensor:
+    """`x` with the order of elements along `dim` reversed."""
     return along(lambda t, d: emit("flip", t, dim=d), "flip", x, dim)
 
 
 def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """The `k` largest values along `dim`, descending, and their ids; ties by lower id."""
+    """(The `k` largest elements along `dim`, largest first; their indices).
+
+    Of equal elements the one with the lower index comes first. Raises ShapeError if `dim` has fewer
+    than `k` elements.
+    """
     t = as_tensor(x)
     k, d = whole("topk", "k", k), one_dim("topk", t, dim) if t.ndim else 0
     if not t.ndim or not 0 <= k <= t.shape[d]:
@@ -65,10 +78,12 @@ def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
 
 # -- indexing -------------------------------------------------------------------------------------
 def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
-    """Rows of `x` along `dim`; a negative id counts from the end, as in NumPy.
+    """The slices of `x` along `dim` that `ids` names, as `numpy.take`; -1 is the last one.
 
-    An id outside is an error where the host knows it, and else a row of NaN (of a dtype without
-    one: its lowest number if signed, its highest if not). Raises ShapeError, DTypeError.
+    With x [n, d] and ids [B, S] the result is [B, S, d]. Where the host knows the ids, an id
+    outside of -n to n - 1 raises ShapeError. On the device such an id gives NaN (for integers: the
+    lowest number of a signed dtype, the highest of an unsigned one). Raises DTypeError if `ids` are
+    not integers.
     """
     t, at = as_tensor(x), as_tensor(ids)
     d = one_dim("take", t, dim)
@@ -82,10 +97,12 @@ def take_or_zero(x: Tensor, ids: Like, dim: int = 0) -> Tensor:
 
 
 def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
-    """`x` at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims: there one id serves
-    all of `x`, and several as many as they are.
+    """The elements of `x` that `ids` names along `dim`, element by element, as `torch.gather`.
 
-    An id outside is what it is for `take`. Raises ShapeError, DTypeError.
+    With `dim=1` the result at [i, j] is `x[i, ids[i, j]]`. Ids are from 0 to n - 1. In each other
+    dim `ids` has the size of `x`, or size 1 (one id for all of `x`), or fewer elements than `x`
+    (the first ones of `x` are used). Where the host knows the ids, an id outside raises ShapeError;
+    on the device it gives what `take` gives. Raises DTypeError if `ids` are not integers.
     """
     t, at = as_tensor(x), as_tensor(ids)
     d = one_dim("gather", t, dim)
@@ -108,12 +125,15 @@ def gather_or_zero(x: Tensor, ids: Tensor, dim: int = -1) -> Tensor:
 
 
 def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
-    """`x` with `updates` added at `ids`, 0 to n - 1, along `dim`, elementwise in the other dims.
+    """`x` with each element of `updates` added at the place along `dim` that `ids` names.
 
-    `ids` of one dim say where whole slices of `updates` go. Of the other dims, one id serves all of
-    `updates`; where there are fewer ids than updates, the first updates are added. An id outside
-    is an error where the host knows it; else it adds NaN to the nearest place, and of integers
-    makes the whole result their lowest number (unsigned: highest). Raises ShapeError, DTypeError.
+    `ids` and `updates` have the rank of `x`; an id is from 0 to n - 1. In the other dims `ids` may
+    have size 1 (one id for all of `updates`), or fewer elements than `updates` (then only the first
+    updates are added). `ids` [k] of one dim name where whole slices of `updates` are added. Where
+    the host knows the ids, an id outside raises ShapeError. On the device it adds NaN at the
+    nearest place; with integers the whole result becomes the lowest number of the dtype (unsigned:
+    the highest). Raises ShapeError if the shapes do not match, DTypeError if `ids` are not
+    integers.
     """
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
     d = one_dim("scatter_add", t, dim)
@@ -162,9 +182,10 @@ def _or_beyond(x: Tensor, inside: Tensor) -> Tensor:
 
 
 def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
-    """Ones at `ids`, 0 to `count` - 1, along a new last dim, and zeros beside them.
+    """A new last dim of size `count` with 1 at the place that the id names and 0 elsewhere.
 
-    An id outside is what it is for `take`. Raises ShapeError, DTypeError.
+    `ids` [...] gives [..., count]. An id is from 0 to `count` - 1; where the host knows the ids,
+    one outside raises ShapeError.
     """
     t = as_tensor(ids)
     shape = sizes("one_hot", whole("one_hot", "count", count, 0))

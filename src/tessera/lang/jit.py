@@ -56,11 +56,11 @@ MOST_ENTRIES = 64
 
 
 class TraceWarning(UserWarning):
-    """A function is recorded again and again."""
+    """Warns that a function is recorded again and again, as its arguments differ at each call."""
 
 
 class Jit(Generic[P, R]):
-    """A compiled function; `.graph` is the Graph IR of its last recording."""
+    """A compiled function, which `ts.jit` returns; `.graph` is the Graph of its last recording."""
 
     def __init__(
         self,
@@ -112,24 +112,29 @@ class Jit(Generic[P, R]):
 
     @property
     def builder(self) -> Builder | None:
-        """What the last recording was built with; None before the first call."""
+        """The builder of the last recording, or None before the first call."""
         return None if self._last is None else self._last[0]
 
     @property
     def programs(self) -> list[Program]:
-        """The compiled programs that need no reads, one per kinds of arguments, latest first."""
+        """The compiled programs, latest first: one for each combination of types of arguments.
+
+        Recordings that read a value on the host are left out.
+        """
         every = [e for entries in self._entries.values() for e in entries]
         return [e.root.program() for e in every if e.root.written is not None]
 
     @property
     def choices(self) -> ScheduleOptions:
-        """The choices of schedule that the last recording was made under. Raises UsageError before
-        the first call."""
+        """The schedule options of the last recording. Raises UsageError before the first call."""
         return self._latest()[0].options.schedule
 
     @property
     def schedule(self) -> Schedule:
-        """The Schedule of the last recording: its steps, in order, with what each waits for."""
+        """The Schedule of the last recording: its steps in order, and what each step waits for.
+
+        Raises UsageError before the first call.
+        """
         if self._piped is not None:
             return self._piped
         builder, results = self._latest()
@@ -160,9 +165,10 @@ class Jit(Generic[P, R]):
         return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Schedule:
-        """What a call with these arguments will run, step by step: recorded, not run, nor compiled.
+        """The Schedule that a call with these arguments will run.
 
-        The call itself does not record again. Values that the function reads are computed.
+        The function is recorded; its program is neither compiled nor run, and the later call does
+        not record again. If the function reads a value on the host, that value is computed.
         """
         self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
         return self.schedule
@@ -594,11 +600,14 @@ def jit(
     finish: bool = True,
     pad: padding.Pads | None = None,
 ) -> Any:
-    """Compiles `fn`: recorded at its first call, then run as one program per kinds of arguments.
+    """Compiles `fn`: it is recorded at its first call and then runs as one program.
 
-    `donate` names arguments whose buffers may be reused (using them afterwards is an error).
-    `finish=False` leaves partial results partial. `pad` names arguments of any length, each with
-    the sizes that it is padded to (`ts.Pad`). Raises UsageError for unknown names.
+    It is recorded again for arguments of another shape, dtype, layout or structure, and for other
+    values of static (non-tensor) arguments. `donate` names arguments (by name or place) whose
+    buffers the program may reuse; using them afterwards raises DonatedError. With `finish=False`
+    results whose sum over devices is pending stay partial. `pad` is a dict that gives arguments of
+    varying length a `ts.Pad`. Raises UsageError if `fn` is not a function, or if `donate` or `pad`
+    names an argument that `fn` does not have.
 
     >>> import tessera as ts
     >>> @ts.jit

@@ -57,17 +57,18 @@ def _pair(name: str, x: Like, y: Like) -> tuple[Tensor, Tensor, bool]:
 
 
 def cholesky(a: Like) -> Tensor:
-    """The lower triangular L with L Lᵀ = a, for symmetric positive definite matrices.
+    """The lower triangular L [..., n, n] with `L @ Lᵀ = a`, for symmetric positive definite `a`.
 
-    Of a matrix that is not symmetric, the mean with its transpose is taken. Raises ShapeError.
+    If `a` is not symmetric, the mean of `a` and its transpose is used. Raises ShapeError if the
+    matrices are not square.
     """
     return emit("cholesky", _matrices("cholesky", a))
 
 
 def solve(a: Like, b: Like) -> Tensor:
-    """x with a x = b: a [..., n, n], b [..., n, k] or one vector [n]; batches broadcast.
+    """The solution x of `a @ x = b`: a [..., n, n], b [..., n, k] or one vector [n].
 
-    Raises ShapeError.
+    Leading dims broadcast. Raises ShapeError if `a` is not square or `b` does not have n rows.
     """
     m, y, flat = _pair("solve", a, b)
     x = emit("solve", m, y)
@@ -75,7 +76,11 @@ def solve(a: Like, b: Like) -> Tensor:
 
 
 def solve_triangular(a: Like, b: Like, lower: bool = True) -> Tensor:
-    """x with a x = b, for a triangular a whose other triangle is not read. Raises ShapeError."""
+    """The solution x of `a @ x = b` for a triangular `a` [..., n, n]; b is as in `solve`.
+
+    `lower` says which triangle of `a` is read; the other one is ignored. Raises ShapeError if `a`
+    is not square or `b` does not have n rows.
+    """
     low = flag("solve_triangular", "lower", lower)
     m, y, flat = _pair("solve_triangular", a, b)
     x = emit("triangular_solve", m, y, lower=low)
@@ -83,35 +88,49 @@ def solve_triangular(a: Like, b: Like, lower: bool = True) -> Tensor:
 
 
 def inv(a: Like) -> Tensor:
-    """The inverse of each matrix. To solve equations, `solve` is faster and more exact."""
+    """The inverse of each matrix [..., n, n]. To solve equations, `solve` is faster and more exact.
+
+    Raises ShapeError if the matrices are not square.
+    """
     m = _matrices("inv", a)
     return solve(m, eye(m.shape[-1], dtype=m.dtype))
 
 
 def slogdet(a: Like) -> tuple[Tensor, Tensor]:
-    """(sign, logarithm of the size) of each determinant, which itself may not fit a float."""
+    """(sign, logarithm of the absolute value) of the determinant of each matrix [..., n, n].
+
+    The determinant itself may be too large or too small for a float. Raises ShapeError if the
+    matrices are not square.
+    """
     sign, size = emit_many("slogdet", _matrices("slogdet", a))
     return sign, size
 
 
 def det(a: Like) -> Tensor:
-    """The determinant of each matrix. Its gradient needs matrices that can be inverted."""
+    """The determinant of each matrix [..., n, n]. The gradient exists only for invertible matrices.
+
+    Raises ShapeError if the matrices are not square.
+    """
     sign, size = slogdet(a)
     return F.stop_gradient(sign) * F.exp(size)
 
 
 def eigh(a: Like) -> tuple[Tensor, Tensor]:
-    """Of symmetric matrices: eigenvalues [..., n], ascending, and eigenvectors, in columns.
+    """(Eigenvalues [..., n], ascending; eigenvectors [..., n, n] as columns) of symmetric matrices.
 
-    Gradients of the vectors need eigenvalues that differ. Raises ShapeError.
+    The gradient of the eigenvectors exists only where all eigenvalues differ. Raises ShapeError if
+    the matrices are not square.
     """
     values, vectors = emit_many("eigh", _matrices("eigh", a))
     return values, vectors
 
 
 def qr(a: Like) -> tuple[Tensor, Tensor]:
-    """Q [..., m, k] with orthonormal columns and R [..., k, n] upper triangular with a positive
-    diagonal, k the smaller of m and n; Q R = a. Raises ShapeError."""
+    """(Q [..., m, k], R [..., k, n]) with `Q @ R = a` and k = min(m, n).
+
+    The columns of Q are orthonormal; R is upper triangular with a positive diagonal. Raises
+    ShapeError if `a` has fewer than 2 dims.
+    """
     t = _matrices("qr", a, square=False)
     m, n = t.shape[-2:]
     q, r = emit_many("qr", t[..., : min(m, n)])
@@ -120,19 +139,21 @@ def qr(a: Like) -> tuple[Tensor, Tensor]:
 
 
 def svd(a: Like) -> tuple[Tensor, Tensor, Tensor]:
-    """(U [..., m, k], singular values [..., k], descending, Vᵀ [..., k, n]), k = min(m, n).
+    """(U [..., m, k], singular values [..., k] in descending order, Vᵀ [..., k, n]), k = min(m, n).
 
-    Gradients of U and V need singular values that differ. Raises ShapeError.
+    The gradients of U and V exist only where all singular values differ. Raises ShapeError if `a`
+    has fewer than 2 dims.
     """
     u, s, vt = emit_many("svd", _matrices("svd", a, square=False))
     return u, s, vt
 
 
 def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """The `ord`-norm of the elements along `dim` (all: of matrices, Frobenius' with ord 2).
+    """The `ord`-norm `(sum of |x|**ord)**(1/ord)` of the elements along `dim` (None: all dims).
 
-    `ord` is positive; infinity takes the largest size. The gradient at zero is zero. Raises
-    UsageError, ShapeError.
+    With `ord` 2 over all dims of a matrix this is the Frobenius norm. `ord` infinity is the largest
+    absolute value. The gradient at zero is zero. Raises UsageError if `ord` is not positive,
+    ShapeError if `x` has no such dim.
     """
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)

@@ -36,13 +36,18 @@ def scan(
     policy: str = "save",
     name: str = "scan",
 ) -> tuple[Any, Any]:
-    """`carry, y = body(carry, x)` for each slice of `xs` along its leading dim.
+    """Runs `carry, y = body(carry, x)` for each slice x of `xs` along dim 0, as `jax.lax.scan`.
 
-    Returns (last carry, stacked ys). `carry`, `xs` and `y` are trees of tensors; the body may use
-    tensors from outside. Gradients: `policy` "save" keeps the body's intermediates, "recompute"
-    only the carries, "products" those and the results of products and of inner loops, "together"
-    computes the gradient of a scalar carry in the same loop. Raises ShapeError where lengths differ
-    or a carry changes its shape, UsageError for other policies.
+    Returns (the last carry, the ys stacked along a new dim 0). `carry`, `xs` and `y` are trees of
+    tensors; the body may use tensors from outside. `policy` says what the backward pass keeps:
+
+    - "save": all intermediates of the body.
+    - "recompute": only the carries; the body is computed again.
+    - "products": the carries and the results of matrix products and of inner loops.
+    - "together": nothing; the gradient of a scalar carry is computed in the forward loop.
+
+    Raises UsageError if `policy` is unknown or the body does not return a pair; ShapeError if the
+    tensors of `xs` differ in length, or the carry changes its shape, dtype or structure.
     """
     function_of("scan", "the body", body)
     flag("scan", "reverse", reverse)
@@ -244,12 +249,13 @@ def _alike(x: Tensor, like: TensorType) -> Tensor:
 
 
 def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "recompute") -> Tensor:
-    """`fn(*xs)` for row-wise `fn`, run block by block of at most `rows` rows a device.
+    """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
 
-    Every x has the rows as its dim 0, and all lie as the one whose rows lie on the most devices;
-    weights come in through the closure. With
-    the default policy the gradient computes each block again, so no block's intermediates are
-    kept. One block is no loop at all.
+    `fn` must treat each row (each slice along dim 0) on its own. All `xs` have the same number of
+    rows; they take the layout of the one whose rows are split over the most devices. `fn` takes
+    weights from its closure. With the default policy "recompute" the backward pass computes each
+    block again, so intermediates of a block are not kept; other policies are those of `ts.scan`. If
+    one block holds all rows there is no loop. Raises ShapeError if the numbers of rows differ.
     """
     function_of("blocked", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)

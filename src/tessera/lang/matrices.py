@@ -36,25 +36,37 @@ def _triangle(name: str, x: Like, k: int, below: bool) -> Tensor:
 
 
 def tril(x: Like, k: int = 0) -> Tensor:
-    """The lower triangle of each matrix [..., m, n], with `k` more diagonals; zeros elsewhere."""
+    """The lower triangle of each matrix [..., m, n]; zeros above the `k`th diagonal.
+
+    `k` = 0 is the main diagonal, `k` > 0 lies above it. Raises ShapeError if `x` has fewer than 2
+    dims.
+    """
     return _triangle("tril", x, k, True)
 
 
 def triu(x: Like, k: int = 0) -> Tensor:
-    """The upper triangle of each matrix [..., m, n], from the `k`th diagonal on; else zeros."""
+    """The upper triangle of each matrix [..., m, n]; zeros below the `k`th diagonal.
+
+    `k` = 0 is the main diagonal, `k` > 0 lies above it. Raises ShapeError if `x` has fewer than 2
+    dims.
+    """
     return _triangle("triu", x, k, False)
 
 
 def eye(rows: int, columns: int | None = None, dtype: object = f32) -> Tensor:
-    """Ones on the diagonal of a matrix, zeros elsewhere."""
+    """A matrix [rows, columns], square by default, with ones on the diagonal and zeros
+    elsewhere."""
     m, *_ = sizes("eye", whole("eye", "rows", rows))
     n, *_ = sizes("eye", m if columns is None else whole("eye", "columns", columns))
     return emit("eq", _line((m, 1), 0), _line((1, n), 1)).to(dtype_of(dtype))
 
 
 def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """The elements of two dims whose index in `dim2` is `offset` more than in `dim1`, as the last
-    dim; none where the matrix does not reach so far. Raises ShapeError."""
+    """The diagonal of each matrix in the dims `dim1` and `dim2`, as the last dim of the result.
+
+    `offset` > 0 takes a diagonal above the main one, < 0 below; it is empty if the matrix does not
+    reach so far. Raises ShapeError if `x` has fewer than 2 dims or `dim1` and `dim2` are the same.
+    """
     t = as_tensor(x)
     _least_rank("diagonal", t, 2)
     i, j = one_dim("diagonal", t, dim1), one_dim("diagonal", t, dim2)
@@ -85,7 +97,10 @@ def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor
 
 
 def diag(x: Like) -> Tensor:
-    """A vector [n] as the diagonal of [n, n]; of anything else, the diagonal of each matrix."""
+    """A diagonal matrix [n, n] from a vector [n]; from a matrix [..., m, n], its main diagonal.
+
+    Raises ShapeError if `x` is a scalar.
+    """
     t = as_tensor(x)
     if t.ndim != 1:
         return diagonal(t)
@@ -95,7 +110,10 @@ def diag(x: Like) -> Tensor:
 
 
 def trace(x: Like) -> Tensor:
-    """The sum of each matrix's diagonal."""
+    """The sum of the main diagonal of each matrix [..., m, n]: [...].
+
+    Raises ShapeError if `x` has fewer than 2 dims.
+    """
     t = as_tensor(x)
     d = diagonal(t.to(summed(t.dtype)))
     return emit("sum", d, dims=(d.ndim - 1,))

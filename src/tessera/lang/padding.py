@@ -20,10 +20,11 @@ from .tensor import Tensor, as_tensor
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """For `ts.jit(pad=...)`: dim `dim` becomes the next of `sizes`, with `value` behind the rest.
+    """Pads dim `dim` of an argument of `ts.jit(pad=...)` to the smallest of `sizes` that holds it.
 
-    `value` must be one that the function leaves out, so it has no default: the `ignore_index` of a
-    loss, False in a mask, a number that a sum does not feel. Raises UsageError.
+    The elements are followed by `value`, which must be one that the function ignores; so it has no
+    default. Examples: the `ignore_index` of a loss, False in a mask, 0 where the function takes a
+    sum. Raises UsageError if `dim` or `sizes` are not whole numbers, or a size is below 1.
 
     >>> Pad(dim=1, sizes=(64, 128), value=-100).size_for(70)
     128
@@ -45,12 +46,16 @@ class Pad:
         object.__setattr__(self, "sizes", tuple(sorted(sizes)))
 
     def size_for(self, length: int) -> int | None:
-        """The smallest of the sizes that holds `length`; None where all are smaller."""
+        """The smallest of the sizes that is at least `length`, or None if all are smaller."""
         return next((n for n in self.sizes if n >= length), None)
 
     def padded(self, what: str, x: Any) -> Any:
-        """`x` at its new size: a NumPy array on the host, all else as a tensor. Raises UsageError,
-        ShapeError, DTypeError."""
+        """`x` padded to its new size: a NumPy array if `x` is on the host, else a tensor.
+
+        `what` names the argument in errors. Raises UsageError if `x` is not an array, or is of
+        bools while `value` is a number; ShapeError if `x` has no such dim or is longer than all
+        sizes; DTypeError if `value` does not fit the dtype of `x`.
+        """
         if not isinstance(x, (np.ndarray, Tensor)) and not engine_array(x):
             raise fail(
                 UsageError,

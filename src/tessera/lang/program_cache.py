@@ -7,12 +7,13 @@ from .engine import engine
 
 
 def set_program_cache(*, maps: int | None = None, bytes: int | None = None) -> None:
-    """From here on compiled programs are kept, those that were used last, as long as the process
-    has at most `maps` memory maps and they take at most `bytes` of the heap; None: as it was.
+    """Limits how many compiled programs the process keeps; the least recently used ones go first.
 
-    At the start that is half of the maps that the system allows (`vm.max_map_count`) and an eighth
-    of the machine's memory. A program that was let go of is compiled again when it is called.
-    Raises UsageError for what is no whole number of at least 1.
+    `maps` is the most memory maps the process may have, `bytes` the most heap memory that programs
+    may take. None restores the default: half of the maps that the system allows
+    (`vm.max_map_count`), and an eighth of the machine's memory. A program that was dropped is
+    compiled again at its next call. Raises UsageError if a limit is not a whole number of at least
+    1.
 
     >>> set_program_cache(bytes=2 << 30)
     """
@@ -24,5 +25,5 @@ def set_program_cache(*, maps: int | None = None, bytes: int | None = None) -> N
 
 
 def clear_caches() -> None:
-    """Lets go of all compiled programs; each is compiled again when it is called."""
+    """Drops all compiled programs; each is compiled again at its next call."""
     engine().clear_caches()

@@ -40,7 +40,10 @@ STATE = State()
 
 
 def seed(value: int) -> None:
-    """Starts the generator again from `value` (0 to 2**32 - 1). Raises UsageError."""
+    """Restarts the random generator from `value`.
+
+    Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1.
+    """
     if not is_whole(value) or not 0 <= value < 2**32:
         raise fail(
             UsageError,
@@ -51,12 +54,15 @@ def seed(value: int) -> None:
 
 
 def state() -> dict[str, int]:
-    """The state as numbers, for `set_state`."""
+    """The state of the random generator as a dict of numbers, for `set_state` and checkpoints."""
     return {"seed": STATE.seed, "calls": STATE.calls, "created": STATE.created}
 
 
 def set_state(saved: dict[str, int]) -> None:
-    """Goes on from a state that `state` gave. Raises UsageError."""
+    """Sets the random generator to a state that `state()` returned.
+
+    Raises UsageError if `saved` is not such a dict.
+    """
     names = ("seed", "calls", "created")
     if not isinstance(saved, dict) or not all(is_whole(saved.get(n)) for n in names):
         raise fail(
@@ -147,7 +153,10 @@ def uniform(
     dtype: object = f32,
     like: TensorType | None = None,
 ) -> Tensor:
-    """Uniform in [low, high), 24 bits of resolution."""
+    """f32 values of `shape`, uniform in [low, high) with 24 random bits each.
+
+    `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
+    """
     low, high = number("uniform", "low", low), number("uniform", "high", high)
     b = emit("shift_right", bits(shape, like), scalar(8, uint32))
     unit = b.to(int32).to(f32) * (1.0 / 2**24)
@@ -161,7 +170,10 @@ def normal(
     dtype: object = f32,
     like: TensorType | None = None,
 ) -> Tensor:
-    """Normal values by Box and Muller's transform of two uniforms."""
+    """f32 values of `shape`, normal with `mean` and standard deviation `std` (Box & Muller 1958).
+
+    `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
+    """
     mean, std = number("normal", "mean", mean), number("normal", "std", std)
     radius = functions.sqrt(functions.log(1.0 - uniform(shape, like=like)) * -2.0)
     angle = uniform(shape, like=like) * (2.0 * math.pi)
@@ -169,7 +181,10 @@ def normal(
 
 
 def bernoulli(shape: Sequence[int], p: float, like: TensorType | None = None) -> Tensor:
-    """True with probability `p`. Raises UsageError."""
+    """Bools of `shape`, each True with probability `p`. Raises UsageError if `p` is not in 0 to 1.
+
+    `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
+    """
     p = number("bernoulli", "p", p)
     if not 0.0 <= p <= 1.0:
         raise fail(UsageError, f"bernoulli: p is {p}", fix="0 <= p <= 1")

@@ -309,7 +309,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Names the nodes recorded inside: `with scope("mlp"):` gives scope `mlp`, nested `mlp/up`."""
+    """A context that names the recorded nodes: `scope("mlp")` gives `mlp`, nested `mlp/up`."""
     recorder = current()
     if recorder is None:
         yield

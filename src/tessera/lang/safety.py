@@ -10,11 +10,12 @@ from .checks import number, whole
 
 
 def set_collective_limit(seconds: float, *, records: int | None = None) -> None:
-    """From here on a collective (in a fused program: the program) that takes longer ends the
-    program, with an error that names the ranks that have not arrived and what each did last.
+    """Sets how many seconds a collective may take before it ends the process with an error.
 
-    The default is 300 seconds, or `TESSERA_COLLECTIVE_LIMIT`. `records` is how many of its last
-    collectives each rank remembers (256, or `TESSERA_FLIGHT_RECORDS`). Raises UsageError.
+    In a fused program the limit is for the whole program. The error names the ranks that have not
+    arrived and what each did last. The default is 300 seconds, or `TESSERA_COLLECTIVE_LIMIT`.
+    `records` is how many of its last collectives each rank remembers (default 256, or
+    `TESSERA_FLIGHT_RECORDS`). Raises UsageError if `seconds` is not above 0.
     """
     limit_s = number("set_collective_limit", "the limit", seconds)
     if not 0 < limit_s < math.inf:

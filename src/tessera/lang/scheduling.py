@@ -30,32 +30,45 @@ EPOCHS = ("soft", "hard")
 
 
 def all_reduce_overlap(on: bool = True) -> None:
-    """From here on gradients are summed while compute goes on (True), or everything waits for each
-    collective (False) (guide 1, 7.7)."""
+    """Sets whether gradients are summed while compute goes on (guide 1, 7.7).
+
+    True: overlap. False: all work waits for each collective. Raises UsageError if `on` is not a
+    bool.
+    """
     _set(overlap=flag("all_reduce_overlap", "the choice", on))
 
 
 def pipeline_microbatches(count: int) -> None:
-    """From here on pipelines cut a batch into `count` microbatches (guide 1, 7.7)."""
+    """Sets the number of microbatches into which pipelines split a batch (guide 1, 7.7).
+
+    Raises UsageError if `count` is not a whole number of at least 1.
+    """
     _set(microbatches=whole("pipeline_microbatches", "the count", count, 1))
 
 
 def bucket_bytes(size: int | None) -> None:
-    """From here on sums go together, up to `size` bytes a device; None: each by itself."""
+    """Sets the size in bytes per device up to which sums over devices are combined into one.
+
+    None sends each sum on its own. Raises UsageError if `size` is not a whole number of at least 1.
+    """
     _set(bucket_bytes=None if size is None else whole("bucket_bytes", "the size", size, 1))
 
 
 def prefetch(distance: int | None) -> None:
-    """From here on a split weight is gathered `distance` blocks of work before its use."""
+    """Sets how many blocks of work before its use a split weight is gathered.
+
+    None leaves the choice to Tessera. Raises UsageError if `distance` is not a whole number.
+    """
     _set(prefetch=None if distance is None else whole("prefetch", "the distance", distance, 0))
 
 
 def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
-    """From here on collectives go by the algorithm `name`; None: all as the engine likes.
+    """Sets the algorithm of collectives; `name` None leaves the choice to the engine.
 
-    `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`, such a one with segments
-    ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"), or "cheapest": the fastest
-    on `topology`, or a cluster's name. `collectives` restricts it to these. Raises UsageError.
+    `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`; one of these with segments
+    ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"); or "cheapest", the fastest on
+    `topology` (a Topology or a cluster's name). `collectives` names those that it is set for
+    (default: all). Raises UsageError if a name is unknown, or if "cheapest" has no topology.
 
     >>> algorithm("halving", "all_reduce")
     >>> algorithm("ring", "all_gather")
@@ -109,12 +122,12 @@ def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
 
 
 def current() -> ScheduleOptions:
-    """The choices in force here."""
+    """The schedule options in force here, as a `ScheduleOptions`."""
     return settings().program.schedule
 
 
 def reset() -> None:
-    """From here on Tessera chooses."""
+    """Sets all schedule options back to None: Tessera chooses."""
     _set(**_fields(ScheduleOptions()))
 
 
@@ -138,7 +151,7 @@ def options(
     algorithm: str | dict[str, str] | None = None,
     topology: Topology | str | None = None,
 ) -> ScheduleOptions:
-    """The choices as a value. Raises UsageError for what is none."""
+    """The choices as a `ScheduleOptions`. Raises UsageError if a choice has a wrong value."""
     switches = {"pipeline": pipeline, "overlap": overlap}
     for name, on in switches.items():
         if on is not None:

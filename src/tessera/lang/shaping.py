@@ -67,7 +67,10 @@ def along(fn: Callable[[Tensor, int], Tensor], name: str, x: Like, dim: int) -> 
 
 # -- shape ----------------------------------------------------------------------------------------
 def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
-    """`x` in another shape; one dim may be -1. Raises ShapeError."""
+    """`x` in another shape, its elements in row-major order; one size may be -1 (what is left).
+
+    Raises ShapeError if the number of elements differs.
+    """
     t = as_tensor(x)
     new = [whole("reshape", "a size", n) for n in _spread("reshape", shape)]
     if new.count(-1) == 1:
@@ -95,6 +98,10 @@ def _spread(name: str, given: Sequence[Any]) -> Sequence[Any]:
 
 
 def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
+    """`x` with its dims in the order `dims`: dim i of the result is dim `dims[i]` of `x`.
+
+    Raises ShapeError if `dims` does not name each dim once.
+    """
     t = as_tensor(x)
     order = [whole("permute", "a dim", d) for d in _spread("permute", dims)]
     perm = tuple(d % t.ndim if -t.ndim <= d < t.ndim else d for d in order)
@@ -117,13 +124,17 @@ def swap(x: Like, a: int, b: int) -> Tensor:
 
 
 def broadcast_to(x: Like, shape: Sequence[int]) -> Tensor:
+    """`x` broadcast to `shape` by NumPy's rules. Raises ShapeError if that is not possible."""
     t = as_tensor(x)
     new = sizes("broadcast_to", shape)
     return t if new == t.shape else emit("broadcast_to", t, shape=new)
 
 
 def concat(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Joins along a dim that is there; mixed dtypes are widened to one."""
+    """The tensors `xs` joined along the existing dim `dim`; mixed dtypes are promoted to one.
+
+    Raises UsageError if `xs` is empty, ShapeError if sizes differ in another dim.
+    """
     ts = _one_dtype([as_tensor(x) for x in several("concat", xs)])
     d = one_dim("concat", ts[0], dim)
     return emit("concat", *ts, dim=d) if len(ts) > 1 else ts[0]
@@ -137,7 +148,10 @@ def _one_dtype(ts: list[Tensor]) -> list[Tensor]:
 
 
 def stack(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Joins along a new dim."""
+    """The tensors `xs`, all of one shape, joined along a new dim at place `dim`.
+
+    Raises UsageError if `xs` is empty, ShapeError if shapes differ or `dim` is out of range.
+    """
     ts = [as_tensor(x) for x in several("stack", xs)]
     rank = ts[0].ndim + 1
     at = whole("stack", "dim", dim)
@@ -153,7 +167,10 @@ def stack(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def split(x: Like, sections: int | Sequence[int], dim: int = 0) -> list[Tensor]:
-    """Cuts `dim` into `sections` equal parts, or into parts of the given sizes."""
+    """A list of the parts of `x` along `dim`: `sections` equal parts, or parts of the given sizes.
+
+    Raises ShapeError if the sizes do not add up to the size of `dim`.
+    """
     t = as_tensor(x)
     d = one_dim("split", t, dim)
     n = t.shape[d]

@@ -38,7 +38,7 @@ _ONE = (
 
 
 class StaticWarning(UserWarning):
-    """A static argument is too large to be compared by its values."""
+    """Warns that a static argument is too large to be compared by its values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

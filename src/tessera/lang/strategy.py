@@ -149,7 +149,7 @@ def _zero_dim(t: TensorType, axis: str) -> int:
 
 
 class StrategyWarning(UserWarning):
-    """A strategy leaves whole what it is there to split, or averages what is no mean of rows."""
+    """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
 
 
 def check_reach(plan: Plan | Strategy | None, types: Mapping[str, TensorType]) -> None:
@@ -209,13 +209,14 @@ def strategy(
     stage: int | None = None,
     rules: Sequence[Rule] | None = None,
 ) -> Plan:
-    """The strategy called `kind` over mesh axis `axis` (default: dp, tp for tensor_parallel, ep for
-    expert_parallel, which splits a batch too).
+    """The strategy named `kind` over a mesh axis.
 
-    `stage` is ZeRO's: 1 splits optimizer state, 2 gradients too, 3 weights too (default 2).
-    `rules` are tensor or expert parallelism's (regular expression, dim) pairs for names of weights;
-    a third number says of how many equal parts the dim is made, each of which is split. Raises
-    StrategyError for unknown kinds and options.
+    `axis` is by default "dp", for tensor_parallel "tp", for expert_parallel "ep" (which also splits
+    the batch). `stage` is that of ZeRO (Rajbhandari et al. 2020): 1 splits optimizer state, 2
+    gradients too (default), 3 weights too. `rules` are for tensor or expert parallelism: pairs
+    (regular expression for a weight's name, dim to split); a third number says of how many equal
+    parts the dim consists, each of which is split. Strategies are combined by `+`. Raises
+    StrategyError if `kind`, `stage` or a rule is unknown or not allowed for `kind`.
     """
     if not isinstance(kind, str) or kind not in KINDS:
         raise fail(
@@ -279,12 +280,12 @@ def plan_or_none(
 def place(
     tree: Any, plan: Plan | Strategy | None = None, mesh: Mesh | None = None, kind: str = "weight"
 ) -> Any:
-    """The named weights of `tree` (a module or nested dict) in the layouts of `plan` on `mesh`.
+    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `plan` says.
 
-    A weight that has not been made yet will be made in its layout; one that has is moved. A module
-    is changed itself, other containers come back as new ones. `kind`
-    is "weight", "gradient", "optimizer" or "batch", whose leaves may be NumPy arrays. Raises
-    MeshError without a mesh, StrategyError.
+    A module is changed in place; other containers are returned as new ones. A weight that has no
+    values yet is made in its layout later; others are moved. `kind` is "weight", "gradient",
+    "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises MeshError if there is no mesh,
+    StrategyError if `plan` or `kind` is unknown or the rules fit no weight.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     wish(Plan(()), kind)  # is there such a kind?

@@ -62,7 +62,7 @@ def let_go(weights: Iterable[Tensor]) -> None:
 
 
 def stop_gradient(x: Like) -> Tensor:
-    """The same value, through which no gradient flows; it does not remember how it was made."""
+    """The same value as a constant: no gradient flows through it."""
     out = F.stop_gradient(x)
     if current() is None and out._made is not None:
         out._past, out._made = Past(_alive(history(out)[:-1]), True), None

@@ -45,7 +45,11 @@ class Made:
 
 
 class Tensor:
-    """A tensor with a type: dtype, shape, layout, mesh. `t.type` prints it in full."""
+    """A tensor with a type: dtype, shape, layout and mesh. `t.type` prints all of it.
+
+    `ts.tensor` makes one from host data, `ts.dist.tensor` on the devices. A Tensor is immutable;
+    functions and operators return new ones. Those with a dim that does not exist raise ShapeError.
+    """
 
     # Defaults on the class, so that wrapping a result sets two fields and no more.
     name: str = ""
@@ -70,38 +74,47 @@ class Tensor:
         return spec_of(items)
 
     def now(self) -> Tensor:
-        """What is in a parameter now, as a tensor that never changes; any other as it is."""
+        """The current value of a parameter as an immutable tensor; any other tensor itself."""
         return self
 
     # -- what it is -------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
+        """The global shape: the size of each dim over all devices."""
         return self.type.shape
 
     @property
     def dtype(self) -> DType:
+        """The element type, e.g. `ts.f32`."""
         return self.type.dtype
 
     @property
     def mesh(self) -> Mesh | None:
+        """The mesh that the tensor lies on, or None if it has none yet."""
         return self.type.mesh
 
     @property
     def layout(self) -> str:
-        """How the dims lie on the mesh, e.g. `[8@dp, 4096] +tp`."""
+        """How the dims are split over mesh axes, as text, e.g. `[8@dp, 4096] +tp`.
+
+        `8@dp` is a dim of size 8 split over axis dp; `+tp` means that a sum over axis tp is
+        pending.
+        """
         return self.type.text.removeprefix(self.type.dtype.name)
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return self.type.rank
 
     @property
     def size(self) -> int:
+        """The number of elements, over all devices."""
         return self.type.size
 
     @property
     def data(self) -> Any:
-        """The engine's array behind this value."""
+        """The engine's array behind this tensor (`jax` gives it as a `jax.Array`)."""
         if self._data is None:
             if self._recorder is not None:
                 self._recorder.check(self)
@@ -152,7 +165,10 @@ class Tensor:
         return engine().fetch(self.data, self.type)  # type: ignore[no-any-return]
 
     def item(self) -> Any:
-        """The value of a one-element tensor as a Python number. Raises ShapeError for others."""
+        """The value of a one-element tensor as a Python number.
+
+        Raises ShapeError if the tensor does not have exactly one element.
+        """
         if self.size != 1:
             raise fail(
                 ShapeError,
@@ -331,33 +347,36 @@ class Tensor:
 
     # -- shape ------------------------------------------------------------------------------------
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        """`ts.reshape`: the same elements in another shape; one size may be -1."""
         from .shaping import reshape
 
         return reshape(self, *shape)
 
     def transpose(self, a: int = -2, b: int = -1) -> Tensor:
-        """Swaps two dims."""
+        """Exchanges two dims, by default the last two."""
         from .shaping import swap
 
         return swap(self, a, b)
 
     def permute(self, *dims: int) -> Tensor:
+        """`ts.permute`: the dims in another order."""
         from .shaping import permute
 
         return permute(self, *dims)
 
     @property
     def T(self) -> Tensor:  # as in NumPy
+        """The tensor with its dims in reverse order, as in NumPy."""
         return self.permute(*reversed(range(self.ndim)))
 
     def detach(self) -> Tensor:
-        """The same value, through which no gradient flows: `ts.stop_gradient`."""
+        """The same value as a constant: no gradient flows through it (`ts.stop_gradient`)."""
         from .tape import stop_gradient
 
         return stop_gradient(self)
 
     def to(self, dtype: object) -> Tensor:
-        """The same values in another dtype."""
+        """The tensor converted to another dtype. Raises DTypeError if `dtype` is unknown."""
         want = dtype_of(dtype)
         return self if want is self.dtype else emit("cast", self, dtype=want)
 
@@ -378,21 +397,25 @@ class Tensor:
 
     # -- reductions -------------------------------------------------------------------------------
     def sum(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """`ts.sum`: the sum along `dim`, by default over all dims."""
         from .functions import reduce
 
         return reduce("sum", self, dim, keepdims)
 
     def mean(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """`ts.mean`: the mean along `dim`, by default over all dims."""
         from .functions import mean
 
         return mean(self, dim, keepdims)
 
     def max(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """`ts.max`: the largest element along `dim`, by default over all dims."""
         from .functions import reduce
 
         return reduce("max", self, dim, keepdims)
 
     def min(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """`ts.min`: the smallest element along `dim`, by default over all dims."""
         from .functions import reduce
 
         return reduce("min", self, dim, keepdims)

@@ -33,9 +33,10 @@ R = TypeVar("R")
 
 
 def backward(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
-    """`ts.grad`; inside a `training_step` with a strategy the gradients lie as the strategy says.
+    """`ts.grad`, with gradients in the layouts of the strategy of the enclosing `training_step`.
 
-    Without `weights` they cover every weight that the function has met, keyed by name.
+    Without `weights` it returns a dict of gradients by name for all weights that the function has
+    used. Raises the errors of `ts.grad`.
     """
     here, recorder = store.around(), current()
     if weights is None and here is not None and recorder is not None:
@@ -105,7 +106,11 @@ class TrainingStep(Generic[P, R]):
         store.assign(f"training_step {self._jit.name}", self._slots, new, whole=True)
 
     def update(self, new: Mapping[str, Tensor]) -> None:
-        """Sets some of the weights. Raises UsageError, ShapeError, DTypeError, and sets none."""
+        """Sets some of the weights, by name.
+
+        Raises UsageError if a name is unknown, ShapeError or DTypeError if a value does not fit;
+        then no weight is set.
+        """
         store.assign(f"training_step {self._jit.name}", self._slots, new, whole=False)
 
     # Weights from outside (a module in a closure) are met as they are; from the end of the first
@@ -164,7 +169,11 @@ class Stage(Generic[P, R]):
         store.assign(f"stage {self.name!r}", self._store.slots, new, whole=True)
 
     def update(self, new: Mapping[str, Tensor]) -> None:
-        """Sets some of the weights. Raises UsageError, ShapeError, DTypeError, and sets none."""
+        """Sets some of the weights, by name.
+
+        Raises UsageError if a name is unknown, ShapeError or DTypeError if a value does not fit;
+        then no weight is set.
+        """
         store.assign(f"stage {self.name!r}", self._store.slots, new, whole=False)
 
 
@@ -181,13 +190,15 @@ def _parameters(who: str, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
 def training_step(
     module: str = "", strategy: Plan | Strategy | None = None
 ) -> Callable[[Callable[P, R]], TrainingStep[P, R]]:
-    """Compiles `step(batch)`, which gives gradients and metrics, and keeps the weights made in it.
+    """A decorator that compiles `step(batch)` and keeps the weights that are made in it.
 
-    `module` is the scope of its nodes and the first part of its weights' names. Weights are
-    replicated on the mesh of what they meet, or lie as `strategy` says; their first values depend
-    on `ts.seed` and their names. `graph.backward(loss)` inside covers them all, and all named
-    tensors from outside that the step uses (guide 3, 4.5); what `dist.tensor` made without a name
-    is called as its variable (guide 1, 7.6). Raises UsageError, StrategyError.
+    `step` returns gradients and metrics. `module` is the scope of its nodes and the first part of
+    the names of its weights. Weights are replicated on the mesh of the tensors that they are used
+    with, or laid out as `strategy` says. Their first values depend on `ts.seed` and their names.
+    Inside, `graph.backward(loss)` covers them all, and all named tensors from outside that the step
+    uses (guide 3, 4.5); a tensor of `dist.tensor` without a name gets the name of its variable
+    (guide 1, 7.6). Raises StrategyError if `strategy` is not a strategy or plan, UsageError if two
+    weights have one name.
     """
     _named("training_step", "module", module, empty=True)
     plan_or_none("training_step", "the strategy", strategy)
@@ -199,10 +210,11 @@ def training_step(
 
 
 def stage(name: str) -> Callable[[Callable[P, R]], Stage[P, R]]:
-    """Names a part of a model: its nodes have the scope `name`, its weights belong to it.
+    """A decorator that names a part of a model.
 
-    The weights are the same at every call, in whatever function and in loops too; a second function
-    made a stage has weights of its own (guide 3, 4.4). Raises UsageError.
+    Its nodes have the scope `name` and its weights belong to it. The weights are the same at every
+    call, in every function and in loops. Another function that is made a stage has weights of its
+    own (guide 3, 4.4). Raises UsageError if `name` is not a non-empty string.
     """
     _named("stage", "name", name)
     return lambda fn: Stage(_function("stage", fn), name)
@@ -241,9 +253,9 @@ def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-    """The weights that `fn(*args, **kwargs)` makes, by name, without running it.
+    """The weights that `fn(*args, **kwargs)` makes, as a dict by name, without running it.
 
-    Arguments may be types in place of tensors. Of a training step these are all its weights.
+    Arguments may be types in place of tensors. For a training step these are all its weights.
     """
     function_of("parameters", "the function", fn)
     seen: dict[str, Slot] = {}
@@ -274,9 +286,9 @@ class Capture(Generic[R]):
         self._leaves, self._spec = flatten(self._given)
 
     def replay(self, *args: Any, **kwargs: Any) -> R:
-        """Runs the program on arguments of the same types; without any, on those captured.
+        """Runs the program on arguments of the same types; without any, on those of the capture.
 
-        Raises UsageError that lists all arguments that differ.
+        Raises UsageError, which lists all arguments that differ.
         """
         if not args and not kwargs:
             args, kwargs = self._given
@@ -340,9 +352,9 @@ def _shown(leaves: list[Any]) -> str:
 def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
     """Runs `fn(*args, **kwargs)` once and keeps its program, to be replayed (guide 5, traces).
 
-    A replay takes arguments of the same types and nothing else, so it is never compiled anew. What
-    the function reads from outside, weights among it, is read again at each replay. Raises
-    UsageError where `fn` reads a value.
+    A replay takes arguments of exactly the same types, so it never compiles. What the function
+    reads from outside, such as weights, is read again at each replay. Raises UsageError if `fn`
+    reads a value on the host, or if a function is being recorded here.
     """
     function_of("capture", "the function", fn)
     if current() is not None:

@@ -66,18 +66,26 @@ def user_op(
     flops: int | None = None,
     name: str = "",
 ) -> Callable[[Callable[..., Any]], UserOp]:
-    """Makes an op of a JAX function: `@ts.op(index="b s d, d -> b s d")` above it.
+    """A decorator that makes an op of a JAX function: `@ts.op(index="b s d, d -> b s d")`.
 
-    The function gets jax arrays, on a mesh one device's blocks, and returns an array, or a tuple
-    where the index names several results. A letter that every result has may be split over devices
-    where the arguments are; one that a result lacks is reduced, so it is brought together first,
-    unless `reduces="sum"` says that the results of blocks add up. `whole` lists further letters
-    that must not be split. Results have the dtype of the first argument, or `dtype` (a tuple for
-    several); `sizes` gives those of letters that no argument has. The gradient is `jax.vjp` of the
-    function, or `grad(g, *args)`, a JAX function that gives one gradient per argument (None: zero).
-    `flops` counts one call on whole arrays; without it, one per point of all letters, two where
-    some are reduced. The parser and the NumPy oracle know the op by `name` only. Raises UsageError,
-    ShapeError, DTypeError.
+    The function gets jax arrays (on a mesh: one device's blocks) and returns an array, or a tuple
+    if the index names several results. A letter that every result has may be split over devices as
+    the arguments are split. A letter that a result lacks is reduced, so its dim is gathered first,
+    unless `reduces="sum"` says that the results of blocks add up.
+
+    - `whole` lists further letters that must not be split.
+    - `dtype` is the dtype of the results (a tuple for several); default: that of the first
+      argument.
+    - `sizes` gives the sizes of letters that no argument has.
+    - `grad(g, *args)` is a JAX function that returns one gradient per argument (None: zero);
+      default: `jax.vjp` of the function.
+    - `flops` counts one call on whole arrays; default: one per point of all letters, two if some
+      are reduced.
+    - `name` names the op in graphs; the parser and the NumPy oracle find it by this name only.
+
+    Raises UsageError if an option is unknown or names a letter that the index does not have,
+    ShapeError if the arguments of a call do not fit the index, DTypeError if `dtype` does not
+    exist.
     """
     if not isinstance(name, str):
         raise unfit("op", "name", name, "give a string")

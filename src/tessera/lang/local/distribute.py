@@ -263,19 +263,23 @@ def distribute(
     layouts: Mapping[str, ShardSpec] | None = None,
     batch: str | Sequence[str] | None = None,
 ) -> Any:
-    """A function whose body is what one device does: tensors are its blocks, collectives literal.
+    """A decorator: the body runs once per device, on that device's blocks of the arguments.
 
-    `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a plan. It cuts
-    the arguments: batches along dim 0 over its data axes, weights as tensor parallelism says. A
-    batch that lies split over the axes already, stays so. What holds the batch is known by what
-    the body does with it (docs/local-view.md), or said: `batch` names arguments. `layouts` says it
-    by argument, and for the result as "return". `mesh_axes` are the axes that are local (default:
-    those of the strategy, or all).
+    `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a plan, and
+    says how the arguments are split: batches along dim 0 over the data axes, weights as tensor
+    parallelism splits them. A batch that is already split over these axes stays as it is. Tessera
+    infers from the body which arguments are batches (docs/local-view.md); `batch` names them
+    explicitly. `layouts` gives the ShardSpec of an argument by name, and that of the result as
+    "return". `mesh_axes` are the axes over which the body is local (default: those of the strategy,
+    or all).
 
-    A loss means its mean over the data axes: `ts.grad` inside the body gives gradients averaged
-    over them. Results: what all devices hold alike is one value, a number is averaged over data
-    axes, blocks are joined along dim 0 (in a body that is tensor parallel along the last dim).
-    Raises MeshError, LayoutError, ShapeError, UsageError.
+    In the body a loss is the mean over the data axes, so `ts.grad` returns gradients averaged over
+    them. A result that is equal on all devices is one value; a number is averaged over the data
+    axes; blocks are joined along dim 0 (along the last dim if the body is tensor parallel).
+
+    Raises UsageError if `batch` or `layouts` names an argument that does not exist; MeshError if
+    there is no mesh or it lacks an axis; LayoutError or ShapeError if an argument cannot be split
+    so.
 
     >>> import tessera as ts
     >>> @ts.distribute(strategy="data_parallel")
@@ -334,10 +338,10 @@ def kernel(
     mesh_axes: str | Sequence[str] | None = None,
     mesh: Mesh | None = None,
 ) -> Any:
-    """A function whose body sees one device's blocks of tensors as they lie (guide 3, 4.3).
+    """A decorator: the body sees one device's blocks of its arguments as they lie (guide 3, 4.3).
 
-    No strategy: arguments keep their layout, what is replicated is whole in the body. Blocks that
-    it returns are joined along dim 0. Raises as `distribute`.
+    There is no strategy: each argument keeps its layout, and a replicated one is whole in the body.
+    Blocks that the body returns are joined along dim 0. Raises the errors of `distribute`.
 
     >>> from tessera import dist, op
     >>> @op.kernel

@@ -114,7 +114,7 @@ class LocalMesh(Mesh):
 
 
 def current_mesh() -> Mesh:
-    """The mesh of the innermost `with mesh:`; in a local body, the mesh of its axes, with a rank.
+    """The mesh of the innermost `with mesh:`; in a local body, the mesh of its axes, with a `rank`.
 
     Raises MeshError outside of any.
     """

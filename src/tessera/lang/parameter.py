@@ -26,12 +26,13 @@ First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it ha
 
 
 class Parameter(Tensor):
-    """A weight of a module: `Parameter(4, 8, init="normal")`, or of a tensor or an array.
+    """A weight of a module, from sizes as in `Parameter(4, 8, init="normal")`, or from a tensor.
 
-    What is made of sizes has its values when it is first used, and its layout may be chosen until
-    then; they depend on `name`, or without one on the order of creation. `init` is that of
-    `dist.tensor`. With `requires_grad=False` it is frozen: saved, moved and used, not trained.
-    Raises ShapeError, DTypeError, UsageError.
+    From sizes, the values are made at the first use, and the layout may be chosen until then; they
+    depend on `ts.seed` and `name` (without a name, on the order of creation). `init` is as in
+    `dist.tensor`. With `requires_grad=False` it is frozen: saved, moved and used, but not trained.
+    Raises UsageError if `init` is unknown or comes with a tensor, DTypeError if the dtype is not a
+    float, ShapeError if a size is negative.
 
     >>> import tessera as ts
     >>> w = ts.nn.Parameter(ts.ones((2, 3)))
@@ -89,7 +90,7 @@ class Parameter(Tensor):
     # -- is it trained? ---------------------------------------------------------------------------
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained. False: no gradient, no state of an optimizer."""
+        """Whether the parameter is trained. False: it has no gradient and no optimizer state."""
         return not self.frozen
 
     @requires_grad.setter
@@ -101,7 +102,7 @@ class Parameter(Tensor):
 
     # -- what is in it ----------------------------------------------------------------------------
     def now(self) -> Tensor:
-        """What is in the box now, as a tensor that does not change with it."""
+        """The current value, as a tensor that does not change when the parameter does."""
         if self._recorder is not None:
             assert self._node is not None
             return symbolic(self._node, self._recorder)
@@ -113,7 +114,11 @@ class Parameter(Tensor):
         return self._value
 
     def put(self, value: Tensor) -> None:
-        """Replaces what is in the box, in a recorded function when its program has run."""
+        """Replaces the value; in a recorded function, after its program has run.
+
+        Raises ShapeError or DTypeError if `value` does not fit, UsageError in the body of a loop or
+        branch.
+        """
         recorder = current()
         if recorder is None:
             if value._recorder is not None:
@@ -133,7 +138,7 @@ class Parameter(Tensor):
         self.bind(node, recorder)
 
     def fill(self, data: Any, type: TensorType) -> None:
-        """Puts the engine's `data` into the box, when a program has run."""
+        """For the engine: sets the engine's array `data` as the value after a program has run."""
         if self._value is not None:
             self._keep()
         self._data, self.type, self._pending = data, type, None
@@ -173,11 +178,12 @@ class Parameter(Tensor):
 
     # -- in a recording ---------------------------------------------------------------------------
     def bind(self, node: Any, recorder: Recorder) -> None:
+        """For the recorder: makes the parameter stand for `node` while a function is recorded."""
         self._data = self._pending = None
         self._node, self._recorder, self.type = node, recorder, node.types[0]
 
     def opened(self) -> Tensor:
-        """What is in the box, taken out of it while a function is recorded."""
+        """For the recorder: takes the content out of the parameter while a function is recorded."""
         content = Tensor(self._data, self.type)
         content.name = self.name
         if self._data is None and self._pending is not None:
@@ -188,7 +194,7 @@ class Parameter(Tensor):
         return content
 
     def close(self, content: Tensor) -> None:
-        """Puts back what `opened` took out."""
+        """For the recorder: puts back the content that `opened` took out."""
         self._node, self._recorder = content._node, content._recorder
         self.type, self._data = content.type, content._data
         if self._data is None and self._recorder is None:

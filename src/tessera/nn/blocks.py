@@ -34,15 +34,15 @@ def transformer_block(
     name: str = "",
     **options: Any,
 ) -> Tensor:
-    """`depth` causal transformer blocks on [B, S, d], with weights of their own (guide 3, 4.4).
+    """`depth` causal transformer blocks on x [B, S, d], with weights of their own (guide 3, 4.4).
 
-    `heads` defaults to heads of size 64 (or 8, 4, 2 or 1 heads where 64 does not divide d),
-    `hidden` to 4 d. `options` are those of `nn.GPTConfig` that concern a block: kv_heads, norm,
-    activation, positions, dropout, loop, remat, …. The weights belong to the stage, the step or the
-    recorded function around this call: its first call there is `block0`, the next `block1`; `name`
-    names it instead, so that calls of one name share. Outside of all, each call without a name is
-    new. The layers' weights are stacked along their first dim. Raises ShapeError, DTypeError,
-    UsageError.
+    `heads` defaults to heads of size 64 (or 8, 4, 2 or 1 heads if 64 does not divide d), `hidden`
+    to 4 d. `options` are those of `nn.GPTConfig` for a block: kv_heads, norm, activation,
+    positions, dropout, loop, remat, … The weights belong to the enclosing stage, training step or
+    recorded function: its first call here is `block0`, the next `block1`. Calls with the same
+    `name` share weights. Outside of all of these, each call without a name makes new weights. With
+    `depth` above 1 the weights of the layers are stacked along dim 0. Raises ShapeError if x is not
+    [B, S, d], DTypeError if it is not of floats, UsageError if an option is unknown.
     """
     t = as_tensor(x)
     if t.ndim != 3:

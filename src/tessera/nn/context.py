@@ -59,9 +59,11 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
 
 
 def zigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
-    """`x` with `dim` in the order in which causal ring attention over `parts` devices wants it.
+    """`x` with `dim` reordered as causal `ring_attention` over `parts` devices needs it.
 
-    Do it once, to token ids and labels; what is row by row does not mind. Raises ShapeError.
+    The sequence is cut into 2 * `parts` chunks, and device i gets chunks i and 2 * `parts` - 1 - i,
+    so all devices have equal work. Apply it once to token ids and labels. Ops that act on each row
+    separately need no change. Raises ShapeError if `dim` does not divide into 2 * `parts` chunks.
     """
     t = as_tensor(x)
     d = one_dim("zigzag", t, dim)
@@ -129,11 +131,12 @@ def all_to_all_attention(
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose S is split over `axis`.
+    """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose dim S is split over `axis`.
 
-    One all_to_all gives each device all positions of some heads, a second gives each its positions
-    of all heads. What lies beside `axis` (batch on dp, heads on tp) stays. Raises MeshError,
-    ShapeError where the heads of k and v do not divide over `axis`.
+    One all_to_all gives each device all positions of some heads, a second returns to each device
+    its positions of all heads (Jacobs et al. 2023). Splits over other axes (batch over dp, heads
+    over tp) stay. Raises MeshError if the mesh has no such axis, ShapeError if the heads of k and v
+    do not divide over it, UsageError in a local body over `axis`.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
     axis, n = _checked("all_to_all_attention", q, k, v, axis, causal)
@@ -221,14 +224,15 @@ def ring_attention(
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose S is split over `axis`.
+    """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose dim S is split over `axis`.
 
-    Keys and values go round the devices of `axis`, and in the backward pass once more together with
-    their gradients; no device ever holds more than two parts of them, nor all scores of a part.
-    With `causal` the sequence is in zig-zag order (`zigzag`), each device then computes two
-    of four quarters of a part's scores in every step. `bias` [H, S] is added by key, in the order
-    of the sequence. In a local body over `axis`, q, k and v are one device's blocks. Raises
-    MeshError, ShapeError.
+    Blocks of keys and values pass from device to device in a ring (Liu et al. 2023), in the
+    backward pass once more together with their gradients. A device never holds more than two blocks
+    of them, nor all scores of a block. With `causal` the sequence must be in zig-zag order
+    (`zigzag`); then each device computes two of four quarters of the scores in each step. `bias`
+    [H, S] is added by key, in the order of the sequence. In a local body over `axis`, q, k and v
+    are one device's blocks. Raises MeshError if the mesh has no such axis, ShapeError if S does not
+    divide or `bias` does not fit.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
     axis, n = _checked("ring_attention", q, k, v, axis, causal)

@@ -128,7 +128,8 @@ def conv1d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
     dilation: Size = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """`conv2d` of signals: x [N, C, L], weight [O, C / groups, K]."""
+    """The cross-correlation of x [N, C, L] with weight [O, C / groups, K]; otherwise as
+    `conv2d`."""
     return _conv("conv1d", x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -136,11 +137,13 @@ def conv2d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
     dilation: Size = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Cross-correlation of x [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O].
+    """The cross-correlation of x [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O].
 
-    `padding` is zeros on each side, "valid" (none) or "same" (as large as x, for a stride of 1);
-    `dilation` is the distance of neighbours in the kernel; the channels fall into `groups` that do
-    not mix. Inside `ts.autocast` it is computed narrow. Raises ShapeError, UsageError.
+    `padding` is the number of zeros on each side, "valid" (none) or "same" (the output is as large
+    as x; stride 1 only). `dilation` is the distance between neighbours in the kernel. Channels are
+    in `groups` that do not mix. Inside `ts.autocast` it is computed in the narrow dtype. Raises
+    ShapeError if the shapes or `groups` do not fit; UsageError if `stride`, `padding` or `dilation`
+    is not a number that fits.
     """
     return _conv("conv2d", x, weight, bias, stride, padding, dilation, groups)
 
@@ -151,9 +154,10 @@ def conv_transpose2d(
 ) -> Tensor:  # fmt: skip
     """The transpose of `conv2d` as a linear map, with weight [C, O / groups, KH, KW].
 
-    Each pixel of x spreads its kernel over `stride` pixels a step; `output_padding` adds rows and
-    columns at the far end, where several sizes have the same `conv2d`. Raises ShapeError,
-    UsageError.
+    Each pixel of x [N, C, H, W] adds its kernel to the output at steps of `stride` pixels.
+    `output_padding` adds rows and columns at the end, to choose between the sizes that have the
+    same `conv2d`. Raises ShapeError if the shapes or `groups` do not fit; UsageError if a setting
+    is not a number that fits.
     """
     name = "conv_transpose2d"
     t, w = F.narrowed(*matched(name, _image(name, x, 2), _image(name, weight, 2)))
@@ -212,27 +216,29 @@ def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Siz
 
 
 def max_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of every window of x [N, C, L]; as `max_pool2d`."""
+    """The largest element of each window of x [N, C, L]; otherwise as `max_pool2d`."""
     return _pool("max_pool1d", "max", x, size, stride, padding)[0]
 
 
 def max_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of every window of x [N, C, H, W], `stride` apart (default: `size`).
+    """The largest element of each window of x [N, C, H, W], at steps of `stride` (default: `size`).
 
-    Padding never wins. The gradient goes to the first of equals. Raises ShapeError, UsageError.
+    Padding is never chosen. The gradient goes to the first of equal elements. Raises ShapeError if
+    x has another rank, UsageError if `padding` is more than half of the window.
     """
     return _pool("max_pool2d", "max", x, size, stride, padding)[0]
 
 
 def avg_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of every window of x [N, C, L]; as `avg_pool2d`."""
+    """The mean of each window of x [N, C, L]; otherwise as `avg_pool2d`."""
     return _mean_pool("avg_pool1d", x, size, stride, padding)
 
 
 def avg_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of every window of x [N, C, H, W], `stride` apart (default: `size`).
+    """The mean of each window of x [N, C, H, W], at steps of `stride` (default: `size`).
 
-    Padding counts as zeros. Raises ShapeError, UsageError.
+    Padding counts as zeros. Raises ShapeError if x has another rank, UsageError if `padding` is
+    more than half of the window.
     """
     return _mean_pool("avg_pool2d", x, size, stride, padding)
 
@@ -270,12 +276,13 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """(x [N, C, ...] with zero mean and unit variance per channel, the running statistics after).
+    """Returns (x [N, C, ...] with zero mean and unit variance per channel, the new `running`).
 
-    `running` is (mean, variance), [C] each. In training the statistics are those of the batch, on
-    all devices, and `running` moves towards them by `momentum` (its variance towards the unbiased
-    one); otherwise they are `running`, which stays (Ioffe & Szegedy 2015). Raises ShapeError,
-    UsageError.
+    `running` is (mean, variance), [C] each. In training the statistics are those of the whole batch
+    over all devices, and `running` moves towards them by `momentum` (its variance towards the
+    unbiased one). Otherwise they are `running`, which does not change (Ioffe & Szegedy 2015).
+    Raises UsageError if `running` is not such a pair; ShapeError if a shape does not fit, or a
+    training batch is empty.
     """
     name = "batch_norm"
     t, w = _at_least(name, x, 2)
@@ -311,8 +318,11 @@ def batch_norm(
 def group_norm(
     x: Like, groups: int, weight: Like | None = None, bias: Like | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """x [N, C, ...] with zero mean and unit variance per example and group of channels (Wu & He
-    2018); one group for each channel is an instance norm. Raises ShapeError."""
+    """x [N, C, ...] with zero mean and unit variance per example and group of channels.
+
+    One group per channel is an instance norm (Wu & He 2018). Raises ShapeError if `groups` does not
+    divide C.
+    """
     name = "group_norm"
     t, w = _at_least(name, x, 2)
     count = whole(name, "groups", groups, 1)
@@ -331,10 +341,10 @@ def group_norm(
 
 # -- resizing -------------------------------------------------------------------------------------
 def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
-    """x [N, C, *sizes] resized to the spatial `size`: "nearest", or "linear" along each dim.
+    """x [N, C, *sizes] resized to the spatial `size` by `mode`: "nearest", or "linear" per dim.
 
-    "bilinear" is the name of "linear" for images. Pixels are areas, so corners do not stay corners
-    (what others call align_corners=False). Raises ShapeError, UsageError.
+    "bilinear" is "linear" for images. Pixels are areas, as with `align_corners=False` in PyTorch.
+    Raises ShapeError if x has no spatial dims, UsageError if `mode` is unknown for their number.
     """
     name = "interpolate"
     t = as_tensor(x)

@@ -24,7 +24,7 @@ def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank:
 
 
 class Conv1d(Module):
-    """`conv1d` with weight [outputs, inputs / groups, kernel] and bias [outputs]."""
+    """`nn.conv1d` with weight [outputs, inputs / groups, kernel] and bias [outputs]."""
 
     @typed
     def __init__(
@@ -43,7 +43,7 @@ class Conv1d(Module):
 
 
 class Conv2d(Module):
-    """`conv2d` with weight [outputs, inputs / groups, *kernel] and bias [outputs]."""
+    """`nn.conv2d` with weight [outputs, inputs / groups, *kernel] and bias [outputs]."""
 
     @typed
     def __init__(
@@ -62,8 +62,10 @@ class Conv2d(Module):
 
 
 class BatchNorm(Module):
-    """`batch_norm` of [N, channels, ...]: while `training`, a call also moves the running mean and
-    variance, which are state and no weights."""
+    """`nn.batch_norm` of [N, channels, ...] with weight and bias [channels].
+
+    While `training`, a call also updates the running mean and variance, which are buffers.
+    """
 
     @typed
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5):
@@ -85,7 +87,7 @@ class BatchNorm(Module):
 
 
 class GroupNorm(Module):
-    """`group_norm` of [N, channels, ...] in `groups`."""
+    """`nn.group_norm` of [N, channels, ...] in `groups` groups, with weight and bias [channels]."""
 
     @typed
     def __init__(self, groups: int, channels: int, eps: float = 1e-5):

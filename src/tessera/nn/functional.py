@@ -24,12 +24,13 @@ ROWS = 512
 
 
 def wide(x: Like) -> Tensor:
+    """`x` as f32."""
     t = as_tensor(x)
     return t if t.dtype is f32 else t.to(f32)
 
 
 def softmax(x: Like, dim: int = -1) -> Tensor:
-    """exp(x) over its sum along `dim`, in f32, given back in the dtype of `x`."""
+    """`exp(x) / sum(exp(x))` along `dim`, computed in f32, in the dtype of `x`."""
     t = as_tensor(x)
     w = wide(t)
     e = F.exp(w - F.stop_gradient(F.reduce("max", w, dim, True)))
@@ -39,6 +40,7 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
 
 
 def log_softmax(x: Like, dim: int = -1) -> Tensor:
+    """The logarithm of the softmax of `x` along `dim`, computed in f32, in the dtype of `x`."""
     t = as_tensor(x)
     w = wide(t)
     z = w - F.stop_gradient(F.reduce("max", w, dim, True))
@@ -46,18 +48,23 @@ def log_softmax(x: Like, dim: int = -1) -> Tensor:
 
 
 def relu(x: Like) -> Tensor:
-    """`x` where it is positive, else 0; the slope at 0 is 0, as in PyTorch."""
+    """`max(x, 0)`, elementwise. The gradient at 0 is 0, as in PyTorch."""
     t = as_tensor(x)
     return F.where(t <= 0, 0, t)
 
 
 def silu(x: Like) -> Tensor:
+    """`x * sigmoid(x)`, elementwise (Hendrycks & Gimpel 2016)."""
     t = as_tensor(x)
     return t * F.sigmoid(t)
 
 
 def gelu(x: Like, approximate: str = "tanh") -> Tensor:
-    """Gaussian error linear unit (Hendrycks & Gimpel 2016); `approximate` is "tanh" or "none"."""
+    """The Gaussian error linear unit, elementwise (Hendrycks & Gimpel 2016).
+
+    `approximate` is "tanh" (the approximation by tanh) or "none" (exact, by erf). Raises UsageError
+    if it is anything else.
+    """
     t = as_tensor(x)
     if not isinstance(approximate, str) or approximate not in ("tanh", "none"):
         raise fail(
@@ -71,7 +78,7 @@ def gelu(x: Like, approximate: str = "tanh") -> Tensor:
 
 
 def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight + bias`, with weight [in, out]."""
+    """`x @ weight + bias` with x [..., in], weight [in, out] and bias [out]."""
     y = F.matmul(x, weight)
     return y if bias is None else y + bias.to(y.dtype)
 
@@ -79,7 +86,11 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def layer_norm(
     x: Like, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Zero mean and unit variance over the last dim (Ba et al. 2016)."""
+    """`x` with zero mean and unit variance over the last dim, times `weight`, plus `bias`.
+
+    `eps` is added to the variance (Ba et al. 2016). Computed in f32; the result has the dtype of
+    `x`.
+    """
     t = as_tensor(x)
     w = wide(t)
     c = w - F.mean(w, -1, True)
@@ -88,7 +99,10 @@ def layer_norm(
 
 
 def rms_norm(x: Like, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """Unit root mean square over the last dim (Zhang & Sennrich 2019)."""
+    """`x` over its root mean square along the last dim, times `weight` (Zhang & Sennrich 2019).
+
+    `eps` is added to the mean square. Computed in f32; the result has the dtype of `x`.
+    """
     t = as_tensor(x)
     w = wide(t)
     return _scaled(w * F.rsqrt(F.mean(w * w, -1, True) + eps), weight, None).to(t.dtype)
@@ -101,10 +115,10 @@ def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def embedding(ids: Like, table: Tensor) -> Tensor:
-    """Rows of `table` [vocab, d] by integer ids, 0 to vocab - 1.
+    """Rows of `table` [vocab, d] by integer ids [...]: [..., d].
 
-    An id outside is an error where the host knows it, and else a row of NaN. Raises ShapeError,
-    DTypeError.
+    An id is from 0 to vocab - 1. Where the host knows the ids, one outside raises ShapeError; on
+    the device it gives a row of NaN. Raises DTypeError if `ids` are not integers.
     """
     t, at = as_tensor(table), as_tensor(ids)
     check_ids("embedding", "id", at, t.shape[0] if t.ndim else 0)
@@ -113,7 +127,10 @@ def embedding(ids: Like, table: Tensor) -> Tensor:
 
 @typed
 def dropout(x: Like, p: float, training: bool = True) -> Tensor:
-    """Zeroes elements with probability `p` and scales the rest by 1/(1-p)."""
+    """Sets elements to zero with probability `p` and multiplies the rest by 1/(1-p).
+
+    Returns `x` if `training` is False. Raises UsageError if `p` is not in 0 <= p < 1.
+    """
     t = as_tensor(x)
     p = probability("dropout", p)
     if not training or p == 0.0:
@@ -125,9 +142,11 @@ def dropout(x: Like, p: float, training: bool = True) -> Tensor:
 def rotary(
     x: Like, base: float = 10000.0, positions: Tensor | None = None, rates: Tensor | None = None
 ) -> Tensor:
-    """Rotary position embedding of [..., S, D], halves rotated (Su et al. 2021); D is even.
+    """Rotary position embedding of x [..., S, D], by halves of D (Su et al. 2021).
 
-    `rates` [D/2] in radians a position replace those of `base` (`Rope` makes stretched ones).
+    `positions` [S] are by default 0 to S - 1. `rates` [D/2], in radians per position, replace those
+    of `base` (`nn.Rope` makes scaled ones). Raises ShapeError if D is odd or `x` has fewer than 2
+    dims.
     """
     t = as_tensor(x)
     if t.ndim < 2 or t.shape[-1] % 2:
@@ -149,7 +168,10 @@ def rotary(
 
 
 def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """`(silu(x @ gate) * (x @ up)) @ down` (Shazeer 2020)."""
+    """`(silu(x @ gate) * (x @ up)) @ down` (Shazeer 2020), with x [..., d].
+
+    `gate` and `up` are [d, hidden], `down` is [hidden, d].
+    """
     return F.matmul(silu(F.matmul(x, gate)) * F.matmul(x, up), down)
 
 
@@ -192,9 +214,10 @@ def mlp(
     activation: Callable[[Tensor], Tensor] = gelu,
     rows: int = ROWS,
 ) -> Tensor:
-    """`activation(x @ up + b) @ down + b` in blocks of rows: the hidden layer is never whole.
+    """`activation(x @ up + b) @ down + b`, computed in blocks of rows of x [..., d].
 
-    Its backward pass starts from each block's hidden layer before the activation.
+    The hidden layer exists for one block at a time. The backward pass keeps each block's hidden
+    layer before the activation.
     """
     t = as_tensor(x)
     y = by_rows(lambda r: F.matmul(activation(F.keep(linear(r, up, up_bias))), down), t, rows)
@@ -212,16 +235,18 @@ def attention(
     bias: Like | None = None,
     mask: Like | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention, all scores at once: q [..., H, S, D], k and v [..., G, T, D].
+    """Scaled dot-product attention of q [..., H, S, D], k [..., G, T, D] and v [..., G, T, E].
 
-    H is a multiple of G: each group of H/G query heads shares one key and value head (grouped-query
-    attention, Ainslie et al. 2023). `bias` [H, T] is added to the scores of each head, by key, such
-    as ALiBi's. `mask` broadcasts to [..., H, S, T]: truths say which keys a query sees, floats are
-    added to the scores. A query that sees no key gives zeros, as in PyTorch. With `causal` the last
-    query sees all keys, each before it one less. Causal scores that are masked anyway are mostly
-    not computed: queries go in chunks, each with the keys it may see.
+    The result is [..., H, S, E]; all scores [..., H, S, T] exist at once. H is a multiple of G:
+    each group of H/G query heads shares one head of keys and values (grouped-query attention,
+    Ainslie et al. 2023). `scale` is by default 1/sqrt(D). `bias` [H, T] is added to the scores of
+    each head by key, for example ALiBi's. `mask` broadcasts to [..., H, S, T]: a bool mask is True
+    where a query sees a key, a float mask is added to the scores. A query that sees no key gives
+    zeros, as in PyTorch. With `causal` the last query sees all keys and each query before it one
+    key less; queries are computed in chunks, each with the keys that it may see.
 
-    Raises ShapeError, DTypeError.
+    Raises ShapeError if the shapes, `bias` or `mask` do not fit; DTypeError if `mask` is of
+    integers.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
     check_heads("attention", q, k, v)
@@ -347,10 +372,10 @@ def flash_attention(
     bias: Tensor | None = None,
     mask: Like | None = None,
 ) -> Tensor:
-    """Attention over [B, H, S, D], `rows` sequences at a time: scores never exist for the batch.
+    """`attention` of [B, H, S, D], computed for `rows` sequences at a time to save memory.
 
-    The backward pass computes each block's scores again (the recomputation of FlashAttention, Dao
-    et al. 2022, at the grain of sequences).
+    The backward pass computes the scores of each block again, as FlashAttention does (Dao et al.
+    2022), but per sequence instead of per tile. Raises the errors of `attention`.
     """
     q, k, v = map(as_tensor, (q, k, v))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:

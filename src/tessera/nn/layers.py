@@ -19,7 +19,11 @@ def normal(std: float) -> Init:
 
 
 class Linear(Module):
-    """`x @ weight + bias`; weight [inputs, outputs], standard deviation 1/sqrt(inputs)."""
+    """`x @ weight + bias` for x [..., inputs]: [..., outputs].
+
+    `weight` [inputs, outputs] is normal with standard deviation `std` (default 1/sqrt(inputs)),
+    `bias` [outputs] is zero.
+    """
 
     @typed
     def __init__(self, inputs: int, outputs: int, bias: bool = True, std: float | None = None):
@@ -32,7 +36,7 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """A row of `weight` [vocab, d] per id."""
+    """Rows of `weight` [vocab, d] by integer ids [...]: [..., d], as `nn.embedding`."""
 
     @typed
     def __init__(self, vocab: int, d: int, std: float = 0.02):
@@ -43,6 +47,8 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
+    """`nn.layer_norm` over the last dim [d], with `weight` [d] and `bias` [d]."""
+
     @typed
     def __init__(self, d: int, eps: float = 1e-5):
         self.weight = Parameter(d, init="ones")
@@ -54,6 +60,8 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
+    """`nn.rms_norm` over the last dim [d], with `weight` [d]."""
+
     @typed
     def __init__(self, d: int, eps: float = 1e-6):
         self.weight = Parameter(d, init="ones")
@@ -64,6 +72,8 @@ class RMSNorm(Module):
 
 
 class Dropout(Module):
+    """`nn.dropout` with probability `p` while `training` is True; `eval()` turns it off."""
+
     @typed
     def __init__(self, p: float):
         self.p = probability("Dropout", p)

@@ -95,12 +95,14 @@ def cross_entropy(
     weight: Like | None = None,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Mean negative log-likelihood (nats) of integer `labels` under `logits` [..., V], f32.
+    """The mean negative log-likelihood of integer `labels` [...] under `logits` [..., V]: f32[].
 
-    Rows labelled `ignore_index` count neither in the sum nor in the mean. Any other label outside
-    0 to V - 1 is an error where the host knows it, and else makes the loss NaN. `weight` [V] says
-    what a row of each label counts, in the sum and in the mean; `label_smoothing` spreads that part
-    of each label over all classes: both as in PyTorch. Raises ShapeError, DTypeError, UsageError.
+    It is in nats. Rows with the label `ignore_index` count neither in the sum nor in the mean.
+    Where the host knows the labels, any other label outside of 0 to V - 1 raises ShapeError; on the
+    device it makes the loss NaN. `weight` [V] is the weight of a row by its label, in the sum and
+    in the mean. `label_smoothing` spreads this part of each label over all classes. Both are as in
+    PyTorch. Raises ShapeError if the shapes do not fit, DTypeError if `labels` are not integers,
+    UsageError if `label_smoothing` is out of range.
     """
     x, y = as_tensor(logits), as_tensor(labels)
     classes = x.shape[-1] if x.ndim else 0
@@ -136,9 +138,10 @@ def linear_cross_entropy(
     class_weight: Like | None = None,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`cross_entropy(x @ weight, labels)` in blocks of rows: the logits are never whole.
+    """`cross_entropy(x @ weight, labels)` in blocks of rows, so the logits never exist whole.
 
-    Loss and gradient come from one loop, so each block's logits are computed once.
+    x is [..., d], weight [d, V], labels [...]. Loss and gradient are computed in one loop, so each
+    block's logits are computed once. Raises the errors of `cross_entropy`.
     """
     t, y = as_tensor(x), as_tensor(labels)
     ignore_index = _ignored("linear_cross_entropy", ignore_index)

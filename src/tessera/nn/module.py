@@ -42,10 +42,11 @@ class Unmatched(NamedTuple):
 
 
 class Module:
-    """Base of layers and models: set parameters and modules as attributes, define `__call__`.
+    """The base class of layers and models.
 
-    What is trained is an `nn.Parameter`; any other tensor is a buffer. A tensor that is assigned to
-    an attribute with a parameter goes into that parameter, so whoever holds it sees it.
+    Assign parameters and modules as attributes and define `__call__`. An `nn.Parameter` is trained;
+    any other tensor is a buffer. A tensor that is assigned to an attribute that holds a parameter
+    is written into that parameter, so every holder of the parameter sees it.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -103,8 +104,11 @@ class Module:
     def named_parameters(
         self, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """(dotted name, parameter) of every weight below, in order of definition; one that has
-        several names by its first, or with `remove_duplicate=False` by each."""
+        """(dotted name, parameter) of each parameter of this module and of those below, in order.
+
+        A parameter with several names comes once, by its first; with `remove_duplicate=False` by
+        each.
+        """
         known: set[int] = set()
         for name, t in _tensors(self, prefix):
             if type(t) is Parameter and not (remove_duplicate and id(t) in known):
@@ -112,7 +116,7 @@ class Module:
                 yield name, t
 
     def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, tensor) of all state below that is no weight."""
+        """(dotted name, tensor) of each buffer of this module and of those below."""
         known: set[int] = set()
         for name, t in _tensors(self, prefix):
             if type(t) is not Parameter and id(t) not in known:
@@ -120,52 +124,56 @@ class Module:
                 yield name, t
 
     def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """(prefix of its names, module) of this module and of every one below."""
+        """(prefix of its names, module) of this module and of each module below."""
         yield prefix, self
         for name, value in self.__dict__.items():
             for path, module in _modules(value, f"{prefix}{name}"):
                 yield from module.modules(f"{path}.")
 
     def parameters(self) -> dict[str, Parameter]:
-        """Every weight below by its dotted name, frozen ones too; gives them these names."""
+        """A dict of all parameters by dotted name, frozen ones included; it sets their `name`."""
         found = dict(self.named_parameters())
         for name, t in found.items():
             t.name = t.name or name
         return found
 
     def trainable_parameters(self) -> dict[str, Parameter]:
-        """Those of `parameters()` that are not frozen: what `ts.grad` and optimizers take of a
-        module."""
+        """A dict of the parameters that are not frozen, as `ts.grad` and optimizers take them."""
         return {name: t for name, t in self.parameters().items() if t.requires_grad}
 
     def train(self, mode: bool = True) -> Self:
-        """Sets `training` where a module has it: dropout drops, batch norms take the batch's
-        statistics. `train(False)` is for using the model. Raises UsageError."""
+        """Sets `training` on all modules: dropout is applied, batch norms use the batch.
+
+        `train(False)`, or `eval()`, is for inference. Raises UsageError if `mode` is not a bool.
+        """
         for _, module in self.modules():
             if "training" in module.__dict__:
                 module.training = flag("train", "mode", mode)
         return self
 
     def eval(self) -> Self:
-        """`train(False)`."""
+        """The same as `train(False)`: for inference."""
         return self.train(False)
 
     # -- what is trained of it --------------------------------------------------------------------
     def freeze(self, *patterns: str) -> Self:
-        """Stops the training of the parameters whose names fit a pattern, or of all: they get no
-        gradient and no optimizer state, and are saved and loaded as before.
+        """Freezes the parameters whose names match a pattern, or all: they are not trained.
 
-        A pattern is a name, the name of a module, or has `*` for any part: `"encoder.*"`. Raises
-        UsageError for one that fits nothing.
+        A frozen parameter has no gradient and no optimizer state; it is saved and loaded as before.
+        A pattern is the name of a parameter or of a module; `*` matches any part: `"encoder.*"`.
+        Raises UsageError if a pattern matches nothing.
         """
         return self._require("freeze", patterns, False)
 
     def unfreeze(self, *patterns: str) -> Self:
-        """Trains the parameters whose names fit a pattern (see `freeze`), or all, again."""
+        """Trains the parameters whose names match a pattern (see `freeze`), or all, again.
+
+        Raises UsageError if a pattern matches nothing.
+        """
         return self._require("unfreeze", patterns, True)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freezes all parameters below, or trains them again, as in PyTorch."""
+        """Freezes all parameters (False) or trains them again (True), as in PyTorch."""
         return self._require("requires_grad_", (), flag("requires_grad_", "value", requires_grad))
 
     def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
@@ -192,22 +200,24 @@ class Module:
 
     # -- from and to dicts ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
-        """The parameters and buffers by name as they are now: a later step does not change them."""
+        """A dict of all parameters and buffers by name. The values do not change in later steps."""
         return {n: t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
 
     def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
-        """Puts tensors into the parameters that `parameters()` names, and the buffers that are
-        given; frozen parameters may be left out. `strict=False` loads what is there.
+        """Writes tensors into the parameters that `parameters()` names, and into buffers if given.
 
-        Raises UsageError, ShapeError, DTypeError, and loads nothing then.
+        Frozen parameters may be missing. With `strict=False` any may be missing, and unknown names
+        are ignored. Raises UsageError if a name is missing or unknown, ShapeError or DTypeError if
+        a value does not fit; then nothing is written.
         """
         need = set(self.trainable_parameters())
         self._load("load_parameters", values, need, strict)
 
     def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Unmatched:
-        """`load_parameters` of all that `state_dict()` gives: every parameter and buffer.
+        """Writes all values of a `state_dict()`: every parameter and buffer.
 
         With `strict=False` it returns the names that are missing and those that were not used.
+        Raises the errors of `load_parameters`; then nothing is written.
         """
         return self._load("load_state_dict", values, set(self.state_dict()), strict)
 

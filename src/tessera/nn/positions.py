@@ -24,12 +24,12 @@ SCALINGS = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class Rope:
-    """The rates of rotary embeddings (Su et al. 2021): `base`, and how they are stretched.
+    """The rates of rotary embeddings (Su et al. 2021): `base`, and how they are scaled.
 
-    `scaling` "linear" divides all rates by `factor` (Chen et al. 2023). "llama3" divides only the
-    slow ones, whose wavelength is more than `original`/`low` tokens, keeps those of less than
-    `original`/`high`, and goes over from one to the other in between (Llama 3.1). Raises
-    UsageError.
+    `scaling` "linear" divides all rates by `factor` (Chen et al. 2023). "llama3" (Llama 3.1)
+    divides by `factor` the rates with a wavelength above `original`/`low` tokens, keeps those with
+    a wavelength below `original`/`high`, and interpolates between them. Raises UsageError if
+    `scaling` is unknown, a number is not above 0, or `low` is not below `high`.
     """
 
     base: float = 10000.0
@@ -59,7 +59,7 @@ class Rope:
             )
 
     def rates(self, size: int) -> Tensor:
-        """Radians a position for each pair of a head of `size`: f32[size/2]."""
+        """The rate of each pair of a head of size `size`, in radians per position: f32[size/2]."""
         rate = F.exp(F.arange(size // 2, f32) * (-2.0 * math.log(self.base) / size))
         if self.scaling == "linear":
             return rate * (1.0 / self.factor)

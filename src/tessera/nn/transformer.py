@@ -48,24 +48,28 @@ REMAT = ("save", "recompute", "products")
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes and choices. `kv_heads` None is `heads`; `tied` uses the embedding as the head;
-    `remat` is as in `Stack`.
+    """Sizes and choices of a `GPT`.
 
-    `norm` is "layer" or "rms". `activation` is "gelu" (of tanh), "gelu_exact", "relu", "silu", or
-    "swiglu", which has a gate. `positions` is "learned", "rotary" (rates by `rope`) or "alibi".
-    `block` "sequential" gives the MLP what attention made; "parallel" gives both the same norm of
-    the block's input (Wang & Komatsuzaki 2021), "parallel_norms" a norm each. `biases` says which
-    products have one: "qkv", "out", "mlp". `head_size` None is d/heads.
+    - `kv_heads`: heads of keys and values; None: `heads`. `head_size`: None is d/heads.
+    - `tied`: the output layer uses the embedding's weights.
+    - `norm`: "layer" or "rms".
+    - `activation`: "gelu" (by tanh), "gelu_exact", "relu", "silu", or "swiglu", which has a gate.
+    - `positions`: "learned", "rotary" (rates from `rope`) or "alibi".
+    - `block`: "sequential": the MLP follows attention. "parallel": both take the same norm of the
+      block's input (Wang & Komatsuzaki 2021). "parallel_norms": a norm for each.
+    - `biases`: which products have a bias: "qkv", "out", "mlp".
+    - `context`: "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
+      embedding to the loss. Attention is then `ring_attention`, with the sequence in zig-zag order,
+      or `all_to_all_attention`.
+    - `sequence_parallel`: the mesh axis over which tensor parallelism splits the sequence where ops
+      act on each row separately.
+    - `experts`: the MLP of each block is an `nn.MoE` of this many experts, `experts_per_token` of
+      them per token, with room for `capacity` times an even share (None: for all tokens). `loss`
+      adds `aux_weight` times the mean of their auxiliary losses.
+    - `remat`, `loop`, `stacked`: as in `Stack`. `stacked=False` gives each layer weights of its
+      own, which a pipeline needs.
 
-    `context` "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
-    embedding to the loss; attention is by `ring_attention`, the sequence then in zig-zag order, or
-    by `all_to_all_attention`. `sequence_parallel` names the mesh axis over which tensor parallelism
-    splits the sequence wherever rows do not need each other.
-
-    With `experts` the MLP of each block is an `nn.MoE` of so many, `experts_per_token` of them for
-    a token, with room for `capacity` times an even share (None: for all that come); `loss` adds
-    `aux_weight` of the mean of their auxiliary losses. `stacked` is as in `Stack`: False gives each
-    layer weights of its own, as a pipeline wants them. Raises UsageError.
+    Raises UsageError if a choice is unknown, or `d`, `heads` and `kv_heads` do not divide.
     """
 
     vocab: int = 1024
@@ -150,15 +154,16 @@ class GPTConfig:
 
     @property
     def groups(self) -> int:
-        """The heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
     def width(self) -> int:
-        """The hidden layer of the MLP."""
+        """The size of the hidden layer of the MLP."""
         return self.hidden or (8 * self.d // 3 if self.activation == "swiglu" else 4 * self.d)
 
     def make_norm(self) -> LayerNorm | RMSNorm:
+        """A new norm layer of size `d`, of the kind and with the eps of this config."""
         kind = LayerNorm if self.norm == "layer" else RMSNorm
         return kind(self.d) if self.norm_eps is None else kind(self.d, self.norm_eps)
 
@@ -304,11 +309,12 @@ class Experts(MoE):
 
 
 class TransformerBlock(Module):
-    """Norm, attention, residual; norm, MLP, residual. Or both from the same input, side by side.
+    """A transformer block on [B, S, d]: norm, attention, residual, then norm, MLP, residual.
 
-    Attention runs a few sequences at a time, norm and MLP some rows at a time; of their insides
-    only what is marked with `keep` outlives a block. The residual is added outside, so that under
-    tensor parallelism one all_reduce completes the whole sublayer; side by side, both together.
+    With `config.block` "parallel", attention and MLP take the same input side by side. Attention
+    runs a few sequences at a time, norm and MLP a block of rows at a time; of their intermediates
+    only values marked by `ts.keep` outlive a block. The residual is added outside of these loops,
+    so under tensor parallelism one all_reduce completes each sublayer (one for both, side by side).
     """
 
     def __init__(self, c: GPTConfig):
@@ -345,7 +351,12 @@ class TransformerBlock(Module):
 
 
 class GPT(Module):
-    """Token ids [B, S] to logits [B, S, vocab], or to a loss with `loss`."""
+    """A decoder-only transformer: token ids [B, S] to logits [B, S, vocab].
+
+    `loss(ids, labels)` gives the training loss without the whole logits. `config` is a `GPTConfig`.
+    Raises UsageError if it is not one, ShapeError at a call if ids are not integers [B, S] with S
+    at most `config.seq`.
+    """
 
     origin: str = ""
     """The config.json of the checkpoint it was loaded from, if any."""
@@ -363,9 +374,10 @@ class GPT(Module):
         self.parameters()
 
     def features(self, ids: Tensor) -> Any:
-        """The last hidden layer [B, S, d]; with experts, that and their auxiliary losses [layers].
+        """The last hidden layer [B, S, d]; with experts, (that, the auxiliary losses [layers]).
 
-        The part of the model that a pipeline cuts into stages.
+        This is the part of the model that a pipeline splits into stages. Raises ShapeError if `ids`
+        are not integers [B, S] with S at most `config.seq`.
         """
         ids = as_tensor(ids)
         if ids.ndim != 2 or ids.shape[1] > self.config.seq or not ids.dtype.is_int:
@@ -417,12 +429,15 @@ class GPT(Module):
         return unzigzag(y, self._devices(y)) if self.config.context == "ring" else y
 
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, the logits never whole; with experts, and
-        `aux_weight` of their mean auxiliary loss."""
+        """The mean cross-entropy in nats per token, f32[], without the whole logits.
+
+        `ids` and `labels` are integers [B, S]. With experts, `aux_weight` times the mean auxiliary
+        loss is added.
+        """
         return self.loss_of(self.features(ids), labels)
 
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
-        """`loss` of what `features` returns."""
+        """The same loss from the result of `features`."""
         x, *aux = features if isinstance(features, tuple) else (features,)
         loss = linear_cross_entropy(x, self._head(), self._placed(as_tensor(labels)))
         return loss + self.config.aux_weight * F.mean(aux[0]) if aux else loss

@@ -60,30 +60,35 @@ def moe(
     stats: bool = False,
     name: str = "",
 ) -> Any:
-    """Σ over the `k` experts chosen for a token of gate · expert(token), for tokens x [.., d].
+    """Sums gate * expert(token) over the `k` experts chosen for each token of x [..., d].
 
     `experts` is a dict of weights {"router" [d, E], "up" [E, d, h], "down" [E, h, d]}, with "gate"
-    [E, d, h] for a gated network, "bias" [E] to steer the choice, "shared" {"up" [d, h], "down",
-    "gate"} for an expert of all tokens; or an `nn.MoE`; or a number of experts, whose weights
-    (`hidden` wide, 4 d if not said) belong to the function around, as in `op.transformer_block`.
+    [E, d, h] for a gated network, "bias" [E] to steer the choice, and "shared" {"up" [d, h],
+    "down", "gate"} for an expert of all tokens. It may also be an `nn.MoE`, or a number of experts:
+    then the weights (`hidden` wide, default 4 d) belong to the enclosing function, as in
+    `op.transformer_block`.
 
-    `router` "topk" scores by softmax, "sigmoid" each expert by itself; equal scores go to the lower
-    id. `normalize` divides the gates by their sum (None: where k > 1). `capacity` None serves every
-    choice. A number c gives each expert room for c times an even share, c k S / E choices, in every
-    group of S tokens: a sequence, or `groups` equal runs of all tokens. What comes later in the
-    order of tokens is dropped. Sequences [.., S, d] that lie in the order of `nn.zigzag` over
-    `zigzag` devices are served in their own order. `activation` is "gelu", "relu" or "silu" (None:
-    silu with a gate, else gelu).
+    - `router`: "topk" scores the experts by softmax, "sigmoid" each one separately; of equal scores
+      the lower id wins. `normalize` divides the gates by their sum (None: if k > 1).
+    - `capacity`: None serves every choice. A number c gives each expert room for c k S / E choices
+      in every group of S tokens (a sequence, or `groups` equal runs of all tokens); later tokens
+      are dropped.
+    - `zigzag`: sequences [..., S, d] in the order of `nn.zigzag` over this many devices are served
+      in their original order.
+    - `activation`: "gelu", "relu" or "silu" (None: silu with a gate, else gelu).
+    - `axis`: the mesh axis, or several from the outermost link inwards with one hop each, over
+      which the experts are split. None: the axis that splits them already, else "ep" if the mesh
+      has it.
+    - `transport`: "nccl", "nvshmem", "deepep" or "auto", or a dict of the fields of `Transport`: a
+      preference, and how the payload is packed and cut.
+    - `deterministic`: sums a token's experts in the order of their ids.
+    - `placement`: which expert's weights are in which row; replicas share tokens and gradients.
+    - `block`: the number of rows in a block of dropless experts.
 
-    The experts are split over `axis`, one mesh axis or several from the outermost link inwards, one
-    hop each; None is what splits them already, else "ep" where the mesh has it. `transport` is
-    "nccl", "nvshmem", "deepep" or "auto", or a dict of `Transport`'s fields: a preference, and how
-    the payload is packed and cut. `deterministic` sums a token's experts in the order of their ids.
-    `placement` says which expert's weights stand in which row; replicas share tokens and gradients.
-    `block` is the block of rows of dropless experts.
-
-    The result lies as `x` does; where `x` has no mesh, its tokens are split. With `stats`:
-    (result, Routing). Raises UsageError, ShapeError, DTypeError, LayoutError.
+    The result has the layout of `x`; if `x` has no mesh, its tokens are split. With `stats` it
+    returns (result, Routing). Raises UsageError if an option is unknown or the experts do not
+    divide, ShapeError if shapes do not fit, DTypeError if x is not of floats, LayoutError if the
+    layouts do not fit.
 
     >>> import tessera as ts
     >>> w = {"router": ts.eye(2), "up": ts.ones((2, 2, 4)), "down": ts.ones((2, 4, 2))}
@@ -129,9 +134,12 @@ def moe_inspection(
     axis: str | Sequence[str] | None = None,
     placement: Placement | None = None,
 ) -> MoEInspection:
-    """What `moe` with these arguments does, without doing it: what serves the transport, where
-    experts are, how many bytes go. An `nn.MoE` knows its own options. `x` may be a type; without
-    it, nothing is said of sizes. Raises what `moe` raises."""
+    """A report of what `moe` with these arguments does, without running it.
+
+    It says which transport is used, where the experts are and how many bytes are sent. An `nn.MoE`
+    brings its own options. `x` may be a type; without it there are no sizes in the report. Raises
+    the errors of `moe`.
+    """
     options = Options("topk", k, transport, False, capacity, groups, None, None, axis, placement)
     if isinstance(experts, MoE):
         options, experts = experts.options(), experts.weights()
@@ -182,12 +190,13 @@ def _warn_of_microbatches() -> None:
 
 # -- a layer --------------------------------------------------------------------------------------
 class MoE(Module):
-    """A layer of `experts` networks of width `hidden` for tokens [.., d]; options as in `moe`.
+    """A mixture-of-experts layer: `experts` networks of width `hidden` for tokens [..., d].
 
-    `shared` experts see every token; they are one network of `shared` times the width. `balance`
-    "bias" evens the load without a loss: a call while `training` moves `bias`, which is state and
-    no weight, by `rate`. `routed` gives the numbers that an auxiliary loss needs. With a `mesh` the
-    experts are split over `axis` from the start.
+    Options are as in `op.moe`. `shared` experts see every token; they form one network of `shared`
+    times the width. `balance` "bias" balances the load without a loss: each call while `training`
+    changes the buffer `bias` by `rate`. `routed` returns the numbers for an auxiliary loss. With a
+    `mesh` the experts are split over `axis` from the start. Raises UsageError if `k` is above
+    `experts`, a choice is unknown, or the experts do not divide over `axis`.
     """
 
     @typed
@@ -242,7 +251,7 @@ class MoE(Module):
                 w.type = split_over(t, 0, over) if name in NETWORK and over else t
 
     def weights(self) -> dict[str, Any]:
-        """The dict that `moe` takes."""
+        """The dict of weights that `op.moe` takes."""
         found: dict[str, Any] = {"router": self.router, "up": self.up, "down": self.down,
                                  "gate": self.gate}  # fmt: skip
         found["bias"] = self.bias if self.balance == "bias" else None
@@ -252,16 +261,18 @@ class MoE(Module):
         return found
 
     def options(self) -> Options:
-        """What the attributes choose now, as one value. Raises UsageError."""
+        """The current options as one value. Raises UsageError if an attribute has a wrong value."""
         mine = {f.name: self.__dict__[f.name] for f in fields(Options) if f.name in self.__dict__}
         return Options(**{**mine, "router": self.router_kind})
 
     def routed(self, x: Tensor, zigzag: int = 1) -> tuple[Tensor, Routing]:
-        """(the layer of `x`, what the router did): add `routing.aux_loss` to a loss to even the
-        load. `zigzag` is as in `moe`: over how many devices ring attention splits the sequence.
+        """Returns (the result for `x`, a `Routing`): add `routing.aux_loss` to the loss to balance.
 
-        In a pipeline it is of one microbatch, for a backward pass begins before the router has seen
-        the others; their mean is not the loss of the whole batch. A PipelineWarning says so."""
+        `zigzag` is as in `moe`: over how many devices ring attention splits the sequence. In a
+        pipeline the auxiliary loss is that of one microbatch, because a backward pass begins before
+        the router has seen the others. Their mean is not the loss of the whole batch; a
+        PipelineWarning says so.
+        """
         _warn_of_microbatches()
         return self._routed(x, zigzag)
 
@@ -278,8 +289,8 @@ class MoE(Module):
     def rehash(self, placement: Placement) -> None:
         """Moves the experts' weights to the rows of `placement`; the layer computes the same.
 
-        Optimizer state must follow: `placement.sources(old)` says from which row each comes.
-        Raises UsageError for a placement of other experts.
+        Optimizer state must be moved too: `placement.sources(old)` gives the old row of each row.
+        Raises UsageError if `placement` is for another number of experts.
         """
         old = self.placement
         _need_placement("rehash", placement, self.router.shape[1])

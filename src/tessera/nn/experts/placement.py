@@ -30,8 +30,12 @@ Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Placement:
-    """`rows[i]` is the expert whose weights stand in row i; `owners` name the devices, each with an
-    equal run of rows. Raises UsageError where that is no placement."""
+    """Which expert's weights are in which row, and which device owns which rows.
+
+    `rows[i]` is the expert in row i; `owners` are the names of the devices, each with an equal run
+    of rows. Raises UsageError if the rows do not divide over the owners, or an expert from 0 on has
+    no row.
+    """
 
     rows: tuple[int, ...]
     owners: tuple[str, ...]
@@ -51,22 +55,23 @@ class Placement:
 
     @property
     def experts(self) -> int:
+        """The number of experts."""
         return max(self.rows) + 1
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """How many rows each expert has."""
+        """The number of rows of each expert."""
         found = Counter(self.rows)
         return tuple(found[e] for e in range(self.experts))
 
     @property
     def held(self) -> dict[str, tuple[int, ...]]:
-        """The experts of each owner."""
+        """The experts of each owner, by its name."""
         n = len(self.rows) // len(self.owners)
         return {o: self.rows[i * n : (i + 1) * n] for i, o in enumerate(self.owners)}
 
     def moves(self, old: Placement) -> list[tuple[int, str]]:
-        """(expert, owner) of the weights that an owner must fetch to come here from `old`."""
+        """(expert, owner) for each expert's weights that an owner lacks in `old` and must fetch."""
         have = old.held
         return [
             (e, owner)
@@ -75,19 +80,22 @@ class Placement:
         ]
 
     def sources(self, old: Placement | None) -> list[int]:
-        """For each row, the row of `old` (None: expert i in row i) with the same expert."""
+        """For each row, the row of `old` with the same expert (`old` None: expert i is in row
+        i)."""
         rows = old.rows if old is not None else range(self.experts)
         return [rows.index(e) for e in self.rows]
 
     def text(self) -> str:
-        """For instance "0: 1 3, 1: 0 2"."""
+        """The experts of each owner as text, e.g. "0: 1 3, 1: 0 2"."""
         return ", ".join(f"{o}: {' '.join(map(str, es))}" for o, es in self.held.items())
 
 
 def place_experts(experts: int, owners: int | Sequence[str], replicas: int = 0) -> Placement:
-    """The placement of `experts` on `owners` (a number, or names) by rendezvous hashing (Thaler &
-    Ravishankar 1998), each owner with as many. `replicas` rows more go to the first experts.
-    Raises UsageError where the rows do not divide.
+    """The placement of `experts` on `owners` by rendezvous hashing (Thaler & Ravishankar 1998).
+
+    `owners` is a number or a list of names; each owner gets the same number of rows. The first
+    `replicas` experts get a second row each. Raises UsageError if the rows do not divide over the
+    owners.
 
     >>> place_experts(8, 4).text()
     '0: 6 7, 1: 1 2, 2: 4 5, 3: 0 3'
@@ -102,11 +110,11 @@ def rehash_experts(
     experts: int | None = None,
     replicas: int | None = None,
 ) -> Placement:
-    """The placement after the devices have changed to `owners`: what can stay where it is stays, so
-    no weight moves that need not. All processes that know `old` come to the same.
+    """The placement after the devices have changed to `owners`, with as few moves as possible.
 
-    Experts that have lost their owner go to those with room for which their hash is highest.
-    Raises UsageError where the rows do not divide.
+    Experts whose owner is still there stay. Others go to the owner with room that has the highest
+    hash for them. All processes that know `old` compute the same placement. Raises UsageError if
+    `old` is not a Placement or the rows do not divide over the owners.
     """
     if old is not None and not isinstance(old, Placement):
         raise fail(
@@ -179,11 +187,12 @@ def _owners(owners: object) -> tuple[str, ...]:
 def balance_experts(
     load: Sequence[float], devices: int, replicas: int = 0, nodes: int = 1, groups: int = 1
 ) -> Placement:
-    """A placement for the loads that were seen: hot experts get replicas, devices even sums.
+    """A placement for measured loads: experts with a high load get replicas, devices equal sums.
 
-    The way of DeepSeek's EPLB: `groups` of experts are packed onto `nodes` so that their loads are
-    even, then each node gives its replicas to what is hottest per copy, and packs the copies onto
-    its devices. Where nodes do not divide groups, all is one node. Raises UsageError.
+    This follows DeepSeek's EPLB. `groups` of experts are assigned to `nodes` so that the nodes have
+    equal loads. Each node gives its replicas to the experts with the highest load per copy and
+    assigns the copies to its devices. If `nodes` does not divide `groups`, all devices count as one
+    node. Raises UsageError if `load` is not a list of numbers or the counts do not divide.
     """
     try:
         w = np.asarray(load, np.float64)

@@ -21,11 +21,11 @@ ROUTERS = ("topk", "sigmoid")
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router did with a batch: scalars, and `load`, the tokens that chose each expert.
+    """What a router did with a batch: scalars, and `load` [E], the tokens that chose each expert.
 
-    `aux_loss` is E Σ (share of choices)(mean score) over experts, 1 where even (Fedus et al. 2021);
-    `z_loss` the mean squared logsumexp of the logits (Zoph et al. 2022); `dropped` counts choices
-    that no expert had room for.
+    `aux_loss` is E times the sum over experts of (share of choices)(mean score), 1 for equal loads
+    (Fedus et al. 2021). `z_loss` is the mean squared logsumexp of the logits (Zoph et al. 2022).
+    `dropped` is the number of choices that no expert had room for.
     """
 
     load: Tensor
@@ -85,10 +85,10 @@ def choose(
 
 
 def balanced_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:
-    """The bias after one step of balancing without a loss (Wang et al. 2024): experts below the
-    mean load become a little more attractive, those above a little less.
+    """The bias after one step of balancing without a loss (Wang et al. 2024).
 
-    `bias` and `load` are [E]. Raises UsageError where their shapes differ.
+    `bias` and `load` are [E]. The bias of an expert below the mean load rises by `rate`, that of
+    one above falls. Raises UsageError if the shapes differ.
 
     >>> import tessera as ts
     >>> balanced_bias(ts.zeros(3), ts.tensor([4.0, 1.0, 1.0]), 0.5).numpy().tolist()

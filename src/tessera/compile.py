@@ -1,9 +1,11 @@
-"""Function → graph → passes → executable, on one page: read this first.
+"""Function → graph → schedule → executable, on one page: read this first.
 
 `lang/jit.py` records a user's function into a Graph (ir/graph), layouts settled and collectives
-inserted on the way (ir/graph/build.py with the rules in ops/). This module takes that graph through
-the passes, verifies it, lowers it to one XLA program (runtime/lower.py) and wraps it as something
-that takes device arrays and gives device arrays. It is the engine that the language sees.
+inserted on the way (ir/graph/build.py with the rules in ops/), and the options that are in force
+then become the graph's. This module takes the graph through the passes (passes/plan.py) to a
+schedule, lowers that to one XLA program (runtime/lower.py) or one for each step
+(runtime/stepped.py), and wraps it as something that takes device arrays and gives device arrays. It
+is the engine that the language sees.
 """
 
 from __future__ import annotations

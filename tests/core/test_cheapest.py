@@ -14,7 +14,7 @@ from tessera.core.cheapest import cheapest
 from tessera.core.dtypes import f32
 from tessera.core.layout import Digit, Dim, Factor, TensorType, digits, grouped, parse_type
 from tessera.core.mesh import Mesh
-from tessera.core.reshard import plan, wire_bytes
+from tessera.core.reshard import steps_between, wire_bytes
 from tessera.core.topology import Level, Link, Topology
 from tests.cases import LONG
 
@@ -100,7 +100,7 @@ def fewest_bytes(src: TensorType) -> dict[TensorType, int]:
 
 
 def received(src: TensorType, dst: TensorType) -> int:
-    return sum(s.wire_bytes for s in plan(src, dst))
+    return sum(s.wire_bytes for s in steps_between(src, dst))
 
 
 def every_layout(mesh: Mesh, shape: tuple[int, ...], partial: bool) -> Iterator[TensorType]:
@@ -146,7 +146,7 @@ def test_two_axes_change_places_on_a_thousand_devices() -> None:
     a = parse_type("f32[65536@dp, 16384@tp]", mesh)
     b = parse_type("f32[65536@tp, 16384@dp]", mesh)
     assert received(a, b) < 3 * a.local_bytes
-    assert max(s.type.local_bytes for s in plan(a, b)) == a.local_bytes
+    assert max(s.type.local_bytes for s in steps_between(a, b)) == a.local_bytes
 
 
 def test_six_axes_end_by_themselves() -> None:
@@ -165,7 +165,7 @@ def test_six_axes_end_by_themselves() -> None:
             some.append(t)
     for a, b in itertools.pairwise(some):
         assert received(a, b) <= a.local_bytes * 20
-        assert plan(a, b)[-1].type is b
+        assert steps_between(a, b)[-1].type is b
 
 
 def test_a_slow_axis_is_spared() -> None:

@@ -15,7 +15,7 @@ from tessera import nn
 from tessera.core.dtypes import f32 as single
 from tessera.core.layout import Factor, TensorType, parse_type, plain
 from tessera.core.mesh import Mesh
-from tessera.core.reshard import plan
+from tessera.core.reshard import steps_between
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
 from tessera.lang.record import Recorder, recording
@@ -122,7 +122,7 @@ def test_an_empty_dim_is_split_over_nothing() -> None:
 def test_a_change_of_layout_of_nothing_sends_nothing() -> None:
     types = [*layouts((0, 8, 4)), plain(single, (0, 8, 4), MESH).with_partial((("dp", "sum"),))]
     for src, dst in itertools.product(types, repeat=2):
-        steps = plan(src, dst)
+        steps = steps_between(src, dst)
         assert sum(s.wire_bytes for s in steps) == 0
         assert (steps[-1].type if steps else src) is dst
 

@@ -11,7 +11,7 @@ from tessera.core.dtypes import bf16, f32
 from tessera.core.errors import LayoutError, MeshError, ShapeError, TesseraError
 from tessera.core.layout import TensorType, parse_type, plain
 from tessera.core.mesh import Mesh
-from tessera.core.reshard import KINDS, Step, completed, gathered, plan
+from tessera.core.reshard import KINDS, Step, completed, gathered, steps_between
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.oracle import cut, evaluate_blocks, join, run_blocks
 from tessera.ir.graph.verify import verify
@@ -27,7 +27,7 @@ def on_mesh(text: str) -> TensorType:
 
 
 def steps(a: str, b: str) -> list[tuple[str, tuple[str, ...], int]]:
-    return [(s.kind, s.axes, s.wire_bytes) for s in plan(on_mesh(a), on_mesh(b))]
+    return [(s.kind, s.axes, s.wire_bytes) for s in steps_between(on_mesh(a), on_mesh(b))]
 
 
 # ---- the table of DESIGN, and the bytes by hand ------------------------------------------------
@@ -89,9 +89,9 @@ def test_every_kind_is_in_the_table_above() -> None:
 
 
 def test_a_value_without_a_mesh_is_replicated_on_any() -> None:
-    got = plan(plain(f32, (8,)), on_mesh("f32[8@tp]"))
+    got = steps_between(plain(f32, (8,)), on_mesh("f32[8@tp]"))
     assert [s.kind for s in got] == ["shard"]
-    assert plan(plain(f32, (8,)), on_mesh("f32[8]")) == []
+    assert steps_between(plain(f32, (8,)), on_mesh("f32[8]")) == []
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_is_no_change_of_layout(
     src: TensorType, dst: TensorType, kind: type[TesseraError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        plan(src, dst)
+        steps_between(src, dst)
 
 
 def test_completed_and_gathered() -> None:
@@ -188,8 +188,8 @@ def test_a_plan_sends_no_more_than_gathering_everything(data: st.DataObject) -> 
     shape = data.draw(shapes())
     a = data.draw(layouts(mesh, shape, partial=False))
     b = data.draw(layouts(mesh, shape, partial=False))
-    whole = sum(s.wire_bytes for s in plan(a, a.replicated()))
-    assert sum(s.wire_bytes for s in plan(a, b)) <= whole
+    whole = sum(s.wire_bytes for s in steps_between(a, a.replicated()))
+    assert sum(s.wire_bytes for s in steps_between(a, b)) <= whole
 
 
 def test_swapping_two_axes_of_one_dim() -> None:
@@ -208,7 +208,7 @@ def test_swapping_two_axes_of_one_dim() -> None:
 
 
 def test_steps_are_values() -> None:
-    assert plan(on_mesh("f32[8]"), on_mesh("f32[8@tp]")) == [
+    assert steps_between(on_mesh("f32[8]"), on_mesh("f32[8@tp]")) == [
         Step("shard", ("tp",), -1, 0, on_mesh("f32[8@tp]"), 0)
     ]
 
@@ -281,4 +281,4 @@ def test_a_maximum_of_halves_goes_as_32_bits() -> None:
     for text, count in (("f32[8] max dp", 48), ("bf16[8] max dp", 48), ("f16[8] min dp", 48),
                         ("bf16[8] +dp", 24), ("i8[8] max dp", 12)):  # fmt: skip
         t = parse_type(text, mesh)
-        assert [s.wire_bytes for s in plan(t, t.complete())] == [count]
+        assert [s.wire_bytes for s in steps_between(t, t.complete())] == [count]

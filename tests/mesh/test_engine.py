@@ -21,7 +21,7 @@ from tessera import dist, nn
 from tessera.compile import Engine
 from tessera.core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
 from tessera.core.layout import Dim, Factor, TensorType, parse_type, plain
-from tessera.core.reshard import plan
+from tessera.core.reshard import steps_between
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.build import build_schedule
@@ -137,7 +137,7 @@ def on_mesh(layout: str) -> TensorType:
 
 def test_every_kind_of_collective() -> None:
     found = [(on_mesh(a), on_mesh(b)) for a, b, _ in CHANGES]
-    kinds = [" ".join(s.kind for s in plan(a, b)) for a, b in found]
+    kinds = [" ".join(s.kind for s in steps_between(a, b)) for a, b in found]
     assert kinds == [k for _, _, k in CHANGES]
     check_changes(found)
 

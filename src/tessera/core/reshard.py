@@ -1,13 +1,13 @@
 """Which collectives turn one layout into another, and what does each one send?
 
-`plan(src, dst)` is a list of steps, each one collective with the type it produces. This is the
-whole of Tessera's communication: nothing else moves data (a collective is a change of layout).
+`steps_between(src, dst)` is a list of steps, each one collective with the type it produces. This is
+the whole of Tessera's communication: nothing else moves data (a collective is a change of layout).
 
 >>> from tessera.core.mesh import Mesh
 >>> from tessera.core.layout import parse_type
 >>> mesh = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 >>> a, b = (parse_type(s, mesh) for s in ("f32[8@dp, 16384@tp]", "f32[8@dp, 16384]"))
->>> [(s.kind, s.axes, s.wire_bytes // 1024) for s in plan(a, b)]
+>>> [(s.kind, s.axes, s.wire_bytes // 1024) for s in steps_between(a, b)]
 [('all_gather', ('tp',), 192)]
 """
 
@@ -63,7 +63,7 @@ def _travelling(t: TensorType, axes: Iterable[str]) -> int:
     return t.local_bytes // t.dtype.bytes * max(4, t.dtype.bytes) if wide else t.local_bytes
 
 
-def plan(
+def steps_between(
     src: TensorType, dst: TensorType, in_order: bool = False, topology: Topology | None = None
 ) -> list[Step]:
     """The steps from `src` to `dst`: same shape and dtype, any two layouts of one mesh.

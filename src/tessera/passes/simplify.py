@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.dtypes import f32
-from ..core.reshard import plan
+from ..core.reshard import steps_between
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
 from ..ops.elementwise import add, cast, div, full, graft, mul, neg, sub
 from ..ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
@@ -72,7 +72,7 @@ def fuse_reductions(graph: Graph) -> Graph:
         whole = n.args[0]
         made = whole.args[0]
         o = graph.options
-        steps = plan(made.type, n.type, o.mesh_invariant, o.schedule.topology)
+        steps = steps_between(made.type, n.type, o.mesh_invariant, o.schedule.topology)
         if sum(s.wire_bytes for s in steps) >= whole.wire_bytes:
             return None
         for s in steps:

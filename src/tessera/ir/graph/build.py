@@ -8,7 +8,7 @@ from typing import Any
 from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.options import PLAIN, ProgramOptions
-from ...core.reshard import plan
+from ...core.reshard import steps_between
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
 from ...ops.redistribute import NAMES, step_attrs
@@ -78,7 +78,7 @@ class Builder:
         return node
 
     def _insert(self, x: Node, want: TensorType, op: str) -> Node:
-        if self.strict and any(s.wire_bytes for s in plan(x.type, want)):
+        if self.strict and any(s.wire_bytes for s in steps_between(x.type, want)):
             raise fail(
                 LayoutError,
                 f"{op}: needs a collective that ts.strict() forbids to insert",
@@ -103,7 +103,7 @@ class Builder:
             if x.type.mesh is None and to.mesh is not None:
                 made = x = self("to_mesh", x, layout=to.replicated())
             o = self.options
-            for step in plan(x.type, to, o.mesh_invariant, o.schedule.topology):
+            for step in steps_between(x.type, to, o.mesh_invariant, o.schedule.topology):
                 loc = caller() if self.loc is None else self.loc
                 attrs = step_attrs(step)
                 made = self._add(

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
-from itertools import combinations, count, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from .layout import Digit, TensorType, digits, grouped, ways
@@ -57,16 +57,18 @@ class Place(NamedTuple):
         return bool(self.at % (other.at * other.size) and other.at % (self.at * self.size))
 
 
-Where = tuple[Place | None, ...]  # one per axis that moves
+Where = tuple[int, ...]  # one per axis that moves: the number of its place, 0 where it is nowhere
 
 
 class Edge(NamedTuple):
-    """A collective that is possible: the axes `who`, as numbers, go `to` other places."""
+    """A collective that is possible: the axes `who`, as numbers, go `to` the place of that number,
+    and a device's block then has `block` bytes."""
 
     kind: str
     who: tuple[int, ...]
-    to: Place | None
+    to: int
     received_bytes: float
+    block: int
 
 
 class Price(NamedTuple):
@@ -163,29 +165,50 @@ class _Search:
         ]
         # The bounds hold for the cheapest axis.
         self.low = Price(*(min(p, default=0.0) for p in zip(*self.prices, strict=True)))
-        self.start: Where = tuple(first.get(a) for a in self.axes)
-        self.goal: Where = tuple(last.get(a) for a in self.axes)
+        ends = [tuple(t.get(a) for a in self.axes) for t in (first, last)]
         self.exact = len(self.axes) <= EXACT_AXES
-        self.members: dict[Place, tuple[int, ...]] = {
-            p: tuple(self.axes.index(a) for a in p.group)
-            for p in (*self.start, *self.goal)
+        # The places by number, and of each the others that it clashes with, as bits.
+        self.place: list[Place | None] = [None]
+        self.number: dict[Place | None, int] = {None: 0}
+        self.clash: list[int] = [0]
+        self.dim, self.size = [-1], [1]
+        rests = [self._rests(k, (*ends[0], *ends[1])) for k in range(len(self.axes))]
+        self.rests = [[self._number(p) for p in row] for row in rests]
+        self.start, self.goal = (tuple(map(self._number, end)) for end in ends)
+        self.members: dict[int, tuple[int, ...]] = {
+            self.number[p]: tuple(self.axes.index(a) for a in p.group)
+            for p in (*ends[0], *ends[1])
             if p is not None and p.group
         }
-        self.rests = [self._rests(k) for k in range(len(self.axes))]
         self.whole_bytes = math.prod(src.shape) * src.dtype.bytes
         self.least_bytes = self.whole_bytes // ways((*self.axes, *self.kept), src.sizes)
         self.goal_bytes = self.bytes(self.goal)
+        self.held_bytes = self.whole_bytes // ways(self.kept, src.sizes)
+        self.uneven = bool(self.members) or any(p.group for p in self.kept.values())
 
-    def _rests(self, k: int) -> list[Place]:
+    def _number(self, p: Place | None) -> int:
+        if p is not None and p not in self.number:
+            me = self.number[p] = len(self.place)
+            self.place.append(p)
+            self.clash.append(0)
+            self.dim.append(p.dim)
+            self.size.append(p.size if p.dim >= 0 else 1)
+            for q, other in self.number.items():
+                if q is not None and p.clashes(q):
+                    self.clash[me] |= 1 << other
+                    self.clash[other] |= 1 << me
+        return self.number[p]
+
+    def _rests(self, k: int, ends: Sequence[Place | None]) -> list[Place]:
         """Where axis `k` may rest on the way: where it is to go, and beside where a digit begins or
         ends at either end, or beside an axis that rests there. Best is what is in nobody's way."""
         n = self.ways[k]
-        ends = [*self.start, *self.goal]
+        start, goal = ends[k], ends[k + len(self.ways)]
         others = [p for i, p in enumerate(ends) if p is not None and i % len(self.ways) != k]
         found = []
         for j, size in enumerate(self.src.shape):
             edges = {1, size}
-            for p in (*others, *self.kept.values(), self.start[k], self.goal[k]):
+            for p in (*others, *self.kept.values(), start, goal):
                 if p is not None and p.dim == j:
                     edges |= {p.at, p.at * p.size}
             edges |= {e * m for e in [*edges] for m in self.ways}
@@ -194,7 +217,6 @@ class _Search:
             here = [p for p in here if not any(map(p.clashes, self.kept.values()))]
             here.sort(key=lambda p: sum(map(p.clashes, others)))
             found += here[: _PARKS.get(len(self.axes), 1)]
-        goal = self.goal[k]
         if goal is not None and goal.dim >= 0 and not goal.group and goal not in found:
             found.append(goal)
         return found
@@ -202,7 +224,7 @@ class _Search:
     def bytes(self, where: Where) -> int:
         """Of one device's block."""
         size = math.prod(self.src.shape)
-        for p in {*self.kept.values(), *where}:
+        for p in {*self.kept.values(), *(self.place[q] for q in where)}:
             if p is not None and p.group:
                 size = size // p.size * -(-p.size // ways(p.group, self.src.sizes))
             elif p is not None and p.dim >= 0:
@@ -212,129 +234,146 @@ class _Search:
     # -- what is left -----------------------------------------------------------------------------
     def left(self, where: Where, block: int) -> float:
         """What the rest of the way costs: no more than that while the search is exact."""
-        wrong = [k for k, p in enumerate(where) if p is not None and p != self.goal[k]]
+        each = self.least_bytes if self.exact else block
+        cost, wrong = 0.0, 0
+        for p, goal, n in zip(where, self.goal, self.ways):  # all of one length
+            if p and p != goal:
+                cost += each * (n - 1) / n
+                wrong += 1
         if not wrong:
             return 0.0
-        each = self.least_bytes if self.exact else block
-        cost = sum([each * (self.ways[k] - 1) / self.ways[k] for k in wrong])
         if not self.exact:
-            return cost * self.low.per_byte + len(wrong) * self.low.latency
+            return cost * self.low.per_byte + wrong * self.low.latency
         cost = max(cost, self._unheld(where), self._unsummed(where))
-        dims = {p.dim for p, goal in zip(where, self.goal, strict=True) if p and p != goal}
+        dims = {self.dim[p] for p, goal in zip(where, self.goal) if p and p != goal}
         return cost * self.low.per_byte + len(dims) * self.low.latency
 
     def _unheld(self, where: Where) -> float:
         """The bytes of the block at the goal that some device does not hold yet."""
-        if self.members or any(p.group for p in self.kept.values()):
+        if self.uneven:
             return 0.0
-        both = {
-            (p, k)
-            for ends in (where, self.goal)
-            for k, p in enumerate(ends)
-            if p is not None and p.dim >= 0
-        }
-        if any(p.clashes(q) or (p == q and k != m) for (p, k), (q, m) in combinations(both, 2)):
-            return self.goal_bytes
-        held = self.whole_bytes // ways(self.kept, self.src.sizes)
-        return self.goal_bytes - held / math.prod([p.size for p, _ in both])
+        seen, parts = 0, 1
+        for p, goal in zip(where, self.goal):
+            for q in (p, goal) if p != goal else (p,):
+                if self.clash[q] & seen:
+                    return self.goal_bytes
+                seen |= 1 << q
+                parts *= self.size[q]
+        return self.goal_bytes - self.held_bytes / parts
 
     def _unsummed(self, where: Where) -> float:
         """What a device receives of open sums that are not split, where blocks are smallest."""
-        sums = [k for k, p in enumerate(where) if p is not None and p.dim < 0]
-        n = math.prod([self.ways[k] for k in sums if self.goal[k] is None])
+        sums = [k for k, p in enumerate(where) if p and self.dim[p] < 0]
+        if not sums:
+            return 0.0
+        n = math.prod([self.ways[k] for k in sums if not self.goal[k]])
         return 2 * (n - 1) * self.least_bytes * math.prod([self.ways[k] for k in sums]) / n
 
     # -- what is possible -------------------------------------------------------------------------
     def edges(self, where: Where, block: int) -> Iterator[Edge]:
-        sums = [k for k, p in enumerate(where) if p is not None and p.dim < 0]
+        at = [self.place[p] for p in where]
+        sums = [k for k, p in enumerate(at) if p is not None and p.dim < 0]
         if self.in_order and sums:
             sums = [max(sums, key=self.axes.__getitem__)]
-        for k, p in enumerate(where):
-            n = self.ways[k]
+        taken = 0
+        for q in where:
+            taken |= 1 << q
+        # Axes that a gather may take along, by where they begin.
+        along = {
+            (p.dim, p.at): k
+            for k, p in enumerate(at)
+            if p is not None and p.dim >= 0 and not p.group and where[k] != self.goal[k]
+        }
+        for k, p in enumerate(at):
+            n, others = self.ways[k], taken & ~(1 << where[k])
             if p is None:
-                yield from self._arrivals("shard", where, k, 0)
-            elif p == self.goal[k]:
+                yield from self._arrivals("shard", where, k, others, 0, block)
+            elif where[k] == self.goal[k]:
                 continue
             elif p.group:
-                if k == self.members[p][0]:
+                who = self.members[where[k]]
+                if k == who[0]:
                     n = ways(p.group, self.src.sizes)
-                    yield Edge("all_gather", self.members[p], None, (n - 1) * block)
+                    whole = self._block(where, who, 0)
+                    yield Edge("all_gather", who, 0, (n - 1) * block, whole)
             elif p.dim >= 0:
-                yield from self._leaves(where, k, p, block)
+                mine = self.clash[where[k]]
+                for q in self.rests[k]:
+                    if q != where[k] and not mine >> q & 1 and not self.clash[q] & others:
+                        yield Edge("all_to_all", (k,), q, (n - 1) * block / n, block)
+                yield from self._gathers(k, p, along, block)
             elif k in sums:
-                alike = tuple(m for m in sums if where[m] == p)
+                alike = tuple(m for m in sums if where[m] == where[k])
                 for who in {(k,), alike if k == alike[0] else (k,)}:
                     n = math.prod([self.ways[m] for m in who])
-                    yield Edge("all_reduce", who, None, 2 * (n - 1) * block // n)
+                    yield Edge("all_reduce", who, 0, 2 * (n - 1) * block // n, block)
                 if p.kind == "sum":
                     n = self.ways[k]
-                    yield from self._arrivals("reduce_scatter", where, k, (n - 1) * block / n)
+                    received = (n - 1) * block / n
+                    yield from self._arrivals("reduce_scatter", where, k, others, received, block)
 
-    def _arrivals(self, kind: str, where: Where, k: int, received: float) -> Iterator[Edge]:
-        """Axis `k`, which splits nothing, comes to a dim."""
-        others = [p for m, p in enumerate(where) if m != k and p is not None]
-        for p in self.rests[k]:
-            if not any(map(p.clashes, others)):
-                yield Edge(kind, (k,), p, received)
+    def _block(self, where: Where, who: Sequence[int], to: int) -> int:
+        """The bytes of a block once the axes `who` are at the place `to`."""
+        return self.bytes(tuple(to if k in who else p for k, p in enumerate(where)))
+
+    def _arrivals(
+        self, kind: str, where: Where, k: int, others: int, received: float, block: int
+    ) -> Iterator[Edge]:
+        """Axis `k`, which splits nothing, comes to a dim; `others` are the other axes' places."""
+        for q in self.rests[k]:
+            if not self.clash[q] & others:
+                yield Edge(kind, (k,), q, received, block // self.ways[k])
         goal = self.goal[k]
-        if goal is None or not goal.group or any(map(goal.clashes, others)):
+        if goal not in self.members or self.clash[goal] & others:
             return
         who = self.members[goal]
-        free = kind == "shard" and k == who[0] and all(where[m] is None for m in who)
+        free = kind == "shard" and k == who[0] and not any(where[m] for m in who)
         if free or len(who) == 1:
-            yield Edge(kind, who, goal, received)
+            yield Edge(kind, who, goal, received, self._block(where, who, goal))
 
-    def _leaves(self, where: Where, k: int, p: Place, block: int) -> Iterator[Edge]:
-        """Axis `k` at `p` goes to another place, or is gathered, alone or with what is below it."""
-        n = self.ways[k]
-        others = [q for m, q in enumerate(where) if m != k and q is not None]
-        for q in self.rests[k]:
-            if q != p and not p.clashes(q) and not any(map(q.clashes, others)):
-                yield Edge("all_to_all", (k,), q, (n - 1) * block / n)
-        below = {
-            q.at: m
-            for m, q in enumerate(where)
-            if q is not None and q.dim == p.dim and not q.group and q != self.goal[m]
-        }
-        who, end = [k], p.at * n
-        yield Edge("all_gather", (k,), None, (n - 1) * block)
-        while end in below:
-            who.append(below[end])
+    def _gathers(
+        self, k: int, p: Place, along: Mapping[tuple[int, int], int], block: int
+    ) -> Iterator[Edge]:
+        """Axis `k` at `p` is gathered, alone or with what is below it."""
+        who, n = [k], self.ways[k]
+        yield Edge("all_gather", (k,), 0, (n - 1) * block, n * block)
+        while (p.dim, p.at * n) in along:
+            who.append(along[p.dim, p.at * n])
             n *= self.ways[who[-1]]
-            end = p.at * n
-            yield Edge("all_gather", tuple(who), None, (n - 1) * block)
+            yield Edge("all_gather", tuple(who), 0, (n - 1) * block, n * block)
 
     # -- the search -------------------------------------------------------------------------------
     def way(self) -> list[Move]:
         ticket = count()
         known: dict[Where, float] = {self.start: 0.0}
         came: dict[Where, tuple[Edge, Where]] = {}
-        heap = [(0.0, 0.0, next(ticket), self.start)]
+        heap = [(0.0, 0.0, next(ticket), self.start, self.bytes(self.start))]
         done: set[Where] = set()
         while heap:
-            *_, now = heapq.heappop(heap)
+            *_, now, block = heapq.heappop(heap)
             if now == self.goal:
                 return self._told(came)
             if now in done:
                 continue
             done.add(now)
-            block = self.bytes(now)
+            so_far = known[now]
             for edge in self.edges(now, block):
-                new = list(now)
-                for k in edge.who:
-                    new[k] = edge.to
-                then = tuple(new)
-                block_then = self.bytes(then)
-                cost = known[now]
+                k = edge.who[0]
+                if len(edge.who) == 1:
+                    then = (*now[:k], edge.to, *now[k + 1 :])
+                    latency, per_byte = self.prices[k]
+                else:
+                    then = tuple([edge.to if m in edge.who else p for m, p in enumerate(now)])
+                    latency, per_byte = map(max, zip(*[self.prices[m] for m in edge.who]))
+                cost = so_far
                 if edge.kind != "shard":
-                    prices = [self.prices[k] for k in edge.who]
-                    more = edge.received_bytes + max(0, block_then - self.most_bytes) / 1000
-                    cost += max(p.latency for p in prices) + more * max(p.per_byte for p in prices)
+                    more = edge.received_bytes + max(0, edge.block - self.most_bytes) / 1000
+                    cost += latency + more * per_byte
                 if cost < known.get(then, math.inf):
                     known[then], came[then] = cost, (edge, now)
-                    left = self.left(then, block_then)
+                    left = self.left(then, edge.block)
                     first = left if len(done) > MOST_LAYOUTS else cost + left
-                    heapq.heappush(heap, (first, left, next(ticket), then))
+                    heapq.heappush(heap, (first, left, next(ticket), then, edge.block))
         raise AssertionError("whatever is split can be gathered")
 
     def _told(self, came: dict[Where, tuple[Edge, Where]]) -> list[Move]:
@@ -342,8 +381,9 @@ class _Search:
         now = self.goal
         while now in came:
             edge, before = came[now]
-            here = {a: p for a, p in zip(self.axes, now, strict=True) if p is not None}
-            old, new = before[edge.who[0]], edge.to
+            at = [self.place[p] for p in now]
+            here = {a: p for a, p in zip(self.axes, at, strict=True) if p is not None}
+            old, new = self.place[before[edge.who[0]]], self.place[edge.to]
             dim, to_dim = (p.dim if p is not None else -1 for p in (old, new))
             axes = tuple(self.axes[k] for k in edge.who)
             out.append(Move(edge.kind, axes, dim, to_dim, placed(self.src, self.kept | here)))

@@ -8,12 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import tessera as ts
 from tessera import dist, schedule
 from tessera.core.context import replaced
+from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
 from tests.core.scheduled import scheduled
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
@@ -87,19 +89,25 @@ def paths(text: str) -> dict[str, set[str]]:
     return depends
 
 
+@pytest.mark.parametrize("order", ["", "binary"])
+@pytest.mark.parametrize("o", OPTIONS[1:3], ids=lambda o: o.text())
+def test_what_runs_turn_by_turn_keeps_the_order_of_the_text_too(o: Any, order: str) -> None:
+    g = GRAPHS["step"]
+    s = scheduled(g, o)
+    made = {b: i for i, st in enumerate(s.steps) for b in st.writes}
+    late = [st for st in s.steps if {*st.after} - {made[b] for b in st.reads if b in made}]
+    given = [jax.ShapeDtypeStruct(array_shape(n.type), n.type.dtype.numpy) for n in g.inputs]
+    text = lower(s, order=order).lower(*given).as_text()
+    assert text.count("optimization_barrier") == len(late) > 0
+
+
 @pytest.mark.parametrize("o", OPTIONS[:5], ids=lambda o: o.text() or "as it comes")
 def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
     g = GRAPHS["step"]
     s = scheduled(g, o)
     shapes = [np.zeros(1)] * 0
-    import jax
-
-    from tessera.runtime import arrays
-
     given = [
-        jax.ShapeDtypeStruct(
-            arrays.array_shape(n.type), n.type.dtype.numpy, sharding=arrays.sharding(n.type)
-        )
+        jax.ShapeDtypeStruct(array_shape(n.type), n.type.dtype.numpy, sharding=sharding(n.type))
         for n in g.inputs
     ]
     text = lower(s).lower(*given, *shapes).as_text()

@@ -17,7 +17,6 @@ from jax import lax
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
-from ..ir.schedule.schedule import Schedule
 from ..ops.op import OPS, Call, infer
 from ..ops.redistribute import COLLECTIVES, NAMES
 from . import xp_jax
@@ -389,15 +388,3 @@ class TurnsXp:
             for source, moves in by_source.items():
                 new[t] = new[t] + lax.ppermute(x.blocks[source], axes, moves)
         return Turns(new)
-
-
-def run_folded(schedule: Schedule, args: Sequence[Value], order: str) -> list[Value]:
-    """The results of all steps of `schedule` on this device, in one program. `order` says in which
-    order sums over devices are added up ("": as the engine likes)."""
-    assert schedule.mesh is not None
-    turns = Folded(schedule.mesh, order)
-    env: dict[int, Value] = dict(zip(schedule.inputs, args, strict=True))
-    for step in schedule.steps:
-        outs = turns.program(step.graph, [env[b] for b in step.reads])
-        env.update(zip(step.writes, outs, strict=True))
-    return [env[b] for b in schedule.outputs]

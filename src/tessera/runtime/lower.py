@@ -15,7 +15,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.xp_numpy import identity
-from ..ir.schedule.schedule import COMM, Schedule
+from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
 from .ahead import turn_of
@@ -27,6 +27,7 @@ from .order import FixedXp
 from .programs import Program
 
 Array = Any
+Run = Callable[[Step, Sequence[Any]], list[Any]]
 NONE: Mapping[int, int] = {}
 
 
@@ -113,11 +114,31 @@ def run_local(graph: Graph, args: Sequence[Array], site: Block, xp: Any = xp_jax
     return [env[o] for o in graph.outputs]
 
 
-def run_steps(schedule: Schedule, args: Sequence[Array], xp: Any = xp_jax) -> list[Array]:
-    """The results of all steps on this device, in one program, by the functions of `xp`."""
-    env: dict[int, Array] = dict(zip(schedule.inputs, args, strict=True))
-    site = Block()
-    ends: list[Sequence[Array]] = []
+def local_run(mesh: Mesh | None, order: str) -> Run:
+    """What runs a step on this device: its values are blocks, or on a mesh that runs turn by turn
+    those of runtime/folded.py."""
+    if mesh is not None and by_turns(mesh, order):
+        from .folded import Folded
+
+        turns = Folded(mesh, order)
+        return lambda step, values: turns.program(step.graph, values)
+    site, xp = Block(), FixedXp if order else xp_jax
+
+    def graph(g: Graph, values: Sequence[Array]) -> list[Array]:
+        return run_local(g, values, site, xp)
+
+    def run(step: Step, values: Sequence[Array]) -> list[Array]:
+        several = step.stream == COMM and len(step.collectives) > 1
+        return run_bucket(step, values, graph) if several else graph(step.graph, values)
+
+    return run
+
+
+def run_steps(schedule: Schedule, args: Sequence[Any], order: str) -> list[Any]:
+    """The results of all steps on this device, in one program."""
+    env: dict[int, Any] = dict(zip(schedule.inputs, args, strict=True))
+    run = local_run(schedule.mesh, order)
+    ends: list[Sequence[Any]] = []
     for i, step in enumerate(schedule.steps):
         values = [env[b] for b in step.reads]
         late = [j for j in step.after if j not in _by_buffers(schedule, i)]
@@ -125,10 +146,7 @@ def run_steps(schedule: Schedule, args: Sequence[Array], xp: Any = xp_jax) -> li
             # What the text promises is a path in the program: these values come after those.
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
-        if step.stream == COMM and len(step.collectives) > 1:
-            outs = run_bucket(step, values, lambda g, v: run_local(g, v, site, xp))
-        else:
-            outs = run_local(step.graph, values, site, xp)
+        outs = run(step, values)
         env.update(zip(step.writes, outs, strict=True))
         ends.append(outs)
     return [env[b] for b in schedule.outputs]
@@ -150,15 +168,9 @@ def lower(
     over devices ("": as the engine likes)."""
     mesh = schedule.mesh
     types = [schedule.buffers[b] for b in schedule.inputs]
-    if by_turns(mesh, order):
-        from .folded import run_folded
-
-        body = lambda args: run_folded(schedule, args, order)  # noqa: E731  # or the other
-    else:
-        body = lambda args: run_steps(schedule, args, FixedXp if order else xp_jax)  # noqa: E731
     return jitted(
         schedule.name,
-        body,
+        lambda args: run_steps(schedule, args, order),
         types,
         [schedule.buffers[b] for b in schedule.outputs],
         mesh,

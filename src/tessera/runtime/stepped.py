@@ -24,14 +24,10 @@ from ..ir.schedule.build import build_schedule
 from ..ir.schedule.reuse import reused
 from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
-from . import xp_jax
 from .agree import processes_of
 from .ahead import turn_of
-from .buckets import run_bucket
 from .flight import arrive, flight
-from .folded import Folded
-from .lower import Block, by_turns, jitted, run_local
-from .order import FixedXp
+from .lower import jitted, local_run
 from .send import sender
 from .stage_programs import kept
 
@@ -159,12 +155,7 @@ class Stepped:
         mesh = step.graph.mesh or self.schedule.mesh
 
         def body(args: Sequence[Array]) -> list[Array]:
-            if mesh is not None and by_turns(mesh, self.order):
-                return Folded(mesh, self.order).program(step.graph, args)
-            site, xp = Block(), FixedXp if self.order else xp_jax
-            if step.stream == COMM and len(step.collectives) > 1:
-                return run_bucket(step, args, lambda g, v: run_local(g, v, site, xp))
-            return run_local(step.graph, args, site, xp)
+            return local_run(mesh, self.order)(step, args)
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
@@ -199,12 +190,10 @@ class Loop:
 
     def _maker(self, n: Node, around: Stepped) -> Program:
         """The program of an argument that is made from nothing."""
-        graph, mesh = Graph(n.op, (n,), (), (n,)), around.schedule.mesh
+        step, mesh = Step(Graph(n.op, (n,), (), (n,)), (), ()), around.schedule.mesh
 
         def body(args: Sequence[Array]) -> list[Any]:
-            if mesh is not None and by_turns(mesh, around.order):
-                return Folded(mesh, around.order).program(graph, [])
-            return run_local(graph, [], Block())
+            return local_run(mesh, around.order)(step, args)
 
         return jitted(n.op, body, [], [n.type], mesh, options=around.options, order=around.order)
 

@@ -173,6 +173,7 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+BODIES: set[str] = set()  # the names of those whose attributes are graphs: passes ask of each node
 # What an input of a graph is: no op, and nothing is claimed of it.
 INPUT = Op("input", lambda ins, attrs: Inferred((), ()), lambda c: None)
 
@@ -181,6 +182,8 @@ def define(op: Op) -> Op:
     """Adds `op` to the closed set."""
     assert op.name not in OPS, op.name
     OPS[op.name] = op
+    if op.bodies:
+        BODIES.add(op.name)
     return op
 
 

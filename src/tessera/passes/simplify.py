@@ -16,7 +16,7 @@ from ..core.reshard import steps_between
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
 from ..ops.elementwise import add, cast, div, full, graft, mul, neg, sub
 from ..ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
-from ..ops.op import Attrs, Op, infer
+from ..ops.op import OPS, Attrs, Op, infer
 from ..ops.redistribute import all_reduce, shard, step_attrs
 from ..ops.reduce import sum_
 
@@ -92,7 +92,7 @@ def fold(graph: Graph) -> Graph:
     """
 
     def change(was: Node, n: Node, emit: Emit) -> Node | None:
-        rule = _FOLDS.get(n.kind, _constant if n.kind.elements == "moved" else None)
+        rule = _FOLDS.get(n.op)
         return None if rule is None else rule(n, emit)
 
     return graph.rewrite(change, fold)
@@ -207,7 +207,7 @@ def _value(n: Node, emit: Emit) -> Node | None:
     return n.args[0] if n.args[0].type is n.type else None
 
 
-_FOLDS: dict[Op, Fold] = {
+_RULES: dict[Op, Fold] = {
     add: _neutral(0, True),
     sub: _neutral(0, False),
     mul: _neutral(1, True),
@@ -223,3 +223,5 @@ _FOLDS: dict[Op, Fold] = {
     concat: _only,
     graft: _value,
 }
+_FOLDS: dict[str, Fold] = {name: _constant for name, op in OPS.items() if op.elements == "moved"}
+_FOLDS |= {op.name: rule for op, rule in _RULES.items()}

@@ -13,7 +13,7 @@ from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import wire_bytes
-from ...ops.op import INPUT, OPS, Op
+from ...ops.op import BODIES, INPUT, OPS, Op
 from ...ops.redistribute import COLLECTIVES, all_gather
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
@@ -142,7 +142,7 @@ class Graph:
         bodies. It gives what stands for the node: None for `now`, an earlier node, or a new one
         that it put into the graph by `emit`.
         """
-        if rule is None and not any(n.kind.bodies for n in self.nodes):
+        if rule is None and not any(n.op in BODIES for n in self.nodes):
             return self
         new: dict[Node, Node] = {}  # only what changed
         nodes: list[Node] = []
@@ -156,7 +156,7 @@ class Graph:
             n = was
             if not new.keys().isdisjoint(n.args):
                 n = n.with_args(tuple([new.get(a, a) for a in n.args]))
-            if n.kind.bodies:
+            if n.op in BODIES:
                 inner = {k: v for k, v in was.attrs.items() if isinstance(v, Graph)}
                 for body in inner.values():
                     if body not in done:
@@ -166,7 +166,8 @@ class Graph:
                     n = replace(n, attrs=attrs)
             made = None if rule is None else rule(was, n, emit)
             if made is None or made is n:
-                made = emit(n)
+                nodes.append(n)
+                made = n
             if made is not was:
                 new[was] = made
         if not new:

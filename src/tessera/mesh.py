@@ -7,7 +7,7 @@ from .lang.local.view import current_mesh as current
 
 
 def show(mesh: Mesh) -> None:
-    """Prints a picture of `mesh`: who stands where, by device id."""
+    """Prints a picture of `mesh`: which device is at which place, by its id."""
     from .show.mesh_picture import show as draw  # its library is slow to import
 
     draw(mesh)

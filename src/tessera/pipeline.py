@@ -16,8 +16,10 @@ __all__ = [
 
 
 def show(what: Pipe | Table | Timeline) -> None:
-    """Prints who does what when to the terminal; of a pipelined function, which must have been
-    called, also how its stages lie. Raises UsageError."""
+    """Prints which rank runs which action when; for a `Pipe`, also how its stages are placed.
+
+    Raises UsageError if the `Pipe` has not been called yet.
+    """
     if isinstance(what, Pipe):
         print(what.plan_text())
     show_table(what.table if isinstance(what, Pipe) else what)

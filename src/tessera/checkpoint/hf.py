@@ -55,12 +55,14 @@ def load_hf(
     plan: Plan | Strategy | None = None,
     dtype: Any = None,
 ) -> GPT:
-    """The model in a HuggingFace folder (config.json, safetensors), its weights placed by `plan`.
+    """The model of a HuggingFace folder (config.json, safetensors), with weights placed by `plan`.
 
-    Knows GPT-2, Llama, Mistral, Qwen2 and Falcon. Without `mesh` the current one is used; without
-    either the weights are on one device. `dtype` None keeps that of the files. Heads of keys and
-    values that are fewer than the devices of an axis lie whole on each. No dropout is applied.
-    Raises UsageError, ShapeError, DTypeError, MeshError, StrategyError.
+    It knows GPT-2, Llama, Mistral, Qwen2 and Falcon. Without `mesh` the current one is used;
+    without either the weights are on one device. `dtype` None keeps that of the files. If there are
+    fewer heads of keys and values than devices along an axis, each device holds all of them.
+    Dropout is not applied. Raises UsageError if the folder or its model is unknown or tensors are
+    missing; ShapeError or DTypeError if a tensor does not fit config.json; MeshError if `plan` has
+    no mesh; StrategyError if `plan` is not a plan.
     """
     mesh = mesh_or_none("load_hf", mesh) or settings().mesh
     want = None if dtype is None else dtype_of(dtype)
@@ -98,12 +100,13 @@ def save_hf(
     architecture: str | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes `model` as a HuggingFace folder that `transformers` loads: weights and config.json.
+    """Writes `model` as a HuggingFace folder (weights, config.json) that `transformers` loads.
 
-    A model that was loaded from such a folder keeps its architecture and the rest of its config. Of
-    others, `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits); a
-    bias that the architecture has and the model has not is written as zeros. Weights are gathered
-    to this host. The folder must not hold a model yet. Raises UsageError.
+    A model that was loaded from such a folder keeps its architecture and the rest of its config.
+    For others `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits).
+    A bias that the architecture has and the model lacks is written as zeros. Weights are gathered
+    to this host, file by file of at most `shard_bytes` bytes. Raises UsageError if the folder holds
+    a model already or cannot be written, or if the architecture cannot express the model.
     """
     if not isinstance(model, GPT):
         raise unfit("save_hf", "the model", model, "give an nn.GPT")

@@ -61,8 +61,7 @@ the only one |
     | `data_split` | "train" | of a folder with several splits |
     | `data_cache` | "runs/.cache" | where tokens made from tables are kept |
 
-    Raises UsageError for values that cannot be, keys that are misspelt, and data that cannot be
-    read.
+    Raises UsageError if a key is misspelt, a value is not allowed, or the data cannot be read.
     """
     read = read_config(config)
     size = read.batch_size or read.global_batch_size
@@ -98,7 +97,8 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
 
     With `hosts=(which, of how many)` a process reads only the rows that its devices hold, and gets
     them as tensors without a mesh. Devices belong to hosts in equal runs of their ids. Raises
-    UsageError and MeshError.
+    UsageError if a key is misspelt, a value is not allowed, or the data cannot be read; MeshError
+    if there is no mesh.
     """
     read = read_config(config)
     where = mesh_or_none("create_distributed_dataloader", mesh)

@@ -40,16 +40,16 @@ _Made = tuple[int, int, Rows]  # the epoch and place after the batch, and its ro
 
 
 class LoaderWarning(UserWarning):
-    """A loader gives out what its user may not expect."""
+    """Warns that a loader gives batches that its user may not expect."""
 
 
 class DataLoader:
-    """Batches of tokens without end or for some epochs; `create_dataloader` makes one.
+    """Batches of tokens, for some epochs or without end; `create_dataloader` makes one.
 
-    One `for` is one epoch unless the config says how many. Where one was broken off the next goes
-    on, so a run loses nothing; over validation data it begins again. A `for` over a loader that has
-    ended is an error, and one that goes on without shuffling says so once.
-    Use it in a `with`, or `close` it, to end its thread early; it ends with the loader at any rate.
+    One `for` loop is one epoch unless the config sets `epochs`. If a loop is left early, the next
+    one continues there, so a run loses no data; over validation data it starts again. A loop over a
+    loader that has ended raises UsageError; one that continues without shuffling gives a
+    LoaderWarning once. Use it in a `with`, or `close` it, to end its thread early.
     """
 
     def __init__(
@@ -174,10 +174,10 @@ class DataLoader:
         )
 
     def validation(self) -> DataLoader:
-        """The part that `validation_fraction` sets aside, in the order of the data.
+        """A loader of the part that `validation_fraction` sets aside, in the order of the data.
 
-        Each `for` is one pass from the beginning; the last batch is filled up with rows whose
-        labels are all -100. Raises UsageError where nothing is set aside.
+        Each `for` loop is one pass from the beginning; the last batch is filled up with rows whose
+        labels are all -100. Raises UsageError if nothing is set aside.
         """
         if not self._config.validation_fraction:
             raise fail(
@@ -192,16 +192,16 @@ class DataLoader:
 
     # ---- where it stands -----------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: epoch, sample, and what fixes their order. Plain values, small.
+        """The position of the run as a small dict of plain values: epoch, sample, and their order.
 
         It counts the batches that were given out, over all loaders, and is the same in each.
         """
         return {"version": VERSION, "epoch": self._epoch, "sample": self._sample, **self._facts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken: by one loader or several, with batches of any size.
+        """Continues where `state` was taken, also with another batch size or number of hosts.
 
-        Raises UsageError where the state is of other data, or of settings with another order.
+        Raises UsageError if `state` is of other data, or of settings with another order.
         """
         if not isinstance(state, Mapping) or state.get("version") != VERSION:
             raise fail(
@@ -245,7 +245,7 @@ class DataLoader:
         return Order(self.samples, self._config.seed, self._config.shuffle)
 
     def close(self) -> None:
-        """Ends the thread that prepares batches; the next batch starts another."""
+        """Ends the thread that prepares batches; the next batch starts it again."""
         if isinstance(self._ahead, Ahead):
             self._ahead.close()
         self._ahead = None

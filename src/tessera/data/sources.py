@@ -37,10 +37,11 @@ BYTES_END = 256
 
 
 class TokenSource:
-    """Tokens as one long row: `pieces` in order, each a row of whole numbers.
+    """Tokens as one long sequence: `pieces` in order, each an array of integers.
 
-    `ends` says where documents stop (the last number is the number of tokens), `eos` which token
-    closes one; with neither the row is one stream without documents. Raises UsageError.
+    `ends` says where documents end (the last number is the number of tokens), or `eos` is the token
+    that closes a document; with neither there is one stream without documents. Raises UsageError if
+    a piece is not a 1-D array of integers, or `ends` do not rise to the number of tokens.
     """
 
     def __init__(
@@ -73,11 +74,14 @@ class TokenSource:
 
     @property
     def size(self) -> int:
-        """How many tokens."""
+        """The number of tokens."""
         return self._starts[-1]
 
     def read(self, start: int, out: NDArray[np.int32]) -> None:
-        """Fills `out` with the tokens from `start` on. Raises UsageError where one is no token."""
+        """Fills the array `out` with the tokens from `start` on.
+
+        Raises UsageError if a value cannot be a token.
+        """
         i = bisect.bisect_right(self._starts, start) - 1
         done = 0
         while done < out.size:
@@ -95,7 +99,10 @@ class TokenSource:
             i += 1
 
     def document_ends(self) -> NDArray[np.int64]:
-        """Where each document stops; looked for by `eos` where it is not known. UsageError."""
+        """The position where each document ends; searched by `eos` if `ends` is not known.
+
+        Raises UsageError if neither `ends` nor `eos` is known.
+        """
         if self.ends is not None:
             return self.ends
         if self.eos is None:
@@ -129,7 +136,7 @@ class TokenSource:
     def fingerprint(self) -> str:
         """A hash of the tokens: of all up to a million, of evenly spread samples of more.
 
-        The same tokens in other files, or of another dtype, have the same.
+        The same tokens in other files, or in another dtype, have the same hash.
         """
         h = hashlib.sha256(str(self.size).encode())
         starts: Sequence[int] = range(0, self.size, _SAMPLE)

@@ -19,8 +19,10 @@ from .tensor import Tensor, as_tensor
 
 
 def print(*values: Any, **named: Any) -> None:
-    """Prints tensors and other values, inside recorded functions too: once a call, a loop's turn,
-    and a device where it has a value of its own. The line begins with the user's file and line.
+    """Prints tensors and other values, also inside recorded functions.
+
+    There it prints once per call, per iteration of a loop, and per device if the devices have
+    different values. The line begins with the user's file and line.
 
     >>> import tessera as ts
     >>> @ts.jit
@@ -73,10 +75,10 @@ def _places(seen: Sequence[Seen]) -> list[tuple[str, list[np.ndarray[Any, Any]]]
 
 
 def check_finite(x: Any, name: str = "") -> Any:
-    """`x`, with an error after the call where an element is not finite. Takes trees too.
+    """Returns `x`; after the call it raises GraphError if an element is infinite or NaN.
 
-    Raises GraphError (after the call) with the user's line, the number of such elements and the
-    first of them. `ts.debug.nan_origin` finds where they began.
+    `x` is a tensor or a tree. The error has the user's line, the number of such elements and the
+    first of them. `ts.debug.nan_origin` finds the node where they began.
     """
     from .tree import flatten, path_name, paths
 
@@ -108,10 +110,10 @@ def check_finite(x: Any, name: str = "") -> Any:
 
 
 def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values: Any) -> None:
-    """Stops after the call with the values that these tensors had here: NumPy arrays in a debugger,
-    or in `hook`, which gets them as a dict.
+    """Stops after the call with the values that these tensors had here, as NumPy arrays.
 
-    A device's own values have a leading dim for each of its axes.
+    They are shown in a debugger, or passed as a dict to `hook`. A value that differs by device has
+    a leading dim for each mesh axis over which it differs.
     """
     if hook is not None:
         function_of("breakpoint", "the hook", hook)

@@ -118,13 +118,13 @@ def compare(
     bitwise: bool = False,
     ignore: Sequence[str] = runs.SPEEDS,
 ) -> Comparison | runs.RunComparison:
-    """Where `a` and `b` part, and by how much.
+    """Compares `a` and `b` node by node: the first difference, and how large differences are.
 
-    Each is a function (then both are called on `args`), a pair `(function, args)`, a pair
+    Each is a function (both are then called with `args`), a pair `(function, args)`, a pair
     `(graph, values)`, or a training run: its folder, its metrics file, or rows. Two values are
-    the same where they differ by at most `atol + rtol * m`, m being the largest absolute value of
-    the tensor; with `bitwise` only where dtype and bits are equal. Of training runs the metrics in
-    `ignore` are left out. Raises UsageError for anything else.
+    equal if they differ by at most `atol + rtol * m`, where m is the largest absolute value of the
+    tensor; with `bitwise` only if dtype and bits are equal. For training runs the metrics in
+    `ignore` are left out. Raises UsageError if an argument is anything else.
     """
     outside("compare")
     rtol, atol = number("compare", "rtol", rtol), number("compare", "atol", atol)

@@ -83,11 +83,12 @@ def inspect(t: Fn, *, topology: Topology | str | None = None) -> ScheduleInspect
 def inspect(
     t: Tensor | MoE | Fn, *, topology: Topology | str | None = None
 ) -> Inspection | MoEInspection | ScheduleInspection:
-    """The layout of `t` in words, numbers and a picture of who holds what; its data stays alone.
+    """A report of how `t` lies on its mesh: its layout in words, numbers, and a picture by device.
 
-    Of an `nn.MoE`: where its experts are, and what serves the transport that it wishes; of a result
-    of `op.moe` that too. Of a compiled function: its collectives with algorithms, rounds and bytes,
-    times on `topology`, what serves its transports, and what a pipeline sends.
+    The data is not read. For an `nn.MoE`: where its experts are, and which transport serves the one
+    that was asked for; for a result of `op.moe` that too. For a compiled function: its collectives
+    with algorithms, rounds and bytes, times on `topology`, its transports, and what a pipeline
+    sends.
     """
     if isinstance(t, MoE):
         return moe_inspection(t)

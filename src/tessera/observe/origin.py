@@ -233,10 +233,10 @@ def _written(n: Node) -> bool:
 def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | None:
     """The first node of `fn(*args, **kwargs)` that is not finite though its operands are.
 
-    None where all results are finite. The call is recorded and run anew, on its mesh; containers
-    that `fn` changes stay as they are, and random numbers are those that the next call draws (to
-    look at an earlier call, restore `ts.random.state()` first). Infinities that the program writes
-    down, such as a mask's, are no origin. Raises UsageError where an argument is a type.
+    None if all results are finite. The call is recorded and run again on its mesh; containers that
+    `fn` changes stay as they are. Random numbers are those that the next call draws (for an earlier
+    call, restore `ts.random.state()` first). Constants that the program writes as infinity, such as
+    a mask's, are not an origin. Raises UsageError if an argument is a type.
     """
     run = recorded("nan_origin", fn, args, kwargs)
     states = {spot: _state(made[0]) for spot, made in measured(run, _telling, _largest)}

@@ -250,11 +250,11 @@ def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -
 def profile(
     fn: Callable[..., Any] | None = None, /, *args: Any, runs: int = 3, **kwargs: Any
 ) -> Any:
-    """Measures programs, step by step: `with dist.profile() as p: step(batch)`, then `print(p)`.
+    """Measures programs step by step: `with dist.profile() as p: step(batch)`, then `print(p)`.
 
-    With a function: calls it `runs` times after a first call, and gives the `Profile`. Compiled
-    functions that are called meanwhile run by the stepped executor, which is slower than the fused
-    one and computes the same. Raises UsageError.
+    With a function `fn`, it calls `fn` once and then `runs` times, and returns the `Profile`.
+    Compiled functions that are called meanwhile run by the stepped executor, which is slower than
+    the fused one and computes the same. Raises UsageError if `runs` is below 1.
     """
     if fn is None:
         return _profiling()

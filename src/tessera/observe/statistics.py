@@ -73,11 +73,11 @@ register(Statistics)
 
 
 def statistics(tree: Any) -> Statistics:
-    """The statistics of every tensor in `tree`, by its path: gradients, weights, anything.
+    """Statistics of every float tensor in `tree` (gradients, weights, ...), by its path.
 
-    Inside a compiled function too. Sums are made in f32 and exchanged together, one collective for
-    tensors laid out over the same axes; the largest value is one more for each that is split.
-    Raises UsageError where there is no tensor of floats.
+    It also works inside a compiled function. Sums are computed in f32 and exchanged together: one
+    collective for all tensors that are split over the same axes, and one more for each of their
+    largest values. Raises UsageError if `tree` has no float tensor.
     """
     leaves, spec = flatten(tree)
     pairs = zip(map(path_name, spec_paths(spec)), leaves, strict=True)
@@ -128,11 +128,11 @@ def _together(rows: list[Tensor]) -> Tensor:
 
 # ---- activations -------------------------------------------------------------------------------
 def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics:
-    """The statistics of what each scope of `fn(*args, **kwargs)` gives, in the program's order.
+    """Statistics of the result of each scope of `fn(*args, **kwargs)`, in the program's order.
 
-    A scope is a module's name or what `ts.scope` names; one that is entered again has a number, one
-    in a loop the number of the turn. The call runs anew from its recorded graph; `fn` and the
-    containers that it changes stay as they are. Raises UsageError where nothing has a scope.
+    A scope is a module's name or a `ts.scope`. One that is entered again has a number; one in a
+    loop has the number of the iteration. The call is run again from its recorded graph; `fn` and
+    the containers that it changes stay as they are. Raises UsageError if nothing has a scope.
     """
     run = recorded("activations", fn, args, kwargs)
     names: dict[tuple[Node | None, Node], list[str]] = {}

@@ -47,9 +47,10 @@ class Trace(Graph):
 def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Trace:
     """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
 
-    Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; the rest is
-    static. A read of a value inside `fn` is an error here. `finish` completes partial results.
-    The result's `.stages` and `.show()` tell what the passes make of it.
+    Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; all others are
+    static. `finish` completes sums over devices that are pending in results. `.stages` and
+    `.show()` of the result show what the passes make of it. Raises UsageError if `fn` reads a value
+    on the host.
     """
     made = lang.trace(fn, *args, finish=finish, **kwargs)
     return Trace(*(getattr(made, f.name) for f in dataclasses.fields(made)))

@@ -78,13 +78,13 @@ class Validation:
 
 
 def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: Any) -> Validation:
-    """Runs `step(*args)` twice and once on its mesh folded `onto` fewer devices (None: one), and
-    says which node's bits differ first, or that all results agree.
+    """Runs `step(*args)` twice and once on a folded mesh, and reports the first node that differs.
 
-    `step` is a function, compiled or not; it runs under the promise in force
-    (`dist.deterministic`). Nothing that it would change is changed: its random numbers are those of
-    its next call. A pipeline runs as the plain function that it stands for. Raises UsageError, and
-    MeshError where the mesh does not fold so.
+    The mesh is folded `onto` fewer devices (None: one); `report.same` is True if all results have
+    the same bits. `step` is a function, compiled or not, and runs under the promise in force
+    (`dist.deterministic`). The arguments and the state of random numbers stay as they are. A
+    pipeline runs as the plain function that it stands for. Raises UsageError if the step has no
+    mesh, MeshError if the mesh cannot be folded so.
     """
     outside(WHO)
     fn = step.fn if isinstance(step, Jit) else function_of(WHO, "the step", step)

@@ -44,11 +44,13 @@ UNDECAYED = re.compile(r"(^|\.)(\w*norm\w*|ln_?\w*)(\.|$)|(^|\.)\w*bias$")
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(ABC):
-    """The base of all optimizers.
+    """The base class of all optimizers.
 
-    `lr` is a number or a schedule. `mask` says which weights decay: a predicate on the name or a
-    regular expression found in it; None is every weight of rank 2 and more that is not, by name, a
-    bias or a norm's. `master` keeps an f32 copy of weights narrower than f32.
+    `lr` is a number or a schedule. `weight_decay` applies to the weights that `mask` selects: a
+    predicate on the name, or a regular expression that is searched in it; None selects every weight
+    with 2 or more dims whose name is not that of a bias or a norm. `master` keeps an f32 copy of
+    each weight that is narrower than f32. Raises UsageError if a setting is out of range or of the
+    wrong kind.
     """
 
     lr: Rate
@@ -107,11 +109,12 @@ class Optimizer(ABC):
 
     # -- the state --------------------------------------------------------------------------------
     def init(self, params: Any, plan: Plan | Strategy | None = None) -> State:
-        """The state before the first update, made on the devices when it is first used.
+        """The state before the first update. It is made on the devices when it is first used.
 
-        `params` is a module or a dict (or another tree) of float tensors. Each piece of state lies
-        as `plan.optimizer` says, without a plan as its weight does. Raises UsageError,
-        StrategyError.
+        `params` is a module or a dict (or another tree) of float tensors. Each piece of state has
+        the layout that `plan.optimizer` gives, without a plan that of its weight. Raises UsageError
+        if `params` holds anything else or `mask` matches no weight, StrategyError if `plan` does
+        not fit.
         """
         weights = named(f"{self._name}.init", params)
         if self.weight_decay and isinstance(self.mask, str):
@@ -138,11 +141,12 @@ class Optimizer(ABC):
         return self.master and w.dtype.bytes < f32.bytes
 
     def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:
-        """(new weights, new state) after one step against `grads`, all as the old ones lie.
+        """Returns (new weights, new state) after one step along `grads`.
 
-        `grads` is a tree like `params`, of a module the dict that `ts.grad` gives; the new weights
-        are such a dict, for `load_parameters`. Gradients may have another layout, or still be
-        partial. Raises UsageError, ShapeError where the trees do not match.
+        `grads` is a tree like `params`, for a module the dict that `ts.grad` returns; then the new
+        weights are such a dict, for `load_parameters`. Gradients may be in another layout, or sums
+        over devices may be pending. New weights and state keep the layouts of the old ones. Raises
+        UsageError or ShapeError if the trees do not match.
         """
         if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
             raise fail(
@@ -208,13 +212,14 @@ class Optimizer(ABC):
 
     # -- on disk ----------------------------------------------------------------------------------
     def state_dict(self, state: State) -> dict[str, Tensor]:
-        """The state as one flat dict: `step`, and `kind.name` for each weight's."""
+        """The state as one flat dict: `step`, and `kind.name` for each weight's state."""
         return _flat(state)
 
     def load_state_dict(self, state: State, values: Mapping[str, Any]) -> State:
-        """A state of `values` (tensors or arrays named as in `state_dict`), laid out as `state`.
+        """A state from `values`, named as in `state_dict`, in the layouts of `state`.
 
-        Raises UsageError, ShapeError, DTypeError where it does not fit.
+        Raises UsageError if names are missing or unknown, ShapeError or DTypeError if a value does
+        not fit.
         """
         call = f"{self._name}.load_state_dict"
         have = _flat(state)

@@ -19,7 +19,7 @@ from .trees import named, one_line
 
 
 def global_norm(tree: Any) -> Tensor:
-    """The Euclidean norm f32[] of all elements of all float tensors in `tree`."""
+    """The Euclidean norm, f32[], of all elements of all float tensors in `tree`."""
     with one_line("global_norm"):
         wide = [to_add_up(t.to(f32)) for t in named("global_norm", tree).values()]
         return F.sqrt(total(F.sum(t * t) for t in wide))
@@ -33,11 +33,12 @@ def to_add_up(x: Tensor) -> Tensor:
 
 @typed
 def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:
-    """(`grads` scaled down to a global norm of `max_norm` where it is above, the norm before).
+    """Returns (`grads` scaled down to a global norm of at most `max_norm`, the norm before).
 
-    The gradients keep dtype and layout (Pascanu et al. 2013). A NaN in any of them makes the norm
-    and all of them NaN; an infinity makes the norm infinite, the finite ones 0 and itself NaN: as
-    in PyTorch, and `LossScale` or a look at the norm skips the step. Raises UsageError.
+    The gradients keep dtype and layout (Pascanu et al. 2013). A NaN in any gradient makes the norm
+    and all gradients NaN. An infinity makes the norm infinite, finite gradients 0 and itself NaN,
+    as in PyTorch; `LossScale` or a check of the norm then skips the step. Raises UsageError if
+    `max_norm` is not above 0.
 
     >>> import tessera as ts
     >>> grads = {"a": ts.tensor([3.0]), "b": ts.tensor([float("nan")])}

@@ -36,8 +36,12 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Settings of the scale; its state is `{"scale": f32[], "good": i32[]}`. Powers of two lose
-    no digits."""
+    """Dynamic loss scaling for f16 (Micikevicius et al. 2018): settings; the state is separate.
+
+    The state is `{"scale": f32[], "good": i32[]}`. The scale grows by `growth` after `interval`
+    good steps and shrinks by `backoff` after a step that overflowed, between `least` and `most`.
+    Powers of two cause no rounding. Raises UsageError if a setting is out of range.
+    """
 
     initial: float = 2.0**15
     growth: float = 2.0
@@ -58,17 +62,18 @@ class LossScale:
             )
 
     def init(self, mesh: Mesh | None = None) -> State:
+        """The state before the first step, on `mesh`."""
         return {
             "scale": tensor(self.initial, mesh=mesh, dtype=f32),
             "good": tensor(0, mesh=mesh, dtype=int32),
         }
 
     def scale(self, loss: Tensor, state: State) -> Tensor:
-        """The loss to take gradients of, in f32."""
+        """The loss times the scale, in f32: what gradients are taken of."""
         return scaled(loss, state["scale"])
 
     def unscale(self, grads: Any, state: State) -> tuple[Any, Tensor]:
-        """(the gradients of the loss itself, in f32; whether all of them are finite, bool[])."""
+        """Returns (the gradients divided by the scale, in f32; bool[]: whether all are finite)."""
         with one_line("loss_scale"):
             leaves = list(named("unscale", grads).values())
             bad = [F.sum(emit("logical_not", F.isfinite(g)).to(f32)) for g in leaves]
@@ -77,7 +82,7 @@ class LossScale:
             return unflatten(spec, [scaled(g, factor) for g in leaves]), total(bad) == 0.0
 
     def update(self, finite: Tensor, state: State) -> State:
-        """The state after a step whose gradients were `finite`, or not."""
+        """The state after a step; `finite` (bool[]) says whether its gradients were finite."""
         with one_line("loss_scale"):
             _need_finite("LossScale.update", finite)
             scale, good = state["scale"], state["good"] + 1
@@ -92,9 +97,10 @@ class LossScale:
 
 
 def select(finite: Tensor, new: Any, old: Any) -> Any:
-    """The tree `new` where `finite`, else `old`: how a step that overflowed is dropped.
+    """The tree `new` if `finite` (bool[]) is true, else `old`: this skips a step that overflowed.
 
-    Both have one structure. Raises UsageError.
+    Both trees have the same structure. Raises UsageError if they do not, or `finite` is not one
+    bool.
     """
     _need_finite("select", finite)
     leaves, spec = flatten(trained(new))

@@ -44,7 +44,7 @@ def _one_minus_power(base: float, t: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True)
 class SGD(Optimizer):
-    """`w - lr * g`. `weight_decay` is added to the gradient."""
+    """Stochastic gradient descent: `w - lr * (g + weight_decay * w)`."""
 
     lr: Rate = 1e-2
 
@@ -66,8 +66,10 @@ class SGD(Optimizer):
 @final
 @dataclass(frozen=True, slots=True)
 class Momentum(Optimizer):
-    """SGD along the trace `m = momentum * m + g`; `nesterov` looks one step ahead
-    (Sutskever et al. 2013). `weight_decay` is added to the gradient."""
+    """SGD along the momentum `m = momentum * m + g` (Sutskever et al. 2013).
+
+    `nesterov` looks one step ahead. `weight_decay * w` is added to the gradient.
+    """
 
     lr: Rate = 1e-2
     momentum: float = 0.9
@@ -114,7 +116,7 @@ def _adam_moments(g: Tensor, old: Slots, k: Factors) -> tuple[Tensor, Slots]:
 @final
 @dataclass(frozen=True, slots=True)
 class Adam(Optimizer):
-    """Adam (Kingma & Ba 2015). `weight_decay` is added to the gradient; see AdamW."""
+    """Adam (Kingma & Ba 2015). `weight_decay * w` is added to the gradient; see AdamW."""
 
     lr: Rate = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -140,8 +142,7 @@ class Adam(Optimizer):
 @final
 @dataclass(frozen=True, slots=True)
 class AdamW(Optimizer):
-    """Adam with decay of the weights themselves, `w - lr * (u + weight_decay * w)`
-    (Loshchilov & Hutter 2019)."""
+    """Adam with decoupled decay, `w - lr * (u + weight_decay * w)` (Loshchilov & Hutter 2019)."""
 
     lr: Rate = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
@@ -168,7 +169,7 @@ class AdamW(Optimizer):
 @final
 @dataclass(frozen=True, slots=True)
 class Lion(Optimizer):
-    """The sign of an interpolated momentum (Chen et al. 2023), with decay as in AdamW."""
+    """The sign of an interpolated momentum (Chen et al. 2023), with decoupled decay as in AdamW."""
 
     lr: Rate = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
@@ -196,13 +197,13 @@ class Lion(Optimizer):
 @final
 @dataclass(frozen=True, slots=True)
 class Adafactor(Optimizer):
-    """Adam's second moment as row and column means, steps relative to the weights
-    (Shazeer & Stern 2018).
+    """Adam with a factored second moment and steps relative to the weights (Shazeer & Stern 2018).
 
-    A weight whose two largest dims reach `factor_from` keeps the means along each, others keep all
-    of it. A step's root mean square is cut to `clip` (None: never) and, with `relative`, scaled by
-    that of the weight. The second moment decays by `1 - (step - offset)**-decay`. `momentum` None
-    keeps no first moment. `weight_decay` is subtracted as it is, not times `lr`.
+    A weight whose two largest dims are at least `factor_from` keeps only the means of the second
+    moment along each of them; others keep all of it. The root mean square of a step is cut to
+    `clip` (None: never) and, with `relative`, multiplied by that of the weight. The second moment
+    decays by `1 - (step - offset)**-decay`. With `momentum` None there is no first moment.
+    `weight_decay * w` is subtracted without the factor `lr`.
     """
 
     lr: Rate = 1e-2

@@ -28,7 +28,11 @@ Rule = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A rate by step. Equal names and settings are equal schedules; `str()` is the call."""
+    """A learning rate as a function of the step: `schedule(step)` is f32[].
+
+    Schedules with the same name and settings are equal; `str()` is the call that makes it. Raises
+    ShapeError at a call if `step` is not one number.
+    """
 
     name: str
     settings: tuple[tuple[str, object], ...]
@@ -74,13 +78,16 @@ def _need_steps(name: str, what: str, steps: int, least: int = 1) -> None:
 
 @typed
 def constant(value: float) -> Schedule:
-    """`value` at every step."""
+    """The rate `value` at every step."""
     return _schedule("constant", lambda t: scalar(float(value), f32), value=value)
 
 
 @typed
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From `start` to `end` in a straight line over `steps` steps, then `end`."""
+    """From `start` to `end` in a straight line over `steps` steps, then `end`.
+
+    Raises UsageError if `steps` is below 1.
+    """
     _need_steps("linear", "steps", steps)
 
     def rule(t: Tensor) -> Tensor:
@@ -91,7 +98,10 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
 @typed
 def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
-    """From `peak` to `end` along half a cosine over `total` steps (Loshchilov & Hutter 2017)."""
+    """From `peak` to `end` along half a cosine over `total` steps (Loshchilov & Hutter 2017).
+
+    Raises UsageError if `total` is below 1.
+    """
     _need_steps("cosine", "total", total)
 
     def rule(t: Tensor) -> Tensor:
@@ -107,7 +117,10 @@ def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
 def warmup_cosine(
     peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
 ) -> Schedule:
-    """Up from `start` to `peak` over `warmup` steps, then a cosine down to `end` at `total`."""
+    """From `start` to `peak` over `warmup` steps, then along a cosine to `end` at step `total`.
+
+    Raises UsageError if a number of steps is out of range.
+    """
     _need_steps("warmup_cosine", "total", total, warmup + 1)
     rule = _after_warmup(start, peak, warmup, cosine(peak, total - warmup, end))
     settings = {"peak": peak, "warmup": warmup, "total": total, "end": end, "start": start}
@@ -118,7 +131,10 @@ def warmup_cosine(
 def warmup_linear(
     peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
 ) -> Schedule:
-    """Up from `start` to `peak` over `warmup` steps, then a straight line to `end` at `total`."""
+    """From `start` to `peak` over `warmup` steps, then in a straight line to `end` at step `total`.
+
+    Raises UsageError if a number of steps is out of range.
+    """
     _need_steps("warmup_linear", "total", total, warmup + 1)
     rule = _after_warmup(start, peak, warmup, linear(peak, end, total - warmup))
     settings = {"peak": peak, "warmup": warmup, "total": total, "end": end, "start": start}
@@ -127,7 +143,10 @@ def warmup_linear(
 
 @typed
 def inverse_sqrt(peak: float, warmup: int) -> Schedule:
-    """Up to `peak` over `warmup` steps, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017)."""
+    """Up to `peak` over `warmup` steps, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017).
+
+    Raises UsageError if `warmup` is below 1.
+    """
     _need_steps("inverse_sqrt", "warmup", warmup)
 
     def rule(t: Tensor) -> Tensor:
@@ -139,7 +158,10 @@ def inverse_sqrt(peak: float, warmup: int) -> Schedule:
 
 @typed
 def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
-    """`values[i]` from `boundaries[i-1]` steps on: constant between rising boundaries."""
+    """Constant rates: `values[i]` from step `boundaries[i-1]` on.
+
+    Raises UsageError unless there is one boundary less than values, and boundaries rise.
+    """
     _need_pieces("piecewise", len(values), boundaries)
 
     def rule(t: Tensor) -> Tensor:
@@ -153,7 +175,11 @@ def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
 
 @typed
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """`schedules[i]` from `boundaries[i-1]` on, each counting its steps from there."""
+    """`schedules[i]` from step `boundaries[i-1]` on; each counts its steps from there.
+
+    Raises UsageError if an element of `schedules` is not a Schedule, or unless there is one
+    boundary less than schedules, and boundaries rise.
+    """
     known = isinstance(schedules, (tuple, list)) and all(isinstance(s, Schedule) for s in schedules)
     if not known:
         raise unfit(

@@ -22,7 +22,7 @@ from ..ops.reduce import sum_
 
 
 def simplify(graph: Graph) -> Graph:
-    """`graph` without dead, repeated and idle nodes; its outputs keep their values and types."""
+    """`graph` without dead, repeated and no-op nodes; its outputs keep their values and types."""
     graph = need_graph("simplify", graph)
     graph = dead_code(common_subexpressions(fold(dead_code(graph))))
     fused = fuse_reductions(graph)

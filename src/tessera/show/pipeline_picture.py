@@ -60,7 +60,7 @@ def render_pipeline(line: Timeline | Table, unit_s: float | None = None) -> Rend
 
 
 def pipeline_text(line: Timeline | Table, width: int = 100, unit_s: float | None = None) -> str:
-    """The picture as plain text of at most `width` columns."""
+    """The picture of a pipeline as plain text of at most `width` columns."""
     return plain_text(render_pipeline(line, unit_s), width)
 
 
@@ -70,9 +70,9 @@ def show(line: Timeline | Table) -> None:
 
 
 def pipeline_svg(line: Timeline | Table, unit_s: float | None = None) -> str:
-    """The picture as the text of an SVG file: to scale, each action named where one points at it.
+    """The picture of a pipeline as the text of an SVG file, to scale, each action named on hover.
 
-    `unit_s` is as for `render_pipeline` and sets how wide the picture is.
+    `unit_s` is as in `render_pipeline` and sets the width of the picture.
     """
     line = _timeline(line)
     table, unit = line.table, _unit(line, unit_s)

@@ -19,11 +19,11 @@ from .text import size_text
 
 
 def trace_lines(graph: Graph) -> list[str]:
-    """A line for each collective of `graph`, in program order; none where nothing is sent.
+    """One line of text for each collective of `graph`, in program order.
 
-    It says the kind, the mesh axes, the bytes that one device receives each time, how many times it
-    runs where it is inside a loop, the result's type, the user's line, the scope, and why Tessera
-    inserted it (nothing where the user wrote it).
+    A line has the kind, the mesh axes, the bytes that one device receives each time, how many times
+    it runs in a loop, the type of the result, the user's line, the scope, and why Tessera inserted
+    it (nothing if the user wrote it).
     """
     rows = []
     for node, times in need_graph("comm_trace", graph).collectives():

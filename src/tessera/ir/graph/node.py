@@ -87,8 +87,10 @@ def input_node(type: TensorType, name: str) -> Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A recorded function: `nodes` in program order (inputs included), `inputs`, `outputs`, and the
-    options that it was recorded under."""
+    """A recorded function: nodes in program order, inputs, outputs, and options.
+
+    `nodes` include the inputs. `options` are those that the function was recorded under.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -98,6 +100,7 @@ class Graph:
 
     @cached_property
     def mesh(self) -> Mesh | None:
+        """The mesh of the first node that has one, or None."""
         for n in self.nodes:
             for t in n.types:
                 if t.mesh is not None:
@@ -117,6 +120,7 @@ class Graph:
 
     @property
     def text(self) -> str:
+        """The graph as text, which `graph.parse` reads back."""
         from .text import to_text
 
         return to_text(self)
@@ -125,22 +129,21 @@ class Graph:
         return self.text
 
     def collectives(self) -> Iterator[tuple[Node, int]]:
-        """Every collective with how often it runs."""
+        """(node, how often it runs) for each collective, those in loops included."""
         yield from _collectives(self.nodes, 1)
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that one device receives in one run."""
+        """The bytes that one device receives from others in one run."""
         return sum(n.wire_bytes * times for n, times in self.collectives())
 
     def rewrite(self, rule: Rule | None, bodies: Callable[[Graph], Graph] | None = None) -> Graph:
-        """This graph with what `rule` puts in place of each node, inputs included; `bodies` does
-        so for the bodies of loops and branches, the same rule where it is None. The graph itself
-        where nothing changes.
+        """The graph with each node (inputs included) replaced by the result of `rule`.
 
         `rule(was, now, emit)` gets a node as it was, and as it is with its new arguments and
-        bodies. It gives what stands for the node: None for `now`, an earlier node, or a new one
-        that it put into the graph by `emit`.
+        bodies. It returns the replacement: None for `now`, an earlier node, or a new one that it
+        added by `emit`. `bodies` rewrites the bodies of loops and branches; None: by the same rule.
+        If nothing changes, it returns the graph itself.
         """
         if rule is None and not any(n.op in BODIES for n in self.nodes):
             return self
@@ -181,8 +184,10 @@ class Graph:
         outputs: Sequence[Node],
         swap: Mapping[Node, Node] = NO_SWAP,
     ) -> Graph:
-        """What of this graph computes `outputs` from `inputs`, reading each key of `swap` from its
-        value, which is one of `inputs`."""
+        """The part of this graph that computes `outputs` from `inputs`.
+
+        Each key of `swap` is a node that is replaced by its value, which is one of `inputs`.
+        """
         new = {n: n for n in inputs} | dict(swap)
         need = reachable(outputs, new)
         nodes = (*inputs, *copied([n for n in self.nodes if n in need], new))

@@ -82,7 +82,7 @@ def every_coords(mesh: Mesh | None) -> list[Coords]:
 
 
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of `graph` for global arrays, by NumPy, as if there were one device."""
+    """The outputs of `graph` for global arrays, computed by NumPy as if there were one device."""
     if len(need_graph("evaluate", graph).inputs) != len(inputs):
         raise fail(
             UsageError,

@@ -198,8 +198,10 @@ _WORDS: Mapping[str, object] = {"None": None, "True": True, "False": False}
 
 
 def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
-    """The graph that prints as `text`, which stands in what has the options `around`. Raises
-    GraphError, with the line, where it is none."""
+    """The graph that prints as `text`; `around` are the options of the enclosing program.
+
+    Raises GraphError, with the line, if it is not a graph's text.
+    """
     if not isinstance(text, str):
         raise fail(
             UsageError,

@@ -16,12 +16,14 @@ from .text import node_text
 
 
 def verify(graph: Graph, after: str = "") -> None:
-    """Raises GraphError unless every rule of Graph IR holds; `after` names the pass to blame.
+    """Raises GraphError if `graph` breaks a rule of Graph IR; `after` names the pass to blame.
 
-    The rules: nodes stand once and after their arguments; the inputs are exactly the `input`
-    nodes; outputs are nodes of the graph; ops and attributes are known; arguments have the layouts
-    that the op's rule wants and results the types that it derives; one mesh; the same in bodies,
-    which have the graph's options.
+    - A node occurs once, after its arguments. The inputs are exactly the `input` nodes, and outputs
+      are nodes of the graph.
+    - Ops and attributes are known. Arguments have the layouts that the op's rule asks for, and
+      results have the types that it derives.
+    - All nodes are on one mesh.
+    - The same holds for bodies of loops and branches, which have the graph's options.
     """
     _Verifier(need_graph("verify", graph), after, None).run()
 

@@ -23,9 +23,10 @@ COMPUTE, COMM, FUSED, SEND = "compute", "comm", "fused", "send"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """Runs `graph` on the buffers `reads` (one per input) and fills the buffers `writes`.
+    """One step of a schedule: runs `graph` on the buffers `reads` and fills the buffers `writes`.
 
-    `stage` is the stage of a pipeline, `note` what the step is there for.
+    There is one read per input of the graph. `after` names the steps that it waits for, `stage` the
+    stage of a pipeline, `note` the purpose of the step.
     """
 
     graph: Graph
@@ -38,17 +39,18 @@ class Step:
 
     @property
     def nodes(self) -> list[Node]:
-        """What it runs, inputs left out."""
+        """The nodes of its graph without the inputs."""
         return [n for n in self.graph.nodes if n.op != "input"]
 
     @property
     def collectives(self) -> list[Node]:
-        """The collectives it runs itself, those in loops left out."""
+        """The collectives of its graph, without those in the bodies of loops."""
         return [n for n in self.graph.nodes if n.is_collective]
 
     @property
     def kind(self) -> str:
-        """compute, loop (with collectives in its body), send, fused, or its collectives' names."""
+        """ "compute", "loop" (with collectives in its body), "send", "fused", or its collectives'
+        names."""
         if self.stream in (FUSED, SEND):
             return self.stream
         own = dict.fromkeys(n.op for n in self.collectives)
@@ -58,7 +60,7 @@ class Step:
 
     @property
     def what(self) -> str:
-        """What it does, in words: all_reduce over dp f32[8] +dp by ring."""
+        """What the step does, as text, e.g. "all_reduce over dp f32[8] +dp by ring"."""
         own = self.collectives if self.stream == COMM else []
         if not own:
             return self.kind
@@ -70,16 +72,19 @@ class Step:
 
     @property
     def at(self) -> str:
-        """The user's line of the first node that has one."""
+        """The user's `file:line` of the first node that has one, or ""."""
         return next((n.loc for n in self.nodes if n.loc), "")
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """`buffers` are types by number; the first hold the inputs, in order. `options` are those of
-    the program, and of the graph of each step. `donated` are inputs that the caller gives up: their
+    """The steps that a program runs, in order, and the buffers that they read and fill.
+
+    `buffers` are types by number; the first ones hold the inputs, in order. `options` are those of
+    the program and of the graph of each step. `donated` are inputs that the caller gives up: their
     memory is free after the last step that reads them. `table` names a pipeline's table and the
-    number of its microbatches."""
+    number of its microbatches.
+    """
 
     name: str
     mesh: Mesh | None
@@ -98,9 +103,10 @@ class Schedule:
 
     @cached_property
     def lifetimes(self) -> tuple[tuple[int, int], ...]:
-        """Per buffer (the step that fills it, -1 for inputs; the last step that reads it).
+        """For each buffer, (the step that fills it, the last step that reads it).
 
-        What is given back is alive to the end: its last step is the number of steps.
+        An input has -1 as the first number. A buffer that is returned is alive to the end: its last
+        step is the number of steps.
         """
         first = dict.fromkeys(range(len(self.buffers)), -1)
         last = dict.fromkeys(range(len(self.buffers)), -1)
@@ -112,7 +118,7 @@ class Schedule:
 
     @cached_property
     def freed(self) -> tuple[tuple[int, ...], ...]:
-        """Per step, the buffers that nobody reads after it; inputs are the caller's."""
+        """For each step, the buffers that no later step reads; inputs belong to the caller."""
         out: list[list[int]] = [[] for _ in self.steps]
         for b, (_, last) in enumerate(self.lifetimes):
             if b not in self.inputs and 0 <= last < len(self.steps):
@@ -121,9 +127,12 @@ class Schedule:
 
     @cached_property
     def held_bytes(self) -> tuple[int, ...]:
-        """Per step, the bytes that buffers hold on a device while it runs, inputs included. What a
-        step needs inside itself comes on top; what takes the memory of an argument that the caller
-        gave up counts like any other (cost/memory.py knows better)."""
+        """For each step, the bytes per device of the buffers that are alive while it runs.
+
+        Inputs are included. The memory that a step needs for its own intermediates is not. A result
+        that reuses the memory of a donated input counts like any other (cost/memory.py is more
+        exact).
+        """
         size = [t.local_bytes for t in self.buffers]
         given = sum(size[b] for b in self.inputs)
         change = [0] * (len(self.steps) + 1)
@@ -140,7 +149,7 @@ class Schedule:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that `held_bytes` comes to."""
+        """The largest of `held_bytes`, in bytes per device."""
         return max(self.held_bytes, default=sum(self.buffers[b].local_bytes for b in self.inputs))
 
     @cached_property
@@ -155,6 +164,7 @@ class Schedule:
 
     @cached_property
     def text(self) -> str:
+        """The schedule as text, which `schedule.parse` reads back."""
         from .text import to_text
 
         return to_text(self)
@@ -164,7 +174,9 @@ class Schedule:
 
     @property
     def hash(self) -> str:
-        """Of its text without the comments: two processes that hold the same schedule have the
-        same, wherever their lines stand."""
+        """The hash of its text without the comments.
+
+        Two processes with the same schedule have the same hash, wherever the user's lines are.
+        """
         bare = "\n".join(line.partition("  # ")[0].rstrip() for line in self.text.split("\n"))
         return hashlib.sha256(bare.encode()).hexdigest()[:16]

@@ -81,7 +81,7 @@ _TABLE = re.compile(r"(pipeline=(?!(?:True|False)\b).*? microbatches=\d+)? ?(.*)
 
 
 def parse(text: str) -> Schedule:
-    """The schedule that prints as `text`. Raises GraphError, with the line, where it is none."""
+    """The schedule whose text is `text`. Raises GraphError, with the line, if it is not one."""
     if not isinstance(text, str):
         raise fail(
             UsageError,

@@ -12,12 +12,16 @@ from .schedule import COMM, COMPUTE, SEND, Schedule, Step
 
 
 def verify_schedule(s: Schedule) -> None:
-    """Raises GraphError unless: each buffer is filled once and before it is read; a step's buffers
-    have the types of its graph; compute steps hold no collectives of their own and steps on the
-    communication stream nothing else; `after` names earlier steps; what is returned is filled; the
-    graphs of steps have the schedule's options.
+    """Raises GraphError if the schedule breaks a rule of Schedule IR.
 
-    One order of steps holds for every device, so all devices come to a group's collectives in one
+    - Each buffer is filled once, and before it is read; what is returned is filled.
+    - A step's buffers have the types of its graph, and the graphs of steps have the schedule's
+      options.
+    - Compute steps hold no collectives of their own; steps on the communication stream hold nothing
+      else.
+    - `after` names earlier steps.
+
+    All devices run the steps in this one order, so they come to the collectives of a group in one
     order.
     """
     filled = set(s.inputs)

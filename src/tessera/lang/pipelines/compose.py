@@ -42,12 +42,13 @@ def pipeline(
     microbatches: int | None = None,
     chunks: int | None = None,
 ) -> Callable[[Callable[..., Any]], Pipe]:
-    """`@graph.pipeline(stages=[encoder, decoder], mesh=mesh, axis="pp")` above the model that calls
-    them: the stages lie along `axis`, microbatches go through by `schedule` (guide 3, 4.4).
+    """`@graph.pipeline(stages=[encoder, decoder], axis="pp")`: runs a model as a pipeline.
 
-    `schedule` is a name ("GPipe", "1F1B", "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"),
-    a table or a CSV file. More stages than the axis has devices are put together by cost. Raises
-    UsageError, MeshError.
+    It stands above the function that calls the `stages`. The stages are placed along `axis` and
+    microbatches go through them by `schedule` (guide 3, 4.4): a name ("GPipe", "1F1B",
+    "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"), a table or a CSV file. If there are
+    more functions than stages, neighbours are grouped by cost. Raises UsageError if `stages` is not
+    a list of functions or a setting is unknown, MeshError at the call if no mesh has the axis.
     """
     axis, count, many = _checked("pipeline", axis, microbatches, chunks, schedule)
     parts = _parts("pipeline", stages)
@@ -75,9 +76,10 @@ def compose(
     microbatches: int | None = None,
     chunks: int | None = None,
 ) -> Pipe:
-    """The functions `assign` one after the other as a pipeline of `stages` stages (guide 2, 3.3).
+    """A pipeline of `stages` stages that runs the functions `assign` one after the other.
 
-    More functions than stages are put together by cost. Raises UsageError.
+    If there are more functions than stages, neighbours are grouped by cost (guide 2, 3.3). Raises
+    UsageError if there are fewer functions than stages.
     """
     axis, count, many = _checked("compose", axis, microbatches, chunks, schedule)
     n = whole("compose", "stages", stages, 1)
@@ -99,8 +101,11 @@ def run(
     mesh: Mesh | None = None,
     chunks: int | None = None,
 ) -> Callable[[Callable[..., Any]], Pipe]:
-    """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)` above a function: it is
-    cut into stages of like cost where one value passes (guide 2, 3.3). Raises UsageError."""
+    """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)`: pipelines a function.
+
+    The function is split into stages of similar cost at places where one value passes (guide 2,
+    3.3). Raises UsageError if `mesh_axes` is not one axis or a setting is unknown.
+    """
     axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
 
     def wrap(fn: Callable[..., Any]) -> Pipe:

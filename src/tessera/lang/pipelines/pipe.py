@@ -37,7 +37,10 @@ MICROBATCHES = 2  # for each stage, where nobody says how many
 
 
 class Pipe:
-    """A pipelined function: `parts` in order, or one `whole` function that is cut by cost."""
+    """A pipelined function: `parts` in order, or one `whole` function that is split by cost.
+
+    `graph.pipeline`, `pipeline.compose` and `pipeline.run` make one.
+    """
 
     def __init__(
         self,
@@ -119,11 +122,12 @@ class Pipe:
         return out
 
     def place(self, tree: Any) -> Any:
-        """The weights of `tree` (a dict, a module's parameters), each on the slice of the stage
-        that uses it first: so they rest where they are used, and a step sends none.
+        """Moves each weight of `tree` (a dict, a module's parameters) to the stage that uses it.
 
-        It knows them by their names in the last recording, or by the ends of these. Raises
-        UsageError before the first call and for a name that it does not know.
+        If several stages use it, it goes to the first. The weights then stay on the devices where
+        they are used, and a step sends none. They are found by their names in the last recording,
+        or by the ends of these names. Raises UsageError before the first call, or if a name is
+        unknown or stands for several weights.
         """
         state = self._recorded("place")
         leaves, spec = flatten(tree)
@@ -186,9 +190,10 @@ class Pipe:
         return self.state
 
     def plan_text(self) -> str:
-        """How the stages lie: for each its devices, how many parts, the work of a microbatch forth
-        and back, the loss too, and the bytes of weights on a device. Raises UsageError before the
-        first call.
+        """The stages as text: devices, number of parts, work of a microbatch, bytes of weights.
+
+        The work is that of a forward and backward pass, the loss included. Raises UsageError before
+        the first call.
         """
         state, table = self._recorded("plan_text"), self.table
         rows = state.rows // state.count
@@ -219,7 +224,7 @@ class Pipe:
 
     @property
     def table(self) -> Any:
-        """The table of actions of the last recording."""
+        """The table of actions of the last recording. Raises UsageError before the first call."""
         self._recorded("table")
         assert self.plan is not None
         return self.plan.table
@@ -238,12 +243,14 @@ class Pipe:
 
     # -- from one microbatch to a schedule --------------------------------------------------------
     def microbatches(self, ranks: int) -> int:
+        """The number of microbatches for `ranks` ranks: as given, as scheduled, or the default."""
         return self.count or settings().program.schedule.microbatches or MICROBATCHES * ranks
 
     def compiled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
     ) -> Plan:
-        """The pipeline of what was recorded; `wholes` are the types of the inputs as given."""
+        """For the recorder: the schedule of a recorded pipeline; `wholes` are the types of its
+        inputs."""
         state, b = recorder.pipe, recorder.builder
         assert state is not None
         graph = b.graph(outputs)

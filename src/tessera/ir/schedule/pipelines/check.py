@@ -22,11 +22,13 @@ MOST = 8  # problems that an error lists
 
 
 def verify_table(table: Table) -> None:
-    """Raises GraphError unless the table can run and is complete; lists what is wrong, up to 8.
+    """Raises GraphError if `table` is incomplete or cannot run; the error lists up to 8 faults.
 
-    Each stage is on one rank and each rank has a stage; each stage runs on each microbatch one
-    forward and one backward, whole or as input and then weight; a joined pair is a forward and a
-    backward; and no ranks wait for each other in a circle.
+    - Each stage is on one rank, and each rank has a stage.
+    - Each stage runs one forward and one backward of each microbatch: whole, or input and then
+      weight.
+    - A joined pair is a forward and a backward.
+    - Ranks do not wait for each other in a circle.
     """
     run_order(table)
 

@@ -48,12 +48,12 @@ def pipeline_table(
     microbatches: int,
     chunks: int | None = None,
 ) -> Table:
-    """The table of `schedule` for so many ranks and microbatches.
+    """The table of `schedule` for the given numbers of ranks and microbatches.
 
-    `schedule` is a name ("1F1B", "zb-h1", …), a table, a CSV file, or a function
-    `order(rank, ranks, microbatches)` that gives a rank's actions or cells. `chunks` is the number
-    of stages on a rank, for names. Raises UsageError for an unknown name and for counts that the
-    schedule cannot have; what a user gives is not verified here.
+    `schedule` is a name ("1F1B", "zb-h1", …), a table, a CSV file, or a function `order(rank,
+    ranks, microbatches)` that returns a rank's actions or cells. `chunks` is the number of stages
+    on a rank, for names. A table that a user gives is not verified here. Raises UsageError if the
+    name is unknown or the schedule cannot have these counts.
 
     >>> print(pipeline_table("1f1b", ranks=2, microbatches=3).to_csv(), end="")
     0F0,0F1,0B0,0F2,0B1,0B2

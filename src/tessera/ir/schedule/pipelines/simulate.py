@@ -31,7 +31,7 @@ FEWER = "use fewer, larger microbatches, or fewer stages a rank"
 
 
 class PipelineWarning(UserWarning):
-    """A pipeline that idles much of the time, or whose loss is not that of one device."""
+    """Warns that a pipeline idles much of the time, or that its loss is not that of one device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,14 +88,14 @@ def simulate(
     activation: Cost = 1,
     kept_for_weight: float = 1,
 ) -> Timeline:
-    """Plays `table`: each rank runs its actions in order, each as soon as what it needs is there.
+    """Computes when each action of `table` starts and ends, as a `Timeline`.
 
-    A whole backward takes input plus weight. A result reaches another rank `send_s` later, while
-    its rank goes on. A joined pair takes `joined_s` (of its forward's stage), or without it the sum
-    of both. `activation` is what a forward leaves for its backward; of that the part
-    `kept_for_weight` stays from I to W. Costs are in seconds, for all stages or one for each.
-
-    Raises GraphError for a table that cannot run, UsageError for costs that are none.
+    Each rank runs its actions in order, each as soon as its inputs are there. Costs are in seconds,
+    one for all stages or one for each. A whole backward takes the input cost plus the weight cost.
+    A result reaches another rank `send_s` later, while its rank goes on. A joined pair takes
+    `joined_s` (by the stage of its forward), by default the sum of both. `activation` is the memory
+    that a forward keeps for its backward; the part `kept_for_weight` of it is kept from I to W.
+    Raises GraphError if the table cannot run, UsageError if a cost is not a number of at least 0.
     """
     if not isinstance(table, Table):
         raise fail(

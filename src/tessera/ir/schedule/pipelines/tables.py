@@ -51,7 +51,11 @@ _FORMAT = "a cell is stage, kind and microbatch, e.g. 0F3, 2B1, 1I0, 1W0 or (0F7
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`kind` of `stage` on `microbatch`; a joined one runs together with the one before it."""
+    """`kind` ("F", "B", "I" or "W") of `stage` on `microbatch`, one entry of a pipeline's table.
+
+    F is forward, B backward, I and W its input part and weight part. A `joined` action runs
+    together with the one before it.
+    """
 
     kind: Kind
     stage: int
@@ -63,7 +67,7 @@ class Action:
 
     @property
     def gives(self) -> tuple[Event, ...]:
-        """What is done once it has run."""
+        """The events that are done once this action has run."""
         s, j = self.stage, self.microbatch
         match self.kind:
             case "B":
@@ -72,7 +76,7 @@ class Action:
                 return ((self.kind, s, j),)
 
     def needs(self, stages: int) -> tuple[Event, ...]:
-        """What must be done before it, in a pipeline of so many stages."""
+        """The events that must be done before it, in a pipeline of `stages` stages."""
         s, j = self.stage, self.microbatch
         match self.kind:
             case "F":
@@ -86,9 +90,9 @@ class Action:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """The actions of each rank in order, and on which rank each stage is (-1: on none).
+    """The actions of each rank in order, and `placement`: the rank of each stage (-1: none).
 
-    Nothing is promised about the order: `verify_table` tells whether a table can run.
+    A table may be impossible to run; `verify_table` checks that.
     """
 
     name: str
@@ -105,11 +109,11 @@ class Table:
         placement: Sequence[int] | None = None,
         microbatches: int | None = None,
     ) -> Table:
-        """A table of actions or their cells, a row for each rank.
+        """A table from one row of actions (or of their cells as text) for each rank.
 
-        Without `placement` a stage is on the first rank that has an action of it; without
-        `microbatches` there are as many as the actions name. Raises GraphError for a cell that
-        cannot be read.
+        Without `placement` a stage is on the first rank that has an action of it. Without
+        `microbatches` there are as many as the actions name. Raises GraphError if a cell cannot be
+        read.
         """
         if not isinstance(rows, Iterable) or isinstance(rows, str):
             raise _no_rows("rows", rows)
@@ -135,7 +139,7 @@ class Table:
     def from_csv(cls, source: str | Path, *, name: str = "") -> Table:
         """A table from its text, or from a file: a `Path`, or a name that ends in `.csv`.
 
-        Raises GraphError for a cell that cannot be read, UsageError for a file that cannot.
+        Raises GraphError if a cell cannot be read, UsageError if the file cannot.
         """
         text = source
         if isinstance(source, Path) or (isinstance(source, str) and source.endswith(".csv")):
@@ -161,7 +165,9 @@ class Table:
 
     @classmethod
     def from_function(cls, order: Order, ranks: int, microbatches: int, *, name: str = "") -> Table:
-        """The table whose rows are `order(rank, ranks, microbatches)`, actions or cells.
+        """The table with the row `order(rank, ranks, microbatches)` for each rank.
+
+        A row holds actions, or their cells as text.
 
         >>> def all_then_all(rank, ranks, microbatches):
         ...     yield from (f"{rank}F{j}" for j in range(microbatches))
@@ -197,15 +203,17 @@ class Table:
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return len(self.rows)
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return len(self.placement)
 
     @property
     def chunks(self) -> int:
-        """The most stages that a rank has."""
+        """The largest number of stages on one rank."""
         return max((len(self.stages_of(rank)) for rank in range(self.ranks)), default=0)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -214,7 +222,7 @@ class Table:
 
     @property
     def splits_backward(self) -> bool:
-        """Is there a backward in two parts?"""
+        """Whether a backward is split into its input part and its weight part."""
         return any(a.kind in "IW" for row in self.rows for a in row)
 
     @cached_property

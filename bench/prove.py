@@ -163,7 +163,7 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
         context=program.context, stacked=not p.pipe,
     )  # fmt: skip
     model = dist.place(nn.GPT(config), plan, mesh)
-    rate = optim.warmup_cosine(1e-2, 2, steps + 1, end=1e-3, start=1e-3)
+    rate = optim.warmup_cosine(1e-2, 2, max(steps, 2) + 1, end=1e-3, start=1e-3)
     optimizer = optim.AdamW(rate, weight_decay=0.1)
     state = optimizer.init(model.parameters(), plan)
 

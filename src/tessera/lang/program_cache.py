@@ -10,8 +10,8 @@ def set_program_cache(*, maps: int | None = None, bytes: int | None = None) -> N
     """Limits how many compiled programs the process keeps; the least recently used ones go first.
 
     `maps` is the most memory maps the process may have, `bytes` the most heap memory that programs
-    may take. None restores the default: half of the maps that the system allows
-    (`vm.max_map_count`), and an eighth of the machine's memory. A program that was dropped is
+    may take. None leaves a limit as it is; at the start they are half of the maps that the system
+    allows (`vm.max_map_count`) and an eighth of the machine's memory. A program that was dropped is
     compiled again at its next call. Raises UsageError if a limit is not a whole number of at least
     1.
 

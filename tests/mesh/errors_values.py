@@ -48,6 +48,18 @@ pow: i32 to the power of -1 is no whole number
   at  : AT
   fix : give the exponent as a float: x ** -1.0
 """)
+row("one_hot of floats", ts.DTypeError, lambda: ts.one_hot(ts.tensor([0.5]), 3), """
+one_hot: ids must be integers
+  ids : f32[1]
+  at  : AT
+  fix : cast them: ids.to(ts.int32)
+""")
+row("sort along a dim that is not there", ts.ShapeError, lambda: ts.sort(ts.ones((2,)), 9), """
+sort: there is no dim 9
+  x   : f32[2]
+  at  : AT
+  fix : dims are -1 to 0
+""")
 row("a whole number too large", ts.DTypeError, lambda: ts.tensor(np.array([1, 2**40])), """
 tensor: values from 1 to 1099511627776 do not fit i32
   at  : AT

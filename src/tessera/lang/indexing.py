@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.dtypes import beyond, f32, int32
-from ..core.errors import ShapeError, fail
+from ..core.errors import DTypeError, ShapeError, fail
 from .checks import flag, sizes, whole
 from .ids import check_ids
 from .shaping import along, need_some, one_dim, sliced, swap
@@ -38,14 +38,18 @@ def _best(op: str, x: Like, dim: int) -> Tensor:
 
 def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
     """The indices that sort `x` along `dim`; equal elements keep their order (a stable sort)."""
-    down = flag("argsort", "descending", descending)
-    return along(lambda t, d: emit("argsort", t, dim=d, descending=down), "argsort", x, dim)
+    return _argsort("argsort", x, dim, descending)
+
+
+def _argsort(name: str, x: Like, dim: int, descending: bool) -> Tensor:
+    down = flag(name, "descending", descending)
+    return along(lambda t, d: emit("argsort", t, dim=d, descending=down), name, x, dim)
 
 
 def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """(`x` sorted along `dim`, the index of each element in `x`); the sort is stable."""
     t = as_tensor(x)
-    ids = argsort(t, dim, descending)
+    ids = _argsort("sort", t, dim, descending)
     return (gather_or_zero(t, ids, dim) if t.ndim else t), ids
 
 
@@ -185,9 +189,16 @@ def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
     """A new last dim of size `count` with 1 at the place that the id names and 0 elsewhere.
 
     `ids` [...] gives [..., count]. An id is from 0 to `count` - 1; where the host knows the ids,
-    one outside raises ShapeError.
+    one outside raises ShapeError. Raises DTypeError if `ids` are not integers.
     """
     t = as_tensor(ids)
+    if not t.dtype.is_int:
+        raise fail(
+            DTypeError,
+            "one_hot: ids must be integers",
+            [("ids", t.type)],
+            fix="cast them: ids.to(ts.int32)",
+        )
     shape = sizes("one_hot", whole("one_hot", "count", count, 0))
     check_ids("one_hot", "id", t, count)
     line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow ids count no further

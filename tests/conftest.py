@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 from hypothesis import settings
 
 from tests.quickly import quickly
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # What a shell starts in the background ignores Ctrl-C, and so would all programs of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("tessera", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("tessera")

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from tessera.core.dtypes import bf16, f32, held_as, int32
 from tessera.core.layout import TensorType, parse_type, plain
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.graph.verify import verify
+from tessera.ir.schedule.schedule import Schedule
 from tessera.lang.engine import set_engine
 from tessera.lang.spec import Sizes, TensorSpec
 from tessera.lang.tree import flatten, path_name, paths, tree_map, unflatten
+from tessera.passes.plan import scheduled
 from tessera.passes.simplify import simplify
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
@@ -413,6 +416,12 @@ class Oracle:
         g = simplify(g)
         verify(g, "simplify")
         return Program(g)
+
+    def step_by_step(self, s: Schedule) -> Any:
+        """A pipeline, which can be looked at and not run."""
+        s = scheduled(s)
+        types = [[s.buffers[b] for b in ids] for ids in (s.outputs, s.inputs)]
+        return SimpleNamespace(schedule=s, types=types[0], wants=types[1])
 
     def place(self, value: Any, type: TensorType) -> Any:
         return np.asarray(value, type.dtype.numpy).reshape(type.shape)

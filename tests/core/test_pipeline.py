@@ -22,6 +22,9 @@ from tessera.ir.schedule.pipelines.stages import balanced
 from tessera.ir.schedule.schedule import SEND
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
+from tests.core.test_lang import oracle
+
+__all__ = ["oracle"]
 
 MESH = dist.Mesh.parse("dp=2 pp=2")
 W = {k: np.ones((8, 8), np.float32) for k in "abc"}
@@ -346,6 +349,7 @@ def schedules(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return seen[-1], made
 
 
+@pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize("name", pipeline.SCHEDULES)
 def test_steps_are_one_where_nothing_has_to_wait_for_it(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -386,6 +390,7 @@ def results(s: Any, given: list[Any]) -> list[Any]:
     return [env[b] for b in s.outputs]
 
 
+@pytest.mark.usefixtures("oracle")
 def test_what_two_nodes_give_to_an_earlier_stage_is_added_up_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

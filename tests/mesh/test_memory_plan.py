@@ -201,4 +201,4 @@ def test_each_stages_peak_is_that_of_the_arrays_that_live(
         given = plan.batch  # weights too: all that is given lies on every device
         for device in np.ravel(mesh.array()).tolist():
             inside = peaks[device] - given
-            assert abs((plan.peak - given) / inside - 1) <= 0.03
+            assert abs((plan.peak - given) / inside - 1) <= 0.05

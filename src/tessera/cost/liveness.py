@@ -189,7 +189,9 @@ class Liveness:
             first, last = self.spans[a]
             i = bisect_left(ends, last)
             if i < len(ends) and ends[i] == last:  # it is written over `a`, or too early
-                i += rooms[i].kind.memory not in FUSED or sizes[i] != out[a]
+                # The array of a partial result has a dim more: it is not written in place.
+                over = rooms[i].kind.memory in FUSED and not rooms[i].type.partial
+                i += not over or sizes[i] != out[a]
             free = (large & ~taken.at(first, last)) >> i
             if free:
                 taken.take(first, last, (free & -free) << i)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIMITS_S = {
-    "queued": 680,  # steps that nobody reads
-    "interrupts": 500,  # signals at random times
+    "queued": 480,  # steps that nobody reads
+    "interrupts": 700,  # signals at random times
     "shapes": 300,  # one function, hundreds of shapes
     "growth": 120,  # layers, axes
     "eager": 200,  # steps that are not compiled

@@ -14,7 +14,7 @@ ARGS   ?=
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
 	@echo "make check      format, lint, types, import contracts, the tests that are not long"
-	@echo "make check-all  the same with the long tests and the coverage: what CI runs"
+	@echo "make check-all  the same with the site, the long tests and the coverage (over an hour)"
 	@echo "make docs       site/: these pages, with search and a reference of every public name"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"

@@ -17,6 +17,7 @@ from tessera import dist, graph, nn, op, pipeline
 from tessera.core.layout import parse_type
 from tessera.ir.schedule.pipelines.formulas import peak_activations
 from tessera.ir.schedule.reuse import reused
+from tessera.observe import profile as profiles
 from tessera.runtime.arrays import fetch, place, sharding
 from tessera.runtime.send import sender
 from tests.cases import LONG, grid
@@ -460,13 +461,18 @@ def test_values_reach_another_slice_as_by_device_put(shape: str, text: str) -> N
     assert whole.__closure__[0].cell_contents is jax.device_put  # type: ignore[index]
 
 
-def test_a_profile_says_when_a_pipeline_waits_for_its_launches() -> None:
+def test_a_profile_says_when_a_pipeline_waits_for_its_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mesh = dist.Mesh(("pp",), devices=2)
     model = pipeline.compose(2, [lambda x: ts.tanh(x)] * 2, mesh=mesh, microbatches=4)
     found = dist.profile(model, made(8, 4), runs=2)
     steps = len(model.schedule.steps)
+    monkeypatch.setattr(profiles, "LAUNCH_S", 100.0)  # whatever a stage computes takes less
     (line,) = [x for x in str(found).splitlines() if "to launch" in x]
-    assert f"its {steps} steps take about {steps / 10:.2f} ms to launch" in line
+    assert f"its {steps} steps take about {steps * 1e5:.2f} ms to launch" in line
+    monkeypatch.setattr(profiles, "LAUNCH_S", 0.0)
+    assert "to launch" not in str(found)
     assert model.plan_text().splitlines()[-1].startswith(f"  {steps} steps")
 
 

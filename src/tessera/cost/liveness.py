@@ -18,7 +18,8 @@ from ..ir.graph.node import Graph, Node, input_node
 from ..ir.schedule.schedule import Schedule
 from ..ops.redistribute import all_reduce
 
-# Computed wherever they are read (what only makes or moves elements), and if they are read once.
+# Computed where they are read: what only makes or moves elements always, what is dear if it is read
+# once.
 MOVES = ("made", "turned", "moves")
 FUSED = (*MOVES, "cheap", "dear")
 # They take their operands element by element.

@@ -28,13 +28,13 @@ class Options:
 
     router: str = "topk"
     k: int = 2
-    transport: Any = "auto"  # a Transport, once made
+    transport: Any = "auto"  # a name, a dict of fields, or a Transport
     deterministic: bool = False
     capacity: float | None = None
     groups: int | None = None
     normalize: bool | None = None
     activation: str | None = None
-    axis: Any = None  # names, once made
+    axis: Any = None  # a name or several; a tuple of names, once made
     placement: Placement | None = None
     block: int | None = None
     zigzag: int = 1

@@ -24,7 +24,7 @@ from .core.mesh import Mesh
 from .core.options import ProgramOptions
 from .ir.graph.comm_trace import trace_lines
 from .ir.graph.node import Graph
-from .ir.schedule.reuse import heirs
+from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
@@ -149,7 +149,7 @@ class Engine:
             for line in trace_lines(graph):
                 print(line)
         # The engine warns of what no result can take over.
-        taken = heirs(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
+        taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
         return Executable(scheduled(graph), taken)
 
     def step_by_step(self, schedule: Schedule) -> Executable:

@@ -32,7 +32,7 @@ ELSEWHERE = {
     "shard": "test_reshard.py",
     "to_partial": "test_reshard.py",
     "to_mesh": "test_reshard.py",
-    "recast": "test_local.py",
+    "reinterpret": "test_local.py",
     "axis_index": "test_local.py",
     "permute": "test_local.py",
     "broadcast": "test_local.py",

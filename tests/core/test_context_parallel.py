@@ -161,7 +161,7 @@ def test_causal_work_is_balanced_in_every_step(oracle: Oracle, n: int) -> None:
             if handed % 2:  # keys and values
                 found.append(0)
         for node, times in products([m]):
-            assert node.type.per == ("cp",)
+            assert node.type.varying == ("cp",)
             found[-1] += times * 2 * int(np.prod(node.type.shape)) * d
     # First its own two chunks against each other: 3 of 4 pairs are seen, one of them whole.
     assert found[0] == 3 * flops and found[1:] == [2 * flops] * (n - 1)

@@ -96,8 +96,8 @@ def test_types_say_what_each_device_has() -> None:
     g = graph.trace(body, t, parse_type("f32[4, (3·4@tp)]", MESH))
     assert {k: str(v) for k, v in seen.items()} == {
         "x": "f32[8@dp, 4]",
-        "w": "f32[4, 6] per tp",
-        "rank": "i32[] per tp",
+        "w": "f32[4, 6] varying tp",
+        "rank": "i32[] varying tp",
         "shape": "(4, 6)",
         "size": "2",
         "sum": "f32[]",
@@ -109,27 +109,27 @@ def test_types_say_what_each_device_has() -> None:
 @pytest.mark.parametrize(
     ("have", "want"),
     [
-        ("f32[8@dp]", "f32[8] per dp"),
+        ("f32[8@dp]", "f32[8] varying dp"),
         ("f32[8@dp]", "f32[4]"),
-        ("f32[4] per dp", "f32[4]"),
-        ("f32[4] +dp", "f32[4] per dp"),
-        ("f32[4] per dp", "f32[4] max tp"),
+        ("f32[4] varying dp", "f32[4]"),
+        ("f32[4] +dp", "f32[4] varying dp"),
+        ("f32[4] varying dp", "f32[4] max tp"),
         ("f32[4]", "f32[4] +dp"),
-        ("f32[4] per dp", "f32[8@tp]"),
+        ("f32[4] varying dp", "f32[8@tp]"),
     ],
 )
-def test_recast_reads_the_same_blocks_or_refuses(have: str, want: str) -> None:
-    with pytest.raises(ts.TesseraError, match="recast: the two types are not readings"):
+def test_reinterpret_reads_the_same_blocks_or_refuses(have: str, want: str) -> None:
+    with pytest.raises(ts.TesseraError, match="reinterpret: the two types are not readings"):
         graph.trace(
-            lambda x: ts.keep(x) if x is None else _recast(x, parse_type(want, MESH)),
+            lambda x: ts.keep(x) if x is None else _reinterpret(x, parse_type(want, MESH)),
             parse_type(have, MESH),
         )
 
 
-def _recast(x: ts.Tensor, to: TensorType) -> ts.Tensor:
+def _reinterpret(x: ts.Tensor, to: TensorType) -> ts.Tensor:
     from tessera.lang.tensor import emit
 
-    return emit("recast", x, layout=to)
+    return emit("reinterpret", x, layout=to)
 
 
 def test_a_body_without_its_rank_is_recorded_once() -> None:

@@ -46,8 +46,8 @@ def helper(x: ts.Tensor, deep: bool) -> ts.Tensor:
 # -- the axis, the group --------------------------------------------------------------------------
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1 : all_reduce over dp sum f32[4, 2] per dp,tp at {here}
-  ranks 2, 3 : all_reduce over tp sum f32[4, 2] per dp,tp at {here}
+  ranks 0, 1 : all_reduce over dp sum f32[4, 2] varying dp,tp at {here}
+  ranks 2, 3 : all_reduce over tp sum f32[4, 2] varying dp,tp at {here}
   fix        : {order}""",
     GRID,
 )
@@ -57,8 +57,8 @@ def other_axis(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_reduce over dp sum f32[4, 2] per dp,tp at {here}
-  ranks 1 to 3 : all_reduce over dp, tp sum f32[4, 2] per dp,tp at {here}
+  rank 0       : all_reduce over dp sum f32[4, 2] varying dp,tp at {here}
+  ranks 1 to 3 : all_reduce over dp, tp sum f32[4, 2] varying dp,tp at {here}
   fix          : {order}""",
     GRID,
 )
@@ -68,8 +68,8 @@ def one_axis_or_both(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0 to 2 : all_gather over tp, dp 0 f32[4, 2] per dp,tp at {here}
-  rank 3       : all_gather over dp, tp 0 f32[4, 2] per dp,tp at {here}
+  ranks 0 to 2 : all_gather over tp, dp 0 f32[4, 2] varying dp,tp at {here}
+  rank 3       : all_gather over dp, tp 0 f32[4, 2] varying dp,tp at {here}
   fix          : {order}""",
     GRID,
 )
@@ -80,8 +80,8 @@ def axes_in_another_order(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2 : all_gather over dp 0 f32[4, 2] per dp,tp at {there}
-  ranks 1, 3 : all_gather over tp 0 f32[4, 2] per dp,tp at {here}
+  ranks 0, 2 : all_gather over dp 0 f32[4, 2] varying dp,tp at {there}
+  ranks 1, 3 : all_gather over tp 0 f32[4, 2] varying dp,tp at {here}
   fix        : {order}""",
     GRID,
 )
@@ -93,8 +93,8 @@ def group_by_own_place(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[4, 2] per dp,tp at {here}
-  rank 1        : all_reduce over tp sum f32[4, 2] per dp,tp at {here}
+  ranks 0, 2, 3 : all_reduce over dp sum f32[4, 2] varying dp,tp at {here}
+  rank 1        : all_reduce over tp sum f32[4, 2] varying dp,tp at {here}
   fix           : {order}""",
     GRID,
 )
@@ -106,8 +106,8 @@ def first_rows_then_columns(x: ts.Tensor) -> Any:
 # -- the kind, the reduction ----------------------------------------------------------------------
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1, 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
-  rank 2        : all_reduce over dp min f32[2, 4] per dp at {here}
+  ranks 0, 1, 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
+  rank 2        : all_reduce over dp min f32[2, 4] varying dp at {here}
   fix           : {order}""",
 )
 def sum_or_least(x: ts.Tensor) -> Any:
@@ -116,8 +116,8 @@ def sum_or_least(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_reduce over dp sum f32[2, 4] per dp at {here}
-  ranks 1 to 3 : all_reduce over dp mean f32[2, 4] per dp at {here}
+  rank 0       : all_reduce over dp sum f32[2, 4] varying dp at {here}
+  ranks 1 to 3 : all_reduce over dp mean f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def sum_or_mean(x: ts.Tensor) -> Any:
@@ -126,8 +126,8 @@ def sum_or_mean(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp min f32[2, 4] per dp at {here}
-  rank 3       : all_reduce over dp max f32[2, 4] per dp at {here}
+  ranks 0 to 2 : all_reduce over dp min f32[2, 4] varying dp at {here}
+  rank 3       : all_reduce over dp max f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def most_or_least(x: ts.Tensor) -> Any:
@@ -136,8 +136,8 @@ def most_or_least(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : reduce_scatter over dp 0 sum f32[4, 4] per dp at {here}
-  ranks 1 to 3 : all_reduce over dp sum f32[4, 4] per dp at {there}
+  rank 0       : reduce_scatter over dp 0 sum f32[4, 4] varying dp at {here}
+  ranks 1 to 3 : all_reduce over dp sum f32[4, 4] varying dp at {there}
   fix          : {order}""",
 )
 def reduced_or_scattered(x: ts.Tensor) -> Any:
@@ -148,8 +148,8 @@ def reduced_or_scattered(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0 to 2 : all_gather over dp 0 f32[2, 4] per dp at {here}
-  rank 3       : all_to_all over dp 1 0 f32[2, 4] per dp at {there}
+  ranks 0 to 2 : all_gather over dp 0 f32[2, 4] varying dp at {here}
+  rank 3       : all_to_all over dp 1 0 f32[2, 4] varying dp at {there}
   fix          : {order}""",
 )
 def gathered_or_exchanged(x: ts.Tensor) -> Any:
@@ -160,8 +160,8 @@ def gathered_or_exchanged(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : broadcast over dp 0 f32[2, 4] per dp at {here}
-  ranks 1 to 3 : all_gather over dp 0 f32[2, 4] per dp at {there}
+  rank 0       : broadcast over dp 0 f32[2, 4] varying dp at {here}
+  ranks 1 to 3 : all_gather over dp 0 f32[2, 4] varying dp at {there}
   fix          : {order}""",
 )
 def broadcast_or_gathered(x: ts.Tensor) -> Any:
@@ -172,8 +172,8 @@ def broadcast_or_gathered(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : permute over dp ((0, 1), (1, 2), (2, 3), (3, 0)) f32[2, 4] per dp at {there}
-  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  rank 0       : permute over dp ((0, 1), (1, 2), (2, 3), (3, 0)) f32[2, 4] varying dp at {there}
+  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def handed_on_or_summed(x: ts.Tensor) -> Any:
@@ -184,8 +184,8 @@ def handed_on_or_summed(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2, 3 : permute over dp ((0, 1), (1, 2), (2, 3), (3, 0)) f32[2, 4] per dp at {here}
-  rank 1        : permute over dp ((0, 2), (1, 3), (2, 0), (3, 1)) f32[2, 4] per dp at {here}
+  ranks 0, 2, 3 : permute over dp ((0, 1), (1, 2), (2, 3), (3, 0)) f32[2, 4] varying dp at {here}
+  rank 1        : permute over dp ((0, 2), (1, 3), (2, 0), (3, 1)) f32[2, 4] varying dp at {here}
   fix           : {order}""",
 )
 def handed_on_by_another_step(x: ts.Tensor) -> Any:
@@ -194,8 +194,8 @@ def handed_on_by_another_step(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1 : permute over dp ((0, 1), (1, 0)) f32[2, 4] per dp at {here}
-  ranks 2, 3 : permute over dp ((2, 3), (3, 2)) f32[2, 4] per dp at {here}
+  ranks 0, 1 : permute over dp ((0, 1), (1, 0)) f32[2, 4] varying dp at {here}
+  ranks 2, 3 : permute over dp ((2, 3), (3, 2)) f32[2, 4] varying dp at {here}
   fix        : {order}""",
 )
 def handed_to_others(x: ts.Tensor) -> Any:
@@ -205,10 +205,10 @@ def handed_to_others(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0 : broadcast over dp 0 f32[2, 4] per dp at {here}
-  rank 1 : broadcast over dp 1 f32[2, 4] per dp at {here}
-  rank 2 : broadcast over dp 2 f32[2, 4] per dp at {here}
-  rank 3 : broadcast over dp 3 f32[2, 4] per dp at {here}
+  rank 0 : broadcast over dp 0 f32[2, 4] varying dp at {here}
+  rank 1 : broadcast over dp 1 f32[2, 4] varying dp at {here}
+  rank 2 : broadcast over dp 2 f32[2, 4] varying dp at {here}
+  rank 3 : broadcast over dp 3 f32[2, 4] varying dp at {here}
   fix    : {order}""",
 )
 def other_root(x: ts.Tensor) -> Any:
@@ -217,8 +217,8 @@ def other_root(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : scatter over dp 0 0 f32[4, 4] per dp at {here}
-  ranks 1 to 3 : scatter over dp 1 0 f32[4, 4] per dp at {here}
+  rank 0       : scatter over dp 0 0 f32[4, 4] varying dp at {here}
+  ranks 1 to 3 : scatter over dp 1 0 f32[4, 4] varying dp at {here}
   fix          : {order}""",
 )
 def scattered_from_itself(x: ts.Tensor) -> Any:
@@ -228,10 +228,10 @@ def scattered_from_itself(x: ts.Tensor) -> Any:
 # -- shape, dtype, dim ----------------------------------------------------------------------------
 @row(
     """{head} the 1st of each does not match
-  rank 0 : all_reduce over dp sum f32[1] per dp at {here}
-  rank 1 : all_reduce over dp sum f32[2] per dp at {here}
-  rank 2 : all_reduce over dp sum f32[3] per dp at {here}
-  rank 3 : all_reduce over dp sum f32[4] per dp at {here}
+  rank 0 : all_reduce over dp sum f32[1] varying dp at {here}
+  rank 1 : all_reduce over dp sum f32[2] varying dp at {here}
+  rank 2 : all_reduce over dp sum f32[3] varying dp at {here}
+  rank 3 : all_reduce over dp sum f32[4] varying dp at {here}
   fix    : {order}""",
 )
 def rows_by_rank(x: ts.Tensor) -> Any:
@@ -240,8 +240,8 @@ def rows_by_rank(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
-  rank 1        : all_reduce over dp sum f32[1, 2, 4] per dp at {here}
+  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
+  rank 1        : all_reduce over dp sum f32[1, 2, 4] varying dp at {here}
   fix           : {order}""",
 )
 def one_dim_more(x: ts.Tensor) -> Any:
@@ -250,8 +250,8 @@ def one_dim_more(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2, 4] per dp at {here}
-  rank 3       : all_reduce over dp sum f32[4, 2] per dp at {here}
+  ranks 0 to 2 : all_reduce over dp sum f32[2, 4] varying dp at {here}
+  rank 3       : all_reduce over dp sum f32[4, 2] varying dp at {here}
   fix          : {order}""",
 )
 def turned(x: ts.Tensor) -> Any:
@@ -260,8 +260,8 @@ def turned(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_gather over dp 0 f32[2, 4] per dp at {here}
-  ranks 1 to 3 : all_gather over dp 0 f32[4, 2] per dp at {here}
+  rank 0       : all_gather over dp 0 f32[2, 4] varying dp at {here}
+  ranks 1 to 3 : all_gather over dp 0 f32[4, 2] varying dp at {here}
   fix          : {order}""",
 )
 def same_size_other_shape(x: ts.Tensor) -> Any:
@@ -270,8 +270,8 @@ def same_size_other_shape(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_reduce over dp sum f16[2, 4] per dp at {here}
-  ranks 1 to 3 : all_reduce over dp sum bf16[2, 4] per dp at {here}
+  rank 0       : all_reduce over dp sum f16[2, 4] varying dp at {here}
+  ranks 1 to 3 : all_reduce over dp sum bf16[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def half_precision(x: ts.Tensor) -> Any:
@@ -281,8 +281,8 @@ def half_precision(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1 : all_reduce over dp sum f32[2, 4] per dp at {here}
-  ranks 2, 3 : all_reduce over dp sum i32[2, 4] per dp at {here}
+  ranks 0, 1 : all_reduce over dp sum f32[2, 4] varying dp at {here}
+  ranks 2, 3 : all_reduce over dp sum i32[2, 4] varying dp at {here}
   fix        : {order}""",
 )
 def whole_numbers(x: ts.Tensor) -> Any:
@@ -292,8 +292,8 @@ def whole_numbers(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1, 3 : all_gather over dp 0 f32[2, 4] per dp at {here}
-  rank 2        : all_gather over dp 1 f32[2, 4] per dp at {here}
+  ranks 0, 1, 3 : all_gather over dp 0 f32[2, 4] varying dp at {here}
+  rank 2        : all_gather over dp 1 f32[2, 4] varying dp at {here}
   fix           : {order}""",
 )
 def along_another_dim(x: ts.Tensor) -> Any:
@@ -302,8 +302,8 @@ def along_another_dim(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2 : reduce_scatter over dp 0 sum f32[4, 4] per dp at {here}
-  ranks 1, 3 : reduce_scatter over dp 1 sum f32[4, 4] per dp at {here}
+  ranks 0, 2 : reduce_scatter over dp 0 sum f32[4, 4] varying dp at {here}
+  ranks 1, 3 : reduce_scatter over dp 1 sum f32[4, 4] varying dp at {here}
   fix        : {order}""",
 )
 def scattered_along_another_dim(x: ts.Tensor) -> Any:
@@ -313,8 +313,8 @@ def scattered_along_another_dim(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_to_all over dp 1 0 f32[4, 4] per dp at {here}
-  ranks 1 to 3 : all_to_all over dp 0 1 f32[4, 4] per dp at {here}
+  rank 0       : all_to_all over dp 1 0 f32[4, 4] varying dp at {here}
+  ranks 1 to 3 : all_to_all over dp 0 1 f32[4, 4] varying dp at {here}
   fix          : {order}""",
 )
 def exchanged_the_other_way(x: ts.Tensor) -> Any:
@@ -325,8 +325,8 @@ def exchanged_the_other_way(x: ts.Tensor) -> Any:
 # -- missing, extra, order ------------------------------------------------------------------------
 @row(
     """{head} the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2, 4] per dp at {here}
-  rank 3       : all_gather over dp 0 f32[2, 4] per dp at {there}
+  ranks 0 to 2 : all_reduce over dp sum f32[2, 4] varying dp at {here}
+  rank 3       : all_gather over dp 0 f32[2, 4] varying dp at {there}
   fix          : {order}""",
 )
 def the_first_is_missing(x: ts.Tensor) -> Any:
@@ -338,7 +338,7 @@ def the_first_is_missing(x: ts.Tensor) -> Any:
 @row(
     """{head} the 2nd of each does not match
   rank 0       : none
-  ranks 1 to 3 : all_reduce over dp max f32[2, 4] per dp at {here}
+  ranks 1 to 3 : all_reduce over dp max f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def the_last_is_missing(x: ts.Tensor) -> Any:
@@ -350,7 +350,7 @@ def the_last_is_missing(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 2nd of each does not match
-  ranks 0, 2, 3 : broadcast over dp 0 f32[2, 4] per dp at {here}
+  ranks 0, 2, 3 : broadcast over dp 0 f32[2, 4] varying dp at {here}
   rank 1        : none
   fix           : {order}""",
 )
@@ -363,8 +363,8 @@ def one_leaves_early(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_reduce over dp sum f32[] per dp at {here}
-  ranks 1 to 3 : all_reduce over dp max f32[2, 4] per dp at {there}
+  rank 0       : all_reduce over dp sum f32[] varying dp at {here}
+  ranks 1 to 3 : all_reduce over dp max f32[2, 4] varying dp at {there}
   fix          : {order}""",
 )
 def one_logs_the_norm(x: ts.Tensor) -> Any:
@@ -376,8 +376,8 @@ def one_logs_the_norm(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1, 3 : all_reduce over dp sum f32[2, 4] per dp at {there}
-  rank 2        : all_reduce over dp max f32[2, 4] per dp at {here}
+  ranks 0, 1, 3 : all_reduce over dp sum f32[2, 4] varying dp at {there}
+  rank 2        : all_reduce over dp max f32[2, 4] varying dp at {here}
   fix           : {order}""",
 )
 def swapped(x: ts.Tensor) -> Any:
@@ -393,8 +393,8 @@ def swapped(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_reduce over dp sum f32[4] per dp at {here}
-  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  rank 0       : all_reduce over dp sum f32[4] varying dp at {here}
+  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def keys_in_own_order(x: ts.Tensor) -> Any:
@@ -407,7 +407,7 @@ def keys_in_own_order(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 2nd of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2, 4] per dp at {there}
+  ranks 0 to 2 : all_reduce over dp sum f32[2, 4] varying dp at {there}
   rank 3       : barrier over dp at {here}
   fix          : {order}""",
 )
@@ -420,7 +420,7 @@ def no_barrier_here(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  rank 0       : all_gather over dp 0 f32[2, 4] per dp at {here}
+  rank 0       : all_gather over dp 0 f32[2, 4] varying dp at {here}
   ranks 1 to 3 : none
   fix          : {order}""",
 )
@@ -433,7 +433,7 @@ def only_the_first_rank_saves(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] per dp at {helper}
+  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] varying dp at {helper}
   rank 1        : none
   fix           : {order}""",
 )
@@ -445,7 +445,7 @@ def in_a_helper(x: ts.Tensor) -> Any:
 @row(
     """{head} the 1st of each does not match
   rank 0       : none
-  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def turns_by_rank(x: ts.Tensor) -> Any:
@@ -456,7 +456,7 @@ def turns_by_rank(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 4th of each does not match
-  ranks 0, 1, 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  ranks 0, 1, 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   rank 2        : none
   fix           : {order}""",
 )
@@ -470,7 +470,7 @@ def one_turn_less(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 5th of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   rank 1        : none
   fix           : {order}""",
 )
@@ -485,8 +485,8 @@ def one_skips_a_turn(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 2nd of each does not match
-  rank 0       : all_gather over dp 0 f32[2, 4] per dp at {there}
-  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  rank 0       : all_gather over dp 0 f32[2, 4] varying dp at {there}
+  ranks 1 to 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def nested_loops(x: ts.Tensor) -> Any:
@@ -499,7 +499,7 @@ def nested_loops(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 1 : permute over dp ((0, 1), (1, 2), (2, 3), (3, 0)) f32[2, 4] per dp at {here}
+  ranks 0, 1 : permute over dp ((0, 1), (1, 2), (2, 3), (3, 0)) f32[2, 4] varying dp at {here}
   ranks 2, 3 : none
   fix        : {order}""",
 )
@@ -513,7 +513,7 @@ def until_done(x: ts.Tensor) -> Any:
 @row(
     """{head} the 2nd of each does not match
   ranks 0 to 2 : none
-  rank 3       : all_reduce over dp sum f32[2, 4] per dp at {here}
+  rank 3       : all_reduce over dp sum f32[2, 4] varying dp at {here}
   fix          : {order}""",
 )
 def deeper_by_rank(x: ts.Tensor) -> Any:
@@ -526,7 +526,7 @@ def deeper_by_rank(x: ts.Tensor) -> Any:
 @row(
     """{head} the 2nd of each does not match
   ranks 0, 2 : none
-  ranks 1, 3 : all_reduce over dp sum f32[4] per dp at {here}
+  ranks 1, 3 : all_reduce over dp sum f32[4] varying dp at {here}
   fix        : {order}""",
 )
 def in_the_comprehension(x: ts.Tensor) -> Any:
@@ -537,7 +537,7 @@ def in_the_comprehension(x: ts.Tensor) -> Any:
 # -- errors of their own --------------------------------------------------------------------------
 @row(
     """rank 2 of a body raised, the others did not
-  ranks 0, 1, 3 : goes on to all_reduce over dp sum f32[2, 4] per dp at {there}
+  ranks 0, 1, 3 : goes on to all_reduce over dp sum f32[2, 4] varying dp at {there}
   rank 2        : raises ValueError: no data for this rank at {here}
   fix           : {all_raise}""",
 )
@@ -550,7 +550,7 @@ def one_raises_first(x: ts.Tensor) -> Any:
 @row(
     """ranks 0, 3 of a body raised, the others did not
   ranks 0, 3 : raises KeyError: 'missing' at {here}
-  ranks 1, 2 : goes on to all_gather over dp 0 f32[2, 4] per dp at {there}
+  ranks 1, 2 : goes on to all_gather over dp 0 f32[2, 4] varying dp at {there}
   fix        : {all_raise}""",
 )
 def one_raises_between(x: ts.Tensor) -> Any:
@@ -590,7 +590,7 @@ def one_raises_while_another_waits(x: ts.Tensor) -> Any:
 
 @row(
     """{head} the 1st of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] per dp at {here}
+  ranks 0, 2, 3 : all_reduce over dp sum f32[2, 4] varying dp at {here}
   rank 1        : none
   fix           : {order}""",
 )

@@ -78,36 +78,36 @@ def gradient_on_one(x: ts.Tensor) -> ts.Tensor:
 ORDER = "issue the same collectives in the same order on every rank"
 ROWS: list[tuple[Callable[..., Any], str]] = [
     (other_kind, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{there}}
-  rank 1        : all_gather over dp 0 f32[2] per dp at test_ranks.py:{{here}}
+  ranks 0, 2, 3 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{there}}
+  rank 1        : all_gather over dp 0 f32[2] varying dp at test_ranks.py:{{here}}
   fix           : {ORDER}"""),
     (other_op, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 1 : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{here}}
-  ranks 2, 3 : all_reduce over dp max f32[2] per dp at test_ranks.py:{{here}}
+  ranks 0, 1 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
+  ranks 2, 3 : all_reduce over dp max f32[2] varying dp at test_ranks.py:{{here}}
   fix        : {ORDER}"""),
     (other_shape, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{here}}
-  rank 3       : all_reduce over dp sum f32[1] per dp at test_ranks.py:{{here}}
+  ranks 0 to 2 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
+  rank 3       : all_reduce over dp sum f32[1] varying dp at test_ranks.py:{{here}}
   fix          : {ORDER}"""),
     (other_dtype, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{here}}
-  rank 3       : all_reduce over dp sum bf16[2] per dp at test_ranks.py:{{here}}
+  ranks 0 to 2 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
+  rank 3       : all_reduce over dp sum bf16[2] varying dp at test_ranks.py:{{here}}
   fix          : {ORDER}"""),
     (other_order, f"""ranks issue different collectives: the 1st of each does not match
-  rank 0       : broadcast over dp 0 f32[2] per dp at test_ranks.py:{{here}}
-  ranks 1 to 3 : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{there}}
+  rank 0       : broadcast over dp 0 f32[2] varying dp at test_ranks.py:{{here}}
+  ranks 1 to 3 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{there}}
   fix          : {ORDER}"""),
     (other_root, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 1 : broadcast over dp 0 f32[2] per dp at test_ranks.py:{{here}}
-  ranks 2, 3 : broadcast over dp 1 f32[2] per dp at test_ranks.py:{{here}}
+  ranks 0, 1 : broadcast over dp 0 f32[2] varying dp at test_ranks.py:{{here}}
+  ranks 2, 3 : broadcast over dp 1 f32[2] varying dp at test_ranks.py:{{here}}
   fix        : {ORDER}"""),
     (one_skips, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 1, 3 : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{here}}
+  ranks 0, 1, 3 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
   rank 2        : none
   fix           : {ORDER}"""),
     (one_more, f"""ranks issue different collectives: the 2nd of each does not match
   ranks 0, 1, 3 : none
-  rank 2        : all_reduce over dp sum f32[2] per dp at test_ranks.py:{{here}}
+  rank 2        : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
   fix           : {ORDER}"""),
     (no_barrier, f"""ranks issue different collectives: the 1st of each does not match
   rank 0       : none
@@ -220,7 +220,7 @@ MORE: list[tuple[Callable[..., Any], str, str]] = [
     (no_such_name, "recv_from: rank 0 returns nothing under 'b'", "it returns : "),
     (of_itself, "recv_from: rank 0 asks itself for 'a'", "ask for it on the other ranks"),
     (other_structure, "ranks return different structures", "out.a, out.b"),
-    (other_result, "ranks return different shapes", "f32[1] per dp"),
+    (other_result, "ranks return different shapes", "f32[1] varying dp"),
     (other_number, "ranks return different plain values", "rank 1 : 1"),
     (number_or_tensor, "ranks return different kinds of values", "rank 0 : 1.0"),
     (data_read, "a value that differs between devices is read", "choose with ts.where"),

@@ -53,7 +53,7 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
 
 def computed(g: Graph) -> list[tuple[object, ...]]:
     """The ops of `g` that compute, in order, with what they are told; no layouts."""
-    moved = {*NAMES, "input", "recast", "full", "broadcast_to"}
+    moved = {*NAMES, "input", "reinterpret", "full", "broadcast_to"}
     told = lambda n: {k: v for k, v in n.attrs.items() if not isinstance(v, TensorType)}  # noqa: E731
     return [(n.op, n.type.shape, str(told(n))) for n in g.nodes if n.op not in moved]
 

@@ -41,7 +41,7 @@ all_reduce: op cannot be 'prod'
 row("a part that does not divide", ts.ShapeError,
     lambda: op.kernel()(lambda x: dist.reduce_scatter(x, "tp", dim=0))(LOCAL), """
 reduce_scatter: dim 0 of 1 does not divide by 4 devices
-  x   : f32[1, 4] per dp,tp
+  x   : f32[1, 4] varying dp,tp
   at  : AT
   fix : pad it, or choose another dim
 """)
@@ -49,7 +49,7 @@ reduce_scatter: dim 0 of 1 does not divide by 4 devices
 row("an exchange that does not divide", ts.ShapeError,
     lambda: op.kernel()(lambda x: dist.all_to_all(x[:, :3], "dp", split_dim=1))(LOCAL), """
 all_to_all: dim 1 of 3 does not divide by 2 devices
-  x   : f32[1, 3] per dp,tp
+  x   : f32[1, 3] varying dp,tp
   at  : AT
   fix : pad it, or choose another dim
 """)
@@ -57,7 +57,7 @@ all_to_all: dim 1 of 3 does not divide by 2 devices
 row("scalars gathered", ts.ShapeError,
     lambda: op.kernel()(lambda x: dist.all_gather(x.sum(), "dp"))(LOCAL), """
 all_gather: a scalar has no dim to join along
-  x   : f32[] per dp,tp
+  x   : f32[] varying dp,tp
   at  : AT
   fix : reshape it to (1,) first
 """)
@@ -86,7 +86,7 @@ permute: pairs cannot be 3
 row("a number that differs returned", ts.ShapeError,
     lambda: op.kernel()(lambda x: x.sum())(LOCAL), """
 <lambda>: it returns a number that differs between devices
-  result  : f32[] per dp,tp
+  result  : f32[] varying dp,tp
   made at : AT
   at      : AT
   fix     : combine it first: dist.all_reduce(x, axis), or reshape it to (1,)
@@ -95,7 +95,7 @@ row("a number that differs returned", ts.ShapeError,
 row("a number that differs read", ts.UsageError,
     lambda: op.kernel()(lambda x: x.sum().item())(LOCAL), """
 a value that differs between devices is read
-  tensor  : f32[] per dp,tp
+  tensor  : f32[] varying dp,tp
   made at : AT
   at      : AT
   fix     : combine it first: dist.all_reduce(x, axis), or choose with ts.where
@@ -212,7 +212,7 @@ def result_layout() -> Any:
 
 row("a result's layout that forgets an axis", ts.LayoutError, result_layout, """
 <lambda>: the layout of its result does not say where 'tp' goes
-  result : f32[1, 4] per dp,tp
+  result : f32[1, 4] varying dp,tp
   at     : AT
   fix    : name 'tp' in the ShardSpec, or combine the value over it first
 """)

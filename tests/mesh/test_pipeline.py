@@ -15,8 +15,8 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, nn, op, pipeline
 from tessera.core.layout import parse_type
+from tessera.ir.schedule.donation import donation_aliases
 from tessera.ir.schedule.pipelines.formulas import peak_activations
-from tessera.ir.schedule.reuse import reused
 from tessera.observe import profile as profiles
 from tessera.runtime.arrays import fetch, place, sharding
 from tessera.runtime.send import sender
@@ -173,7 +173,7 @@ def test_weights_and_state_given_up_are_built_anew_in_their_place(
         close([loss, weights, state], [want[0], want[2], want[3]])
         with pytest.raises(ts.DonatedError, match="was donated to a function"):
             old.numpy()
-    made = sum(map(len, reused(f.schedule)))
+    made = sum(map(len, donation_aliases(f.schedule)))
     assert made == 3 * len(WEIGHTS)
 
 

@@ -116,7 +116,7 @@ def placed(t: TensorType, where: Mapping[str, Place]) -> TensorType:
             run.append(Digit(size // at, (), size // at))
         dims.append(grouped(run))
     partial = tuple((a, p.kind) for a, p in where.items() if p.dim < 0)
-    return TensorType(t.dtype, dims, partial, t.mesh, t.per, t.rest)
+    return TensorType(t.dtype, dims, partial, t.mesh, t.varying, t.rest)
 
 
 def cheapest(

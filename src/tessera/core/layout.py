@@ -183,19 +183,19 @@ def _regroup_empty(
 class TensorType:
     """dtype, layout and mesh of a tensor. Interned: equal types are the same object.
 
-    `dims` hold the sizes and how they are split, `partial` the axes over which the value is still
-    to be completed, as (axis, "sum" | "max" | "min"). `per` are the axes along which each device
-    has a value of its own, as in the body of a `@ts.distribute`: a global value with one leading
-    dim per axis, which the shape leaves out. `rest` are those axes that split it only while it
-    rests (ZeRO's): where bits are promised, a program sees the tensor whole along them. No text
-    shows it.
+    `dims` hold the sizes and how they are split, `partial` the axes over which the value is
+    still to be completed, as (axis, "sum" | "max" | "min"). `varying` are the axes along which
+    each device has a value of its own, as in the body of a `@ts.distribute`: a global value
+    with one leading dim per axis, which the shape leaves out. `rest` are those axes that split
+    it only while it rests (ZeRO's): where bits are promised, a program sees the tensor whole
+    along them. No text shows it.
     """
 
     dtype: DType
     dims: tuple[Dim, ...]
     partial: Partial
     mesh: Mesh | None
-    per: tuple[str, ...]
+    varying: tuple[str, ...]
     rest: tuple[str, ...]
     shape: tuple[int, ...]
 
@@ -205,7 +205,7 @@ class TensorType:
         dims: Iterable[Dim],
         partial: Partial = (),
         mesh: Mesh | None = None,
-        per: Iterable[str] = (),
+        varying: Iterable[str] = (),
         rest: Iterable[str] = (),
     ) -> TensorType:
         sizes = mesh.sizes if mesh is not None else _NO_AXES
@@ -217,31 +217,32 @@ class TensorType:
             partial = tuple(
                 sorted((p for p in partial if sizes.get(p[0], 2) > 1), key=lambda p: p[0])
             )
-        if per:
-            here = set(per)
+        if varying:
+            here = set(varying)
             lost = here.difference(sizes)
             if lost:
                 raise unknown_axis(min(lost), mesh)
-            per = tuple(a for a in sizes if a in here and sizes[a] > 1)
+            varying = tuple(a for a in sizes if a in here and sizes[a] > 1)
         else:
-            per = ()
+            varying = ()
         if rest:
             split = {a for d in dims for a in dim_axes(d)}.intersection(rest)
             rest = tuple(a for a in sizes if a in split)
         else:
             rest = ()
-        key = (dtype, dims, partial, mesh, per, rest)
+        key = (dtype, dims, partial, mesh, varying, rest)
         found = _INTERNED.get(key)
         if found is None:
             found = super().__new__(cls)
-            found.dtype, found.dims, found.partial, found.mesh, found.per, found.rest = key
+            found.dtype, found.dims, found.partial, found.mesh, found.varying, found.rest = key
             found.shape = tuple(dim_size(d) for d in dims)
             _check(found)
             _INTERNED[key] = found
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (TensorType, (self.dtype, self.dims, self.partial, self.mesh, self.per, self.rest))
+        key = (self.dtype, self.dims, self.partial, self.mesh, self.varying, self.rest)
+        return (TensorType, key)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -288,25 +289,25 @@ class TensorType:
         return digits(self.dims[dim], self.sizes)
 
     def with_dims(self, dims: Iterable[Dim]) -> TensorType:
-        return TensorType(self.dtype, dims, self.partial, self.mesh, self.per, self.rest)
+        return TensorType(self.dtype, dims, self.partial, self.mesh, self.varying, self.rest)
 
     def with_partial(self, partial: Partial) -> TensorType:
-        return TensorType(self.dtype, self.dims, partial, self.mesh, self.per, self.rest)
+        return TensorType(self.dtype, self.dims, partial, self.mesh, self.varying, self.rest)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        return TensorType(dtype, self.dims, self.partial, self.mesh, self.per, self.rest)
+        return TensorType(dtype, self.dims, self.partial, self.mesh, self.varying, self.rest)
 
     def on(self, mesh: Mesh | None) -> TensorType:
         """The same type on `mesh`; a type without a mesh is replicated there."""
-        return TensorType(self.dtype, self.dims, self.partial, mesh, self.per, self.rest)
+        return TensorType(self.dtype, self.dims, self.partial, mesh, self.varying, self.rest)
 
-    def with_per(self, per: Iterable[str]) -> TensorType:
-        """The same block on each device, of a value of its own along the axes `per`."""
-        return TensorType(self.dtype, self.dims, self.partial, self.mesh, per, self.rest)
+    def with_varying(self, varying: Iterable[str]) -> TensorType:
+        """The same block on each device, of a value of its own along the axes `varying`."""
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, varying, self.rest)
 
     def with_rest(self, rest: Iterable[str]) -> TensorType:
         """The same layout, where the axes `rest` split it only while it rests."""
-        return TensorType(self.dtype, self.dims, self.partial, self.mesh, self.per, rest)
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, self.varying, rest)
 
     @cached_property
     def in_use(self) -> TensorType:
@@ -339,7 +340,7 @@ class TensorType:
         marks = "".join(
             f" +{axis}" if kind == "sum" else f" {kind} {axis}" for axis, kind in self.partial
         )
-        own = f" per {','.join(self.per)}" if self.per else ""
+        own = f" varying {','.join(self.varying)}" if self.varying else ""
         return f"{self.dtype.name}[{body}]{marks}{own}"
 
     def __str__(self) -> str:
@@ -356,7 +357,7 @@ _INTERNED: dict[
 
 def _check(t: TensorType) -> None:
     seen: set[str] = set()
-    for axis in (*t.split_axes, *t.partial_axes, *t.per):
+    for axis in (*t.split_axes, *t.partial_axes, *t.varying):
         if axis not in t.sizes:
             raise unknown_axis(axis, t.mesh)
         if axis in seen:
@@ -410,7 +411,7 @@ def dim_text(dim: Dim) -> str:
 
 
 _FACTOR = re.compile(r"(\d+)(?:@(?:(\w+)|\((\w+(?:,\w+)*)\)))?\Z")
-_TYPE = re.compile(r"(\w+)\[(.*)\]((?: (?:\+|max |min )\w+)*)(?: per (\w+(?:,\w+)*))?\Z")
+_TYPE = re.compile(r"(\w+)\[(.*)\]((?: (?:\+|max |min )\w+)*)(?: varying (\w+(?:,\w+)*))?\Z")
 
 
 def parse_dim(text: str) -> Dim:

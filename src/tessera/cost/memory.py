@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
-from ..ir.schedule.reuse import reused
+from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.schedule import SEND, Schedule, Step
 from .liveness import Liveness, of_graph, of_schedule
 
@@ -170,7 +170,7 @@ def stage_plans(
     # Steps of one graph reuse the same.
     reuse = {
         s.graph: {s.graph.outputs[w] for w in pairs.values()}
-        for s, pairs in zip(schedule.steps, reused(schedule), strict=True)
+        for s, pairs in zip(schedule.steps, donation_aliases(schedule), strict=True)
     }
     inside = {g: Liveness(of_graph(g), widens, True, reuse=r).peak for g, r in reuse.items()}
     homes = _homes(schedule)
@@ -248,7 +248,7 @@ def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
         last = spans.pop(b)[1]
         if a in spans:
             spans[a] = spans[a][0], max(spans[a][1], last)
-    for i, (step, pairs) in enumerate(zip(schedule.steps, reused(schedule), strict=True)):
+    for i, (step, pairs) in enumerate(zip(schedule.steps, donation_aliases(schedule), strict=True)):
         for read, write in pairs.items():
             a, b = step.reads[read], step.writes[write]
             if b in spans and same.get(a, a) in schedule.inputs:

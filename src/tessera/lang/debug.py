@@ -13,8 +13,8 @@ from ..core.errors import GraphError, caller, fail
 from ..core.layout import ways
 from . import functions
 from .checks import function_of
+from .host_outputs import HostValue, see_on_host
 from .record import current
-from .taps import Seen, tap
 from .tensor import Tensor, as_tensor
 
 
@@ -43,13 +43,13 @@ def print(*values: Any, **named: Any) -> None:
 
     plan = [("", slot(v)) for v in values] + [(f"{k}=", slot(v)) for k, v in named.items()]
 
-    def act(seen: Sequence[Seen]) -> None:
+    def act(seen: Sequence[HostValue]) -> None:
         for place, found in _places(seen):
             words = [name + _text(part, found) for name, part in plan]
             head = " ".join(x for x in (f"{where}:" if where else "", place) if x)
             builtins.print(" ".join([head, *words] if head else words))
 
-    tap(tensors, act)
+    see_on_host(tensors, act)
 
 
 class _Slot(int):
@@ -60,13 +60,13 @@ def _text(part: Any, values: Sequence[np.ndarray[Any, Any]]) -> str:
     return str(values[part]) if isinstance(part, _Slot) else str(part)
 
 
-def _places(seen: Sequence[Seen]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
+def _places(seen: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
     """(which device, its values) for each device that has values of its own; ("", values) else."""
-    per = [v.type for v in seen if v.type.per]
-    axes = tuple(dict.fromkeys(a for t in per for a in t.per))
+    varying = [v.type for v in seen if v.type.varying]
+    axes = tuple(dict.fromkeys(a for t in varying for a in t.varying))
     if not axes:
         return [(next((v.place for v in seen), ""), [v.array for v in seen])]
-    sizes = per[0].sizes
+    sizes = varying[0].sizes
     rows = []
     for rank in range(ways(axes, sizes)):
         own = [v.of(rank, axes, sizes) for v in seen]
@@ -90,7 +90,7 @@ def check_finite(x: Any, name: str = "") -> Any:
     scope = recorder.builder.scope if recorder is not None else ""
     flags = [functions.isfinite(t) for t in leaves]
 
-    def act(seen: Sequence[Seen]) -> None:
+    def act(seen: Sequence[HostValue]) -> None:
         for flag, leaf, path in zip(seen, leaves, names, strict=True):
             if flag.array.all():
                 continue
@@ -105,7 +105,7 @@ def check_finite(x: Any, name: str = "") -> Any:
                 fix="find where they begin with ts.debug.nan_origin(fn, *args)",
             )  # fmt: skip
 
-    tap(flags, act)
+    see_on_host(flags, act)
     return x
 
 
@@ -120,7 +120,7 @@ def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values:
     names = list(values)
     where = caller()
 
-    def act(seen: Sequence[Seen]) -> None:
+    def act(seen: Sequence[HostValue]) -> None:
         here = dict(zip(names, (v.array for v in seen), strict=True))
         if hook is not None:
             hook(here)
@@ -128,4 +128,4 @@ def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values:
         builtins.print(f"{where or 'here'}: " + ", ".join(here), file=sys.stderr)
         builtins.breakpoint()
 
-    tap([as_tensor(v) for v in values.values()], act)
+    see_on_host([as_tensor(v) for v in values.values()], act)

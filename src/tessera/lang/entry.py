@@ -9,12 +9,12 @@ from typing import Any
 
 from ..core.context import Settings
 from ..core.layout import TensorType
-from .cuts import Branch
+from .host_outputs import HostOutput
 from .ids import Expected
 from .outside import Found, Place
 from .parameter import FREEZING, Parameter
+from .segments import Segment
 from .static import Same, kept
-from .taps import Tap
 from .tensor import Tensor
 from .tree import Path, Spec
 
@@ -32,13 +32,13 @@ class Written:
     written_slots: list[int]  # which of `writes` take the program's further results
     removed: list[Path]
     outside: list[Place]  # where further results go
-    taps: list[Tap]  # what sees the program's last results
+    host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
     assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
 
     def __post_init__(self) -> None:
-        into = self.writes, self.removed, self.outside, self.fills, self.assigned, self.taps
+        into = self.writes, self.removed, self.outside, self.fills, self.assigned, self.host_outputs
         self.plain = len(self.slots) == len(self.leaves) and not any(into)
 
 
@@ -56,7 +56,7 @@ class Entry:
         self.cover(leaves)
         self.setting = setting
         self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
-        self.root = Branch()
+        self.root = Segment()
         self.key: Any = None  # the structures of its arguments and of what is around them
         self.found: list[Found] = []  # what its recordings met outside
         # Where the whole function is one program of arguments only: how to pick them.

@@ -95,7 +95,7 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
             recorder.view.asked += leaves  # a trial: only the types matter
             found = [_zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         else:
-            own = [a for a in recorder.node(loss).type.per if a in mean_over]
+            own = [a for a in recorder.node(loss).type.varying if a in mean_over]
             if own and recorder.view is not None:
                 from .local.averages import check_mean  # which is above
 
@@ -151,7 +151,7 @@ def _recorded(
     mean_over: tuple[str, ...] = (),
 ) -> list[Node]:
     # A loss of each device's own means their mean over data axes, their sum over others.
-    devices = ways((a for a in loss.type.per if a in mean_over), loss.type.sizes)
+    devices = ways((a for a in loss.type.varying if a in mean_over), loss.type.sizes)
     one = b("full", dtype=loss.type.dtype, shape=(), value=1.0 / devices)
     out = []
     for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):

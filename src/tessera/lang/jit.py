@@ -1,7 +1,7 @@
 """`ts.jit`: a function recorded once per kinds of arguments, then run as compiled programs.
 
 Tensors (and arrays) in the arguments are dynamic, everything else is static and part of the key.
-Where the function reads a value it is cut there: the result is a tree of programs (lang/cuts.py).
+Where the function reads a value it is cut: the result is a tree of programs (lang/segments.py).
 Containers that the function changes are changed in the caller's hands too.
 """
 
@@ -32,10 +32,10 @@ from ..passes.plan import plan, prepared
 from . import padding, random
 from .around import around
 from .checks import bound, shown, signature_of
-from .cuts import Branch, Recording, Run, Source, grow
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
+from .host_outputs import host_tensors
 from .leaks import need_none_left
 from .outside import Outside, Place
 from .parameter import Parameter
@@ -43,7 +43,7 @@ from .pipelines.microbatch import NeedsPipe, PipeState
 from .pipelines.readings import read
 from .record import KEY_TYPE, Recorder, current, recording, run_graph
 from .retraces import changing
-from .taps import tapped
+from .segments import Recording, Run, Segment, Source, grow
 from .tensor import Tensor, as_tensor
 from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
 from .writes import changes, put, remove, snapshot
@@ -269,7 +269,7 @@ class Jit(Generic[P, R]):
     def _record(
         self, entry: Entry, leaves: list[Any], more: list[Any], spec: Any, values: list[Any]
     ) -> list[Any]:
-        """Records the function along the values read so far; adds the branches that follow. Gives
+        """Records the function along the values read so far; adds the segments that follow. Gives
         the leaves of what is around it."""
         self._warn(bool(values), entry, spec)
         try:
@@ -379,7 +379,7 @@ class Jit(Generic[P, R]):
         assigned = list(recorder.assigned.values())
         results += [recorder.node(a.last) for a in assigned]
         results += [recorder.node(t) for t in left]
-        results += [recorder.node(t) for t in tapped(recorder)]
+        results += [recorder.node(t) for t in host_tensors(recorder)]
         if self.finish:
             results = [self._finished(recorder, n) for n in results]
         for t, node in recorder.captured:
@@ -394,7 +394,7 @@ class Jit(Generic[P, R]):
         self._last = recorder.builder, results
         written = Written(
             out_spec, out_leaves, slots, writes, written_slots, removed, found.writes,
-            recorder.taps, [place[id(o.box)] for o in opened], same,
+            recorder.host_outputs, [place[id(o.box)] for o in opened], same,
             [(a.holder, a.name) for a in assigned],
         )  # fmt: skip
         self._piped = None
@@ -403,9 +403,9 @@ class Jit(Generic[P, R]):
             entry.root.written = written
             return more, recorder.left()
         way, last = grow(entry.root, given[: len(reads)])
-        for k, (branch, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
-            if branch.recording is None:
-                branch.define(rec, replaced, [node], way[:k])
+        for k, (segment, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
+            if segment.recording is None:
+                segment.define(rec, replaced, [node], way[:k])
         sure = [] if reads else recorder.expected  # all calls come by, whatever they read
         asked = ((sources.get(e.node), e) for e in sure if e.node is not None)
         entry.expected = [(k, e) for k, e in asked if isinstance(k, int)]
@@ -518,14 +518,14 @@ def _value_now(
     known = {**sources, **{n: r.content(t) for t, n in r.captured}}
     if r.key is not None:
         known[r.key] = None
-    branch = Branch()
+    segment = Segment()
     rec = Recording(r.builder.name, r.options, list(r.builder.nodes), known)
-    branch.define(rec, r.builder.replaced, [node], [])
+    segment.define(rec, r.builder.replaced, [node], [])
     values = []
-    for i in branch.imports:
-        data, t = source(branch.sources[i])
+    for i in segment.imports:
+        data, t = source(segment.sources[i])
         values.append(Tensor(data, t))
-    return run_graph(branch.graph, values)[0].numpy()
+    return run_graph(segment.graph, values)[0].numpy()
 
 
 def _give(
@@ -547,7 +547,7 @@ def _give(
     for k in written.fills:
         tensors[k]._keep()  # which may fail: now, not between two weights
     rest = made[len(written.slots) :]
-    taken = len(rest) - sum(len(tap.tensors) for tap in written.taps)
+    taken = len(rest) - sum(len(output.tensors) for output in written.host_outputs)
     try:
         _put_all(written, rest[:taken], args, kwargs, tensors)
     except BaseException:
@@ -557,8 +557,8 @@ def _give(
     for i, k in written.same:
         leaves[i] = tensors[k]
     left = iter(rest[taken:])
-    for tap in written.taps:
-        tap.run([next(left) for _ in tap.tensors])
+    for output in written.host_outputs:
+        output.run([next(left) for _ in output.tensors])
     return unflatten(written.spec, leaves)
 
 

@@ -18,9 +18,9 @@ from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
 from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
+from .host_outputs import each_iteration, host_tensors
 from .random import keys
 from .record import Recorder, current, recording
-from .taps import each_turn, tapped
 from .tensor import Tensor, as_tensor, emit, emit_many, symbolic
 from .tree import flatten, unflatten
 
@@ -103,13 +103,15 @@ def scan(
     for _ in range(2):
         r, c, x, (ends, ys), y_spec = record(types)
         made = [_natural(r.node(e), r.node(b)) for e, b in zip(ends, c, strict=True)]
-        made = [t.with_per((*t.per, *old.per)) for t, old in zip(made, types, strict=True)]
+        made = [
+            t.with_varying((*t.varying, *old.varying)) for t, old in zip(made, types, strict=True)
+        ]
         if made == types:
             break
         types = made
     with recording(r):
         ends = [relayout(e, b.type) for e, b in zip(ends, c, strict=True)]
-    seen = tapped(r)
+    seen = host_tensors(r)
     outs = [r.node(t) for t in (*ends, *map(as_tensor, ys), *seen)]
     draws = r.draws or []
     rows += turn_keys(length, draws)
@@ -130,10 +132,10 @@ def scan(
     k, stop = len(start), len(results) - len(seen)
     around = current()
     if around is not None:
-        around.taps += each_turn(r.taps, length, reverse, results[stop:])
+        around.host_outputs += each_iteration(r.host_outputs, length, reverse, results[stop:])
     else:
-        for tap in each_turn(r.taps, length, reverse, results[stop:]):
-            tap.run(tap.tensors)
+        for output in each_iteration(r.host_outputs, length, reverse, results[stop:]):
+            output.run(output.tensors)
     return unflatten(carry_spec, results[:k]), unflatten(y_spec, results[k:stop])
 
 

@@ -135,8 +135,9 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
         # The devices of a data-parallel body draw what the whole batch would draw, each its rows.
         t = plain(uint32, size, seen.mesh) if like is None else like.complete().with_dtype(uint32)
         wide = joined(t.on(seen.mesh), seen.batch, 0)
-        drawn = emit("random_bits", key, shape=wide.shape, stream=stream, layout=wide.with_per(()))
-        return emit("recast", drawn, layout=as_local(wide.with_per(()), seen.batch))
+        wide = wide.with_varying(())
+        drawn = emit("random_bits", key, shape=wide.shape, stream=stream, layout=wide)
+        return emit("reinterpret", drawn, layout=as_local(wide, seen.batch))
     around = _layout.get()
     if like is None and around is not None and around.shape == size:
         like = around

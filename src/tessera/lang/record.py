@@ -29,11 +29,11 @@ from .engine import Engine, Program, engine
 from .tensor import Made, Tensor, symbolic
 
 if TYPE_CHECKING:
+    from .host_outputs import HostOutput
     from .ids import Expected
     from .local.view import View
     from .parameter import Parameter
     from .pipelines.microbatch import PipeState
-    from .taps import Tap
 
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
@@ -92,7 +92,7 @@ class Recorder:
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         self.met: dict[int, Any] = {}  # modules from outside that were called
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
-        self.taps: list[Tap] = []  # values that are seen after a call (lang/taps.py)
+        self.host_outputs: list[HostOutput] = []  # what is seen after a call
         self.pipe: PipeState | None = None  # set while one microbatch of a pipeline is recorded
         self.view: View | None = None  # set while the body of a @ts.distribute is recorded
         if parent is not None:
@@ -162,13 +162,13 @@ class Recorder:
                 now.update(a.before)
 
     def left(self) -> list[ref[Tensor]]:
-        """The tensors made in it that nobody should hold any more; taps are seen after calls."""
+        """The tensors made in it that nobody should hold; host outputs are seen after calls."""
         self.named.clear()
         self.boxes.clear()
         self.assigned.clear()
         self.born.clear()
-        tapped = {id(t) for tap in self.taps for t in tap.tensors}
-        return [r for r in self.made if id(r()) not in tapped]
+        host_tensors = {id(t) for output in self.host_outputs for t in output.tensors}
+        return [r for r in self.made if id(r()) not in host_tensors]
 
     def content(self, t: Tensor) -> Tensor:
         """`t`, or what was in it when it is a box that this recording uses."""
@@ -186,7 +186,7 @@ class Recorder:
         if self.view is not None and (split := node.types[0].split_axes):
             axes = [a for a in self.view.axes if a in split]
             if axes:
-                return self.builder("recast", node, layout=as_local(node.type, axes))
+                return self.builder("reinterpret", node, layout=as_local(node.type, axes))
         return node
 
     def _outside(self, t: Tensor) -> Node:
@@ -237,7 +237,7 @@ class Recorder:
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The value of `t` while recording: cuts the program there."""
         self.check(t)
-        if self.node(t).type.per:
+        if self.node(t).type.varying:
             from .local.view import read_own
 
             read_own(self, self.node(t))

@@ -132,7 +132,7 @@ def finest(t: TensorType) -> TensorType:
     if not t.rank:
         return t
     for axis in t.sizes:
-        if axis not in (*t.split_axes, *t.partial_axes, *t.per) and t.sizes[axis] > 1:
+        if axis not in (*t.split_axes, *t.partial_axes, *t.varying) and t.sizes[axis] > 1:
             t = split_over(t, _zero_dim(t, axis), (axis,))
     return t
 

@@ -3,8 +3,8 @@
 A probe chooses nodes of a recorded graph, in the bodies of loops too, and adds to each what
 measures it: a function of tensors, recorded behind the node. So it runs on the mesh as the program
 does, each device on its blocks, and what comes back is small. A measurement inside a loop comes
-back once a turn. The outputs run in pieces (lang/cuts.py): each piece computes what earlier ones
-have not, so nothing is computed twice and one piece's values are in memory at a time.
+back once a turn. The outputs run in pieces (lang/segments.py): each computes what earlier ones have
+not, so nothing is computed twice and one piece's values are in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, reachable
 from ..lang import random
 from ..lang.checks import shown
-from ..lang.cuts import Branch, Recording
 from ..lang.engine import engine
 from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, run_graph
+from ..lang.segments import Recording, Segment
 from ..lang.tensor import Tensor, symbolic
 from ..lang.trace import Given, record_call
 from ..ops.op import infer, op_named
@@ -118,24 +118,24 @@ def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot,
         sources: dict[Node, Any] = {n: i for i, n in enumerate(graph.inputs)}
         rec = Recording(graph.name, graph.options, list(graph.nodes), sources)
         pieces = _pieces(found, outs)
-        branches: list[Branch] = []
+        segments: list[Segment] = []
         for taken in pieces:
-            branch = Branch()
+            segment = Segment()
             count = sum(n for _, n in taken)
-            branch.define(rec, {}, outs[:count], branches)
+            segment.define(rec, {}, outs[:count], segments)
             outs = outs[count:]
-            branches.append(branch)
+            segments.append(segment)
         env = {i: (t.data, t.type) for i, t in enumerate(run.values)}
         kept: dict[int, tuple[Any, TensorType]] = {}
-        for taken, branch in zip(pieces, branches, strict=True):
-            program = branch.program()
+        for taken, segment in zip(pieces, segments, strict=True):
+            program = segment.program()
             given = [
-                kept[i] if i in kept else env[branch.sources[i]]  # type: ignore[index]
-                for i in branch.imports
+                kept[i] if i in kept else env[segment.sources[i]]  # type: ignore[index]
+                for i in segment.imports
             ]
             made = program([d for d, _ in given], tuple(t for _, t in given))
-            k = len(branch.targets)
-            for i, d, t in zip(branch.exports, made[k:], program.types[k:], strict=True):
+            k = len(segment.targets)
+            for i, d, t in zip(segment.exports, made[k:], program.types[k:], strict=True):
                 kept[i] = d, t
             results = iter(zip(made[:k], program.types[:k], strict=True))
             for spot, n in taken:
@@ -160,7 +160,7 @@ def _fetched(data: Any, t: TensorType, loops: int) -> Array:
     """The value on the host: dims of loops, those of a value that each device has its own of, and
     the value's."""
     x: Array = engine().fetch(data, t)
-    own = range(len(t.per))
+    own = range(len(t.varying))
     return np.moveaxis(x, own, [loops + i for i in own])
 
 

@@ -1,10 +1,10 @@
 """The ops of the local view: what each device has of its own, and how the whole is made of it.
 
-A value "per dp" has one block for each device along dp: a global value with a leading dim that the
-shape leaves out. `recast` reads the same blocks under another type: a split dim as blocks of their
-own and back, values of their own as the summands of a partial sum. It moves nothing. What moves
-data are the collectives of `redistribute`, and two that move whole blocks: `permute` hands them
-from device to device, `broadcast` gives all the block of one.
+A value "varying dp" has one block for each device along dp: a global value with a leading dim that
+the shape leaves out. `reinterpret` reads the same blocks under another type: a split dim as blocks
+of their own and back, values of their own as the summands of a partial sum. It moves nothing. What
+moves data are the collectives of `redistribute`, and two that move whole blocks: `permute` hands
+them from device to device, `broadcast` gives all the block of one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def as_local(t: TensorType, axes: Iterable[str]) -> TensorType:
     """The type of one device's block of `t` along `axes`; what they do not split stays whole."""
     split = [a for a in axes if a in t.split_axes]
     dims = tuple(block_dim(d, split, t) for d in t.dims)
-    return TensorType(t.dtype, dims, t.partial, t.mesh, (*t.per, *split))
+    return TensorType(t.dtype, dims, t.partial, t.mesh, (*t.varying, *split))
 
 
 def joined(t: TensorType, axes: Sequence[str], dim: int) -> TensorType:
@@ -65,25 +65,25 @@ def with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
     """`t` with another dim; along the axes that split it a device has nothing else of its own."""
     gone = {a for f in new for a in f.axes}
     dims = (*t.dims[:dim], new, *t.dims[dim + 1 :])
-    return TensorType(t.dtype, dims, t.partial, t.mesh, (a for a in t.per if a not in gone))
+    return TensorType(t.dtype, dims, t.partial, t.mesh, (a for a in t.varying if a not in gone))
 
 
-def _recast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     out = attrs["layout"]
     src = ins[0] if ins[0].mesh is not None else ins[0].on(out.mesh)
     axes = [a for a in out.sizes if _role(src, a) != _role(out, a)]
     moves = {(_role(src, a), _role(out, a)) for a in axes}
-    legal = {("all", "per"), ("split", "per"), ("per", "split"), ("per", "partial")}
+    legal = {("all", "varying"), ("split", "varying"), ("varying", "split"), ("varying", "partial")}
 
     def rest(t: TensorType) -> TensorType:
         dims = (block_dim(d, axes, t) for d in t.dims)
         partial = tuple(p for p in t.partial if p[0] not in axes)
-        return TensorType(t.dtype, dims, partial, t.mesh, (a for a in t.per if a not in axes))
+        return TensorType(t.dtype, dims, partial, t.mesh, (a for a in t.varying if a not in axes))
 
     if not moves <= legal or rest(src) is not rest(out):
         raise fail(
             LayoutError,
-            "recast: the two types are not readings of the same blocks",
+            "reinterpret: the two types are not readings of the same blocks",
             [("from", src), ("to", out)],
             fix="give each device's block its own axis, a split dim or a partial sum",
         )
@@ -93,34 +93,40 @@ def _recast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 def _role(t: TensorType, axis: str) -> str:
     if axis in t.split_axes:
         return "split"
-    return "partial" if axis in t.partial_axes else "per" if axis in t.per else "all"
+    return "partial" if axis in t.partial_axes else "varying" if axis in t.varying else "all"
 
 
-def _recast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src, out = n.args[0].type, n.type
-    fixed = {*src.split_axes, *out.split_axes, *src.per, *out.per, *out.partial_axes}
+    fixed = {*src.split_axes, *out.split_axes, *src.varying, *out.varying, *out.partial_axes}
     if any(k != "sum" for a, k in out.partial if a not in src.partial_axes):
         raise fail(
             GraphError,
-            "recast: a max or min over devices has no gradient by itself",
+            "reinterpret: a max or min over devices has no gradient by itself",
             fix="use dist.all_reduce(x, axis, op=...), which has one",
         )
     free = tuple(p for p in g.type.partial if p[0] not in fixed)
     g = b.redistribute(
         g, out.complete().with_partial(free).with_dtype(g.type.dtype), "for the gradient"
     )
-    spread = tuple((a, "sum") for a in out.per if _role(src, a) == "all")
+    spread = tuple((a, "sum") for a in out.varying if _role(src, a) == "all")
     partial = (*free, *spread)
-    return [b("recast", g, layout=TensorType(g.type.dtype, src.dims, partial, out.mesh, src.per))]
+    return [
+        b(
+            "reinterpret",
+            g,
+            layout=TensorType(g.type.dtype, src.dims, partial, out.mesh, src.varying),
+        )
+    ]
 
 
 def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
     return 0
 
 
-recast = define(
-    Op("recast", _recast_rule, lambda c, x: x, _recast_grad, flops=_free, own=True, attrs="layout",
-       memory="view", keeps="moves", linear="each", incidental=True)
+reinterpret = define(
+    Op("reinterpret", _reinterpret_rule, lambda c, x: x, _reinterpret_grad, flops=_free, own=True,
+       attrs="layout", memory="view", keeps="moves", linear="each", incidental=True)
 )  # fmt: skip
 
 
@@ -154,7 +160,7 @@ def _own_block(t: TensorType, axes: Sequence[str]) -> TensorType:
     for a in axes:
         if a not in t.sizes:
             raise unknown_axis(a, t.mesh)
-    return t.with_per((*t.per, *axes))
+    return t.with_varying((*t.varying, *axes))
 
 
 def _permute_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -185,7 +191,9 @@ permute = define(
 
 def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     want = _own_block(ins[0], attrs["axes"])
-    return Inferred((want,), (want.with_per(a for a in want.per if a not in attrs["axes"]),))
+    return Inferred(
+        (want,), (want.with_varying(a for a in want.varying if a not in attrs["axes"]),)
+    )
 
 
 def _broadcast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
@@ -193,8 +201,12 @@ def _broadcast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     axes, src = n.attrs["axes"], n.args[0].type
     whole = b.redistribute(g, completed(g.type, [a for a in axes if a in g.type.partial_axes]))
     t = whole.type
-    mine = b("recast", whole, layout=t.with_per((*t.per, *(a for a in axes if a in src.per))))
-    place = b("axis_index", axes=axes, layout=plain(int32, (), t.mesh).with_per(axes))
+    mine = b(
+        "reinterpret",
+        whole,
+        layout=t.with_varying((*t.varying, *(a for a in axes if a in src.varying))),
+    )
+    place = b("axis_index", axes=axes, layout=plain(int32, (), t.mesh).with_varying(axes))
     here = b("eq", place, b("full", dtype=int32, shape=(), value=n.attrs["root"]))
     return [b("where", here, mine, b("full", dtype=t.dtype, shape=(), value=0.0))]
 

@@ -216,12 +216,12 @@ def _infer(op: Op, ins: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ..
 def _derived(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """The rule's answer. What each device has of its own is computed by each from its own, so a
     rule sees blocks as if they were alone, and the result is each device's own too."""
-    per = set[str]().union(*(t.per for t in ins))
-    if op.own or not per:
+    varying = set[str]().union(*(t.varying for t in ins))
+    if op.own or not varying:
         return op.rule(ins, attrs)
-    alone = {k: v.with_per(()) if isinstance(v, TensorType) else v for k, v in attrs.items()}
-    got = op.rule(tuple(t.with_per(()) for t in ins), alone)
-    made = [v.per for v in attrs.values() if isinstance(v, TensorType)]
-    per = per.union(*made)
-    wants = tuple(w.with_per(t.per) for w, t in zip(got.wants, ins, strict=True))
-    return Inferred(wants, tuple(t.with_per(per) for t in got.outs), got.reduces)
+    alone = {k: v.with_varying(()) if isinstance(v, TensorType) else v for k, v in attrs.items()}
+    got = op.rule(tuple(t.with_varying(()) for t in ins), alone)
+    made = [v.varying for v in attrs.values() if isinstance(v, TensorType)]
+    varying = varying.union(*made)
+    wants = tuple(w.with_varying(t.varying) for w, t in zip(got.wants, ins, strict=True))
+    return Inferred(wants, tuple(t.with_varying(varying) for t in got.outs), got.reduces)

@@ -14,7 +14,7 @@ from ..core.layout import Partial, TensorType
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, reachable
 from ..ops.elementwise import add, stop_gradient
-from ..ops.local import recast
+from ..ops.local import reinterpret
 from ..ops.redistribute import NAMES
 from .branches import cond_gradient
 from .loops import scan_gradient
@@ -93,7 +93,7 @@ def reached(end: Node) -> set[Node]:
 def _whole_or_not(n: Node) -> Node:
     """The value that `n` is but for how it rests: the parts of its gradient meet in one place and
     in one order, whether it was gathered or cut on the way, or lay whole."""
-    while n.op in NAMES or n.op == recast.name:
+    while n.op in NAMES or n.op == reinterpret.name:
         source = n.args[0]
         if source.type.in_use is not n.type.in_use:
             break
@@ -116,12 +116,12 @@ def _summed(b: Builder, part: Node, arg: Node) -> Node:
     """The gradient `part` of `arg`: where `arg` is one value and its gradient each device's own,
     it is the sum of theirs, still to be completed."""
     here = part.type
-    own = [a for a in here.per if a not in arg.type.per]
+    own = [a for a in here.varying if a not in arg.type.varying]
     if not own:
         return part
     partial = (*here.partial, *((a, "sum") for a in own))
-    to = TensorType(here.dtype, here.dims, partial, here.mesh, arg.type.per)
-    return b("recast", part, layout=to)
+    to = TensorType(here.dtype, here.dims, partial, here.mesh, arg.type.varying)
+    return b("reinterpret", part, layout=to)
 
 
 def _total(b: Builder, parts: list[Node]) -> Node | None:

@@ -49,7 +49,7 @@ def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
     the devices and the turns that each takes."""
     folded = t.mesh is not None and t.mesh.onto is not None
     rows: list[tuple[int, int, Any]] = []
-    for a in (*t.partial_axes, *t.per):
+    for a in (*t.partial_axes, *t.varying):
         rows += _axis(t, a) if folded else [(t.sizes[a], 1, a)]
     for f in (f for dim in t.dims for f in dim):
         local = -(-f.size // ways(f.axes, t.sizes))
@@ -75,7 +75,7 @@ def _padded(f: Factor, t: TensorType) -> int:
 
 def _flat_shape(t: TensorType) -> tuple[int, ...]:
     """The dims of that array as they were without a fold."""
-    lead = [t.sizes[a] for a in (*t.partial_axes, *t.per)]
+    lead = [t.sizes[a] for a in (*t.partial_axes, *t.varying)]
     return (*lead, *(_padded(f, t) for dim in t.dims for f in dim))
 
 
@@ -116,7 +116,7 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
     Each device here gets its own block and devices that hold the same one share a call, so no host
     has the whole, unless the layout or the lack of a mesh means so.
     """
-    if t.mesh is None or t.partial or t.per or any(len(d) != 1 for d in t.dims):
+    if t.mesh is None or t.partial or t.varying or any(len(d) != 1 for d in t.dims):
         return place(read(tuple(slice(0, n) for n in t.shape)), t)
     sizes, made = array_shape(t), {}
 
@@ -161,7 +161,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
         ) from None
     for _, kind in t.partial:
         x = FOLD[kind].reduce(x, axis=0)
-    own = tuple(t.sizes[a] for a in t.per)
+    own = tuple(t.sizes[a] for a in t.varying)
     sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
     return x[sizes].reshape((*own, *t.shape))
 

@@ -60,7 +60,7 @@ class Folded:
     # -- values -----------------------------------------------------------------------------------
     def axes(self, *types: TensorType) -> tuple[str, ...]:
         """The folded axes along which values of these types differ."""
-        used = {a for t in types for a in (*t.split_axes, *t.partial_axes, *t.per)}
+        used = {a for t in types for a in (*t.split_axes, *t.partial_axes, *t.varying)}
         return tuple(a for a in self.turns if a in used)
 
     def every(self, axes: Sequence[str]) -> list[Turn]:
@@ -105,7 +105,7 @@ class Folded:
         if self.mesh.onto is None:
             return [None] * len(block_shape(t))
         rows: list[str | None] = []
-        for a in (*t.partial_axes, *t.per):
+        for a in (*t.partial_axes, *t.varying):
             rows += [None, a]
         for f in (f for dim in t.dims for f in dim):
             for a in f.axes:

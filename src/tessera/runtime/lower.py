@@ -201,8 +201,8 @@ def jitted(
     many = mesh is not None and (mesh.size > 1 or folded)
     outs = [t.on(mesh) for t in results]
     # The engine gives donated memory to results of one shape in their order.
-    heirs = [donate[i] for i in sorted(donate)]
-    turn = [*heirs, *sorted({*range(len(outs))} - {*heirs})]
+    taken = [donate[i] for i in sorted(donate)]
+    turn = [*taken, *sorted({*range(len(outs))} - {*taken})]
     # The engine's partitioner fails over arguments without elements: each device makes its own.
     held = [i for i, t in enumerate(ins) if t.size or not many]
 

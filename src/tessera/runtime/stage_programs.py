@@ -15,12 +15,12 @@ _programs: dict[object, Program] = {}
 
 
 def kept(
-    graph: Graph, mesh: Mesh | None, order: str, reused: Mapping[int, int],
+    graph: Graph, mesh: Mesh | None, order: str, aliases: Mapping[int, int],
     make: Callable[[], Program],
 ) -> Program:  # fmt: skip
     """The program that `make` gives for `graph`, or one that it gave before for the same; of the
-    last 128. `reused` are the arguments whose memory its results take."""
-    key = _key(graph, mesh, order, reused)
+    last 128. `aliases` are the arguments whose memory its results take."""
+    key = _key(graph, mesh, order, aliases)
     if key is None:
         return make()
     found = _programs.pop(key, None) or make()
@@ -35,7 +35,7 @@ def forget() -> None:
     _programs.clear()
 
 
-def _key(graph: Graph, mesh: Mesh | None, order: str, reused: Mapping[int, int]) -> object:
+def _key(graph: Graph, mesh: Mesh | None, order: str, aliases: Mapping[int, int]) -> object:
     """Graphs that compute the same have the same; None where that cannot be said."""
     place = {n: i for i, n in enumerate(graph.nodes)}
     nodes = tuple(
@@ -53,7 +53,7 @@ def _key(graph: Graph, mesh: Mesh | None, order: str, reused: Mapping[int, int])
         for n in graph.nodes
     )
     ends = tuple(place[n] for n in (*graph.inputs, *graph.outputs)), len(graph.inputs)
-    key = (mesh, order, tuple(reused.items()), graph.options, nodes, ends)
+    key = (mesh, order, tuple(aliases.items()), graph.options, nodes, ends)
     try:
         hash(key)
     except TypeError:

@@ -21,7 +21,7 @@ from ..core.options import AS_IT_COMES
 from ..core.words import ranks_text
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.build import build_schedule
-from ..ir.schedule.reuse import reused
+from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.schedule import COMM, Schedule, Step
 from ..ir.schedule.watch import watcher
 from .agree import processes_of
@@ -51,7 +51,8 @@ class Stepped:
         self._programs: dict[Graph, Program] = {}
         # Steps of one graph may reuse the same.
         self._reused = {
-            step.graph: pairs for step, pairs in zip(schedule.steps, reused(schedule), strict=True)
+            step.graph: pairs
+            for step, pairs in zip(schedule.steps, donation_aliases(schedule), strict=True)
         }
         self.steps = [self._program(step) for step in schedule.steps]
         made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
@@ -232,7 +233,7 @@ class Loop:
 def _lead(t: TensorType) -> int:
     """Where dim 0 of a value of type `t` is in its array."""
     folded = t.mesh is not None and t.mesh.onto is not None  # where an axis is two dims
-    return (len(t.partial) + len(t.per)) * (2 if folded else 1)
+    return (len(t.partial) + len(t.varying)) * (2 if folded else 1)
 
 
 _row = jax.jit(

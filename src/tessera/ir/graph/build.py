@@ -95,9 +95,9 @@ class Builder:
         if done is not None:
             return done
         made, start = x, x
-        if x.type.per != to.per:
+        if x.type.varying != to.varying:
             made = self._spread(x, to, reason)
-        elif not to.partial and not to.per and _makeable(x):
+        elif not to.partial and not to.varying and _makeable(x):
             made = self._made(x, to, reason)
         else:
             if x.type.mesh is None and to.mesh is not None:
@@ -110,20 +110,22 @@ class Builder:
                     Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
                 )
         if made.type is not to and same_type(made.type, to) and made.type.mesh is to.mesh:
-            made = self("recast", made, layout=to)  # it rests now, or it no longer does
+            made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
         self._moved[start, to] = made
         return made
 
     def _spread(self, x: Node, to: TensorType, reason: str) -> Node:
         """`x` as a value of its own on each device along all axes for which `to` is."""
-        if not set(x.type.per) <= set(to.per):
+        if not set(x.type.varying) <= set(to.varying):
             raise fail(
                 LayoutError,
                 "a value that differs between devices stands where one value is needed",
                 [("value", x.type), ("needed", to), *([("made at", x.loc)] if x.loc else [])],
                 fix="combine it first: dist.all_reduce(x, axis), dist.all_gather(x, axis)",
             )
-        return self("recast", self.redistribute(x, to.with_per(x.type.per), reason), layout=to)
+        return self(
+            "reinterpret", self.redistribute(x, to.with_varying(x.type.varying), reason), layout=to
+        )
 
     def _made(self, x: Node, to: TensorType, reason: str) -> Node:
         """A makeable `x` made in the layout `to`: what it is made of, being smaller, moves."""
@@ -156,7 +158,9 @@ def _alike(ins: Sequence[TensorType]) -> bool:
     there: then blocks meet the blocks that belong to them."""
     places = {(i - t.rank, t.dims[i]) for t in ins for i in range(t.rank) if _axes_at(t, i)}
     rest = {a for t in ins for a in t.rest}
-    taken = {a for t in ins for a in (*t.split_axes, *t.partial_axes, *t.per) if a not in t.rest}
+    taken = {
+        a for t in ins for a in (*t.split_axes, *t.partial_axes, *t.varying) if a not in t.rest
+    }
     spots = [spot for spot, _ in places]
     return len(spots) == len(set(spots)) and not rest & taken
 

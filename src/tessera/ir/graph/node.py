@@ -115,7 +115,7 @@ class Graph:
             if n.op != "input":
                 ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
                 flops = n.kind.flops(ins, n.types, n.attrs)
-                total += flops * ways(n.type.per, n.type.sizes)
+                total += flops * ways(n.type.varying, n.type.sizes)
         return total
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
-from ...ops.local import axis_index, broadcast, recast
+from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
 from . import xp_numpy
@@ -106,7 +106,7 @@ def value_of(n: Node, args: list[Array]) -> Any:
     """The result of `n` in global terms; what devices have of their own lies along leading dims."""
     if n.op in NAMES:
         return args[0]
-    if n.op == recast.name:
+    if n.op == reinterpret.name:
         src = n.args[0].type.on(n.type.mesh)
         return join(n.type, cut(src, args[0]))
     if n.op == axis_index.name:
@@ -118,14 +118,14 @@ def value_of(n: Node, args: list[Array]) -> Any:
         return _scan_whole(n, args)
     ins = tuple(a.type for a in n.args)
     call = Call(xp_numpy, Place(), ins, n.types, n.attrs, evaluate)
-    per = n.types[0].per
-    if not per:
+    varying = n.types[0].varying
+    if not varying:
         return OPS[n.op].compute(call, *args)
-    sizes = tuple(n.type.sizes[a] for a in per)
+    sizes = tuple(n.type.sizes[a] for a in varying)
     results = []
     for at in product(*map(range, sizes)):
-        where = dict(zip(per, at, strict=True))
-        own = [x[tuple(where[a] for a in t.per)] for x, t in zip(args, ins, strict=True)]
+        where = dict(zip(varying, at, strict=True))
+        own = [x[tuple(where[a] for a in t.varying)] for x, t in zip(args, ins, strict=True)]
         results.append(OPS[n.op].compute(call, *own))
 
     def whole(parts: Sequence[Array]) -> Array:
@@ -169,7 +169,7 @@ def cut(t: TensorType, value: Array, fill: float = 0) -> list[Array]:
     """
     blocks = []
     for coords in every_coords(t.mesh):
-        block = np.asarray(value)[tuple(coords[a] for a in t.per)]
+        block = np.asarray(value)[tuple(coords[a] for a in t.varying)]
         for i in range(t.rank):
             at, ok = dim_index(t, i, coords), dim_valid(t, i, coords)
             block = np.take(block, np.where(ok, at, 0), axis=i)
@@ -197,7 +197,7 @@ def join(t: TensorType, blocks: Sequence[Array]) -> Array:
     for coords, block in zip(every_coords(t.mesh), blocks, strict=True):
         ok = [dim_valid(t, i, coords) for i in range(t.rank)]
         held = np.asarray(block)[np.ix_(*ok)] if t.rank else np.asarray(block)
-        owned = {*t.split_axes, *t.per, *kinds}
+        owned = {*t.split_axes, *t.varying, *kinds}
         home = tuple(v if a in owned else 0 for a, v in coords.items())
         if home in first:
             if not _close(first[home], held):
@@ -211,9 +211,9 @@ def join(t: TensorType, blocks: Sequence[Array]) -> Array:
         first[home] = held
         part = tuple(coords[a] for a in kinds)
         if part not in out:
-            out[part] = np.zeros((*(t.sizes[a] for a in t.per), *t.shape), held.dtype)
+            out[part] = np.zeros((*(t.sizes[a] for a in t.varying), *t.shape), held.dtype)
         places = [dim_index(t, i, coords)[ok[i]] for i in range(t.rank)]
-        own = tuple(coords[a] for a in t.per)
+        own = tuple(coords[a] for a in t.varying)
         out[part][(*own, *np.ix_(*places))] = held
     for level, (_, kind) in reversed(list(enumerate(t.partial))):
         folded: dict[tuple[int, ...], Array] = {}
@@ -349,11 +349,11 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
         n,
         args,
         lambda values: evaluate(n.attrs["body"], values),
-        lambda x, t, i: np.take(x, i, axis=len(t.per)),
+        lambda x, t, i: np.take(x, i, axis=len(t.varying)),
     )
     outs = n.types[len(carry) :]
-    shapes = [(*(t.sizes[a] for a in t.per), *t.shape) for t in outs]
-    rows = (_rows(y, t, s, len(t.per)) for y, t, s in zip(ys, outs, shapes, strict=True))
+    shapes = [(*(t.sizes[a] for a in t.varying), *t.shape) for t in outs]
+    rows = (_rows(y, t, s, len(t.varying)) for y, t, s in zip(ys, outs, shapes, strict=True))
     return (*carry, *rows)
 
 

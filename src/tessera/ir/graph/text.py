@@ -183,7 +183,7 @@ _NEVER = re.compile(r"(?!)")
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<string>"(?:[^"\\]|\\.)*")
-    | (?P<type>\w+\[[^\]]*\](?:\ (?:\+|max\ |min\ )\w+\b(?!=))*(?:\ per\ \w+(?:,\w+)*)?)
+    | (?P<type>\w+\[[^\]]*\](?:\ (?:\+|max\ |min\ )\w+\b(?!=))*(?:\ varying\ \w+(?:,\w+)*)?)
     | (?P<node>%\d+)
     | (?P<number>-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf\b|nan\b))
     | (?P<word>[A-Za-z_][\w.]*)

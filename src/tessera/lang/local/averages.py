@@ -43,9 +43,9 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
     summed: set[Node] = set()
     for n in _in_order(end):
         t = n.types[0]
-        if len(n.types) > 1 or t.rank or not t.dtype.is_float or not axes.intersection(t.per):
+        if len(n.types) > 1 or t.rank or not t.dtype.is_float or not axes.intersection(t.varying):
             continue
-        rows = any(a.types[0].rank and axes.intersection(a.types[0].per) for a in n.args)
+        rows = any(a.types[0].rank and axes.intersection(a.types[0].varying) for a in n.args)
         if not rows and summed.isdisjoint(n.args):
             continue
         summed.add(n)
@@ -58,14 +58,14 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
 
 def _passes(n: Node, summed: set[Node], axes: frozenset[str]) -> bool:
     """Whether `n`, of numbers, lets open sums over `axes` through."""
-    ins = [_open(a.type, axes) if a in summed else a.type.with_per(()) for a in n.args]
+    ins = [_open(a.type, axes) if a in summed else a.type.with_varying(()) for a in n.args]
     got = infer(OPS[n.op], tuple(ins), dict(n.attrs))
     return all(a.partial == b.partial for a, b in zip(got.wants, ins, strict=True))
 
 
 def _open(t: TensorType, axes: frozenset[str]) -> TensorType:
-    more = [(a, "sum") for a in t.per if a in axes]
-    return t.with_per(()).with_partial((*t.partial, *more))
+    more = [(a, "sum") for a in t.varying if a in axes]
+    return t.with_varying(()).with_partial((*t.partial, *more))
 
 
 def _in_order(end: Node) -> list[Node]:

@@ -40,9 +40,9 @@ class Borders:
     def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
         """One StrategyWarning where tensor parallelism cuts nothing that the body is given or takes
         from outside, and nothing in it, `made` there, asks for the rank."""
-        every = {a for n in blocks for a in n.type.per}
+        every = {a for n in blocks for a in n.type.varying}
         for n in made:
-            every.update(n.types[0].per if n.op == axis_index.name else ())
+            every.update(n.types[0].varying if n.op == axis_index.name else ())
             every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
         for p in self.tensor_parallel:
             if p.axis not in every and self.view.mesh.sizes[p.axis] > 1:
@@ -73,7 +73,7 @@ class Borders:
         node = recorder.builder.redistribute(recorder.node(x), want)
         local = as_local(want, self.view.axes)
         if local is not want:
-            node = recorder.builder("recast", node, layout=local)
+            node = recorder.builder("reinterpret", node, layout=local)
         block = symbolic(node, recorder)
         block.name = x.name
         if x.name:
@@ -109,12 +109,12 @@ class Borders:
         """The global value of the result `x`."""
         node = recorder.node(x)
         t = node.type
-        own = [a for a in self.view.axes if a in t.per]
+        own = [a for a in self.view.axes if a in t.varying]
         home = like.type if like is not None and like.shape else None
         if home is not None and home.mesh is not None and t.shape == home.shape and not own:
             return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
         if home is not None and own and as_local(home, self.view.axes) is t:
-            return symbolic(recorder.builder("recast", node, layout=home), recorder)
+            return symbolic(recorder.builder("reinterpret", node, layout=home), recorder)
         if not own:
             return symbolic(node, recorder)
         spec = self.layouts.get("return") if not path else None
@@ -137,16 +137,16 @@ class Borders:
         for axes, dim in ((first, 0), ([a for a in own if a not in first], t.rank - 1)):
             if axes:
                 t = joined(t, axes, dim)
-        return symbolic(recorder.builder("recast", node, layout=t) if own else node, recorder)
+        return symbolic(recorder.builder("reinterpret", node, layout=t) if own else node, recorder)
 
     def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:
         t = node.type
         cut = spec.type(t.shape, t.dtype, self.view.mesh)
         for d, dim in enumerate(cut.dims):
-            axes = [a for f in dim for a in f.axes if a in t.per]
+            axes = [a for f in dim for a in f.axes if a in t.varying]
             if axes:
                 t = joined(t, axes, d)
-        left = [a for a in t.per if a in self.view.axes]
+        left = [a for a in t.varying if a in self.view.axes]
         if left:
             raise fail(
                 LayoutError,
@@ -154,7 +154,7 @@ class Borders:
                 [("result", node.type)],
                 fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
             )
-        return symbolic(recorder.builder("recast", node, layout=t), recorder)
+        return symbolic(recorder.builder("reinterpret", node, layout=t), recorder)
 
 
 def _batched(t: TensorType, view: View) -> TensorType:
@@ -169,7 +169,7 @@ def _mean(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
         n *= t.sizes[a]
     scaled = recorder.node(symbolic(node, recorder) * (1.0 / n))
     partial = (*t.partial, *((a, "sum") for a in axes))
-    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.per if a not in axes))
-    made = recorder.builder("recast", scaled, layout=to)
+    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
+    made = recorder.builder("reinterpret", scaled, layout=to)
     done = to.with_partial(t.partial)
     return recorder.builder.redistribute(made, done, "the mean of the devices' results")

@@ -113,7 +113,7 @@ class Local(Generic[P, R]):
             return {"out": out, "writes": [list(w) for w in _split(writes)], "removed": removed}
 
         recorder.view = view
-        mark = len(recorder.builder.nodes), len(recorder.taps)
+        mark = len(recorder.builder.nodes), len(recorder.host_outputs)
         try:
             with replaced(mesh=mesh):
                 try:
@@ -233,8 +233,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _forget(recorder: Recorder, mark: tuple[int, int]) -> None:
     """Takes back what was recorded since `mark`, but for inputs."""
-    b, (at, taps) = recorder.builder, mark
-    del recorder.taps[taps:]
+    b, (at, host_outputs) = recorder.builder, mark
+    del recorder.host_outputs[host_outputs:]
     kept = b.nodes[:at] + [n for n in b.nodes[at:] if n.op == "input"]
     here = set(kept)
     b.nodes = kept

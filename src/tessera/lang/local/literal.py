@@ -42,8 +42,8 @@ def folded(recorder: Recorder, x: Tensor, axes: tuple[str, ...], kind: str) -> T
     t = each_own(x, axes).type
     partial = (*t.partial, *((a, kind) for a in axes))
     node = recorder.node(each_own(x, axes))
-    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.per if a not in axes))
-    made = recorder.builder("recast", node, layout=to)
+    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
+    made = recorder.builder("reinterpret", node, layout=to)
     return symbolic(recorder.builder.redistribute(made, completed(to, axes)), recorder)
 
 
@@ -51,22 +51,22 @@ def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
     recorder, x = recorder_now(), each_own(x, axes)
     n = divided("reduce_scatter", x, dim, axes)
     t = x.type
-    left = tuple(a for a in t.per if a not in axes)
+    left = tuple(a for a in t.varying if a not in axes)
     pending = TensorType(t.dtype, t.dims, (*t.partial, *((a, "sum") for a in axes)), t.mesh, left)
-    made = recorder.builder("recast", recorder.node(x), layout=pending)
+    made = recorder.builder("reinterpret", recorder.node(x), layout=pending)
     done = completed(pending, axes)
     # Its parts by place: the axes' digits stand above what is left of the dim.
     parts = _below(t, dim, n)
     split = with_dim(done, dim, joined_dim(axes, parts, t))
     node = recorder.builder.redistribute(made, split)
-    node = recorder.builder("recast", node, layout=with_dim(t, dim, grouped(parts)))
+    node = recorder.builder("reinterpret", node, layout=with_dim(t, dim, grouped(parts)))
     out = symbolic(node, recorder)
     return out * (1.0 / n) if op == "mean" else out
 
 
 def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
     recorder, x = recorder_now(), each_own(x, axes)
-    node = recorder.builder("recast", recorder.node(x), layout=joined(x.type, axes, dim))
+    node = recorder.builder("reinterpret", recorder.node(x), layout=joined(x.type, axes, dim))
     return symbolic(recorder.builder.redistribute(node, gathered(node.type, axes)), recorder)
 
 
@@ -75,7 +75,7 @@ def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
     recorder = recorder_now()
     done = completed(x.type, [a for a in axes if a in x.type.partial_axes])
     x = each_own(functions.relayout(x, done), axes)
-    if not set(axes) & set(x.type.per):  # axes of one device each
+    if not set(axes) & set(x.type.varying):  # axes of one device each
         return x
     return symbolic(recorder.builder("broadcast", recorder.node(x), axes=axes, root=root), recorder)
 
@@ -98,12 +98,12 @@ def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tens
     x = each_own(x, axes)
     t = joined(x.type, axes, source)
     to = with_dim(gathered(t, axes), parts, (Factor(n, axes),))
-    node = recorder.builder("recast", recorder.node(x), layout=t)
+    node = recorder.builder("reinterpret", recorder.node(x), layout=t)
     node = recorder.builder.redistribute(node, to)
     dims = [*to.dims]
     dims[parts] = (Factor(1),)
-    back = TensorType(to.dtype, dims, to.partial, to.mesh, (*to.per, *axes))
-    node = recorder.builder("recast", node, layout=back)
+    back = TensorType(to.dtype, dims, to.partial, to.mesh, (*to.varying, *axes))
+    node = recorder.builder("reinterpret", node, layout=back)
     out = list(shape)
     out[split] //= n
     out[concat] *= n
@@ -112,7 +112,7 @@ def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tens
 
 def permuted(x: Tensor, axes: tuple[str, ...], pairs: tuple[tuple[int, int], ...]) -> Tensor:
     recorder, x = recorder_now(), each_own(x, axes)
-    if not set(axes) & set(x.type.per):  # axes of one device each
+    if not set(axes) & set(x.type.varying):  # axes of one device each
         return x if pairs else functions.zeros(x.shape, x.dtype)
     return symbolic(recorder.builder("permute", recorder.node(x), axes=axes, pairs=pairs), recorder)
 
@@ -140,7 +140,7 @@ def each_own(x: Tensor, axes: Sequence[str]) -> Tensor:
     """`x` as each device's own along `axes`, also where all hold the same."""
     mesh = view_now().mesh
     t = x.type if x.type.mesh is not None else x.type.on(mesh)
-    return functions.relayout(x, t.with_per((*t.per, *axes)))
+    return functions.relayout(x, t.with_varying((*t.varying, *axes)))
 
 
 def divided(name: str, x: Tensor, dim: int, axes: Sequence[str]) -> int:

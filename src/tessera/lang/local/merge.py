@@ -18,11 +18,11 @@ from ...core.layout import TensorType
 from ...ir.graph.build import Builder
 from ...ir.graph.node import Graph, Node
 from ...ir.graph.text import to_text
-from ...ops.local import recast
+from ...ops.local import reinterpret
 from ...ops.op import OPS
 from .. import functions
+from ..host_outputs import host_tensors, on_rank
 from ..record import Recorder, recording
-from ..taps import on_rank, tapped
 from ..tensor import Tensor, symbolic
 from ..tree import Path, flatten, path_name, spec_paths, unflatten
 from .agree import (
@@ -69,7 +69,7 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
                     raised[rank] = error
                     continue
             log.leaves, log.spec = flatten(out)
-            for x in (*log.leaves, *tapped(log.recorder)):  # also what is handed through
+            for x in (*log.leaves, *host_tensors(log.recorder)):  # also what is handed through
                 if isinstance(x, Tensor) and not isinstance(x, Promised):
                     log.recorder.node(x)
             log.paths, log.done = spec_paths(log.spec), True
@@ -119,16 +119,16 @@ class _Merge:
             self._call(k)  # also those whose result nobody reads
         out = unflatten(first.spec, [self._leaf(i) for i in range(len(first.leaves))])
         for log in self.logs:
-            self._taps(log)
+            self._host_outputs(log)
         return out
 
-    def _taps(self, log: Log) -> None:
+    def _host_outputs(self, log: Log) -> None:
         """What is seen of one rank on the way."""
         assert log.recorder is not None
-        for tap in log.recorder.taps:
-            nodes = [self._chosen({log.rank: self._part(log, t)}) for t in tap.tensors]
+        for output in log.recorder.host_outputs:
+            nodes = [self._chosen({log.rank: self._part(log, t)}) for t in output.tensors]
             values = [symbolic(n, self.around) for n in nodes]
-            self.around.taps.append(on_rank(tap, log.rank, self.view, values))
+            self.around.host_outputs.append(on_rank(output, log.rank, self.view, values))
 
     # -- equal parts ------------------------------------------------------------------------------
     def _numbered(self, log: Log) -> dict[Node, Part]:
@@ -332,16 +332,16 @@ class _Merge:
     def _everywhere(self, owner: int, part: Part) -> Node:
         """What rank `owner` has, on all ranks: the sum of it and of zeros."""
         n, zero = part.node, Part(part.node, ())
-        zero.leaf = ("zeros", n.type.with_per(()))
+        zero.leaf = ("zeros", n.type.with_varying(()))
         others = dict.fromkeys(range(len(self.logs)), zero)
         value = symbolic(self._chosen({**others, owner: part}), self.around)
         t = value.type if value.type.mesh is not None else value.type.on(self.view.mesh)
-        own = functions.relayout(value, t.with_per((*t.per, *self.view.axes)))
-        left = [a for a in own.type.per if a not in self.view.axes]
+        own = functions.relayout(value, t.with_varying((*t.varying, *self.view.axes)))
+        left = [a for a in own.type.varying if a not in self.view.axes]
         partial = (*t.partial, *((a, "sum") for a in self.view.axes))
         b = self.around.builder
         to = TensorType(t.dtype, t.dims, partial, t.mesh, left)
-        return b.redistribute(b("recast", self.around.node(own), layout=to), to.complete())
+        return b.redistribute(b("reinterpret", self.around.node(own), layout=to), to.complete())
 
 
 def _choose(
@@ -360,9 +360,10 @@ def _choose(
     def branch(some: dict[Part, list[int]]) -> Graph:
         inner = Builder(b.name, b.options, b.strict)
         inner.scope, inner.loc = b.scope, b.loc if b.loc is not None else part.node.loc
-        at = inner.input(rank.type.with_per(()), "rank")
+        at = inner.input(rank.type.with_varying(()), "rank")
         given = {
-            p: inner.input(n.type.with_per(()), f"x{i}") for i, (p, n) in enumerate(leaves.items())
+            p: inner.input(n.type.with_varying(()), f"x{i}")
+            for i, (p, n) in enumerate(leaves.items())
         }
         return inner.graph([_choose(merge, inner, at, given, some)])
 
@@ -389,8 +390,8 @@ def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, t
         args = tuple(new[a] for a in p.args)
         if top:
             made = replace(n, args=args)
-        elif n.op == recast.name:
-            if args[0].type is not n.type.with_per(()):
+        elif n.op == reinterpret.name:
+            if args[0].type is not n.type.with_varying(()):
                 raise fail(
                     UsageError,
                     "a gradient is taken by some ranks only",
@@ -401,9 +402,10 @@ def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, t
             continue
         else:
             attrs = {
-                k: v.with_per(()) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+                k: v.with_varying(()) if isinstance(v, TensorType) else v
+                for k, v in n.attrs.items()
             }
-            types = tuple(t.with_per(()) for t in n.types)
+            types = tuple(t.with_varying(()) for t in n.types)
             made = replace(n, args=args, types=types, attrs=attrs)
         b.nodes.append(made)
         new[p] = made

@@ -87,7 +87,7 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
         )
     assert recorder.view is not None
     t = x.type if x.type.mesh is not None else x.type.on(recorder.view.mesh)
-    own = functions.relayout(x, t.with_per((*t.per, *recorder.view.axes)))
+    own = functions.relayout(x, t.with_varying((*t.varying, *recorder.view.axes)))
     result = recorder.builder.input(_type_of(recorder, own, build), f"{key[0]}{len(log.calls)}")
     log.calls.append(Issued((*key, str(own.type)), caller(), recorder.node(own), result, build))
     return symbolic(result, recorder)
@@ -132,7 +132,7 @@ def recv(source: int, name: str) -> Tensor:
     operand = theirs[len(mine)].operand
     assert operand is not None and recorder.view is not None
     t = operand.type if operand.type.mesh is not None else operand.type.on(recorder.view.mesh)
-    result = recorder.builder.input(t.with_per(recorder.view.axes), f"recv_{name}")
+    result = recorder.builder.input(t.with_varying(recorder.view.axes), f"recv_{name}")
     mine.append(Issued(("recv", source, name), caller(), None, result))
     return symbolic(result, recorder)
 
@@ -153,7 +153,7 @@ class Promised(Tensor):
             raise Waits(self.owner, self.key, self._loc)
         value = self.value()
         t = value.type if value.type.mesh is not None else value.type.on(self.view.mesh)
-        return t.with_per(a for a in t.per if a not in self.view.axes)
+        return t.with_varying(a for a in t.varying if a not in self.view.axes)
 
     @property
     def view(self) -> View:

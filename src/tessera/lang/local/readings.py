@@ -68,7 +68,7 @@ def batches(
             if len(t.dims[0]) > 1:
                 return None
             rows = (Factor(2 * t.shape[0], t.dims[0][0].axes),)
-            kinds[i] = t.with_dims((rows, *t.dims[1:])).with_per((*t.per, *view.batch))
+            kinds[i] = t.with_dims((rows, *t.dims[1:])).with_varying((*t.varying, *view.batch))
         return _tried(around, borders, body, leaves, spec, kinds)
 
     known = frozenset(i for i in mine if _is_weight(leaves[i]))

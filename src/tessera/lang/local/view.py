@@ -1,8 +1,9 @@
 """What does one device see? The `View` of a local body, and its mesh, which has a rank there.
 
-In a body of `@ts.distribute` or `@op.kernel` every tensor is one device's block: a value "per" the
-view's axes (ops/local.py). The body is recorded once, with a rank that is a symbol. Code that needs
-the rank as a number raises `NeedsRank`, and the body is recorded once per rank (ranks.py).
+In a body of `@ts.distribute` or `@op.kernel` every tensor is one device's block: a value that
+varies along the view's axes (ops/local.py). The body is recorded once, with a rank that is a
+symbol. Code that needs the rank as a number raises `NeedsRank`, and the body is recorded once per
+rank (ranks.py).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class View:
 
     def symbol(self, recorder: Recorder) -> Tensor:
         """The rank as a tensor: i32, each device's own."""
-        t = plain(int32, (), self.mesh).with_per(self.axes)
+        t = plain(int32, (), self.mesh).with_varying(self.axes)
         node = recorder.builder("axis_index", axes=self.axes, layout=t)
         found = Rank(None, t)
         found._node, found._recorder = node, recorder

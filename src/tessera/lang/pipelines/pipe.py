@@ -396,7 +396,7 @@ def _flops(nodes: Sequence[Node]) -> float:
     total = 0.0
     for n in nodes:
         ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
-        total += OPS[n.op].flops(ins, n.types, n.attrs) * ways(n.type.per, n.type.sizes)
+        total += OPS[n.op].flops(ins, n.types, n.attrs) * ways(n.type.varying, n.type.sizes)
     return total
 
 

@@ -13,7 +13,7 @@ from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.build import build_schedule
-from tessera.ir.schedule.reuse import heirs, reused
+from tessera.ir.schedule.donation import aliases_in, donation_aliases
 from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
@@ -43,8 +43,8 @@ def sent_and_updated(*more: Step, outputs: tuple[int, ...] = (2,)) -> Schedule:
 
 def test_what_was_sent_of_an_argument_is_taken_over_where_it_is_read_last() -> None:
     s = sent_and_updated()
-    assert reused(s) == ({}, {0: 0})
-    assert reused(replace(s, donated=())) == ({}, {})
+    assert donation_aliases(s) == ({}, {0: 0})
+    assert donation_aliases(replace(s, donated=())) == ({}, {})
 
 
 def test_not_while_another_stage_still_needs_the_argument() -> None:
@@ -53,11 +53,11 @@ def test_not_while_another_stage_still_needs_the_argument() -> None:
     s = sent_and_updated(*later, outputs=(2, 4))
     verify_schedule(s)
     # Blocks that are on a device already are not copied when they are sent.
-    assert reused(s) == ({}, {}, {}, {0: 0})
+    assert donation_aliases(s) == ({}, {}, {}, {0: 0})
 
 
 def test_not_what_is_given_back() -> None:
-    assert reused(sent_and_updated(outputs=(1, 2))) == ({}, {})
+    assert donation_aliases(sent_and_updated(outputs=(1, 2))) == ({}, {})
 
 
 def same_gradient(values: int) -> Graph:
@@ -82,15 +82,15 @@ def test_what_a_step_hands_on_is_its_argument_still(way: str) -> None:
     steps = (Step(b.graph([end]), (0,), (1,), FUSED), Step(updated(FIRST), (0,), (2,), FUSED))
     for outputs, want in (((1, 2), {}), ((2,), {0: 0})):
         s = Schedule("f", FIRST, (t, t, t), (0,), outputs, steps, donated=(0,))
-        assert reused(s)[1] == want
+        assert donation_aliases(s)[1] == want
 
 
 def test_each_result_takes_one_argument_of_its_type() -> None:
     b = Builder("f")
     x, y, z = (b.input(plain(f32, (n,)), name) for name, n in (("x", 8), ("y", 8), ("z", 4)))
     s = build_schedule(b.graph([b("add", x, y), b("neg", b("sum", z, dims=(0,)))]))
-    assert reused(replace(s, donated=(0, 1, 2))) == ({0: 0},)
-    assert reused(replace(s, donated=(1, 2))) == ({1: 0},)
+    assert donation_aliases(replace(s, donated=(0, 1, 2))) == ({0: 0},)
+    assert donation_aliases(replace(s, donated=(1, 2))) == ({1: 0},)
 
 
 def test_arguments_of_one_type_go_to_what_is_made_of_them() -> None:
@@ -106,8 +106,8 @@ def test_arguments_of_one_type_go_to_what_is_made_of_them() -> None:
         ((m2, m2, w2), {0: 2, 1: 0, 3: 1}),  # what is given back twice, too
         ((other,), {0: 0}),
     ):
-        assert heirs(b.graph(list(outputs)), (3, 1, 0)) == want
-    assert heirs(b.graph([m2, w2]), ()) == {}
+        assert aliases_in(b.graph(list(outputs)), (3, 1, 0)) == want
+    assert aliases_in(b.graph([m2, w2]), ()) == {}
 
 
 def test_the_text_says_what_is_given_up() -> None:

@@ -9,7 +9,7 @@
 >>> b = Builder("step")
 >>> w, g = (b.input(plain(f32, (8,)), name) for name in "wg")
 >>> s = build_schedule(b.graph([b("sub", w, g)]))
->>> reused(s), reused(replace(s, donated=(0,)))
+>>> donation_aliases(s), donation_aliases(replace(s, donated=(0,)))
 (({},), ({0: 0},))
 """
 
@@ -23,7 +23,7 @@ from ..graph.node import Graph, Node
 from .schedule import COMM, SEND, Schedule
 
 
-def reused(s: Schedule) -> tuple[Mapping[int, int], ...]:
+def donation_aliases(s: Schedule) -> tuple[Mapping[int, int], ...]:
     """Per step, places among its reads to the places among its writes that take their memory: a
     donated argument, or what was sent of it, of the type of the result, whose memory nobody reads
     later. Steps of one graph have the same.
@@ -43,11 +43,11 @@ def reused(s: Schedule) -> tuple[Mapping[int, int], ...]:
         if step.stream in (COMM, SEND):
             mine = set()
         free[step.graph] = free.get(step.graph, mine) & mine
-    found = {graph: heirs(graph, mine) for graph, mine in free.items()}
+    found = {graph: aliases_in(graph, mine) for graph, mine in free.items()}
     return tuple(found[step.graph] for step in s.steps)
 
 
-def heirs(
+def aliases_in(
     graph: Graph, given: Iterable[int], kind: Callable[[TensorType], object] = lambda t: t
 ) -> Mapping[int, int]:
     """Places of inputs in `given` to those of the outputs that take their memory, which are of the

@@ -1,9 +1,9 @@
 """What happens when a recorded function reads a value? It is cut there into a tree of programs.
 
-A `Branch` is the piece of program up to the next read (or to the end). After a read, the value
-read chooses the next branch; a value never seen before means recording the function once more,
-with the known values given, to learn what follows. Pieces are cut by need: a branch computes what
-its read (or the function's results) depend on and earlier branches have not computed already.
+A `Segment` is the piece of program up to the next read (or to the end). After a read, the value
+read chooses the next segment; a value never seen before means recording the function once more,
+with the known values given, to learn what follows. Pieces are cut by need: a segment computes what
+its read (or the function's results) depend on and earlier segments have not computed already.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Recording:
         self.place = {n: i for i, n in enumerate(self.nodes)}
 
 
-class Branch:
+class Segment:
     """One piece: `imports` and `exports` are places of values it takes and hands on."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Branch:
         self.sources: dict[int, Source] = {}
         self.recording: Recording | None = None
         self.replaced: dict[Node, Node] = {}
-        self.children: dict[object, Branch] = {}
+        self.children: dict[object, Segment] = {}
         self.written: Any = None  # what the call gives back; set where the function ends here
         self.donate: frozenset[int] = frozenset()
         self._program: Program | None = None
@@ -62,9 +62,9 @@ class Branch:
         recording: Recording,
         replaced: dict[Node, Node],
         targets: Iterable[Node],
-        before: Sequence[Branch],
+        before: Sequence[Segment],
     ) -> None:
-        """Settles what this branch computes for `targets`, after the branches `before`."""
+        """Settles what this segment computes for `targets`, after the segments `before`."""
         self.recording, self.replaced = recording, dict(replaced)
         owner = {i: b for b in before for i in b.computed}
         imports: dict[int, None] = {}
@@ -77,7 +77,7 @@ class Branch:
                 continue
             holder = owner.get(i)
             if n.op == "item" and holder is None:
-                # A result of a node of several that ran before: that branch picks it out.
+                # A result of a node of several that ran before: that segment picks it out.
                 holder = owner.get(recording.place[replaced.get(n.args[0], n.args[0])])
                 if holder is not None:
                     holder.computed.add(i)
@@ -100,7 +100,7 @@ class Branch:
 
     @property
     def graph(self) -> Graph:
-        """The graph of this branch alone."""
+        """The graph of this segment alone."""
         rec = self.recording
         assert rec is not None
         new: dict[Node, Node] = {}
@@ -130,9 +130,9 @@ def value_key(value: np.ndarray[Any, Any]) -> object:
 class Run:
     """One call on its way through the tree."""
 
-    def __init__(self, root: Branch, source: Callable[[Source], tuple[Any, TensorType]]) -> None:
-        self.branch: Branch | None = root
-        self.path: list[Branch] = []
+    def __init__(self, root: Segment, source: Callable[[Source], tuple[Any, TensorType]]) -> None:
+        self.segment: Segment | None = root
+        self.path: list[Segment] = []
         self.values: list[np.ndarray[Any, Any]] = []
         self.env: dict[int, tuple[Any, TensorType]] = {}
         self.source = source
@@ -141,8 +141,8 @@ class Run:
 
     def go(self) -> None:
         """Runs to the end, or to where the way is not known."""
-        while self.branch is not None and self.branch.recording is not None:
-            b = self.branch
+        while self.segment is not None and self.segment.recording is not None:
+            b = self.segment
             program = b.program()
             given = [self.env[i] if i in self.env else self.source(b.sources[i]) for i in b.imports]
             have, k = tuple(t for _, t in given), len(b.targets)
@@ -160,15 +160,15 @@ class Run:
             value = engine().fetch(outs[0], program.types[0])
             self.path.append(b)
             self.values.append(value)
-            self.branch = b.children.get(value_key(value))
+            self.segment = b.children.get(value_key(value))
 
 
-def grow(root: Branch, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Branch], Branch]:
-    """The branches along `values`, made where they are new, and the one after the last value."""
+def grow(root: Segment, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Segment], Segment]:
+    """The segments along `values`, made where they are new, and the one after the last value."""
     path, at = [], root
     for v in values:
         path.append(at)
         if len(at.children) >= MOST_CHILDREN and value_key(v) not in at.children:
             at.children.pop(next(iter(at.children)))  # the oldest way
-        at = at.children.setdefault(value_key(v), Branch())
+        at = at.children.setdefault(value_key(v), Segment())
     return path, at

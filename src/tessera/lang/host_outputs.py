@@ -1,0 +1,98 @@
+"""How does a value get out of a recorded function on the way, to be printed or checked?
+
+A host output is one more result of the program. When a call is done, what was to be done with it is
+done on the host, in the order of the recording; so there are no callbacks out of a running program,
+and order and number never depend on the backend. One in a loop's body is a stacked result and acts
+once an iteration. In a local body it has every device's own value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.layout import TensorType
+from .record import Recorder, current
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from .local.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class HostValue:
+    """A value that came out: `array`, with a leading dim for each axis of `type.varying`; of which
+    device it is, where it is one device's."""
+
+    array: np.ndarray[Any, Any]
+    type: TensorType
+    place: str = ""
+
+    def row(self, i: int) -> HostValue:
+        """Its part in iteration `i` of a loop."""
+        inner = self.type.with_dims(self.type.dims[1:])
+        return HostValue(np.take(self.array, i, axis=len(self.type.varying)), inner, self.place)
+
+    def of(self, rank: int, axes: Sequence[str], sizes: Mapping[str, int]) -> HostValue:
+        """What the device at `rank` along `axes`, of these sizes, has."""
+        at: dict[str, int] = {}
+        for a in reversed(axes):
+            rank, at[a] = divmod(rank, sizes[a])
+        place = "[" + " ".join(f"{a}={at[a]}" for a in axes) + "]"
+        pick = tuple(at.get(a, slice(None)) for a in self.type.varying)
+        left = (a for a in self.type.varying if a not in at)
+        return HostValue(self.array[pick], self.type.with_varying(left), place)
+
+
+Act = Callable[[Sequence[HostValue]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostOutput:
+    """Values of a recording, and what is done with them after a call."""
+
+    tensors: tuple[Tensor, ...]
+    act: Act
+
+    def run(self, values: Sequence[Tensor]) -> None:
+        self.act([HostValue(v.numpy(), v.type) for v in values])
+
+
+def see_on_host(tensors: Sequence[Tensor], act: Act) -> None:
+    """Lets `act` see `tensors` when the function being recorded has run; at once outside of one."""
+    recorder = current()
+    made = HostOutput(tuple(tensors), act)
+    if recorder is None:
+        made.run(made.tensors)
+    else:
+        recorder.host_outputs.append(made)
+
+
+def each_iteration(
+    host_outputs: Sequence[HostOutput], length: int, reverse: bool, rows: Sequence[Tensor]
+) -> list[HostOutput]:
+    """The host outputs of a loop's body, whose values are now stacked in `rows`."""
+
+    def acting(act: Act) -> Act:
+        def run(values: Sequence[HostValue]) -> None:
+            for i in reversed(range(length)) if reverse else range(length):
+                act([v.row(i) for v in values])
+
+        return run
+
+    rest = iter(rows)
+    return [HostOutput(tuple(next(rest) for _ in t.tensors), acting(t.act)) for t in host_outputs]
+
+
+def on_rank(output: HostOutput, rank: int, view: View, tensors: Sequence[Tensor]) -> HostOutput:
+    """The output of one rank's recording, in the merged program."""
+    act, axes, sizes = output.act, view.axes, view.mesh.sizes
+    return HostOutput(tuple(tensors), lambda values: act([v.of(rank, axes, sizes) for v in values]))
+
+
+def host_tensors(recorder: Recorder) -> list[Tensor]:
+    """The values of all host outputs of `recorder`, in order."""
+    return [t for output in recorder.host_outputs for t in output.tensors]

@@ -345,9 +345,9 @@ linear_cross_entropy: one label per row of x is needed
   fix    : reshape labels to the shape of x without its last dim
 """)
 row("a dropout of everything", ts.UsageError, lambda: nn.dropout(X, 1.0), """
-dropout: p is 1.0
+dropout: p cannot be 1.0
   at  : AT
-  fix : 0 <= p < 1
+  fix : give a number of at least 0 and below 1
 """)
 
 def attention_of_heads_that_do_not_divide() -> Any:

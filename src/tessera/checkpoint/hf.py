@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import shown, unfit, whole
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
 from ..core.reshard import gathered
-from ..lang.checks import mesh_or_none, shown, unfit, whole
+from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
 from ..lang.strategy import Plan, Strategy, check_reach, plan_or_none, wish
 from ..lang.tensor import Tensor

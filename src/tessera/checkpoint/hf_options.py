@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.checks import is_whole, shown, unfit
 from ..core.errors import TesseraError, UsageError, fail
-from ..lang.checks import is_whole, shown, unfit
 from ..nn.positions import Rope
 
 ROPES = ("default", "linear", "llama3")

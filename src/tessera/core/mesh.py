@@ -27,6 +27,7 @@ from typing import Self
 import numpy as np
 
 from . import context, devices
+from .checks import is_whole
 from .errors import MeshError, fail
 from .mesh_input import (
     Devices,
@@ -36,7 +37,6 @@ from .mesh_input import (
     checked_devices,
     checked_shape,
     devices_text,
-    is_int,
     names_text,
     some_ids,
     times,
@@ -393,7 +393,7 @@ class Mesh:
 
     def _coordinate(self, call: str, axis: str, value: object) -> int:
         size = self.sizes[axis]
-        if is_int(value) and -size <= value < size:
+        if is_whole(value) and -size <= value < size:
             return int(value) % size
         raise fail(
             MeshError,
@@ -417,7 +417,7 @@ def folded_onto(mesh: Mesh, onto: object) -> Mesh:
         if set(onto.axes) != set(mesh.axes) or onto.axes != mesh.axes:
             raise _no_fold(mesh, onto.text(), f"axes in this order: {', '.join(mesh.axes)}")
         sizes = dict(onto.sizes)
-    elif is_int(onto):
+    elif is_whole(onto):
         left = int(onto)
         for axis in reversed(mesh.axes):  # the last axes, which talk most, keep their devices
             keep = math.gcd(left, mesh.sizes[axis])
@@ -427,7 +427,7 @@ def folded_onto(mesh: Mesh, onto: object) -> Mesh:
     else:
         given = Mesh.parse(onto).sizes if isinstance(onto, str) and onto else onto
         if not isinstance(given, Mapping) or not all(
-            a in mesh.sizes and is_int(n) and n > 0 for a, n in given.items()
+            a in mesh.sizes and is_whole(n) and n > 0 for a, n in given.items()
         ):
             raise _no_fold(mesh, repr(onto), 'sizes by axis, e.g. "dp=2,tp=1"')
         sizes.update({a: int(n) for a, n in given.items()})

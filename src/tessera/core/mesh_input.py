@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from .checks import is_whole
 from .errors import MeshError, fail
 
 # A nested list has no finite type; what it may hold is checked, and reported, at run time.
@@ -70,7 +71,7 @@ def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None
             )
         sizes = [shape[axis] for axis in axes]
     else:
-        if is_int(shape):
+        if is_whole(shape):
             shape = (shape,)
         if not _is_list(shape):
             raise fail(
@@ -88,7 +89,7 @@ def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None
                 fix="give one size for each axis",
             )
     for axis, size in zip(axes, sizes):
-        if not is_int(size) or size < 1:
+        if not is_whole(size) or size < 1:
             raise fail(
                 MeshError,
                 f"Mesh: axis {axis!r} has size {size!r}",
@@ -113,7 +114,7 @@ def checked_devices(
         return tuple(range(math.prod(dims))), None
     if isinstance(devices, np.ndarray):
         devices = devices.tolist()
-    if is_int(devices):
+    if is_whole(devices):
         devices = range(int(devices))
     if not _is_list(devices):
         raise fail(
@@ -152,7 +153,7 @@ def checked_devices(
 def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ...]:
     ids: list[int] = []
     for device in flat:
-        if not is_int(device):
+        if not is_whole(device):
             raise fail(
                 MeshError,
                 f"Mesh: device id {device!r} is not a whole number",
@@ -212,11 +213,6 @@ def balanced(count: int, parts: int) -> tuple[int, ...]:
     found = search(count, parts, count)
     assert found is not None, "count × 1 × 1 ... is always a factorisation"
     return found
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number, Python's or NumPy's; a bool is not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

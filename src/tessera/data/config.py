@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..core.checks import axes_of, is_whole, shown, unfit
 from ..core.errors import UsageError, fail
-from ..lang.checks import axes_of, is_whole, shown, unfit
 from .sources import Reading
 
 

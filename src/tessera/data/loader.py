@@ -24,8 +24,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import is_whole, shown
 from ..core.errors import BackendError, TesseraError, UsageError, fail
-from ..lang.checks import is_whole, shown
 from ..lang.tensor import Tensor
 from .ahead import Ahead
 from .config import DataConfig

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import unfit
 from ..core.errors import BackendError, UsageError, fail
-from ..lang.checks import unfit
 from .sources import BYTES_END, Reading, TokenSource
 from .tokenizer import Tokenizer, load
 

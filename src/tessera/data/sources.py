@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import shown, unfit
 from ..core.errors import UsageError, fail
-from ..lang.checks import shown, unfit
 from .corpus import collect
 
 _SAMPLES, _SAMPLE = 256, 4096

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.checks import axes_of, is_whole, one_of, shown, unfit
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import (
     PARTIAL_KINDS,
@@ -22,7 +23,6 @@ from ..core.layout import (
 )
 from ..core.reshard import completed, gathered
 from . import functions
-from .checks import axes_of, is_whole, one_of, shown, unfit
 from .local import ranks
 from .local.literal import (
     collected,
@@ -331,7 +331,7 @@ def _peer(name: str, rank: object) -> int:
         raise _local_only(name)
     if isinstance(rank, Tensor):
         rank = int(rank)
-    if not is_whole(rank) or not 0 <= rank < seen.size:  # type: ignore[operator]
+    if not is_whole(rank) or not 0 <= rank < seen.size:
         raise fail(
             UsageError,
             f"{name}: rank {shown(rank)} does not exist",
@@ -340,7 +340,7 @@ def _peer(name: str, rank: object) -> int:
         )
     if seen.rank is None:
         raise NeedsRank
-    return int(rank)  # type: ignore[call-overload, no-any-return]  # is_whole says so
+    return int(rank)
 
 
 def _place(name: str, root: object, axis: object) -> int:
@@ -355,13 +355,13 @@ def _place(name: str, root: object, axis: object) -> int:
         if seen is None
         else ways([a for a in axes_of(name, axis) if a in seen.axes], seen.mesh.sizes)
     )
-    if not is_whole(root) or root < 0 or (n is not None and root >= n):  # type: ignore[operator]
+    if not is_whole(root) or root < 0 or (n is not None and root >= n):
         raise fail(
             UsageError,
             f"{name}: root {shown(root)} is no place along {shown(axis)}",
             fix="name a place" + (f" from 0 to {n - 1}" if n else ", 0 or more"),
         )
-    return int(root)  # type: ignore[call-overload, no-any-return]  # is_whole says so
+    return int(root)
 
 
 def _axes(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import axes_of, is_whole, shown, sizes, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
@@ -18,7 +19,7 @@ from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph
 from . import functions, random
-from .checks import axes_of, is_whole, mesh_or_none, shown, sizes, unfit
+from .checks import mesh_or_none
 from .engine import Engine, Program, engine
 from .host import engine_array, host_array, remembered
 from .record import KEY_TYPE, Recorder, current, recording, run_graph

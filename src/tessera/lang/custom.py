@@ -11,10 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ..core.checks import function_of, shown
 from ..core.context import settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
-from .checks import function_of, shown, signature_of
+from .checks import signature_of
 from .grad import grad
 from .loop import _body
 from .record import Recorder, current, made, recording

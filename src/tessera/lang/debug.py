@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import function_of
 from ..core.errors import GraphError, caller, fail
 from ..core.layout import ways
 from . import functions
-from .checks import function_of
 from .host_outputs import HostValue, see_on_host
 from .record import current
 from .tensor import Tensor, as_tensor

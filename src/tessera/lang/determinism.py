@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..core.checks import flag, one_of
 from ..core.context import Changes, put, replaced
 from ..core.options import PROMISES
-from .checks import flag, one_of
 from .record import need_before_recording
 
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}

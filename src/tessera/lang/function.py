@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
+from ..core.checks import function_of
 from ..core.errors import ShapeError, fail
 from .checks import bound as bound_call
-from .checks import function_of, signature_of
+from .checks import signature_of
 from .spec import Sizes, TensorSpec
 from .tensor import type_like
 

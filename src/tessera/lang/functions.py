@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..core.checks import flag, number, several, shown, sizes, whole
 from ..core.context import settings
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
 from . import record
-from .checks import fitting, flag, number, several, shown, sizes, whole
+from .checks import fitting
 from .einsum import plain_form
 from .indexing import (
     argmax,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ..core.checks import shown
 from ..core.context import settings
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, ways
@@ -14,7 +15,6 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import differentiate, reached
-from .checks import shown
 from .parameter import need_trained, trained
 from .record import Recorder, current, run_graph
 from .strategy import Plan, Strategy, wish

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import shown
 from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as, largest
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
-from .checks import shown
 from .engine import engine
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.checks import flag, sizes, whole
 from ..core.dtypes import beyond, f32, int32
 from ..core.errors import DTypeError, ShapeError, fail
-from .checks import flag, sizes, whole
 from .ids import check_ids
 from .shaping import along, need_some, one_dim, sliced, swap
 from .tensor import Like, Tensor, as_tensor, emit, emit_many, scalar

@@ -19,6 +19,7 @@ from weakref import ref
 
 import numpy as np
 
+from ..core.checks import shown
 from ..core.context import Settings, settings
 from ..core.errors import UsageError, caller, fail
 from ..core.interrupts import opens, whole
@@ -31,7 +32,7 @@ from ..ir.schedule.schedule import Schedule
 from ..passes.plan import plan, prepared
 from . import padding, random
 from .around import around
-from .checks import bound, shown, signature_of
+from .checks import bound, signature_of
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array

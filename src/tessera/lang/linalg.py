@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 
+from ..core.checks import flag, number, unfit
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from . import functions as F
-from .checks import flag, number, unfit
 from .matrices import diagonal, eye, trace
 from .shaping import Dims, broadcast_to
 from .tensor import Like, Tensor, as_tensor, emit, emit_many, matched

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..core.checks import flag, function_of, whole
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
 from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
-from .checks import flag, function_of, whole
 from .functions import permute, relayout, reshape
 from .host_outputs import each_iteration, host_tensors
 from .random import keys

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..core.checks import sizes, whole
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import ShapeError, fail
-from .checks import sizes, whole
 from .shaping import one_dim, permute, reshape, sliced
 from .tensor import Like, Tensor, as_tensor, emit, scalar
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import is_whole
 from ..core.dtypes import int32
 from ..core.errors import UsageError, fail
 from . import functions as F
-from .checks import is_whole
 from .shaping import dims_of
 from .tensor import Like, Tensor, as_tensor, binary, emit
 

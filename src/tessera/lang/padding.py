@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import is_whole, number, shown, unfit
 from ..core.dtypes import bool_, held_as
 from ..core.errors import ShapeError, UsageError, fail
 from . import functions as F
-from .checks import bound, fitting, is_whole, number, shown, unfit
+from .checks import bound, fitting
 from .host import engine_array
 from .tensor import Tensor, as_tensor
 

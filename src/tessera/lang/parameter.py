@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import flag, shown, sizes
 from ..core.context import settings
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
-from .checks import flag, shown, sizes
 from .host import engine_array
 from .record import Recorder, current, moved
 from .tensor import Tensor, as_tensor, symbolic

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import shown
 from ..core.dtypes import bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from . import record
-from .checks import shown
 from .ids import NOTHING, check_ids
 from .shaping import permute, reshape, sliced
 from .tensor import Tensor, as_tensor, binary, emit, scalar

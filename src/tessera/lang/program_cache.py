@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checks import whole
+from ..core.checks import whole
 from .engine import engine
 
 

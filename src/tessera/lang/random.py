@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import is_whole, number, shown, sizes, unfit
 from ..core.dtypes import dtype_of, f32, int32, uint32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
 from ..ops.local import as_local, joined
 from ..ops.random import GOLDEN
 from . import functions, record
-from .checks import is_whole, number, shown, sizes, unfit
 from .engine import engine
 from .local.view import view
 from .record import KEY_TYPE

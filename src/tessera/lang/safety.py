@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ..core.checks import number, whole
 from ..core.errors import UsageError, fail
 from ..core.limits import set_limits
-from .checks import number, whole
 
 
 def set_collective_limit(seconds: float, *, records: int | None = None) -> None:

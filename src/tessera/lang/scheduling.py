@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
+from ..core.checks import flag, function_of, is_whole, one_of, shown, unfit, whole
 from ..core.context import put, replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.options import ScheduleOptions
@@ -20,7 +21,6 @@ from ..core.topology import Topology, cluster
 from ..ir.schedule.algorithms.build import NAMES, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
-from .checks import flag, function_of, is_whole, one_of, shown, unfit, whole
 from .record import need_before_recording
 
 P = ParamSpec("P")

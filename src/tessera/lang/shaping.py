@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import is_whole, several, sizes, whole
 from ..core.dtypes import promote
 from ..core.errors import ShapeError, fail
-from .checks import is_whole, several, sizes, whole
 from .tensor import Like, Tensor, as_tensor, emit
 
 Dims = int | Sequence[int] | None

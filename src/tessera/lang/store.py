@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ..core.checks import unfit
 from ..core.context import settings
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
-from .checks import unfit
 from .parameter import Parameter, fits
 from .record import Recorder, current, moved
 from .strategy import Plan, Strategy

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import axes_of, is_whole, shown, unfit
 from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, fail, lines_up
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.words import nearest
 from . import functions
-from .checks import axes_of, is_whole, mesh_or_none, shown, unfit
+from .checks import mesh_or_none
 from .collectives import split_over
 from .create import tensor
 from .parameter import Parameter

@@ -13,13 +13,14 @@ from weakref import ref
 
 import numpy as np
 
+from ..core.checks import shown
 from ..core.dtypes import DType, beyond, dtype_of, f32, int32, promote
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from ..ir.graph.node import Node
-from .checks import fitting, shown
+from .checks import fitting
 from .engine import engine
 from .host import engine_array, host_array, host_view, remembered
 from .spec import TensorSpec, spec_of

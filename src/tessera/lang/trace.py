@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import function_of
 from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
-from .checks import bound, function_of, signature_of
+from .checks import bound, signature_of
 from .host import engine_array
 from .record import Reader, Recorder, recording
 from .tensor import Tensor, as_tensor

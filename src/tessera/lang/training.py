@@ -11,12 +11,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from ..core.checks import function_of, shown, unfit
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from . import store
-from .checks import function_of, shown, signature_of, unfit
+from .checks import signature_of
 from .grad import grad, met
 from .host import engine_array
 from .jit import Jit

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core.checks import function_of, unfit, whole
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..ops.user import Groups, add_function, parse_groups
-from .checks import function_of, unfit, whole
 from .tensor import as_tensor, emit, emit_many
 
 __all__ = ["UserOp", "user_op"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.checks import whole
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
-from ..lang.checks import whole
 from ..lang.record import scope
 from ..lang.store import weights
 from ..lang.tensor import Tensor, as_tensor

@@ -15,12 +15,12 @@ import math
 from functools import lru_cache
 from typing import Any
 
+from ..core.checks import axes_of, flag, whole
 from ..core.dtypes import f32
 from ..core.errors import MeshError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..core.reshard import completed, gathered
 from ..lang import functions as F
-from ..lang.checks import axes_of, flag, whole
 from ..lang.collectives import shift, split_over
 from ..lang.create import ShardSpec
 from ..lang.custom import custom_gradient

@@ -13,10 +13,10 @@ from string import ascii_lowercase
 
 import numpy as np
 
+from ..core.checks import MOST, flag, is_whole, number, shown, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import MOST, flag, is_whole, number, shown, unfit, whole
 from ..lang.tensor import Like, Tensor, as_tensor, emit, matched
 
 Size = int | Sequence[int]

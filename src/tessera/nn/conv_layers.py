@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..lang.checks import flag, number, typed, whole
+from ..core.checks import flag, number, whole
+from ..lang.checks import typed
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import conv as fn

@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..core.checks import number, probability, shown
 from ..core.dtypes import bool_, f32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang import random
-from ..lang.checks import number, probability, shown, typed
+from ..lang.checks import typed
 from ..lang.ids import check_ids
 from ..lang.loop import blocked
 from ..lang.tensor import Like, Tensor, as_tensor, emit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..lang.checks import number, probability, typed, whole
+from ..core.checks import number, probability, whole
+from ..lang.checks import typed
 from ..lang.create import Init, Normal
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.checks import number, whole
 from ..core.dtypes import f32, int32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import fitting, number, typed, whole
+from ..lang.checks import fitting, typed
 from ..lang.collectives import over_batch
 from ..lang.ids import check_ids
 from ..lang.loop import scan, to_blocks

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ..core.checks import flag, shown, unfit
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
-from ..lang.checks import flag, shown, unfit
 from ..lang.create import Init, dist_tensor
 from ..lang.host import engine_array
 from ..lang.parameter import Parameter, fits

@@ -13,10 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..core.checks import number, shown, whole
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import number, shown, whole
 from ..lang.tensor import Tensor
 
 SCALINGS = ("default", "linear", "llama3")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.checks import flag, whole
 from ..core.errors import UsageError, fail
 from ..cost.loops import write_out
 from ..lang import functions as F
-from ..lang.checks import flag, whole
 from ..lang.loop import scan
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor, emit_many

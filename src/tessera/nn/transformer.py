@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.checks import axes_of, number, probability, shown, unfit, whole
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from ..lang import functions as F
-from ..lang.checks import annotated_fields, axes_of, number, probability, shown, unfit, whole
+from ..lang.checks import annotated_fields
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor, as_tensor
 from . import functional as fn

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import flag, number, unfit
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
-from ..lang.checks import flag, number, unfit
 from ..ops.redistribute import NAMES
 from . import runs
 from .probe import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import shown
 from ..core.context import replaced
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, reachable
 from ..lang import random
-from ..lang.checks import shown
 from ..lang.engine import engine
 from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, run_graph
 from ..lang.segments import Recording, Segment

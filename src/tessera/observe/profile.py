@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..core.checks import function_of, whole
 from ..core.context import replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.files import write_whole
@@ -25,7 +26,6 @@ from ..ir.graph.text import size_text
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import COMM, SEND, Schedule, Step
 from ..ir.schedule.watch import watching
-from ..lang.checks import function_of, whole
 
 SCOPES = 3  # levels of scope that compute is told apart by
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..lang.checks import unfit
+from ..core.checks import unfit
 from .probe import tidy
 from .rows import Row, Value, read_metrics
 from .statistics import table

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import shown
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
 from ..lang import functions as F
-from ..lang.checks import shown
 from ..lang.shaping import concat, reshape, stack
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, path_name, register, spec_paths

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from ..core.checks import is_whole, unfit
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
-from ..lang.checks import is_whole, unfit
 from ..passes.plan import plan, prepared
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.checks import function_of
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..ir.schedule.pipelines.stages import on_mesh
-from ..lang.checks import function_of
 from ..lang.engine import engine
 from ..lang.jit import Jit
 from ..lang.tensor import Tensor

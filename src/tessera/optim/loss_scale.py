@@ -19,11 +19,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.checks import shown
 from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..lang import functions as F
-from ..lang.checks import annotated_fields, shown
+from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.parameter import trained
 from ..lang.tensor import Tensor, emit

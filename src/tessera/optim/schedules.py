@@ -17,10 +17,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..core.checks import unfit
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.checks import typed, unfit
+from ..lang.checks import typed
 from ..lang.tensor import Tensor, as_tensor, scalar
 
 Rule = Callable[[Tensor], Tensor]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core.checks import whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from ..lang import functions as F
-from ..lang.checks import whole
 from ..lang.grad import grad
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.parameter import trained

@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..core.checks import is_whole, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError, fail
 from ..data import config as data
-from ..lang.checks import is_whole, shown
 from ..nn.transformer import GPTConfig
 
 Rule = tuple[str, Callable[[Any], bool]]

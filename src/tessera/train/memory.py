@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.checks import shown
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
-from ..lang.checks import shown
 from ..lang.engine import HostCopy, engine
 from ..lang.jit import Jit, jit
 from ..lang.strategy import Plan, Strategy

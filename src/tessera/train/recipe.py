@@ -27,11 +27,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.checks import shown
 from ..core.dtypes import dtype_of
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang import random
-from ..lang.checks import shown
 from ..lang.jit import Jit, jit
 from ..lang.record import current
 from ..lang.strategy import Plan, Strategy

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import shown, whole
 from ..core.errors import UsageError, fail
 from ..core.files import sync, write_whole
 from ..lang import random
-from ..lang.checks import shown, whole
 from ..lang.create import tensor
 from ..lang.tensor import Tensor, as_tensor
 from ..lang.tree import flatten, paths

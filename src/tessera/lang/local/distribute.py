@@ -13,10 +13,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
+from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, UsageError, fail
 from ...core.mesh import Mesh, auto
-from ..checks import axes_of, function_of, mesh_or_none, signature_of, unfit
+from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
 from ..jit import Jit
 from ..record import Recorder, current

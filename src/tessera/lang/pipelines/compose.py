@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...core.checks import axes_of, function_of, unfit, whole
 from ...core.errors import UsageError, fail
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.orders import known_schedule
-from ..checks import axes_of, function_of, unfit, whole
 from .pipe import Pipe
 
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from ...core.checks import axes_of, flag, number, shown, unfit, whole
 from ...core.dtypes import f32
 from ...core.errors import ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
-from ...lang.checks import axes_of, flag, mesh_or_none, number, shown, typed, unfit, whole
+from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
 from ...lang.parameter import Parameter
 from ...lang.record import current, scope

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from ...core.checks import axes_of, flag, number, shown, unfit, whole
 from ...core.context import settings
 from ...core.errors import UsageError, fail
-from ...lang.checks import axes_of, flag, number, shown, unfit, whole
 from ...lang.tensor import Tensor
 from .. import functional as fn
 from .placement import Placement

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ...core.checks import is_whole, shown, unfit, whole
 from ...core.errors import UsageError, fail
-from ...lang.checks import is_whole, shown, unfit, whole
 
 MOST = 2**16  # experts, replicas or owners
 Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -171,8 +171,8 @@ def _score(expert: int, owner: str) -> bytes:
 
 
 def _owners(owners: object) -> tuple[str, ...]:
-    if is_whole(owners) and 1 <= owners <= MOST:  # type: ignore[operator]
-        return tuple(map(str, range(int(owners))))  # type: ignore[call-overload]
+    if is_whole(owners) and 1 <= owners <= MOST:
+        return tuple(map(str, range(int(owners))))
     if isinstance(owners, (list, tuple)) and owners and len(set(map(str, owners))) == len(owners):
         return tuple(map(str, owners))
     raise unfit(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...core.checks import number, shown
 from ...core.dtypes import f32
 from ...core.errors import UsageError, fail
 from ...lang import functions as F
-from ...lang.checks import number, shown
 from ...lang.tensor import Tensor, as_tensor
 from ...lang.tree import register
 from .. import functional as fn

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from ...core.checks import flag, shown, unfit, whole
 from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
-from ...lang.checks import flag, shown, unfit, whole
 from .packing import BLOCK
 
 # What each name asks for.

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ...core.checks import shown, unfit
 from ...core.errors import DTypeError, ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...lang import functions as F
-from ...lang.checks import shown, unfit
 from ...lang.custom import custom_gradient
 from ...lang.tensor import Tensor, as_tensor
 from .placement import Placement

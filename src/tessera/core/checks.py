@@ -1,0 +1,313 @@
+"""Is an argument what a function takes? Asked at the door, so that nobody meets a traceback from
+inside: every answer of no is an error that names the argument and says what to give.
+
+Each kind of question stands here once: the type of a value, one word of several, a number within
+bounds, a size that divides, the dims and the dtype of a tensor, equal names, a file, a library.
+
+>>> sizes("zeros", [2, 3]), sizes("zeros", 4), whole("topk", "k", 2), number("adam", "b", 1, most=1)
+((2, 3), (4,), 2, 1)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+
+import numpy as np
+
+from .errors import DTypeError, ShapeError, TesseraError, UsageError, fail
+
+if TYPE_CHECKING:
+    from .layout import TensorType
+
+# Indices are computed in i32.
+MOST = 2**31 - 1
+T = TypeVar("T")
+Operands = Sequence[tuple[str, object]]
+
+
+def shown(value: object) -> str:
+    """`value` in a few words."""
+    text = " ".join(repr(value).split()) if type(value).__repr__ is not object.__repr__ else ""
+    return text if 0 < len(text) <= 40 else f"an object of type {type(value).__name__}"
+
+
+def unfit(
+    name: str,
+    what: str,
+    value: object,
+    fix: str,
+    error: type[TesseraError] = UsageError,
+) -> TesseraError:
+    """The error that `what`, an argument of `name`, cannot be `value`."""
+    return fail(error, f"{name}: {what} cannot be {shown(value)}", fix=fix)
+
+
+# -- the type of a value --------------------------------------------------------------------------
+def instance(
+    name: str,
+    what: str,
+    value: object,
+    kind: type[T],
+    fix: str,
+    error: type[TesseraError] = UsageError,
+) -> T:
+    """`value`, which is a `kind`. Raises `error`."""
+    if isinstance(value, kind):
+        return value
+    raise unfit(name, what, value, fix, error)
+
+
+def string(name: str, what: str, value: object) -> str:
+    """A string. Raises UsageError."""
+    return instance(name, what, value, str, "give a string")
+
+
+def flag(name: str, what: str, value: object) -> bool:
+    """True or False. Raises UsageError."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise unfit(name, what, value, "give True or False")
+
+
+def function_of(
+    name: str, what: str, value: object, fix: str = "give a function"
+) -> Callable[..., Any]:
+    """Something that can be called. Raises UsageError."""
+    if callable(value):
+        return value
+    raise unfit(name, what, value, fix)
+
+
+def several(name: str, xs: object) -> Sequence[Any]:
+    """A list or tuple with something in it. Raises UsageError."""
+    if isinstance(xs, (list, tuple)) and xs:
+        return xs
+    raise fail(UsageError, f"{name}: nothing to join in {shown(xs)}", fix="give a list of tensors")
+
+
+def axes_of(name: str, axis: object) -> tuple[str, ...]:
+    """One mesh axis or several, as names. Raises UsageError."""
+    given = (axis,) if isinstance(axis, str) else axis
+    if isinstance(given, (tuple, list)) and all(isinstance(a, str) for a in given):
+        return tuple(given)
+    raise unfit(name, "axis", axis, 'name a mesh axis, e.g. "dp", or a tuple of them')
+
+
+# -- one of several -------------------------------------------------------------------------------
+def one_of(
+    name: str,
+    what: str,
+    value: object,
+    known: Iterable[str | None],
+    error: type[TesseraError] = UsageError,
+) -> Any:
+    """One of the words `known`. Raises `error`."""
+    words = tuple(known)
+    if (value is None or isinstance(value, str)) and value in words:
+        return value
+    raise unfit(name, what, value, "use " + ", ".join(map(str, words)), error)
+
+
+def same_names(
+    name: str, what: str, want: Collection[str], given: Collection[str], fix: str
+) -> None:
+    """Raises UsageError unless `given` has the names of `want`, in any order."""
+    missing = sorted(set(want) - set(given))
+    more = sorted(set(given) - set(want))
+    if missing or more:
+        raise fail(
+            UsageError,
+            f"{name}: {len(missing)} {what} are missing, {len(more)} are too many",
+            [("missing", some(missing)), ("too many", some(more))],
+            fix=fix,
+        )
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first of `names`, and how many there are more.
+
+    >>> some(["a", "b", "c"], 2), some([])
+    ('a, b and 1 more', 'none')
+    """
+    rest = len(names) - most
+    return (", ".join(names[:most]) or "none") + (f" and {rest} more" if rest > 0 else "")
+
+
+# -- numbers --------------------------------------------------------------------------------------
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether `value` is a whole number, Python's or NumPy's; a bool is not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def whole(
+    name: str, what: str, value: object, least: int | None = None, most: int | None = None
+) -> int:
+    """A whole number, from `least` to `most`. Raises UsageError."""
+    if is_whole(value) and (least is None or value >= least) and (most is None or value <= most):
+        return int(value)
+    raise unfit(name, what, value, "give a whole number" + _bounds(least=least, most=most))
+
+
+def number(name: str, what: str, value: object, **bounds: float) -> float:
+    """A Python or NumPy number within the bounds `least`, `most`, `above`, `below`. Raises
+    UsageError."""
+    if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+        x = value.item() if isinstance(value, np.generic) else value
+        if all(_WITHIN[bound](x, limit) for bound, limit in bounds.items()):
+            return x
+    raise unfit(name, what, value, "give a number" + _bounds(**bounds))
+
+
+_WITHIN: dict[str, Callable[[float, float], bool]] = {
+    "least": lambda x, limit: x >= limit,
+    "most": lambda x, limit: x <= limit,
+    "above": lambda x, limit: x > limit,
+    "below": lambda x, limit: x < limit,
+}
+
+
+def _bounds(
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> str:
+    """Bounds in words.
+
+    >>> _bounds(least=1), _bounds(least=0, most=1), _bounds(above=0, below=math.inf)
+    (' of at least 1', ' from 0 to 1', ' above 0')
+    """
+    if least is not None and most is not None:
+        return f" from {least} to {most}"
+    parts = {"of at least": least, "of at most": most, "above": above, "below": below}
+    given = [f"{how} {limit}" for how, limit in parts.items() if limit not in (None, math.inf)]
+    return " ".join(["", " and ".join(given)]) if given else ""
+
+
+def probability(name: str, value: object) -> float:
+    """A number from 0 to, but not including, 1. Raises UsageError."""
+    return number(name, "p", value, least=0, below=1)
+
+
+def sizes(name: str, shape: object) -> tuple[int, ...]:
+    """A shape: whole numbers from 0 to 2**31 - 1; a bare number is one dim. Raises ShapeError."""
+    given = (shape,) if is_whole(shape) else shape
+    if isinstance(given, (tuple, list, np.ndarray, range)) and all(is_whole(n) for n in given):
+        if all(0 <= n <= MOST for n in given):
+            return tuple(int(n) for n in given)
+        raise fail(
+            ShapeError,
+            f"{name}: shape {tuple(map(int, given))} has a dim that is not from 0 to 2**31 - 1",
+            fix="every dim has from 0 to 2**31 - 1 elements",
+        )
+    raise unfit(name, "the shape", shape, "give sizes, e.g. (8, 4096)", ShapeError)
+
+
+def divides(
+    name: str,
+    count: int,
+    parts: int,
+    what: str,
+    operands: Operands = (),
+    fix: str = "make it a multiple of {parts}",
+    error: type[TesseraError] = ShapeError,
+) -> None:
+    """Raises `error` unless `parts` divides `count`. `what` and `fix` are formatted with both.
+
+    >>> divides("zigzag", 6, 4, "a sequence of {count} does not divide into {parts} chunks")
+    Traceback (most recent call last):
+    tessera.ShapeError: zigzag: a sequence of 6 does not divide into 4 chunks
+      fix : make it a multiple of 4
+    """
+    if count % parts:
+        said = {"count": count, "parts": parts}
+        raise fail(error, f"{name}: {what.format(**said)}", operands, fix=fix.format(**said))
+
+
+# -- tensors --------------------------------------------------------------------------------------
+def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool = False) -> None:
+    """Raises ShapeError unless `t` has `rank` dims, or `more`."""
+    if t.rank < rank or (t.rank > rank and not more):
+        need = f"{rank}{' or more' * more}"
+        raise fail(
+            ShapeError, f"{name}: {what} has {t.rank} dims, not {need}", [(what, t)], fix=fix
+        )
+
+
+def integers(name: str, what: str, t: TensorType) -> None:
+    """Raises DTypeError unless `t` is of whole numbers."""
+    if not t.dtype.is_int:
+        fix = "cast them with .to(ts.int32)"
+        raise fail(DTypeError, f"{name}: {what} must be integers", [(what, t)], fix=fix)
+
+
+def floats(name: str, what: str, t: TensorType, fix: str = "cast it with .to(ts.f32)") -> None:
+    """Raises DTypeError unless `t` is of floats."""
+    if not t.dtype.is_float:
+        raise fail(DTypeError, f"{name}: {what} must be floats", [(what, t)], fix=fix)
+
+
+def one_dtype(name: str, ins: Sequence[tuple[str, TensorType]], what: str = "arguments") -> None:
+    """Raises DTypeError unless all of `ins` have one dtype."""
+    if len({t.dtype for _, t in ins}) > 1:
+        fix = "cast one of them with .to(dtype)"
+        raise fail(DTypeError, f"{name}: {what} have different dtypes", ins, fix=fix)
+
+
+def shaped(
+    name: str, what: str, t: TensorType, shape: Sequence[int], operands: Operands = ()
+) -> None:
+    """Raises ShapeError unless `t` has `shape`."""
+    if t.shape != tuple(shape):
+        raise fail(
+            ShapeError,
+            f"{name}: {what} has another shape",
+            [(what, t), *operands],
+            fix=f"give it the shape {tuple(shape)}",
+        )
+
+
+def alike(
+    who: str,
+    have: TensorType,
+    given: TensorType,
+    fix: str,
+) -> None:
+    """Raises ShapeError or DTypeError unless `given` has the shape of `have` and is of floats where
+    that is."""
+    for error, what, same in (
+        (ShapeError, "shape", have.shape == given.shape),
+        (DTypeError, "dtype", have.dtype.is_float is given.dtype.is_float),
+    ):
+        if not same:
+            raise fail(
+                error, f"{who} has another {what}", [("have", have), ("given", given)], fix=fix
+            )
+
+
+# -- outside of the program -----------------------------------------------------------------------
+def library(name: str, module: str, extra: str) -> Any:
+    """The module of a library that `extra` installs. Raises UsageError where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise fail(
+            UsageError,
+            f"{name}: the `{module.partition('.')[0]}` library is not installed",
+            fix=f"pip install 'tessera[{extra}]'",
+        ) from None
+
+
+@contextlib.contextmanager
+def file_access(name: str, path: object, verb: str, fix: str) -> Iterator[None]:
+    """Raises UsageError where the body meets an OSError: `path` cannot be `verb`."""
+    try:
+        yield
+    except OSError as error:
+        raise fail(
+            UsageError, f"{name}: {str(path)!r} cannot be {verb}: {error.strerror}", fix=fix
+        ) from None

@@ -1,8 +1,8 @@
 """What does it cost that bits do not depend on the mesh? `mesh_invariant` against `fast`.
 
-A GPT's training step on the same mesh under both promises, and under "fast" on a processor held to
-the instructions that the promise allows, which tells what of the price is theirs. Or, with
-`collectives`, the sum of 16 MiB a device over 8 devices: ours in a fixed order, `psum`, and an
+A GPT's training step on the same mesh at both levels of determinism, and at "fast" on a processor
+held to the instructions that `mesh_invariant` allows, which tells what of the price is theirs. Or,
+with `collectives`, the sum of 16 MiB a device over 8 devices: ours in a fixed order, `psum`, and an
 all_gather whose terms are added up on each device. The engine reads its flags when it is imported,
 so each side is a process of its own; steps are taken in turn.
 Run it: `python bench/price.py dp=2,tp=2,pp=2` or `python bench/price.py collectives` prints one

@@ -323,7 +323,7 @@ def price(rounds: int) -> list[str]:
             """`bench/price.py`: a GPT's training step (d=256, 2 layers, 16 x 256 tokens, f32) under
             `mesh_invariant` against `fast` on the same mesh, each in a process of its own, in turn.
             "Instructions" is `fast` on a processor held to the instructions without fused
-            multiply-add, as the promise needs: the part of the price that only a compiler flag
+            multiply-add, as `mesh_invariant` needs: the part of the price that only a compiler flag
             could take back."""
         ),
         *table(

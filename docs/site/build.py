@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "build" / "pages"
 FACES = {
     "tessera": "`import tessera as ts`: tensors, and functions of them.",
-    "dist": "Meshes, strategies, collectives, and what is promised of the bits.",
+    "dist": "Meshes, strategies, collectives, determinism.",
     "op": "Ops as functions.",
     "nn": "Layers, losses and models.",
     "optim": "Optimizers, and schedules of their rates.",

@@ -45,7 +45,7 @@ class Executable:
         self.types = tuple(types[b] for b in schedule.outputs)
         self.wants = tuple(types[b] for b in schedule.inputs)
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        options, order = promised(schedule.options)
+        options, order = determinism_of(schedule.options)
         self.run: Callable[..., Any]
         self.given_up: Sequence[int] = ()
         if schedule.is_staged or schedule.options.executor == "stepped":
@@ -105,21 +105,21 @@ class Executable:
         )
 
 
-def promised(by: ProgramOptions) -> tuple[dict[str, Any] | None, str]:
-    """(compiler options, order of sums over devices) that keep what is promised of the bits.
+def determinism_of(by: ProgramOptions) -> tuple[dict[str, Any] | None, str]:
+    """(compiler options, order of sums over devices) that keep the level of determinism.
 
     "run_to_run": the same program on the same devices gives the same bits. "mesh_invariant": so
     does any fold of its logical mesh. The engine's algebraic simplifier treats a program for one
     device otherwise than one for many, so it is left out; and it may not leave out a rounding to
     bf16 where the op that reads it happens to be its neighbour. Raises BackendError where the
-    promise cannot be kept.
+    level cannot be kept.
     """
-    if by.promise == "fast":
+    if by.determinism == "fast":
         return None, ""
     options: dict[str, Any] = {}
     if jax.default_backend() == "gpu":
         options["xla_gpu_exclude_nondeterministic_ops"] = True
-    if by.promise == "run_to_run":
+    if by.determinism == "run_to_run":
         return options or None, ""
     devices.start()
     devices.need_plain("mesh_invariant")

@@ -14,7 +14,7 @@ from tessera import dist, graph, nn
 from tessera.core.context import replaced
 from tessera.core.dtypes import f32
 from tessera.core.layout import plain
-from tessera.passes.promise import need_kept
+from tessera.passes.determinism import need_kept
 
 MESH = dist.Mesh.parse("dp=2 tp=2")
 
@@ -152,7 +152,7 @@ def reductions(zero: int) -> Counter[tuple[Any, str]]:
             loss = model.loss(x, y)
         return ts.grad(loss, model.parameters(), layout=plan)
 
-    with replaced(promise="mesh_invariant"):
+    with replaced(determinism="mesh_invariant"):
         g = graph.simplify(graph.trace(gradients, model, *ids))
     return Counter(_sums(g))
 

@@ -61,7 +61,7 @@ def test_settings_are_a_value() -> None:
 
 def test_what_programs_are_recorded_under_changes_field_by_field() -> None:
     before = settings().program
-    with replaced(promise="mesh_invariant", strict=True), replaced(executor="stepped"):
+    with replaced(determinism="mesh_invariant", strict=True), replaced(executor="stepped"):
         assert settings().strict
         assert settings().program == ProgramOptions("mesh_invariant", executor="stepped")
         with replaced(program=before, order="ring"):

@@ -21,7 +21,7 @@ from tessera.ir.graph.oracle import evaluate
 from tessera.ops.elementwise import unary
 from tessera.ops.op import OPS, Inferred, Op
 from tessera.ops.redistribute import CHANGES
-from tessera.passes.promise import need_kept
+from tessera.passes.determinism import need_kept
 from tessera.passes.simplify import simplify
 from tests.core.table import ROWS, Row
 
@@ -156,9 +156,9 @@ def test_an_op_that_says_it_sums_adds_up_over_dims(op: str) -> None:
 
 
 # -- complete -------------------------------------------------------------------------------------
-def test_every_op_says_how_it_keeps_the_promise() -> None:
+def test_every_op_says_why_its_bits_are_the_same() -> None:
     # A user's function says by its index whether it treats every element by itself.
-    assert {name for name, op in OPS.items() if not op.promise} == {"user"}
+    assert {name for name, op in OPS.items() if not op.mesh_invariance} == {"user"}
 
 
 def test_what_computes_or_moves_elements_says_where_its_result_lies() -> None:

@@ -14,9 +14,9 @@ from tessera.core.context import replaced
 from tessera.core.layout import parse_type
 from tessera.core.options import (
     EXECUTORS,
+    LEVELS,
     ORDERS,
     PLAIN,
-    PROMISES,
     ProgramOptions,
     ScheduleOptions,
     parse_options,
@@ -71,7 +71,7 @@ CHOICES = st.builds(
 )
 PROGRAMS = st.builds(
     ProgramOptions,
-    st.sampled_from(PROMISES),
+    st.sampled_from(LEVELS),
     st.sampled_from(ORDERS),
     st.sampled_from(EXECUTORS),
     CHOICES,
@@ -87,7 +87,7 @@ def test_the_text_of_options_is_read_back(o: ProgramOptions) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["colour=red", "overlap", "promise=most", "executor=both", "topology=moon(3)", "tile=(1,",
+    ["colour=red", "overlap", "determinism=most", "executor=both", "topology=moon(3)", "tile=(1,",
      "topology=[1]", "overlap=", "=3"],
 )  # fmt: skip
 def test_what_are_no_options(text: str) -> None:
@@ -118,12 +118,12 @@ def graphs(g: Graph) -> list[Graph]:
 
 
 CHOSEN = {
-    "mesh_invariant": {"promise": "mesh_invariant"},
-    "in a ring": {"promise": "mesh_invariant", "order": "ring"},
+    "mesh_invariant": {"determinism": "mesh_invariant"},
+    "in a ring": {"determinism": "mesh_invariant", "order": "ring"},
     "step by step": {"executor": "stepped"},
     "scheduled": {"schedule": options(overlap=True, algorithm="ring", topology="h100")},
     "all": {
-        "promise": "run_to_run",
+        "determinism": "run_to_run",
         "executor": "stepped",
         "schedule": options(bucket_bytes=4096, tile=(64, 64)),
     },

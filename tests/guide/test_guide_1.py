@@ -267,11 +267,11 @@ def test_the_policy_is_global_and_runs_repeat() -> None:
             now = step(now, ts.tensor(x, mesh=mesh, layout="[32@dp, 8]"))
         return now.numpy().tobytes()
 
-    with dist.deterministic(promise="run_to_run"):
+    with dist.deterministic(level="run_to_run"):
         assert trained() == trained()
     with (
-        pytest.raises(ts.UsageError, match="the promise cannot be 'most'"),
-        dist.deterministic(promise="most"),
+        pytest.raises(ts.UsageError, match="level cannot be 'most'"),
+        dist.deterministic(level="most"),
     ):
         pass
 

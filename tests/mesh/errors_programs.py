@@ -52,7 +52,7 @@ row("a tensor donated and used in one call", ts.DonatedError,
   fix : pass it once, or leave out donate= for it
 """)
 
-def a_promise_made_inside_a_compiled_function() -> Any:
+def determinism_set_inside_a_compiled_function() -> Any:
     @ts.jit
     def step(x: Any) -> Any:
         with dist.deterministic("ring"):
@@ -61,11 +61,11 @@ def a_promise_made_inside_a_compiled_function() -> Any:
     return step(ts.ones((4,)))
 
 
-row("a promise made inside a compiled function", ts.UsageError,
-    a_promise_made_inside_a_compiled_function, """
+row("determinism set inside a compiled function", ts.UsageError,
+    determinism_set_inside_a_compiled_function, """
 deterministic: the options of a recorded function are settled before it is recorded
   recorded under : the defaults
-  asked for      : promise=mesh_invariant order=ring
+  asked for      : determinism=mesh_invariant order=ring
   at             : AT
   fix            : write it around the call of the compiled function, or before it
 """)

@@ -132,7 +132,7 @@ print("one hash")
 
 
 def test_one_hash_on_every_fold() -> None:
-    """In a process of its own: the promise is made before the backend starts."""
+    """In a process of its own: the level is set before the backend starts."""
     env = {**os.environ, "TESSERA_DETERMINISTIC": "1"}
     script = SCRIPT.replace("ts.gelu", "ts.nn.gelu")
     done = subprocess.run(
@@ -142,10 +142,10 @@ def test_one_hash_on_every_fold() -> None:
     assert done.stdout == "one hash\n", done.stderr[-2000:]
 
 
-def test_a_promise_that_comes_too_late_is_refused() -> None:
+def test_a_level_that_is_set_too_late_is_refused() -> None:
     ts.ones((2,)).numpy()
     with (
-        pytest.raises(ts.BackendError, match="promised after the backend had started"),
+        pytest.raises(ts.BackendError, match="set after the backend had started"),
         dist.deterministic(),
     ):
         ts.jit(lambda x: x + 1.0)(ts.ones((2,)))
@@ -154,5 +154,5 @@ def test_a_promise_that_comes_too_late_is_refused() -> None:
         dist.deterministic("star"),
     ):
         pass
-    with pytest.raises(ts.UsageError, match="the promise cannot be 'always'"):
-        dist.set_deterministic(promise="always")
+    with pytest.raises(ts.UsageError, match="level cannot be 'always'"):
+        dist.set_deterministic(level="always")

@@ -18,7 +18,7 @@ from tessera.runtime.order import LARGE, SMALL, FixedXp, chain, ordered_sum, tre
 
 def test_what_says_that_it_sums_in_an_order_of_its_own_has_one() -> None:
     ours = {k for k, f in vars(FixedXp).items() if f is not vars(xp_jax).get(k)}
-    assert ours == {k for k, op in OPS.items() if op.promise == "sums"} - COLLECTIVES
+    assert ours == {k for k, op in OPS.items() if op.mesh_invariance == "sums"} - COLLECTIVES
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 6, 8])

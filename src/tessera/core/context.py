@@ -53,7 +53,7 @@ class Changes(TypedDict, total=False):
     comm_trace: bool
     schedule: ScheduleOptions
     executor: str
-    promise: str
+    determinism: str
     order: str
 
 
@@ -84,9 +84,9 @@ def _root() -> _Scope:
     # At first use rather than at import: a program may still set its switches after `import`.
     switches.warn_of_unknown()
     limits()
-    promise = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
+    level = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
     traced = switches.is_on(switches.COMM_TRACE)
-    return _Scope(Settings(program=ProgramOptions(promise, comm_trace=traced)))
+    return _Scope(Settings(program=ProgramOptions(level, comm_trace=traced)))
 
 
 def settings() -> Settings:

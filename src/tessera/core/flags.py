@@ -1,5 +1,5 @@
 """What must the engine find in the environment before it starts? What keeps its numbers right, its
-bits promised and its own log off the user's screen."""
+bits the same and its own log off the user's screen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def prepare() -> None:
 
 
 def prepare_bits() -> None:
-    """Sets the engine's flags for the promise in force; called when the engine is first needed."""
+    """Sets the engine's flags for the level of determinism in force; called when the engine is
+    first needed."""
     if _plain:
         return
     if not engine_runs() and settings().program.mesh_invariant:

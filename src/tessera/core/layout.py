@@ -187,8 +187,8 @@ class TensorType:
     still to be completed, as (axis, "sum" | "max" | "min"). `varying` are the axes along which
     each device has a value of its own, as in the body of a `@ts.distribute`: a global value
     with one leading dim per axis, which the shape leaves out. `rest` are those axes that split
-    it only while it rests (ZeRO's): where bits are promised, a program sees the tensor whole
-    along them. No text shows it.
+    it only while it rests (ZeRO's): a program that is mesh invariant sees the tensor
+    whole along them. No text shows it.
     """
 
     dtype: DType

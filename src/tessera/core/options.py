@@ -2,7 +2,7 @@
 
 >>> chosen = ProgramOptions("mesh_invariant", schedule=ScheduleOptions(overlap=True))
 >>> chosen.text()
-'promise=mesh_invariant overlap=True'
+'determinism=mesh_invariant overlap=True'
 >>> parse_options(chosen.text()) == chosen
 True
 """
@@ -20,7 +20,7 @@ from typing import Any
 from .errors import UsageError, fail
 from .topology import CLUSTERS, Level, Link, Topology
 
-PROMISES = ("fast", "run_to_run", "mesh_invariant")
+LEVELS = ("fast", "run_to_run", "mesh_invariant")
 ORDERS = ("binary", "ring")
 EXECUTORS = ("fused", "stepped")
 
@@ -69,14 +69,14 @@ AS_IT_COMES = ScheduleOptions()
 class ProgramOptions:
     """What decides how a recorded program is built, lowered and run, besides its nodes.
 
-    `promise` is what is promised of the bits ("fast", "run_to_run" or "mesh_invariant"), `order` in
-    which order sums over devices are added up then ("binary" or "ring"), `executor` what runs the
-    program ("fused": as one, "stepped": step by step), `schedule` how it is carried out. With
-    `comm_trace` its collectives are printed when it is compiled, which changes nothing of it and so
-    is no part of the text.
+    `determinism` is the level that the bits keep ("fast", "run_to_run" or "mesh_invariant"),
+    `order` in which order sums over devices are added up then ("binary" or "ring"), `executor` what
+    runs the program ("fused": as one, "stepped": step by step), `schedule` how it is carried out.
+    With `comm_trace` its collectives are printed when it is compiled, which changes nothing of it
+    and so is no part of the text.
     """
 
-    promise: str = "fast"
+    determinism: str = "fast"
     order: str = "binary"
     executor: str = "fused"
     schedule: ScheduleOptions = AS_IT_COMES
@@ -85,7 +85,7 @@ class ProgramOptions:
     @property
     def mesh_invariant(self) -> bool:
         """Whether the program's bits are the same on every fold of its mesh."""
-        return self.promise == "mesh_invariant"
+        return self.determinism == "mesh_invariant"
 
     def text(self) -> str:
         """What is not as by default, without line breaks; "" where all is. `parse_options` reads
@@ -144,7 +144,7 @@ def parse_options(text: str) -> ProgramOptions:
         ) from None
 
 
-_WORDS = {"promise": PROMISES, "order": ORDERS, "executor": EXECUTORS}
+_WORDS = {"determinism": LEVELS, "order": ORDERS, "executor": EXECUTORS}
 _KEY = re.compile(r"\s*(\w+)=")
 
 

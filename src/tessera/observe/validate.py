@@ -51,7 +51,7 @@ class Difference:
 class Validation:
     """What `validate_determinism` found; `str()` is the report."""
 
-    promise: str
+    level: str
     runs: tuple[str, ...]
     results: int
     first: Difference | None
@@ -62,7 +62,7 @@ class Validation:
         return self.first is None
 
     def __str__(self) -> str:
-        head = f"{self.promise}: {self.results} results of {', '.join(self.runs)}"
+        head = f"{self.level}: {self.results} results of {', '.join(self.runs)}"
         d = self.first
         if d is None:
             return f"{head}: the same bits"
@@ -81,7 +81,7 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
     """Runs `step(*args)` twice and once on a folded mesh, and reports the first node that differs.
 
     The mesh is folded `onto` fewer devices (None: one); `report.same` is True if all results have
-    the same bits. `step` is a function, compiled or not, and runs under the promise in force
+    the same bits. `step` is a function, compiled or not, and runs under the level in force
     (`dist.deterministic`). The arguments and the state of random numbers stay as they are. A
     pipeline runs as the plain function that it stands for. Raises UsageError if the step has no
     mesh, MeshError if the mesh cannot be folded so.
@@ -104,7 +104,7 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
         if any(x.tobytes() != y.tobytes() for x, y in zip(found[0], found[i], strict=True)):
             first = _inside(runs[0][1], *runs[i]) or _whole(run, names[i], found[0], found[i])
             break
-    return Validation(run.graph.options.promise, names, len(run.graph.outputs), first)
+    return Validation(run.graph.options.determinism, names, len(run.graph.outputs), first)
 
 
 def _with_writes(fn: Callable[..., Any]) -> Callable[..., Any]:

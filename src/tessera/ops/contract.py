@@ -82,7 +82,7 @@ def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Att
 
 contract = define(
     Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?",
-       memory="product", keeps="sums", linear="product", sums=True)
+       memory="product", invariance="sums", linear="product", sums=True)
 )  # fmt: skip
 MATMUL = "... m k, k n -> ... m n"
 BATCHED_MATMUL = "... m k, ... k n -> ... m n"

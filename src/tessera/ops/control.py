@@ -75,7 +75,7 @@ scan = define(
         attrs="body length consts carries reverse policy",
         bodies=True,
         many=True,
-        keeps="body",
+        invariance="body",
     )
 )
 
@@ -124,5 +124,5 @@ def _item_local(c: Call, *results: Array) -> Any:
 
 item = define(
     Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, own=True, attrs="index",
-       memory="view", keeps="moves", linear="each")
+       memory="view", invariance="moves", linear="each")
 )  # fmt: skip

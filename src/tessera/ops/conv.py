@@ -116,7 +116,7 @@ def _conv_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # before and after each spatial dim, and where they are negative cut it.
 conv = define(
     Op("conv", _conv_rule, _conv_local, _conv_grad, flops=_conv_flops,
-       attrs="stride pads dilation spread", memory="conv", keeps="library")
+       attrs="stride pads dilation spread", memory="conv", invariance="library")
 )  # fmt: skip
 
 
@@ -204,5 +204,5 @@ def _window_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], att
 # neither; a pad is smaller than its window.
 window = define(
     Op("window", _window_rule, _window_local, _window_grad, flops=_window_flops,
-       attrs="kind size stride pads", keeps="added")
+       attrs="kind size stride pads", invariance="added")
 )  # fmt: skip

@@ -72,6 +72,6 @@ custom = define(
         attrs="values backward",
         bodies=True,
         memory="view",
-        keeps="body",
+        invariance="body",
     )
 )

@@ -173,7 +173,7 @@ def _take_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 take = define(
     Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?",
-       memory="dear", keeps="moves")
+       memory="dear", invariance="moves")
 )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def _put_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [None, b("take", g, n.args[0], dim=n.attrs["dim"], **_which(n.attrs))]
 
 
-put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?", keeps="added"))
+put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?", invariance="added"))
 
 
 # -- take_along: one dim, elementwise in the others -----------------------------------------------
@@ -258,7 +258,7 @@ def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 take_along = define(
     Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?",
-       memory="dear", keeps="moves")
+       memory="dear", invariance="moves")
 )  # fmt: skip
 
 
@@ -288,5 +288,5 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 put_along = define(
     Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?",
-       keeps="added")
+       invariance="added")
 )  # fmt: skip

@@ -17,7 +17,7 @@ from ..core.dtypes import int32
 from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import const, need
-from .op import Array, Attrs, Build, Call, Grad, Inferred, Keeps, Op, define
+from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, define
 from .tails import leading, propagate_heads
 
 Shape = tuple[int, ...]
@@ -32,7 +32,7 @@ def _op(
     grad: Grad,
     work: Callable[..., float],
     attrs: str = "",
-    keeps: Keeps = "library",
+    invariance: Invariance = "library",
 ) -> Op:
     """An op on matrices; `needs` says what shapes, `work` is the FLOPs for one of the batch."""
 
@@ -64,7 +64,7 @@ def _op(
     def run(c: Call, *xs: Array) -> Array:
         return getattr(c.xp, name)(*xs, **c.attrs)
 
-    return define(Op(name, rule, run, grad, flops=flops, attrs=attrs, keeps=keeps))
+    return define(Op(name, rule, run, grad, flops=flops, attrs=attrs, invariance=invariance))
 
 
 # -- what gradients are made of -------------------------------------------------------------------
@@ -181,7 +181,7 @@ slogdet = _op(
     "square matrices",
     _slogdet_grad,
     lambda a: 2 * a[0] ** 3 / 3,
-    keeps="sums",
+    invariance="sums",
 )
 
 

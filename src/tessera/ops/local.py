@@ -126,7 +126,7 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 reinterpret = define(
     Op("reinterpret", _reinterpret_rule, lambda c, x: x, _reinterpret_grad, flops=_free, own=True,
-       attrs="layout", memory="view", keeps="moves", linear="each", incidental=True)
+       attrs="layout", memory="view", invariance="moves", linear="each", incidental=True)
 )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ axis_index = define(
         own=True,
         attrs="axes layout",
         memory="moves",
-        keeps="moves",
+        invariance="moves",
     )
 )
 
@@ -183,7 +183,7 @@ permute = define(
         flops=_free,
         own=True,
         attrs="axes pairs",
-        keeps="moves",
+        invariance="moves",
         linear="each",
     )
 )
@@ -221,7 +221,7 @@ broadcast = define(
         flops=_free,
         own=True,
         attrs="axes root algorithm?",
-        keeps="moves",
+        invariance="moves",
     )
 )
 
@@ -269,5 +269,5 @@ def _cond_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # different ways do not wait for each other. Its gradient is in passes/differentiate.py.
 cond = define(
     Op("cond", _cond_rule, _cond_local, flops=_cond_flops, attrs="yes no",
-       bodies=True, many=True, keeps="body")
+       bodies=True, many=True, invariance="body")
 )  # fmt: skip

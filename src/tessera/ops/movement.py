@@ -208,7 +208,7 @@ def _pad_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 # Places x inside zeros of `shape`: element i of a dim goes to start + i · step.
 pad = define(
     Op("pad", _pad_rule, _pad_local, _pad_grad, flops=_free, attrs="starts steps shape",
-       memory="moves", keeps="moves", linear="each")
+       memory="moves", invariance="moves", linear="each")
 )  # fmt: skip
 
 
@@ -265,5 +265,5 @@ def _concat_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 concat = define(
     Op("concat", _concat_rule, lambda c, *xs: c.xp.concat(xs, c.attrs["dim"]), _concat_grad,
-       flops=_free, attrs="dim", memory="dear", keeps="moves", linear="each")
+       flops=_free, attrs="dim", memory="dear", invariance="moves", linear="each")
 )  # fmt: skip

@@ -106,11 +106,11 @@ Elements = Literal["computed", "same", "moved", "chosen", ""]
 Memory = Literal[
     "view", "made", "turned", "moves", "cheap", "dear", "folds", "product", "conv", "buffer"
 ]
-# How it keeps bits that no mesh changes. "each": each element by itself. "moves": it moves or
-# chooses, and adds nothing up. "sums": in an order of its own (runtime/order.py). "added": in the
-# order of what is added. "library": a call into a library, on the block of one place. "body": as
-# its body does. "": it does not, and is refused.
-Keeps = Literal["each", "moves", "sums", "added", "library", "body", ""]
+# Why its bits are the same on every fold of a mesh. "each": each element by itself. "moves": it
+# moves or chooses, and adds nothing up. "sums": in an order of its own (runtime/order.py). "added":
+# in the order of what is added. "library": a call into a library, on the block of one place.
+# "body": as its body does. "": it does not, and is refused.
+Invariance = Literal["each", "moves", "sums", "added", "library", "body", ""]
 # What it is of values that are added up over rows. "each": linear in each argument. "joint": linear
 # in all of them together. "product", "quotient": of its arguments. "": none of these.
 Linear = Literal["each", "joint", "product", "quotient", ""]
@@ -139,7 +139,7 @@ class Op:
     many: bool = False  # its local computation gives a tuple, even of one
     elements: Elements = ""
     memory: Memory = "buffer"
-    keeps: Keeps = ""  # where `elements` does not say it
+    invariance: Invariance = ""  # where `elements` does not say it
     linear: Linear = ""  # where `elements` does not say it
     sums: bool = False  # it adds elements up over dims
     incidental: bool = False  # a layout or a dtype may bring it in where nothing else is computed
@@ -153,10 +153,10 @@ class Op:
         return made if len(made) > 1 or self.many else made[0]
 
     @property
-    def promise(self) -> Keeps:
-        """How it keeps bits that no mesh changes; "" where it may not."""
-        if self.keeps:
-            return self.keeps
+    def mesh_invariance(self) -> Invariance:
+        """Why its bits are the same on every fold of a mesh; "" where they may not be."""
+        if self.invariance:
+            return self.invariance
         if self.elements in ("moved", "chosen"):
             return "moves"
         return "each" if self.elements or self.creates else ""

@@ -221,7 +221,7 @@ all_gather = define(
 )  # fmt: skip
 all_reduce = define(
     Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm?",
-       elements="moved", keeps="sums")
+       elements="moved", invariance="sums")
 )  # fmt: skip
 reduce_scatter = define(
     Op(
@@ -232,7 +232,7 @@ reduce_scatter = define(
         flops=_free,
         attrs="axes to_dim into algorithm?",
         elements="moved",
-        keeps="sums",
+        invariance="sums",
     )
 )
 all_to_all = define(

@@ -88,19 +88,19 @@ def _size(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 sum_ = define(
     Op("sum", _rule("sum", "sum", "each"), _fold("sum"), _sum_grad, flops=_size, attrs="dims",
-       memory="folds", keeps="sums", linear="each", sums=True)
+       memory="folds", invariance="sums", linear="each", sums=True)
 )  # fmt: skip
 max_ = define(
     Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims",
-       memory="folds", keeps="moves")
+       memory="folds", invariance="moves")
 )  # fmt: skip
 min_ = define(
     Op("min", _rule("min", "min"), _fold("min"), _extreme_grad, flops=_size, attrs="dims",
-       memory="folds", keeps="moves")
+       memory="folds", invariance="moves")
 )  # fmt: skip
 prod = define(
     Op("prod", _rule("prod", ""), _fold("prod"), _prod_grad, flops=_size, attrs="dims",
-       memory="folds", keeps="sums")
+       memory="folds", invariance="sums")
 )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ argmax = define(
         lambda c, x: c.xp.argmax(x, c.attrs["dim"]),
         flops=_size,
         attrs="dim",
-        keeps="moves",
+        invariance="moves",
     )
 )
 argmin = define(
@@ -130,7 +130,7 @@ argmin = define(
         lambda c, x: c.xp.argmin(x, c.attrs["dim"]),
         flops=_size,
         attrs="dim",
-        keeps="moves",
+        invariance="moves",
     )
 )
 
@@ -167,7 +167,7 @@ def _cumsum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 cumsum = define(
     Op("cumsum", along_rule("cumsum", linear="each"),
        lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim",
-       keeps="sums")
+       invariance="sums")
 )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _sort_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # Stable: equal keys keep their order, so the result does not depend on the backend.
 argsort = define(
     Op("argsort", along_rule("argsort", int32), _argsort_local,
-       flops=_sort_flops, attrs="dim descending?", keeps="moves")
+       flops=_sort_flops, attrs="dim descending?", invariance="moves")
 )  # fmt: skip
 
 
@@ -203,5 +203,5 @@ def _top_k_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
 # Equal values keep the order of their ids.
 top_k = define(
     Op("top_k", _top_k_rule, lambda c, x: c.xp.top_k(x, c.attrs["k"]), _top_k_grad, attrs="k",
-       keeps="moves")
+       invariance="moves")
 )  # fmt: skip

@@ -27,7 +27,7 @@ def global_norm(tree: Any) -> Tensor:
 
 def to_add_up(x: Tensor) -> Tensor:
     """`x`, a weight or of the shape of one, as it is before its elements are added up: where bits
-    are promised in the finest blocks, so in one order however it rests."""
+    are added in the finest blocks, so in one order in every layout at rest."""
     return F.relayout(x, finest(x.type)) if options_here().mesh_invariant else x
 
 

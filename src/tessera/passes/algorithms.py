@@ -26,11 +26,11 @@ from ..ops.op import OPS
 from ..ops.redistribute import all_reduce
 
 CHEAPEST = "cheapest"
-SUMS = tuple(name for name in COLLECTIVES if OPS[name].promise == "sums")
+SUMS = tuple(name for name in COLLECTIVES if OPS[name].mesh_invariance == "sums")
 
 
 def _choices(o: ProgramOptions) -> dict[str, str]:
-    """The names that were chosen, by collective. Under the promise "mesh_invariant" sums have one
+    """The names that were chosen, by collective. At the level "mesh_invariant" sums have one
     order, which is not a choice: "cheapest" is the engine's then, and what only moves data goes by
     any table. Raises UsageError for the table of a sum."""
     given = dict(o.schedule.algorithm or ())
@@ -42,9 +42,9 @@ def _choices(o: ProgramOptions) -> dict[str, str]:
             raise fail(
                 UsageError,
                 f"schedule: the algorithm {name} adds up in an order of its own",
-                [("promised", "mesh_invariant")],
-                fix='name it for what only moves data ({"all_gather": ...}), or promise '
-                '"run_to_run"',
+                [("level", "mesh_invariant")],
+                fix='name it for what only moves data ({"all_gather": ...}), or set '
+                'level="run_to_run"',
             )
     return given | dict.fromkeys(SUMS, "engine")
 

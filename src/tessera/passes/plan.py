@@ -9,21 +9,22 @@ from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..ir.schedule.verify import verify_schedule
 from .algorithms import algorithms
-from .promise import need_kept
+from .determinism import need_kept
 from .simplify import simplify
 
 
 def plan(graph: Graph) -> Schedule:
     """The schedule that runs `graph`, a function as it was recorded, under its options.
 
-    Raises UsageError where it cannot keep its promise, or names an algorithm that does not exist.
+    Raises UsageError where it cannot keep its level of determinism, or names an algorithm that does
+    not exist.
     """
     return scheduled(prepared(graph))
 
 
 def prepared(graph: Graph) -> Graph:
     """`graph` as it is scheduled: without what no result needs. Raises UsageError where it cannot
-    keep its promise."""
+    keep its level of determinism."""
     graph = simplify(graph)
     verify(graph, "simplify")
     if graph.options.mesh_invariant:

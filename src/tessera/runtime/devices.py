@@ -73,12 +73,12 @@ def need_plain(who: str) -> None:
             BackendError,
             f"{who}: bits that no mesh changes are kept on a CPU only",
             [("backend", jax.default_backend())],
-            fix='promise less: promise="run_to_run"',
+            fix='ask for less: level="run_to_run"',
         )
     if not flags.is_plain():
         raise fail(
             BackendError,
-            f"{who}: bits that no mesh changes were promised after the backend had started",
+            f"{who}: this level of determinism was set after the backend had started",
             [("backend", "contracts a multiplication and an addition where it likes")],
             fix=f"call dist.set_deterministic() before anything runs, or set"
             f" {switches.DETERMINISTIC}=1",

@@ -143,7 +143,8 @@ def run_steps(schedule: Schedule, args: Sequence[Any], order: str) -> list[Any]:
         values = [env[b] for b in step.reads]
         late = [j for j in step.after if j not in _by_buffers(schedule, i)]
         if late and values:
-            # What the text promises is a path in the program: these values come after those.
+            # What the text says comes after is a path in the program: these values come after
+            # those.
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
         outs = run(step, values)

@@ -363,9 +363,9 @@ def _misses() -> int:
 
 
 @row(
-    "runs an op, promises bits, and runs it again",
+    "runs an op, asks for the same bits, and runs it again",
     error=ts.BackendError,
-    says="mesh_invariant: bits that no mesh changes were promised after the backend had started",
+    says="mesh_invariant: this level of determinism was set after the backend had started",
 )
 def _() -> None:
     x = ts.tensor(_data((5, 3)))

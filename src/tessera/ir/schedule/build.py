@@ -132,7 +132,7 @@ def _step(
 
 
 def _after(steps: Sequence[Step], group: Sequence[Node], o: ScheduleOptions) -> tuple[int, ...]:
-    """What the options promise beyond the buffers about a step that comes after `steps`."""
+    """What a step that comes after `steps` must wait for by the options, besides its buffers."""
     if o.overlap is None or not steps:
         return ()
     if not o.overlap:
@@ -251,7 +251,7 @@ def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
         if any(a in held for a in n.args):
             flush()
             size = 0
-        if not n.is_collective or n.kind.promise != "sums":
+        if not n.is_collective or n.kind.mesh_invariance != "sums":
             out.append(n)
             continue
         here = n.args[0].type.local_bytes

@@ -1,4 +1,4 @@
-"""Does a table of rounds do what its collective promises, and in which order does it add?
+"""Does a table of rounds do what its collective is for, and in which order does it add?
 
 `verify` runs it on symbols: each rank's share of each chunk is one bit, so a share that is added
 twice, lost, or sent before it is there shows. `order` records how each result is put together.
@@ -49,7 +49,7 @@ def replay(
 
 
 def verify(algorithm: Algorithm) -> None:
-    """Raises GraphError, which names round and transfer, where the table breaks its promise.
+    """Raises GraphError, which names round and transfer, where the table does not do it.
 
     Checked are: ranks and chunks that exist; nothing sent that is not there; one copy, or additions
     only, into one place in one round; no share added twice; no transfer of what is there already;
@@ -87,7 +87,7 @@ def verify(algorithm: Algorithm) -> None:
                     raise _wrong(a, k, t, f"shares of chunk {c} are added twice")
                 else:
                     here[c] |= value
-    _promise(a, held)
+    _results(a, held)
 
 
 def _shape(a: Algorithm, k: int, t: Transfer, reduces: bool) -> None:
@@ -101,7 +101,7 @@ def _shape(a: Algorithm, k: int, t: Transfer, reduces: bool) -> None:
         raise _wrong(a, k, t, f"an {a.collective} adds nothing")
 
 
-def _promise(a: Algorithm, held: Sequence[dict[int, int]]) -> None:
+def _results(a: Algorithm, held: Sequence[dict[int, int]]) -> None:
     everyone = (1 << a.n) - 1
     for r in range(a.n):
         for c in a.wants(r):

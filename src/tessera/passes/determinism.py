@@ -1,4 +1,4 @@
-"""Can a program keep what is promised of its bits?"""
+"""Can a program give the same bits on every fold of its mesh?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..ops.user import parse_groups, user
 def need_kept(graph: Graph) -> None:
     """Raises UsageError where an op of `graph` cannot keep bits that no mesh changes."""
     for n in graph.nodes:
-        if n.op != "input" and not n.kind.promise and not _apart(n):
+        if n.op != "input" and not n.kind.mesh_invariance and not _apart(n):
             name = n.attrs.get("name", n.op) if n.op == user.name else n.op
             raise fail(
                 UsageError,
@@ -20,8 +20,8 @@ def need_kept(graph: Graph) -> None:
                     *([("index", n.attrs["index"])] if n.op == user.name else []),
                 ],
                 at=n.loc or None,
-                fix="write it with ops of Tessera, which add up in a fixed order, or promise less:"
-                ' promise="run_to_run"',
+                fix="write it with ops of Tessera, which add up in a fixed order, or ask for less:"
+                ' level="run_to_run"',
             )
         for value in n.attrs.values():
             if isinstance(value, Graph):

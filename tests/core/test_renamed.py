@@ -1,0 +1,75 @@
+"""Do old public names still work, with a warning that says the new one at the user's line?"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tessera as ts
+from tessera import dist
+from tessera.core.context import settings
+from tessera.core.options import ProgramOptions
+from tessera.core.renamed import RENAMED
+from tests.core.test_lang import Oracle, oracle
+
+__all__ = ["oracle"]
+PAGE = Path(__file__).parents[2] / "docs" / "renamed.md"
+ROWS = re.findall(r"^\| `(.+?)` \| `(.+?)` \|", PAGE.read_text(), re.M)
+HERE = {"ts": ts} | {name: getattr(ts, name) for name in ts.__all__}
+
+
+def within(context: Any) -> ProgramOptions:
+    with context:
+        return settings().program
+
+
+def from_here_on(**choice: Any) -> ProgramOptions:
+    """The options that `dist.set_deterministic(**choice)` leaves."""
+    with dist.deterministic():
+        dist.set_deterministic(**choice)
+        return settings().program
+
+
+# A call under each argument's name, and what can be compared of it.
+CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dist.deterministic(promise=)": lambda name: within(dist.deterministic(**name)),
+    "dist.set_deterministic(promise=)": lambda name: from_here_on(**name),
+}
+VALUES: dict[str, Any] = {"promise": "run_to_run"}
+
+
+def test_the_page_has_every_renamed_name() -> None:
+    assert dict(ROWS) == RENAMED
+
+
+@pytest.mark.parametrize(("old", "new"), [p for p in RENAMED.items() if "(" not in p[0]])
+def test_an_old_name_is_the_new_thing(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"^{re.escape(f'{old} is called {new} now')}") as w:
+        found = eval(old, dict(HERE))
+    assert found is eval(new, dict(HERE)) and w[0].filename == "<string>"
+
+
+@pytest.mark.parametrize("old", [k for k in RENAMED if "(" in k])
+def test_an_old_argument_is_the_new_one(old: str, oracle: Oracle) -> None:
+    name, new = re.search(r"\((\w+)=", old)[1], RENAMED[old].rstrip("=")  # type: ignore[index]
+    value = VALUES[name]
+    with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is called {new}= now")) as w:
+        got = CALLS[old]({name: value})
+    assert w[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert got == CALLS[old]({new: value})
+        with pytest.raises(AssertionError):  # the argument decides something
+            assert got == CALLS[old]({})
+    with pytest.raises(ts.UsageError, match=f"{name}= and {new}= are the same argument"):
+        CALLS[old]({name: value, new: value})
+
+
+def test_other_names_do_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'tessera' has no attribute 'anything'"):
+        ts.anything  # type: ignore[attr-defined]  # noqa: B018

@@ -43,6 +43,7 @@ from .core.errors import (
     UsageError,
 )
 from .core.flags import prepare, prepare_bits
+from .core.renamed import renamed_names
 from .core.switches import SwitchWarning
 from .lang import functions as _functions
 from .lang import linalg, random
@@ -81,6 +82,10 @@ __all__ = [
     "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
+
+__getattr__ = renamed_names(
+    "ts", {"graft": "straight_through", "keep": "save_for_backward"}, globals()
+)
 
 
 prepare()

@@ -117,7 +117,7 @@ row(
     result=bool_,
 )
 row("logical_not", bits(3, 8), expect=lambda x: x == False, kinds=("bool",))  # noqa: E712
-row("keep", X, expect=lambda x: x, kinds=ANY, free=True)
+row("save_for_backward", X, expect=lambda x: x, kinds=ANY, free=True)
 row("stop_gradient", X, expect=lambda x: x, kinds=ANY, free=True, smooth=False)
 
 # ---- elementwise, two arguments ----------------------------------------------------------------
@@ -128,7 +128,7 @@ row("add", X, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="line")
 row("add", COLUMN, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="outer")
 row("sub", X, Y, expect=lambda x, y: x + (-y), kinds=NUMBER)
 row("sub", SCALAR, Y, expect=lambda x, y: x + (-y), kinds=NUMBER, tag="scalar")
-row("graft", X, Y, expect=lambda x, y: x, free=True, smooth=False)
+row("straight_through", X, Y, expect=lambda x, y: x, free=True, smooth=False)
 row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=NUMBER)
 row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=NUMBER, tag="column")
 row("div", X, POSITIVE, expect=lambda x, y: x * y**-1.0, kinds=FLOAT)

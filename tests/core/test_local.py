@@ -121,7 +121,9 @@ def test_types_say_what_each_device_has() -> None:
 def test_reinterpret_reads_the_same_blocks_or_refuses(have: str, want: str) -> None:
     with pytest.raises(ts.TesseraError, match="reinterpret: the two types are not readings"):
         graph.trace(
-            lambda x: ts.keep(x) if x is None else _reinterpret(x, parse_type(want, MESH)),
+            lambda x: (
+                ts.save_for_backward(x) if x is None else _reinterpret(x, parse_type(want, MESH))
+            ),
             parse_type(have, MESH),
         )
 

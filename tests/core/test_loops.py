@@ -98,7 +98,7 @@ def layers(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
 
 def kept(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
     """`layers`, with a mark on what is dear."""
-    h = b("keep", b("tanh", b("contract", s[0], x[0], index="m k, k n -> m n")))
+    h = b("save_for_backward", b("tanh", b("contract", s[0], x[0], index="m k, k n -> m n")))
     return [b("add", s[0], b("mul", h, c[0]))], []
 
 
@@ -394,10 +394,10 @@ def test_an_argument_is_moved_to_what_the_body_takes() -> None:
     assert evaluate_blocks(graph, [numbered((4,))])[0].tolist() == [-1, -2, -3, -4]
 
 
-def test_a_graft_has_one_values_number_and_the_others_gradient() -> None:
-    b = Builder("graft")
+def test_straight_through_has_one_values_number_and_the_others_gradient() -> None:
+    b = Builder("straight_through")
     x = b.input(plain(f32, (3,)))
-    total = b("sum", b("graft", b("floor", x), b("mul", x, x)), dims=(0,))
+    total = b("sum", b("straight_through", b("floor", x), b("mul", x, x)), dims=(0,))
     one = b("full", dtype=f32, shape=(), value=1.0)
     (g,) = differentiate(b, [(total, one)], [x])
     value, slope = evaluate(b.graph([total, g]), [np.array([0.5, 1.5, 2.5], np.float32)])

@@ -150,15 +150,15 @@ def stop_gradient(x: Like) -> Tensor:
     return emit("stop_gradient", as_tensor(x))
 
 
-def keep(x: Like) -> Tensor:
+def save_for_backward(x: Like) -> Tensor:
     """Returns `x`; a loop that recomputes its body in the backward pass stores this value instead.
 
     Without it, `ts.scan` and `ts.blocked` with policy "recompute" compute the value a second time.
     """
-    return emit("keep", as_tensor(x))
+    return emit("save_for_backward", as_tensor(x))
 
 
-def graft(value: Tensor, path: Tensor) -> Tensor:
+def straight_through(value: Tensor, path: Tensor) -> Tensor:
     """The value of `value` with the gradient of `path`, for example a straight-through estimator.
 
     Both have the same shape and dtype. Raises ShapeError if the shapes differ, DTypeError if the
@@ -168,11 +168,11 @@ def graft(value: Tensor, path: Tensor) -> Tensor:
     if value.shape != path.shape:
         raise fail(
             ShapeError,
-            "graft: value and path have different shapes",
+            "straight_through: value and path have different shapes",
             [("value", value.type), ("path", path.type)],
             fix="give two expressions of one shape",
         )
-    return emit("graft", value, path)
+    return emit("straight_through", value, path)
 
 
 def maximum(x: Like, y: Like) -> Tensor:
@@ -475,9 +475,9 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 # What users call: `tessera` has all of these.
 __all__ = [
     "abs", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "concat", "cos",
-    "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip", "floor", "full",
-    "gather", "graft", "isfinite", "keep", "log", "logsumexp", "matmul", "max", "maximum",
-    "mean", "min", "minimum", "one_hot", "ones", "permute", "prod", "reshape", "round", "rsqrt",
-    "scatter_add", "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "sum", "take",
+    "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip", "floor", "full", "gather",
+    "isfinite", "log", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "one_hot",
+    "ones", "permute", "prod", "reshape", "round", "rsqrt", "save_for_backward", "scatter_add",
+    "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "straight_through", "sum", "take",
     "tanh", "topk", "tril", "triu", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -292,6 +292,6 @@ def _remembered(graph: Graph, values: list[Tensor], results: list[Tensor]) -> li
     for node, t in zip(graph.outputs, results, strict=True):
         how = known[node]._made
         if how is None or node.op == "input":  # a gradient that is one of the tensors itself
-            how = Made("keep", (known[node],), {}, 0, "")
+            how = Made("save_for_backward", (known[node],), {}, 0, "")
         t._made = replace(how, of_gradient=True)
     return results

@@ -221,7 +221,9 @@ def mlp(
     layer before the activation.
     """
     t = as_tensor(x)
-    y = by_rows(lambda r: F.matmul(activation(F.keep(linear(r, up, up_bias))), down), t, rows)
+    y = by_rows(
+        lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, rows
+    )
     return y if down_bias is None else y + down_bias.to(y.dtype)
 
 

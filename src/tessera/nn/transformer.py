@@ -269,9 +269,9 @@ class MLP(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., d] to [..., d], row by row, but for the last bias."""
-        h = F.keep(fn.linear(x, self.up, self.up_bias))
+        h = F.save_for_backward(fn.linear(x, self.up, self.up_bias))
         if self.activation == "swiglu":
-            h = fn.silu(F.keep(fn.linear(x, self.gate, self.gate_bias))) * h
+            h = fn.silu(F.save_for_backward(fn.linear(x, self.gate, self.gate_bias))) * h
         else:
             h = ACTIVATIONS[self.activation](h)
         return F.matmul(h, self.down)
@@ -314,8 +314,9 @@ class TransformerBlock(Module):
 
     With `config.block` "parallel", attention and MLP take the same input side by side. Attention
     runs a few sequences at a time, norm and MLP a block of rows at a time; of their intermediates
-    only values marked by `ts.keep` outlive a block. The residual is added outside of these loops,
-    so under tensor parallelism one all_reduce completes each sublayer (one for both, side by side).
+    only values marked by `ts.save_for_backward` outlive a block. The residual is added outside of
+    these loops, so under tensor parallelism one all_reduce completes each sublayer (one for both,
+    side by side).
     """
 
     def __init__(self, c: GPTConfig):

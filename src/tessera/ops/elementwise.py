@@ -190,10 +190,10 @@ stop_gradient = define(
 )
 
 # The same value, marked: a loop that computes its insides again keeps this one (passes/loops.py).
-keep = define(
+save_for_backward = define(
     Op(
-        "keep",
-        _rule("keep", ANY, _same, "moves"),
+        "save_for_backward",
+        _rule("save_for_backward", ANY, _same, "moves"),
         lambda c, x: x,
         lambda b, n, g: [g],
         flops=lambda ins, outs, attrs: 0,
@@ -204,10 +204,10 @@ keep = define(
 )
 
 # The first argument's value with the second's gradient. The second is not computed for its value.
-graft = define(
+straight_through = define(
     Op(
-        "graft",
-        _rule("graft", ("float",), _same, ""),
+        "straight_through",
+        _rule("straight_through", ("float",), _same, ""),
         lambda c, value, path: value,
         lambda b, n, g: [None, g],
         flops=lambda ins, outs, attrs: 0,

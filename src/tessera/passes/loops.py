@@ -3,8 +3,8 @@
 Four policies, chosen where the loop is written: `save` keeps every intermediate that the backward
 body reads, `recompute` keeps only the carries and computes the rest again, `products` keeps of that
 rest what products and inner loops gave, `together` computes value and gradient in one loop (for a
-loop that only adds up a scalar, such as a loss in blocks). `ts.keep` marks values that `recompute`
-and `products` keep all the same, where computing them is dear.
+loop that only adds up a scalar, such as a loss in blocks). `ts.save_for_backward` marks values that
+`recompute` and `products` keep all the same, where computing them is expensive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
-from ..ops.elementwise import add, keep
+from ..ops.elementwise import add, save_for_backward
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
@@ -265,7 +265,9 @@ def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool)
     and those of inner loops."""
 
     def kept(n: Node) -> bool:
-        return n.op == keep.name or (products and (n.kind.memory == "product" or n.op == "item"))
+        return n.op == save_for_backward.name or (
+            products and (n.kind.memory == "product" or n.op == "item")
+        )
 
     found = {n for n in graph.nodes if kept(n) and n not in late}
     before = _before(found)
@@ -277,7 +279,9 @@ def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool)
 def _before(marks: Iterable[Node]) -> dict[Node, Node]:
     """Each value that was marked with its mark: who reads it before the mark may read it there
     (the gradient of tanh reads tanh)."""
-    return {n.args[0]: n for n in marks if n.op == keep.name and n.args[0].op != "input"}
+    return {
+        n.args[0]: n for n in marks if n.op == save_for_backward.name and n.args[0].op != "input"
+    }
 
 
 def _cheap(n: Node) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..core.dtypes import f32
 from ..core.reshard import steps_between
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
-from ..ops.elementwise import add, cast, div, full, graft, mul, neg, sub
+from ..ops.elementwise import add, cast, div, full, mul, neg, straight_through, sub
 from ..ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
 from ..ops.op import OPS, Attrs, Op, infer
 from ..ops.redistribute import all_reduce, shard, step_attrs
@@ -221,7 +221,7 @@ _RULES: dict[Op, Fold] = {
     slice_: _slice,
     pad: _pad,
     concat: _only,
-    graft: _value,
+    straight_through: _value,
 }
 _FOLDS: dict[str, Fold] = {name: _constant for name, op in OPS.items() if op.elements == "moved"}
 _FOLDS |= {op.name: rule for op, rule in _RULES.items()}

@@ -33,7 +33,7 @@ def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
     share = hit / folded(recorder, hit, rest, "sum")
     if not done.dtype.is_float:
         return best
-    return functions.graft(
+    return functions.straight_through(
         best, folded(recorder, done * functions.stop_gradient(share), rest, "sum")
     )
 

@@ -1,9 +1,8 @@
 """Ops as functions: `from tessera import op`; `ts.op(index=...)` makes one of a JAX function."""
 
-import sys
 from functools import partial
-from types import ModuleType
 
+from .core.callable_module import make_callable
 from .lang.collectives import (
     all_gather,
     all_reduce,
@@ -52,14 +51,6 @@ from .nn.losses import cross_entropy
 autodiff = partial(grad, finish=False)
 allreduce = all_reduce
 
-
-class _Face(ModuleType):
-    """The module is the decorator too: `ts.op(...)` is `ts.op.from_jax(...)`."""
-
-    __call__ = staticmethod(from_jax)
-
-
-sys.modules[__name__].__class__ = _Face
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "allreduce", "autodiff", "broadcast", "concat",
     "cross_entropy", "dropout", "einsum", "embedding", "flash_attention", "from_jax", "gather",
@@ -67,3 +58,4 @@ __all__ = [
     "reduce_scatter", "reshape", "rms_norm", "rotary", "scatter", "scatter_add", "shift", "silu",
     "softmax", "split", "sum", "swiglu", "take", "topk", "transformer_block", "where",
 ]  # fmt: skip
+make_callable(__name__, from_jax)  # `ts.op(...)` is `ts.op.from_jax(...)`

@@ -11,10 +11,7 @@
 overlap=True bucket_bytes=1048576
 """
 
-import sys
-from types import ModuleType
-from typing import Any
-
+from .core.callable_module import make_callable
 from .core.options import ScheduleOptions
 from .ir.schedule.schedule import Schedule, Step
 from .ir.schedule.text import parse
@@ -36,12 +33,4 @@ __all__ = [
     "pipeline_microbatches", "prefetch", "reset", "verify",
 ]  # fmt: skip
 
-
-class _Schedule(ModuleType):
-    """The module, which is a decorator too: the guides write `@schedule(...)`."""
-
-    def __call__(self, *args: Any, **choices: Any) -> Any:
-        return scheduled(*args, **choices)
-
-
-sys.modules[__name__].__class__ = _Schedule
+make_callable(__name__, scheduled)  # the guides write `@schedule(...)`

@@ -110,7 +110,7 @@ check_finite: logs.a.1 has 1 of 2 elements not finite
   tensor   : f32[2]
   first at : (1,)
   scope    : head
-  at       : test_taps.py:{line}
+  at       : test_host_outputs.py:{line}
   fix      : find where they begin with ts.debug.nan_origin(fn, *args)"""
     )
 

@@ -63,12 +63,17 @@ class HostOutput:
 
 def see_on_host(tensors: Sequence[Tensor], act: Act) -> None:
     """Lets `act` see `tensors` when the function being recorded has run; at once outside of one."""
+    hand_over([HostOutput(tuple(tensors), act)])
+
+
+def hand_over(host_outputs: Sequence[HostOutput]) -> None:
+    """Gives `host_outputs` to the function being recorded; outside of one they act at once."""
     recorder = current()
-    made = HostOutput(tuple(tensors), act)
-    if recorder is None:
-        made.run(made.tensors)
-    else:
-        recorder.host_outputs.append(made)
+    if recorder is not None:
+        recorder.host_outputs += host_outputs
+        return
+    for output in host_outputs:
+        output.run(output.tensors)
 
 
 def each_iteration(

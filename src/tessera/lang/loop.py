@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.checks import flag, function_of, whole
@@ -18,11 +18,11 @@ from ..ir.graph.node import Graph, Node, input_node
 from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
 from .functions import permute, relayout, reshape
-from .host_outputs import each_iteration, host_tensors
+from .host_outputs import each_iteration, hand_over, host_tensors
 from .random import keys
 from .record import Recorder, current, recording
 from .tensor import Tensor, as_tensor, emit, emit_many, symbolic
-from .tree import flatten, unflatten
+from .tree import Spec, flatten, unflatten
 
 POLICIES = ("save", "recompute", "products", "together")
 
@@ -56,9 +56,22 @@ def scan(
             UsageError, f"scan: policy {policy!r} is not known", fix="use " + ", ".join(POLICIES)
         )
     start, carry_spec = flatten(carry)
-    start = [as_tensor(t) for t in start]
     rows, xs_spec = flatten(xs)
+    start = [as_tensor(t) for t in start]
     rows = [_unsplit_first(as_tensor(t)) for t in rows]
+    length = _length(rows)
+
+    def call(c: Sequence[Tensor], x: Sequence[Tensor]) -> Any:
+        return body(unflatten(carry_spec, c), unflatten(xs_spec, x))
+
+    turn = _settled(name, call, carry_spec, start, rows)
+    ends, ys, seen = _emitted(turn, start, rows, length, reverse, policy)
+    hand_over(each_iteration(turn.recorder.host_outputs, length, reverse, seen))
+    return unflatten(carry_spec, ends), unflatten(turn.y_spec, ys)
+
+
+def _length(rows: Sequence[Tensor]) -> int:
+    """The leading length that the scanned tensors have in common."""
     lengths = {t.shape[0] if t.shape else -1 for t in rows}
     if len(lengths) != 1 or -1 in lengths:
         raise fail(
@@ -67,76 +80,116 @@ def scan(
             [(f"x{i}", t.type) for i, t in enumerate(rows)],
             fix="give tensors whose first dims are equal",
         )
-    length = lengths.pop()
+    return lengths.pop()
 
-    def record(types: list[TensorType]) -> tuple[Recorder, list[Tensor], list[Tensor], Any, Any]:
-        r = Recorder(name, current())
-        r.draws = []
-        with recording(r):
-            c = [r.input(t, f"carry{i}") for i, t in enumerate(types)]
-            x = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
-            given = body(unflatten(carry_spec, c), unflatten(xs_spec, x))
-            if not isinstance(given, tuple) or len(given) != 2:
-                raise fail(
-                    UsageError,
-                    f"scan: the body gave a {type(given).__name__}, not a pair",
-                    fix="return (carry, y); y may be ()",
-                )
-            new, y = given
-            ends, new_spec = flatten(new)
-            ys, y_spec = flatten(y)
-            ends = [as_tensor(e) for e in ends]
-            if new_spec != carry_spec or any(
-                e.shape != b.shape or e.dtype is not b.dtype for e, b in zip(ends, c, strict=True)
-            ):
-                raise fail(
-                    ShapeError,
-                    "scan: the carry changes its shape, dtype or structure",
-                    [("before", ", ".join(str(t.type) for t in c)),
-                     ("after", ", ".join(str(t.type) for t in ends))],
-                    fix="return a carry like the one that came in",
-                )  # fmt: skip
-        return r, c, x, [ends, ys], y_spec
 
-    # The carry's layout is what the body makes of it; a sum stays partial until after the loop.
+@dataclass(frozen=True)
+class _Turn:
+    """A loop's body as it was recorded: inputs `carry` and `xs`, results `ends` and `ys`."""
+
+    recorder: Recorder
+    carry: list[Tensor]
+    xs: list[Tensor]
+    ends: list[Tensor]
+    ys: list[Tensor]
+    y_spec: Spec
+
+    @property
+    def carry_types(self) -> list[TensorType]:
+        """The types that the carry takes on by itself in this turn."""
+        types = []
+        for end, start in zip(self.ends, self.carry, strict=True):
+            t = _natural(self.recorder.node(end), self.recorder.node(start))
+            types.append(t.with_varying((*t.varying, *start.type.varying)))
+        return types
+
+
+Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
+
+
+def _settled(
+    name: str, call: Call, carry_spec: Spec, start: Sequence[Tensor], rows: Sequence[Tensor]
+) -> _Turn:
+    """The body, recorded with a carry of the layout that the body gives it: a sum stays partial
+    until after the loop."""
     types = [t.type for t in start]
     for _ in range(2):
-        r, c, x, (ends, ys), y_spec = record(types)
-        made = [_natural(r.node(e), r.node(b)) for e, b in zip(ends, c, strict=True)]
-        made = [
-            t.with_varying((*t.varying, *old.varying)) for t, old in zip(made, types, strict=True)
-        ]
+        turn = _recorded(name, call, carry_spec, types, rows)
+        made = turn.carry_types
         if made == types:
             break
         types = made
+    with recording(turn.recorder):
+        ends = [relayout(e, c.type) for e, c in zip(turn.ends, turn.carry, strict=True)]
+    return replace(turn, ends=ends)
+
+
+def _recorded(
+    name: str,
+    call: Call,
+    carry_spec: Spec,
+    types: Sequence[TensorType],
+    rows: Sequence[Tensor],
+) -> _Turn:
+    """The body, recorded with a carry of these `types`."""
+    r = Recorder(name, current())
+    r.draws = []
     with recording(r):
-        ends = [relayout(e, b.type) for e, b in zip(ends, c, strict=True)]
-    seen = host_tensors(r)
-    outs = [r.node(t) for t in (*ends, *map(as_tensor, ys), *seen)]
+        carry = [r.input(t, f"carry{i}") for i, t in enumerate(types)]
+        xs = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
+        given = call(carry, xs)
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise fail(
+                UsageError,
+                f"scan: the body gave a {type(given).__name__}, not a pair",
+                fix="return (carry, y); y may be ()",
+            )
+        (new, new_spec), (ys, y_spec) = map(flatten, given)
+        ends = [as_tensor(e) for e in new]
+        if new_spec != carry_spec or any(
+            e.shape != c.shape or e.dtype is not c.dtype for e, c in zip(ends, carry, strict=True)
+        ):
+            raise fail(
+                ShapeError,
+                "scan: the carry changes its shape, dtype or structure",
+                [("before", ", ".join(str(t.type) for t in carry)),
+                 ("after", ", ".join(str(t.type) for t in ends))],
+                fix="return a carry like the one that came in",
+            )  # fmt: skip
+    return _Turn(r, carry, xs, ends, ys, y_spec)
+
+
+def _emitted(
+    turn: _Turn,
+    start: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    length: int,
+    reverse: bool,
+    policy: str,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """(the last carry, the stacked ys, the stacked values for the host) of a `scan` whose body is
+    `turn`."""
+    r = turn.recorder
     draws = r.draws or []
-    rows += turn_keys(length, draws)
-    graph, consts = _body(r, [r.node(t) for t in (*c, *x, *draws)], outs)
-    start = [relayout(t, b.type) for t, b in zip(start, c, strict=True)]
+    seen = host_tensors(r)
+    outs = [r.node(t) for t in (*turn.ends, *map(as_tensor, turn.ys), *seen)]
+    every = [*rows, *turn_keys(length, draws)]
+    graph, consts = _body(r, [r.node(t) for t in (*turn.carry, *turn.xs, *draws)], outs)
+    carry = [relayout(t, c.type) for t, c in zip(start, turn.carry, strict=True)]
     results = emit_many(
         "scan",
         *consts,
-        *start,
-        *rows,
+        *carry,
+        *every,
         body=graph,
         consts=len(consts),
-        carries=len(start),
+        carries=len(carry),
         length=length,
         reverse=reverse,
         policy=policy,
     )
-    k, stop = len(start), len(results) - len(seen)
-    around = current()
-    if around is not None:
-        around.host_outputs += each_iteration(r.host_outputs, length, reverse, results[stop:])
-    else:
-        for output in each_iteration(r.host_outputs, length, reverse, results[stop:]):
-            output.run(output.tensors)
-    return unflatten(carry_spec, results[:k]), unflatten(y_spec, results[k:stop])
+    k, stop = len(carry), len(results) - len(seen)
+    return results[:k], results[k:stop], results[stop:]
 
 
 def turn_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:

@@ -15,7 +15,8 @@ import tessera as ts
 from tessera.core.dtypes import dtype_of
 from tessera.core.layout import parse_type, plain
 from tessera.core.mesh import Mesh
-from tessera.cost.liveness import Liveness, of_graph
+from tessera.cost.liveness import Liveness
+from tessera.cost.program import of_graph
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.oracle import evaluate
 from tessera.ops.elementwise import unary

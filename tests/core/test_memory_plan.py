@@ -14,8 +14,10 @@ import tessera as ts
 from tessera import dist, nn, optim
 from tessera.core.layout import TensorType, parse_type
 from tessera.core.mesh import Mesh
-from tessera.cost.liveness import Liveness, _Rooms, of_graph, of_schedule
+from tessera.cost.liveness import Liveness
 from tessera.cost.memory import memory_plan, stage_plans
+from tessera.cost.program import of_graph, of_schedule
+from tessera.cost.result_buffers import Occupied
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.build import build_schedule
@@ -208,17 +210,17 @@ def test_results_are_not_temporary_and_may_hold_what_comes_before_them() -> None
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=60),
 )
-def test_rooms_are_free_where_no_span_overlaps(spans: list[tuple[int, int]]) -> None:
-    rooms = _Rooms(41)
+def test_buffers_are_free_where_no_span_overlaps(spans: list[tuple[int, int]]) -> None:
+    buffers = Occupied(41)
     kept: list[list[tuple[int, int]]] = []
     for first, last in map(sorted, spans):
-        taken = [any(a <= last and first <= b for a, b in room) for room in kept]
-        assert [bool(rooms.at(first, last) >> i & 1) for i in range(len(kept))] == taken
+        taken = [any(a <= last and first <= b for a, b in mine) for mine in kept]
+        assert [bool(buffers.at(first, last) >> i & 1) for i in range(len(kept))] == taken
         i = (*taken, False).index(False)
         if i == len(kept):
             kept.append([])
         kept[i].append((first, last))
-        rooms.take(first, last, 1 << i)
+        buffers.take(first, last, 1 << i)
 
 
 def test_narrow_floats_are_widened_for_products_where_the_device_needs_it() -> None:

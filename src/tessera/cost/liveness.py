@@ -1,80 +1,20 @@
-"""Which values inside a program hold a buffer, and for how long? A walk over its nodes.
+"""How long does a program need each buffer, and how many bytes are there at once?
 
-What is computed element by element is computed where it is read and holds nothing, as long as that
-repeats no dear work; everything else holds a buffer until its last reader is done. The rules are
-those by which XLA fuses and plans buffers on a CPU, as far as they decide large ones.
+A buffer is there from the node that fills it until its last reader is done. The rules are those by
+which XLA plans buffers on a CPU, as far as they decide large ones.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import or_
+from collections.abc import Container, Iterable, Mapping
+from functools import cached_property
 
 from ..core.layout import TensorType
-from ..ir.graph.node import Graph, Node, input_node
-from ..ir.schedule.schedule import Schedule
+from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import all_reduce
-
-# Computed where they are read: what only makes or moves elements always, what is dear if it is read
-# once.
-MOVES = ("made", "turned", "moves")
-FUSED = (*MOVES, "cheap", "dear")
-# They take their operands element by element.
-READERS = (*FUSED, "folds")
-# A product takes these as they are made, or reads its operand in another order.
-INTO_PRODUCTS = ("made", "turned")
-
-
-@dataclass(frozen=True)
-class Program:
-    """Nodes in order, with what each reads; `given` are inputs, `results` what is handed back."""
-
-    nodes: tuple[Node, ...]
-    args: Mapping[Node, tuple[Node, ...]]
-    given: tuple[Node, ...]
-    results: tuple[Node, ...]
-
-
-def of_graph(graph: Graph) -> Program:
-    """The nodes of `graph`."""
-    nodes: list[Node] = []
-    args: dict[Node, tuple[Node, ...]] = {}
-    stands: dict[Node, Node] = {}
-    _add(graph, stands, nodes, args)
-    results = tuple(stands.get(o, o) for o in graph.outputs)
-    return Program(tuple(nodes), args, graph.inputs, results)
-
-
-def of_schedule(schedule: Schedule) -> Program:
-    """The steps of `schedule`, one after the other."""
-    made: dict[int, Node] = {}
-    for b in schedule.inputs:
-        made[b] = input_node(schedule.buffers[b], f"b{b}")
-    given = tuple(made.values())
-    nodes: list[Node] = []
-    args: dict[Node, tuple[Node, ...]] = {}
-    for step in schedule.steps:
-        stands = dict(zip(step.graph.inputs, (made[b] for b in step.reads), strict=True))
-        _add(step.graph, stands, nodes, args)
-        outs = [stands.get(o, o) for o in step.graph.outputs]
-        made.update(zip(step.writes, outs, strict=True))
-    return Program(tuple(nodes), args, given, tuple(made[b] for b in schedule.outputs))
-
-
-def _add(
-    graph: Graph,
-    stands: dict[Node, Node],
-    nodes: list[Node],
-    args: dict[Node, tuple[Node, ...]],
-) -> None:
-    """Adds the nodes of `graph`; `stands` says what stands for a node of it."""
-    for n in graph.nodes:
-        if n.op != "input" and n not in args:
-            nodes.append(n)
-            args[n] = tuple(stands.get(a, a) for a in n.args)
+from .fusion import buffered
+from .program import Program, of_graph
+from .result_buffers import Buffer, lent
 
 
 class Liveness:
@@ -92,56 +32,11 @@ class Liveness:
     ) -> None:  # fmt: skip
         self.program, self.widens, self.fresh, self.body = program, widens, fresh, body
         self.reuse = reuse
-        self._readers: dict[Node, list[Node]] = {}
-        for n in program.nodes:
-            for a in program.args[n]:
-                self._readers.setdefault(a, []).append(n)
-        self._out = set(program.results)
-        self._conv: dict[Node, bool] = {}
-        self.held = [n for n in program.nodes if self._holds(n)]
+        self.held = buffered(program)
         self._place = {n: i for i, n in enumerate(self.held)}
         self._reads = [self._sources(program.args[n]) for n in self.held]
 
-    # -- which values have a buffer ---------------------------------------------------------------
-    def _uses(self, n: Node) -> tuple[set[Node], bool]:
-        """(who reads `n`, or a view of it; whether one of them is a result)."""
-        found: set[Node] = set()
-        todo, out = [n], False
-        while todo:
-            m = todo.pop()
-            out = out or m in self._out
-            for r in self._readers.get(m, ()):
-                (todo.append if r.kind.memory == "view" else found.add)(r)
-        return found, out
-
-    def _holds(self, n: Node) -> bool:
-        memory = n.kind.memory
-        if memory == "view":
-            return False
-        if memory not in FUSED:
-            return True
-        uses, handed = self._uses(n)
-        taken = (*READERS, "product") if memory in INTO_PRODUCTS else READERS
-        if handed or any(u.kind.memory not in taken for u in uses):
-            return True
-        if memory in MOVES or len(uses) < 2:
-            return False
-        if memory == "dear" or self._of_conv(n):
-            return True
-        size = n.type.local_bytes
-        return sum(a.type.local_bytes >= size for a in self.program.args[n]) > 1
-
-    def _of_conv(self, n: Node) -> bool:
-        """Whether `n` is made of a convolution's result, which comes in another order of dims."""
-        known = self._conv.get(n)
-        if known is None:
-            args = self.program.args.get(n, ())
-            cheap = n.kind.memory in ("view", "cheap")
-            known = n.kind.memory == "conv" or (cheap and any(map(self._of_conv, args)))
-            self._conv[n] = known
-        return known
-
-    def _sources(self, args: Sequence[Node]) -> set[Node]:
+    def _sources(self, args: Iterable[Node]) -> set[Node]:
         """The buffers that are read where `args` are computed on the spot."""
         out: set[Node] = set()
         todo, seen = list(args), set[Node]()
@@ -156,73 +51,59 @@ class Liveness:
                 todo += self.program.args.get(a, ())
         return out
 
-    # -- how large, how long ----------------------------------------------------------------------
     @cached_property
     def returned(self) -> set[Node]:
         """The buffers that are handed back."""
         return self._sources(self.program.results)
 
+    # -- how large --------------------------------------------------------------------------------
     @cached_property
     def bytes_of(self) -> dict[Node, int]:
         """A device's bytes of each buffer; those of the results are counted elsewhere."""
-        out = {}
-        for n in self.held:
-            at = 0 if n in self.returned and not self.body else sum(map(_bytes, n.types))
-            out[n] = at * 2 if at and self._widened(n) else at
-        if self.fresh and not self.body:
-            self._into_results(out)
-        return out
+        if self.body:
+            return {n: self._size(n) for n in self.held}
+        sizes = {n: 0 if n in self.returned else self._size(n) for n in self.held}
+        if self.fresh:
+            sizes.update(dict.fromkeys(self._in_results(sizes), 0))
+        return sizes
 
-    def _into_results(self, out: dict[Node, int]) -> None:
-        """Takes out of `out` what lies in the buffers of results before those are written: the
-        largest first, each in the first result that is large enough and free until then."""
-        rooms = sorted(
-            (n for n in self.returned if n not in self.reuse), key=self._place.__getitem__
-        )
-        ends = [self._place[n] for n in rooms]  # when each is written
-        sizes = [sum(map(_bytes, n.types)) for n in rooms]
-        by_size = sorted(range(len(rooms)), key=sizes.__getitem__)
-        large = 0  # the rooms that are large enough, a bit each
-        taken = _Rooms(len(self.held))
-        for a in sorted(filter(out.__getitem__, self.held), key=lambda n: -out[n]):
-            while by_size and sizes[by_size[-1]] >= out[a]:
-                large |= 1 << by_size.pop()
-            first, last = self.spans[a]
-            i = bisect_left(ends, last)
-            if i < len(ends) and ends[i] == last:  # it is written over `a`, or too early
-                # The array of a partial result has a dim more: it is not written in place.
-                over = rooms[i].kind.memory in FUSED and not rooms[i].type.partial
-                i += not over or sizes[i] != out[a]
-            free = (large & ~taken.at(first, last)) >> i
-            if free:
-                taken.take(first, last, (free & -free) << i)
-                out[a] = 0
+    def _size(self, n: Node) -> int:
+        size = _bytes(n)
+        return size * 2 if size and self._is_widened(n) else size
 
-    def _widened(self, n: Node) -> bool:
-        if not self.widens or not _narrow(n.type):
+    def _is_widened(self, n: Node) -> bool:
+        if not self.widens or not _is_narrow(n.type):
             return False
         if n.kind.memory == "product":
             return True
-        readers = (u for m in (n, *self._items(n)) for u in self._uses(m)[0])
+        items = (r for r in self.program.readers.get(n, ()) if r.op == "item")
+        readers = (u for m in (n, *items) for u in self.program.uses(m)[0])
         return any(u.kind.memory == "product" or u.op == "scan" for u in readers)
 
-    def _items(self, n: Node) -> list[Node]:
-        return [r for r in self._readers.get(n, ()) if r.op == "item"]
+    def _in_results(self, sizes: Mapping[Node, int]) -> set[Node]:
+        """The nodes that lie in the buffers of results."""
+        results = [
+            Buffer(n, _bytes(n), i, len(self.held))
+            for i, n in enumerate(self.held)
+            if n in self.returned and n not in self.reuse
+        ]
+        values = [Buffer(n, size, *self.spans[n]) for n, size in sizes.items() if size]
+        return lent(results, values, len(self.held))
 
+    # -- how long ---------------------------------------------------------------------------------
     @cached_property
     def spans(self) -> dict[Node, tuple[int, int]]:
         """Per buffer the first and the last place in `held` at which it is there."""
         first = dict(self._place)
         last = dict(self._place)
         for i, reads in enumerate(self._reads):
-            for a in reads:
-                last[a] = i
+            last.update(dict.fromkeys(reads, i))
         for n in self.held:
             if n.op == "scan":
                 first[n] = 0  # what a loop stacks up is made ready at the beginning
             if n in self.returned and self.body:
                 last[n] = len(self.held)
-        for group in self._groups(last):
+        for group in self._sums_made_one():
             end = self._place[group[-1]]
             for n in group:
                 first[n], last[n] = end, max(last[n], end)
@@ -230,26 +111,27 @@ class Liveness:
                     last[a] = max(last[a], end)
         return {n: (first[n], last[n]) for n in self.held}
 
-    def _groups(self, last: Mapping[Node, int]) -> list[list[Node]]:
+    def _sums_made_one(self) -> list[list[Node]]:
         """Sums over the same axes that the compiler makes one: they need nothing of each other,
         and nobody reads one of them before the last."""
         open_: dict[object, list[Node]] = {}
         done: list[list[Node]] = []
-        readers: dict[Node, int] = {}
+        first_reader: dict[Node, int] = {}
         for i, reads in enumerate(self._reads):
             for a in reads:
-                readers.setdefault(a, i)
+                first_reader.setdefault(a, i)
         for n in self.held:
             if n.op != all_reduce.name:
                 continue
             key = n.attrs["axes"]
             group = open_.setdefault(key, [])
-            if any(readers.get(m, len(self.held)) <= self._place[n] for m in group):
+            if any(first_reader.get(m, len(self.held)) <= self._place[n] for m in group):
                 done.append(group)
                 group = open_[key] = []
             group.append(n)
         return [g for g in (*done, *open_.values()) if len(g) > 1]
 
+    # -- at once ----------------------------------------------------------------------------------
     @cached_property
     def needs(self) -> list[int]:
         """Per place in `held`, the bytes that are there while it is computed."""
@@ -273,7 +155,7 @@ class Liveness:
     def _taken_over(self, i: int, n: Node) -> int:
         """The bytes of an operand that nobody needs any more, into which `n` is written."""
         size = self.bytes_of[n]
-        if n.kind.memory not in FUSED or not size:
+        if not n.kind.fuses or not size:
             return 0
         ends = (a for a in self._reads[i] if self.spans[a][1] == i and self.bytes_of[a] == size)
         return size if next(ends, None) is not None else 0
@@ -293,51 +175,14 @@ class Liveness:
         return [n for n in here if n not in busy], [n for n in here if n in busy]
 
 
-class _Rooms:
-    """Which rooms, a bit each, are taken at which of `n` times: a segment tree."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.whole = [0] * (2 * n)  # taken at all times below a node
-        self.some = [0] * (2 * n)  # at some
-
-    def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
-        """(those that make up the times from `first` to `last`, those above them)."""
-        inside, above = list[int](), set[int]()
-        low, high = first + self.n, last + self.n + 1
-        while low < high:
-            if low & 1:
-                inside.append(low)
-                low += 1
-            if high & 1:
-                high -= 1
-                inside.append(high)
-            low, high = low >> 1, high >> 1
-        for m in inside:
-            while (m := m >> 1) and m not in above:
-                above.add(m)
-        return inside, above
-
-    def at(self, first: int, last: int) -> int:
-        inside, above = self._nodes(first, last)
-        return reduce(or_, [*(self.some[m] for m in inside), *(self.whole[m] for m in above)])
-
-    def take(self, first: int, last: int, room: int) -> None:
-        inside, above = self._nodes(first, last)
-        for m in inside:
-            self.whole[m] |= room
-        for m in (*inside, *above):
-            self.some[m] |= room
-
-
 def body_bytes(body: Graph, widens: bool) -> int:
     """The peak of one turn of `body`."""
     return Liveness(of_graph(body), widens, body=True).peak
 
 
-def _bytes(t: TensorType) -> int:
-    return t.local_bytes
+def _bytes(n: Node) -> int:
+    return sum(t.local_bytes for t in n.types)
 
 
-def _narrow(t: TensorType) -> bool:
+def _is_narrow(t: TensorType) -> bool:
     return t.dtype.is_float and t.dtype.bytes < 4

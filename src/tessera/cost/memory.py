@@ -28,7 +28,8 @@ from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
 from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.schedule import SEND, Schedule, Step
-from .liveness import Liveness, of_graph, of_schedule
+from .liveness import Liveness
+from .program import of_graph, of_schedule
 
 Held = Mapping[str, Iterable[TensorType]]
 

@@ -171,6 +171,16 @@ class Op:
         """Whether its result may be its argument, in the argument's memory."""
         return self.memory in ("view", "turned", "moves") or self.elements in ("moved", "chosen")
 
+    @property
+    def fuses(self) -> bool:
+        """Whether the compiler may compute its result where it is read, without a buffer."""
+        return self.memory in ("made", "turned", "moves", "cheap", "dear")
+
+    @property
+    def fuses_operands(self) -> bool:
+        """Whether it takes its operands element by element, so that they need no buffers."""
+        return self.fuses or self.memory == "folds"
+
 
 OPS: dict[str, Op] = {}
 BODIES: set[str] = set()  # the names of those whose attributes are graphs: passes ask of each node

@@ -56,11 +56,11 @@ from .lang.functions import *  # noqa: F403  # all that it lists
 from .lang.grad import grad
 from .lang.jit import TraceWarning, jit
 from .lang.local.distribute import distribute
-from .lang.loop import blocked, scan
+from .lang.loop import map_chunks, scan
 from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed
-from .lang.record import scope
+from .lang.record import named_scope
 from .lang.static import StaticWarning
 from .lang.strategy import StrategyWarning
 from .lang.tape import stop_gradient
@@ -75,17 +75,21 @@ __all__ = [
     "BackendError", "DTypeError", "DonatedError", "EngineWarning", "GraphError", "LayoutError",
     "MeshError", "Pad", "ShapeError", "StaticWarning", "StrategyError", "StrategyWarning",
     "SwitchWarning", "Tensor", "TesseraError", "TraceWarning", "UsageError", "autocast", "bf16",
-    "blocked", "bool", "checkpoint", "clear_caches", "custom_gradient", "data", "debug", "dist",
-    "distribute", "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax", "function",
-    "grad", "graph", "int8", "int32", "jit", "linalg", "mesh", "nn", "no_grad", "op", "optim",
-    "pipeline", "random", "scan", "schedule", "scope", "seed", "set_program_cache",
-    "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad", "vjp",
+    "bool", "checkpoint", "clear_caches", "custom_gradient", "data", "debug", "dist", "distribute",
+    "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax", "function", "grad", "graph",
+    "int8", "int32", "jit", "linalg", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op",
+    "optim", "pipeline", "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient",
+    "strict", "tensor", "uint8", "uint32", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 
-__getattr__ = renamed_names(
-    "ts", {"graft": "straight_through", "keep": "save_for_backward"}, globals()
-)
+_RENAMED = {
+    "blocked": "map_chunks",
+    "graft": "straight_through",
+    "keep": "save_for_backward",
+    "scope": "named_scope",
+}
+__getattr__ = renamed_names("ts", _RENAMED, globals())
 
 
 prepare()

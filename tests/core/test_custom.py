@@ -234,7 +234,7 @@ SECOND: dict[str, Callable[[ts.Tensor], ts.Tensor]] = {
     "cross entropy": lambda x: op.cross_entropy(x, IDS),
     "norms": lambda x: ts.sum(op.layer_norm(x) ** 3) + ts.sum(op.rms_norm(x) ** 3),
     "activations": lambda x: ts.sum(op.gelu(x) * op.silu(x)),
-    "blocks of rows": lambda x: ts.sum(ts.blocked(lambda r: ts.tanh(r @ W), x, rows=1) ** 2),
+    "blocks of rows": lambda x: ts.sum(ts.map_chunks(lambda r: ts.tanh(r @ W), x, rows=1) ** 2),
     "loss in blocks": lambda x: nn.linear_cross_entropy(x, ts.tensor(W), IDS, rows=1),
     "loop, saved": looped("save"),
     "loop, recomputed": looped("recompute"),

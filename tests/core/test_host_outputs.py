@@ -93,7 +93,7 @@ def test_outside_of_a_function_at_once(oracle: Oracle, capsys: pytest.CaptureFix
 def test_what_is_not_finite_is_named(oracle: Oracle) -> None:
     @ts.jit
     def fn(x: ts.Tensor) -> ts.Tensor:
-        with ts.scope("head"):
+        with ts.named_scope("head"):
             found: dict[str, Any] = debug.check_finite({"a": [x, ts.log(x)], "n": 3}, "logs")
         assert found["n"] == 3
         return found["a"][1]  # type: ignore[no-any-return]

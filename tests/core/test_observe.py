@@ -34,7 +34,7 @@ def at(fn: Callable[..., Any], line: int) -> str:
 # ---- NaN ---------------------------------------------------------------------------------------
 def test_the_first_infinity_is_named_and_where_it_became_nan(oracle: Oracle) -> None:
     def f(x: ts.Tensor) -> ts.Tensor:
-        with ts.scope("mlp"):
+        with ts.named_scope("mlp"):
             y = ts.exp(x * 2.0)
         return ts.sum(y - y)
 
@@ -221,13 +221,13 @@ def test_statistics_need_floats() -> None:
 def test_activations_are_named_by_scope_occurrence_and_turn(oracle: Oracle) -> None:
     def f(x: ts.Tensor) -> ts.Tensor:
         for _ in range(2):
-            with ts.scope("block"):
-                with ts.scope("up"):
+            with ts.named_scope("block"):
+                with ts.named_scope("up"):
                     x = x * 2.0
                 x = x + 1.0
 
         def body(c: ts.Tensor, k: ts.Tensor) -> tuple[ts.Tensor, Any]:
-            with ts.scope("turn"):
+            with ts.named_scope("turn"):
                 return c * k, ()
 
         return ts.scan(body, x, ts.tensor([1.0, 0.0]))[0]
@@ -244,15 +244,15 @@ def test_activations_are_named_by_scope_occurrence_and_turn(oracle: Oracle) -> N
 # ---- comparisons -------------------------------------------------------------------------------
 def test_two_functions_part_at_a_node(oracle: Oracle) -> None:
     def f(x: ts.Tensor) -> ts.Tensor:
-        with ts.scope("a"):
+        with ts.named_scope("a"):
             y = ts.exp(x * 0.1)
-        with ts.scope("b"):
+        with ts.named_scope("b"):
             return ts.sum(y, dim=0) * 2.0
 
     def g(x: ts.Tensor) -> ts.Tensor:
-        with ts.scope("a"):
+        with ts.named_scope("a"):
             y = ts.exp(x * 0.1)
-        with ts.scope("b"):
+        with ts.named_scope("b"):
             return ts.sum(y * 1.0, dim=0) * 2.5
 
     x = np.log(np.array([[1.0], [2.0], [1.0]], "f4")) * 10

@@ -152,7 +152,7 @@ def test_products_in_loops_count_each_turn() -> None:
 # ---- the trace ---------------------------------------------------------------------------------
 def test_a_trace_line_names_kind_axes_bytes_line_and_scope() -> None:
     def step(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
-        with ts.scope("mlp"):
+        with ts.named_scope("mlp"):
             return ts.exp(x @ w)
 
     x, w = parse_type("f32[16@dp, 256@tp]", MESH), parse_type("f32[256@tp, 64]", MESH)

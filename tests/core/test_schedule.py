@@ -31,7 +31,7 @@ LAYERS = 3
 def net(w: dict[str, ts.Tensor], x: ts.Tensor) -> Any:
     h = x
     for i in range(LAYERS):
-        with ts.scope(f"layer{i}"):
+        with ts.named_scope(f"layer{i}"):
             h = ts.tanh(ts.tanh(h @ w[f"up{i}"]) @ w[f"down{i}"])
     return (h * h).mean()
 

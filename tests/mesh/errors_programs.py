@@ -336,7 +336,7 @@ cross_entropy: labels must be integers
   at     : AT
   fix    : cast them with .to(ts.int32)
 """)
-row("labels of the blocked head", ts.ShapeError,
+row("labels of the head in blocks", ts.ShapeError,
     lambda: nn.linear_cross_entropy(X, Y, ts.tensor([0, 1, 2])), """
 linear_cross_entropy: one label per row of x is needed
   x      : f32[2, 3]

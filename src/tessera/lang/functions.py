@@ -153,7 +153,8 @@ def stop_gradient(x: Like) -> Tensor:
 def save_for_backward(x: Like) -> Tensor:
     """Returns `x`; a loop that recomputes its body in the backward pass stores this value instead.
 
-    Without it, `ts.scan` and `ts.blocked` with policy "recompute" compute the value a second time.
+    Without it, `ts.scan` and `ts.map_chunks` with policy "recompute" compute the value a second
+    time.
     """
     return emit("save_for_backward", as_tensor(x))
 

@@ -1,4 +1,4 @@
-"""Loops inside a program: `scan` over a leading dim, `blocked` over blocks of rows.
+"""Loops inside a program: `scan` over a leading dim, `map_chunks` over blocks of rows.
 
 A loop's body is recorded once. Its gradient is a second loop; `policy` says what the first keeps
 for it (passes/loops.py). Random numbers in a body are those of the same turns written out.
@@ -303,7 +303,9 @@ def _alike(x: Tensor, like: TensorType) -> Tensor:
     return relayout(x, t.with_dims((rows, *rest)).with_partial(open_))
 
 
-def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "recompute") -> Tensor:
+def map_chunks(
+    fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "recompute"
+) -> Tensor:
     """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
 
     `fn` must treat each row (each slice along dim 0) on its own. All `xs` have the same number of
@@ -312,13 +314,13 @@ def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "re
     block again, so intermediates of a block are not kept; other policies are those of `ts.scan`. If
     one block holds all rows there is no loop. Raises ShapeError if the numbers of rows differ.
     """
-    function_of("blocked", "the function", fn)
+    function_of("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
-    rows = whole("blocked", "rows", rows, 1)
+    rows = whole("map_chunks", "rows", rows, 1)
     if not xs or any(x.shape[:1] != xs[0].shape[:1] or not x.ndim for x in xs):
         raise fail(
             ShapeError,
-            "blocked: the tensors need one number of rows",
+            "map_chunks: the tensors need one number of rows",
             [(f"x{i}", x.type) for i, x in enumerate(xs)],
             fix="give tensors whose first dims are equal",
         )
@@ -330,5 +332,5 @@ def blocked(fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "re
     def body(carry: Any, block: Any) -> tuple[Any, Tensor]:
         return (), fn(*block)
 
-    _, y = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="blocked")
+    _, y = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="map_chunks")
     return from_blocks(y, first, rows)

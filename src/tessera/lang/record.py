@@ -308,8 +308,9 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 @contextmanager
-def scope(name: str) -> Iterator[None]:
-    """A context that names the recorded nodes: `scope("mlp")` gives `mlp`, nested `mlp/up`."""
+def named_scope(name: str) -> Iterator[None]:
+    """A context that names the recorded nodes: `named_scope("mlp")` gives `mlp`, nested
+    `mlp/up`."""
     recorder = current()
     if recorder is None:
         yield

@@ -22,7 +22,7 @@ from .grad import grad, met
 from .host import engine_array
 from .jit import Jit
 from .outside import Place, places_of
-from .record import current, scope
+from .record import current, named_scope
 from .store import Around, Slot, Store
 from .strategy import Plan, Strategy, check_reach, plan_or_none
 from .tensor import Tensor, type_like
@@ -64,7 +64,7 @@ class TrainingStep(Generic[P, R]):
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             _name_variables(fn)
             here = Around(self._slots, module, self._store, plan)
-            with store.watched(here), store.owned_by(self._store), scope(module):
+            with store.watched(here), store.owned_by(self._store), named_scope(module):
                 before = self._stand_in()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
@@ -157,7 +157,7 @@ class Stage(Generic[P, R]):
         self._store = Store(name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        with store.owned_by(self._store), scope(self.name):
+        with store.owned_by(self._store), named_scope(self.name):
             return self._call(*args, **kwargs)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.checks import whole
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
-from ..lang.record import scope
+from ..lang.record import named_scope
 from ..lang.store import weights
 from ..lang.tensor import Tensor, as_tensor
 from .module import Module
@@ -68,7 +68,7 @@ def transformer_block(
     label, block = weights(
         "block", make, config, t.mesh, name, lambda path: path.removeprefix("block.")
     )
-    with scope(label):
+    with named_scope(label):
         out: Tensor = block(t)
     return out
 

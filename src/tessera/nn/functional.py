@@ -16,7 +16,7 @@ from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import typed
 from ..lang.ids import check_ids
-from ..lang.loop import blocked
+from ..lang.loop import map_chunks
 from ..lang.tensor import Like, Tensor, as_tensor, emit
 
 # Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
@@ -179,7 +179,7 @@ def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = ROWS) -> Tensor:
     """`fn` over the last dim of [..., d], in blocks of rows whose insides are not kept."""
     sizes, order = row_order(x)
-    y = blocked(fn, rows_of(x, sizes, order), rows=rows)
+    y = map_chunks(fn, rows_of(x, sizes, order), rows=rows)
     if order:
         y = y.reshape(*(sizes[i] for i in order), y.shape[-1])
         y = y.permute(*(order.index(i) for i in range(len(order))), len(order))
@@ -390,4 +390,4 @@ def flash_attention(
         return attention(q, k, v, causal, scale, bias, own[0] if own else m)
 
     _masks(m, q, k, 1)
-    return blocked(some, q, k, v, *each, rows=rows)
+    return map_chunks(some, q, k, v, *each, rows=rows)

@@ -22,7 +22,7 @@ from ..core.interrupts import whole
 from ..lang.create import Init, dist_tensor
 from ..lang.host import engine_array
 from ..lang.parameter import Parameter, fits
-from ..lang.record import current, scope
+from ..lang.record import current, named_scope
 from ..lang.tensor import Tensor, as_tensor
 from ..lang.tree import register
 
@@ -323,7 +323,7 @@ def _scoped(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(self: Module, *args: Any, **kwargs: Any) -> Any:
         _met(self)
-        with scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
+        with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
             return call(self, *args, **kwargs)
 
     return run

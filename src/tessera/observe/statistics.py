@@ -159,7 +159,7 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
         raise fail(
             UsageError,
             "activations: the function has no scopes, so there is nothing to name",
-            fix='call modules in it, or open scopes: with ts.scope("mlp"): ...',
+            fix='call modules in it, or open scopes: with ts.named_scope("mlp"): ...',
         )
     from ..lang.tensor import as_tensor
 

@@ -1,7 +1,7 @@
 """Ops with structure: `scan` runs a body graph over the leading dim, `item` picks one result.
 
 `scan` is behind repeated layers (the carry is the activation, the weights are scanned over),
-behind blocked losses and MLPs (token blocks are scanned over, gradients are the carry), and behind
+behind losses and MLPs (token blocks are scanned over, gradients are the carry), and behind
 attention in blocks.
 """
 

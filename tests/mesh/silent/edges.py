@@ -50,7 +50,7 @@ def _() -> None:
     assert np.isinf(floats[0].numpy()).all() and np.isnan(floats[1].numpy()).all()
 
 
-@row("flash attention and blocked take an unsplit tensor beside a split one, in any order")
+@row("flash attention and map_chunks take an unsplit tensor beside a split one, in any order")
 def _() -> None:
     mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
     x = RNG.normal(size=(8, 2, 6, 4)).astype(np.float32)
@@ -59,7 +59,9 @@ def _() -> None:
     heads = ts.tensor(x, mesh=mesh, layout="[8, 2@dp, 6, 4]")
     for q, k in ((ts.tensor(x), split), (split, ts.tensor(x)), (heads, split)):
         np.testing.assert_allclose(nn.flash_attention(q, k, k, rows=2).numpy(), want, atol=1e-5)
-    pair = ts.blocked(lambda a, b: a * 10 + b, ts.arange(8), split[:, 0, 0, 0].to(ts.int32), rows=2)
+    pair = ts.map_chunks(
+        lambda a, b: a * 10 + b, ts.arange(8), split[:, 0, 0, 0].to(ts.int32), rows=2
+    )
     np.testing.assert_array_equal(
         pair.numpy(), np.arange(8) * 10 + np.trunc(x[:, 0, 0, 0]).astype(int)
     )

@@ -27,7 +27,7 @@ from ...ir.schedule.schedule import SEND, Schedule, Step
 from ...ops.op import OPS
 from ..engine import engine
 from ..host import engine_array
-from ..record import Recorder, current, scope
+from ..record import Recorder, current, named_scope
 from ..tensor import Tensor, as_tensor
 from ..tree import flatten, path_name, paths, unflatten
 from .means import inseparable
@@ -107,12 +107,12 @@ class Pipe:
     ) -> Any:
         """Runs the stages, one after the other, or the body that calls them."""
         if self.body is not None:
-            with scope(self.name):
+            with named_scope(self.name):
                 return self.body(*args, **kwargs)
         out: Any = args
         for i, part in enumerate(self.parts):
             first = len(recorder.builder.nodes) if recorder is not None else 0
-            with scope(f"stage{i}" if len(self.parts) > 1 else self.name):
+            with named_scope(f"stage{i}" if len(self.parts) > 1 else self.name):
                 if i == 0:
                     out = part(*args, **kwargs)
                 else:

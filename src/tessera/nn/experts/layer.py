@@ -25,7 +25,7 @@ from ...lang import functions as F
 from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
 from ...lang.parameter import Parameter
-from ...lang.record import current, scope
+from ...lang.record import current, named_scope
 from ...lang.store import weights
 from ...lang.tensor import Tensor, as_tensor
 from ..layers import normal
@@ -112,7 +112,7 @@ def moe(
 
 def _called(x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool) -> Any:
     call = settled(x.type, experts, options, mesh)
-    with scope("moe"):
+    with named_scope("moe"):
         out, choice, dropped = call.run(x)
         made = (out, choice.routing(dropped)) if stats else out
     recorder = current()

@@ -48,7 +48,7 @@ from .nn.functional import (
 from .nn.losses import cross_entropy
 
 # The same function as `ts.grad`, whose results stay partial for a collective written by hand.
-autodiff = partial(grad, finish=False)
+autodiff = partial(grad, reduce_partial=False)
 allreduce = all_reduce
 
 __all__ = [

@@ -67,7 +67,7 @@ def test_the_gradient_of_a_weight_is_partial_over_the_batch() -> None:
 def test_a_split_batch_takes_one_sum_for_each_statistic() -> None:
     x = dist.tensor((16, 4, 3, 3), layout="[16@dp, 4, 3, 3]", mesh=MESH)
     norm = nn.BatchNorm(4)
-    graph = ts.graph.trace(lambda x: norm(x), x, finish=False)
+    graph = ts.graph.trace(lambda x: norm(x), x, reduce_partial=False)
     found = [(n.op, n.attrs["axes"], n.type.shape) for n, _ in graph.collectives()]
     assert found == [("all_reduce", ("dp",), (1, 4, 1, 1))] * 2
 

@@ -180,7 +180,7 @@ def test_a_model_on_types_needs_no_values() -> None:
 def test_results_are_whole_unless_asked_otherwise() -> None:
     x = parse_type("f32[8@dp, 4]", MESH)
     assert graph.trace(ts.sum, x).outputs[0].type.text == "f32[]"
-    assert graph.trace(ts.sum, x, finish=False).outputs[0].type.text == "f32[] +dp"
+    assert graph.trace(ts.sum, x, reduce_partial=False).outputs[0].type.text == "f32[] +dp"
 
 
 # -- annotations ----------------------------------------------------------------------------------

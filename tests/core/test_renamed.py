@@ -13,6 +13,7 @@ import pytest
 import tessera as ts
 from tessera import dist
 from tessera.core.context import settings
+from tessera.core.layout import parse_type
 from tessera.core.options import ProgramOptions
 from tessera.core.renamed import RENAMED
 from tests.core.test_lang import Oracle, oracle
@@ -35,12 +36,30 @@ def from_here_on(**choice: Any) -> ProgramOptions:
         return settings().program
 
 
+def gradient(who: Callable[..., Any]) -> Callable[[dict[str, Any]], str]:
+    """The text of what `who` records as the gradient of a weight on two devices."""
+
+    def text(name: dict[str, Any]) -> str:
+        return ts.graph.trace(
+            lambda w, x: who(ts.sum(x @ w), w, **name), W, X, reduce_partial=False
+        ).text
+
+    return text
+
+
+MESH = dist.Mesh(("dp",), shape={"dp": 2})
+W = parse_type("f32[4, 3]", MESH)
+X = parse_type("f32[8@dp, 4]", MESH)
 # A call under each argument's name, and what can be compared of it.
 CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dist.deterministic(promise=)": lambda name: within(dist.deterministic(**name)),
     "dist.set_deterministic(promise=)": lambda name: from_here_on(**name),
+    "ts.grad(finish=)": gradient(ts.grad),
+    "graph.backward(finish=)": gradient(ts.graph.backward),
+    "graph.trace(finish=)": lambda name: ts.graph.trace(ts.sum, X, **name).text,
+    "ts.jit(finish=)": lambda name: ts.jit(**name)(ts.sum).reduce_partial,
 }
-VALUES: dict[str, Any] = {"promise": "run_to_run"}
+VALUES: dict[str, Any] = {"promise": "run_to_run", "finish": False}
 
 
 def test_the_page_has_every_renamed_name() -> None:

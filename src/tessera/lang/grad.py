@@ -11,6 +11,7 @@ from ..core.checks import shown
 from ..core.context import settings
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, ways
+from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
@@ -23,7 +24,10 @@ from .tensor import Made, Tensor, symbolic
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 
 
-def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
+@renamed_arguments("ts.grad", finish="reduce_partial")
+def grad(
+    loss: Tensor, weights: Any = None, *, layout: Any = None, reduce_partial: bool = True
+) -> Any:
     """The gradient of the scalar `loss` with respect to `weights`, in the structure of `weights`.
 
     `weights` is a tensor, a tree of tensors, or a module (then the result is a dict by name of its
@@ -32,8 +36,8 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
 
     Gradients are complete sums over devices in the layout of their weights, or as `layout` says: a
     strategy, or a tree like `weights` of tensors or types. A sharded optimizer therefore gets
-    reduce_scatter. With `finish=False` sums over devices stay pending, for a collective that the
-    user writes.
+    reduce_scatter. With `reduce_partial=False` sums over devices stay pending, for a
+    collective that the user writes.
 
     Raises UsageError if `loss` is not a tensor or a weight is not a float tensor; ShapeError if
     `loss` is not a scalar; DTypeError if it is not a float; GraphError if it depends on none of the
@@ -74,7 +78,7 @@ def grad(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool 
                 [("weight", what)],
                 fix="leave it out of the weights",
             )
-    goals = _goals(leaves, spec, layout, finish)
+    goals = _goals(leaves, spec, layout, reduce_partial)
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
         # The body of one rank may well have a loss of nothing: that of another has the weights.
@@ -122,8 +126,10 @@ def _need_reached(
     )  # fmt: skip
 
 
-def _goals(leaves: list[Tensor], spec: Spec, layout: Any, finish: bool) -> list[TensorType | None]:
-    if not finish:
+def _goals(
+    leaves: list[Tensor], spec: Spec, layout: Any, reduce_partial: bool
+) -> list[TensorType | None]:
+    if not reduce_partial:
         return [None] * len(leaves)
     if layout is None:
         return [t.type.complete() for t in leaves]

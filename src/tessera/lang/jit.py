@@ -25,6 +25,7 @@ from ..core.errors import UsageError, caller, fail
 from ..core.interrupts import opens, whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
+from ..core.renamed import renamed_arguments
 from ..core.reshard import completed
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
@@ -67,14 +68,14 @@ class Jit(Generic[P, R]):
         self,
         fn: Callable[P, R],
         donate: str | int | Sequence[str | int],
-        finish: bool,
+        reduce_partial: bool,
         pad: padding.Pads | None = None,
     ):
         # A model's attributes may change: they are not copied.
         functools.update_wrapper(self, fn, updated=("__dict__",) if isfunction(fn) else ())
         self.fn = fn
         self.name = getattr(fn, "__name__", "function")
-        self.finish = finish
+        self.reduce_partial = reduce_partial
         self._signature = signature_of("jit", fn)
         self._donate = self._names(donate)
         self._pads = padding.checked(self.name, self._signature, pad or {}, self._donate)
@@ -381,7 +382,7 @@ class Jit(Generic[P, R]):
         results += [recorder.node(a.last) for a in assigned]
         results += [recorder.node(t) for t in left]
         results += [recorder.node(t) for t in host_tensors(recorder)]
-        if self.finish:
+        if self.reduce_partial:
             results = [self._finished(recorder, n) for n in results]
         for t, node in recorder.captured:
             sources[node] = place.get(id(t), places.get(id(t), t))
@@ -590,25 +591,26 @@ def jit(fn: Callable[P, R], /) -> Jit[P, R]: ...
 def jit(
     *,
     donate: str | int | Sequence[str | int] = (),
-    finish: bool = True,
+    reduce_partial: bool = True,
     pad: padding.Pads | None = None,
 ) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
+@renamed_arguments("ts.jit", finish="reduce_partial")
 def jit(
     fn: Callable[P, R] | None = None,
     /,
     *,
     donate: str | int | Sequence[str | int] = (),
-    finish: bool = True,
+    reduce_partial: bool = True,
     pad: padding.Pads | None = None,
 ) -> Any:
     """Compiles `fn`: it is recorded at its first call and then runs as one program.
 
     It is recorded again for arguments of another shape, dtype, layout or structure, and for other
     values of static (non-tensor) arguments. `donate` names arguments (by name or place) whose
-    buffers the program may reuse; using them afterwards raises DonatedError. With `finish=False`
-    results whose sum over devices is pending stay partial. `pad` is a dict that gives arguments of
-    varying length a `ts.Pad`. Raises UsageError if `fn` is not a function, or if `donate` or `pad`
-    names an argument that `fn` does not have.
+    buffers the program may reuse; using them afterwards raises DonatedError. With
+    `reduce_partial=False` results whose sum over devices is pending stay partial. `pad` is a dict
+    that gives arguments of varying length a `ts.Pad`. Raises UsageError if `fn` is not a function,
+    or if `donate` or `pad` names an argument that `fn` does not have.
 
     >>> import tessera as ts
     >>> @ts.jit
@@ -618,11 +620,11 @@ def jit(
     [2.0, 4.0]
     """
     if fn is None:
-        return lambda f: Jit(f, donate, finish, pad)
+        return lambda f: Jit(f, donate, reduce_partial, pad)
     if not callable(fn):
         raise fail(
             UsageError,
             f"jit: cannot compile {shown(fn)}",
             fix="put @ts.jit above a function, or call ts.jit(function)",
         )
-    return Jit(fn, donate, finish, pad)
+    return Jit(fn, donate, reduce_partial, pad)

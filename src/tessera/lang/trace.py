@@ -31,13 +31,13 @@ class Recorded:
     given: tuple[Given, ...]
 
 
-def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Graph:
+def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwargs: Any) -> Graph:
     """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
 
     Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; the rest is
     static. A read of a value inside `fn` is an error here.
     """
-    return record_call("trace", fn, args, kwargs, finish=finish).graph
+    return record_call("trace", fn, args, kwargs, reduce_partial=reduce_partial).graph
 
 
 def record_call(
@@ -46,10 +46,11 @@ def record_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    finish: bool = True,
+    reduce_partial: bool = True,
     reader: Callable[[dict[Node, Given]], Reader] | None = None,
 ) -> Recorded:
-    """What `fn(*args, **kwargs)` records, for the function `who`. `finish` completes its results.
+    """What `fn(*args, **kwargs)` records, for the function `who`. With
+    `reduce_partial` sums over devices that are pending in its results are completed.
 
     `reader` gets the inputs recorded so far and gives what answers a read of a value; without it
     a read is an error.
@@ -77,7 +78,7 @@ def record_call(
         new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)
         outs = [recorder.node(t) for t in flatten(out)[0] if isinstance(t, Tensor)]
-    if finish:
+    if reduce_partial:
         whole = [completed(n.type, n.type.partial_axes) for n in outs]
         outs = [
             recorder.builder.redistribute(n, t, "for the result")

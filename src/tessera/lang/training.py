@@ -15,6 +15,7 @@ from ..core.checks import function_of, shown, unfit
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
+from ..core.renamed import renamed_arguments
 from ..ir.graph.node import Graph
 from . import store
 from .checks import signature_of
@@ -33,7 +34,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def backward(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: bool = True) -> Any:
+@renamed_arguments("graph.backward", finish="reduce_partial")
+def backward(
+    loss: Tensor, weights: Any = None, *, layout: Any = None, reduce_partial: bool = True
+) -> Any:
     """`ts.grad`, with gradients in the layouts of the strategy of the enclosing `training_step`.
 
     Without `weights` it returns a dict of gradients by name for all weights that the function has
@@ -42,9 +46,9 @@ def backward(loss: Tensor, weights: Any = None, *, layout: Any = None, finish: b
     here, recorder = store.around(), current()
     if weights is None and here is not None and recorder is not None:
         weights = met(recorder) or None
-    if layout is None and finish and here is not None and here.plan is not None:
+    if layout is None and reduce_partial and here is not None and here.plan is not None:
         layout = here.plan
-    return grad(loss, weights, layout=layout, finish=finish)
+    return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
 
 
 class TrainingStep(Generic[P, R]):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.checks import is_whole, unfit
+from ..core.renamed import renamed_arguments
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
@@ -44,13 +45,14 @@ class Trace(Graph):
         show(self.stages)
 
 
-def trace(fn: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Trace:
+@renamed_arguments("graph.trace", finish="reduce_partial")
+def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwargs: Any) -> Trace:
     """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
 
     Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; all others are
-    static. `finish` completes sums over devices that are pending in results. `.stages` and
-    `.show()` of the result show what the passes make of it. Raises UsageError if `fn` reads a value
-    on the host.
+    static. With `reduce_partial` sums over devices that are pending in results are completed.
+    `.stages` and `.show()` of the result show what the passes make of it. Raises UsageError if `fn`
+    reads a value on the host.
     """
-    made = lang.trace(fn, *args, finish=finish, **kwargs)
+    made = lang.trace(fn, *args, reduce_partial=reduce_partial, **kwargs)
     return Trace(*(getattr(made, f.name) for f in dataclasses.fields(made)))

@@ -11,10 +11,10 @@ from tessera.core.dtypes import f32
 from tessera.core.layout import parse_type, plain
 from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
-from tessera.ir.graph.node import Graph, Node
+from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.build import build_schedule
 from tessera.ir.schedule.donation import aliases_in, donation_aliases
-from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
+from tessera.ir.schedule.schedule import Compute, Schedule, Send, Step
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 
@@ -23,8 +23,8 @@ FIRST, SECOND = MESH.slice(pp=0), MESH.slice(pp=1)
 WHOLE = parse_type("f32[8]", MESH)
 
 
-def send(n: Node, source: int, to: int) -> Step:
-    return Step(Graph("send", (n,), (n,), (n,)), (source,), (to,), SEND, 0)
+def send(on: Mesh, source: int, to: int) -> Step:
+    return Send((source,), (to,), (WHOLE.on(on),))
 
 
 def updated(on: Mesh) -> Graph:
@@ -35,8 +35,7 @@ def updated(on: Mesh) -> Graph:
 
 def sent_and_updated(*more: Step, outputs: tuple[int, ...] = (2,)) -> Schedule:
     """b0 of the whole mesh is sent to stage 0 as b1; there its double, b2, is made."""
-    at = Node("input", (), (WHOLE.on(FIRST),), {"name": "b0"})
-    steps = (send(at, 0, 1), Step(updated(FIRST), (1,), (2,), FUSED, 0), *more)
+    steps = (send(FIRST, 0, 1), Compute((1,), (2,), updated(FIRST)), *more)
     types = (WHOLE, WHOLE.on(FIRST), WHOLE.on(FIRST), *[WHOLE.on(SECOND)] * (2 * bool(more)))
     return Schedule("f", MESH, types, (0,), outputs, steps, donated=(0,))
 
@@ -48,8 +47,7 @@ def test_what_was_sent_of_an_argument_is_taken_over_where_it_is_read_last() -> N
 
 
 def test_not_while_another_stage_still_needs_the_argument() -> None:
-    there = Node("input", (), (WHOLE.on(SECOND),), {"name": "b0"})
-    later = (send(there, 0, 3), Step(updated(SECOND), (3,), (4,), FUSED, 1))
+    later = (send(SECOND, 0, 3), Compute((3,), (4,), updated(SECOND), stage=1))
     s = sent_and_updated(*later, outputs=(2, 4))
     verify_schedule(s)
     # Blocks that are on a device already are not copied when they are sent.
@@ -79,7 +77,7 @@ def test_what_a_step_hands_on_is_its_argument_still(way: str) -> None:
         one = b("full", dtype=f32, shape=(8,), value=1.0, layout=t)
         two = b("custom", one, x, one, x, values=2, backward=same_gradient(2))
         end = b("item", two, index=1)
-    steps = (Step(b.graph([end]), (0,), (1,), FUSED), Step(updated(FIRST), (0,), (2,), FUSED))
+    steps = (Compute((0,), (1,), b.graph([end])), Compute((0,), (2,), updated(FIRST)))
     for outputs, want in (((1, 2), {}), ((2,), {0: 0})):
         s = Schedule("f", FIRST, (t, t, t), (0,), outputs, steps, donated=(0,))
         assert donation_aliases(s)[1] == want

@@ -21,7 +21,7 @@ from tessera.cost.result_buffers import Occupied
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.build import build_schedule
-from tessera.ir.schedule.schedule import FUSED, SEND, Schedule, Step
+from tessera.ir.schedule.schedule import Compute, Schedule, Send
 from tessera.show.mesh_picture import plain_text
 from tessera.show.plan_view import Traffic, planned, planned_memory, render_plan, traffic
 
@@ -326,11 +326,10 @@ def two_stages(products: int = 3) -> tuple[Schedule, Mesh, Mesh]:
             y = product(b, y, x)
         return b.graph([b("add", y, x)])
 
-    x = Node("input", (), (kinds[2],), {"name": "b1"})
     steps = (
-        Step(step(first, products), (0,), (1,), FUSED, 0),
-        Step(Graph("send", (x,), (x,), (x,)), (1,), (2,), SEND, 0),
-        Step(step(second, 2), (2,), (3,), FUSED, 1),
+        Compute((0,), (1,), step(first, products)),
+        Send((1,), (2,), (kinds[2],)),
+        Compute((2,), (3,), step(second, 2), stage=1),
     )
     return Schedule("f", mesh, tuple(kinds), (0,), (3,), steps), first, second
 
@@ -378,10 +377,7 @@ def test_what_lies_there_already_is_not_copied() -> None:
     first, second = mesh.slice(pp=0), mesh.slice(pp=1)
     whole = parse_type("f32[64, 64]", mesh)
     kinds = (whole, whole.on(first), whole.on(second))
-    x, y = (Node("input", (), (t,), {"name": "b0"}) for t in kinds[1:])
-    steps = tuple(
-        Step(Graph("send", (n,), (n,), (n,)), (0,), (i,), SEND, 0) for i, n in ((1, x), (2, y))
-    )
+    steps = tuple(Send((0,), (i,), (kinds[i],)) for i in (1, 2))
     schedule = Schedule("f", mesh, kinds, (0,), (1, 2), steps)
     assert [p.peak for p in stage_plans(schedule).values()] == [16 * KIB, 16 * KIB]
 

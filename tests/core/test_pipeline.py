@@ -19,7 +19,7 @@ from tessera.ir.schedule.pipelines import pipeline as builder
 from tessera.ir.schedule.pipelines.merge import merged
 from tessera.ir.schedule.pipelines.microbatches import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
-from tessera.ir.schedule.schedule import SEND
+from tessera.ir.schedule.schedule import Send
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 from tests.core.test_lang import oracle
@@ -372,11 +372,11 @@ def test_steps_are_one_where_nothing_has_to_wait_for_it(
         last: dict[Any, int] = {}
         for i, step in enumerate(s.steps):
             needs = {made[b] for b in step.reads if b in made}
-            if step.stream != SEND:
+            if not isinstance(step, Send):
                 needs |= {last[m] for m in [step.graph.mesh] if m in last}
                 last[step.graph.mesh] = i
             before.append(set(step.note.split()).union(*(before[k] for k in needs)))
-        return [x for x, step in zip(before, s.steps, strict=True) if step.stream == SEND]
+        return [x for x, step in zip(before, s.steps, strict=True) if isinstance(step, Send)]
 
     assert waits(one) == waits(apart)
 
@@ -395,7 +395,5 @@ def test_what_two_nodes_give_to_an_earlier_stage_is_added_up_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, made = schedules("GPipe", monkeypatch)
-    back = [
-        n.type.shape for s in made.steps if s.stream == SEND and s.stage for n in s.graph.outputs
-    ]
+    back = [t.shape for s in made.steps if isinstance(s, Send) and s.stage for t in s.types]
     assert back == [(4, 8)] * 4  # x + f(x) has two gradients

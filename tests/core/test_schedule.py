@@ -17,7 +17,7 @@ from tessera.core.options import ProgramOptions, ScheduleOptions
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import cut, join, run_blocks
 from tessera.ir.schedule.build import build_schedule
-from tessera.ir.schedule.schedule import COMM, COMPUTE, Schedule
+from tessera.ir.schedule.schedule import Collective, Compute, Schedule, Step
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 from tessera.passes.simplify import simplify
@@ -109,7 +109,11 @@ def test_a_schedule_computes_its_graph_and_reads_back(name: str, o: ScheduleOpti
     def kinds(found: Any) -> list[Any]:
         return sorted((n.op, n.attrs["axes"], n.wire_bytes, k) for n, k in found)
 
-    assert kinds(c for st in s.steps for c in st.graph.collectives()) == kinds(g.collectives())
+    assert kinds(s.collectives()) == kinds(g.collectives()) == kinds(again.collectives())
+
+
+def word(st: Step) -> str:
+    return st.op if isinstance(st, Collective) else st.kind
 
 
 def place(s: Schedule, loc: str, op: str) -> int:
@@ -121,15 +125,15 @@ def place(s: Schedule, loc: str, op: str) -> int:
 def test_overlap_moves_sums_to_where_they_are_ready() -> None:
     late = build_schedule(GRAPHS["step"])
     early = scheduled(GRAPHS["step"], ScheduleOptions(overlap=True))
-    tail = [st.kind for st in late.steps[-6:]]
+    tail = [word(st) for st in late.steps[-6:]]
     assert tail.count("reduce_scatter") >= 5  # all at the end, where the user asked for gradients
-    kinds = [st.kind for st in early.steps]
+    kinds = [word(st) for st in early.steps]
     first = kinds.index("reduce_scatter")
     assert "compute" in kinds[first + 1 :]
     # The next compute step waits for none of it.
     after = next(i for i in range(first + 1, len(kinds)) if kinds[i] == "compute")
     assert first not in early.waits[after]
-    comm = [i for i, st in enumerate(early.steps) if st.stream == COMM]
+    comm = [i for i, st in enumerate(early.steps) if isinstance(st, Collective)]
     assert all(a in early.waits[b] for a, b in pairwise(comm))
 
 
@@ -140,13 +144,14 @@ def test_without_overlap_each_step_waits_for_the_one_before() -> None:
 
 def test_buckets_hold_what_fits() -> None:
     alone = build_schedule(GRAPHS["step"])
-    most = max(c.args[0].type.local_bytes for st in alone.steps for c in st.collectives)
+    most = max(c.args[0].type.local_bytes for c, _ in alone.collectives())
     for room in (2 * most, 1 << 20):
         s = scheduled(GRAPHS["step"], ScheduleOptions(bucket_bytes=room))
-        sizes = [[c.args[0].type.local_bytes for c in st.collectives] for st in s.steps]
+        buckets = [st.nodes for st in s.steps if isinstance(st, Collective)]
+        sizes = [[c.args[0].type.local_bytes for c in nodes] for nodes in buckets]
         assert any(len(x) > 1 for x in sizes)
         assert all(sum(x) <= room for x in sizes if len(x) > 1)
-        same = [{(c.op, c.attrs["axes"]) for c in st.collectives} for st in s.steps]
+        same = [{(c.op, c.attrs["axes"]) for c in nodes} for nodes in buckets]
         assert all(len(kinds) <= 1 for kinds in same)
 
 
@@ -154,7 +159,7 @@ def test_gathers_come_as_far_ahead_as_asked() -> None:
     held = []
     for distance in (0, 1, LAYERS * 2):
         s = scheduled(GRAPHS["zero 3"], ScheduleOptions(prefetch=distance))
-        kinds = [st.kind for st in s.steps]
+        kinds = [word(st) for st in s.steps]
         run_of = 0
         while kinds[run_of] == "all_gather":
             run_of += 1
@@ -168,7 +173,7 @@ def test_scopes_cut_compute_steps() -> None:
     heads = [
         {n.scope.split("/")[0] for n in st.nodes if n.args}
         for st in s.steps
-        if st.stream == COMPUTE
+        if isinstance(st, Compute)
     ]
     assert all(len(h) == 1 for h in heads if h)
 
@@ -192,7 +197,7 @@ schedule <lambda>  v1  mesh dp=2 tp=2  options overlap=False
       %0 = input "b0"     : f32[4@dp, 8]
       %1 = sum %0 dims=(0,) : f32[8] +dp  # test_schedule.py:LINE
       return %1
-  s1 comm stage=0 (b1) -> (b2) after s0
+  s1 collective stage=0 (b1) -> (b2) after s0
     graph "<lambda>"  v1  mesh dp=2 tp=2
       %0 = input "b1"                 : f32[8] +dp
       %1 = all_reduce %0 axes=("dp",) : f32[8]  # test_schedule.py:LINE  NOTE
@@ -218,7 +223,7 @@ def test_the_text_whole() -> None:
     ("old", "new", "why"),
     [
         ("schedule <lambda>  v1", "schedule <lambda>  v9", "a schedule begins with"),
-        ("s1 comm", "s7 comm", "expected step s1"),
+        ("s1 collective", "s7 collective", "expected step s1"),
         ("  b1 : ", "  b4 : ", "expected b1, found b4"),
         ("    graph", "    grph", "expected 'graph'"),
         ("  return b3", "", "the text ends before"),
@@ -244,6 +249,12 @@ def broken() -> list[tuple[str, Schedule, str]]:
     def change(**new: Any) -> Schedule:
         return replace(s, **new)
 
+    def computes(x: Step) -> Step:
+        return Compute(x.reads, x.writes, x.graph, after=x.after)
+
+    def moves(x: Step) -> Step:
+        return Collective(x.reads, x.writes, x.graph, after=x.after)
+
     return [
         ("read early", change(steps=(b, a, c)), "before that is filled"),
         ("filled twice", change(steps=(a, b, replace(c, writes=(2,)))), "filled already"),
@@ -254,9 +265,9 @@ def broken() -> list[tuple[str, Schedule, str]]:
         ("numbers", change(steps=(a, b, replace(c, reads=(2, 2)))), "other numbers of values"),
         ("no buffer", change(steps=(a, b, replace(c, reads=(9,)))), "b9 does not exist"),
         ("after", change(steps=(a, replace(b, after=(2,)), c)), "which is not before it"),
-        ("stream", change(steps=(a, replace(b, stream=COMPUTE), c)), "a compute step holds"),
+        ("compute", change(steps=(a, computes(b), c)), "a compute step holds"),
         ("options", change(options=OTHER), "recorded under other options: overlap=False"),
-        ("comm", change(steps=(replace(a, stream=COMM), b, c)), "what is no collective"),
+        ("collective", change(steps=(moves(a), b, c)), "what is no collective"),
     ]  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_guide_3_stages_of_blocks_train(tutorial: Space) -> None:
     names = set(step.parameters)
     assert len(names) == len(grads) and any("encoder" in n for n in names)
     assert model.table.name == "1F1B" and model.schedule.mesh == tutorial["STAGES"]
-    sent = {s.stage for s in model.schedule.steps if s.stream == "send"}
+    sent = {s.stage for s in model.schedule.steps if s.kind == "send"}
     assert sent == {0, 1} and all(w.mesh == tutorial["STAGES"] for w in grads.values())
 
 

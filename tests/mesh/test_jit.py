@@ -269,7 +269,7 @@ def test_a_plan_is_recorded_once_and_runs_nothing() -> None:
     x = dist.tensor((8, 8), "[8, 8@tp]", MESH)
     schedule = f.plan(x)
     assert x._data is None  # not even what it would read has been made
-    assert [n.op for s in schedule.steps for n in s.collectives] == ["all_gather"]
+    assert [n.op for n, _ in schedule.collectives()] == ["all_gather"]
     assert f(x).shape == (8, 8) and f.plan(x) is not schedule
     assert recorded == [(8, 8)]
 
@@ -293,9 +293,9 @@ def test_weights_that_are_not_made_yet_are_made_on_their_stages() -> None:
 
     weights = made()
     x = ts.tensor(np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4))
-    sends = [s for s in step.plan(weights, x).steps if s.stream == "send"]
+    sends = [s for s in step.plan(weights, x).steps if s.kind == "send"]
     placed = model.place(weights)
-    fewer = [s for s in step.plan(placed, x).steps if s.stream == "send"]
+    fewer = [s for s in step.plan(placed, x).steps if s.kind == "send"]
     assert step.schedule.text == model.schedule.text and len(fewer) < len(sends)
     assert all(w._data is None for w in placed.values())
     slices = [mesh.slice(pp=0), mesh.slice(pp=1), mesh]

@@ -399,7 +399,7 @@ def test_buffers_live_as_the_formulas_say(name: str) -> None:
             # In one step with its backward, what it leaves is alive there; a gradient is not its.
             began[int(at), int(m)] = i - 1 if more else i
             ends = [s.lifetimes[b][1] for b in step.writes if b not in totals(s)]
-            ends = [k for k in ends if not (more and s.steps[k].stream == "send")]
+            ends = [k for k in ends if not (more and s.steps[k].kind == "send")]
             kept[int(at), int(m)] = max(ends, default=i)
     live = max(
         sum(began[k] < i <= kept[k] for k in began if table.placement[k[0]] == 0)

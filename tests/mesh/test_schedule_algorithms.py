@@ -106,8 +106,8 @@ def test_a_bucket_goes_by_its_algorithm(executor: str) -> None:
     made = schedule(algorithm="halving", bucket_bytes=1 << 20)(sums)
     with replaced(executor=executor):
         found = made(*xs)
-    (comm,) = [s for s in made.compiled.schedule.steps if s.stream == "comm"]
-    assert [n.attrs["algorithm"] for n in comm.collectives] == ["halving"] * 3
+    (comm,) = [s for s in made.compiled.schedule.steps if s.kind == "collective"]
+    assert [n.attrs["algorithm"] for n in comm.nodes] == ["halving"] * 3
     for x, y in zip(xs, found, strict=True):
         np.testing.assert_array_equal(y.numpy(), x.numpy().sum(0))
 

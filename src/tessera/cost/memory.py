@@ -27,7 +27,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
 from ..ir.schedule.donation import donation_aliases
-from ..ir.schedule.schedule import SEND, Schedule, Step
+from ..ir.schedule.schedule import Schedule, Send, Step
 from .liveness import Liveness
 from .program import of_graph, of_schedule
 
@@ -164,7 +164,7 @@ def stage_plans(
     for s in schedule.steps:
         m = s.graph.mesh
         if m is not None and m != schedule.mesh:
-            ranks[m] = min(ranks.get(m, last), last if s.stream == SEND else s.stage)
+            ranks[m] = min(ranks.get(m, last), last if isinstance(s, Send) else s.stage)
     slices = sorted(ranks, key=ranks.__getitem__)
     if not slices and schedule.mesh is not None:
         slices = [schedule.mesh]
@@ -241,7 +241,7 @@ def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
     spans = {b: schedule.lifetimes[b] for b in sorted(here - set(schedule.inputs))}
     same: dict[int, int] = {}
     for step in schedule.steps:
-        if step.stream == SEND:
+        if isinstance(step, Send):
             for a, b in zip(step.reads, step.writes, strict=True):
                 if a in here and b in here:
                     same[b] = same.get(a, a)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import assert_never
 
 from ..core.layout import ways
 from ..core.topology import Topology
 from ..ir.graph.node import Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
-from ..ir.schedule.schedule import COMM, Schedule
+from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..ops.redistribute import all_gather
 from .collectives import price
 
@@ -56,18 +57,30 @@ def whole_bytes(n: Node) -> int:
 
 
 def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:
-    """A row for each collective of `s`, in order, those in loops included.
+    """A row for each collective step of `s`, in order, those in loops and regions included: `step`
+    is the one of `s` that it is in.
 
     Raises UsageError where the topology has fewer devices than the mesh names.
     """
-    rows: list[CollectiveCost] = []
-    for i, step in enumerate(s.steps):
-        if step.stream == COMM and step.collectives:
-            rows += _row(i, step.collectives, 1, topology)
-            continue
-        for n, times in step.graph.collectives():
-            rows += _row(i, [n], times, topology)
-    return rows
+    return [row for i, step in enumerate(s.steps) for row in _rows(step, i, 1, topology)]
+
+
+def _rows(
+    step: Step, index: int, times: int, topology: Topology | None
+) -> Iterator[CollectiveCost]:
+    match step:
+        case Collective():
+            yield from _row(index, step.nodes, times, topology)
+        case Loop():
+            for inner in step.body.steps:
+                yield from _rows(inner, index, times * step.length, topology)
+        case Region():
+            for inner in step.body.steps:
+                yield from _rows(inner, index, times, topology)
+        case Compute() | Send():
+            pass
+        case _:
+            assert_never(step)
 
 
 def _row(

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.topology import Topology, cluster
 from ..cost.schedule_collectives import CollectiveCost, collective_costs
 from ..ir.graph.text import size_text
-from ..ir.schedule.schedule import SEND, Schedule
+from ..ir.schedule.schedule import Schedule, Send
 from ..lang.jit import Jit
 from ..lang.pipelines.pipe import Pipe
 from ..nn.experts.transport import CARRIERS, TRANSPORTS, MoEInspection, reports_of
@@ -27,8 +27,7 @@ class ScheduleInspection:
     @property
     def sent(self) -> tuple[int, int]:
         """How many values go from one mesh to another, and the bytes that a device gets of all."""
-        steps = (s for s in self.schedule.steps if s.stream == SEND)
-        types = [o.type for s in steps for o in s.graph.outputs]
+        types = [t for s in self.schedule.steps if isinstance(s, Send) for t in s.types]
         return len(types), sum(t.local_bytes for t in types)
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ from ..core.files import write_whole
 from ..core.mesh import Mesh
 from ..ir.graph.text import size_text
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
-from ..ir.schedule.schedule import COMM, SEND, Schedule, Step
+from ..ir.schedule.schedule import Collective, Schedule, Send, Step
 from ..ir.schedule.watch import watching
 
 SCOPES = 3  # levels of scope that compute is told apart by
@@ -82,11 +82,13 @@ class Profile:
 
     timed: list[Timed] = field(default_factory=list, repr=False)
     _runs: dict[int, int] = field(default_factory=dict, repr=False)
+    _programs: dict[int, Schedule] = field(default_factory=dict, repr=False)
     _now: tuple[int, int] = (0, 0)
 
     # -- what the executor tells ------------------------------------------------------------------
     def begin(self, schedule: Schedule) -> None:
         number = self._runs[id(schedule)] = self._runs.get(id(schedule), -1) + 1
+        self._programs[id(schedule)] = schedule
         self._now = id(schedule), number
 
     def step(
@@ -115,7 +117,7 @@ class Profile:
         """Collectives by kind, axes and scope, then compute by scope; the longest first."""
         groups: dict[tuple[bool, str, str], list[Timed]] = {}
         for t in self.warm:
-            groups.setdefault((t.step.stream == COMM, *_label(t.step)), []).append(t)
+            groups.setdefault((_moves(t.step), *_label(t.step)), []).append(t)
         rows = [
             _row(what, where, comm, ts, self.runs) for (comm, what, where), ts in groups.items()
         ]
@@ -152,7 +154,8 @@ class Profile:
         text.append(
             f"a run: {_ms(sum(t.values()))}, {share:.0%} of it transfer; {self.runs} measured"
         )
-        text += _bound(self.warm)
+        for s in self._programs.values():
+            text += _bound(s, [t for t in self.warm if t.run[0] == id(s)])
         return "\n".join(text)
 
     def events(self) -> list[dict[str, Any]]:
@@ -165,11 +168,11 @@ class Profile:
             what, where = _label(t.step)
             for device, ready in sorted(t.ready_s.items()):
                 out.append({
-                    "name": what if t.step.stream == COMM else where or what,
-                    "cat": t.step.stream,
+                    "name": what if _moves(t.step) else where or what,
+                    "cat": t.step.kind,
                     "ph": "X",
                     "pid": device,
-                    "tid": t.step.stream,
+                    "tid": t.step.kind,
                     "ts": (t.start_s - zero) * 1e6,
                     "dur": (ready - t.start_s) * 1e6,
                     "args": {
@@ -194,26 +197,25 @@ class Profile:
             ) from None
 
 
-def _bound(timed: Sequence[Timed]) -> list[str]:
-    """A line for each pipeline whose steps take longer to launch than its busiest stage computes:
+def _bound(s: Schedule, timed: Sequence[Timed]) -> list[str]:
+    """A line where the steps of a pipeline take longer to launch than its busiest stage computes:
     one thread launches them all, and the devices wait for it."""
-    took: dict[tuple[int, int], list[float]] = {}
+    took: dict[tuple[Mesh | None, int, int], list[float]] = {}
     for t in timed:
-        took.setdefault((id(t.schedule), t.index), []).append(t.end_s - t.launched_s)
-    lines = []
-    for s in {id(t.schedule): t.schedule for t in timed}.values():
-        work: dict[Mesh | None, float] = {}  # seconds
-        for k, step in enumerate(s.steps):
-            if step.stream != SEND:
-                where = step.graph.mesh
-                work[where] = work.get(where, 0.0) + max(median(took[id(s), k]), 0.0)
-        launch, most = len(s.steps) * LAUNCH_S, max(work.values(), default=0.0)
-        if len(work) > 1 and launch > most:
-            lines.append(
-                f"{s.name}: its {len(s.steps)} steps take about {_ms(launch)} to launch, the"
-                f" busiest stage computes for {_ms(most)}: {FEWER}"
-            )
-    return lines
+        if not isinstance(t.step, Send):
+            key = t.step.mesh, id(t.schedule), t.index
+            took.setdefault(key, []).append(max(t.end_s - t.launched_s, 0.0))
+    runs = len({t.run for t in timed})
+    work: dict[Mesh | None, float] = {}  # seconds
+    for (mesh, *_), seconds in took.items():
+        work[mesh] = work.get(mesh, 0.0) + median(seconds) * len(seconds) / runs
+    launch, most = len(s.steps) * LAUNCH_S, max(work.values(), default=0.0)
+    if len(work) < 2 or launch <= most:
+        return []
+    return [
+        f"{s.name}: its {len(s.steps)} steps take about {_ms(launch)} to launch, the"
+        f" busiest stage computes for {_ms(most)}: {FEWER}"
+    ]
 
 
 def _ms(seconds: float) -> str:
@@ -223,14 +225,20 @@ def _ms(seconds: float) -> str:
 def _label(step: Step) -> tuple[str, str]:
     scopes = dict.fromkeys("/".join(n.scope.split("/")[:SCOPES]) for n in step.nodes if n.scope)
     where = next(iter(scopes), "") + (" …" if len(scopes) > 1 else "")
-    if step.stream != COMM:
+    if not isinstance(step, Collective):
         return step.kind, where
-    axes = dict.fromkeys(a for n in step.collectives for a in n.attrs["axes"])
-    return f"{step.kind} {','.join(axes)}", where
+    return f"{step.op} {','.join(step.axes)}", where
+
+
+def _moves(step: Step) -> bool:
+    return isinstance(step, Collective | Send)
 
 
 def _bytes(step: Step) -> int:
-    return sum(n.wire_bytes * times for n, times in step.graph.collectives())
+    """What one device receives."""
+    if isinstance(step, Send):
+        return sum(t.local_bytes for t in step.types)
+    return step.graph.wire_bytes
 
 
 def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never, cast
 
 from ..core.errors import UsageError, fail
 from ..core.layout import ways
@@ -19,14 +19,14 @@ from ..core.topology import Topology
 from ..cost.collectives import choose, nesting
 from ..cost.schedule_collectives import whole_bytes
 from ..ir.graph.node import Emit, Graph, Node
+from ..ir.schedule.algorithms import table
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
-from ..ir.schedule.algorithms.table import COLLECTIVES, Collective
-from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..ops.op import OPS
 from ..ops.redistribute import all_reduce
 
 CHEAPEST = "cheapest"
-SUMS = tuple(name for name in COLLECTIVES if OPS[name].mesh_invariance == "sums")
+SUMS = tuple(name for name in table.COLLECTIVES if OPS[name].mesh_invariance == "sums")
 
 
 def _choices(o: ProgramOptions) -> dict[str, str]:
@@ -59,20 +59,46 @@ def algorithms(s: Schedule) -> Schedule:
     choices = _choices(s.options)
     if not choices or s.mesh is None or s.mesh.onto is not None:
         return s
-    chooser = _Chooser(choices, s.options.schedule.topology)
-    made: dict[Graph, Graph] = {}
-    steps = []
-    for step in s.steps:
-        if step.graph not in made:
-            made[step.graph] = _step(step, chooser)
-        steps.append(replace(step, graph=made[step.graph]))
-    return replace(s, steps=tuple(steps))
+    return _Chooser(choices, s.options.schedule.topology).schedule(s)
 
 
 @dataclass(frozen=True)
 class _Chooser:
     choices: dict[str, str]
     topology: Topology | None
+    made: dict[object, Any] = field(default_factory=dict)  # what several steps run stays one
+
+    def schedule(self, s: Schedule) -> Schedule:
+        return replace(s, steps=tuple(map(self.step, s.steps)))
+
+    def step(self, step: Step) -> Step:
+        match step:
+            case Collective():
+                if step.graph not in self.made:
+                    self.made[step.graph] = self.graph(step)
+                return replace(step, graph=self.made[step.graph])
+            case Loop() | Region():
+                if step.body not in self.made:
+                    self.made[step.body] = self.schedule(step.body)
+                return replace(step, body=self.made[step.body])
+            case Compute() | Send():
+                return step
+            case _:
+                assert_never(step)
+
+    def graph(self, step: Collective) -> Graph:
+        """The graph of `step` with the algorithms of its collectives, which go together."""
+        together = sum(map(whole_bytes, step.nodes))
+
+        def named(was: Node, n: Node, emit: Emit) -> Node | None:
+            if not n.is_collective:
+                return None
+            attrs = {k: v for k, v in n.attrs.items() if k != "algorithm"}
+            if name := self.name(n, together):
+                attrs["algorithm"] = name
+            return None if attrs == n.attrs else emit(replace(n, attrs=attrs))
+
+        return step.graph.rewrite(named)
 
     def name(self, n: Node, size_bytes: int) -> str:
         """The table for `n`, of which so many bytes go together; "" for the engine's own."""
@@ -81,7 +107,7 @@ class _Chooser:
         axes = n.attrs["axes"]
         count = ways(axes, t.sizes)
         kinds = {kind for a, kind in t.partial if a in axes}
-        left = want == "engine" or n.op not in COLLECTIVES or not 1 < count <= MOST_RANKS
+        left = want == "engine" or n.op not in table.COLLECTIVES or not 1 < count <= MOST_RANKS
         if left or kinds - {"sum"} or t.mesh is None:
             return ""
         groups = t.mesh.groups(axes)
@@ -101,31 +127,10 @@ class _Chooser:
         if self.topology is None or "(" in want or "/" in want:
             return named(n.op, want, count).name
         chosen = choose(
-            cast(Collective, n.op),
+            cast(table.Collective, n.op),
             size_bytes,
             self.topology,
             groups,
             algorithm=None if want == CHEAPEST else want,
         ).algorithm
         return "" if chosen.native else chosen.name
-
-
-def _step(step: Step, chooser: _Chooser) -> Graph:
-    if step.stream != COMM:
-        return _graph(step.graph, chooser)
-    together = sum(whole_bytes(n) for n in step.collectives)
-    return _graph(step.graph, chooser, together)
-
-
-def _graph(g: Graph, chooser: _Chooser, together: int | None = None) -> Graph:
-    """`g` with algorithms in its collectives, those in the bodies of loops included."""
-
-    def named(was: Node, n: Node, emit: Emit) -> Node | None:
-        if not n.is_collective:
-            return None
-        attrs = {k: v for k, v in n.attrs.items() if k != "algorithm"}
-        if name := chooser.name(n, whole_bytes(n) if together is None else together):
-            attrs["algorithm"] = name
-        return None if attrs == n.attrs else emit(replace(n, attrs=attrs))
-
-    return g.rewrite(named)

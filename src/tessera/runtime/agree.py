@@ -49,7 +49,7 @@ def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
         return run
     agreed = False
     size = sum(schedule.buffers[b].local_bytes for b in schedule.outputs)
-    own = [n for s in schedule.steps for n, _ in s.graph.collectives()]
+    own = [n for n, _ in schedule.collectives()]
     at = next((n.loc for n in own if n.loc), "")
     what = f"{len(own)} collectives" if len(own) != 1 else f"one {own[0].op}"
 

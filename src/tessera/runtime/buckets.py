@@ -20,7 +20,7 @@ def run_bucket(
     step: Step, values: Sequence[Array], run: Callable[[Graph, Sequence[Array]], list[Array]]
 ) -> list[Array]:
     """The results of a step of several collectives; `run` is for those that do not go together."""
-    nodes = step.collectives
+    nodes = step.nodes
     env = dict(zip(step.graph.inputs, values, strict=True))
     kinds = {n.op for n in nodes}
     if kinds == {"all_reduce"}:

@@ -22,7 +22,7 @@ from ..ops.redistribute import COLLECTIVES, NAMES
 from . import xp_jax
 from .algorithms import by_algorithm
 from .arrays import block_shape
-from .lower import Block, masked, run_local
+from .lower import Block, Bodies, masked, run_local
 from .order import FixedXp, ordered_scatter, ordered_sum, tree
 
 Array = Any
@@ -114,8 +114,10 @@ class Folded:
         return rows
 
     # -- programs ---------------------------------------------------------------------------------
-    def program(self, graph: Graph, args: Sequence[Value]) -> list[Value]:
-        """The outputs of `graph` from the values of its inputs."""
+    def program(
+        self, graph: Graph, args: Sequence[Value], bodies: Bodies | None = None
+    ) -> list[Value]:
+        """The outputs of `graph` from the values of its inputs; `bodies` as in `run_local`."""
         env: dict[Node, Any] = dict(zip(graph.inputs, args, strict=True))
         have: dict[Node, tuple[str, ...]] = {n: self.axes(n.type) for n in graph.inputs}
         for n in graph.nodes:
@@ -130,7 +132,8 @@ class Folded:
                 continue
             values = [env[a] for a in n.args]
             if n.op == "scan":
-                env[n], have[n] = self._scan(n, values), tuple(self.turns)
+                env[n] = self._scan(n, values, bodies or self.program)
+                have[n] = tuple(self.turns)
                 continue
             ins = [a.type for a in n.args]
             known = [have[a] for a in n.args]
@@ -187,7 +190,7 @@ class Folded:
 
         return op.compute(Call(xp, site, tuple(ins), n.types, n.attrs, inner), *args)
 
-    def _scan(self, n: Node, values: Sequence[Value]) -> Value:
+    def _scan(self, n: Node, values: Sequence[Value], run: Bodies) -> Value:
         """All turns' blocks go through the loop together, since its body may join them."""
         body, consts, carries = n.attrs["body"], n.attrs["consts"], n.attrs["carries"]
         types = [i.type for i in body.inputs]
@@ -208,7 +211,7 @@ class Folded:
 
         def step(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple[Any, Any]:
             given = [*fixed, *unflat(carry, carry_t), *unflat(xs, xs_t)]
-            found = self.program(body, given)
+            found = run(body, given)
             return flat(found[:carries], outs[:carries]), flat(found[carries:], outs[carries:])
 
         assert len(keys) == len(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.xp_numpy import identity
-from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
 from .ahead import turn_of
@@ -27,7 +27,9 @@ from .order import FixedXp
 from .programs import Program
 
 Array = Any
-Run = Callable[[Step, Sequence[Any]], list[Any]]
+# Runs the graph of a loop's body.
+Bodies = Callable[[Graph, Sequence[Any]], list[Any]]
+Run = Callable[[Step, Sequence[Any], Bodies | None], list[Any]]
 NONE: Mapping[int, int] = {}
 
 
@@ -89,13 +91,16 @@ def masked(x: Array, ok: Array, dim: int, kind: str) -> Array:
     return xp_jax.where(ok.reshape(shape), x, fill)
 
 
-def run_local(graph: Graph, args: Sequence[Array], site: Block, xp: Any = xp_jax) -> list[Array]:
+def run_local(
+    graph: Graph, args: Sequence[Array], site: Block, xp: Any = xp_jax, bodies: Bodies | None = None
+) -> list[Array]:
     """The outputs of `graph` on this device, from its blocks of the inputs, by the functions of
-    `xp`."""
+    `xp`. `bodies` runs the bodies of its loops and branches; None: node by node, as their graphs
+    are."""
     env: dict[Node, Any] = dict(zip(graph.inputs, args, strict=True))
 
     def inner(body: Graph, values: Sequence[Array]) -> list[Array]:
-        return run_local(body, values, Block(), xp)
+        return bodies(body, values) if bodies else run_local(body, values, Block(), xp)
 
     for n in graph.nodes:
         if n.op == "input":
@@ -121,17 +126,35 @@ def local_run(mesh: Mesh | None, order: str) -> Run:
         from .folded import Folded
 
         turns = Folded(mesh, order)
-        return lambda step, values: turns.program(step.graph, values)
+        return lambda step, values, bodies: turns.program(step.graph, values, bodies)
     site, xp = Block(), FixedXp if order else xp_jax
 
-    def graph(g: Graph, values: Sequence[Array]) -> list[Array]:
-        return run_local(g, values, site, xp)
+    def run(step: Step, values: Sequence[Array], bodies: Bodies | None) -> list[Array]:
+        def graph(g: Graph, values: Sequence[Array]) -> list[Array]:
+            return run_local(g, values, site, xp, bodies)
 
-    def run(step: Step, values: Sequence[Array]) -> list[Array]:
-        several = step.stream == COMM and len(step.collectives) > 1
+        several = isinstance(step, Collective) and len(step.nodes) > 1
         return run_bucket(step, values, graph) if several else graph(step.graph, values)
 
     return run
+
+
+def run_step(
+    step: Step, values: Sequence[Any], mesh: Mesh | None, order: str, run: Run | None = None
+) -> list[Any]:
+    """The results of one step on this device; `run` is what `local_run` gives."""
+    run = run or local_run(mesh, order)
+    match step:
+        case Compute() | Collective():
+            return run(step, values, None)
+        case Loop(body=body):
+            return run(step, values, lambda _, xs: run_steps(body, xs, order))
+        case Region(body=body):
+            return run_steps(body, values, order)
+        case Send():
+            raise AssertionError("what is sent goes from one program to another")
+        case _:
+            assert_never(step)
 
 
 def run_steps(schedule: Schedule, args: Sequence[Any], order: str) -> list[Any]:
@@ -147,7 +170,7 @@ def run_steps(schedule: Schedule, args: Sequence[Any], order: str) -> list[Any]:
             # those.
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
-        outs = run(step, values)
+        outs = run_step(step, values, schedule.mesh, order, run)
         env.update(zip(step.writes, outs, strict=True))
         ends.append(outs)
     return [env[b] for b in schedule.outputs]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +16,22 @@ import jax.numpy as jnp
 from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
 from ..core.limits import limits
-from ..core.options import AS_IT_COMES
 from ..core.words import ranks_text
-from ..ir.graph.node import Graph, Node
-from ..ir.schedule.build import build_schedule
 from ..ir.schedule.donation import donation_aliases
-from ..ir.schedule.schedule import COMM, Schedule, Step
+from ..ir.schedule.schedule import (
+    Collective,
+    Compute,
+    Loop,
+    Region,
+    Schedule,
+    Send,
+    Step,
+)
 from ..ir.schedule.watch import watcher
 from .agree import processes_of
 from .ahead import turn_of
 from .flight import arrive, flight
-from .lower import jitted, local_run
+from .lower import jitted, run_step
 from .send import sender
 from .stage_programs import kept
 
@@ -37,7 +41,7 @@ Program = Callable[..., list[Array]]
 
 class Stepped:
     """Runs `schedule` step by step: device arrays in, a list of device arrays out. `inner` is the
-    body of a loop, whose turns belong to the run around it."""
+    body of a step, whose runs belong to the run around it."""
 
     def __init__(
         self,
@@ -48,12 +52,10 @@ class Stepped:
     ) -> None:
         self.schedule, self.inner = schedule, inner
         self.options, self.order = options, order
-        self._programs: dict[Graph, Program] = {}
-        # Steps of one graph may reuse the same.
-        self._reused = {
-            step.graph: pairs
-            for step, pairs in zip(schedule.steps, donation_aliases(schedule), strict=True)
-        }
+        self._programs: dict[object, Program] = {}
+        # Steps that run one thing may reuse the same.
+        runs = (step.runs for step in schedule.steps)
+        self._aliases = dict(zip(runs, donation_aliases(schedule), strict=True))
         self.steps = [self._program(step) for step in schedule.steps]
         made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
         self.plan = [
@@ -82,7 +84,8 @@ class Stepped:
             jax.block_until_ready(args)
             start_s = time.perf_counter()
             outs = program(*args)
-            look.step(s, i, start_s, time.perf_counter(), _ready(outs, start_s))
+            if not isinstance(self.steps[i], Stepped | _Looped):  # it told of its own steps
+                look.step(s, i, start_s, time.perf_counter(), _ready(outs, start_s))
             for b, x in zip(writes, outs, strict=True):
                 env[b] = x
             for b in freed:
@@ -105,10 +108,11 @@ class Stepped:
         """`program`, which the flight recorder sees: each collective, and between processes each
         step that several take part in."""
         s, step = self.schedule, self.schedule.steps[i]
-        mesh = step.graph.mesh or s.mesh
+        mesh = step.mesh or s.mesh
         several = jax.process_count() > 1
         group = processes_of(mesh) if several else tuple(mesh.device_ids) if mesh else (0,)
-        if len(group) == 1 or (step.stream != COMM and not several):
+        moves = isinstance(step, Collective)
+        if len(group) == 1 or (not moves and not several):
             return program
         name, what, at = f"s{i}", step.what, step.at
         size = sum(s.buffers[b].local_bytes for b in step.writes)
@@ -120,7 +124,7 @@ class Stepped:
             record = flight().begin(s.name, name, what, at, group, size, compiles=fresh)
             fresh = False
             try:
-                if step.stream == COMM:
+                if moves:
                     arrive(record, makers, args)
                 outs = program(*args)
             except Exception as error:
@@ -135,34 +139,42 @@ class Stepped:
         return run
 
     def _program(self, step: Step) -> Program:
-        known = self._programs.get(step.graph)
+        known = self._programs.get(step.runs)
         if known is None:
-            match step.kind:
-                case "loop":
-                    known = Loop(step, self)
-                case "send":
-                    sources = [self.schedule.buffers[b] for b in step.reads]
-                    known = sender(sources, [n.type for n in step.graph.outputs])
-                case "fused":
-                    mesh = step.graph.mesh or self.schedule.mesh
-                    places = self._reused[step.graph]
-                    known = kept(step.graph, mesh, self.order, places, lambda: self._compiled(step))
-                case _:
-                    known = self._compiled(step)
-            self._programs[step.graph] = known
+            known = self._programs[step.runs] = self._made(step)
         return known
 
-    def _compiled(self, step: Step) -> Program:
-        mesh = step.graph.mesh or self.schedule.mesh
+    def _made(self, step: Step) -> Program:
+        match step:
+            case Send():
+                return sender([self.schedule.buffers[b] for b in step.reads], step.types)
+            case Loop():
+                return _Looped(step, self._inner(step.body), turn_of(self.schedule.mesh))
+            case Region() if self.schedule.options.executor == "stepped":
+                return self._inner(step.body)
+            case Region() | Compute() if self.schedule.is_staged:
+                mesh, aliases = step.mesh or self.schedule.mesh, self._aliases[step.runs]
+                return kept(step.graph, mesh, self.order, aliases, lambda: self._compiled(step))
+            case Compute() | Collective() | Region():
+                return self._compiled(step)
+            case _:
+                assert_never(step)
+
+    def _inner(self, body: Schedule) -> Stepped:
+        return Stepped(body, True, self.options, self.order)
+
+    def _compiled(self, step: Compute | Collective | Region) -> Program:
+        """`step` as a program of its own."""
+        mesh = step.mesh or self.schedule.mesh
 
         def body(args: Sequence[Array]) -> list[Array]:
-            return local_run(mesh, self.order)(step, args)
+            return run_step(step, args, mesh, self.order)
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
         name = f"{self.schedule.name}_{step.kind}"
-        places = self._reused[step.graph]
-        return jitted(name, body, ins, outs, mesh, places, self.options, self.order)
+        aliases = self._aliases[step.runs]
+        return jitted(name, body, ins, outs, mesh, aliases, self.options, self.order)
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:
@@ -173,61 +185,40 @@ def _maker_text(s: Schedule, i: int | None) -> str:
     return f"s{i} of {s.name}: {step.what}" + (f" at {step.at}" if step.at else "")
 
 
-class Loop:
-    """A loop with collectives in its body: its turns, step by step."""
+class _Looped:
+    """A loop: the steps of its body, again and again. `before` is called before each launch of its
+    own."""
 
-    def __init__(self, step: Step, around: Stepped) -> None:
-        (self.node,) = (n for n in step.nodes if n.op == "scan")
-        self.step = step
-        attrs = self.node.attrs
-        body = attrs["body"]
-        body = replace(body, options=replace(body.options, schedule=AS_IT_COMES))
-        self.body = Stepped(build_schedule(body), True, around.options, around.order)
-        self.places = [step.graph.inputs.index(a) if a.op == "input" else None
-                       for a in self.node.args]  # fmt: skip
-        self.made = {k: self._maker(a, around) for k, a in enumerate(self.node.args)
-                     if a.op != "input"}  # fmt: skip
-        self.turn = turn_of(around.schedule.mesh)
-
-    def _maker(self, n: Node, around: Stepped) -> Program:
-        """The program of an argument that is made from nothing."""
-        step, mesh = Step(Graph(n.op, (n,), (), (n,)), (), ()), around.schedule.mesh
-
-        def body(args: Sequence[Array]) -> list[Any]:
-            return local_run(mesh, around.order)(step, args)
-
-        return jitted(n.op, body, [], [n.type], mesh, options=around.options, order=around.order)
+    def __init__(self, step: Loop, body: Stepped, before: Callable[[], None] | None) -> None:
+        self.step, self.body, self.before = step, body, before
 
     def _next(self, program: Any, *args: Any) -> Array:
-        if self.turn is not None:
-            self.turn()
+        if self.before is not None:
+            self.before()
         return program(*args)
 
     def __call__(self, *args: Array) -> list[Array]:
-        attrs = self.node.attrs
-        consts, carries, length = attrs["consts"], attrs["carries"], attrs["length"]
-        values = [
-            args[p] if p is not None else self.made[k]()[0] for k, p in enumerate(self.places)
-        ]
-        fixed, carry = values[:consts], values[consts : consts + carries]
-        rows = values[consts + carries :]
-        types = [a.type for a in self.node.args[consts + carries :]]
-        turns: list[list[Array]] = []
-        order = range(length)
-        for i in reversed(order) if attrs["reverse"] else order:
-            xs = [self._next(_row, x, i, _lead(t)) for x, t in zip(rows, types, strict=True)]
+        step, types = self.step, self.body.schedule.graph
+        first = step.consts + step.carries
+        fixed, carry, rows = args[: step.consts], args[step.consts : first], args[first:]
+        leads = [_lead(n.type) for n in types.inputs[first:]]
+        ends: list[list[Array]] = []
+        order = range(step.length)
+        for i in reversed(order) if step.reverse else order:
+            xs = [self._next(_row, x, i, lead) for x, lead in zip(rows, leads, strict=True)]
             outs = self.body(*fixed, *carry, *xs)
-            carry = outs[:carries]
-            turns.append(outs[carries:])
-        if attrs["reverse"]:
-            turns.reverse()
-        stacked = [
-            self._next(_stack, [t[j] for t in turns], _lead(self.node.types[carries + j]))
-            for j in range(len(self.node.types) - carries)
-        ]
-        results = [*carry, *stacked]
-        picked = {n: results[n.attrs["index"]] for n in self.step.nodes if n.op == "item"}
-        return [picked[o] for o in self.step.graph.outputs]
+            carry = tuple(outs[: step.carries])
+            ends.append(outs[step.carries :])
+        if step.reverse:
+            ends.reverse()
+
+        def result(k: int) -> Array:
+            if k < step.carries:
+                return carry[k]
+            parts = [e[k - step.carries] for e in ends]
+            return self._next(_stack, parts, _lead(types.outputs[k].type))
+
+        return list(map(result, step.gives))
 
 
 def _lead(t: TensorType) -> int:

@@ -31,7 +31,7 @@ from ..core.mesh import Mesh
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import size_text
-from ..ir.schedule.schedule import SEND, Schedule, Step
+from ..ir.schedule.schedule import Schedule, Send
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
 from ..lang.tree import flatten
@@ -65,18 +65,18 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
         before = found.get(key, (0, 0))
         found[key] = before[0] + times, before[1] + size
 
-    steps = program.steps if isinstance(program, Schedule) else [Step(program, (), ())]
-    for step in steps:
-        share = 1.0  # of the devices that take part
-        if program.mesh is not None and step.graph.mesh is not None:
-            share = step.graph.mesh.size / program.mesh.size
-        if step.stream == SEND:
-            along = _along(program.mesh, step.graph.mesh)
-            sent = [o.type.local_bytes for o in step.graph.outputs]
-            add(("send", along, step.note or "to another stage"), len(sent), share * sum(sent))
-        for node, times in step.graph.collectives():
-            key = (node.op, tuple(node.attrs["axes"]), _reason(node))
-            add(key, times, share * times * node.wire_bytes)
+    def share(mesh: Mesh | None) -> float:
+        """The part of the devices that are in `mesh`."""
+        return 1.0 if program.mesh is None or mesh is None else mesh.size / program.mesh.size
+
+    for node, times in program.collectives():
+        key = (node.op, tuple(node.attrs["axes"]), _reason(node))
+        add(key, times, share(node.type.mesh) * times * node.wire_bytes)
+    for step in program.steps if isinstance(program, Schedule) else ():
+        if isinstance(step, Send):
+            key = ("send", _along(program.mesh, step.mesh), step.note or "to another stage")
+            size = sum(t.local_bytes for t in step.types)
+            add(key, len(step.types), share(step.mesh) * size)
     rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
 

@@ -2,19 +2,20 @@
 
 Without options the order is the graph's. With `overlap` a collective comes as soon as its operand
 is there; with `overlap=False` everything waits for it. Sums that may wait for each other form
-buckets; gathers of weights move ahead of their use by `prefetch` blocks of work.
+buckets; gathers of weights move ahead of their use by `prefetch` blocks of work. The body of a loop
+that has collectives becomes a schedule of its own, by the same options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from ...core.options import ScheduleOptions
 from ...ops.redistribute import all_gather
 from ..graph.node import Graph, Node, input_node
-from .schedule import COMM, COMPUTE, Schedule, Step
+from .schedule import Collective, Compute, Loop, Region, Schedule, Step
 
 
 def build_schedule(graph: Graph) -> Schedule:
@@ -38,7 +39,7 @@ def build_schedule(graph: Graph) -> Schedule:
             buffer[n] = len(types)
             types.append(n.type)
         after = _after(built, group, o)
-        built.append(replace(_step(graph, group, list(leaving[k]), buffer), after=after))
+        built.append(_step(graph, group, list(leaving[k]), buffer, after))
     return Schedule(
         graph.name,
         graph.mesh,
@@ -50,15 +51,30 @@ def build_schedule(graph: Graph) -> Schedule:
     )
 
 
+def with_regions(s: Schedule) -> Schedule:
+    """`s`, in which each compute step whose graph has collectives is a region, with its own steps.
+    Steps of one graph have one body."""
+    bodies: dict[Graph, Schedule] = {}
+
+    def step(x: Step) -> Step:
+        if not isinstance(x, Compute) or not any(True for _ in x.graph.collectives()):
+            return x
+        if x.graph not in bodies:
+            bodies[x.graph] = build_schedule(x.graph)
+        body = bodies[x.graph]
+        return Region(x.reads, x.writes, body, stage=x.stage, after=x.after, note=x.note)
+
+    return replace(s, steps=tuple(map(step, s.steps)))
+
+
 def is_free(n: Node) -> bool:
     """Whether `n` is made of nothing, and so made again wherever it is read."""
     return n.kind.memory == "made"
 
 
-def loops(n: Node) -> bool:
-    """Whether `n` has collectives in its body."""
-    bodies = (v for v in n.attrs.values() if isinstance(v, Graph))
-    return n.kind.bodies and any(True for body in bodies for _ in body.collectives())
+def is_loop(n: Node) -> bool:
+    """Whether `n` is a loop with collectives in its body."""
+    return n.op == "scan" and any(True for _ in n.attrs["body"].collectives())
 
 
 # -- the steps ------------------------------------------------------------------------------------
@@ -67,10 +83,7 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
     groups: list[list[Node]] = []
     last: object = None
     made: dict[Node, int] = {}
-    given = set(graph.outputs)
-    for n in nodes:
-        if is_free(n) and n not in given:
-            continue
+    for n in _needed(nodes, set(graph.outputs)):
         if n.op == "item":
             made[n] = made[n.args[0]]
             groups[made[n]].append(n)
@@ -86,14 +99,28 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
     return groups
 
 
+def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
+    """`nodes` without those made of nothing, but for what is given back and, right before it, what
+    a loop or a collective reads: these take buffers."""
+    done: set[Node] = set()
+    for n in nodes:
+        if n.is_collective or is_loop(n):
+            for a in n.args:
+                if is_free(a) and a not in done:
+                    done.add(a)
+                    yield a
+        if n not in done and (n in given or not is_free(n)):
+            yield n
+
+
 def _kind(n: Node, o: ScheduleOptions) -> object:
     """What neighbours must share to be one step; None for what is always a step of its own."""
     if n.is_collective:
         t = n.args[0].type
         return (n.op, n.attrs["axes"], t.dtype, dict(t.partial).get(n.attrs["axes"][0]))
-    if loops(n):
+    if is_loop(n):
         return None
-    return COMPUTE if o.cut is None else (COMPUTE, *n.scope.split("/")[: o.cut])
+    return () if o.cut is None else tuple(n.scope.split("/")[: o.cut])
 
 
 def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:
@@ -105,8 +132,21 @@ def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:
 
 
 def _step(
-    whole: Graph, group: Sequence[Node], out: Sequence[Node], buffer: dict[Node, int]
+    whole: Graph,
+    group: Sequence[Node],
+    out: Sequence[Node],
+    buffer: dict[Node, int],
+    after: tuple[int, ...],
 ) -> Step:
+    writes = tuple(buffer[n] for n in out)
+    first = group[0]
+    if is_loop(first):
+        at, given = first.attrs, tuple(buffer[n] for n in first.args)
+        return Loop(
+            given, writes, build_schedule(at["body"]), at["length"], at["consts"], at["carries"],
+            at["reverse"], tuple(n.attrs["index"] for n in out), first.loc, first.scope,
+            after=after,
+        )  # fmt: skip
     new: dict[Node, Node] = {}
     inputs: list[Node] = []
     nodes: list[Node] = []
@@ -127,8 +167,8 @@ def _step(
         nodes.append(new[n])
     ends = tuple(inputs), tuple(new[n] for n in out)
     graph = Graph(whole.name, (*inputs, *nodes), *ends, whole.options)
-    stream = COMM if group[0].is_collective else COMPUTE
-    return Step(graph, tuple(reads), tuple(buffer[n] for n in out), stream)
+    kind = Collective if first.is_collective else Compute
+    return kind(tuple(reads), writes, graph, after=after)
 
 
 def _after(steps: Sequence[Step], group: Sequence[Node], o: ScheduleOptions) -> tuple[int, ...]:
@@ -139,7 +179,7 @@ def _after(steps: Sequence[Step], group: Sequence[Node], o: ScheduleOptions) -> 
         return (len(steps) - 1,)
     # One stream of collectives, in this order; compute goes on beside it.
     if group[0].is_collective:
-        return tuple(i for i in range(len(steps)) if steps[i].stream == COMM)[-1:]
+        return tuple(i for i, s in enumerate(steps) if isinstance(s, Collective))[-1:]
     return ()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ...core.layout import TensorType
 from ...ops.redistribute import NAMES
 from ..graph.node import Graph, Node
-from .schedule import COMM, SEND, Schedule
+from .schedule import Compute, Region, Schedule
 
 
 def donation_aliases(s: Schedule) -> tuple[Mapping[int, int], ...]:
@@ -40,7 +40,7 @@ def donation_aliases(s: Schedule) -> tuple[Mapping[int, int], ...]:
     for i, step in enumerate(s.steps):
         roots = [root[b] for b in step.reads]
         mine = {k for k, r in enumerate(roots) if last[r] == i and roots.count(r) == 1}
-        if step.stream in (COMM, SEND):
+        if not isinstance(step, Compute | Region):
             mine = set()
         free[step.graph] = free.get(step.graph, mine) & mine
     found = {graph: aliases_in(graph, mine) for graph, mine in free.items()}

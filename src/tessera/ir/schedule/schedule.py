@@ -1,41 +1,55 @@
-"""In which order, on which stream, with which buffers? A `Schedule` is the program as steps.
+"""In which order, with which buffers? A `Schedule` is a program as steps, and holds all that runs.
 
-A step runs a small graph: on a compute stream one without collectives, on a communication stream
-one of collectives only. Steps hand values to each other in buffers. What a step reads it waits for;
-`after` names further steps that it must follow. Everything else may overlap.
+There are five kinds of steps; who reads a schedule says what it does for each of them. `Compute`
+and `Collective` run a small graph, `Send` hands values to another mesh, and two run a schedule of
+their own: `Loop` many times, `Region` once, as the program of a slice of the mesh (a stage of a
+pipeline). Steps hand values to each other in buffers. What a step reads it waits for; `after` names
+further steps that it must follow. Everything else may overlap.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, assert_never
 
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
-from ..graph.node import Graph, Node
-
-# Streams: work without collectives, collectives alone, work with its collectives inside (a stage of
-# a pipeline), and values on their way to another mesh.
-COMPUTE, COMM, FUSED, SEND = "compute", "comm", "fused", "send"
+from ...ops.control import item, scan, stacked
+from ..graph.node import Graph, Node, copied, input_node
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """One step of a schedule: runs `graph` on the buffers `reads` and fills the buffers `writes`.
-
-    There is one read per input of the graph. `after` names the steps that it waits for, `stage` the
-    stage of a pipeline, `note` the purpose of the step.
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What every step has: the buffers that it reads and fills, one for each input and output of
+    its graph; the `stage` of a pipeline; the steps `after` which it comes; a `note` of its purpose.
     """
 
-    graph: Graph
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    stream: str = COMPUTE
-    stage: int = 0
-    after: tuple[int, ...] = ()
-    note: str = ""
+    stage: int = field(default=0, kw_only=True)
+    after: tuple[int, ...] = field(default=(), kw_only=True)
+    note: str = field(default="", kw_only=True)
+
+    kind: ClassVar[str]
+
+    if TYPE_CHECKING:
+
+        @property
+        def graph(self) -> Graph: ...
+
+    @property
+    def runs(self) -> object:
+        """What it runs. Steps that run one thing (microbatches of a stage) have one program."""
+        return self.graph
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that it runs on, as far as its types say it."""
+        return self.graph.mesh
 
     @property
     def nodes(self) -> list[Node]:
@@ -43,37 +57,121 @@ class Step:
         return [n for n in self.graph.nodes if n.op != "input"]
 
     @property
-    def collectives(self) -> list[Node]:
-        """The collectives of its graph, without those in the bodies of loops."""
-        return [n for n in self.graph.nodes if n.is_collective]
-
-    @property
-    def kind(self) -> str:
-        """ "compute", "loop" (with collectives in its body), "send", "fused", or its collectives'
-        names."""
-        if self.stream in (FUSED, SEND):
-            return self.stream
-        own = dict.fromkeys(n.op for n in self.collectives)
-        if own:
-            return "+".join(own)
-        return "loop" if any(True for _ in self.graph.collectives()) else "compute"
-
-    @property
     def what(self) -> str:
         """What the step does, as text, e.g. "all_reduce over dp f32[8] +dp by ring"."""
-        own = self.collectives if self.stream == COMM else []
-        if not own:
-            return self.kind
-        first = own[0]
-        text = f"{first.op} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
-        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
-        by = first.attrs.get("algorithm")
-        return text + more + (f" by {by}" if by else "")
+        return self.kind
 
     @property
     def at(self) -> str:
         """The user's `file:line` of the first node that has one, or ""."""
         return next((n.loc for n in self.nodes if n.loc), "")
+
+
+@dataclass(frozen=True, eq=False)
+class Compute(_Step):
+    """Runs a graph that has no collectives."""
+
+    graph: Graph
+    kind = "compute"
+
+
+@dataclass(frozen=True, eq=False)
+class Collective(_Step):
+    """Runs a graph of collectives alone: of one op, over the same axes, in one buffer."""
+
+    graph: Graph
+    kind = "collective"
+
+    @property
+    def op(self) -> str:
+        return self.nodes[0].op
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.nodes[0].attrs["axes"])
+
+    @property
+    def what(self) -> str:
+        first, *others = self.nodes
+        text = f"{first.op} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
+        more = f" and {len(others)} more" if others else ""
+        by = first.attrs.get("algorithm")
+        return text + more + (f" by {by}" if by else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Send(_Step):
+    """Hands values to another mesh, where they have `types`. It computes nothing."""
+
+    types: tuple[TensorType, ...]
+    kind = "send"
+
+    @cached_property
+    def graph(self) -> Graph:
+        """A graph that gives what it takes, on the mesh where the values go."""
+        xs = tuple(input_node(t, f"b{b}") for b, t in zip(self.reads, self.types, strict=True))
+        return Graph("send", xs, xs, xs)
+
+
+@dataclass(frozen=True, eq=False)
+class Region(_Step):
+    """Runs `body` as one program of a slice of the mesh."""
+
+    body: Schedule
+    kind = "region"
+
+    @property
+    def graph(self) -> Graph:
+        """The steps of its body as one graph."""
+        return self.body.graph
+
+    @property
+    def runs(self) -> object:
+        return self.body
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(_Step):
+    """Runs `body`, which has collectives, `length` times.
+
+    The body takes `consts` values that stay, `carries` that it gives anew, and a row of each other
+    value, from the last one if it runs in `reverse`. The results are the carries at the end and
+    the stacks of what else the body gives; `gives` are the places among them of those that are
+    written.
+    """
+
+    body: Schedule
+    length: int
+    consts: int
+    carries: int
+    reverse: bool
+    gives: tuple[int, ...]
+    loc: str = ""
+    scope: str = ""
+    kind = "loop"
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The loop as one node of a graph, and the results that are picked."""
+        body, own = self.body.graph, self.consts + self.carries
+        types = [n.type for n in body.inputs]
+        types[own:] = [stacked(t, self.length) for t in types[own:]]
+        xs = tuple(input_node(t, f"b{b}") for b, t in zip(self.reads, types, strict=True))
+        ends = [n.type for n in body.outputs]
+        ends[self.carries :] = [stacked(t, self.length) for t in ends[self.carries :]]
+        attrs = {
+            "body": body, "length": self.length, "consts": self.consts, "carries": self.carries,
+            "reverse": self.reverse, "policy": "recompute",
+        }  # fmt: skip
+        loop = Node(scan.name, xs, tuple(ends), attrs, self.loc, self.scope)
+        picks = tuple(
+            Node(item.name, (loop,), (ends[k],), {"index": k}, self.loc, self.scope)
+            for k in self.gives
+        )
+        return Graph(body.name, (*xs, loop, *picks), xs, picks, body.options)
+
+
+Step = Compute | Collective | Send | Loop | Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +197,34 @@ class Schedule:
     @property
     def is_staged(self) -> bool:
         """Whether it spans several meshes, so that no one program can be all of it: a pipeline."""
-        return any(step.stream in (FUSED, SEND) for step in self.steps)
+        return bool(self.table) or any(isinstance(step, Send | Region) for step in self.steps)
+
+    def collectives(self) -> Iterator[tuple[Node, int]]:
+        """(node, how often it runs) for each collective, those in loops and regions included."""
+        for step in self.steps:
+            match step:
+                case Collective():
+                    yield from ((n, 1) for n in step.nodes)
+                case Loop():
+                    yield from ((n, times * step.length) for n, times in step.body.collectives())
+                case Region():
+                    yield from step.body.collectives()
+                case Compute() | Send():
+                    pass
+                case _:
+                    assert_never(step)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The steps as one graph, in their order; of a schedule on one mesh."""
+        made = {b: input_node(self.buffers[b], f"b{b}") for b in self.inputs}
+        inputs, nodes = tuple(made.values()), dict[Node, None]()
+        for step in self.steps:
+            new = dict(zip(step.graph.inputs, (made[b] for b in step.reads), strict=True))
+            nodes.update(dict.fromkeys(copied(step.nodes, new)))
+            made.update(zip(step.writes, (new[o] for o in step.graph.outputs), strict=True))
+        outputs = tuple(made[b] for b in self.outputs)
+        return Graph(self.name, (*inputs, *nodes), inputs, outputs, self.options)
 
     @cached_property
     def lifetimes(self) -> tuple[tuple[int, int], ...]:

@@ -1,34 +1,37 @@
 """The text of a schedule, which can be read back: `to_text(parse(s)) == s`.
 
 A line names each buffer with its type and the steps between which it lives, a line each step with
-what it reads and fills, and below a step stands its graph. Steps that run one graph (the
-microbatches of a pipeline) show it once: the first has it, the others say `as s3`.
+what it reads and fills, and below a step stands what it runs: a graph, or a schedule. Steps that
+run one thing (the microbatches of a pipeline) show it once: the first has it, the others say
+`as s3`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, assert_never
 
 from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
-from ...core.options import PLAIN, parse_options
+from ...core.options import PLAIN, ProgramOptions, parse_options
 from ..graph.node import Graph
 from ..graph.text import parse as parse_graph
 from ..graph.text import size_text
 from ..graph.text import to_text as graph_text
-from .schedule import Schedule, Step
+from .schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 
 R = TypeVar("R")
 VERSION = 1
 
 
-def to_text(s: Schedule) -> str:
-    """The text of `s`, without a final newline."""
+def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
+    """The text of `s`, without a final newline. Its options are shown where they are not those of
+    what it stands in."""
     mesh = _head(s)
-    options = " ".join(filter(None, (s.table, s.options.text())))
+    own = s.options.text()
+    options = " ".join(filter(None, (s.table, "" if own == around.text() else own)))
     lines = [f"schedule {s.name}  v{VERSION}{mesh}" + (f"  options {options}" if options else "")]
     for b, (t, (first, last)) in enumerate(zip(s.buffers, s.lifetimes, strict=True)):
         born = "given" if first < 0 else f"s{first}"
@@ -38,14 +41,14 @@ def to_text(s: Schedule) -> str:
             f"  b{b} : {t}{where}{' donated' if b in s.donated else ''}"
             f"  # {born} to {dies}, {size_text(t.local_bytes)} a device"
         )
-    shown: dict[Graph, int] = {}
+    shown: dict[object, int] = {}
     for i, step in enumerate(s.steps):
-        lines.append(
-            f"  s{i} {_step(step)}" + (f" as s{shown[step.graph]}" if step.graph in shown else "")
-        )
-        if step.graph not in shown:
-            shown[step.graph] = i
-            lines += ["    " + line for line in graph_text(step.graph, s.options).split("\n")]
+        first = shown.setdefault(step.runs, i)
+        lines.append(f"  s{i} {_step(step)}" + (f" as s{first}" if first < i else ""))
+        if isinstance(step, Loop) and (step.loc or step.scope):
+            lines[-1] += f"  # {step.loc}  {step.scope}".rstrip()
+        if first == i:
+            lines += ["    " + line for line in _runs(step, s.options)]
     lines.append(f"  return {_buffers(s.outputs)}".rstrip())
     return "\n".join(lines)
 
@@ -59,13 +62,32 @@ def _mesh(mesh: Mesh) -> str:
     return f" {mesh.text()}" + ("" if plain else f" devices={','.join(map(str, mesh.ids))}")
 
 
+def _runs(step: Step, around: ProgramOptions) -> list[str]:
+    match step:
+        case Compute() | Collective():
+            return graph_text(step.graph, around).split("\n")
+        case Loop() | Region():
+            return to_text(step.body, around).split("\n")
+        case Send():
+            return []
+        case _:
+            assert_never(step)
+
+
+def _loop(step: Step) -> str:
+    if not isinstance(step, Loop):
+        return ""
+    gives = ",".join(map(str, step.gives))
+    way = " reverse" if step.reverse else ""
+    counts = f" length={step.length} consts={step.consts} carries={step.carries}"
+    return f"{counts}{way} gives={gives}"
+
+
 def _step(step: Step) -> str:
     after = f" after {' '.join(f's{i}' for i in step.after)}" if step.after else ""
     note = f" note {step.note}" if step.note else ""
-    return (
-        f"{step.stream} stage={step.stage} ({_buffers(step.reads)}) -> ({_buffers(step.writes)})"
-        f"{after}{note}"
-    )
+    ends = f"({_buffers(step.reads)}) -> ({_buffers(step.writes)})"
+    return f"{step.kind}{_loop(step)} stage={step.stage} {ends}{after}{note}"
 
 
 def _buffers(ids: tuple[int, ...]) -> str:
@@ -73,8 +95,12 @@ def _buffers(ids: tuple[int, ...]) -> str:
 
 
 _LINE = re.compile(
-    r"s(\d+) (\w+) stage=(\d+) \(((?:b\d+ ?)*)\) -> \(((?:b\d+ ?)*)\)(?: after ((?:s\d+ ?)+?))?"
-    r"(?: note ([^#]*?))?(?: as s(\d+))?\Z"
+    r"s(?P<number>\d+) (?P<kind>compute|collective|send|region|loop length=(?P<length>\d+)"
+    r" consts=(?P<consts>\d+) carries=(?P<carries>\d+)(?P<reverse> reverse)?"
+    r" gives=(?P<gives>[\d,]*))"
+    r" stage=(?P<stage>\d+) \((?P<reads>(?:b\d+ ?)*)\) -> \((?P<writes>(?:b\d+ ?)*)\)"
+    r"(?: after (?P<after>(?:s\d+ ?)+?))?(?: note (?P<note>[^#]*?))?(?: as s(?P<like>\d+))?"
+    r"(?:  # (?P<loc>\S*)(?:  (?P<scope>\S+))?)?\Z"
 )
 
 _TABLE = re.compile(r"(pipeline=(?!(?:True|False)\b).*? microbatches=\d+)? ?(.*)\Z")
@@ -92,14 +118,14 @@ def parse(text: str) -> Schedule:
 
 
 class _Parser:
-    def __init__(self, lines: list[str]) -> None:
-        self.lines, self.at, self.options = lines, 0, PLAIN
+    def __init__(self, lines: list[str], around: ProgramOptions = PLAIN, first: int = 1) -> None:
+        self.lines, self.at, self.options, self.first = lines, 0, around, first
 
     def wrong(self, what: str) -> NoReturn:
         line = self.lines[min(self.at, len(self.lines) - 1)]
         raise fail(
             GraphError,
-            f"schedule text, line {self.at + 1}: {what}",
+            f"schedule text, line {self.first + self.at}: {what}",
             [("line", line.strip())],
             fix="write a step as: s2 compute stage=0 (b0 b1) -> (b3) after s1",
             at="",
@@ -113,11 +139,11 @@ class _Parser:
         if head is None:
             self.wrong(f"a schedule begins with: schedule NAME  v{VERSION}")
         steps: list[Step] = []
-        graphs: list[Graph] = []
         mesh = self._mesh(head[2]) if head[2] else None
         # A pipeline's table stands before the options, one of which has its name.
         table, text = _TABLE.match(head[3] or "").groups()  # type: ignore[union-attr]
-        self.options = self._guard(lambda: parse_options(text))
+        if text:
+            self.options = self._guard(lambda: parse_options(text))
         self.at = 1
         types: list[TensorType] = []
         donated: list[int] = []
@@ -129,24 +155,7 @@ class _Parser:
             types.append(self._type(m[2], where))
             self.at += 1
         while not self._line().startswith("  return"):
-            step = _LINE.match(self._line()[2:])
-            if step is None or int(step[1]) != len(steps):
-                self.wrong(f"expected step s{len(steps)}")
-            self.at += 1
-            if step[8] is None:
-                body = []
-                while self._line().startswith("    "):
-                    body.append(self._line()[4:])
-                    self.at += 1
-                graph = self._graph(body)
-            else:
-                if int(step[8]) >= len(graphs):
-                    self.wrong(f"s{step[8]} is not above")
-                graph = graphs[int(step[8])]
-            graphs.append(graph)
-            after = tuple(int(x[1:]) for x in (step[6] or "").split())
-            reads, writes = self._ids(step[4]), self._ids(step[5])
-            steps.append(Step(graph, reads, writes, step[2], int(step[3]), after, step[7] or ""))
+            steps.append(self._step(steps, types))
         outputs = self._ids(self._line().removeprefix("  return"))
         filled = {b for s in steps for b in s.writes}
         inputs = tuple(b for b in range(len(types)) if b not in filled)
@@ -154,6 +163,45 @@ class _Parser:
             head[1], mesh, tuple(types), inputs, outputs, tuple(steps), self.options,
             tuple(donated), table or "",
         )  # fmt: skip
+
+    def _step(self, steps: list[Step], types: list[TensorType]) -> Step:
+        found = _LINE.match(self._line()[2:])
+        if found is None or int(found["number"]) != len(steps):
+            self.wrong(f"expected step s{len(steps)}")
+        reads, writes = self._ids(found["reads"]), self._ids(found["writes"])
+        after = tuple(int(x[1:]) for x in (found["after"] or "").split())
+        rest: Any = {"stage": int(found["stage"]), "after": after, "note": found["note"] or ""}
+        like = found["like"]
+        if like is not None and int(like) >= len(steps):
+            self.wrong(f"s{like} is not above")
+        self.at += 1
+        kind = found["kind"].partition(" ")[0]
+        if kind == "send":
+            if not all(b < len(types) for b in writes):
+                self.wrong("it fills a buffer that is not above")
+            return Send(reads, writes, tuple(types[b] for b in writes), **rest)
+        runs: Any = self._below(kind) if like is None else steps[int(like)].runs
+        if kind in ("compute", "collective"):
+            return (Compute if kind == "compute" else Collective)(reads, writes, runs, **rest)
+        if kind == "region":
+            return Region(reads, writes, runs, **rest)
+        length, consts, carries = (int(found[k]) for k in ("length", "consts", "carries"))
+        gives = tuple(int(k) for k in found["gives"].split(",") if k)
+        where = found["loc"] or "", found["scope"] or ""
+        return Loop(
+            reads, writes, runs, length, consts, carries, bool(found["reverse"]), gives, *where,
+            **rest,
+        )  # fmt: skip
+
+    def _below(self, kind: str) -> Graph | Schedule:
+        """What stands below a step's line."""
+        first, lines = self.at, []
+        while self._line().startswith("    "):
+            lines.append(self._line()[4:])
+            self.at += 1
+        if kind in ("compute", "collective"):
+            return self._graph(lines)
+        return _Parser(lines or [""], self.options, self.first + first).schedule()
 
     def _line(self) -> str:
         if self.at >= len(self.lines):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import same_type, ways
 from ..graph.verify import verify as verify_graph
 from .algorithms.build import named
-from .schedule import COMM, COMPUTE, SEND, Schedule, Step
+from .schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 
 
 def verify_schedule(s: Schedule) -> None:
@@ -17,9 +17,10 @@ def verify_schedule(s: Schedule) -> None:
     - Each buffer is filled once, and before it is read; what is returned is filled.
     - A step's buffers have the types of its graph, and the graphs of steps have the schedule's
       options.
-    - Compute steps hold no collectives of their own; steps on the communication stream hold nothing
-      else.
+    - A compute step holds no collectives, also none in the bodies of loops; a collective step holds
+      nothing else.
     - `after` names earlier steps.
+    - The same holds for the bodies of loops and regions.
 
     All devices run the steps in this one order, so they come to the collectives of a group in one
     order.
@@ -41,7 +42,7 @@ def verify_schedule(s: Schedule) -> None:
 
 def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     g = step.graph
-    if g.options != s.options:
+    if g.options != s.options and not isinstance(step, Send):
         _wrong(s, i, f"its graph was recorded under other options: {g.options}")
     if len(g.inputs) != len(step.reads) or len(g.outputs) != len(step.writes):
         _wrong(s, i, "its graph takes and gives other numbers of values than it reads and fills")
@@ -51,7 +52,7 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     for b, n in zip(step.reads, g.inputs, strict=True):
         if b not in filled:
             _wrong(s, i, f"it reads b{b} before that is filled")
-        sent = step.stream == SEND and s.buffers[b].text == n.type.text
+        sent = isinstance(step, Send) and s.buffers[b].text == n.type.text
         if not sent and not same_type(s.buffers[b], n.type):
             _wrong(s, i, f"it reads b{b} as {n.type}, which is {s.buffers[b]}")
     for b, n in zip(step.writes, g.outputs, strict=True):
@@ -62,13 +63,19 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     for j in step.after:
         if not 0 <= j < i:
             _wrong(s, i, f"it follows s{j}, which is not before it")
-    own = step.collectives
-    if step.stream == COMPUTE and own:
-        _wrong(s, i, f"a compute step holds {own[0].op}")
-    if step.stream == SEND and step.nodes:
-        _wrong(s, i, "a step that sends computes something")
-    if step.stream == COMM and len(own) != len(step.nodes):
-        _wrong(s, i, "a step on the communication stream holds what is no collective")
+    match step:
+        case Compute():
+            for n, _ in g.collectives():
+                _wrong(s, i, f"a compute step holds {n.op}")
+        case Collective():
+            if not step.nodes or not all(n.is_collective for n in step.nodes):
+                _wrong(s, i, "a collective step holds what is no collective")
+        case Loop() | Region():
+            verify_schedule(step.body)
+        case Send():
+            pass
+        case _:
+            assert_never(step)
     for n in g.nodes:
         if "algorithm" in n.attrs:
             try:
@@ -82,7 +89,7 @@ def _wrong(s: Schedule, i: int | None, what: str) -> NoReturn:
     rows = [("schedule", s.name)]
     if i is not None:
         step = s.steps[i]
-        rows.append(("step", f"s{i} {step.kind} on {step.stream}"))
+        rows.append(("step", f"s{i} {step.kind}"))
     raise fail(
         GraphError,
         f"verify: the schedule is not valid: {what}",

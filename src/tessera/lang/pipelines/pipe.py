@@ -17,13 +17,13 @@ from ...core.context import settings
 from ...core.errors import GraphError, MeshError, UsageError, fail, lines_up
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
-from ...ir.graph.node import Graph, Node, input_node, reachable
+from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.orders import known_schedule, pipeline_table
 from ...ir.schedule.pipelines.pipeline import Plan, Recorded, pipeline_schedule
 from ...ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
 from ...ir.schedule.pipelines.stages import balanced, depends, free_nodes, stage_numbers
 from ...ir.schedule.pipelines.tables import Table
-from ...ir.schedule.schedule import SEND, Schedule, Step
+from ...ir.schedule.schedule import Schedule, Send
 from ...ops.op import OPS
 from ..engine import engine
 from ..host import engine_array
@@ -142,14 +142,12 @@ class Pipe:
             to = t.type if home is None else laid_on(t.type, state.slices[home])
             if t._data is None and t._pending is not None:
                 t.type = types[i] = to  # to be made there
-            x = input_node(to, f"b{i}")
             if t.mesh == to.mesh:
                 outs.append(i)
                 continue
             outs.append(len(types))
             types.append(to)
-            graph = Graph("send", (x,), (x,), (x,), options)
-            steps.append(Step(graph, (i,), (outs[-1],), SEND))
+            steps.append(Send((i,), (outs[-1],), (to,)))
         if not steps:  # arrays have become tensors that are to be made there
             same = all(leaves[i] is t for i, t in zip(at, tensors, strict=True))
             for i, t in zip(at, tensors, strict=True):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ....core.mesh import Mesh
 from ...graph.node import Graph, copied, input_node
-from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
+from ..schedule import Compute, Schedule, Send, Step
 
 # Two graphs, where each argument of the second comes from (a place among the results and one among
 # the arguments of the first), and which results of the first others read too.
@@ -41,7 +41,7 @@ def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
         if b in steps[i].reads or b not in made:
             return True
         by = steps[made[b]]
-        given = by.stream == SEND and not any(a in made for a in by.reads)
+        given = isinstance(by, Send) and not any(a in made for a in by.reads)
         return made[b] < i and (given or here[made[b]] == here[i])
 
     pairs: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
@@ -88,7 +88,7 @@ def _whole(pairs: dict[Kind, list[tuple[int, int]]], times: Mapping[Graph, int])
 def _home(s: Schedule, step: Step) -> Mesh | None:
     """The slice of the mesh that `step` computes on; None for what spans several."""
     mesh = step.graph.mesh
-    return mesh if step.stream in (FUSED, COMPUTE) and mesh != s.mesh else None
+    return mesh if isinstance(step, Compute) and mesh != s.mesh else None
 
 
 def _place(ids: Sequence[int], b: int) -> int:
@@ -104,14 +104,12 @@ def _merge(s: Schedule, kinds: Mapping[tuple[int, int], Kind]) -> Schedule:
         if kind not in graphs:
             graphs[kind] = _one(first, second, kind[3])
         given = {*first.writes, *first.reads}
-        steps[i] = Step(
-            graphs[kind],
+        steps[i] = Compute(
             (*first.reads, *dict.fromkeys(b for b in second.reads if b not in given)),
             (*(b for b, keep in zip(first.writes, kind[3], strict=True) if keep), *second.writes),
-            FUSED if FUSED in (first.stream, second.stream) else COMPUTE,
-            first.stage,
-            (),
-            " ".join(dict.fromkeys((first.note, second.note))),
+            graphs[kind],
+            stage=first.stage,
+            note=" ".join(dict.fromkeys((first.note, second.note))),
         )
     return _numbered(replace(s, steps=tuple(x for i, x in enumerate(steps) if i not in gone)))
 

@@ -16,7 +16,8 @@ from ....core.mesh import Mesh
 from ....core.reshard import gathered
 from ...graph.build import Builder
 from ...graph.node import Graph, Node, copied, input_node, reachable
-from ..schedule import COMPUTE, FUSED, SEND, Schedule, Step
+from ..build import with_regions
+from ..schedule import Compute, Schedule, Send
 from .after import by_rank, late_nodes, settle
 from .check import run_order
 from .merge import merged
@@ -92,7 +93,7 @@ class _Pipeline:
         self.free = free_nodes(made.graph.nodes)
         self.given = {n: i for i, n in enumerate(real)}
         self.inputs = len(real)
-        self.steps: list[Step] = []
+        self.steps: list[Compute | Send] = []  # collectives are within, until all is merged
         self.sent: dict[tuple[int, int], int] = {}  # (buffer, rank) to the buffer there
         self.lies: dict[tuple[int, TensorType], int] = {}  # (buffer, layout) to the buffer so laid
         self.rank_of = list(table.placement)
@@ -127,12 +128,10 @@ class _Pipeline:
             found.append(b)
         for (_, source), group in away.items():
             types = [self.types[b].on(mesh) for b in group]
-            xs = [input_node(t, f"b{b}") for b, t in zip(group, types, strict=True)]
             self.sent.update(((b, rank), self.buffer(t)) for b, t in zip(group, types, strict=True))
             writes = tuple(self.sent[b, rank] for b in group)
             self.made_on.update(dict.fromkeys(writes, rank))
-            graph = Graph("send", tuple(xs), tuple(xs), tuple(xs), self.options)
-            self.steps.append(Step(graph, tuple(group), writes, SEND, source or 0))
+            self.steps.append(Send(tuple(group), writes, tuple(types), stage=source or 0))
         return [self.sent[b, rank] for b in found]
 
     def laid(self, buffer: int, to: TensorType) -> int:
@@ -144,17 +143,16 @@ class _Pipeline:
             b = Builder("rest", self.options)
             b.loc = ""
             x = b.redistribute(b.input(self.types[buffer], f"b{buffer}"), to)
-            known = self.lies[buffer, to] = self.run(b.graph([x]), [buffer], FUSED, None, "rest")[0]
+            known = self.lies[buffer, to] = self.run(b.graph([x]), [buffer], None, "rest")[0]
         return known
 
-    def run(
-        self, graph: Graph, reads: Sequence[int], stream: str, rank: int | None, note: str
-    ) -> list[int]:
+    def run(self, graph: Graph, reads: Sequence[int], rank: int | None, note: str) -> list[int]:
         """A step on the mesh of `rank`, None for the whole; the buffers that it fills."""
         writes = [self.buffer(n.type) for n in graph.outputs]
         if rank is not None:
             self.made_on.update(dict.fromkeys(writes, rank))
-        self.steps.append(Step(graph, tuple(reads), tuple(writes), stream, rank or 0, (), note))
+        step = Compute(tuple(reads), tuple(writes), graph, stage=rank or 0, note=note)
+        self.steps.append(step)
         return writes
 
     # -- the plan ---------------------------------------------------------------------------------
@@ -170,7 +168,7 @@ class _Pipeline:
         self.count_ahead()
         self.play(found, wanted)
         results = self.after(found)
-        schedule = merged(Schedule(
+        schedule = with_regions(merged(Schedule(
             self.name,
             self.mesh,
             tuple(self.types),
@@ -179,7 +177,7 @@ class _Pipeline:
             tuple(self.steps),
             self.options,
             table=f"pipeline={self.table.name} microbatches={self.count}",
-        ))  # fmt: skip
+        )))  # fmt: skip
         homes = {n: r for n, r in self.rank.items() if n.op == "input"}
         return Plan(schedule, self.table, found, homes)
 
@@ -197,7 +195,7 @@ class _Pipeline:
         else:
             to = moved_type(n.type, self.meshes[rank])
             outs = [b.redistribute(p, to) for p in microbatches(b, x, self.count)]
-        found = self.run(b.graph(outs), [whole], FUSED, rank, "microbatches")
+        found = self.run(b.graph(outs), [whole], rank, "microbatches")
         self.micro[n, rank] = found
         return found
 
@@ -239,7 +237,7 @@ class _Pipeline:
             made += [part, outs[-1]]
         ends = tuple(inputs.values()), tuple(outs)
         graph = Graph("ahead", (*inputs.values(), *made), *ends, self.options)
-        ids = self.run(on_mesh(graph, self.meshes[rank]), list(inputs), FUSED, rank, "ahead")
+        ids = self.run(on_mesh(graph, self.meshes[rank]), list(inputs), rank, "ahead")
         self.given.update(zip(totals, ids, strict=True))
 
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
@@ -267,7 +265,7 @@ class _Pipeline:
                 graphs[key] = on_mesh(graph, self.meshes[rank])
             reads = self.all_on([self._value(values, a, m, rank) for a in r.takes], rank)
             reads += [b for earlier, _ in added.values() for b in earlier]
-            ids = self.run(graphs[key], reads, FUSED, rank, f"{s}{kind}{m}")
+            ids = self.run(graphs[key], reads, rank, f"{s}{kind}{m}")
             values.update(((n, m), i) for n, i in zip(r.gives, ids))
             for (n, (_, place)), total in zip(added.items(), ids[len(r.gives) :], strict=True):
                 totals.waiting[place] = self.totals[n] = total
@@ -318,11 +316,9 @@ class _Pipeline:
         if o not in self.made.back or t.mesh == self.mesh:
             return found
         to = t.on(self.mesh)
-        x = input_node(to, f"b{found}")
         back = self.buffer(to)
         stage = self.made_on.get(found, 0)
-        graph = Graph("send", (x,), (x,), (x,), self.options)
-        self.steps.append(Step(graph, (found,), (back,), SEND, stage, (), "back"))
+        self.steps.append(Send((found,), (back,), (to,), stage=stage, note="back"))
         rests = self.types[self.given[self.made.back[o]]]
         return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
 
@@ -344,7 +340,7 @@ class _Pipeline:
                 t = self.types[total]
                 x = b.input(t, f"b{total}")
                 outs.append(b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count)))
-            ids = self.run(b.graph(outs), list(mine), COMPUTE, rank, "mean")
+            ids = self.run(b.graph(outs), list(mine), rank, "mean")
             env.update((n, i) for ns, i in zip(mine.values(), ids, strict=True) for n in ns)
         return env
 
@@ -353,7 +349,7 @@ class _Pipeline:
         b = Builder("rows", self.options)
         b.loc = ""
         xs = [b.input(self.types[p], f"m{i}") for i, p in enumerate(parts)]
-        return self.run(b.graph([together(b, xs)]), parts, FUSED, self._rank(parts[0]), "rows")[0]
+        return self.run(b.graph([together(b, xs)]), parts, self._rank(parts[0]), "rows")[0]
 
     def _compute(
         self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
@@ -370,4 +366,4 @@ class _Pipeline:
         region = Region(here, "P", tuple(group), tuple(takes), tuple(gives))
         graph = on_mesh(self.region("after", region, {}), self.meshes[here])
         reads = self.all_on([env[a] for a in takes], here)
-        env.update(zip(gives, self.run(graph, reads, FUSED, here, "after"), strict=True))
+        env.update(zip(gives, self.run(graph, reads, here, "after"), strict=True))

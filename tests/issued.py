@@ -1,0 +1,177 @@
+"""Does a program issue the collectives that its schedule holds, no more and no less?
+
+`checked()` asks that of every program that is built inside, when it is traced: kind, number and
+elements of each, those in loops as often as they run. `compiled_collectives` counts what stands in
+a compiled program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, assert_never
+
+import pytest
+
+from tessera.ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from tessera.ops.redistribute import all_gather, all_reduce, all_to_all, reduce_scatter
+
+Count = Counter[tuple[str, int]]
+ISSUED = {
+    "psum": all_reduce.name,
+    "pmax": all_reduce.name,
+    "pmin": all_reduce.name,
+    "all_gather": all_gather.name,
+    "reduce_scatter": reduce_scatter.name,
+    "all_to_all": all_to_all.name,
+    "ppermute": "permute",
+}
+
+
+def planned(steps: Iterable[Step], times: int = 1) -> Count:
+    """(kind, elements that a device puts in) of the collectives of `steps`, and how often."""
+    found = Count()
+    for step in steps:
+        match step:
+            case Collective():
+                sizes = (n.args[0].type for n in step.nodes)
+                found[step.op, sum(_size(t.local_shape) for t in sizes)] += times
+            case Loop():
+                found += planned(step.body.steps, times * step.length)
+            case Region():
+                found += planned(step.body.steps, times)
+            case Compute() | Send():
+                pass
+            case _:
+                assert_never(step)
+    return Count({k: n for k, n in found.items() if k[1]})  # of no elements nothing is issued
+
+
+def issued(jaxpr: Any, times: int = 1) -> Count:
+    """The same of a traced program."""
+    found = Count()
+    for e in jaxpr.eqns:
+        if e.primitive.name in ISSUED:
+            size = sum(v.aval.size for v in e.invars)
+            found[ISSUED[e.primitive.name], size] += times if size else 0
+        inner = times * e.params["length"] if e.primitive.name == "scan" else times
+        for value in e.params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):
+                body = getattr(part, "jaxpr", part)
+                if hasattr(body, "eqns"):
+                    found += issued(body, inner)
+    return found
+
+
+def _size(shape: Iterable[int]) -> int:
+    n = 1
+    for s in shape:
+        n *= s
+    return n
+
+
+def _says(steps: Iterable[Step]) -> bool:
+    """Whether each collective of `steps` is one of the engine's: not a table of rounds, a sum in a
+    fixed order or a broadcast, which are made of several."""
+    for step in steps:
+        match step:
+            case Collective():
+                if step.op == "broadcast" or any("algorithm" in n.attrs for n in step.nodes):
+                    return False
+            case Loop() | Region():
+                if not _says(step.body.steps):
+                    return False
+            case _:
+                pass
+    return True
+
+
+class _Checked:
+    """A jitted program that is compared with its steps when it is first called or lowered."""
+
+    def __init__(self, run: Any, steps: tuple[Step, ...]) -> None:
+        self.run, self.steps, self.fresh = run, steps, True
+
+    def _check(self, arrays: Any) -> None:
+        if self.fresh:
+            self.fresh = False
+            assert issued(self.run.trace(*arrays).jaxpr.jaxpr) == planned(self.steps)
+
+    def __call__(self, *arrays: Any) -> Any:
+        self._check(arrays)
+        return self.run(*arrays)
+
+    def lower(self, *arrays: Any) -> Any:
+        self._check(arrays)
+        return self.run.lower(*arrays)
+
+    def trace(self, *arrays: Any) -> Any:
+        return self.run.trace(*arrays)
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Inside, each program that is built is compared with its schedule."""
+    from tessera import compile
+    from tessera.runtime import stepped
+
+    def seen(run: Any, steps: tuple[Step, ...], order: str) -> Any:
+        program = getattr(run, "run", None)  # within what puts results in their order
+        program = run if not hasattr(program, "_make") else program
+        if not order and _says(steps):
+            make = program._make
+            program._make = lambda: _Checked(make(), steps)
+        return run
+
+    whole, one = compile.lower, stepped.Stepped._compiled
+
+    def lower(s: Schedule, donate: Any, options: Any, order: str) -> Any:
+        return seen(whole(s, donate, options, order), s.steps, order)
+
+    def compiled(self: Any, step: Any) -> Any:
+        return seen(one(self, step), (step,), self.order)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile, "lower", lower)
+        patch.setattr(stepped.Stepped, "_compiled", compiled)
+        yield
+
+
+# -- compiled programs ----------------------------------------------------------------------------
+_KIND = re.compile(
+    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+_SHAPE = re.compile(r"(pred|[suf]\d+|bf16)\[([\d,]*)\]")
+_CALLS = re.compile(r"(?:body|to_apply|calls|condition)=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+def compiled_collectives(text: str) -> Count:
+    """(kind, elements of the results on a device) of the collectives in a compiled program's text,
+    and how often they run."""
+    bodies: dict[str, list[str]] = {}
+    name = main = ""
+    for line in text.splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = head[2]
+            main = name if head[1] else main
+            bodies[name] = []
+        elif name:
+            bodies[name].append(line)
+
+    def count(of: str, times: int) -> Count:
+        found = Count()
+        for line in bodies.get(of, ()):
+            if m := _KIND.search(line):
+                size = sum(_size(map(int, filter(None, s[2].split(","))))
+                           for s in _SHAPE.finditer(m[1]))  # fmt: skip
+                found[m[2].replace("-", "_").replace("collective_", ""), size] += times
+                continue
+            trips = _TRIPS.search(line)
+            for called in _CALLS.findall(line):
+                found += count(called, times * int(trips[1]) if trips else times)
+        return found
+
+    return count(main, 1)

@@ -221,8 +221,8 @@ ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.p
 # layout, and the functions that users call, which are listed as what a module exports.
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/order.py",
-    "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/tensor.py",
-    "lang/collectives.py",
+    "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/operands.py",
+    "lang/operators.py", "lang/collectives.py",
 }  # fmt: skip
 
 

@@ -1,1 +1,6 @@
 """What a user writes: tensors, functions, gradients, loops, strategies."""
+
+# All that installs methods of Tensor is loaded with it.
+from . import numpy_names as numpy_names
+from . import operators as operators
+from . import tape as tape

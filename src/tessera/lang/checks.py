@@ -18,6 +18,7 @@ from ..core.checks import is_whole, number, shown, unfit
 from ..core.dtypes import DType, largest
 from ..core.errors import DTypeError, MeshError, UsageError, fail
 from ..core.mesh import Mesh
+from .tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,8 +37,6 @@ def _list(ok: Callable[[object], bool], count: int | None = None) -> Callable[[o
 
 
 def _tensor(value: object) -> bool:
-    from .tensor import Tensor
-
     return isinstance(value, Tensor)
 
 

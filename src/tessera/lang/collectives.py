@@ -37,9 +37,10 @@ from .local.literal import (
     view_now,
 )
 from .local.view import NeedsRank, view
+from .operands import as_tensor
 from .record import current
 from .shaping import one_dim
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor
 from .tree import tree_map
 
 Axis = str | Sequence[str] | None

@@ -20,10 +20,12 @@ from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph
 from . import functions, random
 from .checks import mesh_or_none
+from .eager import run_graph
 from .engine import Engine, Program, engine
 from .host import engine_array, host_array, remembered
-from .record import KEY_TYPE, Recorder, current, recording, run_graph
-from .tensor import Tensor, as_tensor, symbolic
+from .operands import as_tensor
+from .record import KEY_TYPE, Recorder, current, recording, symbolic
+from .tensor import Tensor
 
 ROLES = {"row": -2, "col": -1, "batch": 0, "seq": 1, "hidden": -1, "vocab": -1, "experts": 0}
 ROLES |= {"heads": -2}

@@ -16,10 +16,12 @@ from ..core.context import settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
 from .checks import signature_of
+from .eager import made
 from .grad import grad
 from .loop import _body
-from .record import Recorder, current, made, recording
-from .tensor import Tensor, as_tensor, emit, emit_many
+from .operands import as_tensor, emit, emit_many
+from .record import Recorder, current, recording
+from .tensor import Tensor
 from .tree import flatten, path_name, spec_paths, unflatten
 
 P = ParamSpec("P")

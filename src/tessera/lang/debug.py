@@ -14,8 +14,9 @@ from ..core.errors import GraphError, caller, fail
 from ..core.layout import ways
 from . import functions
 from .host_outputs import HostValue, see_on_host
+from .operands import as_tensor
 from .record import current
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor
 
 
 def print(*values: Any, **named: Any) -> None:

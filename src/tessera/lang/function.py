@@ -11,8 +11,8 @@ from ..core.checks import function_of
 from ..core.errors import ShapeError, fail
 from .checks import bound as bound_call
 from .checks import signature_of
+from .operands import type_like
 from .spec import Sizes, TensorSpec
-from .tensor import type_like
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,7 +12,6 @@ from ..core.context import settings
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
-from . import record
 from .checks import fitting
 from .einsum import plain_form
 from .indexing import (
@@ -30,6 +29,7 @@ from .indexing import (
 from .indexing import gather_or_zero as gather_or_zero
 from .indexing import take_or_zero as take_or_zero
 from .matrices import diag, diagonal, eye, tril, triu
+from .operands import as_tensor, binary, cast, emit, matched, tensor_like
 from .picking import getitem as getitem
 from .shaping import (
     Dims,
@@ -44,15 +44,7 @@ from .shaping import (
     stack,
 )
 from .shaping import swap as swap
-from .tensor import (
-    Like,
-    Tensor,
-    as_tensor,
-    binary,
-    emit,
-    matched,
-    symbolic,
-)
+from .tensor import Like, Tensor, method
 
 
 # -- elementwise ----------------------------------------------------------------------------------
@@ -140,6 +132,11 @@ def round(x: Like, decimals: int = 0) -> Tensor:
     return where((rest > 0.5) | ((rest == 0.5) & (odd == 1.0)), low + 1.0, low)
 
 
+@method("__round__")
+def _rounded(x: Tensor, decimals: int | None = None) -> Tensor:
+    return round(x, decimals or 0)
+
+
 def isfinite(x: Like) -> Tensor:
     """True for each element that is neither infinite nor NaN."""
     return emit("isfinite", _float("isfinite", x))
@@ -194,11 +191,6 @@ def where(pick: Like, x: Like, y: Like) -> Tensor:
     a, b = matched("where", x, y)
     p = as_tensor(pick)
     return emit("where", p if p.dtype is bool_ else p != 0, a, b)
-
-
-def cast(x: Like, dtype: object) -> Tensor:
-    """`x` converted to `dtype`, the same as `x.to(dtype)`."""
-    return as_tensor(x).to(dtype)
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -294,6 +286,16 @@ def matmul(x: Like, y: Like) -> Tensor:
     return emit("contract", a, b, index="... m k, ... k n -> ... m n")
 
 
+@method("__matmul__")
+def _matmul(x: Tensor, y: Like) -> Tensor:
+    return matmul(x, tensor_like(y, x, "matmul"))
+
+
+@method("__rmatmul__")
+def _rmatmul(y: Tensor, x: Like) -> Tensor:
+    return matmul(tensor_like(x, y, "matmul"), y)
+
+
 def _made(t: Tensor) -> str:
     loc = t._node.loc if t._node is not None else ""
     return f"{t.type}   made at {loc}" if loc else str(t.type)
@@ -324,6 +326,7 @@ def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor
     return out
 
 
+@method("sum")
 def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The sum along `dim` (an int, several ints, or None for all dims).
 
@@ -333,6 +336,7 @@ def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     return reduce("sum", x, dim, keepdims)
 
 
+@method("max")
 def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The largest element along `dim` (an int, several ints, or None for all dims).
 
@@ -343,6 +347,7 @@ def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     return reduce("max", t, dim, keepdims)
 
 
+@method("min")
 def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The smallest element along `dim` (an int, several ints, or None for all dims).
 
@@ -361,6 +366,7 @@ def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     return reduce("prod", x, dim, keepdims)
 
 
+@method("mean")
 def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The mean along `dim` (an int, several ints, or None for all dims), computed in f32.
 
@@ -464,13 +470,7 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
             [("x", x.type), ("layout", to)],
             fix="write the tensor's own sizes",
         )
-    recorder = record.current()
-    if recorder is not None:
-        if recorder.pipe is not None:
-            to = recorder.pipe.on_stage(to)
-        node = recorder.builder.redistribute(recorder.node(x), to)
-        return symbolic(node, recorder)
-    return record.redistribute_now(x, to)
+    return emit("redistribute", x, to=to)
 
 
 # What users call: `tessera` has all of these.

@@ -16,11 +16,12 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import differentiate, reached
+from .eager import run_graph
 from .parameter import need_trained, trained
-from .record import Recorder, current, run_graph
+from .record import Recorder, current, symbolic
 from .strategy import Plan, Strategy, wish
 from .tape import history, let_go
-from .tensor import Made, Tensor, symbolic
+from .tensor import Made, Tensor
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 
 

@@ -13,6 +13,7 @@ from ..core.checks import shown
 from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as, largest
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from .engine import engine
+from .tensor import Tensor
 
 
 def engine_array(value: object) -> bool:
@@ -108,8 +109,6 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
 
 
 def _need_no_tensors(name: str, rows: list[Any] | tuple[Any, ...]) -> None:
-    from .tensor import Tensor
-
     for x in rows:
         if isinstance(x, (list, tuple)):
             _need_no_tensors(name, x)

@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import ShapeError, caller, fail
 from ..ir.graph.node import Node
 from ..ir.graph.oracle import value_of
+from .record import Recorder
 from .tensor import Tensor
 
 NOTHING = "ask x.size first: there is nothing to pick"
@@ -67,10 +68,10 @@ def check_ids(
 ) -> None:
     """Raises ShapeError where the host knows that one of `ids` is not from `low` to `size - 1` and
     not `ignore`; of an argument of a recorded function, at each call."""
-    node, recorder = ids._node, ids._recorder
+    node, recorder = ids._node, ids._trace
     if ids._given is not None:
         Expected(None, (), name, what, low, size, ignore, "").check(ids)
-    elif node is not None and recorder is not None and recorder.parent is None:
+    elif node is not None and isinstance(recorder, Recorder) and recorder.parent is None:
         found = _argument(node)
         if found is not None:
             expected = Expected(*found, name, what, low, size, ignore, caller() or "")

@@ -8,8 +8,9 @@ from ..core.checks import flag, sizes, whole
 from ..core.dtypes import beyond, f32, int32
 from ..core.errors import DTypeError, ShapeError, fail
 from .ids import check_ids
+from .operands import as_tensor, emit, emit_many, scalar
 from .shaping import along, need_some, one_dim, sliced, swap
-from .tensor import Like, Tensor, as_tensor, emit, emit_many, scalar
+from .tensor import Like, Tensor
 
 
 def argmax(x: Like, dim: int = -1) -> Tensor:

@@ -34,19 +34,21 @@ from ..passes.plan import plan, prepared
 from . import padding, random
 from .around import around
 from .checks import bound, signature_of
+from .eager import run_graph
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
 from .host_outputs import host_tensors
 from .leaks import need_none_left
+from .operands import as_tensor
 from .outside import Outside, Place
 from .parameter import Parameter
 from .pipelines.microbatch import NeedsPipe, PipeState
 from .pipelines.readings import read
-from .record import KEY_TYPE, Recorder, current, recording, run_graph
+from .record import KEY_TYPE, Recorder, current, recording
 from .retraces import changing
 from .segments import Recording, Run, Segment, Source, grow
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor
 from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
 from .writes import changes, put, remove, snapshot
 
@@ -489,7 +491,7 @@ def _dynamic(x: Any) -> Any:
 
 
 def _belongs(x: Any, recorder: Recorder) -> bool:
-    return isinstance(x, Tensor) and x._recorder is recorder
+    return isinstance(x, Tensor) and x._trace is recorder
 
 
 def _held(where: Source, tensors: Sequence[Any]) -> Any:

@@ -21,8 +21,9 @@ from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from . import functions as F
 from .matrices import diagonal, eye, trace
+from .operands import as_tensor, emit, emit_many, matched
 from .shaping import Dims, broadcast_to
-from .tensor import Like, Tensor, as_tensor, emit, emit_many, matched
+from .tensor import Like, Tensor
 
 
 def _matrices(name: str, x: Like, square: bool = True) -> Tensor:

@@ -19,9 +19,10 @@ from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
 from .functions import permute, relayout, reshape
 from .host_outputs import each_iteration, hand_over, host_tensors
+from .operands import as_tensor, emit, emit_many
 from .random import keys
-from .record import Recorder, current, recording
-from .tensor import Tensor, as_tensor, emit, emit_many, symbolic
+from .record import Recorder, current, recording, symbolic
+from .tensor import Tensor
 from .tree import Spec, flatten, unflatten
 
 POLICIES = ("save", "recompute", "products", "together")

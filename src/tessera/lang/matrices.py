@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..core.checks import sizes, whole
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import ShapeError, fail
+from .operands import as_tensor, emit, scalar
 from .shaping import one_dim, permute, reshape, sliced
-from .tensor import Like, Tensor, as_tensor, emit, scalar
+from .tensor import Like, Tensor
 
 
 def _least_rank(name: str, x: Tensor, rank: int) -> None:

@@ -25,8 +25,10 @@ from ..core.checks import is_whole
 from ..core.dtypes import int32
 from ..core.errors import UsageError, fail
 from . import functions as F
+from . import linalg
+from .operands import as_tensor, binary, emit
 from .shaping import dims_of
-from .tensor import Like, Tensor, as_tensor, binary, emit
+from .tensor import Like, Tensor, method
 
 Axis = int | Sequence[int] | None
 
@@ -47,14 +49,16 @@ def refused(f: Any, why: str, instead: str = "") -> UsageError:
     )
 
 
-def apply_ufunc(f: Any, method: str, inputs: Sequence[Any], how: dict[str, Any]) -> Any:
+@method("__array_ufunc__")
+def _ufunc(x: Tensor, f: Any, way: str, *inputs: Any, **how: Any) -> Any:
     """A ufunc of NumPy on tensors, as an op. Raises UsageError."""
-    if method != "__call__":
-        raise refused(f, f"its .{method} is no op of tensors", _REDUCED.get(f, ""))
-    return _apply(f, UFUNCS.get(f), tuple(inputs), how)
+    if way != "__call__":
+        raise refused(f, f"its .{way} is no op of tensors", _REDUCED.get(f, ""))
+    return _apply(f, UFUNCS.get(f), inputs, how)
 
 
-def apply_function(f: Any, args: Sequence[Any], how: dict[str, Any]) -> Any:
+@method("__array_function__")
+def _function(x: Tensor, f: Any, types: Any, args: Sequence[Any], how: Any) -> Any:
     """Another function of NumPy on tensors, as an op. Raises UsageError."""
     return _apply(f, FUNCTIONS.get(f), tuple(args), how)
 
@@ -75,8 +79,6 @@ def _apply(
 
 
 def _same_name(f: Any) -> str:
-    from . import linalg
-
     for module, prefix in ((F, "ts."), (linalg, "ts.linalg.")):
         if f.__name__ in module.__all__:
             return f"{prefix}{f.__name__}"

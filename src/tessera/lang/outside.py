@@ -159,7 +159,7 @@ class Outside:
         before. A list is no such place: it would grow with each recording."""
         out = []
         for place, x, _ in after.values():
-            if isinstance(x, Tensor) and x._recorder is recorder:
+            if isinstance(x, Tensor) and x._trace is recorder:
                 name = place.above
                 holder = None if name is None else after[name][1]
                 was = name is None or (name in self.before and self.before[name][1] is holder)

@@ -16,7 +16,8 @@ from ..core.errors import ShapeError, UsageError, fail
 from . import functions as F
 from .checks import bound, fitting
 from .host import engine_array
-from .tensor import Tensor, as_tensor
+from .operands import as_tensor
+from .tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ from ..core.context import settings
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
+from .eager import moved
 from .host import engine_array
-from .record import Recorder, current, moved
-from .tensor import Tensor, as_tensor, symbolic
+from .operands import as_tensor
+from .record import Recorder, current, symbolic
+from .tensor import Tensor
 
 First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it has by then
 
@@ -40,6 +42,7 @@ class Parameter(Tensor):
     ((2, 3), True, True)
     """
 
+    _trace: Recorder | None = None
     _first: First | None = None  # makes the data, where there is none yet
     _value: Tensor | None = None  # what is in the box, as tapes and copies refer to it
 
@@ -103,9 +106,9 @@ class Parameter(Tensor):
     # -- what is in it ----------------------------------------------------------------------------
     def now(self) -> Tensor:
         """The current value, as a tensor that does not change when the parameter does."""
-        if self._recorder is not None:
+        if self._trace is not None:
             assert self._node is not None
-            return symbolic(self._node, self._recorder)
+            return symbolic(self._node, self._trace)
         if self._value is None:
             self._value = v = Tensor(self._data, self.type)
             v.name, v.box = self.name, self
@@ -121,11 +124,11 @@ class Parameter(Tensor):
         """
         recorder = current()
         if recorder is None:
-            if value._recorder is not None:
-                value._recorder.check(value)
+            if value._trace is not None:
+                value._trace.check(value)
             self._take(value)
             return
-        inner = recorder.parent is not None and self._recorder is not recorder
+        inner = recorder.parent is not None and self._trace is not recorder
         if inner and id(self) not in recorder.root.born:
             raise fail(
                 UsageError,
@@ -152,9 +155,9 @@ class Parameter(Tensor):
     def _take(self, value: Tensor) -> None:
         if value is self:
             return
-        if value._recorder is not None:  # a new parameter of a recorded value
-            assert value._node is not None
-            self.bind(value._node, value._recorder)
+        if value._trace is not None:  # a new parameter of a recorded value
+            assert value._node is not None and isinstance(value._trace, Recorder)
+            self.bind(value._node, value._trace)
             return
         self._keep()
         source = value.now() if isinstance(value, Parameter) else value
@@ -180,7 +183,7 @@ class Parameter(Tensor):
     def bind(self, node: Any, recorder: Recorder) -> None:
         """For the recorder: makes the parameter stand for `node` while a function is recorded."""
         self._data = self._pending = None
-        self._node, self._recorder, self.type = node, recorder, node.types[0]
+        self._node, self._trace, self.type = node, recorder, node.types[0]
 
     def opened(self) -> Tensor:
         """For the recorder: takes the content out of the parameter while a function is recorded."""
@@ -190,14 +193,15 @@ class Parameter(Tensor):
             first = self._first
             assert first is not None
             content._pending = lambda: first(content)
-        content._node, content._recorder = self._node, self._recorder
+        content._node, content._trace = self._node, self._trace
         return content
 
     def close(self, content: Tensor) -> None:
         """For the recorder: puts back the content that `opened` took out."""
-        self._node, self._recorder = content._node, content._recorder
+        assert content._trace is None or isinstance(content._trace, Recorder)
+        self._node, self._trace = content._node, content._trace
         self.type, self._data = content.type, content._data
-        if self._data is None and self._recorder is None:
+        if self._data is None and self._trace is None:
             assert self._first is not None
             self._wait(self._first)
 

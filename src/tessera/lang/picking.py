@@ -21,10 +21,12 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from . import record
 from .ids import NOTHING, check_ids
+from .operands import as_tensor, binary, emit, scalar
 from .shaping import permute, reshape, sliced
-from .tensor import Tensor, as_tensor, binary, emit, scalar
+from .tensor import Tensor, method
 
 
+@method("__getitem__")
 def getitem(t: Tensor, key: Any) -> Tensor:
     """`t[key]`: numbers, slices, `...`, None, tensors or lists of ids, masks.
 

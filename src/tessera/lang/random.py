@@ -23,8 +23,9 @@ from ..ops.random import GOLDEN
 from . import functions, record
 from .engine import engine
 from .local.view import view
+from .operands import emit, scalar
 from .record import KEY_TYPE
-from .tensor import Tensor, emit, scalar
+from .tensor import Tensor
 
 __all__ = ["bernoulli", "normal", "seed", "set_state", "state", "uniform"]
 

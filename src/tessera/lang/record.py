@@ -1,4 +1,4 @@
-"""What happens to an op: it is recorded into the function around it, or it runs at once.
+"""What happens to an op in a function that is recorded? It becomes a node of the function's graph.
 
 One `Recorder` per function being recorded. Tensors from outside become hidden inputs (captures);
 the body of a loop is a recorder inside a recorder.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -18,15 +16,15 @@ import numpy as np
 
 from ..core.context import settings
 from ..core.dtypes import uint32
-from ..core.errors import UsageError, caller, fail
+from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.options import ProgramOptions
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Node
 from ..ops.elementwise import stop_gradient
 from ..ops.local import as_local
-from .engine import Engine, Program, engine
-from .tensor import Made, Tensor, symbolic
+from .eager import HERE, here
+from .tensor import Tensor, Trace
 
 if TYPE_CHECKING:
     from .host_outputs import HostOutput
@@ -120,7 +118,7 @@ class Recorder:
         """Keeps what is in `box` until the recording ends; a box made in it is its own affair."""
         root = self.root
         if id(box) not in root.boxes:
-            if id(box) in root.born or box._recorder is not None:
+            if id(box) in root.born or box._trace is not None:
                 return None
             root.boxes[id(box)] = Opened(box, box.opened())
         return root.boxes[id(box)]
@@ -178,10 +176,26 @@ class Recorder:
     def input(self, type: TensorType, name: str = "") -> Tensor:
         return symbolic(self.builder.input(type, name), self)
 
+    def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+        if op == "redistribute":
+            to = attrs["to"] if self.pipe is None else self.pipe.on_stage(attrs["to"])
+            return [symbolic(self.builder.redistribute(self.node(args[0]), to), self)]
+        node = self.builder(op, *map(self.node, args), **attrs)
+        nodes = [node]
+        if len(node.types) > 1 or node.kind.many:
+            nodes = [self.builder("item", node, index=i) for i in range(len(node.types))]
+        return [symbolic(self._kept(n), self) for n in nodes]
+
+    def _kept(self, node: Node) -> Node:
+        """`node`, a constant to gradients inside `ts.no_grad`."""
+        if not settings().no_grad or not node.type.dtype.is_float or node.op == stop_gradient.name:
+            return node
+        return self.builder("stop_gradient", node)
+
     def node(self, t: Tensor) -> Node:
         """The node of `t` here; a tensor from outside becomes a hidden input. In a local body it is
         this device's block of it."""
-        node = t._node if t._recorder is self else self._outside(t)
+        node = t._node if t._trace is self else self._outside(t)
         assert node is not None
         if self.view is not None and (split := node.types[0].split_axes):
             axes = [a for a in self.view.axes if a in split]
@@ -193,7 +207,7 @@ class Recorder:
         known = self._nodes.get(id(t))
         if known is not None:
             return known
-        if t._recorder is not None and not self._encloses(t._recorder):
+        if t._trace is not None and not self._encloses(t._trace):
             raise _ended(t)
         if self.parent is not None:
             self.parent.node(t)
@@ -203,7 +217,7 @@ class Recorder:
         self._nodes[id(t)] = node
         return node
 
-    def _encloses(self, other: Recorder) -> bool:
+    def _encloses(self, other: Trace) -> bool:
         outer = self.parent
         while outer is not None and outer is not other:
             outer = outer.parent
@@ -237,10 +251,16 @@ class Recorder:
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The value of `t` while recording: cuts the program there."""
         self.check(t)
-        if self.node(t).type.varying:
-            from .local.view import read_own
-
-            read_own(self, self.node(t))
+        node = self.node(t)
+        if node.type.varying:
+            if self.view is not None:
+                self.view.need_rank(node)
+            raise fail(
+                UsageError,
+                "a value that differs between devices is read",
+                [("tensor", node.type), *([("made at", node.loc)] if node.loc else [])],
+                fix="combine it first: dist.all_reduce(x, axis), or choose with ts.where",
+            )
         if self.reader is None:
             raise fail(
                 UsageError,
@@ -248,7 +268,15 @@ class Recorder:
                 _shown(t),
                 fix="read values inside ts.jit only, and outside of loop bodies",
             )
-        return self.reader(self, self.node(t))
+        return self.reader(self, node)
+
+
+def symbolic(node: Node, recorder: Recorder) -> Tensor:
+    """The tensor that is `node` of a recording."""
+    t = Tensor(None, node.types[0])
+    t._node, t._trace = node, recorder
+    recorder.made.append(ref(t))
+    return t
 
 
 def _shown(t: Tensor) -> list[tuple[str, object]]:
@@ -265,12 +293,10 @@ def _ended(t: Tensor) -> UsageError:
     )
 
 
-_current: ContextVar[Recorder | None] = ContextVar("tessera_recorder", default=None)
-
-
 def current() -> Recorder | None:
     """The innermost function that is being recorded, if any."""
-    return _current.get()
+    trace = here()
+    return trace if isinstance(trace, Recorder) else None
 
 
 def options_here() -> ProgramOptions:
@@ -298,11 +324,11 @@ def need_before_recording(what: str, **chosen: Any) -> None:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    token = _current.set(recorder)
+    token = HERE.set(recorder)
     try:
         yield recorder
     finally:
-        _current.reset(token)
+        HERE.reset(token)
         if recorder.parent is None:
             recorder.close()
 
@@ -321,116 +347,3 @@ def named_scope(name: str) -> Iterator[None]:
         yield
     finally:
         recorder.builder.scope = before
-
-
-# -- outside a recording: one-op programs ---------------------------------------------------------
-# How many of them are kept, those that were used last.
-MOST_PROGRAMS = 1024
-
-
-@lru_cache(maxsize=MOST_PROGRAMS)
-def _program(
-    by: Engine,
-    options: ProgramOptions,
-    strict: bool,
-    op: str,
-    types: tuple[TensorType, ...],
-    attrs: tuple[Any, ...],
-) -> Program:
-    """The program of one op: all that it depends on is an argument here."""
-    b = Builder(op, options, strict)
-    ins = [b.input(t) for t in types]
-    if op == "redistribute":
-        return by.compile(b.graph([b.redistribute(ins[0], **dict(attrs))]))
-    node = b(op, *ins, **dict(attrs))
-    many = len(node.types) > 1 or node.kind.many
-    outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
-    return by.compile(b.graph(outs))
-
-
-def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
-    """Runs one op on tensors that have values, as a cached one-op program."""
-    types = tuple([a.type for a in args])
-    now = settings()
-    program = _program(engine(), now.program, now.strict, op, types, tuple(attrs.items()))
-    results = []
-    loc = caller()
-    made_of = None if now.no_grad else [a.now() for a in args]
-    given = [_number_of(a) if a._data is None else a._data for a in args]
-    for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
-        out = Tensor(data, t)
-        if made_of is not None:
-            out._made = made(op, made_of, attrs, i, loc)
-        results.append(out)
-    return results
-
-
-def made(op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc: str) -> Made:
-    """How a tensor was made of `args`."""
-    derived = any(a._made is not None and a._made.of_gradient for a in args)
-    return Made(op, tuple(args), attrs, index, loc, derived)
-
-
-def without_past(recorder: Recorder, node: Node) -> Node:
-    """`node`, a constant to gradients inside `ts.no_grad`."""
-    if not settings().no_grad or not node.type.dtype.is_float or node.op == stop_gradient.name:
-        return node
-    return recorder.builder("stop_gradient", node)
-
-
-class Number:
-    """A scalar that is on no device yet. One-op programs take it as it is: no program of its own
-    for each number, and no copy."""
-
-    def __init__(self, value: float, type: TensorType) -> None:
-        self.value, self.type = np.asarray(value, type.dtype.numpy), type
-
-    def __call__(self) -> Any:
-        return engine().place(self.value, self.type)
-
-
-def _number_of(t: Tensor) -> Any:
-    return t._pending.value if isinstance(t._pending, Number) else t.data
-
-
-def full_now(attrs: dict[str, Any]) -> Tensor:
-    """A tensor of one number, at once: the number is an argument of the program that spreads it."""
-    layout, number = attrs.get("layout"), plain(attrs["dtype"], ())
-    if layout is not None and layout.partial:  # zeros: no other number can lie like this
-        return run_now("full", (), attrs)[0]
-    out = Tensor(None, number)
-    out._pending = Number(attrs["value"], number)
-    if attrs["shape"] or layout is not None:
-        spread = {k: v for k, v in attrs.items() if k in ("shape", "layout")}
-        out = run_now("broadcast_to", (out,), spread)[0]
-    out._made = Made("full", (), attrs, 0, caller())
-    return out
-
-
-def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
-    """Compiles and runs `graph` once on tensors that have values."""
-    program = engine().compile(graph)
-    types = tuple([v.type for v in values])
-    data = program([v.data for v in values], types)
-    return [Tensor(d, t) for d, t in zip(data, program.types, strict=True)]
-
-
-def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
-    """`x` in the layout `to`, at once."""
-    source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
-    now = settings()
-    how = "redistribute", (source,), (("to", to),)
-    program = _program(engine(), now.program, now.strict, *how)
-    out = Tensor(program([x.data], (x.type,))[0], to)
-    if not now.no_grad:
-        out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
-    return out
-
-
-def moved(t: Tensor, to: TensorType) -> Tensor:
-    """`t` in the layout `to`, at once; from one mesh to another by way of the host."""
-    if t.type is to:
-        return t
-    if t.mesh is None or t.mesh == to.mesh:
-        return redistribute_now(t, to)
-    return Tensor(engine().place(t.numpy(), to), to)

@@ -11,7 +11,8 @@ import numpy as np
 from ..core.checks import is_whole, several, sizes, whole
 from ..core.dtypes import promote
 from ..core.errors import ShapeError, fail
-from .tensor import Like, Tensor, as_tensor, emit
+from .operands import as_tensor, emit
+from .tensor import Like, Tensor, method
 
 Dims = int | Sequence[int] | None
 
@@ -66,6 +67,7 @@ def along(fn: Callable[[Tensor, int], Tensor], name: str, x: Like, dim: int) -> 
 
 
 # -- shape ----------------------------------------------------------------------------------------
+@method("reshape")
 def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
     """`x` in another shape, its elements in row-major order; one size may be -1 (what is left).
 
@@ -97,6 +99,7 @@ def _spread(name: str, given: Sequence[Any]) -> Sequence[Any]:
     return given
 
 
+@method("permute")
 def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
     """`x` with its dims in the order `dims`: dim i of the result is dim `dims[i]` of `x`.
 
@@ -115,7 +118,9 @@ def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
     return emit("transpose", t, perm=perm)
 
 
-def swap(x: Like, a: int, b: int) -> Tensor:
+@method("transpose")
+def swap(x: Like, a: int = -2, b: int = -1) -> Tensor:
+    """`x` with two dims exchanged, by default the last two."""
     t = as_tensor(x)
     i, j = one_dim("transpose", t, a), one_dim("transpose", t, b)
     perm = list(range(t.ndim))

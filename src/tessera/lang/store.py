@@ -24,10 +24,12 @@ from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
+from .eager import moved
+from .operands import as_tensor
 from .parameter import Parameter, fits
-from .record import Recorder, current, moved
+from .record import Recorder, current
 from .strategy import Plan, Strategy
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor
 from .tree import flatten, path_name, spec_paths, unflatten, without_boxes
 
 
@@ -317,7 +319,7 @@ def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> No
     values = {}
     for name, x in new.items():
         t = as_tensor(x)
-        if t._recorder is not None:
+        if t._trace is not None:
             raise fail(
                 UsageError,
                 f"{what}: {name!r} is a tensor of a function that is being recorded",

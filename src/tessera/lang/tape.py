@@ -9,24 +9,10 @@ earlier gradient: of the steps before, that is. `ts.stop_gradient` does so at on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from weakref import ref
 
 from . import functions as F
-from .record import current
-from .tensor import Like, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Those of the tensors that a value was made of, and lets go of, that are still there."""
-
-    tensors: list[ref[Tensor]]
-    stopped: bool  # by `ts.stop_gradient`: gradients by them are zeros
-
-    def has(self, wanted: Iterable[Tensor]) -> list[Tensor]:
-        there = {id(t): t for r in self.tensors if (t := r()) is not None}
-        return [t for t in wanted if there.get(id(t)) is t]
+from .tensor import Like, Past, Tensor, method
 
 
 def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
@@ -61,10 +47,11 @@ def let_go(weights: Iterable[Tensor]) -> None:
                 t._made, t._past = None, past
 
 
+@method("detach")
 def stop_gradient(x: Like) -> Tensor:
     """The same value as a constant: no gradient flows through it."""
     out = F.stop_gradient(x)
-    if current() is None and out._made is not None:
+    if out._made is not None:
         out._past, out._made = Past(_alive(history(out)[:-1]), True), None
     return out
 

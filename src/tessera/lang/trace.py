@@ -15,8 +15,9 @@ from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
 from .checks import bound, signature_of
 from .host import engine_array
+from .operands import as_tensor
 from .record import Reader, Recorder, recording
-from .tensor import Tensor, as_tensor
+from .tensor import Tensor
 from .tree import call_paths, flatten, path_name, unflatten
 
 # What an input of a recorded call stands for: a tensor, only its type, or the random key.

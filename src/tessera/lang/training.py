@@ -22,11 +22,12 @@ from .checks import signature_of
 from .grad import grad, met
 from .host import engine_array
 from .jit import Jit
+from .operands import type_like
 from .outside import Place, places_of
 from .record import current, named_scope
 from .store import Around, Slot, Store
 from .strategy import Plan, Strategy, check_reach, plan_or_none
-from .tensor import Tensor, type_like
+from .tensor import Tensor
 from .trace import trace
 from .tree import call_paths, flatten, path_name
 

@@ -10,7 +10,7 @@ from ..core.checks import function_of, unfit, whole
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..ops.user import Groups, add_function, parse_groups
-from .tensor import as_tensor, emit, emit_many
+from .operands import as_tensor, emit, emit_many
 
 __all__ = ["UserOp", "user_op"]
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from ..core.checks import whole
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..lang.operands import as_tensor
 from ..lang.record import named_scope
 from ..lang.store import weights
-from ..lang.tensor import Tensor, as_tensor
+from ..lang.tensor import Tensor
 from .module import Module
 from .stack import Stack
 from .transformer import GPTConfig, TransformerBlock

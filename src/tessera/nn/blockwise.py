@@ -14,7 +14,8 @@ from typing import Any
 from ..core.dtypes import f32
 from ..lang import functions as F
 from ..lang.loop import scan
-from ..lang.tensor import Tensor, emit
+from ..lang.operands import emit
+from ..lang.tensor import Tensor
 from .functional import causal_chunks
 
 # Scores that a device computes at once, and the least queries in one block: large enough for the

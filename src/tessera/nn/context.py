@@ -27,8 +27,9 @@ from ..lang.custom import custom_gradient
 from ..lang.local.distribute import distribute
 from ..lang.local.literal import rank_along
 from ..lang.local.view import view
+from ..lang.operands import as_tensor
 from ..lang.shaping import one_dim
-from ..lang.tensor import Like, Tensor, as_tensor
+from ..lang.tensor import Like, Tensor
 from .blockwise import attend, merged, pulled
 from .functional import check_heads, flash_attention
 

@@ -17,7 +17,8 @@ from ..core.checks import MOST, flag, is_whole, number, shown, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
-from ..lang.tensor import Like, Tensor, as_tensor, emit, matched
+from ..lang.operands import as_tensor, emit, matched
+from ..lang.tensor import Like, Tensor
 
 Size = int | Sequence[int]
 Padding = int | Sequence[int] | str

@@ -17,7 +17,8 @@ from ..lang import random
 from ..lang.checks import typed
 from ..lang.ids import check_ids
 from ..lang.loop import map_chunks
-from ..lang.tensor import Like, Tensor, as_tensor, emit
+from ..lang.operands import as_tensor, emit
+from ..lang.tensor import Like, Tensor
 
 # Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
 # that a block's intermediates stay in cache.

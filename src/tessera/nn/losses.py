@@ -13,7 +13,8 @@ from ..lang.checks import fitting, typed
 from ..lang.collectives import over_batch
 from ..lang.ids import check_ids
 from ..lang.loop import scan, to_blocks
-from ..lang.tensor import Like, Tensor, as_tensor, emit, scalar
+from ..lang.operands import as_tensor, emit, scalar
+from ..lang.tensor import Like, Tensor
 from .functional import ROWS, row_order, rows_of, wide
 
 

@@ -21,9 +21,10 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
 from ..lang.create import Init, dist_tensor
 from ..lang.host import engine_array
+from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
 from ..lang.record import current, named_scope
-from ..lang.tensor import Tensor, as_tensor
+from ..lang.tensor import Tensor
 from ..lang.tree import register
 
 

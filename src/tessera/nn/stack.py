@@ -14,8 +14,9 @@ from ..core.errors import UsageError, fail
 from ..cost.loops import write_out
 from ..lang import functions as F
 from ..lang.loop import scan
+from ..lang.operands import emit_many
 from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor, emit_many
+from ..lang.tensor import Tensor
 from ..lang.tree import flatten, path_name, paths, unflatten
 from .module import Module
 

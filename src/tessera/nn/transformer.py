@@ -14,8 +14,9 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
+from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor, as_tensor
+from ..lang.tensor import Tensor
 from . import functional as fn
 from .context import (
     all_to_all_attention,

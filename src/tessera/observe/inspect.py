@@ -9,8 +9,9 @@ from ..core.layout import TensorType
 from ..core.topology import Topology
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..lang.jit import Jit
+from ..lang.operands import as_tensor
 from ..lang.pipelines.pipe import Pipe
-from ..lang.tensor import Tensor, as_tensor
+from ..lang.tensor import Tensor
 from ..lang.training import TrainingStep
 from ..nn.experts.layer import MoE, moe_inspection
 from ..nn.experts.transport import MoEInspection, reports_of

@@ -22,10 +22,11 @@ from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, reachable
 from ..lang import random
+from ..lang.eager import run_graph
 from ..lang.engine import engine
-from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, run_graph
+from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, symbolic
 from ..lang.segments import Recording, Segment
-from ..lang.tensor import Tensor, symbolic
+from ..lang.tensor import Tensor
 from ..lang.trace import Given, record_call
 from ..ops.op import infer, op_named
 
@@ -240,7 +241,7 @@ def tidy(value: float) -> str:
 
 def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
     """A graph and the arrays or tensors for its inputs. Raises UsageError where they do not fit."""
-    from ..lang.tensor import as_tensor
+    from ..lang.operands import as_tensor
 
     if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):
         raise fail(

@@ -161,7 +161,7 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
             "activations: the function has no scopes, so there is nothing to name",
             fix='call modules in it, or open scopes: with ts.named_scope("mlp"): ...',
         )
-    from ..lang.tensor import as_tensor
+    from ..lang.operands import as_tensor
 
     return Statistics(tuple(n for n, _ in rows), as_tensor(np.stack([r for _, r in rows])))
 

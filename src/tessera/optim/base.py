@@ -25,10 +25,12 @@ from ..ir.graph.build import Builder
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
+from ..lang.eager import redistribute_now, run_graph, run_now
+from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
-from ..lang.record import current, redistribute_now, run_graph, run_now
+from ..lang.record import current
 from ..lang.strategy import Plan, Strategy, wish
-from ..lang.tensor import Tensor, emit, scalar
+from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from .schedules import Schedule
 from .trees import named, need_same_names, need_same_shapes, one_line

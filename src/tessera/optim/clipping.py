@@ -10,10 +10,11 @@ from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
 from ..lang.checks import typed
+from ..lang.operands import scalar
 from ..lang.parameter import trained
 from ..lang.record import options_here
 from ..lang.strategy import finest
-from ..lang.tensor import Tensor, scalar
+from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from .trees import named, one_line
 

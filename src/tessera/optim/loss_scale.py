@@ -26,8 +26,9 @@ from ..core.mesh import Mesh
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
+from ..lang.operands import emit
 from ..lang.parameter import trained
-from ..lang.tensor import Tensor, emit
+from ..lang.tensor import Tensor
 from ..lang.tree import aligned, flatten, unflatten
 from .clipping import scaled, total
 from .trees import named, one_line

@@ -17,7 +17,8 @@ from typing import final
 from ..core.dtypes import f32
 from ..core.layout import TensorType
 from ..lang import functions as F
-from ..lang.tensor import Tensor, scalar
+from ..lang.operands import scalar
+from ..lang.tensor import Tensor
 from .base import Optimizer, Rate, Slots
 from .clipping import to_add_up
 

@@ -22,7 +22,8 @@ from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang.checks import typed
-from ..lang.tensor import Tensor, as_tensor, scalar
+from ..lang.operands import as_tensor, scalar
+from ..lang.tensor import Tensor
 
 Rule = Callable[[Tensor], Tensor]
 

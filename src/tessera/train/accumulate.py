@@ -15,8 +15,9 @@ from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang.grad import grad
 from ..lang.loop import row_blocks, scan, to_blocks
+from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
-from ..lang.tensor import Tensor, as_tensor, scalar
+from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 
 Batch = Mapping[str, Tensor]

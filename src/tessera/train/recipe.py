@@ -33,9 +33,10 @@ from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang import random
 from ..lang.jit import Jit, jit
+from ..lang.operands import as_tensor
 from ..lang.record import current
 from ..lang.strategy import Plan, Strategy
-from ..lang.tensor import Tensor, as_tensor
+from ..lang.tensor import Tensor
 from ..nn.losses import cross_entropy
 from ..nn.transformer import GPT, GPTConfig
 from ..optim import (

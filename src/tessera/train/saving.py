@@ -23,7 +23,8 @@ from ..core.errors import UsageError, fail
 from ..core.files import sync, write_whole
 from ..lang import random
 from ..lang.create import tensor
-from ..lang.tensor import Tensor, as_tensor
+from ..lang.operands import as_tensor
+from ..lang.tensor import Tensor
 from ..lang.tree import flatten, paths
 from .config import TrainingConfig, checked
 from .memory import offload

@@ -14,9 +14,9 @@ from ...ir.graph.node import Node
 from ...ops.local import as_local, axis_index, joined
 from ..collectives import split_over
 from ..create import ShardSpec
-from ..record import Recorder
+from ..record import Recorder, symbolic
 from ..strategy import Plan, Strategy, StrategyWarning
-from ..tensor import Tensor, symbolic
+from ..tensor import Tensor
 from ..tree import Path, path_name
 from .averages import check_mean
 from .view import View

@@ -20,10 +20,11 @@ from ...core.mesh import Mesh, auto
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
 from ..jit import Jit
+from ..operands import as_tensor
 from ..record import Recorder, current
 from ..strategy import Plan, Strategy
 from ..strategy import strategy as strategy_named
-from ..tensor import Tensor, as_tensor
+from ..tensor import Tensor
 from ..tree import Path, call_paths, flatten, unflatten
 from ..writes import changes, put, remove, snapshot
 from .borders import Borders

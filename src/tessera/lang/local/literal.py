@@ -10,9 +10,9 @@ from ...core.layout import Digit, Factor, TensorType, digits, grouped, ways
 from ...core.reshard import completed, gathered
 from ...ops.local import joined, joined_dim, with_dim
 from .. import functions
-from ..record import Recorder, current
+from ..record import Recorder, current, symbolic
 from ..shaping import reshape
-from ..tensor import Tensor, symbolic
+from ..tensor import Tensor
 from .view import View, view
 
 

@@ -22,8 +22,8 @@ from ...ops.local import reinterpret
 from ...ops.op import OPS
 from .. import functions
 from ..host_outputs import host_tensors, on_rank
-from ..record import Recorder, recording
-from ..tensor import Tensor, symbolic
+from ..record import Recorder, recording, symbolic
+from ..tensor import Tensor
 from ..tree import Path, flatten, path_name, spec_paths, unflatten
 from .agree import (
     check_collectives,

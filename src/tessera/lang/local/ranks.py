@@ -15,8 +15,8 @@ from ...core.errors import UsageError, caller, fail
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
 from .. import functions
-from ..record import Recorder, current, recording
-from ..tensor import Tensor, symbolic
+from ..record import Recorder, current, recording, symbolic
+from ..tensor import Tensor
 from ..tree import TENSORS, Path, path_name
 from .view import View
 
@@ -141,10 +141,12 @@ class Promised(Tensor):
     """What another rank returns under a name. Its type is known once that rank is recorded; who
     asks before waits for it."""
 
+    _trace: Recorder | None
+
     def __init__(self, log: Log, owner: int, name: str) -> None:
         self._log, self.owner, self.key, self._loc = log, owner, name, caller()
         self._data = None
-        self._recorder = log.recorder
+        self._trace = log.recorder
 
     @property
     def type(self) -> TensorType:  # type: ignore[override]  # known late
@@ -157,7 +159,7 @@ class Promised(Tensor):
 
     @property
     def view(self) -> View:
-        recorder = self._recorder
+        recorder = self._trace
         assert recorder is not None and recorder.view is not None
         return recorder.view
 
@@ -179,9 +181,9 @@ class Promised(Tensor):
     def _node(self) -> Node:  # type: ignore[override]  # made at the first use
         asked = self._log.asked
         if (self.owner, self.key) not in asked:
-            assert self._recorder is not None
+            assert self._trace is not None
             name = f"from_{self.owner}_{self.key}"
-            node = self._recorder.builder.input(self.type, name)
+            node = self._trace.builder.input(self.type, name)
             asked[self.owner, self.key] = node
         return asked[self.owner, self.key]
 

@@ -9,7 +9,7 @@ rank (ranks.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from ...core.dtypes import int32
 from ...core.errors import UsageError, fail
@@ -75,12 +75,17 @@ class View:
     def size(self) -> int:
         return ways(self.axes, self.mesh.sizes)
 
+    def need_rank(self, node: Node) -> None:
+        """Raises NeedsRank where `node`, whose value is read, follows from the rank alone."""
+        if self.rank is None and all(n.op != "input" for n in reachable([node])):
+            raise NeedsRank
+
     def symbol(self, recorder: Recorder) -> Tensor:
         """The rank as a tensor: i32, each device's own."""
         t = plain(int32, (), self.mesh).with_varying(self.axes)
         node = recorder.builder("axis_index", axes=self.axes, layout=t)
         found = Rank(None, t)
-        found._node, found._recorder = node, recorder
+        found._node, found._trace = node, recorder
         return found
 
 
@@ -126,19 +131,3 @@ def current_mesh() -> Mesh:
     mesh = LocalMesh(part.axes, devices=part.array())
     object.__setattr__(mesh, "_view", seen)
     return mesh
-
-
-def read_own(recorder: Recorder, node: Node) -> NoReturn:
-    """What happens when a value that differs between devices is read: the rank becomes a number
-    where the value follows from it alone, else it is an error."""
-    made_of = reachable([node])
-    if recorder.view is not None and recorder.view.rank is None and all(
-        n.op != "input" for n in made_of
-    ):  # fmt: skip
-        raise NeedsRank
-    raise fail(
-        UsageError,
-        "a value that differs between devices is read",
-        [("tensor", node.type), *([("made at", node.loc)] if node.loc else [])],
-        fix="combine it first: dist.all_reduce(x, axis), or choose with ts.where",
-    )

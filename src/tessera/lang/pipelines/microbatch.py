@@ -17,8 +17,8 @@ from ...ir.schedule.pipelines.stages import depends
 from ...ops.elementwise import add
 from ...ops.redistribute import NAMES
 from ..functions import relayout
-from ..record import Recorder
-from ..tensor import Tensor, symbolic
+from ..record import Recorder, symbolic
+from ..tensor import Tensor
 
 if TYPE_CHECKING:
     from .pipe import Pipe

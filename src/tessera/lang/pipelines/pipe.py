@@ -27,8 +27,9 @@ from ...ir.schedule.schedule import Schedule, Send
 from ...ops.op import OPS
 from ..engine import engine
 from ..host import engine_array
+from ..operands import as_tensor
 from ..record import Recorder, current, named_scope
-from ..tensor import Tensor, as_tensor
+from ..tensor import Tensor
 from ..tree import flatten, path_name, paths, unflatten
 from .means import inseparable
 from .microbatch import NeedsPipe, PipeState, laid_on

@@ -14,7 +14,8 @@ from ...core.layout import TensorType, dim_axes, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none
-from ...lang.tensor import Tensor, as_tensor
+from ...lang.operands import as_tensor
+from ...lang.tensor import Tensor
 from .dispatch import Wire, by_capacity, dropless
 from .options import ACTIVATIONS, Options
 from .routing import Choice, choose

@@ -20,7 +20,8 @@ from ...core.layout import Dim, Factor, TensorType, digits, ways, without
 from ...lang import functions as F
 from ...lang.custom import custom_gradient
 from ...lang.loop import scan
-from ...lang.tensor import Tensor, emit
+from ...lang.operands import emit
+from ...lang.tensor import Tensor
 from .packing import exchange
 
 # One device's experts: rows [A, J, N, B, d] in N blocks of B, and which of the El experts of J each

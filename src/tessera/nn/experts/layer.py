@@ -24,10 +24,11 @@ from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
+from ...lang.operands import as_tensor
 from ...lang.parameter import Parameter
 from ...lang.record import current, named_scope
 from ...lang.store import weights
-from ...lang.tensor import Tensor, as_tensor
+from ...lang.tensor import Tensor
 from ..layers import normal
 from ..module import Module, state
 from .call import settled

@@ -12,7 +12,8 @@ from ...core.checks import number, shown
 from ...core.dtypes import f32
 from ...core.errors import UsageError, fail
 from ...lang import functions as F
-from ...lang.tensor import Tensor, as_tensor
+from ...lang.operands import as_tensor
+from ...lang.tensor import Tensor
 from ...lang.tree import register
 from .. import functional as fn
 

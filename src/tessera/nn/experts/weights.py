@@ -14,7 +14,8 @@ from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...lang import functions as F
 from ...lang.custom import custom_gradient
-from ...lang.tensor import Tensor, as_tensor
+from ...lang.operands import as_tensor
+from ...lang.tensor import Tensor
 from .placement import Placement
 
 NAMES = ("router", "up", "down", "gate", "bias", "shared")

@@ -1,0 +1,151 @@
+"""What happens to an op outside of recorded functions? It runs at once, as a program of one op.
+
+The programs are cached. A result remembers how it was made, so that `ts.grad` works there too
+(lang/tape.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..core.context import settings
+from ..core.errors import caller
+from ..core.layout import TensorType, plain
+from ..core.options import ProgramOptions
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Graph
+from .engine import Engine, Program, engine
+from .tensor import Made, Tensor, Trace
+
+# How many of them are kept, those that were used last.
+MOST_PROGRAMS = 1024
+
+
+@lru_cache(maxsize=MOST_PROGRAMS)
+def _program(
+    by: Engine,
+    options: ProgramOptions,
+    strict: bool,
+    op: str,
+    types: tuple[TensorType, ...],
+    attrs: tuple[Any, ...],
+) -> Program:
+    """The program of one op: all that it depends on is an argument here."""
+    b = Builder(op, options, strict)
+    ins = [b.input(t) for t in types]
+    if op == "redistribute":
+        return by.compile(b.graph([b.redistribute(ins[0], **dict(attrs))]))
+    node = b(op, *ins, **dict(attrs))
+    many = len(node.types) > 1 or node.kind.many
+    outs = [b("item", node, index=i) for i in range(len(node.types))] if many else [node]
+    return by.compile(b.graph(outs))
+
+
+class Eager:
+    """The trace of what runs at once."""
+
+    def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+        if op == "full":
+            return [full_now(attrs)]
+        if op == "redistribute":
+            return [redistribute_now(args[0], attrs["to"])]
+        return run_now(op, args, attrs)
+
+    def read(self, t: Tensor) -> np.ndarray[Any, Any]:
+        value: np.ndarray[Any, Any] = engine().fetch(t.data, t.type)
+        return value
+
+    def check(self, t: Tensor) -> None:
+        """A value is there for good."""
+
+
+EAGER: Trace = Eager()
+HERE: ContextVar[Trace] = ContextVar("tessera_trace", default=EAGER)
+here = HERE.get
+"""The trace in force: what ops on tensors are applied by."""
+
+
+def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+    """Runs one op on tensors that have values, as a cached one-op program."""
+    types = tuple([a.type for a in args])
+    now = settings()
+    program = _program(engine(), now.program, now.strict, op, types, tuple(attrs.items()))
+    results = []
+    loc = caller()
+    made_of = None if now.no_grad else [a.now() for a in args]
+    given = [_number_of(a) if a._data is None else a._data for a in args]
+    for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
+        out = Tensor(data, t)
+        if made_of is not None:
+            out._made = made(op, made_of, attrs, i, loc)
+        results.append(out)
+    return results
+
+
+def made(op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc: str) -> Made:
+    """How a tensor was made of `args`."""
+    derived = any(a._made is not None and a._made.of_gradient for a in args)
+    return Made(op, tuple(args), attrs, index, loc, derived)
+
+
+class Number:
+    """A scalar that is on no device yet. One-op programs take it as it is: no program of its own
+    for each number, and no copy."""
+
+    def __init__(self, value: float, type: TensorType) -> None:
+        self.value, self.type = np.asarray(value, type.dtype.numpy), type
+
+    def __call__(self) -> Any:
+        return engine().place(self.value, self.type)
+
+
+def _number_of(t: Tensor) -> Any:
+    return t._pending.value if isinstance(t._pending, Number) else t.data
+
+
+def full_now(attrs: dict[str, Any]) -> Tensor:
+    """A tensor of one number, at once: the number is an argument of the program that spreads it."""
+    layout, number = attrs.get("layout"), plain(attrs["dtype"], ())
+    if layout is not None and layout.partial:  # zeros: no other number can lie like this
+        return run_now("full", (), attrs)[0]
+    out = Tensor(None, number)
+    out._pending = Number(attrs["value"], number)
+    if attrs["shape"] or layout is not None:
+        spread = {k: v for k, v in attrs.items() if k in ("shape", "layout")}
+        out = run_now("broadcast_to", (out,), spread)[0]
+    out._made = Made("full", (), attrs, 0, caller())
+    return out
+
+
+def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
+    """Compiles and runs `graph` once on tensors that have values."""
+    program = engine().compile(graph)
+    types = tuple([v.type for v in values])
+    data = program([v.data for v in values], types)
+    return [Tensor(d, t) for d, t in zip(data, program.types, strict=True)]
+
+
+def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
+    """`x` in the layout `to`, at once."""
+    source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
+    now = settings()
+    how = "redistribute", (source,), (("to", to),)
+    program = _program(engine(), now.program, now.strict, *how)
+    out = Tensor(program([x.data], (x.type,))[0], to)
+    if not now.no_grad:
+        out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
+    return out
+
+
+def moved(t: Tensor, to: TensorType) -> Tensor:
+    """`t` in the layout `to`, at once; from one mesh to another by way of the host."""
+    if t.type is to:
+        return t
+    if t.mesh is None or t.mesh == to.mesh:
+        return redistribute_now(t, to)
+    return Tensor(engine().place(t.numpy(), to), to)

@@ -288,7 +288,7 @@ def test_every_transport_is_a_preference(name: str, oracle: Oracle) -> None:
     layer = nn.MoE(256, 64, 64, transport=name, mesh=mesh)
     x = dist.tensor((64, 32, 256), "[64@(ep,dp), 32, 256]", mesh)
     report = nn.moe_inspection(layer, x)
-    assert f"wished    {name}: {TRANSPORTS[name]}" in str(report)
+    assert f"requested {name}: {TRANSPORTS[name]}" in str(report)
     assert "XLA's all_to_all" in report.served_by
 
 

@@ -158,8 +158,8 @@ def test_created_values_are_made_in_every_layout() -> None:
         if OPS[row.op].creates:
             b = Builder(row.op)
             (made,) = outputs(b, row, [])
-            wishes = [t for t in layouts_of(made.type.on(MESH)) if not t.partial]
-            graph = b.graph([b.redistribute(made, t) for t in wishes])
+            wanted = [t for t in layouts_of(made.type.on(MESH)) if not t.partial]
+            graph = b.graph([b.redistribute(made, t) for t in wanted])
             assert not any(n.op == "shard" for n in graph.nodes)
             for got in evaluate_blocks(graph, []):
                 close(got, row.expect())

@@ -287,17 +287,17 @@ def test_what_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
-def test_the_dearest_stage_costs_as_little_as_can_be(parts: int) -> None:
+def test_the_slowest_stage_costs_as_little_as_can_be(parts: int) -> None:
     rng = np.random.default_rng(parts)
     for _ in range(20):
         costs = rng.integers(1, 30, 7).tolist()
 
-        def dearest(starts: Any, costs: Any = costs) -> float:
+        def slowest(starts: Any, costs: Any = costs) -> float:
             ends = [*starts[1:], len(costs)]
             return max(sum(costs[a:b]) for a, b in zip(starts, ends, strict=True))
 
         every = [(0, *c) for c in combinations(range(1, len(costs)), parts - 1)]
-        assert dearest(balanced(costs, parts)) == min(map(dearest, every))
+        assert slowest(balanced(costs, parts)) == min(map(slowest, every))
 
 
 def test_traced_it_is_a_plain_function() -> None:

@@ -1,4 +1,5 @@
-"""Does `dist.inspect` say what carries tokens, sums and stages, whatever transport was wished?"""
+"""Does `dist.inspect` say what carries tokens, sums and stages, whatever transport was
+requested?"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_a_call_takes_from_the_schedule_what_it_leaves_open(backend: str, oracle
     assert said == [(backend, "hard"), ("nccl", "soft"), (backend, "hard")]
     assert report.experts[2].buckets > 1 == report.experts[0].buckets
     lines = str(report).splitlines()
-    assert lines[1].startswith(f"  wished    {backend}: ")
+    assert lines[1].startswith(f"  requested {backend}: ")
     assert lines[2] == (
         "  served by XLA's collectives (NCCL between GPUs, shared memory or gloo between CPUs)"
     )
@@ -67,7 +68,7 @@ def test_where_nothing_moves_nothing_serves() -> None:
     f = ts.schedule(comm_backend="gloo")(lambda x: x * 2.0)
     f(normal(2))
     assert str(dist.inspect(f)).splitlines()[1:] == [
-        "  wished    gloo: its own collectives",
+        "  requested gloo: its own collectives",
         "  served by nothing: nothing moves",
         "  no collectives",
     ]

@@ -135,7 +135,7 @@ def test_experts_over_64_places() -> None:
     assert did.dispatch[0].devices == 8 and did.dispatch[0].wire_bytes
     text = str(dist.inspect(y))
     for line in (
-        "  wished    nvshmem: puts and gets that GPUs start themselves",
+        "  requested nvshmem: puts and gets that GPUs start themselves",
         "  served by XLA's all_to_all (NCCL between GPUs, shared memory or gloo between CPUs)",
         "  payload   fp8_e4m3, 1 buckets, soft epochs",
     ):
@@ -178,5 +178,5 @@ def test_a_scheduled_step_takes_each_transport(backend: str) -> None:
     (did,) = report.experts
     assert report.backend == backend == did.transport.type
     assert did.transport.epoch == "hard" and did.buckets > 1
-    assert f"wished    {backend}: " in str(report) and "served by XLA's collectives" in str(report)
+    assert f"requested {backend}: " in str(report) and "served by XLA's collectives" in str(report)
     assert f"backend={backend} epoch=hard" in step.compiled.schedule.text

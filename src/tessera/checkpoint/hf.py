@@ -28,7 +28,7 @@ from ..core.mesh import Mesh
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
-from ..lang.strategy import Plan, Strategy, check_reach, plan_or_none, wish
+from ..lang.strategy import Plan, Strategy, check_reach, layout_rule, plan_or_none
 from ..lang.tensor import Tensor
 from ..nn.transformer import GPT, GPTConfig
 from .hf_files import (
@@ -81,7 +81,7 @@ def load_hf(
     table = known.table(config)
     model = GPT(config)
     if mesh is not None and plan is not None:
-        laid = wish(plan, "weight")
+        laid = layout_rule(plan, "weight")
         types = model.parameters().items()
         check_reach(plan, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
     with Weights(path) as files:
@@ -219,7 +219,7 @@ def _placed(
             dtype = promote(dtype, other)
     t = plain(dtype, shape, mesh)
     if mesh is not None and plan is not None:
-        t = _whole_heads(name, wish(plan, "weight")(name, t))
+        t = _whole_heads(name, layout_rule(plan, "weight")(name, t))
 
     def read(block: Block) -> Array:
         out = np.empty([s.stop - s.start for s in block], t.dtype.numpy)

@@ -19,7 +19,7 @@ from ..passes.differentiate import differentiate, reached
 from .eager import run_graph
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
-from .strategy import Plan, Strategy, wish
+from .strategy import Plan, Strategy, layout_rule
 from .tape import history, let_go
 from .tensor import Made, Tensor
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
@@ -135,7 +135,7 @@ def _goals(
     if layout is None:
         return [t.type.complete() for t in leaves]
     if isinstance(layout, (Plan, Strategy)):
-        of = wish(layout, "gradient")
+        of = layout_rule(layout, "gradient")
         named = zip(spec_paths(spec), leaves, strict=True)
         return [of(path_name(path), t.type.complete()) for path, t in named]
     types = [w.type if isinstance(w, Tensor) else w for w in aligned(spec, layout)]

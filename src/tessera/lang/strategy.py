@@ -289,7 +289,7 @@ def place(
     StrategyError if `plan` or `kind` is unknown or the rules fit no weight.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
-    wish(Plan(()), kind)  # is there such a kind?
+    layout_rule(Plan(()), kind)  # is there such a kind?
     plan_or_none("place", "the plan", plan)
     if mesh is None:
         raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
@@ -302,7 +302,7 @@ def place(
         if not isinstance(x, Tensor) or id(x) in done:
             return x
         base, name = _plain_on(x, mesh), path_name(path)
-        want = wish(plan, kind)(name, base) if plan is not None else base
+        want = layout_rule(plan, kind)(name, base) if plan is not None else base
         if type(x) is Parameter:
             done.add(id(x))
         if x._data is None and x._pending is not None:
@@ -320,8 +320,9 @@ def place(
     return out
 
 
-def wish(plan: Plan | Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:
-    """The layouts of one kind. Raises StrategyError for an unknown kind."""
+def layout_rule(plan: Plan | Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:
+    """How `plan` lays out tensors of one kind: a function of a name and its layout so far, to the
+    new layout. Raises StrategyError for an unknown kind."""
     whole = plan if isinstance(plan, Plan) else Plan((plan,))
     if kind not in ("weight", "gradient", "optimizer", "batch"):
         raise fail(

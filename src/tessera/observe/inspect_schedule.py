@@ -21,7 +21,7 @@ class ScheduleInspection:
     schedule: Schedule
     topology: Topology | None
     rows: tuple[CollectiveCost, ...]
-    backend: str | None = None  # the transport that `@schedule(comm_backend=)` wishes
+    backend: str | None = None  # the transport that `@schedule(comm_backend=)` requests
     experts: tuple[MoEInspection, ...] = ()  # of each call of `op.moe` in it
 
     @property
@@ -34,10 +34,10 @@ class ScheduleInspection:
         where = f", priced on {self.topology.name}" if self.topology is not None else ""
         head = f"{self.schedule.name}  hash {self.schedule.hash}{where}"
         if self.backend is not None:
-            wish = TRANSPORTS.get(self.backend, "its own collectives")
+            requested = TRANSPORTS.get(self.backend, "its own collectives")
             moves = self.rows or self.sent[0]
             served = f"XLA's collectives {CARRIERS}" if moves else "nothing: nothing moves"
-            head += f"\n  wished    {self.backend}: {wish}\n  served by {served}"
+            head += f"\n  requested {self.backend}: {requested}\n  served by {served}"
         values, size = self.sent
         if values:
             head += f"\n  {values} values go from mesh to mesh, {size_text(size)} to a device"

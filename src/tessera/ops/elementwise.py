@@ -402,7 +402,8 @@ cast = define(
 
 
 def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorType:
-    """The type of a value that is made from nothing: `shape`, in the layout that `attrs` wish."""
+    """The type of a value that is made from nothing: `shape`, in the layout that `attrs` ask
+    for."""
     shape, layout = tuple(attrs["shape"]), attrs.get("layout")
     if not isinstance(layout, TensorType):
         return plain(dtype, shape, mesh)

@@ -178,7 +178,7 @@ take = define(
 
 
 def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple[int, Dim]:
-    """The dim of the result that ids point into: as wished, but for axes that are taken."""
+    """The dim of the result that ids point into: as asked for, but for axes that are taken."""
     mesh = next((t.mesh for t in ins if t.mesh is not None), None)
     sizes = mesh.sizes if mesh is not None else {}
     goal = parse_dim(attrs["into"])

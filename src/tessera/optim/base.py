@@ -29,7 +29,7 @@ from ..lang.eager import redistribute_now, run_graph, run_now
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
-from ..lang.strategy import Plan, Strategy, wish
+from ..lang.strategy import Plan, Strategy, layout_rule
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from .schedules import Schedule
@@ -121,7 +121,7 @@ class Optimizer(ABC):
         weights = named(f"{self._name}.init", params)
         if self.weight_decay and isinstance(self.mask, str):
             self._need_match(weights)
-        layout = None if plan is None else wish(plan, "optimizer")
+        layout = None if plan is None else layout_rule(plan, "optimizer")
         kinds: dict[str, dict[str, TensorType]] = {}
         masters: Slots = {}
         for name, w in weights.items():

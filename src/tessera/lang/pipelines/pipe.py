@@ -198,18 +198,18 @@ class Pipe:
         rows = state.rows // state.count
         head = f"{self.name}: {table.name}, {state.count} microbatches of {rows} rows, along "
         lines = [f"{head}{self.axis} of {state.mesh.text()}"]
-        dearest = max(self.balance, default=0.0) or 1.0
+        slowest = max(self.balance, default=0.0) or 1.0
         for s, rank in enumerate(table.placement):
             devices = ", ".join(str(d) for d in state.slices[rank].device_ids)
             lines.append(
                 f"  stage {s} on devices {devices}: {self.sizes[s]} part"
                 f"{'s' if self.sizes[s] != 1 else ''}, {self.balance[s]:.3g} FLOP"
-                f" ({self.balance[s] / dearest:.0%} of the dearest),"
+                f" ({self.balance[s] / slowest:.0%} of the slowest),"
                 f" {self.weight_bytes[s]:,} bytes of weights a device"
             )
         count = len(self.schedule.steps)
         lines.append(
-            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the dearest"
+            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the slowest"
             f" stage computes for less, {FEWER}"
         )
         return "\n".join(lines)

@@ -50,7 +50,7 @@ class Call:
         """(Σ gate · expert(token) for tokens x [.., d], what was chosen, how many choices found no
         room)."""
         o, w, tokens = self.options, self.weights, self.tokens
-        rows = tokens.there(F.complete(x))
+        rows = tokens.grouped(F.complete(x))
         choice = choose(
             rows, w.router, o.router, o.k, w.bias, o.gates_sum_to_one, o.deterministic
         )  # fmt: skip
@@ -64,11 +64,11 @@ class Call:
                 rows, ids, choice.gates, self.rows, self.capacity, self.wire, self._network(),
                 tokens.runs(),
             )  # fmt: skip
-        out = tokens.back(y)
+        out = tokens.ungrouped(y)
         home = x.type.complete() if x.mesh is not None else None
         if w.shared is not None:
             up, down, gate = w.shared
-            plain = F.relayout(x, home) if home is not None else tokens.back(rows)
+            plain = F.relayout(x, home) if home is not None else tokens.ungrouped(rows)
             h = self._hidden(F.matmul(plain, up), None if gate is None else F.matmul(plain, gate))
             out = out + F.matmul(h, down)
         out = out.to(x.dtype)
@@ -84,10 +84,10 @@ class Call:
         up, down, gate = self.weights.tied(self.options.placement)
 
         def run(parts: Tensor, mine: Tensor | None) -> Tensor:
-            there = parts.shape[1]
+            devices = parts.shape[1]
 
             def product(h: Tensor, weight: Tensor) -> Tensor:
-                each = weight.reshape(there, -1, *weight.shape[1:])
+                each = weight.reshape(devices, -1, *weight.shape[1:])
                 if mine is None:
                     return F.einsum("a j n b d, j n d h -> a j n b h", h, each)
                 each = F.einsum("a j n e, j e d h -> a j n d h", mine.to(each.dtype), each)
@@ -112,25 +112,25 @@ class Call:
         if most == 1:
             return F.take_or_zero(table, ids)
         counts = as_tensor(np.array([len(r) for r in held], np.int32))
-        turn = self.tokens.numbers() % F.take_or_zero(counts, ids)
-        return F.take_or_zero(table, ids * most + turn)
+        copy = self.tokens.numbers() % F.take_or_zero(counts, ids)
+        return F.take_or_zero(table, ids * most + copy)
 
     # -- what is said of it -----------------------------------------------------------------------
     def inspection(self, known: bool = True) -> MoEInspection:
         """The report; nothing of sizes where the tokens are not `known`, and the capacity in even
         shares."""
-        there, back = (
+        dispatch, combine = (
             hops(self.tokens.type, self.wire.axes, self._sent_bytes(p) if known else None)
-            for p in (self.wire.packing, self.wire.narrow)
+            for p in (self.wire.packing, self.wire.combine_packing)
         )
         capacity = self.capacity if known else self.options.capacity
         return MoEInspection(
             self.transport, self.experts, self.rows, self.options.k, self.wire.axes, capacity,
-            self.slots if known else None, self.wire.buckets, there, back,
+            self.slots if known else None, self.wire.buckets, dispatch, combine,
         )  # fmt: skip
 
     def _sent_bytes(self, packing: str | None) -> int:
-        """Bytes that one device hands over on the way there or back."""
+        """Bytes that one device hands over in a dispatch or a combine."""
         t = self.tokens.type
         return self.slots * row_bytes(t.shape[-1], t.dtype.bytes, packing)
 
@@ -138,22 +138,22 @@ class Call:
 def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> Call:
     """Everything about a call for tokens `t` [.., d] that its values do not change. Raises what
     `moe` raises."""
-    w, how, k = weights_of(experts, t), options.wished(), options.k
+    w, how, k = weights_of(experts, t), options.requested(), options.k
     rows = _need_rows(w, options)
     where = t.mesh or mesh_or_none("moe", mesh) or w.up.mesh or settings().mesh
     axes = expert_axes(w.up.type, options.axis, where)
-    there = ways(axes, where.sizes) if where is not None else 1
-    if rows % there:
+    devices = ways(axes, where.sizes) if where is not None else 1
+    if rows % devices:
         raise fail(
             UsageError,
-            f"moe: {rows} rows of experts do not divide over {', '.join(axes)} of {there}",
+            f"moe: {rows} rows of experts do not divide over {', '.join(axes)} of {devices}",
             fix="add replicas by a placement, or split the experts over fewer devices",
         )
     moves = tuple(a for a in axes if where is not None and where.sizes[a] > 1)
     tokens = _tokens(t, w, moves, where, options)
-    each, room, buckets, limit = math.prod(tokens.four[1:]), tokens.four[2], there, None
+    each, room, buckets, limit = math.prod(tokens.four[1:]), tokens.four[2], devices, None
     if options.capacity is None:
-        room *= min(k, rows // there)
+        room *= min(k, rows // devices)
     else:
         limit = max(1, min(each, math.ceil(options.capacity * k * each / rows)))
         room, buckets = min(limit, room), rows

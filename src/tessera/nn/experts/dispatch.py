@@ -40,22 +40,23 @@ class Wire:
     ordered: bool = False
 
     @property
-    def narrow(self) -> str | None:
-        """The packing of the way back, where sums need more than 8 bits."""
+    def combine_packing(self) -> str | None:
+        """The packing of what is combined: sums need more than 8 bits."""
         return None if self.packing is None else "bf16"
 
     def room(self, slots: int) -> int:
         """`slots`, or a few more where buckets must be equal."""
         return -(-slots // self.buckets) * self.buckets if self.ordered else slots
 
-    def there(self, t: TensorType) -> TensorType:
-        """The layout of slots [G, P, E, ...] where the experts are."""
+    def dispatch_layout(self, t: TensorType) -> TensorType:
+        """The layout of slots [G, P, E, ...] after the dispatch, where the experts are."""
         dims = [without(d, self.axes, t.sizes) for d in t.dims]
         dims[2] = (Factor(t.shape[2], self.axes),)
         return t.with_dims(dims)
 
-    def back(self, home: TensorType) -> Callable[[TensorType], TensorType]:
-        """The layout `home` of slots, but for axes that split no tokens: they stay."""
+    def combine_layout(self, home: TensorType) -> Callable[[TensorType], TensorType]:
+        """The layout in which results are combined: `home`, that of the slots before the dispatch,
+        but for axes that split no tokens, which stay."""
         stay = tuple(a for a in self.axes if a not in home.split_axes)
 
         def to(t: TensorType) -> TensorType:
@@ -84,17 +85,17 @@ def line(like: Tensor) -> Tensor:
     return F.broadcast_to(F.arange(like.shape[-1]), like.shape)
 
 
-def rows_at(x: Tensor, ids: Tensor, back: Tensor) -> Tensor:
+def rows_at(x: Tensor, ids: Tensor, slots: Tensor) -> Tensor:
     """Rows of `x` [.., S, d] at `ids` [.., N]; -1 gives zeros.
 
-    `back` [.., S, K] says where in the result each row went, -1 nowhere: its gradient is the sum of
-    those places, in that order.
+    `slots` [.., S, K] says at which places of the result each row is, -1 nowhere: its gradient is
+    the sum of those places, in that order.
     """
 
     @custom_gradient
     def picked(x: Tensor) -> Any:
         def backward(g: Tensor) -> Tensor:
-            return total([pick(g, back[..., j]) for j in range(back.shape[-1])])
+            return total([pick(g, slots[..., j]) for j in range(slots.shape[-1])])
 
         return pick(x, ids), backward
 
@@ -129,10 +130,10 @@ def in_buckets(rows: Tensor, wire: Wire, each: Callable[[Tensor], Tensor]) -> Te
     if not wire.ordered:
         cuts = [size * i // n for i in range(n + 1)]
         return F.concat([each(rows[:, :, :, a:b]) for a, b in pairwise(cuts)], 3)
-    # A loop: the collectives of one turn end before the next turn begins.
+    # A loop: the collectives of one iteration end before the next begins.
     g, p, e, _, d = rows.shape
-    turns = F.permute(rows.reshape(g, p, e, n, size // n, d), (3, 0, 1, 2, 4, 5))
-    _, out = scan(lambda carry, part: (carry, each(part)), (), turns, policy="recompute")
+    parts = F.permute(rows.reshape(g, p, e, n, size // n, d), (3, 0, 1, 2, 4, 5))
+    _, out = scan(lambda carry, part: (carry, each(part)), (), parts, policy="recompute")
     return F.permute(out, (1, 2, 3, 0, 4, 5)).reshape(g, p, e, size, -1)
 
 
@@ -144,12 +145,12 @@ def by_capacity(
     """(result, choices dropped): each expert takes the first `capacity` choices of a group, in the
     order of its tokens, wherever their parts are. `runs` are as in `Tokens.runs`."""
     g, p, s, d = x.shape
-    k, there = ids.shape[-1], ways(wire.axes, x.type.sizes)
+    k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
     flat = ids.reshape(g, p, s * k)
     at, counts = places(flat, experts)
     keep = at < capacity
     if runs is not None:
-        keep = _turn(flat, experts, runs) < capacity
+        keep = _rank(flat, experts, runs) < capacity
         at, _ = places(F.where(keep, flat, experts), experts)  # of those that are kept
     elif p > 1:  # what the parts before have taken
         before = F.cumsum(counts, 1) - counts
@@ -163,18 +164,18 @@ def by_capacity(
     def through(part: Tensor) -> Tensor:
         """One bucket to the experts, through them and back."""
         home, c = part.type, part.shape[3]
-        part = exchange(part, wire.there, wire.packing) if wire.axes else part
+        part = exchange(part, wire.dispatch_layout, wire.packing) if wire.axes else part
         # All the rows of an expert in one block: [1, J, El, rows, d].
         held = F.permute(part, (2, 0, 1, 3, 4))
-        y = run(held.reshape(1, there, experts // there, g * p * c, d), None)
+        y = run(held.reshape(1, devices, experts // devices, g * p * c, d), None)
         y = F.permute(y.reshape(experts, g, p, c, -1), (1, 2, 0, 3, 4))
-        return exchange(y, wire.back(home), wire.narrow) if wire.axes else y
+        return exchange(y, wire.combine_layout(home), wire.combine_packing) if wire.axes else y
 
     y = in_buckets(rows, wire, through).reshape(g, p, experts * room, -1)
     return combined(y, slot, choice, gates), F.sum((~keep).to(f32))
 
 
-def _turn(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
+def _rank(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
     """For choices `flat` [G, P, N] the number of those of the same expert that come before in the
     group's own order."""
     (g, p, n), each = flat.shape, runs.shape[0] // flat.shape[1]
@@ -197,25 +198,29 @@ def dropless(
     products in place of sparse ones).
     """
     g, p, s, d = x.shape
-    k, there = ids.shape[-1], ways(wire.axes, x.type.sizes)
-    own = experts // there
+    k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
+    own = experts // devices
     size = wire.room(s * min(k, own))
     flat = ids.reshape(g, p, s * k)
     goal = flat // own
-    at, _ = places(goal, there)
+    at, _ = places(goal, devices)
     slot = goal * size + at
-    choice = filled(slot, line(slot), there * size)
-    token = filled(slot, line(slot) // k, there * size)
-    kind = filled(slot, flat - goal * own, there * size).reshape(g, p, there, size)
-    rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, there, size, d)
+    choice = filled(slot, line(slot), devices * size)
+    token = filled(slot, line(slot) // k, devices * size)
+    kind = filled(slot, flat - goal * own, devices * size).reshape(g, p, devices, size)
+    rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, devices, size, d)
     home = rows.type
     if wire.axes:
-        kind = F.relayout(kind, wire.there(kind.type))
-        rows = in_buckets(rows, wire, lambda part: exchange(part, wire.there, wire.packing))
+        kind = F.relayout(kind, wire.dispatch_layout(kind.type))
+        rows = in_buckets(
+            rows, wire, lambda part: exchange(part, wire.dispatch_layout, wire.packing)
+        )
     y = unfolded(_in_blocks(*folded(rows, kind), own, run, block), rows.type)
     if wire.axes:
-        y = in_buckets(y, wire, lambda part: exchange(part, wire.back(home), wire.narrow))
-    return combined(y.reshape(g, p, there * size, -1), slot, choice, gates)
+        y = in_buckets(
+            y, wire, lambda part: exchange(part, wire.combine_layout(home), wire.combine_packing)
+        )
+    return combined(y.reshape(g, p, devices * size, -1), slot, choice, gates)
 
 
 def _in_blocks(rows: Tensor, kind: Tensor, own: int, run: Experts, block: int) -> Tensor:
@@ -252,9 +257,9 @@ def folded(rows: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
 def unfolded(y: Tensor, t: TensorType) -> Tensor:
     """The inverse of `folded`, for rows of type `t`."""
     order, shape = _fold(t)
-    back = [order.index(i) for i in range(len(order))]
+    inverse = [order.index(i) for i in range(len(order))]
     y = y.reshape(*[shape[i] for i in order], y.shape[-1])
-    return F.permute(y, (*back, len(order))).reshape(*t.shape[:-1], y.shape[-1])
+    return F.permute(y, (*inverse, len(order))).reshape(*t.shape[:-1], y.shape[-1])
 
 
 def _fold(t: TensorType) -> tuple[list[int], list[int]]:

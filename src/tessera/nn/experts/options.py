@@ -78,7 +78,7 @@ class Options:
     def gates_sum_to_one(self) -> bool:
         return self.k > 1 if self.normalize is None else self.normalize
 
-    def wished(self) -> Transport:
+    def requested(self) -> Transport:
         """The transport; what is left open is as `@schedule(comm_backend=, epoch=)` has it."""
         how, chosen = transport_of(self.transport), settings().program.schedule
         if how.type == "auto" and chosen.backend in TRANSPORTS:

@@ -25,15 +25,15 @@ class Tokens:
     four: tuple[int, int, int]
     zigzag: int = 1
 
-    def there(self, x: Tensor) -> Tensor:
+    def grouped(self, x: Tensor) -> Tensor:
         """`x` [.., d] as [G, P, S, d]."""
         x = F.relayout(x, self.type.with_dtype(x.dtype)) if self.type.mesh is not None else x
         d = x.shape[-1]
         cut = F.permute(x.reshape(*self.sizes, d), (*self.order, len(self.order)))
         return cut.reshape(*self.four, d)
 
-    def back(self, y: Tensor) -> Tensor:
-        """The inverse of `there`, up to the layout."""
+    def ungrouped(self, y: Tensor) -> Tensor:
+        """The inverse of `grouped`, up to the layout."""
         d = y.shape[-1]
         y = y.reshape(*[self.sizes[i] for i in self.order], d)
         inverse = [self.order.index(i) for i in range(len(self.order))]

@@ -95,8 +95,8 @@ class MoEInspection:
     """What a call of `moe` does: `str()` is the report.
 
     `capacity` is in choices, or in even shares (a float) where no tokens were named. `slots` are
-    the rows that one device sends, over all experts. `dispatch` and `combine` are the hops there
-    and back, in order.
+    the rows that one device sends, over all experts. `dispatch` and `combine` are the hops to the
+    experts and back, in order.
     """
 
     transport: Transport
@@ -126,7 +126,7 @@ class MoEInspection:
         room = "dropless" if c is None else room
         rows = [
             f"moe : {self.experts} experts{copies}, {self.k} a token{over}",
-            f"  wished    {t.type}: {TRANSPORTS[t.type]}",
+            f"  requested {t.type}: {TRANSPORTS[t.type]}",
             f"  served by {self.served_by}",
             f"  room      {room}" + (f"; {self.slots:,} rows from a device" if self.slots else ""),
             f"  payload   {t.pack_dtype or 'unpacked'}, {self.buckets} buckets, {t.epoch} epochs",

@@ -237,7 +237,7 @@ def moved_type(t: TensorType, mesh: Mesh) -> TensorType:
 
 # -- balance --------------------------------------------------------------------------------------
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """Where to cut `costs` into `parts` runs so that the dearest run costs least: the index at
+    """Where to cut `costs` into `parts` runs so that the slowest run costs least: the index at
     which each run begins. The first of equal cuts is taken.
 
     >>> balanced([4, 1, 1, 1, 1, 4], 3)

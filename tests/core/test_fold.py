@@ -25,7 +25,7 @@ MESH = Mesh.parse("dp=4 tp=2")
 def test_what_it_is_folded_onto(onto: object, sizes: tuple[int, ...]) -> None:
     mesh = MESH.fold(onto)
     assert mesh.physical.shape == sizes and mesh.size == 8 and mesh.axes == MESH.axes
-    assert all(mesh.turns[a] * mesh.physical.sizes[a] == n for a, n in mesh.sizes.items())
+    assert all(mesh.folds[a] * mesh.physical.sizes[a] == n for a, n in mesh.sizes.items())
     assert mesh != MESH and mesh == MESH.fold(onto) and hash(mesh) == hash(MESH.fold(onto))
     assert pickle.loads(pickle.dumps(mesh)) == mesh
 
@@ -40,7 +40,7 @@ def test_folds_that_are_none(onto: object) -> None:
 def test_parts_of_a_folded_mesh() -> None:
     mesh = MESH.fold("dp=2,tp=1")
     assert mesh.slice(dp=3).physical.device_ids == [1] and mesh.slice(dp=0).text() == "tp=2"
-    assert mesh["tp"].turns == {"tp": 2} and mesh["dp"].physical.shape == (2,)
+    assert mesh["tp"].folds == {"tp": 2} and mesh["dp"].physical.shape == (2,)
     with pytest.raises(ts.MeshError, match="slice first, and fold the part"):
         mesh.slice(dp=slice(0, 2))
 

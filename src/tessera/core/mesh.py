@@ -41,6 +41,7 @@ from .mesh_input import (
     some_ids,
     times,
 )
+from .renamed import renamed_attribute
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
@@ -152,10 +153,12 @@ class Mesh:
         return " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
     @property
-    def turns(self) -> Mapping[str, int]:
+    def folds(self) -> Mapping[str, int]:
         """How many places along each axis one device runs in turn: 1 if the mesh is not folded."""
         here = self.onto or self
         return {axis: size // here.sizes[axis] for axis, size in self.sizes.items()}
+
+    turns = renamed_attribute("dist.Mesh", "folds")
 
     @property
     def physical(self) -> Mesh:
@@ -171,7 +174,7 @@ class Mesh:
         not divide.
 
         >>> mesh = Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
-        >>> mesh.size, mesh.physical.text(), mesh.turns
+        >>> mesh.size, mesh.physical.text(), mesh.folds
         (8, 'dp=2 tp=1', {'dp': 2, 'tp': 2})
         """
         return self._folded(folded_onto(self, onto))
@@ -320,7 +323,7 @@ class Mesh:
         made = Mesh(names, part[tuple(pick)])
         if self.onto is None:
             return made
-        turns, below = self.turns, {}
+        folds, below = self.folds, {}
         for axis, which in where.items():
             if isinstance(which, slice | range):
                 raise fail(
@@ -330,7 +333,7 @@ class Mesh:
                     [("mesh", self.text()), ("onto", self.onto.text())],
                     fix="slice first, and fold the part",
                 )
-            below[axis] = int(which) % self.sizes[axis] // turns[axis]
+            below[axis] = int(which) % self.sizes[axis] // folds[axis]
         return made._folded(self.onto.slice(**below))
 
     # ---- ambient -------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Which public names have changed? The old ones work for one version more, and say what to write.
 
 A module says `__getattr__ = renamed_names("ts", {"old": "new"}, globals())`, a function
-`@renamed_arguments("ts.function", old="new")`. `docs/renamed.md` has the table for users.
+`@renamed_arguments("ts.function", old="new")`, a class `old = renamed_attribute("Class", "new")`.
+`docs/renamed.md` has the table for users.
 """
 
 from __future__ import annotations
@@ -59,6 +60,22 @@ def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]],
         return call
 
     return wrap
+
+
+class renamed_attribute:
+    """An old attribute of a class that users write as `owner`: `old = renamed_attribute("Mesh",
+    "new")` reads the new one, with a warning."""
+
+    def __init__(self, owner: str, new: str) -> None:
+        self._owner, self._new = owner, new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = f"{self._owner}.{name}"
+        RENAMED[self._old] = f"{self._owner}.{self._new}"
+
+    def __get__(self, found: object, owner: type) -> Any:
+        _warn(self._old, f"{self._owner}.{self._new}")
+        return getattr(owner if found is None else found, self._new)
 
 
 def _warn(old: str, new: str) -> None:

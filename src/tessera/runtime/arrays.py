@@ -64,8 +64,8 @@ def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
 
 def _axis(t: TensorType, axis: str) -> list[tuple[int, int, Any]]:
     assert t.mesh is not None
-    turns = t.mesh.turns[axis]
-    return [(t.sizes[axis] // turns, 1, axis), (turns, turns, None)]
+    folds = t.mesh.folds[axis]
+    return [(t.sizes[axis] // folds, 1, axis), (folds, folds, None)]
 
 
 def _padded(f: Factor, t: TensorType) -> int:

@@ -40,7 +40,7 @@ class TurnBlock(Block):
     def at(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
         place: Array = jnp.int32(0)
         for a in axes:
-            turns = self.mesh.turns[a]
+            turns = self.mesh.folds[a]
             here = lax.axis_index(a) * turns + self.turn.get(a, 0)
             place = place * sizes[a] + here
         return place
@@ -51,7 +51,7 @@ class Folded:
 
     def __init__(self, mesh: Mesh, order: str = "") -> None:
         self.mesh, self.order = mesh, order
-        self.turns = {a: n for a, n in mesh.turns.items() if n > 1}
+        self.turns = {a: n for a, n in mesh.folds.items() if n > 1}
         self._sites: dict[Turn, TurnBlock] = {}
 
     def devices(self, axis: str) -> int:
@@ -370,7 +370,7 @@ class TurnsXp:
         return self._by_axis(x, axes, one)
 
     def permute(self, x: Turns, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Turns:
-        sizes, turns = self.folded.mesh.sizes, self.folded.mesh.turns
+        sizes, turns = self.folded.mesh.sizes, self.folded.mesh.folds
 
         def device(at: Mapping[str, int]) -> int:
             flat = 0

@@ -79,11 +79,11 @@ def messages(x: ts.Tensor) -> ts.Tensor:
 def looped(x: ts.Tensor) -> ts.Tensor:
     """A collective in a loop's body; the carry starts as one value and becomes each device's."""
 
-    def turn(total: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+    def iteration(total: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
         new = total + dist.all_reduce(row, "tp") * 0.5 + row
         return new, new * new
 
-    end, rows = ts.scan(turn, ts.zeros((3,)), x)
+    end, rows = ts.scan(iteration, ts.zeros((3,)), x)
     return rows + end
 
 

@@ -91,16 +91,16 @@ def looped(policy: str) -> Any:
 
 
 def nested(x: Any, w: Any) -> Any:
-    """Each turn is a loop of one turn."""
+    """Each iteration is a loop of one iteration."""
 
-    def turn(h: Any, p: Any) -> Any:
+    def iteration(h: Any, p: Any) -> Any:
         return ts.scan(lambda a, b: (layer(a, b), ()), h, p.reshape(1, 8, 8))[0], ()
 
-    return ts.scan(turn, x, w, policy="recompute")[0]
+    return ts.scan(iteration, x, w, policy="recompute")[0]
 
 
 def within(x: Any, w: Any) -> Any:
-    """All turns are those of a loop in the only turn of a loop."""
+    """All iterations are those of a loop in the only iteration of a loop."""
     return ts.scan(lambda h, _: (looped("save")(h, w), ()), x, ts.ones((1,)))[0]
 
 
@@ -122,14 +122,14 @@ def everything(fn: Any) -> list[Any]:
     [looped("save"), looped("recompute"), looped("products"), nested, within],
     ids=["save", "recompute", "products", "nested", "within"],
 )
-def test_a_loop_draws_what_its_turns_draw_written_out(fn: Any) -> None:
+def test_a_loop_draws_what_its_iterations_draw_written_out(fn: Any) -> None:
     want, got = everything(written_out), everything(fn)
     assert 0.2 < (np.asarray(want[0]) == 0).mean() < 0.8
     for a, b in zip(want, got, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_turns_draw_different_numbers() -> None:
+def test_iterations_draw_different_numbers() -> None:
     g = graph.trace(lambda x: ts.scan(lambda c, _: (c, ts.random.uniform((5,))), (), x)[1],
                     np.ones((4,), np.float32))  # fmt: skip
     key = np.array([5, 9], np.uint32)

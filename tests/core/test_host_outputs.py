@@ -27,11 +27,11 @@ def test_prints_come_in_order_at_every_call(
     def fn(x: ts.Tensor) -> ts.Tensor:
         debug.print("x is", x, twice=x * 2, word="w")
 
-        def turn(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+        def iteration(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
             debug.print(c=c)
             return c + row, c
 
-        end, _ = ts.scan(turn, ts.zeros(()), x, reverse=True)
+        end, _ = ts.scan(iteration, ts.zeros(()), x, reverse=True)
         debug.print(ts.grad(end, x))
         return end
 
@@ -137,11 +137,11 @@ def test_a_tap_in_a_loop_of_devices(oracle: Oracle) -> None:
 
     @op.kernel(mesh_axes="dp")
     def fn(x: ts.Tensor) -> ts.Tensor:
-        def turn(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, tuple[()]]:
+        def iteration(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, tuple[()]]:
             debug.breakpoint(lambda at: rows.append(at["row"]), row=row)
             return c + row, ()
 
-        return ts.scan(turn, ts.zeros(()), x)[0].reshape(1)
+        return ts.scan(iteration, ts.zeros(()), x)[0].reshape(1)
 
     x = np.arange(6, dtype=np.float32)
     out = fn(ts.tensor(x, mesh=MESH, layout="[6@dp]"))

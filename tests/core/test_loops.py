@@ -1,4 +1,5 @@
-"""Is a loop the same as its turns written out: in value, gradient, and gradient of the gradient?"""
+"""Is a loop the same as its iterations written out: in value, gradient, and gradient of the
+gradient?"""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from tests.core.strategies import numbered
 
 MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 POLICIES = ("save", "recompute", "together")
-# A turn takes a builder, the constants, the carries and a row of each scanned value, and gives the
-# next carries and what is stacked.
-Turn = Callable[[Builder, list[Node], list[Node], list[Node]], tuple[list[Node], list[Node]]]
+# An iteration takes a builder, the constants, the carries and a row of each scanned value, and
+# gives the next carries and what is stacked.
+Iteration = Callable[[Builder, list[Node], list[Node], list[Node]], tuple[list[Node], list[Node]]]
 
 
 def scanned(
     b: Builder,
-    turn: Turn,
+    iteration: Iteration,
     consts: Sequence[Node],
     carries: Sequence[Node],
     xs: Sequence[Node],
@@ -39,13 +40,13 @@ def scanned(
     reverse: bool = False,
     length: int = 0,
 ) -> list[Node]:
-    """`turn` as a loop: the last carries, then the stacked values."""
-    inner = Builder("turn")
+    """`iteration` as a loop: the last carries, then the stacked values."""
+    inner = Builder("iteration")
     inner.loc = ""
     c = [inner.input(n.type) for n in consts]
     s = [inner.input(n.type) for n in carries]
     r = [inner.input(n.type.with_dims(n.type.dims[1:])) for n in xs]
-    ends, ys = turn(inner, c, s, r)
+    ends, ys = iteration(inner, c, s, r)
     ends = [inner.redistribute(e, n.type, "for scan") for e, n in zip(ends, s, strict=True)]
     run = b(
         "scan", *consts, *carries, *xs, body=inner.graph([*ends, *ys]),
@@ -57,7 +58,7 @@ def scanned(
 
 def unrolled(
     b: Builder,
-    turn: Turn,
+    iteration: Iteration,
     consts: Sequence[Node],
     carries: Sequence[Node],
     xs: Sequence[Node],
@@ -65,11 +66,11 @@ def unrolled(
     reverse: bool = False,
     length: int = 0,
 ) -> list[Node]:
-    """The same, turn by turn."""
+    """The same, iteration by iteration."""
     count = length or xs[0].type.shape[0]
     state, rows = list(carries), []
     for i in reversed(range(count)) if reverse else range(count):
-        state, ys = turn(b, list(consts), state, [_row(b, x, i) for x in xs])
+        state, ys = iteration(b, list(consts), state, [_row(b, x, i) for x in xs])
         rows.append(ys)
     if reverse:
         rows.reverse()
@@ -88,9 +89,10 @@ def _stacked(b: Builder, column: Sequence[Node]) -> Node:
     return b("concat", *parts, dim=0)
 
 
-# ---- turns -------------------------------------------------------------------------------------
+# ---- iterations
+# -------------------------------------------------------------------------------------
 def layers(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A residual layer with a weight a turn, and a shared scale."""
+    """A residual layer with a weight an iteration, and a shared scale."""
     h = b("tanh", b("contract", s[0], x[0], index="m k, k n -> m n"))
     out = b("add", s[0], b("mul", h, c[0]))
     return [out], [b("sum", out, dims=(1,))]
@@ -118,7 +120,7 @@ def losses(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
 
 
 def entangled(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A scalar to which each turn adds, but of another carry: not for `together`."""
+    """A scalar to which each iteration adds, but of another carry: not for `together`."""
     h = b("tanh", b("contract", s[1], c[0], index="m k, k n -> m n"))
     return [b("add", s[0], b("sum", h, dims=(0, 1))), h], []
 
@@ -133,7 +135,7 @@ def texts(*types: str) -> list[str]:
     return list(types)
 
 
-CASES: dict[str, tuple[Turn, list[str], list[str], list[str], int]] = {
+CASES: dict[str, tuple[Iteration, list[str], list[str], list[str], int]] = {
     "layers": (layers, texts("f32[]"), texts("f32[4, 3]"), texts("f32[5, 3, 3]"), 0),
     "layers on a mesh": (
         layers, texts("f32[]"), texts("f32[4@dp, 8]"), texts("f32[3, 8, 8@tp]"), 0),
@@ -162,11 +164,11 @@ def built(
     case: str, run: Callable[..., list[Node]], policy: str = "save", reverse: bool = False
 ) -> tuple[Builder, list[Node], list[Node]]:
     """(builder, inputs, results) of a case, as a loop or written out."""
-    turn, consts, carries, xs, length = CASES[case]
+    iteration, consts, carries, xs, length = CASES[case]
     b = Builder(case.replace(" ", "_"))
     b.loc = ""
     parts = [[b.input(t) for t in typed(group)] for group in (consts, carries, xs)]
-    results = run(b, turn, *parts, policy=policy, reverse=reverse, length=length)
+    results = run(b, iteration, *parts, policy=policy, reverse=reverse, length=length)
     return b, [n for group in parts for n in group], results
 
 
@@ -219,7 +221,7 @@ def floats(inputs: Sequence[Node]) -> list[Node]:
 # ---- values ------------------------------------------------------------------------------------
 @every_case
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_loop_computes_its_turns(case: str, reverse: bool) -> None:
+def test_a_loop_computes_its_iterations(case: str, reverse: bool) -> None:
     b, inputs, results = built(case, scanned, reverse=reverse)
     values = data(inputs)
     got = both_ways(b.graph(results), values)
@@ -227,13 +229,13 @@ def test_a_loop_computes_its_turns(case: str, reverse: bool) -> None:
     close(got, evaluate(b.graph(results), values))
 
 
-def test_flops_and_bytes_count_every_turn() -> None:
+def test_flops_and_bytes_count_every_iteration() -> None:
     b, _, results = built("layers on a mesh", scanned)
     graph = b.graph(results)
     scan = next(n for n in graph.nodes if n.op == "scan")
     assert graph.flops == 3 * scan.attrs["body"].flops > 0
-    turns = {times for n, times in graph.collectives()}
-    assert turns == {3}
+    iterations = {times for n, times in graph.collectives()}
+    assert iterations == {3}
     assert graph.wire_bytes == 3 * scan.attrs["body"].wire_bytes > 0
 
 
@@ -250,7 +252,7 @@ def gradients(case: str, run: Callable[..., list[Node]], **how: Any) -> tuple[Gr
 @every_case
 @every_policy
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gradients_are_those_of_the_turns(case: str, policy: str, reverse: bool) -> None:
+def test_gradients_are_those_of_the_iterations(case: str, policy: str, reverse: bool) -> None:
     graph, inputs = gradients(case, scanned, policy=policy, reverse=reverse)
     values = data(inputs)
     got = both_ways(graph, values)
@@ -327,7 +329,7 @@ def curvature(case: str, run: Callable[..., list[Node]], **how: Any) -> tuple[Gr
 
 @pytest.mark.parametrize("case", ["layers", "layers on a mesh", "losses", "recurrent"])
 @every_policy
-def test_second_derivatives_are_those_of_the_turns(case: str, policy: str) -> None:
+def test_second_derivatives_are_those_of_the_iterations(case: str, policy: str) -> None:
     graph, inputs = curvature(case, scanned, policy=policy)
     values = data(inputs, 1)
     got = both_ways(graph, values)
@@ -367,7 +369,7 @@ def test_loops_in_loops(policies: tuple[str, str]) -> None:
 
 # ---- what a loop refuses -----------------------------------------------------------------------
 def test_a_body_must_fit() -> None:
-    inner = Builder("turn")
+    inner = Builder("iteration")
     c = inner.input(parse_type("f32[4@dp]", MESH))
     body = inner.graph([inner.redistribute(c, parse_type("f32[4@tp]", MESH))])
     rest: dict[str, Any] = {"consts": 0, "reverse": False, "policy": "save", "length": 2}
@@ -382,7 +384,7 @@ def test_a_body_must_fit() -> None:
 
 
 def test_an_argument_is_moved_to_what_the_body_takes() -> None:
-    inner = Builder("turn")
+    inner = Builder("iteration")
     c = inner.input(parse_type("f32[4@dp]", MESH))
     body = inner.graph([inner("neg", c)])
     b = Builder()

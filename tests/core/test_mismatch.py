@@ -460,9 +460,9 @@ def turns_by_rank(x: ts.Tensor) -> Any:
   rank 2        : none
   fix           : {order}""",
 )
-def one_turn_less(x: ts.Tensor) -> Any:
-    for turn in range(4):
-        if rank() == 2 and turn == 3:
+def one_iteration_less(x: ts.Tensor) -> Any:
+    for iteration in range(4):
+        if rank() == 2 and iteration == 3:
             break
         x = dist.all_reduce(x, "dp") * 0.5  # here
     return x
@@ -474,11 +474,11 @@ def one_turn_less(x: ts.Tensor) -> Any:
   rank 1        : none
   fix           : {order}""",
 )
-def one_skips_a_turn(x: ts.Tensor) -> Any:
-    for turn in range(3):
-        if rank() == 1 and turn == 1:
+def one_skips_a_iteration(x: ts.Tensor) -> Any:
+    for iteration in range(3):
+        if rank() == 1 and iteration == 1:
             continue
-        x = dist.all_reduce(x * (turn + 1), "dp")  # here
+        x = dist.all_reduce(x * (iteration + 1), "dp")  # here
         x = dist.broadcast(x, "dp")  # there
     return x
 

@@ -54,7 +54,7 @@ exp makes an infinity of finite operands
     )
 
 
-def test_an_origin_in_a_loop_is_a_turn(oracle: Oracle) -> None:
+def test_an_origin_in_a_loop_is_a_iteration(oracle: Oracle) -> None:
     def body(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
         c = c + ts.sum(row)
         return c, ts.sqrt(300.0 - c)
@@ -64,21 +64,21 @@ def test_an_origin_in_a_loop_is_a_turn(oracle: Oracle) -> None:
 
     found = debug.nan_origin(f, X)
     sums = 300 - (70 + np.cumsum(X.sum(1)))
-    turn = int(np.argmax(sums < 0))
+    iteration = int(np.argmax(sums < 0))
     assert found is not None and str(found) == (
         f"""\
 sqrt makes NaN of finite operands
   node    : %6 = sqrt %5 : f32[]
   at      : {at(body, 2)}
-  in      : turn {turn + 1} of 8, loop at {at(f, 1)}
+  in      : iteration {iteration + 1} of 8, loop at {at(f, 1)}
   holds   : 1 NaN of 1
   operand : %5 = sub %4 %3 : f32[]
-            {sums[turn]:.4g} to {sums[turn]:.4g}; made at {at(body, 2)}"""
+            {sums[iteration]:.4g} to {sums[iteration]:.4g}; made at {at(body, 2)}"""
     )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_a_turn_hands_on_is_followed_to_the_turn_that_made_it(
+def test_what_a_iteration_hands_on_is_followed_to_the_iteration_that_made_it(
     oracle: Oracle, reverse: bool
 ) -> None:
     def body(c: ts.Tensor, x: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
@@ -89,9 +89,9 @@ def test_what_a_turn_hands_on_is_followed_to_the_turn_that_made_it(
 
     found = debug.nan_origin(f, np.array([1, 2, 0, 3, 4, 5], "f4"))
     assert found is not None and found.node.op == "log" and found.loc == at(body, 1)
-    assert [i for _, i in found.first.turns] == [2]
+    assert [i for _, i in found.first.iterations] == [2]
     assert found.became_nan is not None and found.became_nan.node.op == "sub"
-    assert [i for _, i in found.became_nan.turns] == [1 if reverse else 3]
+    assert [i for _, i in found.became_nan.iterations] == [1 if reverse else 3]
 
 
 def test_loops_in_loops(oracle: Oracle) -> None:
@@ -105,7 +105,7 @@ def test_loops_in_loops(oracle: Oracle) -> None:
     x[1, 2] = 0
     found = debug.nan_origin(lambda x: ts.scan(outer, ts.tensor(0.0), x)[0], x)
     assert found is not None and found.node.op == "rsqrt" and found.loc == at(inner, 1)
-    assert [i for _, i in found.first.turns] == [1, 2]
+    assert [i for _, i in found.first.iterations] == [1, 2]
 
 
 def test_an_infinity_that_is_written_down_is_no_origin(oracle: Oracle) -> None:
@@ -218,7 +218,7 @@ def test_statistics_need_floats() -> None:
         debug.statistics({"n": ts.tensor([1, 2])})
 
 
-def test_activations_are_named_by_scope_occurrence_and_turn(oracle: Oracle) -> None:
+def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle) -> None:
     def f(x: ts.Tensor) -> ts.Tensor:
         for _ in range(2):
             with ts.named_scope("block"):
@@ -227,16 +227,16 @@ def test_activations_are_named_by_scope_occurrence_and_turn(oracle: Oracle) -> N
                 x = x + 1.0
 
         def body(c: ts.Tensor, k: ts.Tensor) -> tuple[ts.Tensor, Any]:
-            with ts.named_scope("turn"):
+            with ts.named_scope("iteration"):
                 return c * k, ()
 
         return ts.scan(body, x, ts.tensor([1.0, 0.0]))[0]
 
     rows = debug.activations(f, np.array([1.0], "f4")).rows()
     assert {name: row["norm"] for name, row in rows.items()} == {
-        "block/up": 2.0, "block/up #2": 6.0, "block": 7.0, "turn[0]": 7.0, "turn[1]": 0.0,
+        "block/up": 2.0, "block/up #2": 6.0, "block": 7.0, "iteration[0]": 7.0, "iteration[1]": 0.0,
     }  # fmt: skip
-    assert rows["turn[1]"]["zeros"] == 1.0
+    assert rows["iteration[1]"]["zeros"] == 1.0
     with pytest.raises(ts.UsageError, match="the function has no scopes"):
         debug.activations(lambda x: x * 2.0, X)
 

@@ -205,10 +205,10 @@ def no_such_rank(x: ts.Tensor) -> ts.Tensor:
 def in_a_loop(x: ts.Tensor) -> ts.Tensor:
     rank() == 0  # noqa: B015  # the question is what matters
 
-    def turn(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, tuple[()]]:
+    def iteration(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, tuple[()]]:
         return c + dist.all_reduce(row, "dp") * (1.0 if rank() == 0 else 2.0), ()
 
-    return ts.scan(turn, ts.zeros(()), x)[0]  # type: ignore[no-any-return]
+    return ts.scan(iteration, ts.zeros(()), x)[0]  # type: ignore[no-any-return]
 
 
 MORE: list[tuple[Callable[..., Any], str, str]] = [

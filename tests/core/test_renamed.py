@@ -16,12 +16,13 @@ from tessera.core.context import settings
 from tessera.core.layout import parse_type
 from tessera.core.options import ProgramOptions
 from tessera.core.renamed import RENAMED
+from tessera.observe.origin import Found
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
 PAGE = Path(__file__).parents[2] / "docs" / "renamed.md"
-ROWS = re.findall(r"^\| `(.+?)` \| `(.+?)` \|", PAGE.read_text(), re.M)
-HERE = {"ts": ts} | {name: getattr(ts, name) for name in ts.__all__}
+ROWS = re.findall(r"^\| `(.+?)`.*? \| `(.+?)` \|", PAGE.read_text(), re.M)
+HERE = {"ts": ts} | {name: getattr(ts, name) for name in ts.__all__} | {"Found": Found}
 
 
 def within(context: Any) -> ProgramOptions:

@@ -44,7 +44,7 @@ def test_a_bad_weight_is_found_in_its_layer(mesh: dist.Mesh, loop: bool) -> None
     found = debug.nan_origin(model.loss, ids, ids)
     assert found is not None and found.loc.startswith("test_observe.py:")
     assert found.scope.endswith("block/mlp")
-    assert [i for n, i in found.first.turns][:1] == ([1] if loop else [])
+    assert [i for n, i in found.first.iterations][:1] == ([1] if loop else [])
     assert found.first.holds.infs + found.first.holds.nans > 0
     assert all(f.holds.infs + f.holds.nans == 0 for f in found.operands)
 

@@ -176,7 +176,7 @@ class Liveness:
 
 
 def body_bytes(body: Graph, widens: bool) -> int:
-    """The peak of one turn of `body`."""
+    """The peak of one iteration of `body`."""
     return Liveness(of_graph(body), widens, body=True).peak
 
 

@@ -1,7 +1,7 @@
 """Loops inside a program: `scan` over a leading dim, `map_chunks` over blocks of rows.
 
 A loop's body is recorded once. Its gradient is a second loop; `policy` says what the first keeps
-for it (passes/loops.py). Random numbers in a body are those of the same turns written out.
+for it (passes/loops.py). Random numbers in a body are those of the same iterations written out.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def scan(
     def call(c: Sequence[Tensor], x: Sequence[Tensor]) -> Any:
         return body(unflatten(carry_spec, c), unflatten(xs_spec, x))
 
-    turn = _settled(name, call, carry_spec, start, rows)
-    ends, ys, seen = _emitted(turn, start, rows, length, reverse, policy)
-    hand_over(each_iteration(turn.recorder.host_outputs, length, reverse, seen))
-    return unflatten(carry_spec, ends), unflatten(turn.y_spec, ys)
+    iteration = _settled(name, call, carry_spec, start, rows)
+    ends, ys, seen = _emitted(iteration, start, rows, length, reverse, policy)
+    hand_over(each_iteration(iteration.recorder.host_outputs, length, reverse, seen))
+    return unflatten(carry_spec, ends), unflatten(iteration.y_spec, ys)
 
 
 def _length(rows: Sequence[Tensor]) -> int:
@@ -85,7 +85,7 @@ def _length(rows: Sequence[Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _Iteration:
     """A loop's body as it was recorded: inputs `carry` and `xs`, results `ends` and `ys`."""
 
     recorder: Recorder
@@ -97,7 +97,7 @@ class _Turn:
 
     @property
     def carry_types(self) -> list[TensorType]:
-        """The types that the carry takes on by itself in this turn."""
+        """The types that the carry takes on by itself in this iteration."""
         types = []
         for end, start in zip(self.ends, self.carry, strict=True):
             t = _natural(self.recorder.node(end), self.recorder.node(start))
@@ -110,19 +110,19 @@ Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 def _settled(
     name: str, call: Call, carry_spec: Spec, start: Sequence[Tensor], rows: Sequence[Tensor]
-) -> _Turn:
+) -> _Iteration:
     """The body, recorded with a carry of the layout that the body gives it: a sum stays partial
     until after the loop."""
     types = [t.type for t in start]
     for _ in range(2):
-        turn = _recorded(name, call, carry_spec, types, rows)
-        made = turn.carry_types
+        iteration = _recorded(name, call, carry_spec, types, rows)
+        made = iteration.carry_types
         if made == types:
             break
         types = made
-    with recording(turn.recorder):
-        ends = [relayout(e, c.type) for e, c in zip(turn.ends, turn.carry, strict=True)]
-    return replace(turn, ends=ends)
+    with recording(iteration.recorder):
+        ends = [relayout(e, c.type) for e, c in zip(iteration.ends, iteration.carry, strict=True)]
+    return replace(iteration, ends=ends)
 
 
 def _recorded(
@@ -131,7 +131,7 @@ def _recorded(
     carry_spec: Spec,
     types: Sequence[TensorType],
     rows: Sequence[Tensor],
-) -> _Turn:
+) -> _Iteration:
     """The body, recorded with a carry of these `types`."""
     r = Recorder(name, current())
     r.draws = []
@@ -157,11 +157,11 @@ def _recorded(
                  ("after", ", ".join(str(t.type) for t in ends))],
                 fix="return a carry like the one that came in",
             )  # fmt: skip
-    return _Turn(r, carry, xs, ends, ys, y_spec)
+    return _Iteration(r, carry, xs, ends, ys, y_spec)
 
 
 def _emitted(
-    turn: _Turn,
+    iteration: _Iteration,
     start: Sequence[Tensor],
     rows: Sequence[Tensor],
     length: int,
@@ -169,14 +169,14 @@ def _emitted(
     policy: str,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """(the last carry, the stacked ys, the stacked values for the host) of a `scan` whose body is
-    `turn`."""
-    r = turn.recorder
+    `iteration`."""
+    r = iteration.recorder
     draws = r.draws or []
     seen = host_tensors(r)
-    outs = [r.node(t) for t in (*turn.ends, *map(as_tensor, turn.ys), *seen)]
-    every = [*rows, *turn_keys(length, draws)]
-    graph, consts = _body(r, [r.node(t) for t in (*turn.carry, *turn.xs, *draws)], outs)
-    carry = [relayout(t, c.type) for t, c in zip(start, turn.carry, strict=True)]
+    outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *seen)]
+    every = [*rows, *iteration_keys(length, draws)]
+    graph, consts = _body(r, [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)], outs)
+    carry = [relayout(t, c.type) for t, c in zip(start, iteration.carry, strict=True)]
     results = emit_many(
         "scan",
         *consts,
@@ -193,9 +193,9 @@ def _emitted(
     return results[:k], results[k:stop], results[stop:]
 
 
-def turn_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
-    """For each of the keys that a loop's body draws with, those of its turns: the ones with which
-    the same turns draw where they are written out."""
+def iteration_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
+    """For each of the keys that a loop's body draws with, those of its iterations: the ones with
+    which the same iterations draw where they are written out."""
     counts = [t.size // 2 for t in draws]
     each = sum(counts)
     if not each:
@@ -212,7 +212,7 @@ def turn_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
 
 def _natural(end: Node, start: Node) -> TensorType:
     """The type a carry takes on by itself. What was completed only to be added to the carry is
-    added incomplete instead, so that a sum over all turns is completed once, after them."""
+    added incomplete instead, so that a sum over all iterations is completed once, after them."""
     if end.op == add.name and start in end.args:
         other = end.args[end.args[0] is start]
         if other.op == all_reduce.name and other.note == "for add" and other.type is end.type:
@@ -223,7 +223,7 @@ def _natural(end: Node, start: Node) -> TensorType:
 def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list[Tensor]]:
     """(the body, the tensors from outside that it takes as constants).
 
-    A change of layout of a constant is the same in every turn, so it is made once, outside.
+    A change of layout of a constant is the same in every iteration, so it is made once, outside.
     """
     graph = r.builder.graph(outs)
     consts = {node: t for t, node in r.captured}

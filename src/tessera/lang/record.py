@@ -242,7 +242,8 @@ class Recorder:
         return symbolic(self.key, self), self.streams
 
     def random_keys(self, count: int) -> Tensor:
-        """In the body of a loop: keys [count, 2] (one: [2]) for as many draws, others each turn."""
+        """In the body of a loop: keys [count, 2] (one: [2]) for as many draws, others in each
+        iteration."""
         assert self.draws is not None
         kind = KEY_TYPE if count == 1 else plain(uint32, (count, 2))
         self.draws.append(self.input(kind, f"random_key{len(self.draws)}"))

@@ -111,7 +111,7 @@ class Stack(Module):
         return "recompute" if self.remat else "save"
 
     def _once(self, layer: Any, x: Tensor, parts: Any) -> tuple[Tensor, Any]:
-        """One layer as a loop of one turn, whose insides are computed again backwards."""
+        """One layer as a loop of one iteration, whose insides are computed again backwards."""
         one = tuple(w.reshape(1, *w.shape) for w in parts)
         x, number = scan(layer, x, one, policy=self._policy)
         return x, number if isinstance(number, tuple) else number.reshape()

@@ -28,7 +28,7 @@ class Pair:
     """Two nodes that compute the same, and how far apart their values are.
 
     `relative` is the largest difference by the largest value of the tensor; `at` is where the
-    difference is largest (turns of loops first), with the two values there.
+    difference is largest (iterations of loops first), with the two values there.
     """
 
     a: Node

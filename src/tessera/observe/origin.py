@@ -2,7 +2,7 @@
 
 The function's graph runs once more with one measurement behind each node: is it finite, does it
 hold an infinity, a NaN? From the results that are not finite the search goes back along nodes that
-are as bad, to those whose operands are not; in a loop, turn by turn.
+are as bad, to those whose operands are not; in a loop, iteration by iteration.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import f32
+from ..core.renamed import renamed_attribute
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..lang import functions as F
@@ -49,12 +50,14 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A node, its line in the graph's text, and the turns of the loops around it."""
+    """A node, its line in the graph's text, and the iterations of the loops around it."""
 
     node: Node
     text: str
-    turns: tuple[tuple[Node, int], ...]
+    iterations: tuple[tuple[Node, int], ...]
     holds: Values
+
+    turns = renamed_attribute("Found", "iterations")
 
     @property
     def loc(self) -> str:
@@ -66,11 +69,11 @@ class Found:
         return self.node.scope
 
     def rows(self) -> list[tuple[str, str]]:
-        turns = [
-            f"turn {i + 1} of {n.attrs['length']}" + (f", loop at {n.loc}" if n.loc else "")
-            for n, i in self.turns
+        iterations = [
+            f"iteration {i + 1} of {n.attrs['length']}" + (f", loop at {n.loc}" if n.loc else "")
+            for n, i in self.iterations
         ]
-        rows = [("at", self.loc), ("scope", self.scope), ("in", "; ".join(turns))]
+        rows = [("at", self.loc), ("scope", self.scope), ("in", "; ".join(iterations))]
         return [("node", self.text), *[r for r in rows if r[1]], ("holds", str(self.holds))]
 
 
@@ -138,21 +141,21 @@ def _made(f: Found) -> str:
 # ---- the search --------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The graph, or one turn of a loop's body inside `outer`."""
+    """The graph, or one iteration of a loop's body inside `outer`."""
 
     graph: Graph
     loop: Node | None = None
-    turn: int = 0
+    iteration: int = 0
     outer: _Frame | None = None
 
     @property
-    def turns(self) -> tuple[tuple[Node, int], ...]:
+    def iterations(self) -> tuple[tuple[Node, int], ...]:
         if self.loop is None or self.outer is None:
             return ()
-        return (*self.outer.turns, (self.loop, self.turn))
+        return (*self.outer.iterations, (self.loop, self.iteration))
 
     def spot(self, n: Node) -> Spot:
-        return Spot(n, tuple(loop for loop, _ in self.turns))
+        return Spot(n, tuple(loop for loop, _ in self.iterations))
 
 
 class _Search:
@@ -167,7 +170,7 @@ class _Search:
         if n.op == full.name:
             return int(_state(np.asarray(abs(n.attrs["value"]))))
         found = self.states.get(frame.spot(n))
-        return FINITE if found is None else int(found[tuple(i for _, i in frame.turns)].max())
+        return FINITE if found is None else int(found[tuple(i for _, i in frame.iterations)].max())
 
     def first(self, frame: _Frame, targets: Iterable[Node], level: int) -> tuple[_Frame, Node]:
         """Where `targets`, of which one is at least as bad as `level`, became so."""
@@ -189,36 +192,38 @@ class _Search:
         n = min(starts, key=place.__getitem__)
         source = n.args[0] if n.op == "item" else n
         if source.op == "scan":
-            return self.in_turns(frame, source, n.attrs["index"], level)
+            return self.in_iterations(frame, source, n.attrs["index"], level)
         if n.op == "input" and frame.loop is not None:
             return self.before(frame, n, level)
         return frame, source
 
-    def in_turns(self, frame: _Frame, loop: Node, result: int, level: int) -> tuple[_Frame, Node]:
-        """In the first turn after which this result of the body is bad."""
+    def in_iterations(
+        self, frame: _Frame, loop: Node, result: int, level: int
+    ) -> tuple[_Frame, Node]:
+        """In the first iteration after which this result of the body is bad."""
         body: Graph = loop.attrs["body"]
         out = body.outputs[result]
-        turns = [_Frame(body, loop, i, frame) for i in order(loop)]
-        bad = next((f for f in turns if self.state(f, out) >= level), None)
+        iterations = [_Frame(body, loop, i, frame) for i in order(loop)]
+        bad = next((f for f in iterations if self.state(f, out) >= level), None)
         return (frame, loop) if bad is None else self.first(bad, [out], level)
 
     def before(self, frame: _Frame, n: Node, level: int) -> tuple[_Frame, Node]:
-        """Where an input of a loop's body comes from: the turn before, or outside."""
+        """Where an input of a loop's body comes from: the iteration before, or outside."""
         loop, outer = frame.loop, frame.outer
         assert loop is not None and outer is not None
         k, consts = frame.graph.inputs.index(n), loop.attrs["consts"]
-        turns = list(order(loop))
-        at = turns.index(frame.turn)
+        iterations = list(order(loop))
+        at = iterations.index(frame.iteration)
         if consts <= k < consts + loop.attrs["carries"] and at:
-            earlier = _Frame(frame.graph, loop, turns[at - 1], outer)
+            earlier = _Frame(frame.graph, loop, iterations[at - 1], outer)
             return self.first(earlier, [frame.graph.outputs[k - consts]], level)
         return self.first(outer, [loop.args[k]], level)
 
 
 def order(loop: Node) -> Iterable[int]:
-    """The turns of a loop, first to last."""
-    turns = range(loop.attrs["length"])
-    return reversed(turns) if loop.attrs["reverse"] else turns
+    """The iterations of a loop, first to last."""
+    iterations = range(loop.attrs["length"])
+    return reversed(iterations) if loop.attrs["reverse"] else iterations
 
 
 def operands(n: Node) -> tuple[Node, ...]:
@@ -284,13 +289,13 @@ def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
         made[spot] = values
     found = []
     for at, n in wanted:
-        turns = tuple(i for _, i in at.turns)
-        parts = [[a[turns] for a in made[at.spot(r)]] for r in _results(at, n)]
+        iterations = tuple(i for _, i in at.iterations)
+        parts = [[a[iterations] for a in made[at.spot(r)]] for r in _results(at, n)]
         low, high = min(p[0].min() for p in parts), max(p[1].max() for p in parts)
         size = sum(t.size for t in n.types)
         nans, infs = (int(sum(p[i].sum() for p in parts)) for i in (2, 3))
         holds = Values(size, nans, infs, float(low), float(high))
-        found.append(Found(n, node_text(at.graph, n), at.turns, holds))
+        found.append(Found(n, node_text(at.graph, n), at.iterations, holds))
     return found
 
 

@@ -3,8 +3,8 @@
 A probe chooses nodes of a recorded graph, in the bodies of loops too, and adds to each what
 measures it: a function of tensors, recorded behind the node. So it runs on the mesh as the program
 does, each device on its blocks, and what comes back is small. A measurement inside a loop comes
-back once a turn. The outputs run in pieces (lang/segments.py): each computes what earlier ones have
-not, so nothing is computed twice and one piece's values are in memory at a time.
+back once an iteration. The outputs run in pieces (lang/segments.py): each computes what earlier
+ones have not, so nothing is computed twice and one piece's values are in memory at a time.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _value(who: str, n: Node, x: Given, key: Tensor) -> Tensor:
 def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot, list[Array]]]:
     """(where, what was measured there) in program order; bodies come before their loop's results.
 
-    Arrays have a leading dim for each loop around the node, of its turns.
+    Arrays have a leading dim for each loop around the node, of its iterations.
     """
     with replaced(autocast=None, strict=False):
         graph, found = _added(run.graph, choose, measure, None, ())

@@ -147,10 +147,10 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
     rows: list[tuple[str, Any]] = []
     for spot, (value,) in measured(run, ends, lambda x: [_table([x])[0]]):
         inner = spot.loops[-1] if spot.loops else None
-        turns = list(np.ndindex(value.shape[: len(spot.loops)]))
+        iterations = list(np.ndindex(value.shape[: len(spot.loops)]))
         for path in names[inner, spot.node]:
             seen[path] = seen.get(path, -1) + 1
-            for at in turns:
+            for at in iterations:
                 number = "".join(f"[{i}]" for i in at)
                 again = f" #{seen[path] + 1}" if seen[path] else ""
                 row = value[at]

@@ -35,7 +35,7 @@ def scan_gradient(
 
 
 def _adds_up(node: Node, at: int) -> bool:
-    """Whether result `at` is a scalar to which every turn adds what no other carry changes."""
+    """Whether result `at` is a scalar to which every iteration adds what no other carry changes."""
     body, first = node.attrs["body"], node.attrs["consts"]
     if at >= node.attrs["carries"] or node.types[at].rank:
         return False
@@ -84,14 +84,14 @@ def _together(
     ask = _asked(body, wanted, range(0))
     parts = differentiate(inner, [(body.outputs[at], one)], [body.inputs[i] for i in ask])
     found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
-    # The sums over all turns are carries; what belongs to one turn is stacked.
+    # The sums over all iterations are carries; what belongs to one iteration is stacked.
     sums = {i: inner.input(p.type, f"sum_{i}") for i, p in found.items() if i < consts}
-    turns = [i for i in found if i >= consts + carries]
+    per_iteration = [i for i in found if i >= consts + carries]
     outs = [
         *body.outputs[:carries],
         *(inner("add", start, found[i]) for i, start in sums.items()),
         *body.outputs[carries:],
-        *(found[i] for i in turns),
+        *(found[i] for i in per_iteration),
     ]
     heads, tails = body.inputs[: consts + carries], body.inputs[consts + carries :]
     graph = inner.graph(outs).part([*heads, *sums.values(), *tails], outs)
@@ -108,7 +108,7 @@ def _together(
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(sums, carries):
         out[i] = b("mul", b("item", made, index=k), g)
-    for k, i in enumerate(turns, len(node.types) + len(sums)):
+    for k, i in enumerate(per_iteration, len(node.types) + len(sums)):
         out[i] = b("mul", b("item", made, index=k), g)
     if wanted[consts + at]:
         out[consts + at] = g
@@ -141,17 +141,18 @@ def _backwards(
     consts, carries = attrs["consts"], attrs["carries"]
     first_x = consts + carries
     inner = resume(body, b)
-    # What comes back: the carries' gradients go round, those of stacked results come turn by turn.
+    # What comes back: the carries' gradients go round, those of stacked results come iteration by
+    # iteration.
     g_carry = {
         i: inner.input(out.type.complete(), f"g_carry_{i}")
         for i, out in enumerate(body.outputs[:carries])
         if out.type.dtype.is_float
     }
     g_stack = {i: _unsplit(b, g) for i, g in enumerate(gs) if g is not None and i >= carries}
-    g_turn = {
+    g_stacked = {
         i: inner.input(g.type.with_dims(g.type.dims[1:]), f"g_y_{i}") for i, g in g_stack.items()
     }
-    seeds = [(body.outputs[i], n) for i, n in (*g_carry.items(), *g_turn.items())]
+    seeds = [(body.outputs[i], n) for i, n in (*g_carry.items(), *g_stacked.items())]
     ask = _asked(body, wanted, range(consts, first_x))
     parts = differentiate(inner, seeds, [body.inputs[i] for i in ask])
     found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
@@ -165,12 +166,12 @@ def _backwards(
     found.update({i: _turned(inner, found[i]) for i in turned})
     sums = {i: inner.input(p.type, f"sum_{i}") for i, p in found.items() if i < consts}
     added = [inner("add", start, found[i]) for i, start in sums.items()]
-    turns = [i for i in found if i >= first_x]
-    outs = [*carried, *added, *(found[i] for i in turns)]
+    per_iteration = [i for i in found if i >= first_x]
+    outs = [*carried, *added, *(found[i] for i in per_iteration)]
     # One graph holds forward and backward; cut it in two.
     whole = inner.graph([*body.outputs, *outs])
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
-    late = _after(whole, {*g_carry.values(), *g_turn.values(), *sums.values()})
+    late = _after(whole, {*g_carry.values(), *g_stacked.values(), *sums.values()})
     inputs = set(body.inputs)
     if attrs["policy"] == "save":
         saved = _read_across(whole, outs, late, inputs)
@@ -182,7 +183,7 @@ def _backwards(
     before = {n: kept[mark] for n, mark in _before(saved).items()}
     back_inputs = [
         *body.inputs[:consts], *g_carry.values(), *sums.values(),
-        *body.inputs[first_x:], *g_turn.values(), *kept.values(),
+        *body.inputs[first_x:], *g_stacked.values(), *kept.values(),
     ]  # fmt: skip
     backward = whole.part(back_inputs, outs, before | kept)
     run = node
@@ -212,7 +213,7 @@ def _backwards(
         },
     )
     out: list[Node | None] = [None] * len(node.args)
-    for k, i in enumerate([*(consts + i for i in g_carry), *sums, *turns]):
+    for k, i in enumerate([*(consts + i for i in g_carry), *sums, *per_iteration]):
         result = b("item", made, index=k)
         out[i] = b("transpose", result, perm=(1, 0)) if i in turned else result
     return out

@@ -65,8 +65,8 @@ def accumulated(
     share = _shares(blocks, count)
     leaves, spec = flatten(trained(weights))
 
-    def one(carry: Any, turn: Any) -> tuple[Any, tuple[()]]:
-        (total, sums), (part, share) = carry, turn
+    def one(carry: Any, iteration: Any) -> tuple[Any, tuple[()]]:
+        (total, sums), (part, share) = carry, iteration
         loss = loss_fn(part, weights) * share
         found = flatten(grad(goal(loss), weights))[0]
         return (total + loss, [s + g.to(f32) for s, g in zip(sums, found, strict=True)]), ()

@@ -326,7 +326,7 @@ def run_blocks(
 
 def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[list[Array]]:
     """A scan, block by block: the body's own collectives need all devices in step."""
-    carry, ys = _turns(
+    carry, ys = _iterations(
         n,
         args,
         lambda values: run_blocks(n.attrs["body"], values, mesh),
@@ -338,14 +338,16 @@ def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[li
                       for y, t in zip(ys, outs, strict=True))]  # fmt: skip
 
 
-def _rows(turns: Sequence[Array], t: TensorType, shape: tuple[int, ...], axis: int = 0) -> Array:
-    """What all turns of a scan gave, stacked to `shape`."""
-    return np.stack(turns, axis=axis) if turns else np.zeros(shape, t.dtype.numpy)
+def _rows(
+    iterations: Sequence[Array], t: TensorType, shape: tuple[int, ...], axis: int = 0
+) -> Array:
+    """What all iterations of a scan gave, stacked to `shape`."""
+    return np.stack(iterations, axis=axis) if iterations else np.zeros(shape, t.dtype.numpy)
 
 
 def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
     """A scan in global terms: the scanned dim follows those of what devices have of their own."""
-    carry, ys = _turns(
+    carry, ys = _iterations(
         n,
         args,
         lambda values: evaluate(n.attrs["body"], values),
@@ -357,13 +359,13 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
     return (*carry, *rows)
 
 
-def _turns(
+def _iterations(
     n: Node,
     args: list[Any],
     run: Callable[[list[Any]], list[Any]],
     pick: Callable[[Any, TensorType, int], Any],
 ) -> tuple[list[Any], list[list[Any]]]:
-    """(the last carry, per stacked result what each turn gave) of the scan `n`."""
+    """(the last carry, per stacked result what each iteration gave) of the scan `n`."""
     consts, carries = n.attrs["consts"], n.attrs["carries"]
     fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
     types = [a.type for a in n.args[consts + carries :]]
@@ -375,4 +377,4 @@ def _turns(
         ys.append(out[carries:])
     if n.attrs["reverse"]:
         ys.reverse()
-    return carry, [[turn[j] for turn in ys] for j in range(len(n.types) - carries)]
+    return carry, [[iteration[j] for iteration in ys] for j in range(len(n.types) - carries)]

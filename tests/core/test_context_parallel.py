@@ -335,7 +335,7 @@ def qkv(heads: int, groups: int, seq: int, axis: str = "cp") -> list[ts.Tensor]:
         ),
         (
             lambda: nn.GPTConfig(context="rings"), ts.UsageError,
-            "GPTConfig: 'rings' is not known\n  at  : {here}\n  fix : use ring or all_to_all",
+            "GPTConfig: context cannot be 'rings'\n  at  : {here}\n  fix : use ring, all_to_all",
         ),
     ],
 )  # fmt: skip

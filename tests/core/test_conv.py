@@ -264,7 +264,7 @@ WRONG: list[tuple[Any, type[TesseraError], str]] = [
     (lambda: nn.conv2d(IMAGE, KERNEL, dilation=4), ShapeError,
      "conv: (-2, -2) is no size of an output"),
     (lambda: nn.conv2d(IMAGE, KERNEL, KERNEL), ShapeError,
-     "conv2d: bias is not one value per channel"),
+     "conv2d: bias has shape (6, 4, 3, 3), not (6,)"),
     (lambda: nn.conv_transpose2d(IMAGE, KERNEL), ShapeError,
      "conv_transpose2d: 4 channels in 1 groups do not fit the weight"),
     (lambda: nn.max_pool2d(IMAGE, 2, padding=2), UsageError,

@@ -384,7 +384,7 @@ def test_a_state_of_something_else_is_refused_by_name() -> None:
         "fix : make the loader with the data and the settings of the run that goes on"
     )
     assert text_of(lambda: other.load_state_dict({})) == (
-        "dataloader: {} is no state of a loader\nfix : give what loader.state_dict() returned"
+        "dataloader: the state cannot be {}\nfix : give what loader.state_dict() returned"
     )
     for bad in (-1, 20, None, 1.5):
         wrong = {**state, "sample": bad}

@@ -386,7 +386,7 @@ def test_stages_keep_to_the_width_and_lose_no_line(width: int) -> None:
     flat = "".join(text.split())
     for g in made.stages.values():
         assert all(f"%{i}=" in flat for i in range(len(g.nodes)))
-    with pytest.raises(ts.UsageError, match="the width cannot be 10"):
+    with pytest.raises(ts.UsageError, match="width cannot be 10"):
         made.side_by_side(10)
 
 

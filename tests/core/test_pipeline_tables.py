@@ -329,7 +329,7 @@ def test_a_schedule_is_a_name_a_table_a_file_or_a_function(tmp_path: Path) -> No
         (lambda: peak_activations("1F1B", 2, -4), "microbatches cannot be -4"),
         (lambda: Table.from_csv(3), "a table is read from text"),  # type: ignore[arg-type]
         (lambda: Table.from_csv("nowhere.csv"), "the table cannot be read"),
-        (lambda: simulate("1F1B"), "a str is no pipeline table"),  # type: ignore[arg-type]
+        (lambda: simulate("1F1B"), "the table cannot be '1F1B'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_schedule_is_refused(call: Any, what: str) -> None:

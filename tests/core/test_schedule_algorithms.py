@@ -162,7 +162,7 @@ def test_statements_set_and_take_back() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: schedule.algorithm("square"), "'square' is not an algorithm"),
+        (lambda: schedule.algorithm("square"), "the name cannot be 'square'"),
         (lambda: schedule.algorithm("ring", "gossip"), "'gossip' is not a collective"),
         (lambda: schedule.algorithm("cheapest"), "what is cheapest depends on the links"),
         (lambda: schedule.algorithm("ring", topology="moon"), "'moon' is not described"),

@@ -150,7 +150,7 @@ def test_curves_need_points_and_matplotlib(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="no series has a point"):
         save_loss_curve(tmp_path / "x.png", [Series("train", [], [])])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match="matplotlib is not installed"):
+    with pytest.raises(UsageError, match="the `matplotlib` library is not installed"):
         save_loss_curve(tmp_path / "x.png", [Series("train", [0], [1.0])])
 
 

@@ -327,11 +327,11 @@ def test_sizes_that_changed_and_bad_arguments_are_said_so() -> None:
     block(x, name="a")
     with pytest.raises(ts.UsageError, match=r"the weights 'a' were made with other sizes"):
         op.transformer_block(x, heads=4, name="a")
-    with pytest.raises(ts.ShapeError, match=r"x is not \[B, S, d\]"):
+    with pytest.raises(ts.ShapeError, match=r"x has 2 dims, not 3"):
         op.transformer_block(x[0])
-    with pytest.raises(ts.DTypeError, match="x is not of floats"):
+    with pytest.raises(ts.DTypeError, match="x must be floats"):
         op.transformer_block(ts.zeros((1, 2, 4), ts.int32))
-    with pytest.raises(ts.UsageError, match="there is no option 'vocab'"):
+    with pytest.raises(ts.UsageError, match="an option cannot be 'vocab'"):
         op.transformer_block(x, vocab=3)
     with pytest.raises(ts.UsageError, match="do not divide"):
         op.transformer_block(x, heads=3)

@@ -379,9 +379,9 @@ rotary: the last dim is not even, or there is none before it
   fix : give [..., S, D] with an even D
 """)
 row("an unknown gelu", ts.UsageError, lambda: nn.gelu(X, approximate="sigmoid"), """
-gelu: 'sigmoid' is not known
+gelu: approximate cannot be 'sigmoid'
   at  : AT
-  fix : use "tanh" or "none"
+  fix : use tanh, none
 """)
 row("heads that do not divide", ts.UsageError, lambda: nn.GPTConfig(d=30, heads=4), """
 GPTConfig: d=30, heads=4, kv_heads=4 do not divide
@@ -394,9 +394,9 @@ GPTConfig: layers cannot be 0
   fix : give a whole number of at least 1
 """)
 row("an unknown norm", ts.UsageError, lambda: nn.GPTConfig(norm="batch"), """
-GPTConfig: 'batch' is not known
+GPTConfig: norm cannot be 'batch'
   at  : AT
-  fix : use layer or rms
+  fix : use layer, rms
 """)
 row("a model without a config", ts.UsageError, lambda: nn.GPT({"d": 256}), """
 GPT: the config cannot be {'d': 256}
@@ -417,9 +417,9 @@ GPT: ids must be integers [B, S] with S at most 4
 """)
 row("parameters of another model", ts.UsageError,
     lambda: nn.Linear(2, 3).load_parameters({"weight": X, "scale": X}), """
-load_parameters: 1 names too many, 1 missing
-  too many : scale
+load_parameters: 1 names are missing, 1 are too many
   missing  : bias
+  too many : scale
   at       : AT
   fix      : give what parameters() names, or load what is there: strict=False
 """)

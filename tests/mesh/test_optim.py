@@ -564,7 +564,7 @@ UsageError: SGD: the schedule does not give a float tensor of one number
   at       : FILE
   fix      : return f32[], such as optim.constant(lr)(step)"""),
     ("norm of zero", lambda: optim.clip_by_global_norm(W, 0.0), """
-UsageError: clip_by_global_norm: max_norm is 0.0
+UsageError: clip_by_global_norm: max_norm cannot be 0.0
   at  : FILE
   fix : give a number above 0"""),
     ("loss scale", lambda: optim.LossScale(initial=8.0, interval=0), """
@@ -589,13 +589,13 @@ UsageError: linear: a setting is out of range
   at  : FILE
   fix : correct it"""),
     ("no steps", lambda: optim.cosine(0.1, 0), """
-UsageError: cosine: total is 0
+UsageError: cosine: total cannot be 0
   at  : FILE
-  fix : give at least 1 step"""),
+  fix : give a whole number of at least 1"""),
     ("warmup too long", lambda: optim.warmup_cosine(0.1, warmup=10, total=10), """
-UsageError: warmup_cosine: total is 10
+UsageError: warmup_cosine: total cannot be 10
   at  : FILE
-  fix : give at least 11 steps"""),
+  fix : give a whole number of at least 11"""),
     ("falling boundaries", lambda: optim.piecewise([1.0, 0.5, 0.1], [9, 4]), """
 UsageError: piecewise: 3 pieces do not lie between boundaries (9, 4)
   at  : FILE

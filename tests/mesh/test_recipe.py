@@ -339,7 +339,7 @@ def test_keys_that_do_not_fit_together(keys: Tree, said: str) -> None:
 
 @pytest.mark.parametrize("bad", [None, 3, "abc", [1], object()])
 def test_what_is_no_configuration(bad: Any) -> None:
-    with pytest.raises(ts.UsageError, match="is no configuration"):
+    with pytest.raises(ts.UsageError, match="it cannot be"):
         checked(bad)
 
 
@@ -412,9 +412,12 @@ def test_adam_in_a_compiled_function_keeps_its_state_in_the_config() -> None:
     ("call", "said"),
     [
         (lambda w, s: recipe.adam_optimizer(w, w, {}), "the config holds no optimizer state"),
-        (lambda w, s: recipe.apply_optimizer_update(w, w, {}), "is no optimizer state"),
-        (lambda w, s: recipe.adam_update_single_param(w["w"], w["w"], {}), "is no optimizer state"),
-        (lambda w, s: recipe.clip_gradients(w, 0.0), "max_norm is 0.0"),
+        (lambda w, s: recipe.apply_optimizer_update(w, w, {}), "optimizer_state cannot be"),
+        (
+            lambda w, s: recipe.adam_update_single_param(w["w"], w["w"], {}),
+            "optimizer_state cannot be",
+        ),
+        (lambda w, s: recipe.clip_gradients(w, 0.0), "max_norm cannot be 0.0"),
     ],
 )
 def test_states_that_are_none(call: Callable[..., Any], said: str) -> None:
@@ -552,7 +555,7 @@ def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     _, more, other = begun(hidden_size=32)
     with pytest.raises(ts.UsageError, match="has shape"):
         load_checkpoint(tmp_path, like=(more, other))
-    with pytest.raises(ts.UsageError, match="is no optimizer state"):
+    with pytest.raises(ts.UsageError, match="optimizer_state cannot be"):
         save_checkpoint(weights, {}, 1, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ts.UsageError, match="cannot be written"):

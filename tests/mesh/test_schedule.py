@@ -155,7 +155,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["pid"] for e in trace} == set(MESH.device_ids)
     assert all(e["dur"] >= 0 and e["ph"] == "X" for e in trace)
-    with pytest.raises(ts.UsageError, match="cannot write"):
+    with pytest.raises(ts.UsageError, match="cannot be written"):
         p.save(tmp_path / "trace.json" / "below-a-file.json")
 
 

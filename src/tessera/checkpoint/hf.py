@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import shown, unfit, whole
+from ..core.checks import file_access, instance, same_names, shown, unfit, whole
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
@@ -109,8 +109,7 @@ def save_hf(
     to this host, file by file of at most `shard_bytes` bytes. Raises UsageError if the folder holds
     a model already or cannot be written, or if the architecture cannot express the model.
     """
-    if not isinstance(model, GPT):
-        raise unfit("save_hf", "the model", model, "give an nn.GPT")
+    instance("save_hf", "the model", model, GPT, "give an nn.GPT")
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     known, options, config = _described(model, architecture)
     weights = dict(model.named_parameters(remove_duplicate=False))
@@ -122,18 +121,12 @@ def save_hf(
             f"save_hf: {str(path)!r} holds a model already",
             fix="name another folder, or empty this one",
         )
-    try:
+    with file_access("save_hf", path, "written", "name another folder"):
         path.mkdir(parents=True, exist_ok=True)
         write_weights(path, _outgoing(weights, known.table(config), config), most)
         stored = {"dtype": weights["embed.weight"].dtype.numpy.name}
         stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
         write_json(path / CONFIG, {**options, **stored})
-    except OSError as error:
-        raise fail(
-            UsageError,
-            f"save_hf: {str(path)!r} cannot be written: {error.strerror}",
-            fix="name another folder",
-        ) from None
 
 
 # -- asked at the door ----------------------------------------------------------------------------
@@ -175,13 +168,7 @@ def _checked(
     spare = {"lm_head.weight"} if config.tied else set()
     missing = [n for n in want if n not in entries]
     extra = [n for n in entries if n not in want and n not in spare and not COMPUTED.search(n)]
-    if missing or extra:
-        raise fail(
-            UsageError,
-            f"load_hf: {len(missing)} tensors are missing and {len(extra)} not expected",
-            [("missing", ", ".join(missing) or "none"), ("extra", ", ".join(extra) or "none")],
-            fix="load a folder whose config.json belongs to its weights",
-        )
+    same_names("load_hf", missing, extra, "load a folder whose config.json belongs to its weights")
     wrong = [(n, shape) for n, shape in want.items() if entries[n].shape != shape]
     if wrong:
         raise fail(

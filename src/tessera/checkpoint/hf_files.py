@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ..core.checks import file_access, library
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import UsageError, fail
 from .pieces import Array, Get
@@ -18,30 +19,18 @@ STORED = {"F32": "f32", "BF16": "bf16", "F16": "f16", "F64": "float64"}
 """The dtypes of weights that are loaded, as a safetensors file names them."""
 
 
-def library() -> Any:
+def safetensors_library() -> Any:
     """The `safetensors` module. Raises UsageError where it is not installed."""
-    try:
-        import safetensors
-        import safetensors.numpy
-    except ImportError:
-        raise fail(
-            UsageError,
-            "checkpoint: the `safetensors` library is not installed",
-            fix="pip install 'tessera[hf]'",
-        ) from None
-    return safetensors
+    library("checkpoint", "safetensors.numpy", "hf")
+    return library("checkpoint", "safetensors", "hf")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises UsageError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise fail(
-            UsageError,
-            f"load_hf: {str(path)!r} cannot be read: {error.strerror}",
-            fix="give a folder with config.json and model.safetensors",
-        ) from None
+        fix = "give a folder with config.json and model.safetensors"
+        with file_access("load_hf", path, "read", fix):
+            found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise fail(
             UsageError,
@@ -77,7 +66,7 @@ class Weights:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        safetensors = library()
+        safetensors = safetensors_library()
         with ExitStack() as stack:
             for file in self._files():
                 try:
@@ -129,7 +118,7 @@ class Outgoing:
 
 def write_weights(folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: int) -> None:
     """Writes one file, or shards of at most `shard_bytes` (or one tensor) with their index."""
-    safetensors = library()
+    safetensors = safetensors_library()
     shards = list(_shards(tensors, shard_bytes))
     files = [
         WEIGHTS if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -59,6 +60,13 @@ def instance(
     if isinstance(value, kind):
         return value
     raise unfit(name, what, value, fix, error)
+
+
+def mapping(name: str, what: str, value: object, fix: str) -> Mapping[Any, Any]:
+    """A dict, or what is like one. Raises UsageError."""
+    if isinstance(value, Mapping):
+        return value
+    raise unfit(name, what, value, fix)
 
 
 def string(name: str, what: str, value: object) -> str:
@@ -112,16 +120,12 @@ def one_of(
     raise unfit(name, what, value, "use " + ", ".join(map(str, words)), error)
 
 
-def same_names(
-    name: str, what: str, want: Collection[str], given: Collection[str], fix: str
-) -> None:
-    """Raises UsageError unless `given` has the names of `want`, in any order."""
-    missing = sorted(set(want) - set(given))
-    more = sorted(set(given) - set(want))
+def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str) -> None:
+    """Raises UsageError where names are missing or too many."""
     if missing or more:
         raise fail(
             UsageError,
-            f"{name}: {len(missing)} {what} are missing, {len(more)} are too many",
+            f"{name}: {len(missing)} names are missing, {len(more)} are too many",
             [("missing", some(missing)), ("too many", some(more))],
             fix=fix,
         )
@@ -212,9 +216,9 @@ def divides(
     count: int,
     parts: int,
     what: str,
-    operands: Operands = (),
     fix: str = "make it a multiple of {parts}",
     error: type[TesseraError] = ShapeError,
+    **operands: object,
 ) -> None:
     """Raises `error` unless `parts` divides `count`. `what` and `fix` are formatted with both.
 
@@ -225,30 +229,34 @@ def divides(
     """
     if count % parts:
         said = {"count": count, "parts": parts}
-        raise fail(error, f"{name}: {what.format(**said)}", operands, fix=fix.format(**said))
+        text = f"{name}: {what.format(**said)}"
+        raise fail(error, text, [*operands.items()], fix=fix.format(**said))
 
 
 # -- tensors --------------------------------------------------------------------------------------
+def _operand(what: str, t: TensorType) -> list[tuple[str, object]]:
+    return [(what.removeprefix("the "), t)]
+
+
 def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool = False) -> None:
     """Raises ShapeError unless `t` has `rank` dims, or `more`."""
     if t.rank < rank or (t.rank > rank and not more):
-        need = f"{rank}{' or more' * more}"
-        raise fail(
-            ShapeError, f"{name}: {what} has {t.rank} dims, not {need}", [(what, t)], fix=fix
-        )
+        have = f"{t.rank} dim{'s' * (t.rank != 1)}"
+        said = f"{name}: {what} has {have}, not {rank}{' or more' * more}"
+        raise fail(ShapeError, said, _operand(what, t), fix=fix)
 
 
 def integers(name: str, what: str, t: TensorType) -> None:
     """Raises DTypeError unless `t` is of whole numbers."""
     if not t.dtype.is_int:
         fix = "cast them with .to(ts.int32)"
-        raise fail(DTypeError, f"{name}: {what} must be integers", [(what, t)], fix=fix)
+        raise fail(DTypeError, f"{name}: {what} must be integers", _operand(what, t), fix=fix)
 
 
 def floats(name: str, what: str, t: TensorType, fix: str = "cast it with .to(ts.f32)") -> None:
     """Raises DTypeError unless `t` is of floats."""
     if not t.dtype.is_float:
-        raise fail(DTypeError, f"{name}: {what} must be floats", [(what, t)], fix=fix)
+        raise fail(DTypeError, f"{name}: {what} must be floats", _operand(what, t), fix=fix)
 
 
 def one_dtype(name: str, ins: Sequence[tuple[str, TensorType]], what: str = "arguments") -> None:
@@ -259,34 +267,25 @@ def one_dtype(name: str, ins: Sequence[tuple[str, TensorType]], what: str = "arg
 
 
 def shaped(
-    name: str, what: str, t: TensorType, shape: Sequence[int], operands: Operands = ()
+    name: str, what: str, t: TensorType, shape: Sequence[int], **operands: TensorType
 ) -> None:
-    """Raises ShapeError unless `t` has `shape`."""
+    """Raises ShapeError unless `t` has `shape`, which follows from `operands`."""
     if t.shape != tuple(shape):
         raise fail(
             ShapeError,
-            f"{name}: {what} has another shape",
-            [(what, t), *operands],
+            f"{name}: {what} has shape {t.shape}, not {tuple(shape)}",
+            [*_operand(what, t), *operands.items()],
             fix=f"give it the shape {tuple(shape)}",
         )
 
 
-def alike(
-    who: str,
-    have: TensorType,
-    given: TensorType,
-    fix: str,
-) -> None:
-    """Raises ShapeError or DTypeError unless `given` has the shape of `have` and is of floats where
-    that is."""
-    for error, what, same in (
-        (ShapeError, "shape", have.shape == given.shape),
-        (DTypeError, "dtype", have.dtype.is_float is given.dtype.is_float),
-    ):
-        if not same:
-            raise fail(
-                error, f"{who} has another {what}", [("have", have), ("given", given)], fix=fix
-            )
+def alike(who: str, have: TensorType, given: TensorType, fix: str) -> None:
+    """Raises ShapeError unless `given` has the shape of `have`, DTypeError unless both or neither
+    are of floats."""
+    if have.shape == given.shape and have.dtype.is_float is given.dtype.is_float:
+        return
+    error, what = (ShapeError, "shape") if have.shape != given.shape else (DTypeError, "dtype")
+    raise fail(error, f"{who} has another {what}", [("have", have), ("given", given)], fix=fix)
 
 
 # -- outside of the program -----------------------------------------------------------------------
@@ -300,6 +299,12 @@ def library(name: str, module: str, extra: str) -> Any:
             f"{name}: the `{module.partition('.')[0]}` library is not installed",
             fix=f"pip install 'tessera[{extra}]'",
         ) from None
+
+
+def existing(name: str, path: Path, fix: str, folder: bool = False) -> None:
+    """Raises UsageError unless `path` is a file, or where `folder` is set anything."""
+    if not (path.exists() if folder else path.is_file()):
+        raise fail(UsageError, f"{name}: {str(path)!r} does not exist", fix=fix)
 
 
 @contextlib.contextmanager

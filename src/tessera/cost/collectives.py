@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from ..core.checks import number, one_of
 from ..core.errors import UsageError, fail
 from ..core.topology import Link, Port, Topology
 from ..ir.graph.text import size_text
@@ -204,20 +205,9 @@ def candidates(
     order: Literal["any", "pairs"] = "any",
 ) -> list[Choice]:
     """All that `choose` compares, fastest first; of equals the engine's own comes first."""
-    number = isinstance(size_bytes, int | float) and not isinstance(size_bytes, bool)
-    if collective not in COLLECTIVES or not number or not 0 <= size_bytes < math.inf:
-        raise fail(
-            UsageError,
-            "choose: it needs a collective and a number of bytes",
-            [("collective", repr(collective)), ("bytes", repr(size_bytes))],
-            fix=f"name one of {', '.join(COLLECTIVES)}",
-        )
-    if order not in ("any", "pairs"):
-        raise fail(
-            UsageError,
-            f"choose: {order!r} is not an order",
-            fix='name "any" or "pairs"',
-        )
+    one_of("choose", "the collective", collective, COLLECTIVES)
+    number("choose", "size_bytes", size_bytes, least=0, below=math.inf)
+    one_of("choose", "order", order, ("any", "pairs"))
     places = tuple(map(tuple, groups)) if groups is not None else (tuple(range(topology.size)),)
     n = len(places[0]) if places else 0
     places = _groups(n, topology, places)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..core.checks import axes_of, is_whole, shown, unfit
+from ..core.checks import axes_of, is_whole, mapping, shown
 from ..core.errors import UsageError, fail
 from .sources import Reading
 
@@ -68,13 +68,7 @@ KEYS = tuple(field.name for field in fields(DataConfig))
 def read_config(config: Any) -> DataConfig:
     """The data keys of `config`, checked. Other keys are passed over, but for those that look as if
     a data key was meant. Raises UsageError, which names all that is wrong."""
-    if not isinstance(config, Mapping):
-        raise unfit(
-            "dataloader",
-            "the config",
-            config,
-            'give a dict, e.g. {"batch_size": 32, "sequence_length": 2048}',
-        )
+    mapping("dataloader", "the config", config, 'give a dict, e.g. {"sequence_length": 2048}')
     unknown = [key for key in config if isinstance(key, str) and _meant(key)]
     if unknown:
         raise fail(

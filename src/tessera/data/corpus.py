@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.checks import existing, number
 from ..core.errors import UsageError, fail
 
 _STDLIB_TESTS = frozenset({"test", "tests", "idle_test"})
@@ -69,24 +70,15 @@ def collect(
     large are set aside for validation until they are `val_fraction` of the bytes. A lone file is
     cut at a line end. Raises `UsageError` where there is no text to take.
     """
-    if not 0 < val_fraction < 1:
-        raise fail(
-            UsageError,
-            f"corpus: val_fraction={val_fraction} is not between 0 and 1",
-            fix="set aside a small part, for instance val_fraction=0.05",
-        )
+    number("corpus", "val_fraction", val_fraction, above=0, below=1)
     if root is None:
         base = Path(sysconfig.get_paths()["stdlib"])
         files = _stdlib_files(base, stdlib_tests)
         name = "Python standard library"
     else:
         base = Path(root)
-        if not base.exists():
-            raise fail(
-                UsageError,
-                f"corpus: {str(base)!r} does not exist",
-                fix="name a directory of text files, or leave it out for the standard library",
-            )
+        fix = "name a directory of text files, or leave it out for the standard library"
+        existing("corpus", base, fix, folder=True)
         files = _user_files(base)
         name = str(base)
         base = base if base.is_dir() else base.parent

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import divides
 from ..core.dtypes import int32
 from ..core.errors import MeshError, UsageError, fail
 from ..core.layout import Factor, TensorType, ways
@@ -72,12 +73,10 @@ the only one |
             fix='say how many rows a batch has, e.g. "batch_size": 32',
         )
     which, hosts = read.hosts
-    if size % hosts:
-        raise fail(
-            UsageError,
-            f"dataloader: a batch of {size} rows does not divide over {hosts} hosts",
-            fix="give a batch_size that does",
-        )
+    divides(
+        "dataloader", size, hosts, "a batch of {count} rows does not divide over {parts} hosts",
+        "give a batch_size that does", UsageError,
+    )  # fmt: skip
     mine = size // hosts
     rows = np.arange(which * mine, (which + 1) * mine)
     return DataLoader(open_source(read.data, read.reading), read, size, rows, _loose)
@@ -176,13 +175,10 @@ def host_rows(
     >>> host_rows(Mesh.parse("dp=4 tp=2"), ("dp",), 8, 1, 2).tolist()
     [4, 5, 6, 7]
     """
-    if mesh.size % hosts:
-        raise fail(
-            UsageError,
-            f"dataloader: {mesh.size} devices do not divide over {hosts} hosts",
-            [("mesh", mesh.text())],
-            fix="give hosts=(which, of how many) with as many devices each",
-        )
+    divides(
+        "dataloader", mesh.size, hosts, "{count} devices do not divide over {parts} hosts",
+        "give hosts=(which, of how many) with as many devices each", UsageError, mesh=mesh.text(),
+    )  # fmt: skip
     each = mesh.size // hosts
     mine = np.isin(mesh.array(), np.sort(mesh.array(), None)[which * each : (which + 1) * each])
     place = np.zeros(mesh.shape, np.int64)

@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import is_whole, shown
+from ..core.checks import is_whole, shown, unfit
 from ..core.errors import BackendError, TesseraError, UsageError, fail
 from ..lang.tensor import Tensor
 from .ahead import Ahead
@@ -204,11 +204,7 @@ class DataLoader:
         Raises UsageError if `state` is of other data, or of settings with another order.
         """
         if not isinstance(state, Mapping) or state.get("version") != VERSION:
-            raise fail(
-                UsageError,
-                f"dataloader: {shown(state)} is no state of a loader",
-                fix="give what loader.state_dict() returned",
-            )
+            raise unfit("dataloader", "the state", state, "give what loader.state_dict() returned")
         other = [
             (key, f"{state.get(key)!r} in the state, {here!r} here")
             for key, here in self._facts.items()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import unfit
+from ..core.checks import existing, library, one_of, unfit
 from ..core.errors import BackendError, UsageError, fail
 from .sources import BYTES_END, Reading, TokenSource
 from .tokenizer import Tokenizer, load
@@ -46,12 +46,7 @@ def convert_folder(path: Path, how: Reading) -> TokenSource:
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits", [])
         split = "train" if how.split is None else how.split
-        if split not in splits:
-            raise fail(
-                UsageError,
-                f"dataloader: {str(path)!r} has no split {split!r}",
-                fix="give data_split, one of " + ", ".join(map(str, splits)),
-            )
+        one_of("dataloader", "data_split", split, splits)
         path = path / split
     state = _json(path / "state.json")
     if state.get("_indices_data_files"):
@@ -62,12 +57,7 @@ def convert_folder(path: Path, how: Reading) -> TokenSource:
         )
     files = [path / str(entry.get("filename")) for entry in state.get("_data_files", [])]
     for file in files:
-        if not file.is_file():
-            raise fail(
-                UsageError,
-                f"dataloader: {str(file)!r} is missing",
-                fix="write the folder again with datasets.save_to_disk",
-            )
+        existing("dataloader", file, "write the folder again with datasets.save_to_disk")
     return _converted(files, str(path), how, lambda column: _tables(files, column))
 
 
@@ -319,13 +309,6 @@ def _made_whole(parent: Path, kept: Path | None) -> Iterator[Path]:
 
 
 def _library() -> tuple[Any, Any, Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import compute, ipc, parquet
-    except ImportError:
-        raise fail(
-            UsageError,
-            "dataloader: tables are read by the `pyarrow` library, which is not installed",
-            fix="pip install 'tessera[data]'",
-        ) from None
+    parts = ("pyarrow", "pyarrow.ipc", "pyarrow.parquet", "pyarrow.compute")
+    pyarrow, ipc, parquet, compute = (library("dataloader", part, "data") for part in parts)
     return pyarrow, ipc, parquet, compute

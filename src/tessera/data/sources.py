@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import shown, unfit
+from ..core.checks import existing, shown, unfit
 from ..core.errors import UsageError, fail
 from .corpus import collect
 
@@ -237,12 +237,7 @@ def _open_path(path: Path, how: Reading) -> TokenSource:
                 "one that datasets.save_to_disk wrote",
             )
         return _joined([_open_path(p, how) for p in files], str(path))
-    if not path.is_file():
-        raise fail(
-            UsageError,
-            f"dataloader: {str(path)!r} does not exist",
-            fix="name a file or a folder that does",
-        )
+    existing("dataloader", path, "name a file or a folder that does")
     match path.suffix:
         case ".npy":
             return TokenSource([_npy(path)], name=str(path))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import existing, library, whole
 from ..core.errors import UsageError, fail
 
 if TYPE_CHECKING:
@@ -79,13 +80,7 @@ def train(texts: Iterable[str], vocab: int = 1024) -> Tokenizer:
     The same texts give the same tokenizer. Raises `UsageError` for a vocabulary that is too small
     to hold all bytes or too large for uint16.
     """
-    if not SMALLEST_VOCAB <= vocab <= LARGEST_VOCAB:
-        raise fail(
-            UsageError,
-            f"tokenizer: a vocabulary of {vocab} is not between {SMALLEST_VOCAB} and "
-            f"{LARGEST_VOCAB}",
-            fix="ask for about 1024",
-        )
+    whole("tokenizer", "vocab", vocab, SMALLEST_VOCAB, LARGEST_VOCAB)
     lib = _library()
     engine = lib.Tokenizer(lib.models.BPE())
     engine.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -103,12 +98,7 @@ def train(texts: Iterable[str], vocab: int = 1024) -> Tokenizer:
 
 def load(path: str | Path) -> Tokenizer:
     """The tokenizer that `save` wrote."""
-    if not Path(path).is_file():
-        raise fail(
-            UsageError,
-            f"tokenizer: {str(path)!r} is not a file",
-            fix="train one and save it: tokenizer.train(texts).save(path)",
-        )
+    existing("tokenizer", Path(path), "train one and save it: tokenizer.train(texts).save(path)")
     return _wrap(_library().Tokenizer.from_file(str(path)))
 
 
@@ -130,12 +120,4 @@ def _wrap(engine: tokenizers.Tokenizer) -> Tokenizer:
 
 
 def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise fail(
-            UsageError,
-            "tokenizer: the `tokenizers` library is not installed",
-            fix="pip install 'tessera[demo]'",
-        ) from None
-    return tokenizers
+    return library("tokenizer", "tokenizers", "demo")

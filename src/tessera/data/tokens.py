@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import whole
 from ..core.errors import UsageError, fail
 from .shuffle import mix, word
 
@@ -59,13 +60,8 @@ class TokenBatches:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.seq_len < 1:
-            raise fail(
-                UsageError,
-                f"tokens: batch_size={self.batch_size}, seq_len={self.seq_len} are not both "
-                "at least 1",
-                fix="give both a positive size",
-            )
+        whole("tokens", "batch_size", self.batch_size, 1)
+        whole("tokens", "seq_len", self.seq_len, 1)
         if self.tokens.size <= self.seq_len:
             raise fail(
                 UsageError,

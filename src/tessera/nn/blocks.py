@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checks import whole
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.checks import floats, one_of, ranked, whole
 from ..lang.operands import as_tensor
 from ..lang.record import named_scope
 from ..lang.store import weights
@@ -46,16 +45,8 @@ def transformer_block(
     [B, S, d], DTypeError if it is not of floats, UsageError if an option is unknown.
     """
     t = as_tensor(x)
-    if t.ndim != 3:
-        raise fail(
-            ShapeError, "transformer_block: x is not [B, S, d]", [("x", t.type)],
-            fix="give [batch, sequence, d]; embed token ids first",
-        )  # fmt: skip
-    if not t.dtype.is_float:
-        raise fail(
-            DTypeError, "transformer_block: x is not of floats", [("x", t.type)],
-            fix="embed token ids first, or cast with .to(ts.f32)",
-        )  # fmt: skip
+    ranked("transformer_block", "x", t.type, 3, "give [batch, sequence, d]; embed token ids first")
+    floats("transformer_block", "x", t.type, "embed token ids first, or cast with .to(ts.f32)")
     depth = whole("transformer_block", "depth", depth, 1)
     d = t.shape[-1]
     if heads is None:
@@ -82,11 +73,6 @@ def _config(
     d: int, depth: int, heads: int, hidden: int | None, options: dict[str, Any]
 ) -> GPTConfig:
     known = [k for k in GPTConfig.__dataclass_fields__ if k not in _MODEL]
-    odd = [k for k in options if k not in known]
-    if odd:
-        raise fail(
-            UsageError,
-            f"transformer_block: there is no option {odd[0]!r}",
-            fix="use " + ", ".join(known),
-        )
+    for option in options:
+        one_of("transformer_block", "an option", option, known)
     return GPTConfig(d=d, layers=depth, heads=heads, hidden=hidden, **options)

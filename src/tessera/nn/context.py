@@ -15,7 +15,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.checks import axes_of, flag, whole
+from ..core.checks import axes_of, divides, flag, shaped, whole
 from ..core.dtypes import f32
 from ..core.errors import MeshError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
@@ -47,12 +47,7 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
     seq, parts = whole("zigzag", "seq", seq, 1), whole("zigzag", "parts", parts, 1)
     if parts == 1:
         return F.arange(seq)
-    if seq % (2 * parts):
-        raise fail(
-            ShapeError,
-            f"zigzag: a sequence of {seq} does not divide into {2 * parts} chunks",
-            fix=f"make it a multiple of {2 * parts}",
-        )
+    divides("zigzag", seq, 2 * parts, "a sequence of {count} does not divide into {parts} chunks")
     size = seq // (2 * parts)
     early = F.arange(parts).reshape(parts, 1, 1)
     chunks = F.concat([early, (2 * parts - 1) - early], 1)
@@ -145,13 +140,11 @@ def all_to_all_attention(
         return flash_attention(q, k, v, causal, scale, bias=bias)
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
     devices = n * ways([a for a in dim_axes(k.type.dims[1]) if a != axis], k.type.sizes)
-    if groups % devices:
-        raise fail(
-            ShapeError,
-            f"all_to_all_attention: {groups} heads of keys do not divide over {devices} devices",
-            [("q", q.type), ("k", k.type)],
-            fix=f"make them a multiple of {devices}, or use ring attention",
-        )
+    divides(
+        "all_to_all_attention", groups, devices,
+        "{count} heads of keys do not divide over {parts} devices",
+        "make them a multiple of {parts}, or use ring attention", q=q.type, k=k.type,
+    )  # fmt: skip
     if _in_view(axis):
         raise fail(
             UsageError,
@@ -200,13 +193,7 @@ def _checked(
         )
     n = axis_size(name, next((t for t in (q, k, v) if t.mesh is not None), q), axis)
     seq = q.shape[2] * (n if _in_view(axis) else 1)
-    if seq % n:
-        raise fail(
-            ShapeError,
-            f"{name}: a sequence of {seq} does not divide over {n} devices",
-            [("q", q.type)],
-            fix=f"make it a multiple of {n}",
-        )
+    divides(name, seq, n, "a sequence of {count} does not divide over {parts} devices", q=q.type)
     return axis, n
 
 
@@ -249,27 +236,16 @@ def ring_attention(
         )
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
     chunks = 2 if causal else 1
-    if seq % (chunks if local else chunks * n):
-        raise fail(
-            ShapeError,
-            f"ring_attention: a sequence of {seq} does not divide into {chunks} chunks for each"
-            f" of {n} devices",
-            [("q", q.type)],
-            fix=f"make it a multiple of {chunks if local else chunks * n}",
-        )
+    into = f"does not divide into {chunks} chunks for each of {n} devices"
+    parts = chunks if local else chunks * n
+    divides("ring_attention", seq, parts, "a sequence of {count} " + into, q=q.type)
     q = q * (1.0 / math.sqrt(d) if scale is None else scale)
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))
     given = [q, k, v]
     if bias is not None:
         bias = as_tensor(bias).to(f32)
-        if bias.shape != (heads, seq):
-            raise fail(
-                ShapeError,
-                "ring_attention: the bias is not one number a head and key",
-                [("bias", bias.type), ("q", q.type)],
-                fix=f"give it the shape ({heads}, {seq})",
-            )
+        shaped("ring_attention", "the bias", bias.type, (heads, seq), q=q.type)
         given.append(bias.reshape(1, groups, heads // groups, seq))
     if not local:
         mesh = next(t.mesh for t in given if t.mesh is not None)

@@ -13,7 +13,7 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from ..core.checks import MOST, flag, is_whole, number, shown, unfit, whole
+from ..core.checks import MOST, divides, flag, is_whole, number, ranked, shaped, shown, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
@@ -36,15 +36,11 @@ def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple
     )
 
 
-def divides(name: str, groups: int, **counts: int) -> None:
+def into_groups(name: str, groups: int, **counts: int) -> None:
     """Raises ShapeError where one of the named counts does not divide into `groups`."""
     for what, count in counts.items():
-        if count % groups:
-            raise fail(
-                ShapeError,
-                f"{name}: {count} {what} do not divide into {groups} groups",
-                fix="give a number of groups that divides it",
-            )
+        text = f"{{count}} {what} do not divide into {{parts}} groups"
+        divides(name, count, groups, text, "give a number of groups that divides it")
 
 
 def _pads(
@@ -68,13 +64,8 @@ def _pads(
 def _image(name: str, x: Like, rank: int) -> Tensor:
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)
-    if t.ndim != rank + 2:
-        raise fail(
-            ShapeError,
-            f"{name}: x has {t.ndim} dims, not {rank + 2}",
-            [("x", t.type)],
-            fix="give [batch, channels, " + ("length]" if rank == 1 else "height, width]"),
-        )
+    sizes = "length" if rank == 1 else "height, width"
+    ranked(name, "x", t.type, rank + 2, f"give [batch, channels, {sizes}]")
     return t
 
 
@@ -115,13 +106,7 @@ def _biased(name: str, y: Tensor, bias: Like | None) -> Tensor:
 def _channels(name: str, what: str, v: Like, x: Tensor) -> Tensor:
     """A value per channel, as it broadcasts over `x` [N, C, ...]."""
     t = as_tensor(v)
-    if t.shape != x.shape[1:2]:
-        raise fail(
-            ShapeError,
-            f"{name}: {what} is not one value per channel",
-            [("x", x.type), (what, t.type)],
-            fix=f"give shape ({x.shape[1]},)",
-        )
+    shaped(name, what, t.type, x.shape[1:2], x=x.type)
     return t.reshape(-1, *(1,) * (x.ndim - 2))
 
 
@@ -257,13 +242,7 @@ def _normed(
 def _at_least(name: str, x: Like, rank: int) -> tuple[Tensor, Tensor]:
     """`x` and `x` in f32."""
     t = as_tensor(x)
-    if t.ndim < rank:
-        raise fail(
-            ShapeError,
-            f"{name}: x has {t.ndim} dims, not {rank} or more",
-            [("x", t.type)],
-            fix="give [batch, channels, ...]",
-        )
+    ranked(name, "x", t.type, rank, "give [batch, channels, ...]", more=True)
     t = t if t.dtype.is_float else t.to(f32)
     return t, t.to(f32)
 
@@ -328,7 +307,7 @@ def group_norm(
     t, w = _at_least(name, x, 2)
     count = whole(name, "groups", groups, 1)
     n, c = t.shape[:2]
-    divides(name, count, channels=c)
+    into_groups(name, count, channels=c)
     parts = w.reshape(n, count, math.prod(t.shape[1:]) // count)
     parts = parts - F.mean(parts, -1, True)
     y = parts * F.rsqrt(F.mean(parts * parts, -1, True) + number(name, "eps", eps))
@@ -350,11 +329,7 @@ def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
     name = "interpolate"
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)
-    if t.ndim < 3:
-        raise fail(
-            ShapeError, f"{name}: x has no spatial dims", [("x", t.type)],
-            fix="give [batch, channels, *sizes]",
-        )  # fmt: skip
+    ranked(name, "x", t.type, 3, "give [batch, channels, *sizes]", more=True)
     known = ("nearest", "linear", *(("bilinear",) if t.ndim == 4 else ()))
     if not isinstance(mode, str) or mode not in known:
         raise fail(

@@ -17,7 +17,7 @@ from .module import Module, state
 def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank: int) -> Tensor:
     ins, outs = (whole(name, "a number of channels", n, 1) for n in (inputs, outputs))
     count = whole(name, "groups", groups, 1)
-    fn.divides(name, count, inputs=ins, outputs=outs)
+    fn.into_groups(name, count, inputs=ins, outputs=outs)
     sizes = fn.spatial(name, "kernel", kernel, rank, 1)
     fan_in = ins // count * math.prod(sizes)
     # He et al. 2015: what a ReLU halves is put back.
@@ -94,7 +94,7 @@ class GroupNorm(Module):
     def __init__(self, groups: int, channels: int, eps: float = 1e-5):
         c = whole("GroupNorm", "channels", channels, 1)
         self.groups = whole("GroupNorm", "groups", groups, 1)
-        fn.divides("GroupNorm", self.groups, channels=c)
+        fn.into_groups("GroupNorm", self.groups, channels=c)
         self.weight = Parameter(c, init="ones")
         self.bias = Parameter(c, init="zeros")
         self.eps = number("GroupNorm", "eps", eps)

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..core.checks import number, probability, shown
+from ..core.checks import number, one_of, probability, shaped
 from ..core.dtypes import bool_, f32
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, fail
 from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import typed
@@ -68,10 +68,7 @@ def gelu(x: Like, approximate: str = "tanh") -> Tensor:
     if it is anything else.
     """
     t = as_tensor(x)
-    if not isinstance(approximate, str) or approximate not in ("tanh", "none"):
-        raise fail(
-            UsageError, f"gelu: {shown(approximate)} is not known", fix='use "tanh" or "none"'
-        )
+    one_of("gelu", "approximate", approximate, ("tanh", "none"))
     if approximate == "none":
         return t * (0.5 * (1.0 + F.erf(t * (1.0 / math.sqrt(2.0)))))
     inner = t * (math.sqrt(2.0 / math.pi) * (1.0 + 0.044715 * (t * t)))
@@ -265,13 +262,7 @@ def attention(
     grouped = grouped if narrow else grouped * scale
     if bias is not None:
         bias = as_tensor(bias)
-        if bias.shape != (heads, keys):
-            raise fail(
-                ShapeError,
-                "attention: the bias does not fit",
-                [("bias", bias.type), ("q", q.type), ("k", k.type)],
-                fix="a bias is [H, T]: a number a head and key",
-            )
+        shaped("attention", "the bias", bias.type, (heads, keys), q=q.type, k=k.type)
         added = bias.reshape(*((groups, shared) if shared > 1 else (groups,)), 1, keys)
     seen_by = _masks(mask, q, k, shared)
     outs = []

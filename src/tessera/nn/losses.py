@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.checks import number, whole
+from ..core.checks import floats, integers, number, shaped, whole
 from ..core.dtypes import f32, int32
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang.checks import fitting, typed
 from ..lang.collectives import over_batch
@@ -21,13 +21,7 @@ from .functional import ROWS, row_order, rows_of, wide
 def _check_labels(
     name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
 ) -> None:
-    if not labels.dtype.is_int:
-        raise fail(
-            DTypeError,
-            f"{name}: labels must be integers",
-            [("labels", labels.type)],
-            fix="cast them with .to(ts.int32)",
-        )
+    integers(name, "labels", labels.type)
     if not x.ndim or labels.shape != x.shape[:-1]:
         raise fail(
             ShapeError,
@@ -59,16 +53,10 @@ class _Classes:
 
 def _classes(name: str, count: int, weight: Like | None, smoothing: float) -> _Classes:
     w = None if weight is None else as_tensor(weight)
-    if w is not None and (w.shape != (count,) or not w.dtype.is_float):
-        raise fail(
-            ShapeError,
-            f"{name}: the weights of the classes are one float for each of {count}",
-            [("weights", w.type)],
-            fix=f"give a tensor f32[{count}]",
-        )
-    spread = number(name, "label_smoothing", smoothing)
-    if not 0.0 <= spread <= 1.0:
-        raise fail(UsageError, f"{name}: label_smoothing is {spread}", fix="give 0 to 1")
+    if w is not None:
+        shaped(name, "weight", w.type, (count,))
+        floats(name, "weight", w.type)
+    spread = number(name, "label_smoothing", smoothing, least=0, most=1)
     return _Classes(w, spread)
 
 

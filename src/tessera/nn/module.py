@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..core.checks import flag, shown, unfit
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.checks import alike, flag, instance, mapping, same_names, shown
+from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang.create import Init, dist_tensor
 from ..lang.host import engine_array
@@ -180,10 +180,7 @@ class Module:
     def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
         have = dict(self.named_parameters(remove_duplicate=False))
         for pattern in patterns or ("*",):
-            if not isinstance(pattern, str):
-                raise unfit(
-                    who, "a pattern", pattern, f'give names with *, e.g. {who}("encoder.*")'
-                )
+            instance(who, "a pattern", pattern, str, f'give names with *, e.g. {who}("encoder.*")')
             found = [
                 t for name, t in have.items()
                 if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
@@ -223,14 +220,9 @@ class Module:
         return self._load("load_state_dict", values, set(self.state_dict()), strict)
 
     @whole
-    def _load(self, who: str, values: object, need: set[str], strict: bool) -> Unmatched:
-        if not isinstance(values, Mapping):
-            raise unfit(
-                who,
-                "the parameters",
-                values,
-                "give a dict from names to tensors, such as state_dict() gives",
-            )
+    def _load(self, who: str, values: Mapping[str, Any], need: set[str], strict: bool) -> Unmatched:
+        fix = "give a dict from names to tensors, such as state_dict() gives"
+        mapping(who, "the parameters", values, fix)
         flag(who, "strict", strict)
         # One parameter may come under any of its names.
         boxes = dict(self.named_parameters(remove_duplicate=False))
@@ -250,30 +242,13 @@ class Module:
                     )
         unknown = [str(n) for n in values if n not in have]
         absent = [n for n in have if n in need and n not in given]
-        if strict and (unknown or absent):
-            raise fail(
-                UsageError,
-                f"{who}: {len(unknown)} names too many, {len(absent)} missing",
-                [("too many", ", ".join(sorted(unknown)[:5]) or "none"),
-                 ("missing", ", ".join(sorted(absent)[:5]) or "none")],
-                fix="give what parameters() names, or load what is there: strict=False",
-            )  # fmt: skip
+        if strict:
+            fix = "give what parameters() names, or load what is there: strict=False"
+            same_names(who, absent, unknown, fix)
         made = {name: as_tensor(value) for name, (_, value) in given.items()}
         for name, t in made.items():
-            if t.shape != have[name].shape:
-                raise fail(
-                    ShapeError,
-                    f"{who}: {name!r} has another shape",
-                    [("have", have[name].type), ("given", t.type)],
-                    fix="load a checkpoint of a model with the same sizes",
-                )
-            if have[name].dtype.is_float is not t.dtype.is_float:
-                raise fail(
-                    DTypeError,
-                    f"{who}: {name!r} has another dtype",
-                    [("have", have[name].type), ("given", t.type)],
-                    fix="load a checkpoint of the same model",
-                )
+            fix = "load a checkpoint of a model with the same sizes"
+            alike(f"{who}: {name!r}", have[name].type, t.type, fix)
         if made and all(t is have[name] for name, t in made.items()):
             warnings.warn(
                 f"{who}: these are the model's own parameters, so nothing changes; to come back to"

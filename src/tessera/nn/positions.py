@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..core.checks import number, shown, whole
+from ..core.checks import number, one_of, whole
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
@@ -41,16 +41,9 @@ class Rope:
 
     def __post_init__(self) -> None:
         for what in ("base", "factor", "low", "high"):
-            value = number("Rope", what, getattr(self, what))
-            if not 0.0 < value < math.inf:
-                raise fail(UsageError, f"Rope: {what} is {value}", fix="give a number above 0")
+            number("Rope", what, getattr(self, what), above=0, below=math.inf)
         whole("Rope", "original", self.original, 1)
-        if not isinstance(self.scaling, str) or self.scaling not in SCALINGS:
-            raise fail(
-                UsageError,
-                f"Rope: scaling {shown(self.scaling)} is not known",
-                fix="use " + " or ".join(SCALINGS),
-            )
+        one_of("Rope", "scaling", self.scaling, SCALINGS)
         if self.scaling == "llama3" and self.low >= self.high:
             raise fail(
                 UsageError,

@@ -9,7 +9,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.checks import axes_of, number, probability, shown, unfit, whole
+from ..core.checks import (
+    axes_of,
+    divides,
+    instance,
+    number,
+    one_of,
+    probability,
+    shown,
+    unfit,
+    whole,
+)
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from ..lang import functions as F
@@ -115,8 +125,7 @@ class GPTConfig:
         probability("GPTConfig", self.dropout)
         if self.norm_eps is not None:
             number("GPTConfig", "norm_eps", self.norm_eps)
-        if not isinstance(self.rope, Rope):
-            raise unfit("GPTConfig", "rope", self.rope, "give nn.Rope(base=...)")
+        instance("GPTConfig", "rope", self.rope, Rope, "give nn.Rope(base=...)")
         if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
             raise unfit("GPTConfig", "biases", self.biases, "give a tuple of " + ", ".join(BIASES))
         groups = self.kv_heads or self.heads
@@ -126,20 +135,15 @@ class GPTConfig:
                 f"GPTConfig: d={self.d}, heads={self.heads}, kv_heads={groups} do not divide",
                 fix="heads divides d, kv_heads divides heads",
             )
-        for value, known in (
-            (self.norm, NORMS),
-            (self.activation, ACTIVATIONS),
-            (self.positions, POSITIONS),
-            (self.block, BLOCKS),
-            ("recompute" if self.remat is True else self.remat or "save", REMAT),
-            (CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
+        for what, value, known in (
+            ("norm", self.norm, NORMS),
+            ("activation", self.activation, ACTIVATIONS),
+            ("positions", self.positions, POSITIONS),
+            ("block", self.block, BLOCKS),
+            ("remat", "recompute" if self.remat is True else self.remat or "save", REMAT),
+            ("context", CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
         ):
-            if not isinstance(value, str) or value not in known:
-                raise fail(
-                    UsageError,
-                    f"GPTConfig: {shown(value)} is not known",
-                    fix="use " + " or ".join(known),
-                )
+            one_of("GPTConfig", what, value, known)
 
         for axis in (self.context_axis, self.sequence_parallel):
             if axis is not None and len(axes_of("GPTConfig", axis)) != 1:
@@ -172,14 +176,8 @@ class GPTConfig:
 
 def checked(config: object) -> GPTConfig:
     """A GPTConfig. Raises UsageError for anything else."""
-    if isinstance(config, GPTConfig):
-        return config
-    raise unfit(
-        "GPT",
-        "the config",
-        config,
-        "give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)",
-    )
+    fix = "give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)"
+    return instance("GPT", "the config", config, GPTConfig, fix)
 
 
 class Attention(Module):
@@ -414,13 +412,9 @@ class GPT(Module):
         c, n = self.config, self._devices(x)
         if n == 1:
             return x
-        if x.shape[dim] % n:
-            raise fail(
-                ShapeError,
-                f"GPT: a sequence of {x.shape[dim]} does not divide over {n} devices",
-                [("x", x.type)],
-                fix=f"make it a multiple of {2 * n if c.context == 'ring' else n}",
-            )
+        fix = f"make it a multiple of {2 * n if c.context == 'ring' else n}"
+        text = "a sequence of {count} does not divide over {parts} devices"
+        divides("GPT", x.shape[dim], n, text, fix, x=x.type)
         if c.context == "ring":
             x = zigzag(x, n, dim)
         mesh = x.mesh or self.embed.weight.mesh

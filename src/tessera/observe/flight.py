@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.checks import file_access
 from ..core.errors import UsageError, fail
 from ..core.words import DUMP_VERSION, nth, ranks_text, record_text
 
@@ -59,9 +60,10 @@ class Dump:
 
 def load_dump(path: Path | str) -> Dump:
     """The dump in the file `path`. Raises UsageError where there is none."""
+    with file_access("flight", path, "read", "name a tessera-flight-*.json"):
+        held = Path(path).read_bytes()
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        told = json.loads(text)
+        told = json.loads(held.decode("utf-8"))
         if told["version"] != DUMP_VERSION:
             raise ValueError
         return Dump(
@@ -72,12 +74,6 @@ def load_dump(path: Path | str) -> Dump:
             tuple(told["missing"]),
             {int(r): dict(t) for r, t in told["ranks"].items()},
         )
-    except OSError as error:
-        raise fail(
-            UsageError,
-            f"flight: {str(path)!r} cannot be read: {error.strerror}",
-            fix="name a tessera-flight-*.json",
-        ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise fail(
             UsageError,

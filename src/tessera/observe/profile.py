@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..core.checks import function_of, whole
+from ..core.checks import file_access, function_of, whole
 from ..core.context import replaced, settings
-from ..core.errors import UsageError, fail
 from ..core.files import write_whole
 from ..core.mesh import Mesh
 from ..ir.graph.text import size_text
@@ -186,15 +185,9 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Writes the trace for chrome://tracing or ui.perfetto.dev. Raises UsageError."""
-        try:
-            shown = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
+        shown = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
+        with file_access("profile", path, "written", "name a file in a folder that exists"):
             write_whole(Path(path), json.dumps(shown).encode())
-        except OSError as error:
-            raise fail(
-                UsageError,
-                f"profile: cannot write {str(path)!r}: {error.strerror}",
-                fix="name a file in a folder that exists",
-            ) from None
 
 
 def _bound(s: Schedule, timed: Sequence[Timed]) -> list[str]:

@@ -15,6 +15,7 @@ import math
 from pathlib import Path
 from typing import TypeAlias
 
+from ..core.checks import file_access
 from ..core.errors import UsageError, fail
 
 Value: TypeAlias = int | float | str | bool | None
@@ -30,18 +31,13 @@ def read_metrics(path: str | Path) -> list[Row]:
     Raises UsageError where there is no such file, or a line of it is no row.
     """
     rows: list[Row] = []
+    fix = "name a metrics.jsonl of a run"
     try:
-        with open(path, encoding="utf-8") as file:
+        with file_access("metrics", path, "read", fix), open(path, encoding="utf-8") as file:
             for line in file:
                 if not line.endswith("\n"):
                     break
                 rows.append({name: _number(value) for name, value in json.loads(line).items()})
-    except OSError as error:
-        raise fail(
-            UsageError,
-            f"metrics: {str(path)!r} cannot be read: {error.strerror}",
-            fix="name a metrics.jsonl of a run",
-        ) from None
     except (ValueError, AttributeError):
         raise fail(
             UsageError,

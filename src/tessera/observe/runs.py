@@ -97,12 +97,8 @@ def _rows(x: Any) -> dict[int, Row]:
     for row in x:
         step = row.get("step") if isinstance(row, Mapping) else None
         if not isinstance(step, int):
-            raise unfit(
-                "compare",
-                "a row of a run",
-                row,
-                'each row is a dict with a whole number under "step"',
-            )
+            fix = 'each row is a dict with a whole number under "step"'
+            raise unfit("compare", "a row of a run", row, fix)
         rows[step] = dict(row)
     return rows
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..core.checks import is_whole, unfit
+from ..core.checks import whole
 from ..core.renamed import renamed_arguments
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
@@ -32,11 +32,7 @@ class Trace(Graph):
         takes away, `+` what it adds. Raises UsageError for a width that holds nothing."""
         from ..show.stages import stages_text  # its library is slow to import
 
-        if not is_whole(width) or width < 40:
-            raise unfit(
-                "side_by_side", "the width", width, "give a number of columns of at least 40"
-            )
-        return stages_text(self.stages, int(width))
+        return stages_text(self.stages, whole("side_by_side", "width", width, 40))
 
     def show(self) -> None:
         """Prints the stages beside each other, what changed in colour."""

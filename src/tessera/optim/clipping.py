@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..core.checks import number
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
 from ..lang.checks import typed
@@ -47,10 +47,8 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     >>> norm.item(), clipped["a"].item()
     (nan, nan)
     """
-    if not isinstance(max_norm, Tensor) and not max_norm > 0:
-        raise fail(
-            UsageError, f"clip_by_global_norm: max_norm is {max_norm}", fix="give a number above 0"
-        )
+    if not isinstance(max_norm, Tensor):
+        number("clip_by_global_norm", "max_norm", max_norm, above=0)
     norm = global_norm(grads)
     with one_line("clip"):
         factor = F.where(norm <= max_norm, 1.0, max_norm / norm)  # no NaN is below anything

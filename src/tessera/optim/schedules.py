@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..core.checks import unfit
+from ..core.checks import unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
@@ -70,12 +70,7 @@ def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
 
 
 def _need_steps(name: str, what: str, steps: int, least: int = 1) -> None:
-    if steps < least:
-        raise fail(
-            UsageError,
-            f"{name}: {what} is {steps}",
-            fix=f"give at least {least} step" + ("s" if least > 1 else ""),
-        )
+    whole(name, what, steps, least)
 
 
 @typed
@@ -184,12 +179,8 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """
     known = isinstance(schedules, (tuple, list)) and all(isinstance(s, Schedule) for s in schedules)
     if not known:
-        raise unfit(
-            "join",
-            "schedules",
-            schedules,
-            "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]",
-        )
+        fix = "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]"
+        raise unfit("join", "schedules", schedules, fix)
     _need_pieces("join", len(schedules), boundaries)
 
     def rule(t: Tensor) -> Tensor:

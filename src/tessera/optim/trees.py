@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ..core.checks import same_names
 from ..core.errors import ShapeError, UsageError, caller, fail
 from ..lang.parameter import need_trained, trained
 from ..lang.record import current
@@ -40,15 +41,7 @@ def named(call: str, tree: Any) -> dict[str, Tensor]:
 
 def need_same_names(call: str, have: Mapping[str, Any], given: Mapping[str, Any], fix: str) -> None:
     """Raises UsageError, naming all differences, unless both have the same names."""
-    missing = [n for n in have if n not in given]
-    more = [n for n in given if n not in have]
-    if missing or more:
-        raise fail(
-            UsageError,
-            f"{call}: {len(missing)} names are missing, {len(more)} are too many",
-            [("missing", _list(missing)), ("too many", _list(more))],
-            fix=fix,
-        )
+    same_names(call, [n for n in have if n not in given], [n for n in given if n not in have], fix)
 
 
 def need_same_shapes(
@@ -62,10 +55,6 @@ def need_same_shapes(
     ]
     if wrong:
         raise fail(ShapeError, f"{call}: {len(wrong)} shapes are different", wrong[:SHOWN], fix=fix)
-
-
-def _list(names: list[str]) -> str:
-    return (", ".join(names[:SHOWN]) or "none") + (", ..." if len(names) > SHOWN else "")
 
 
 @contextmanager

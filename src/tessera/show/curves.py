@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.checks import library
 from ..core.errors import UsageError, fail
 from ..core.files import write_whole
 
@@ -54,18 +55,12 @@ def draw_loss_curve(
             "save_loss_curve: no series has a point",
             fix="pass at least one step and its loss",
         )
-    try:
-        # The object API: no backend is chosen for the process, and no window can open.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise fail(
-            UsageError,
-            "save_loss_curve: matplotlib is not installed",
-            fix="pip install 'tessera[demo]'",
-        ) from None
-    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)  # attaches itself; savefig then needs no backend
+    # The object API: no backend is chosen for the process, and no window can open.
+    canvas = library("save_loss_curve", "matplotlib.backends.backend_agg", "demo").FigureCanvasAgg
+    figure = library("save_loss_curve", "matplotlib.figure", "demo").Figure(
+        figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained"
+    )
+    canvas(figure)  # attaches itself; savefig then needs no backend
     axes = figure.add_subplot()
     for one in series:
         axes.plot(one.steps, one.values, "o-" if one.marked else "-", label=one.label, markersize=4)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..core.checks import is_whole, shown
+from ..core.checks import is_whole, mapping, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError, fail
 from ..data import config as data
@@ -171,12 +171,7 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
     """`config` with defaults filled in. Raises UsageError, which lists every key that is wrong."""
     if isinstance(config, TrainingConfig):
         return config
-    if not isinstance(config, Mapping):
-        raise fail(
-            UsageError,
-            f"config: {shown(config)} is no configuration",
-            fix='give a dict, e.g. {"learning_rate": 1e-4}',
-        )
+    mapping("config", "it", config, 'give a dict, e.g. {"learning_rate": 1e-4}')
     values: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
     for given, value in config.items():

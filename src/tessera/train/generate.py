@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import number, whole
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..lang import functions as F
@@ -50,12 +51,10 @@ def generate(
     are what it sees. The same seed gives the same tokens. Raises UsageError.
     """
     ids = [int(i) for i in prompt]
-    if not ids or tokens < 0 or window < 1:
-        raise fail(
-            UsageError,
-            f"generate: {len(ids)} prompt tokens, {tokens} to make, a window of {window}",
-            fix="give at least one token to start from and a window of at least 1",
-        )
+    whole("generate", "tokens", tokens, 0)
+    whole("generate", "window", window, 1)
+    if not ids:
+        raise fail(UsageError, "generate: the prompt has no token", fix="give at least one")
     logits_at = _program(window, mesh)
     draw = np.random.Generator(np.random.Philox(seed))
     for _ in range(tokens):
@@ -84,12 +83,8 @@ def sample(
     >>> {sample(np.array([0.0, 3.0, 2.5]), draw, top_k=2) for _ in range(50)} == {1, 2}
     True
     """
-    if temperature < 0 or top_k < 0:
-        raise fail(
-            UsageError,
-            f"sample: temperature={temperature}, top_k={top_k} are not both at least 0",
-            fix="use about 0.8 and 40; 0 takes the likeliest, top_k=0 draws among all",
-        )
+    number("sample", "temperature", temperature, least=0)
+    whole("sample", "top_k", top_k, 0)
     if temperature == 0:
         return int(logits.argmax())
     z = logits.astype(np.float64) / temperature

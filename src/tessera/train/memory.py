@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.checks import shown
+from ..core.checks import instance
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang.engine import HostCopy, engine
@@ -52,12 +52,9 @@ def program_bytes(function: object) -> ProgramBytes:
     >>> program_bytes(double).arguments, program_bytes(double).results
     (4096, 4096)
     """
-    if not isinstance(function, Jit):
-        raise fail(
-            UsageError,
-            f"program_bytes: {shown(function)} is no compiled function",
-            fix="give what ts.jit(...) made",
-        )
+    function = instance(
+        "program_bytes", "the function", function, Jit, "give what ts.jit(...) made"
+    )
     if not function.programs:
         raise fail(
             UsageError,

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.checks import shown
+from ..core.checks import unfit
 from ..core.dtypes import dtype_of
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
@@ -262,10 +262,8 @@ def _config_in(state: object, call: str) -> TrainingConfig:
     found = state.get("config") if isinstance(state, Mapping) else None
     if isinstance(found, TrainingConfig):
         return found
-    raise fail(
-        UsageError,
-        f"{call}: {shown(state)} is no optimizer state",
-        fix="start from initialize_optimizer_state(weights, config)",
+    raise unfit(
+        call, "optimizer_state", state, "start from initialize_optimizer_state(weights, config)"
     )
 
 

@@ -29,6 +29,7 @@ from typing import Any, Self
 import numpy as np
 from rich.console import Console
 
+from ..core.checks import library
 from ..core.errors import TesseraError, UsageError, fail
 from ..lang.tensor import Tensor
 from ..observe.statistics import Statistics
@@ -224,14 +225,7 @@ class Run:
 
         Each tensor is gathered to this host.
         """
-        try:
-            from safetensors.numpy import save
-        except ImportError:
-            raise fail(
-                UsageError,
-                "save_weights: the `safetensors` library is not installed",
-                fix="pip install 'tessera[demo]'",
-            ) from None
+        save = library("save_weights", "safetensors.numpy", "demo").save
         arrays = {name: np.asarray(t.numpy(), order="C") for name, t in weights.items()}
         self._files.write(WEIGHTS, save(arrays))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import shown, whole
+from ..core.checks import file_access, library, unfit, whole
 from ..core.errors import UsageError, fail
 from ..core.files import sync, write_whole
 from ..lang import random
@@ -60,11 +60,8 @@ def save_checkpoint(
     number = whole("save_checkpoint", "the step", step, 0)
     c = optimizer_state.get("config") if isinstance(optimizer_state, dict) else None
     if not isinstance(c, TrainingConfig):
-        raise fail(
-            UsageError,
-            f"save_checkpoint: {shown(optimizer_state)} is no optimizer state",
-            fix="give what initialize_optimizer_state(weights, config) made",
-        )
+        fix = "give what initialize_optimizer_state(weights, config) made"
+        raise unfit("save_checkpoint", "optimizer_state", optimizer_state, fix)
     position = loader.state_dict() if hasattr(loader, "state_dict") else loader
     about = {
         "format": 1, "step": number, "config": asdict(c), "random": random.state(),
@@ -72,7 +69,7 @@ def save_checkpoint(
     }  # fmt: skip
     root = Path(folder or c.checkpoint_folder)
     made = root / f"step-{number:08d}"
-    try:
+    with file_access("save_checkpoint", root, "written", "name another folder"):
         root.mkdir(parents=True, exist_ok=True)
         part = root / f".part-{made.name}-{os.getpid()}"
         shutil.rmtree(part, ignore_errors=True)
@@ -84,12 +81,6 @@ def save_checkpoint(
             _replace(part, made)
         finally:  # of a disk that is full, or an interrupt
             shutil.rmtree(part, ignore_errors=True)
-    except OSError as error:
-        raise fail(
-            UsageError,
-            f"save_checkpoint: {str(root)!r} cannot be written: {error.strerror}",
-            fix="name another folder",
-        ) from None
     if c.keep_checkpoints is not None:
         for old in checkpoints(root)[: -c.keep_checkpoints]:
             shutil.rmtree(root / f"step-{old:08d}")
@@ -181,15 +172,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _safetensors(call: str) -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise fail(
-            UsageError,
-            f"{call}: the `safetensors` library is not installed",
-            fix="pip install 'tessera[demo]'",
-        ) from None
-    return safetensors.numpy
+    return library(call, "safetensors.numpy", "demo")
 
 
 def _replace(part: Path, made: Path) -> None:

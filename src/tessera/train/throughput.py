@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import number, whole
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
 from ..ir.graph.node import Graph
 from ..lang.create import tensor
 from ..lang.jit import jit
@@ -51,12 +51,8 @@ def gemm_peak(size: int = 1024, dtype: Any = f32, seconds: float = 1.0) -> float
     One program on one device, which on a CPU uses every core. Products of a few milliseconds, the
     best of what fits into `seconds`: a busy machine lets some of them pass undisturbed.
     """
-    if size < 1 or seconds <= 0:
-        raise fail(
-            UsageError,
-            f"gemm_peak: size={size}, seconds={seconds} measure nothing",
-            fix="give a size of at least 1 and some time",
-        )
+    whole("gemm_peak", "size", size, 1)
+    number("gemm_peak", "seconds", seconds, above=0)
 
     @jit
     def product(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..core.checks import one_of, unfit
 from ..core.errors import UsageError, fail
 from .metrics import MetricsWriter, Value
 
@@ -86,12 +87,7 @@ class WandB:
         name: str | None = None,
         mode: str | None = None,
     ) -> None:
-        if mode not in (None, "online", "offline", "disabled"):
-            raise fail(
-                UsageError,
-                f"wandb: there is no mode {mode!r}",
-                fix="use online, offline or disabled",
-            )
+        one_of("wandb", "mode", mode, (None, "online", "offline", "disabled"))
         try:
             import wandb
         except ImportError:
@@ -121,11 +117,8 @@ class Several:
     ) -> None:
         for t in trackers:
             if not all(callable(getattr(t, m, None)) for m in ("config", "log", "close")):
-                raise fail(
-                    UsageError,
-                    f"trackers: a {type(t).__name__} is no tracker",
-                    fix="give objects with config(settings), log(step, values) and close()",
-                )
+                fix = "give objects with config(settings), log(step, values) and close()"
+                raise unfit("trackers", "a tracker", t, fix)
         self.trackers = tuple(trackers)
         self._tell, self._told = tell, set[int]()
 
@@ -169,10 +162,7 @@ def tracker(name: str, folder: str | Path) -> Tracker:
         "tensorboard": lambda: TensorBoard(Path(folder, "tensorboard")),
         "wandb": lambda: WandB(Path(folder, "wandb"), name=Path(folder).name),
     }
-    if name not in made:
-        raise fail(
-            UsageError, f"tracker: there is no tracker {name!r}", fix="use " + ", ".join(NAMES)
-        )
+    one_of("tracker", "the name", name, NAMES)
     return made[name]()
 
 

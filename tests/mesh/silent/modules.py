@@ -339,7 +339,7 @@ def _() -> None:
     assert np.abs(twin(X).numpy() - model(X).numpy()).max() > 1e-3
 
 
-@row("a checkpoint lacks names", error=ts.UsageError, says="0 names too many, 1 missing")
+@row("a checkpoint lacks names", error=ts.UsageError, says="1 names are missing, 0 are too many")
 def _() -> None:
     model, values = make(), make().state_dict()
     del values["mask"]

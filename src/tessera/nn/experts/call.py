@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.checks import divides, whole
 from ...core.context import settings
 from ...core.errors import ShapeError, UsageError, fail
 from ...core.layout import TensorType, dim_axes, ways
@@ -143,12 +144,11 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
     where = t.mesh or mesh_or_none("moe", mesh) or w.up.mesh or settings().mesh
     axes = expert_axes(w.up.type, options.axis, where)
     devices = ways(axes, where.sizes) if where is not None else 1
-    if rows % devices:
-        raise fail(
-            UsageError,
-            f"moe: {rows} rows of experts do not divide over {', '.join(axes)} of {devices}",
-            fix="add replicas by a placement, or split the experts over fewer devices",
-        )
+    divides(
+        "moe", rows, devices,
+        f"{{count}} rows of experts do not divide over {', '.join(axes)} of {{parts}}",
+        "add replicas by a placement, or split the experts over fewer devices", UsageError,
+    )  # fmt: skip
     moves = tuple(a for a in axes if where is not None and where.sizes[a] > 1)
     tokens = _tokens(t, w, moves, where, options)
     each, room, buckets, limit = math.prod(tokens.four[1:]), tokens.four[2], devices, None
@@ -175,10 +175,7 @@ def _need_rows(w: Weights, options: Options) -> int:
             [("router", w.router.type), ("up", w.up.type)],
             fix="give a row per expert, or the placement that says which row is whose",
         )
-    if options.k > count:
-        raise fail(
-            UsageError, f"moe: k={options.k} of {count} experts", fix="choose at most all of them"
-        )
+    whole("moe", "k", options.k, 1, count)
     return rows
 
 
@@ -195,13 +192,10 @@ def _tokens(
         return tokens_of(t, wants, hidden, None, options.zigzag)
     count = math.prod(t.shape[:-1])
     groups = math.prod(t.shape[:-2]) if options.groups is None else options.groups
-    if count % groups:
-        raise fail(
-            UsageError,
-            f"moe: {count} tokens do not divide into {groups} groups",
-            [("x", t)],
-            fix="give a number of groups that divides the tokens",
-        )
+    divides(
+        "moe", count, groups, "{count} tokens do not divide into {parts} groups",
+        "give a number of groups that divides the tokens", UsageError, x=t,
+    )  # fmt: skip
     if options.zigzag > 1 and count // groups % t.shape[-2]:
         raise fail(
             UsageError,

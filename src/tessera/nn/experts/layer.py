@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import axes_of, flag, number, shown, unfit, whole
+from ...core.checks import axes_of, divides, flag, number, one_of, ranked, unfit, whole
 from ...core.dtypes import f32
-from ...core.errors import ShapeError, UsageError, fail
+from ...core.errors import UsageError
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.simulate import PipelineWarning
@@ -157,8 +157,7 @@ def moe_inspection(
 
 def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
     """The layer that this place in a program makes for itself."""
-    if x.ndim < 2:
-        raise fail(ShapeError, "moe: x is not [.., d]", [("x", x.type)], fix="give [batch, d]")
+    ranked("moe", "x", x.type, 2, "give [batch, d]", more=True)
     width = whole("moe", "hidden", 4 * x.shape[-1] if hidden is None else hidden, 1)
     asked = (x.shape[-1], width, experts)
     k = min(whole("moe", "k", k, 1), experts)
@@ -168,11 +167,7 @@ def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
 
 def _need_placement(name: str, placement: object, experts: int) -> None:
     if not isinstance(placement, Placement) or placement.experts != experts:
-        raise fail(
-            UsageError,
-            f"{name}: {shown(placement)} is no placement of {experts} experts",
-            fix=f"give a placement of {experts} experts",
-        )
+        raise unfit(name, "placement", placement, f"give a placement of {experts} experts")
 
 
 def _warn_of_microbatches() -> None:
@@ -212,10 +207,8 @@ class MoE(Module):
     ):  # fmt: skip
         d, hidden, experts = (whole("MoE", "a size", n, 1) for n in (d, hidden, experts))
         shared = whole("MoE", "shared", shared, 0)
-        if whole("MoE", "k", k, 1) > experts:
-            raise fail(UsageError, f"MoE: k={k} of {experts} experts", fix="choose at most all")
-        if balance not in BALANCE:
-            raise unfit("MoE", "balance", balance, 'use "bias"')
+        whole("MoE", "k", k, 1, experts)
+        one_of("MoE", "balance", balance, BALANCE)
         if placement is not None:
             _need_placement("MoE", placement, experts)
         self.router_kind, self.k, self.transport = router, k, transport_of(transport)
@@ -241,13 +234,12 @@ class MoE(Module):
         where = mesh_or_none("MoE", mesh)
         if where is not None:
             over = expert_axes(self.up.type, self.axis, where)
-            if self.up.shape[0] % ways(over, where.sizes):
-                raise fail(
-                    UsageError,
-                    f"MoE: {self.up.shape[0]} experts do not divide over {', '.join(over)}",
-                    [("mesh", where.text())],
-                    fix="choose a number of experts that divides, or add replicas by a placement",
-                )
+            divides(
+                "MoE", self.up.shape[0], ways(over, where.sizes),
+                f"{{count}} experts do not divide over {', '.join(over)}",
+                "choose a number of experts that divides, or add replicas by a placement",
+                UsageError, mesh=where.text(),
+            )  # fmt: skip
             for name, w in self.named_parameters():
                 t = w.type.on(where)
                 w.type = split_over(t, 0, over) if name in NETWORK and over else t

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from ...core.checks import axes_of, flag, number, shown, unfit, whole
+from ...core.checks import axes_of, flag, instance, number, one_of, whole
 from ...core.context import settings
 from ...core.errors import UsageError, fail
 from ...lang.tensor import Tensor
@@ -56,23 +56,12 @@ class Options:
                 "moe: groups without a capacity have no meaning",
                 fix="give capacity=1.25 too, or leave out groups",
             )
-        if self.capacity is not None and not 0 < number("moe", "capacity", self.capacity) < inf:
-            raise fail(
-                UsageError,
-                f"moe: a capacity of {self.capacity} leaves room for nothing",
-                fix="give a number above 0, e.g. 1.25 for a quarter more than an even share, or"
-                " None for dropless",
-            )
-        if self.activation not in (None, *ACTIVATIONS):
-            raise fail(
-                UsageError,
-                f"moe: activation {shown(self.activation)} is not known",
-                fix="use " + ", ".join(ACTIVATIONS),
-            )
-        if self.placement is not None and not isinstance(self.placement, Placement):
-            raise unfit(
-                "moe", "placement", self.placement, "give nn.place_experts(experts, owners)"
-            )
+        if self.capacity is not None:
+            number("moe", "capacity", self.capacity, above=0, below=inf)
+        one_of("moe", "activation", self.activation, (None, *ACTIVATIONS))
+        if self.placement is not None:
+            fix = "give nn.place_experts(experts, owners)"
+            instance("moe", "placement", self.placement, Placement, fix)
 
     @property
     def gates_sum_to_one(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import is_whole, shown, unfit, whole
+from ...core.checks import divides, instance, is_whole, shown, unfit, whole
 from ...core.errors import UsageError, fail
 
 MOST = 2**16  # experts, replicas or owners
@@ -116,10 +116,8 @@ def rehash_experts(
     hash for them. All processes that know `old` compute the same placement. Raises UsageError if
     `old` is not a Placement or the rows do not divide over the owners.
     """
-    if old is not None and not isinstance(old, Placement):
-        raise fail(
-            UsageError, f"rehash_experts: {shown(old)} is no placement", fix="give an nn.Placement"
-        )
+    if old is not None:
+        instance("rehash_experts", "old", old, Placement, "give an nn.Placement")
     names = _owners(owners)
     count = _count("the number of experts", old.experts if old else experts, 1)
     more = _count("replicas", 0 if replicas is None else replicas, 0)
@@ -130,12 +128,11 @@ def rehash_experts(
         wanted[i % count] += 1
     copies = Counter(wanted)
     rows = sum(wanted.values())
-    if rows % len(names):
-        raise fail(
-            UsageError,
-            f"place_experts: {rows} rows of experts do not divide over {len(names)} owners",
-            fix=f"add {-rows % len(names)} replicas, or take a number of owners that divides",
-        )
+    divides(
+        "place_experts", rows, len(names),
+        "{count} rows of experts do not divide over {parts} owners",
+        f"add {-rows % len(names)} replicas, or take a number of owners that divides", UsageError,
+    )  # fmt: skip
     room = {name: rows // len(names) for name in names}
     held: dict[str, list[int]] = {name: [] for name in names}
     for name, own in (old.held if old is not None else {}).items():
@@ -160,10 +157,7 @@ def rehash_experts(
 
 
 def _count(what: str, value: object, least: int) -> int:
-    n = whole("placement", what, value, least)
-    if n > MOST:
-        raise fail(UsageError, f"placement: {what} is {n}", fix=f"give at most {MOST}")
-    return n
+    return whole("placement", what, value, least, MOST)
 
 
 def _score(expert: int, owner: str) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.checks import number, shown
+from ...core.checks import number, one_of
 from ...core.dtypes import f32
 from ...core.errors import UsageError, fail
 from ...lang import functions as F
@@ -110,8 +110,4 @@ def balanced_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:
 
 def checked_router(name: object) -> str:
     """The name of a router. Raises UsageError."""
-    if isinstance(name, str) and name in ROUTERS:
-        return name
-    raise fail(
-        UsageError, f"moe: router {shown(name)} is not known", fix="use " + " or ".join(ROUTERS)
-    )
+    return str(one_of("moe", "router", name, ROUTERS))

@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from ...core.checks import flag, shown, unfit, whole
-from ...core.errors import UsageError, fail
+from ...core.checks import flag, one_of, unfit, whole
 from ...core.layout import TensorType, ways
 from .packing import BLOCK
 
@@ -41,15 +40,8 @@ class Transport:
     num_qps: int | None = None
 
     def __post_init__(self) -> None:
-        for what, known in (("type", tuple(TRANSPORTS)), ("pack_dtype", PACKINGS),
-                            ("epoch", EPOCHS)):  # fmt: skip
-            value = getattr(self, what)
-            if not (value is None or isinstance(value, str)) or value not in known:
-                raise fail(
-                    UsageError,
-                    f"moe: transport {what} {shown(value)} is not known",
-                    fix="use " + ", ".join(map(str, known)),
-                )
+        for what, known in (("type", TRANSPORTS), ("pack_dtype", PACKINGS), ("epoch", EPOCHS)):
+            one_of("moe: transport", what, getattr(self, what), known)
         flag("moe: transport", "multi_qp", self.multi_qp)
         for what in ("bucket_bytes", "num_qps"):
             if getattr(self, what) is not None:
@@ -64,14 +56,9 @@ def transport_of(given: object) -> Transport:
         return Transport(given)
     known = [f.name for f in fields(Transport)]
     if isinstance(given, Mapping):
-        odd = [k for k in given if k not in known]
-        if not odd:
-            return Transport(**given)
-        raise fail(
-            UsageError,
-            f"moe: transport has no option {shown(odd[0])}",
-            fix="use " + ", ".join(known),
-        )
+        for option in given:
+            one_of("moe: transport", "an option", option, known)
+        return Transport(**given)
     raise unfit(
         "moe",
         "transport",

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import shown, unfit
-from ...core.errors import DTypeError, ShapeError, UsageError, fail
+from ...core.checks import floats, one_of, ranked, unfit
+from ...core.errors import ShapeError, fail
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...lang import functions as F
@@ -72,17 +72,10 @@ def weights_of(given: Any, x: TensorType) -> Weights:
             'give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
             " number of experts",
         )
-    odd = [n for n in given if n not in NAMES]
-    if odd:
-        raise fail(
-            UsageError,
-            f"moe: experts has no weight {shown(odd[0])}",
-            fix="use " + ", ".join(NAMES),
-        )
-    if x.rank < 2:
-        raise fail(ShapeError, "moe: x is not [.., d]", [("x", x)], fix="give tokens of d channels")
-    if not x.dtype.is_float:
-        raise fail(DTypeError, "moe: x is not of floats", [("x", x)], fix="embed token ids first")
+    for name in given:
+        one_of("moe", "a name in experts", name, NAMES)
+    ranked("moe", "x", x, 2, "give tokens of d channels", more=True)
+    floats("moe", "x", x, "embed token ids first")
     found = {n: as_tensor(w) for n, w in given.items() if w is not None and n != "shared"}
     router, up, d = found["router"], found["up"], x.shape[-1]
     e, h = (up.shape[0], up.shape[2]) if up.ndim == 3 else (0, 0)

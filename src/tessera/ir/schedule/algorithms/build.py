@@ -28,6 +28,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import assert_never
 
+from ....core.checks import one_of, whole
 from ....core.errors import UsageError, fail
 from . import flat as flat
 from .nest import nested
@@ -37,7 +38,6 @@ from .table import (
     Collective,
     Round,
     backwards,
-    checked_int,
     pipelined,
     renamed,
     together,
@@ -78,24 +78,12 @@ def build(
     >>> build("all_gather", "halving", 8).steps, build("all_to_all", "ring", 8).steps
     (3, 4)
     """
-    if collective not in COLLECTIVES:
-        raise fail(
-            UsageError,
-            f"algorithm: {collective!r} is not a collective",
-            fix=f"name one of {', '.join(COLLECTIVES)}",
-        )
-    kind = collective
-    if name not in NAMES:
-        raise fail(
-            UsageError,
-            f"algorithm: {name!r} is not an algorithm",
-            [("collective", collective)],
-            fix=f"name one of {', '.join(NAMES)}",
-        )
+    kind: Collective = one_of("algorithm", "the collective", collective, COLLECTIVES)
+    one_of("algorithm", "the name", name, NAMES)
     sizes = _shape(name, n, shape)
-    count = math.prod(sizes) if sizes else checked_int("n", n, 1, MOST_RANKS)
-    checked_int("segments", segments, 1, 4096)
-    checked_int("root", root, 0, count - 1)
+    count = math.prod(sizes) if sizes else whole("algorithm", "n", n, 1, MOST_RANKS)
+    whole("algorithm", "segments", segments, 1, 4096)
+    whole("algorithm", "root", root, 0, count - 1)
     if root and kind != "broadcast":
         raise fail(
             UsageError,
@@ -181,7 +169,7 @@ def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
                 fix="give n; a shape belongs to hierarchical",
             )
         return ()
-    sizes = tuple(checked_int("a size of the shape", s, 1, MOST_RANKS) for s in shape)
+    sizes = tuple(whole("algorithm", "a size of the shape", s, 1, MOST_RANKS) for s in shape)
     if not sizes or (n is not None and n != math.prod(sizes)):
         raise fail(
             UsageError,
@@ -189,7 +177,7 @@ def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
             [("n", n), ("shape", sizes)],
             fix="shape=(hosts, devices of a host), with n left out or their product",
         )
-    checked_int("n", math.prod(sizes), 1, MOST_RANKS)
+    whole("algorithm", "n", math.prod(sizes), 1, MOST_RANKS)
     return sizes
 
 

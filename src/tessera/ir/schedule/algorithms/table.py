@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from ....core.errors import UsageError, fail
-
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 Action = Literal["copy", "add"]
@@ -198,16 +196,3 @@ def trimmed(algorithm: Algorithm) -> Algorithm:
                 here[c] = here[c] | value if t.op == "add" else value
         kept.append(hops)
     return replace(algorithm, rounds=table(kept))
-
-
-def checked_int(what: str, value: object, least: int, most: int | None = None) -> int:
-    """`value` as an int from `least` to `most`. Raises UsageError for anything else."""
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if ok and isinstance(value, int) and (most is None or value <= most):
-        return value
-    limit = f"at least {least}" if most is None else f"from {least} to {most}"
-    raise fail(
-        UsageError,
-        f"algorithm: {what} is {value!r}",
-        fix=f"give a whole number {limit}",
-    )

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....core.checks import instance
 from ....core.errors import UsageError, fail
 from .check import run_order
 from .orders import SCHEDULES, pipeline_table
@@ -97,12 +98,8 @@ def simulate(
     that a forward keeps for its backward; the part `kept_for_weight` of it is kept from I to W.
     Raises GraphError if the table cannot run, UsageError if a cost is not a number of at least 0.
     """
-    if not isinstance(table, Table):
-        raise fail(
-            UsageError,
-            f"simulate: a {type(table).__name__} is no pipeline table",
-            fix='make one: pipeline_table("1F1B", ranks=4, microbatches=8)',
-        )
+    fix = 'make one: pipeline_table("1F1B", ranks=4, microbatches=8)'
+    instance("simulate", "the table", table, Table, fix)
     order = run_order(table)
     given = {
         "forward_s": forward_s,

@@ -33,8 +33,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
+from ....core.checks import whole
 from ....core.errors import GraphError, UsageError, fail
 
 Kind = Literal["F", "B", "I", "W"]
@@ -294,10 +293,4 @@ def _read(cell: object, rank: int, slot: int) -> list[Action]:
 
 def count(what: str, value: object) -> int:
     """A whole number of at least 1. Raises UsageError."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
-        return int(value)
-    raise fail(
-        UsageError,
-        f"pipeline: {what} cannot be {value!r}",
-        fix="give a whole number of at least 1",
-    )
+    return whole("pipeline", what, value, 1)

@@ -44,7 +44,7 @@ from .core.errors import (
 )
 from .core.flags import prepare, prepare_bits
 from .core.renamed import renamed_names
-from .core.switches import SwitchWarning
+from .core.switches import EnvironmentVariableWarning
 from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "BackendError", "DTypeError", "DonatedError", "EngineWarning", "GraphError", "LayoutError",
-    "MeshError", "Pad", "ShapeError", "StaticWarning", "StrategyError", "StrategyWarning",
-    "SwitchWarning", "Tensor", "TesseraError", "TraceWarning", "UsageError", "autocast", "bf16",
+    "BackendError", "DTypeError", "DonatedError", "EngineWarning", "EnvironmentVariableWarning",
+    "GraphError", "LayoutError", "MeshError", "Pad", "ShapeError", "StaticWarning", "StrategyError",
+    "StrategyWarning", "Tensor", "TesseraError", "TraceWarning", "UsageError", "autocast", "bf16",
     "bool", "checkpoint", "clear_caches", "custom_gradient", "data", "debug", "dist", "distribute",
     "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax", "function", "grad", "graph",
     "int8", "int32", "jit", "linalg", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op",
@@ -87,6 +87,7 @@ _RENAMED = {
     "blocked": "map_chunks",
     "graft": "straight_through",
     "keep": "save_for_backward",
+    "SwitchWarning": "EnvironmentVariableWarning",
     "scope": "named_scope",
 }
 __getattr__ = renamed_names("ts", _RENAMED, globals())

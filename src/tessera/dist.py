@@ -1,6 +1,7 @@
 """Meshes, layouts, collectives: `from tessera import dist`."""
 
 from .core.mesh import Mesh
+from .core.renamed import renamed_names
 from .lang.collectives import (
     all_gather,
     all_reduce,
@@ -19,7 +20,7 @@ from .lang.collectives import (
 from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
 from .lang.determinism import deterministic, set_deterministic
-from .lang.safety import set_collective_limit
+from .lang.safety import set_collective_timeout
 from .lang.strategy import place, strategy
 from .observe.inspect import inspect
 from .observe.profile import profile
@@ -29,7 +30,7 @@ allreduce = all_reduce
 __all__ = [
     "Mesh", "ShardSpec", "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier",
     "broadcast", "deterministic", "gather", "inspect", "permute", "place", "profile", "recv",
-    "redistribute", "reduce_scatter", "scatter", "send", "set_collective_limit",
-    "set_deterministic", "shard", "shift", "strategy", "tensor",
-    "validate_determinism",
+    "redistribute", "reduce_scatter", "scatter", "send", "set_collective_timeout",
+    "set_deterministic", "shard", "shift", "strategy", "tensor", "validate_determinism",
 ]  # fmt: skip
+__getattr__ = renamed_names("dist", {"set_collective_limit": "set_collective_timeout"}, globals())

@@ -105,7 +105,7 @@ def limits_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limits() -> None:
     assert limits() == Limits(300, 256)
     before = settings()
-    dist.set_collective_limit(2.5, records=7)
+    dist.set_collective_timeout(2.5, records=7)
     assert limits() == Limits(2.5, 7)
     assert settings() is before  # programs stay
     seen = []
@@ -114,10 +114,10 @@ def test_limits() -> None:
     thread.join()
     assert seen == [Limits(2.5, 7)]  # of the process, so of all threads
     for wrong in (0, -1, float("inf"), float("nan"), "5"):
-        with pytest.raises(ts.UsageError, match="set_collective_limit"):
-            dist.set_collective_limit(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ts.UsageError, match="set_collective_limit"):
-        dist.set_collective_limit(5, records=0)
+        with pytest.raises(ts.UsageError, match="set_collective_timeout"):
+            dist.set_collective_timeout(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ts.UsageError, match="set_collective_timeout"):
+        dist.set_collective_timeout(5, records=0)
     assert switches.number(switches.COLLECTIVE_LIMIT, 300, {"TESSERA_COLLECTIVE_LIMIT": "9"}) == 9
     assert switches.folder(switches.FLIGHT_DIR, {"TESSERA_FLIGHT_DIR": " "}) == "."
 

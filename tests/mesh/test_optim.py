@@ -398,7 +398,7 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_an_interval(mesh: dist.
         loss = scaler.scale(ts.sum(params["w"] * x), scale)
         grads, finite = scaler.unscale(ts.grad(loss, params), scale)
         new = opt.update(params, grads, state)
-        params, state = optim.select(finite, new, (params, state))
+        params, state = optim.apply_if_finite(finite, new, (params, state))
         return params, state, scaler.update(finite, scale), grads
 
     w = ts.tensor(np.zeros(8), mesh=mesh, layout="[8@tp]", dtype=ts.f16)
@@ -439,11 +439,11 @@ SCHEDULES: list[tuple[optim.Schedule, Callable[[int], Any]]] = [
     ),
     (optim.inverse_sqrt(0.3, 4), inverse_sqrt),
     (
-        optim.piecewise([1.0, 0.5, 0.1], [4, 9]),
+        optim.piecewise_constant([1.0, 0.5, 0.1], [4, 9]),
         optax.piecewise_constant_schedule(1.0, {4: 0.5, 9: 0.2}),
     ),
     (
-        optim.join([optim.constant(0.5), optim.linear(0.4, 0.0, 4)], [3]),
+        optim.join_schedules([optim.constant(0.5), optim.linear(0.4, 0.0, 4)], [3]),
         optax.join_schedules(
             [optax.constant_schedule(0.5), optax.linear_schedule(0.4, 0.0, 4)], [3]
         ),
@@ -572,12 +572,13 @@ UsageError: LossScale: a setting is out of range
   settings : SETTINGS
   at       : FILE
   fix      : 0 < least <= initial <= most, 0 < backoff < 1 < growth, interval >= 1"""),
-    ("select by a number", lambda: optim.select(weight(), W, W), """
-UsageError: select: `finite` is not one bool
+    ("a number for finite", lambda: optim.apply_if_finite(weight(), W, W), """
+UsageError: apply_if_finite: `finite` is not one bool
   finite : f32[]
   at     : FILE
   fix    : pass what unscale(...) gives"""),
-    ("select of two trees", lambda: optim.select(weight() == 0.0, W, {"w": W["w"]}), """
+    ("apply_if_finite of two trees", lambda: optim.apply_if_finite(weight() == 0.0, W, {"w":
+    W["w"]}), """
 UsageError: trees: the second does not have the leaves of the first
   missing  : b
   too many : none
@@ -596,8 +597,8 @@ UsageError: cosine: total cannot be 0
 UsageError: warmup_cosine: total cannot be 10
   at  : FILE
   fix : give a whole number of at least 11"""),
-    ("falling boundaries", lambda: optim.piecewise([1.0, 0.5, 0.1], [9, 4]), """
-UsageError: piecewise: 3 pieces do not lie between boundaries (9, 4)
+    ("falling boundaries", lambda: optim.piecewise_constant([1.0, 0.5, 0.1], [9, 4]), """
+UsageError: piecewise_constant: 3 pieces do not lie between boundaries (9, 4)
   at  : FILE
   fix : give rising boundaries, and one piece more than boundaries"""),
     ("a step of many", lambda: optim.cosine(1.0, 5)(weight(2)), """

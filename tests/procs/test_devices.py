@@ -33,7 +33,7 @@ def step(x):
 
 mesh = dist.Mesh(("dp",), devices=4)
 x = ts.tensor(np.arange(4, dtype=np.float32), mesh=mesh, layout="[4@dp]")
-dist.set_collective_limit(2, records=16)
+dist.set_collective_timeout(2, records=16)
 with replaced(executor="stepped"):
     try:
         step(x)  # call
@@ -88,5 +88,5 @@ def test_a_profile_does_not_wait_for_ever(tmp_path: Path) -> None:
     assert ended.out == (
         "BackendError: a step took longer than 2 s: rank 2 did not end\n"
         f"  at  : {line_of('call', body, HEAD)}\n"
-        "  fix : see what it computes there, or allow more: dist.set_collective_limit(seconds)\n"
+        "  fix : see what it computes there, or allow more: dist.set_collective_timeout(seconds)\n"
     )

@@ -36,7 +36,7 @@ KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswi
 OF_TESTS = "TESSERA_TEST_"
 
 
-class SwitchWarning(UserWarning):
+class EnvironmentVariableWarning(UserWarning):
     """Warns of an environment variable that begins with TESSERA_ and that Tessera does not read."""
 
 
@@ -48,7 +48,7 @@ def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:
         rows = "".join(f"\n  {n} : the nearest are {nearest(n, KNOWN, 3)}" for n in odd)
         warnings.warn(
             f"environment: {len(odd)} variable{'s' * (len(odd) > 1)} of no switch{rows}",
-            SwitchWarning,
+            EnvironmentVariableWarning,
             stacklevel=2,
         )
 

@@ -1,4 +1,4 @@
-"""How long may a collective take? `dist.set_collective_limit(seconds)`."""
+"""How long may a collective take? `dist.set_collective_timeout(seconds)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.errors import UsageError, fail
 from ..core.limits import set_limits
 
 
-def set_collective_limit(seconds: float, *, records: int | None = None) -> None:
+def set_collective_timeout(seconds: float, *, records: int | None = None) -> None:
     """Sets how many seconds a collective may take before it ends the process with an error.
 
     In a fused program the limit is for the whole program. The error names the ranks that have not
@@ -17,13 +17,13 @@ def set_collective_limit(seconds: float, *, records: int | None = None) -> None:
     `records` is how many of its last collectives each rank remembers (default 256, or
     `TESSERA_FLIGHT_RECORDS`). Raises UsageError if `seconds` is not above 0.
     """
-    limit_s = number("set_collective_limit", "the limit", seconds)
+    limit_s = number("set_collective_timeout", "the limit", seconds)
     if not 0 < limit_s < math.inf:
         raise fail(
             UsageError,
-            f"set_collective_limit: nothing ends within {seconds!r} seconds",
+            f"set_collective_timeout: nothing ends within {seconds!r} seconds",
             fix="give a number of seconds above 0",
         )
     if records is not None:
-        set_limits(flight_records=whole("set_collective_limit", "the records", records, 1))
+        set_limits(flight_records=whole("set_collective_timeout", "the records", records, 1))
     set_limits(collective_s=limit_s)

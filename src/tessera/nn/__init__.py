@@ -1,5 +1,6 @@
 """Layers and the functions behind them, as composites of ops: sharding, gradients follow."""
 
+from ..core.renamed import renamed_names
 from ..lang.parameter import Parameter
 from .context import all_to_all_attention, ring_attention, unzigzag, zigzag
 from .conv import (
@@ -17,7 +18,7 @@ from .conv import (
 from .conv_layers import BatchNorm, Conv1d, Conv2d, GroupNorm
 from .experts.layer import MoE, moe, moe_inspection
 from .experts.placement import Placement, balance_experts, place_experts, rehash_experts
-from .experts.routing import balanced_bias
+from .experts.routing import updated_expert_bias
 from .functional import (
     attention,
     dropout,
@@ -42,58 +43,13 @@ from .positions import Rope
 from .transformer import GPT, GPTConfig, TransformerBlock
 
 __all__ = [
-    "GPT",
-    "BatchNorm",
-    "Conv1d",
-    "Conv2d",
-    "Dropout",
-    "Embedding",
-    "GPTConfig",
-    "GroupNorm",
-    "LayerNorm",
-    "Linear",
-    "MoE",
-    "Module",
-    "Parameter",
-    "Placement",
-    "RMSNorm",
-    "Rope",
-    "TransformerBlock",
-    "all_to_all_attention",
-    "attention",
-    "avg_pool1d",
-    "avg_pool2d",
-    "balance_experts",
-    "balanced_bias",
-    "batch_norm",
-    "conv1d",
-    "conv2d",
-    "conv_transpose2d",
-    "cross_entropy",
-    "dropout",
-    "embedding",
-    "flash_attention",
-    "gelu",
-    "group_norm",
-    "interpolate",
-    "layer_norm",
-    "linear",
-    "linear_cross_entropy",
-    "log_softmax",
-    "max_pool1d",
-    "max_pool2d",
-    "mlp",
-    "moe",
-    "moe_inspection",
-    "place_experts",
-    "rehash_experts",
-    "relu",
-    "ring_attention",
-    "rms_norm",
-    "rotary",
-    "silu",
-    "softmax",
-    "swiglu",
-    "unzigzag",
-    "zigzag",
+    "GPT", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "GPTConfig", "GroupNorm",
+    "LayerNorm", "Linear", "MoE", "Module", "Parameter", "Placement", "RMSNorm", "Rope",
+    "TransformerBlock", "all_to_all_attention", "attention", "avg_pool1d", "avg_pool2d",
+    "balance_experts", "batch_norm", "conv1d", "conv2d", "conv_transpose2d", "cross_entropy",
+    "dropout", "embedding", "flash_attention", "gelu", "group_norm", "interpolate", "layer_norm",
+    "linear", "linear_cross_entropy", "log_softmax", "max_pool1d", "max_pool2d", "mlp", "moe",
+    "moe_inspection", "place_experts", "rehash_experts", "relu", "ring_attention", "rms_norm",
+    "rotary", "silu", "softmax", "swiglu", "unzigzag", "updated_expert_bias", "zigzag",
 ]  # fmt: skip
+__getattr__ = renamed_names("nn", {"balanced_bias": "updated_expert_bias"}, globals())

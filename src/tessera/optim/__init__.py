@@ -7,24 +7,30 @@
 ['m.w', 'step', 'v.w']
 """
 
+from ..core.renamed import renamed_names
 from .base import Optimizer
 from .clipping import clip_by_global_norm, global_norm
-from .loss_scale import LossScale, select
+from .loss_scale import LossScale, apply_if_finite
 from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Momentum
 from .schedules import (
     Schedule,
     constant,
     cosine,
     inverse_sqrt,
-    join,
+    join_schedules,
     linear,
-    piecewise,
+    piecewise_constant,
     warmup_cosine,
     warmup_linear,
 )
 
 __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Lion", "LossScale", "Momentum", "Optimizer", "Schedule",
-    "clip_by_global_norm", "constant", "cosine", "global_norm", "inverse_sqrt", "join", "linear",
-    "piecewise", "select", "warmup_cosine", "warmup_linear",
+    "apply_if_finite", "clip_by_global_norm", "constant", "cosine", "global_norm", "inverse_sqrt",
+    "join_schedules", "linear", "piecewise_constant", "warmup_cosine", "warmup_linear",
 ]  # fmt: skip
+__getattr__ = renamed_names(
+    "optim",
+    {"join": "join_schedules", "piecewise": "piecewise_constant", "select": "apply_if_finite"},
+    globals(),
+)

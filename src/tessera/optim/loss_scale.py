@@ -98,16 +98,16 @@ class LossScale:
             return {k: F.relayout(t, state[k].type) for k, t in new.items()}
 
 
-def select(finite: Tensor, new: Any, old: Any) -> Any:
+def apply_if_finite(finite: Tensor, new: Any, old: Any) -> Any:
     """The tree `new` if `finite` (bool[]) is true, else `old`: this skips a step that overflowed.
 
     Both trees have the same structure. Raises UsageError if they do not, or `finite` is not one
     bool.
     """
-    _need_finite("select", finite)
+    _need_finite("apply_if_finite", finite)
     leaves, spec = flatten(trained(new))
     pairs = zip(leaves, aligned(spec, trained(old)), strict=True)
-    with one_line("select"):
+    with one_line("apply_if_finite"):
         return unflatten(spec, [F.relayout(F.where(finite, a, b), b.type) for a, b in pairs])
 
 

@@ -154,12 +154,12 @@ def inverse_sqrt(peak: float, warmup: int) -> Schedule:
 
 
 @typed
-def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
+def piecewise_constant(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
     """Constant rates: `values[i]` from step `boundaries[i-1]` on.
 
     Raises UsageError unless there is one boundary less than values, and boundaries rise.
     """
-    _need_pieces("piecewise", len(values), boundaries)
+    _need_pieces("piecewise_constant", len(values), boundaries)
 
     def rule(t: Tensor) -> Tensor:
         rate = scalar(float(values[0]), f32)
@@ -167,11 +167,11 @@ def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
             rate = F.where(t < at, rate, float(value))
         return rate
 
-    return _schedule("piecewise", rule, values=tuple(values), boundaries=tuple(boundaries))
+    return _schedule("piecewise_constant", rule, values=tuple(values), boundaries=tuple(boundaries))
 
 
 @typed
-def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """`schedules[i]` from step `boundaries[i-1]` on; each counts its steps from there.
 
     Raises UsageError if an element of `schedules` is not a Schedule, or unless there is one
@@ -180,8 +180,8 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     known = isinstance(schedules, (tuple, list)) and all(isinstance(s, Schedule) for s in schedules)
     if not known:
         fix = "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]"
-        raise unfit("join", "schedules", schedules, fix)
-    _need_pieces("join", len(schedules), boundaries)
+        raise unfit("join_schedules", "schedules", schedules, fix)
+    _need_pieces("join_schedules", len(schedules), boundaries)
 
     def rule(t: Tensor) -> Tensor:
         rate = schedules[0].rule(t)
@@ -189,11 +189,17 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
             rate = F.where(t < at, rate, part.rule(F.maximum(t - at, 0.0)))
         return rate
 
-    return _schedule("join", rule, schedules=tuple(schedules), boundaries=tuple(boundaries))
+    return _schedule(
+        "join_schedules", rule, schedules=tuple(schedules), boundaries=tuple(boundaries)
+    )
 
 
 def _after_warmup(start: float, peak: float, warmup: int, then: Schedule) -> Rule:
-    return then.rule if warmup < 1 else join([linear(start, peak, warmup), then], [warmup]).rule
+    return (
+        then.rule
+        if warmup < 1
+        else join_schedules([linear(start, peak, warmup), then], [warmup]).rule
+    )
 
 
 def _need_pieces(name: str, pieces: int, boundaries: Sequence[int]) -> None:

@@ -255,7 +255,8 @@ def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
                 BackendError,
                 f"a step took longer than {limits().collective_s:g} s: {ranks_text(late)}"
                 " did not end",
-                fix="see what it computes there, or allow more: dist.set_collective_limit(seconds)",
+                fix="see what it computes there, or allow more:"
+                " dist.set_collective_timeout(seconds)",
             )
         if waiting:
             time.sleep(1e-5)

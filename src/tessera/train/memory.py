@@ -139,8 +139,8 @@ class StreamedUpdate:
     """`optimizer.update` weight by weight, the state of one weight on the devices at a time.
 
     `programs` are the compiled updates by weight. `keep(finite, new, old)` chooses what a step
-    leaves behind (`optim.select` where `finite` is a tensor). Weights, gradients and fetched state
-    give up their buffers.
+    leaves behind (`optim.apply_if_finite` where `finite` is a tensor). Weights, gradients and
+    fetched state give up their buffers.
     """
 
     def __init__(self, optimizer: Optimizer, keep: Kept) -> None:

@@ -15,7 +15,7 @@ from ..core.dtypes import f32
 from ..core.mesh import Mesh
 from ..lang.ambient import autocast
 from ..lang.tensor import Tensor
-from ..optim import LossScale, select
+from ..optim import LossScale, apply_if_finite
 from .config import TrainingConfig
 
 State = dict[str, Any]
@@ -52,7 +52,7 @@ def unscaled(c: TrainingConfig, grads: Any, state: State) -> tuple[Any, Tensor |
 
 def kept(finite: Tensor | None, new: Any, old: Any) -> Any:
     """`new`, or `old` where a gradient was not finite."""
-    return new if finite is None else select(finite, new, old)
+    return new if finite is None else apply_if_finite(finite, new, old)
 
 
 def moved_scale(c: TrainingConfig, finite: Tensor | None, state: State) -> State:

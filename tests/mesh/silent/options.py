@@ -133,7 +133,7 @@ def _() -> None:
     optim.AdamW(0.1, weight_decay=0.1, mask="weight$").init(w)
 
 
-@row("a switch with a typo", warns=ts.SwitchWarning,
+@row("a switch with a typo", warns=ts.EnvironmentVariableWarning,
      says="TESSERA_DETERMINSTIC : the nearest are TESSERA_DETERMINISTIC")  # fmt: skip
 def _() -> None:
     switches.warn_of_unknown({"TESSERA_DETERMINSTIC": "1", "TESSERA_HEAP": "0", "TESS": "1"})

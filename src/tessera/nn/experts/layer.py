@@ -34,7 +34,7 @@ from ..module import Module, state
 from .call import settled
 from .options import Options
 from .placement import Placement
-from .routing import Routing, balanced_bias
+from .routing import Routing, updated_expert_bias
 from .transport import MoEInspection, transport_of
 from .weights import NETWORK, expert_axes, has_weights
 
@@ -274,7 +274,7 @@ class MoE(Module):
         options = replace(self.options(), zigzag=zigzag)
         made: tuple[Tensor, Routing] = _called(as_tensor(x), self.weights(), options, None, True)
         if self.balance == "bias" and self.training:
-            self.bias = balanced_bias(self.bias, made[1].load, self.rate)
+            self.bias = updated_expert_bias(self.bias, made[1].load, self.rate)
         return made
 
     def __call__(self, x: Tensor, zigzag: int = 1) -> Tensor:

@@ -85,25 +85,25 @@ def choose(
     return Choice(ids, gates, logits, scores)
 
 
-def balanced_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:
+def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:
     """The bias after one step of balancing without a loss (Wang et al. 2024).
 
     `bias` and `load` are [E]. The bias of an expert below the mean load rises by `rate`, that of
     one above falls. Raises UsageError if the shapes differ.
 
     >>> import tessera as ts
-    >>> balanced_bias(ts.zeros(3), ts.tensor([4.0, 1.0, 1.0]), 0.5).numpy().tolist()
+    >>> updated_expert_bias(ts.zeros(3), ts.tensor([4.0, 1.0, 1.0]), 0.5).numpy().tolist()
     [-0.5, 0.5, 0.5]
     """
     bias, load = as_tensor(bias), as_tensor(load)
     if bias.ndim != 1 or bias.shape != load.shape:
         raise fail(
             UsageError,
-            "balanced_bias: bias and load are not both [E]",
+            "updated_expert_bias: bias and load are not both [E]",
             [("bias", bias.type), ("load", load.type)],
             fix="give the layer's bias and routing.load",
         )
-    rate = number("balanced_bias", "rate", rate)
+    rate = number("updated_expert_bias", "rate", rate)
     load = F.stop_gradient(load.to(f32))
     return bias + F.sign(F.mean(load) - load) * rate
 

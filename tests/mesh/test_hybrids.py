@@ -51,7 +51,7 @@ def test_as_on_one_device(h: Hybrid, request: pytest.FixtureRequest) -> None:
     if h.pp > 1:  # and each stage does its part
         stages = set(range(run.table.stages))
         for kind in "FB":
-            assert {s for s, k in run.plan.regions if k == kind} == stages
+            assert {s for s, k in run.program.pipelined.regions if k == kind} == stages
 
 
 def test_the_sample_has_everything() -> None:

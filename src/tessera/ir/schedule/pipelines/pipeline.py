@@ -56,8 +56,8 @@ class Recorded:
     key: Node | None = None
 
 
-@dataclass
-class Plan:
+@dataclass(frozen=True)
+class Pipelined:
     """A pipeline's schedule and what it was made of."""
 
     schedule: Schedule
@@ -68,10 +68,10 @@ class Plan:
 
 def pipeline_schedule(
     made: Recorded, wholes: Sequence[TensorType], table: Table, meshes: Sequence[Mesh], mesh: Mesh
-) -> Plan:
+) -> Pipelined:
     """The schedule of `made` by `table`. `wholes` are the types of the inputs as they are given,
     `meshes` those of the ranks, `mesh` the one that they are slices of."""
-    return _Pipeline(made, wholes, table, meshes, mesh).plan()
+    return _Pipeline(made, wholes, table, meshes, mesh).pipelined()
 
 
 class _Pipeline:
@@ -155,8 +155,8 @@ class _Pipeline:
         self.steps.append(step)
         return writes
 
-    # -- the plan ---------------------------------------------------------------------------------
-    def plan(self) -> Plan:
+    # -- the whole --------------------------------------------------------------------------------
+    def pipelined(self) -> Pipelined:
         made = self.made
         last = len(self.stage_mesh) - 1
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
@@ -179,7 +179,7 @@ class _Pipeline:
             table=f"pipeline={self.table.name} microbatches={self.count}",
         )))  # fmt: skip
         homes = {n: r for n, r in self.rank.items() if n.op == "input"}
-        return Plan(schedule, self.table, found, homes)
+        return Pipelined(schedule, self.table, found, homes)
 
     def cut(self, n: Node, rank: int) -> list[int]:
         """The microbatches of input `n` on the mesh of `rank`; of the key, one for each."""

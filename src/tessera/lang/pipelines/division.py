@@ -1,0 +1,88 @@
+"""Which nodes does each stage of a pipeline compute?
+
+The parts of the pipeline are joined, or its one function is cut, so that all stages compute about
+as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import UsageError, fail
+from ...core.layout import ways
+from ...ir.graph.node import Node
+from ...ir.schedule.pipelines.stages import balanced
+from ...ops.op import OPS
+from .finished import Microbatch
+
+
+@dataclass(frozen=True)
+class Division:
+    """A pipelined function in stages; every list has an entry for each stage."""
+
+    nodes: list[list[Node]]  # of the forward pass
+    parts: list[int]  # how many parts a stage is made of
+    flops: list[float]  # for a microbatch, forward and backward
+    weight_bytes: list[int]  # on a device
+
+
+def divided(m: Microbatch, count: int) -> Division:
+    """`m` in `count` stages. Raises UsageError where it has fewer parts."""
+    parts = m.parts()
+    if len(parts) == 1:
+        parts = _pieces(parts[0])
+    if len(parts) < count:
+        pipe = m.state.pipe
+        raise fail(
+            UsageError,
+            f"{pipe.name}: {len(parts)} parts for a pipeline of {count} stages",
+            [("axis", f"{pipe.axis} of {m.state.mesh.text()}")],
+            fix="give a part for each stage, or a smaller axis; one function is cut where one"
+            " value passes",
+        )
+    shares = m.shares(parts)
+    starts = balanced(list(map(_flops, shares)), count)
+    spans = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(parts)], strict=True)]
+    work = [_joined(shares[s]) for s in spans]
+    other = {*m.state.batch, *m.state.sums, *m.state.ahead}
+    return Division(
+        [_joined(parts[s]) for s in spans],
+        [s.stop - s.start for s in spans],
+        list(map(_flops, work)),
+        [_weight_bytes(nodes, other) for nodes in work],
+    )
+
+
+def _joined(parts: Sequence[Sequence[Node]]) -> list[Node]:
+    return [n for part in parts for n in part]
+
+
+def _flops(nodes: Sequence[Node]) -> float:
+    total = 0.0
+    for n in nodes:
+        ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
+        total += OPS[n.op].flops(ins, n.types, n.attrs) * ways(n.type.varying, n.type.sizes)
+    return total
+
+
+def _weight_bytes(nodes: Sequence[Node], other: set[Node]) -> int:
+    """The bytes of the float inputs of `nodes` that are not among `other`."""
+    inputs = {a for n in nodes for a in n.args if a.op == "input"} - other
+    return sum(a.type.local_bytes for a in inputs if a.type.dtype.is_float)
+
+
+def _pieces(nodes: list[Node]) -> list[list[Node]]:
+    """`nodes` cut wherever one value crosses, and scalars beside it."""
+    last_use = {a: i for i, n in enumerate(nodes) for a in n.args}
+    alive: set[Node] = set()
+    here = set(nodes)
+    cuts = [0]
+    for i, n in enumerate(nodes):
+        alive.add(n)
+        alive = {a for a in alive if last_use.get(a, -1) > i and a in here}
+        large = [a for a in alive if a.type.rank]
+        if len(large) == 1 and large[0].type.rank > 1:
+            cuts.append(i + 1)
+    pairs = zip(cuts, [*cuts[1:], len(nodes)], strict=True)
+    return [nodes[a:b] for a, b in pairs if b > a]

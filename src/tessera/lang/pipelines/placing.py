@@ -1,0 +1,63 @@
+"""How do weights get to the stages that use them, once, instead of in each step?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...core.context import settings
+from ...ir.schedule.schedule import Schedule, Send
+from ..engine import engine
+from ..host import engine_array
+from ..operands import as_tensor
+from ..tensor import Tensor
+from ..tree import flatten, path_name, paths, unflatten
+from .microbatch import laid_on
+from .program import PipeProgram
+
+
+def placed(program: PipeProgram, tree: Any) -> Any:
+    """`tree` with each weight on the stage where `program` uses it first. Raises UsageError where a
+    name is unknown or stands for several weights."""
+    leaves, spec = flatten(tree)
+    at = {
+        i: path_name(path)
+        for i, (x, path) in enumerate(zip(leaves, paths(tree), strict=True))
+        if isinstance(x, (Tensor, np.ndarray)) or engine_array(x)  # the rest are settings
+    }
+    weights = [program.state.together(as_tensor(leaves[i])) for i in at]
+    new = _sent(program, weights, list(at.values()))
+    if all(leaves[i] is t for i, t in zip(at, new, strict=True)):
+        return tree
+    for i, t in zip(at, new, strict=True):
+        leaves[i] = t
+    return unflatten(spec, leaves)
+
+
+def _sent(program: PipeProgram, weights: list[Tensor], names: list[str]) -> list[Tensor]:
+    """`weights`, sent to their stages by one schedule. One without values is made there."""
+    state = program.state
+    types, steps, outs = [state.whole(t) for t in weights], list[Send](), list[int]()
+    for i, (t, name) in enumerate(zip(weights, names, strict=True)):
+        home = program.home(t, name)
+        to = t.type if home is None else laid_on(t.type, state.slices[home])
+        if t._data is None and t._pending is not None:
+            t.type = types[i] = to
+        if t.mesh == to.mesh:
+            outs.append(i)
+            continue
+        outs.append(len(types))
+        types.append(to)
+        steps.append(Send((i,), (outs[-1],), (to,)))
+    if not steps:
+        return weights
+    ends = tuple(range(len(weights))), tuple(outs)
+    options = settings().program
+    schedule = Schedule("place", state.mesh, tuple(types), *ends, tuple(steps), options)
+    run = engine().step_by_step(schedule)
+    data = run([t.data for t in weights], tuple(t.type for t in weights))
+    new = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
+    for t, old in zip(new, weights, strict=True):
+        t.name = old.name
+    return new

@@ -1,0 +1,105 @@
+"""How does the recording of one microbatch become a schedule?
+
+It is finished (finished.py), divided into stages (division.py), and played by a table of actions
+(ir/schedule/pipelines/pipeline.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import UsageError, fail, lines_up
+from ...core.layout import TensorType
+from ...ir.graph.node import Node
+from ...ir.schedule.pipelines.pipeline import Pipelined, pipeline_schedule
+from ...ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
+from ...ir.schedule.pipelines.tables import Table
+from ...ir.schedule.schedule import Schedule
+from ..record import Recorder
+from ..tensor import Tensor
+from .division import Division, divided
+from .finished import Microbatch
+from .microbatch import PipeState
+
+
+@dataclass(frozen=True)
+class PipeProgram:
+    """A pipelined function as it was recorded: its stages, and the schedule that runs them.
+
+    `homes` has the weights by name, each with the rank that uses it first, None where no stage
+    does.
+    """
+
+    state: PipeState
+    division: Division
+    pipelined: Pipelined
+    homes: dict[str, int | None]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.pipelined.schedule
+
+    @property
+    def table(self) -> Table:
+        return self.pipelined.table
+
+    def text(self) -> str:
+        """The stages: devices, number of parts, work of a microbatch, bytes of weights."""
+        state, table, division = self.state, self.table, self.division
+        rows = state.rows // state.count
+        lines = [
+            f"{state.pipe.name}: {table.name}, {state.count} microbatches of {rows} rows, along"
+            f" {state.pipe.axis} of {state.mesh.text()}"
+        ]
+        most = max(division.flops, default=0.0) or 1.0
+        for s, rank in enumerate(table.placement):
+            devices = ", ".join(str(d) for d in state.slices[rank].device_ids)
+            lines.append(
+                f"  stage {s} on devices {devices}: {division.parts[s]} part"
+                f"{'s' if division.parts[s] != 1 else ''}, {division.flops[s]:.3g} FLOP"
+                f" ({division.flops[s] / most:.0%} of the dearest),"
+                f" {division.weight_bytes[s]:,} bytes of weights a device"
+            )
+        count = len(self.schedule.steps)
+        lines.append(
+            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the dearest"
+            f" stage computes for less, {FEWER}"
+        )
+        return "\n".join(lines)
+
+    def home(self, t: Tensor, name: str) -> int | None:
+        """The rank that uses the weight `t`, which is called `name` or something that ends so.
+        Raises UsageError where no weight is, or several on different stages are."""
+        ends = [k for k in self.homes if k.endswith(f".{name}")]
+        names = [k for k in (t.name, name) if k in self.homes][:1] or ends
+        ranks = {self.homes[k] for k in names}
+        if len(ranks) != 1:
+            raise fail(
+                UsageError,
+                f"{self.state.pipe.name}.place: the name {name!r} "
+                + ("is on several stages" if ranks else "was not in the last call"),
+                [("known", ", ".join(sorted(self.homes)[:8]) or "none")],
+                fix="give the weights in the structure of the call's arguments",
+            )
+        return ranks.pop()
+
+
+def pipe_program(
+    recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
+) -> PipeProgram:
+    """The program of the one microbatch that `recorder` has recorded, with the results `outputs`;
+    `wholes` are the types of its inputs as the program is given them."""
+    m = Microbatch.of(recorder, outputs)
+    state = m.state
+    table = state.pipe.table_of(state)
+    division = divided(m, table.stages)
+    warn_if_few(table, stacklevel=lines_up())
+    made = pipeline_schedule(m.recorded(division.nodes), wholes, table, state.slices, state.mesh)
+    inner = {*state.batch, *state.sums, *state.ahead}
+    names = {n: t.name for t, n in recorder.captured}
+    homes: dict[str, int | None] = dict.fromkeys(
+        str(n.attrs["name"]) for n in recorder.builder.inputs if n not in inner
+    )
+    homes |= {names.get(n) or str(n.attrs["name"]): rank for n, rank in made.homes.items()}
+    return PipeProgram(state, division, made, homes)

@@ -52,18 +52,18 @@ class PipeProgram:
             f"{state.pipe.name}: {table.name}, {state.count} microbatches of {rows} rows, along"
             f" {state.pipe.axis} of {state.mesh.text()}"
         ]
-        most = max(division.flops, default=0.0) or 1.0
+        slowest = max(division.flops, default=0.0) or 1.0
         for s, rank in enumerate(table.placement):
             devices = ", ".join(str(d) for d in state.slices[rank].device_ids)
             lines.append(
                 f"  stage {s} on devices {devices}: {division.parts[s]} part"
                 f"{'s' if division.parts[s] != 1 else ''}, {division.flops[s]:.3g} FLOP"
-                f" ({division.flops[s] / most:.0%} of the dearest),"
+                f" ({division.flops[s] / slowest:.0%} of the slowest),"
                 f" {division.weight_bytes[s]:,} bytes of weights a device"
             )
         count = len(self.schedule.steps)
         lines.append(
-            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the dearest"
+            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the slowest"
             f" stage computes for less, {FEWER}"
         )
         return "\n".join(lines)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, nn, optim
 from tessera.core.context import settings
 from tessera.core.layout import parse_type
 from tessera.core.options import ProgramOptions
 from tessera.core.renamed import RENAMED
+from tessera.nn.conv_layers import OLD_NAMES
 from tessera.observe.origin import Found
 from tests.core.test_lang import Oracle, oracle
 
@@ -48,6 +49,10 @@ def gradient(who: Callable[..., Any]) -> Callable[[dict[str, Any]], str]:
     return text
 
 
+def shapes(layer: nn.Module) -> list[tuple[int, ...]]:
+    return [p.shape for p in layer.parameters().values()]
+
+
 MESH = dist.Mesh(("dp",), shape={"dp": 2})
 W = parse_type("f32[4, 3]", MESH)
 X = parse_type("f32[8@dp, 4]", MESH)
@@ -58,9 +63,35 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ts.grad(finish=)": gradient(ts.grad),
     "graph.backward(finish=)": gradient(ts.graph.backward),
     "graph.trace(finish=)": lambda name: ts.graph.trace(ts.sum, X, **name).text,
+    "nn.Linear(inputs=)": lambda name: shapes(nn.Linear(out_features=3, **name)),
+    "nn.Linear(outputs=)": lambda name: shapes(nn.Linear(3, **name)),
     "ts.jit(finish=)": lambda name: ts.jit(**name)(ts.sum).reduce_partial,
 }
-VALUES: dict[str, Any] = {"promise": "run_to_run", "finish": False}
+for conv in (nn.Conv1d, nn.Conv2d):
+    given = {"inputs": 2, "outputs": 2, "kernel": 2}
+    for old in OLD_NAMES:
+        others = {OLD_NAMES[k]: v for k, v in given.items() if k != old}
+        CALLS[f"nn.{conv.__name__}({old}=)"] = lambda name, make=conv, others=others: (  # type: ignore[misc]
+            shapes(make(**others, **name))
+        )
+for dims, pools in ((1, (nn.max_pool1d, nn.avg_pool1d)), (2, (nn.max_pool2d, nn.avg_pool2d))):
+    for pool in pools:
+        CALLS[f"nn.{pool.__name__}(size=)"] = lambda name, pool=pool, dims=dims: (  # type: ignore[misc]
+            pool(ts.ones((1, 1, *[4] * dims)), **name).shape
+        )
+SCALES = {
+    "initial": 8.0,
+    "growth": 4.0,
+    "backoff": 0.25,
+    "interval": 5,
+    "least": 2.0,
+    "most": 2.0**20,
+}
+for old in SCALES:
+    CALLS[f"optim.LossScale({old}=)"] = lambda name: optim.LossScale(**name)
+VALUES: dict[str, Any] = {
+    "promise": "run_to_run", "finish": False, "inputs": 4, "outputs": 4, "kernel": 3, "size": 2
+} | SCALES  # fmt: skip
 
 
 def test_the_page_has_every_renamed_name() -> None:
@@ -84,7 +115,7 @@ def test_an_old_argument_is_the_new_one(old: str, oracle: Oracle) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert got == CALLS[old]({new: value})
-        with pytest.raises(AssertionError):  # the argument decides something
+        with pytest.raises((AssertionError, TypeError)):  # the argument decides something
             assert got == CALLS[old]({})
     with pytest.raises(ts.UsageError, match=f"{name}= and {new}= are the same argument"):
         CALLS[old]({name: value, new: value})

@@ -390,7 +390,9 @@ def test_clip_keeps_dtypes_and_zero() -> None:
 
 
 def test_loss_scale_halves_on_overflow_and_doubles_after_an_interval(mesh: dist.Mesh) -> None:
-    scaler = optim.LossScale(initial=1024.0, interval=2, most=2048.0, least=512.0)
+    scaler = optim.LossScale(
+        init_scale=1024.0, growth_interval=2, max_scale=2048.0, min_scale=512.0
+    )
     opt = optim.SGD(1.0)
 
     @ts.jit
@@ -567,11 +569,11 @@ UsageError: SGD: the schedule does not give a float tensor of one number
 UsageError: clip_by_global_norm: max_norm cannot be 0.0
   at  : FILE
   fix : give a number above 0"""),
-    ("loss scale", lambda: optim.LossScale(initial=8.0, interval=0), """
+    ("loss scale", lambda: optim.LossScale(init_scale=8.0, growth_interval=0), """
 UsageError: LossScale: a setting is out of range
   settings : SETTINGS
   at       : FILE
-  fix      : 0 < least <= initial <= most, 0 < backoff < 1 < growth, interval >= 1"""),
+  fix      : all > 0, min_scale <= init_scale <= max_scale, backoff_factor < 1 < growth_factor"""),
     ("a number for finite", lambda: optim.apply_if_finite(weight(), W, W), """
 UsageError: apply_if_finite: `finite` is not one bool
   finite : f32[]
@@ -609,7 +611,10 @@ ShapeError: cosine: the step is not one number
 ]  # fmt: skip
 
 
-SETTINGS = "LossScale(initial=8.0, growth=2.0, backoff=0.5, interval=0, least=1.0, most=16777216.0)"
+SETTINGS = (
+    "LossScale(init_scale=8.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=0,"
+    " min_scale=1.0, max_scale=16777216.0)"
+)
 
 
 def loaded(name: str, value: Any) -> Any:

@@ -38,11 +38,16 @@ def renamed_names(
 
 
 def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for what users write as `function`: arguments that are given under the old names
-    of `names` (old=new) go to the new ones, with a warning. Raises UsageError if both are given."""
+    """A decorator for the function or class that users write as `function`: arguments that are
+    given under the old names of `names` (old=new) go to the new ones, with a warning. Raises
+    UsageError if both are given."""
     RENAMED.update({f"{function}({old}=)": f"{new}=" for old, new in names.items()})
 
     def wrap(fn: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(fn, type):
+            fn.__init__ = wrap(fn.__init__)  # type: ignore[misc]
+            return fn
+
         @functools.wraps(fn)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for old in names.keys() & kwargs.keys():

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.checks import MOST, divides, flag, is_whole, number, ranked, shaped, shown, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
+from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit, matched
 from ..lang.tensor import Like, Tensor
@@ -182,7 +183,7 @@ def _pool(
     rank = 1 if name.endswith("1d") else 2
     t = _image(name, x, rank)
     t = t.to(f32) if kind == "sum" else t
-    window = spatial(name, "size", size, rank, 1)
+    window = spatial(name, "kernel_size", size, rank, 1)
     strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
     pads = spatial(name, "padding", padding, rank, 0)
     if any(2 * p > k for p, k in zip(pads, window, strict=True)):
@@ -201,32 +202,37 @@ def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Siz
     return (y * (1.0 / math.prod(window))).to(t.dtype if t.dtype.is_float else f32)
 
 
-def max_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+@renamed_arguments("nn.max_pool1d", size="kernel_size")
+def max_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The largest element of each window of x [N, C, L]; otherwise as `max_pool2d`."""
-    return _pool("max_pool1d", "max", x, size, stride, padding)[0]
+    return _pool("max_pool1d", "max", x, kernel_size, stride, padding)[0]
 
 
-def max_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of each window of x [N, C, H, W], at steps of `stride` (default: `size`).
+@renamed_arguments("nn.max_pool2d", size="kernel_size")
+def max_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The largest element of each window of x [N, C, H, W], at steps of `stride` (default:
+    `kernel_size`).
 
     Padding is never chosen. The gradient goes to the first of equal elements. Raises ShapeError if
     x has another rank, UsageError if `padding` is more than half of the window.
     """
-    return _pool("max_pool2d", "max", x, size, stride, padding)[0]
+    return _pool("max_pool2d", "max", x, kernel_size, stride, padding)[0]
 
 
-def avg_pool1d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+@renamed_arguments("nn.avg_pool1d", size="kernel_size")
+def avg_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The mean of each window of x [N, C, L]; otherwise as `avg_pool2d`."""
-    return _mean_pool("avg_pool1d", x, size, stride, padding)
+    return _mean_pool("avg_pool1d", x, kernel_size, stride, padding)
 
 
-def avg_pool2d(x: Like, size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of each window of x [N, C, H, W], at steps of `stride` (default: `size`).
+@renamed_arguments("nn.avg_pool2d", size="kernel_size")
+def avg_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The mean of each window of x [N, C, H, W], at steps of `stride` (default: `kernel_size`).
 
     Padding counts as zeros. Raises ShapeError if x has another rank, UsageError if `padding` is
     more than half of the window.
     """
-    return _mean_pool("avg_pool2d", x, size, stride, padding)
+    return _mean_pool("avg_pool2d", x, kernel_size, stride, padding)
 
 
 # -- norms ----------------------------------------------------------------------------------------

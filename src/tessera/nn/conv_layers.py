@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..core.checks import flag, number, whole
+from ..core.renamed import renamed_arguments
 from ..lang.checks import typed
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
@@ -13,28 +14,32 @@ from .conv import Padding, Size
 from .layers import normal
 from .module import Module, state
 
+OLD_NAMES = {"inputs": "in_channels", "outputs": "out_channels", "kernel": "kernel_size"}
+
 
 def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank: int) -> Tensor:
     ins, outs = (whole(name, "a number of channels", n, 1) for n in (inputs, outputs))
     count = whole(name, "groups", groups, 1)
     fn.into_groups(name, count, inputs=ins, outputs=outs)
-    sizes = fn.spatial(name, "kernel", kernel, rank, 1)
+    sizes = fn.spatial(name, "kernel_size", kernel, rank, 1)
     fan_in = ins // count * math.prod(sizes)
     # He et al. 2015: what a ReLU halves is put back.
     return Parameter(outs, ins // count, *sizes, init=normal(math.sqrt(2.0 / fan_in)))
 
 
 class Conv1d(Module):
-    """`nn.conv1d` with weight [outputs, inputs / groups, kernel] and bias [outputs]."""
+    """`nn.conv1d` with weight [out_channels, in_channels / groups, kernel_size] and bias
+    [out_channels]."""
 
+    @renamed_arguments("nn.Conv1d", **OLD_NAMES)
     @typed
     def __init__(
-        self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Padding = 0,
-        dilation: Size = 1, groups: int = 1, bias: bool = True,
+        self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
+        padding: Padding = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
     ):  # fmt: skip
-        self.weight = _init("Conv1d", inputs, outputs, kernel, groups, 1)
+        self.weight = _init("Conv1d", in_channels, out_channels, kernel_size, groups, 1)
         with_bias = flag("Conv1d", "bias", bias)
-        self.bias = Parameter(outputs, init="zeros") if with_bias else None
+        self.bias = Parameter(out_channels, init="zeros") if with_bias else None
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -44,16 +49,18 @@ class Conv1d(Module):
 
 
 class Conv2d(Module):
-    """`nn.conv2d` with weight [outputs, inputs / groups, *kernel] and bias [outputs]."""
+    """`nn.conv2d` with weight [out_channels, in_channels / groups, *kernel_size] and bias
+    [out_channels]."""
 
+    @renamed_arguments("nn.Conv2d", **OLD_NAMES)
     @typed
     def __init__(
-        self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Padding = 0,
-        dilation: Size = 1, groups: int = 1, bias: bool = True,
+        self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
+        padding: Padding = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
     ):  # fmt: skip
-        self.weight = _init("Conv2d", inputs, outputs, kernel, groups, 2)
+        self.weight = _init("Conv2d", in_channels, out_channels, kernel_size, groups, 2)
         with_bias = flag("Conv2d", "bias", bias)
-        self.bias = Parameter(outputs, init="zeros") if with_bias else None
+        self.bias = Parameter(out_channels, init="zeros") if with_bias else None
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..core.checks import number, probability, whole
+from ..core.renamed import renamed_arguments
 from ..lang.checks import typed
 from ..lang.create import Init, Normal
 from ..lang.parameter import Parameter
@@ -20,17 +21,20 @@ def normal(std: float) -> Init:
 
 
 class Linear(Module):
-    """`x @ weight + bias` for x [..., inputs]: [..., outputs].
+    """`x @ weight + bias` for x [..., in_features]: [..., out_features].
 
-    `weight` [inputs, outputs] is normal with standard deviation `std` (default 1/sqrt(inputs)),
-    `bias` [outputs] is zero.
+    `weight` [in_features, out_features] is normal with standard deviation `std` (default
+    1/sqrt(in_features)), `bias` [out_features] is zero.
     """
 
+    @renamed_arguments("nn.Linear", inputs="in_features", outputs="out_features")
     @typed
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, std: float | None = None):
-        inputs, outputs = (whole("Linear", "a size", n, 1) for n in (inputs, outputs))
-        self.weight = Parameter(inputs, outputs, init=normal(std or 1.0 / math.sqrt(inputs)))
-        self.bias = Parameter(outputs, init="zeros") if bias else None
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, std: float | None = None
+    ):
+        ins, outs = (whole("Linear", "a size", n, 1) for n in (in_features, out_features))
+        self.weight = Parameter(ins, outs, init=normal(std or 1.0 / math.sqrt(ins)))
+        self.bias = Parameter(outs, init="zeros") if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return fn.linear(x, self.weight, self.bias)

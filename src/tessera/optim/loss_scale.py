@@ -4,7 +4,7 @@ The loss is multiplied by a scale before gradients are taken and they are divide
 one overflows, the step is dropped and the scale halved; after enough good steps it is doubled.
 
 >>> import tessera as ts
->>> scaler = ts.optim.LossScale(initial=8.0, interval=2)
+>>> scaler = ts.optim.LossScale(init_scale=8.0, growth_interval=2)
 >>> state = scaler.init()
 >>> scaler.scale(ts.tensor(0.5), state).item()
 4.0
@@ -23,6 +23,7 @@ from ..core.checks import shown
 from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
+from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
@@ -36,37 +37,52 @@ from .trees import named, one_line
 State = dict[str, Tensor]
 
 
+@renamed_arguments(
+    "optim.LossScale",
+    initial="init_scale",
+    growth="growth_factor",
+    backoff="backoff_factor",
+    interval="growth_interval",
+    least="min_scale",
+    most="max_scale",
+)
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """Dynamic loss scaling for f16 (Micikevicius et al. 2018): settings; the state is separate.
 
-    The state is `{"scale": f32[], "good": i32[]}`. The scale grows by `growth` after `interval`
-    good steps and shrinks by `backoff` after a step that overflowed, between `least` and `most`.
-    Powers of two cause no rounding. Raises UsageError if a setting is out of range.
+    The state is `{"scale": f32[], "good": i32[]}`. The scale grows by `growth_factor` after
+    `growth_interval` good steps and shrinks by `backoff_factor` after a step that overflowed,
+    between `min_scale` and `max_scale`. Powers of two cause no rounding. Raises UsageError if a
+    setting is out of range.
     """
 
-    initial: float = 2.0**15
-    growth: float = 2.0
-    backoff: float = 0.5
-    interval: int = 2000
-    least: float = 1.0
-    most: float = 2.0**24
+    init_scale: float = 2.0**15
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 1.0
+    max_scale: float = 2.0**24
 
     def __post_init__(self) -> None:
         annotated_fields(self)
-        ok = 0 < self.least <= self.initial <= self.most < math.inf
-        if not ok or not 0 < self.backoff < 1 < self.growth or self.interval < 1:
+        ok = 0 < self.min_scale <= self.init_scale <= self.max_scale < math.inf
+        if (
+            not ok
+            or not 0 < self.backoff_factor < 1 < self.growth_factor
+            or self.growth_interval < 1
+        ):
             raise fail(
                 UsageError,
                 "LossScale: a setting is out of range",
                 [("settings", self)],
-                fix="0 < least <= initial <= most, 0 < backoff < 1 < growth, interval >= 1",
+                fix="all > 0, min_scale <= init_scale <= max_scale,"
+                " backoff_factor < 1 < growth_factor",
             )
 
     def init(self, mesh: Mesh | None = None) -> State:
         """The state before the first step, on `mesh`."""
         return {
-            "scale": tensor(self.initial, mesh=mesh, dtype=f32),
+            "scale": tensor(self.init_scale, mesh=mesh, dtype=f32),
             "good": tensor(0, mesh=mesh, dtype=int32),
         }
 
@@ -88,9 +104,9 @@ class LossScale:
         with one_line("loss_scale"):
             _need_finite("LossScale.update", finite)
             scale, good = state["scale"], state["good"] + 1
-            grow = good >= self.interval
-            up = F.where(grow, F.minimum(scale * self.growth, self.most), scale)
-            down = F.maximum(scale * self.backoff, self.least)
+            grow = good >= self.growth_interval
+            up = F.where(grow, F.minimum(scale * self.growth_factor, self.max_scale), scale)
+            down = F.maximum(scale * self.backoff_factor, self.min_scale)
             new = {
                 "scale": F.where(finite, up, down),
                 "good": F.where(finite & ~grow, good, 0),

@@ -30,8 +30,10 @@ def scaler_of(c: TrainingConfig) -> LossScale:
     """The scale's settings. A fixed scale starts at its number and never moves."""
     if isinstance(c.loss_scale, (int, float)):
         fixed = float(c.loss_scale)
-        return LossScale(initial=fixed, least=min(fixed, 1.0), most=fixed + 1.0)
-    return LossScale(interval=c.loss_scale_interval) if c.scaled else LossScale(initial=1.0)
+        return LossScale(init_scale=fixed, min_scale=min(fixed, 1.0), max_scale=fixed + 1.0)
+    return (
+        LossScale(growth_interval=c.loss_scale_interval) if c.scaled else LossScale(init_scale=1.0)
+    )
 
 
 def initial_scale(c: TrainingConfig, mesh: Mesh | None) -> State:

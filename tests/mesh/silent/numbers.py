@@ -350,7 +350,7 @@ def _() -> None:
 @row("drops a step whose gradients overflow, their norm taken over devices")
 def _() -> None:
     mesh = dist.Mesh(("dp",), devices=range(8))
-    scaler = ts.optim.LossScale(initial=8.0)
+    scaler = ts.optim.LossScale(init_scale=8.0)
     grads = {"w": ts.tensor(NAN, mesh=mesh, layout="[2, 8@dp]")}
     _, finite = scaler.unscale(grads, scaler.init(mesh))
     assert not finite.item()

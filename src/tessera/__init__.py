@@ -39,6 +39,7 @@ from .core.errors import (
     MeshError,
     ShapeError,
     StrategyError,
+    StrategyWarning,
     TesseraError,
     UsageError,
 )
@@ -62,7 +63,6 @@ from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed
 from .lang.record import named_scope
 from .lang.static import StaticWarning
-from .lang.strategy import StrategyWarning
 from .lang.tape import stop_gradient
 from .lang.tensor import Tensor
 

@@ -67,9 +67,13 @@ class EngineWarning(UserWarning):
     """Warns that the engine was started before Tessera could set it up, and may be wrong."""
 
 
+class StrategyWarning(UserWarning):
+    """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
+
+
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
-    DonatedError, BackendError, UsageError, EngineWarning,
+    DonatedError, BackendError, UsageError, EngineWarning, StrategyWarning,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 

@@ -310,8 +310,8 @@ def over_batch(x: Tensor) -> tuple[Tensor, int]:
     many = 1
     if seen is not None and seen.batch:
         x, many = all_reduce(x, seen.batch, op="mean"), ways(seen.batch, seen.mesh.sizes)
-    if recorder is not None and recorder.pipe is not None:
-        x, count = recorder.pipe.mean_over(recorder, x)
+    if recorder is not None:
+        x, count = recorder.frame.mean_over_batch(recorder, x)
         many *= count
     return x, many
 

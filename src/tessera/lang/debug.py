@@ -13,10 +13,12 @@ from ..core.checks import function_of
 from ..core.errors import GraphError, caller, fail
 from ..core.layout import ways
 from . import functions
-from .host_outputs import HostValue, see_on_host
+from .eager import here
+from .host_outputs import HostValue
 from .operands import as_tensor
 from .record import current
 from .tensor import Tensor
+from .tree import flatten, path_name, paths
 
 
 def print(*values: Any, **named: Any) -> None:
@@ -50,7 +52,7 @@ def print(*values: Any, **named: Any) -> None:
             head = " ".join(x for x in (f"{where}:" if where else "", place) if x)
             builtins.print(" ".join([head, *words] if head else words))
 
-    see_on_host(tensors, act)
+    here().show(tensors, act)
 
 
 class _Slot(int):
@@ -81,8 +83,6 @@ def check_finite(x: Any, name: str = "") -> Any:
     `x` is a tensor or a tree. The error has the user's line, the number of such elements and the
     first of them. `ts.debug.nan_origin` finds the node where they began.
     """
-    from .tree import flatten, path_name, paths
-
     where = caller()
     recorder = current()
     leaves = [t for t in flatten(x)[0] if isinstance(t, Tensor) and t.dtype.is_float]
@@ -106,7 +106,7 @@ def check_finite(x: Any, name: str = "") -> Any:
                 fix="find where they begin with ts.debug.nan_origin(fn, *args)",
             )  # fmt: skip
 
-    see_on_host(flags, act)
+    here().show(flags, act)
     return x
 
 
@@ -129,4 +129,4 @@ def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values:
         builtins.print(f"{where or 'here'}: " + ", ".join(here), file=sys.stderr)
         builtins.breakpoint()
 
-    see_on_host([as_tensor(v) for v in values.values()], act)
+    here().show([as_tensor(v) for v in values.values()], act)

@@ -20,6 +20,7 @@ from ..core.options import ProgramOptions
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from .engine import Engine, Program, engine
+from .host_outputs import Act, HostOutput
 from .tensor import Made, Tensor, Trace
 
 # How many of them are kept, those that were used last.
@@ -59,6 +60,9 @@ class Eager:
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         value: np.ndarray[Any, Any] = engine().fetch(t.data, t.type)
         return value
+
+    def show(self, tensors: Sequence[Tensor], act: Act) -> None:
+        HostOutput(tuple(tensors), act).run(tensors)
 
     def check(self, t: Tensor) -> None:
         """A value is there for good."""

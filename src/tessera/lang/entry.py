@@ -10,9 +10,9 @@ from typing import Any
 from ..core.context import Settings
 from ..core.layout import TensorType
 from .host_outputs import HostOutput
-from .ids import Expected
 from .outside import Found, Place
 from .parameter import FREEZING, Parameter
+from .record import Check
 from .segments import Segment
 from .static import Same, kept
 from .tensor import Tensor
@@ -62,7 +62,7 @@ class Entry:
         # Where the whole function is one program of arguments only: how to pick them.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
-        self.expected: list[tuple[int, Expected]] = []  # of which of its tensors, as ids
+        self.checks: list[tuple[int, Check]] = []  # at each call, of which of its tensors
 
     def cover(self, leaves: Sequence[Any]) -> None:
         """Takes `leaves`, arguments and what is around them, for what it was recorded with."""

@@ -10,13 +10,14 @@ from typing import Any
 from ..core.checks import shown
 from ..core.context import settings
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
-from ..core.layout import TensorType, ways
+from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
-from ..passes.differentiate import differentiate, reached
+from ..passes.differentiate import reached
 from .eager import run_graph
+from .gradients import derived
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
 from .strategy import Plan, Strategy, layout_rule
@@ -82,30 +83,10 @@ def grad(
     goals = _goals(leaves, spec, layout, reduce_partial)
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
-        # The body of one rank may well have a loss of nothing: that of another has the weights.
-        one_rank = recorder.view is not None and recorder.view.rank is not None
-        if not one_rank:
-            _need_reached(recorder.node(loss), wrt, loss, leaves, spec)
-        mean_over = recorder.view.batch if recorder.view is not None else ()
-        if recorder.pipe is not None:
-            if recorder.pipe.trial:
-                found = recorder.pipe.stand_ins(recorder, recorder.node(loss), wrt)
-            else:
-                raw = _recorded(recorder.builder, recorder.node(loss), wrt, [None] * len(wrt))
-                found = recorder.pipe.accumulated(recorder, recorder.node(loss), wrt, raw)
-            goals = [None if t is None else recorder.pipe.on_stage(t) for t in goals]
-            found = [_laid(recorder.builder, g, w, t) for g, w, t in zip(found, wrt, goals)]
-            recorder.pipe.gradients.update(zip(found, wrt, strict=True))
-        elif recorder.view is not None and recorder.view.asked is not None:
-            recorder.view.asked += leaves  # a trial: only the types matter
-            found = [_zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
-        else:
-            own = [a for a in recorder.node(loss).type.varying if a in mean_over]
-            if own and recorder.view is not None:
-                from .local.averages import check_mean  # which is above
-
-                check_mean(recorder.node(loss), own, recorder.view)
-            found = _recorded(recorder.builder, recorder.node(loss), wrt, goals, mean_over)
+        frame, end = recorder.frame, recorder.node(loss)
+        if not frame.one_of_many:
+            _need_reached(end, wrt, loss, leaves, spec)
+        found = frame.gradients(recorder, end, wrt, leaves, goals)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
 
@@ -148,39 +129,6 @@ def _goals(
                 fix="give tensors or types of the weights' shapes: plan.gradient(name, w.type)",
             )
     return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]
-
-
-def _recorded(
-    b: Builder,
-    loss: Node,
-    wrt: list[Node],
-    goals: list[TensorType | None],
-    mean_over: tuple[str, ...] = (),
-) -> list[Node]:
-    # A loss of each device's own means their mean over data axes, their sum over others.
-    devices = ways((a for a in loss.type.varying if a in mean_over), loss.type.sizes)
-    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0 / devices)
-    out = []
-    for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
-        at = node if node.loc else loss
-        out.append(_zeros(b, node, goal) if found is None else _laid(b, found, at, goal))
-    return out
-
-
-def _zeros(b: Builder, node: Node, goal: TensorType | None) -> Node:
-    want = goal or node.type.complete()
-    return b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
-
-
-def _laid(b: Builder, g: Node, at: Node, goal: TensorType | None) -> Node:
-    """The gradient `g` in the layout `goal`, as of the line of `at`."""
-    if goal is None or g.type is goal:
-        return g
-    b.loc, b.scope = at.loc, "grad"
-    to = goal if goal.mesh is not None else goal.on(g.type.mesh)
-    g = b.redistribute(g, to, "for the gradient")
-    b.loc, b.scope = None, ""
-    return g
 
 
 def met(recorder: Recorder) -> dict[str, Tensor]:
@@ -247,7 +195,7 @@ def _from_tape(
     wrt = [env[id(t)] for t in leaves]
     if not stopped:
         _need_reached(env[id(loss)], wrt, loss, leaves, spec)
-    found = _recorded(b, env[id(loss)], wrt, goals)
+    found = derived(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)
     results = run_graph(graph, values)
     if not settings().no_grad:

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..core.layout import TensorType
-from .record import Recorder, current
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    from .local.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +57,6 @@ class HostOutput:
         self.act([HostValue(v.numpy(), v.type) for v in values])
 
 
-def see_on_host(tensors: Sequence[Tensor], act: Act) -> None:
-    """Lets `act` see `tensors` when the function being recorded has run; at once outside of one."""
-    hand_over([HostOutput(tuple(tensors), act)])
-
-
-def hand_over(host_outputs: Sequence[HostOutput]) -> None:
-    """Gives `host_outputs` to the function being recorded; outside of one they act at once."""
-    recorder = current()
-    if recorder is not None:
-        recorder.host_outputs += host_outputs
-        return
-    for output in host_outputs:
-        output.run(output.tensors)
-
-
 def each_iteration(
     host_outputs: Sequence[HostOutput], length: int, reverse: bool, rows: Sequence[Tensor]
 ) -> list[HostOutput]:
@@ -92,12 +73,13 @@ def each_iteration(
     return [HostOutput(tuple(next(rest) for _ in t.tensors), acting(t.act)) for t in host_outputs]
 
 
-def on_rank(output: HostOutput, rank: int, view: View, tensors: Sequence[Tensor]) -> HostOutput:
-    """The output of one rank's recording, in the merged program."""
-    act, axes, sizes = output.act, view.axes, view.mesh.sizes
+def on_rank(
+    output: HostOutput,
+    rank: int,
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    tensors: Sequence[Tensor],
+) -> HostOutput:
+    """The output of the recording of one rank along `axes`, in the merged program."""
+    act = output.act
     return HostOutput(tuple(tensors), lambda values: act([v.of(rank, axes, sizes) for v in values]))
-
-
-def host_tensors(recorder: Recorder) -> list[Tensor]:
-    """The values of all host outputs of `recorder`, in order."""
-    return [t for output in recorder.host_outputs for t in output.tensors]

@@ -24,7 +24,6 @@ NOTHING = "ask x.size first: there is nothing to pick"
 class Expected:
     """What an op expects of its ids: in a recorded function, of `views` of the argument `node`."""
 
-    node: Node | None
     views: tuple[Node, ...]
     name: str
     what: str
@@ -70,12 +69,13 @@ def check_ids(
     not `ignore`; of an argument of a recorded function, at each call."""
     node, recorder = ids._node, ids._trace
     if ids._given is not None:
-        Expected(None, (), name, what, low, size, ignore, "").check(ids)
+        Expected((), name, what, low, size, ignore, "").check(ids)
     elif node is not None and isinstance(recorder, Recorder) and recorder.parent is None:
         found = _argument(node)
         if found is not None:
-            expected = Expected(*found, name, what, low, size, ignore, caller() or "")
-            recorder.expected.append(expected)
+            argument, views = found
+            expected = Expected(views, name, what, low, size, ignore, caller() or "")
+            recorder.checks.append((argument, expected.check))
 
 
 def _argument(n: Node) -> tuple[Node, tuple[Node, ...]] | None:

@@ -38,14 +38,13 @@ from .eager import run_graph
 from .engine import Program, engine
 from .entry import Entry, Written
 from .host import engine_array
-from .host_outputs import host_tensors
 from .leaks import need_none_left
 from .operands import as_tensor
 from .outside import Outside, Place
 from .parameter import Parameter
-from .pipelines.microbatch import NeedsPipe, PipeState
+from .pipelines.microbatch import NeedsPipe, PipeState, state_of
 from .pipelines.readings import read
-from .record import KEY_TYPE, Recorder, current, recording
+from .record import KEY_TYPE, WHOLE, Recorder, current, recording
 from .retraces import changing
 from .segments import Recording, Run, Segment, Source, grow
 from .tensor import Tensor
@@ -160,10 +159,10 @@ class Jit(Generic[P, R]):
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         entry, leaves, spec = self._entry(args, kwargs)
-        if entry.expected:
+        if entry.checks:
             tensors = entry.pick(leaves)
-            for at, expected in entry.expected:
-                expected.check(tensors[at])
+            for at, check in entry.checks:
+                check(tensors[at])
         if entry.straight is not None:
             return self._straight(entry, leaves, args, kwargs)  # type: ignore[no-any-return]
         return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
@@ -323,7 +322,7 @@ class Jit(Generic[P, R]):
             return value
 
         recorder = Recorder(self.name, reader=None if pipe is not None else reader)
-        recorder.pipe, recorder.compiles = pipe, True
+        recorder.frame, recorder.compiles = pipe or WHOLE, True
         inputs: dict[int, Tensor] = {}
         sources: dict[Node, Source] = {}
         named = call_paths(self._signature, spec)
@@ -383,7 +382,7 @@ class Jit(Generic[P, R]):
         assigned = list(recorder.assigned.values())
         results += [recorder.node(a.last) for a in assigned]
         results += [recorder.node(t) for t in left]
-        results += [recorder.node(t) for t in host_tensors(recorder)]
+        results += [recorder.node(t) for t in recorder.host_tensors]
         if self.reduce_partial:
             results = [self._finished(recorder, n) for n in results]
         for t, node in recorder.captured:
@@ -410,9 +409,9 @@ class Jit(Generic[P, R]):
         for k, (segment, (node, replaced)) in enumerate(zip(way, reads, strict=True)):
             if segment.recording is None:
                 segment.define(rec, replaced, [node], way[:k])
-        sure = [] if reads else recorder.expected  # all calls come by, whatever they read
-        asked = ((sources.get(e.node), e) for e in sure if e.node is not None)
-        entry.expected = [(k, e) for k, e in asked if isinstance(k, int)]
+        sure = [] if reads else recorder.checks  # all calls come by, whatever they read
+        asked = ((sources.get(n), check) for n, check in sure)
+        entry.checks = [(k, check) for k, check in asked if isinstance(k, int)]
         last.written = written
         last.define(rec, dict(recorder.builder.replaced), results, way)
         last.donate = frozenset(
@@ -429,7 +428,7 @@ class Jit(Generic[P, R]):
         results: list[Node],
     ) -> None:
         """The program of a function that calls a pipeline, recorded for one microbatch."""
-        pipe = recorder.pipe
+        pipe = state_of(recorder)
         assert pipe is not None
         inner = {*pipe.sums, *pipe.ahead}
         given = [n for n in recorder.builder.inputs if n not in inner]
@@ -444,7 +443,7 @@ class Jit(Generic[P, R]):
             i for i, n in enumerate(given)
             if isinstance(where := rec.sources[n], int) and where in entry.donated
         )  # fmt: skip
-        schedule = replace(piped.schedule, donated=given_up)
+        schedule = replace(piped, donated=given_up)
         root = entry.root
         root.recording, root.imports = rec, [rec.place[n] for n in given]
         root.sources = {rec.place[n]: rec.sources[n] for n in given}

@@ -17,8 +17,9 @@ from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
 from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
+from .eager import here
 from .functions import permute, relayout, reshape
-from .host_outputs import each_iteration, hand_over, host_tensors
+from .host_outputs import each_iteration
 from .operands import as_tensor, emit, emit_many
 from .random import keys
 from .record import Recorder, current, recording, symbolic
@@ -67,7 +68,8 @@ def scan(
 
     iteration = _settled(name, call, carry_spec, start, rows)
     ends, ys, seen = _emitted(iteration, start, rows, length, reverse, policy)
-    hand_over(each_iteration(iteration.recorder.host_outputs, length, reverse, seen))
+    for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
+        here().show(output.tensors, output.act)
     return unflatten(carry_spec, ends), unflatten(iteration.y_spec, ys)
 
 
@@ -172,7 +174,7 @@ def _emitted(
     `iteration`."""
     r = iteration.recorder
     draws = r.draws or []
-    seen = host_tensors(r)
+    seen = r.host_tensors
     outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *seen)]
     every = [*rows, *iteration_keys(length, draws)]
     graph, consts = _body(r, [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)], outs)

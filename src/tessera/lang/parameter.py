@@ -18,6 +18,7 @@ from ..core.context import settings
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
+from .create import first_values
 from .eager import moved
 from .host import engine_array
 from .operands import as_tensor
@@ -72,8 +73,6 @@ class Parameter(Tensor):
             self.name = name or value.name
             self._take(value)
         else:
-            from .create import first_values
-
             kind = dtype_of("f32" if dtype is None else dtype)
             super().__init__(None, plain(kind, sizes("Parameter", shape), settings().mesh))
             self._wait(first_values("Parameter", "normal" if init is None else init, name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
@@ -18,30 +18,37 @@ from ..core.context import settings
 from ..core.dtypes import uint32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
+from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node
 from ..ops.elementwise import stop_gradient
-from ..ops.local import as_local
 from .eager import HERE, here
+from .gradients import Goal, derived
+from .host_outputs import Act, HostOutput
 from .tensor import Tensor, Trace
 
-if TYPE_CHECKING:
-    from .host_outputs import HostOutput
-    from .ids import Expected
-    from .local.view import View
-    from .parameter import Parameter
-    from .pipelines.microbatch import PipeState
-
+Check = Callable[[Tensor], None]  # of an argument, at each call
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
+
+
+class Box(Protocol):
+    """A tensor that can be set: a parameter."""
+
+    @property
+    def _trace(self) -> Trace | None: ...
+    def now(self) -> Tensor: ...
+    def opened(self) -> Tensor: ...
+    def close(self, content: Tensor) -> None: ...
+    def bind(self, node: Node, recorder: Recorder) -> None: ...
 
 
 @dataclass
 class Opened:
     """A parameter that a recording uses or sets: what was in it, and what is in it at the end."""
 
-    box: Parameter
+    box: Box
     content: Tensor
     given: Node | None = None  # the input that stands for it, of an argument
     last: Tensor | None = None
@@ -59,6 +66,50 @@ class Assigned:
     name: str
     before: dict[str, Any]  # the attribute, where there was one
     last: Tensor
+
+
+class Frame:
+    """What the values of a recording are: whole ones, here. In a local body each is one device's
+    block (lang/local/view.py), in a pipelined function one microbatch's part
+    (lang/pipelines/microbatch.py)."""
+
+    one_of_many = False  # another recording of the same function has what this one lacks
+    home: Mesh | None = None  # where weights lie at rest, if that is not the mesh in force
+
+    def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
+        """The type of the input that stands for `t`: for the argument's tensor at `place`, or one
+        from outside of the function."""
+        return t.type
+
+    def part(self, recorder: Recorder, node: Node) -> Node:
+        """What there is here of `node`."""
+        return node
+
+    def laid(self, to: TensorType) -> TensorType:
+        """`to`, which a user asks for, as it can be had here."""
+        return to
+
+    def reads(self, node: Node) -> None:
+        """Is told that the value of `node`, which differs between devices, is read."""
+
+    def gradients(
+        self,
+        recorder: Recorder,
+        loss: Node,
+        wrt: Sequence[Node],
+        weights: Sequence[Tensor],
+        goals: Sequence[Goal],
+        mean_over: Sequence[str] = (),
+    ) -> list[Node]:
+        """The gradients of `loss` by `wrt`, the nodes of `weights` (`gradients.derived`)."""
+        return derived(recorder.builder, loss, wrt, goals, mean_over)
+
+    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
+        """(the mean of `x` over the parts of the batch, how many they are)."""
+        return x, 1
+
+
+WHOLE = Frame()
 
 
 class Recorder:
@@ -82,7 +133,7 @@ class Recorder:
         self.key: Node | None = None
         self.streams = 0
         self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
-        self.expected: list[Expected] = []  # of ids that are arguments (lang/ids.py)
+        self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
         self.boxes: dict[int, Opened] = {}
@@ -91,11 +142,10 @@ class Recorder:
         self.met: dict[int, Any] = {}  # modules from outside that were called
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
-        self.pipe: PipeState | None = None  # set while one microbatch of a pipeline is recorded
-        self.view: View | None = None  # set while the body of a @ts.distribute is recorded
+        self.frame = WHOLE
         if parent is not None:
             self.builder.scope = parent.builder.scope
-            self.view, self.pipe, self.compiles = parent.view, parent.pipe, parent.compiles
+            self.frame, self.compiles = parent.frame, parent.compiles
 
     @property
     def builder(self) -> Builder:
@@ -114,7 +164,7 @@ class Recorder:
         """The function that all of this is part of."""
         return self if self.parent is None else self.parent.root
 
-    def hold(self, box: Parameter) -> Opened | None:
+    def hold(self, box: Box) -> Opened | None:
         """Keeps what is in `box` until the recording ends; a box made in it is its own affair."""
         root = self.root
         if id(box) not in root.boxes:
@@ -123,7 +173,7 @@ class Recorder:
             root.boxes[id(box)] = Opened(box, box.opened())
         return root.boxes[id(box)]
 
-    def bind(self, box: Parameter, node: Node) -> None:
+    def bind(self, box: Box, node: Node) -> None:
         """In this recording, `node` is in `box` from now on."""
         opened = self.hold(box)
         assert opened is not None
@@ -165,8 +215,13 @@ class Recorder:
         self.boxes.clear()
         self.assigned.clear()
         self.born.clear()
-        host_tensors = {id(t) for output in self.host_outputs for t in output.tensors}
-        return [r for r in self.made if id(r()) not in host_tensors]
+        shown = set(map(id, self.host_tensors))
+        return [r for r in self.made if id(r()) not in shown]
+
+    @property
+    def host_tensors(self) -> list[Tensor]:
+        """The tensors of all host outputs, in order."""
+        return [t for output in self.host_outputs for t in output.tensors]
 
     def content(self, t: Tensor) -> Tensor:
         """`t`, or what was in it when it is a box that this recording uses."""
@@ -178,7 +233,7 @@ class Recorder:
 
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         if op == "redistribute":
-            to = attrs["to"] if self.pipe is None else self.pipe.on_stage(attrs["to"])
+            to = self.frame.laid(attrs["to"])
             return [symbolic(self.builder.redistribute(self.node(args[0]), to), self)]
         node = self.builder(op, *map(self.node, args), **attrs)
         nodes = [node]
@@ -193,15 +248,10 @@ class Recorder:
         return self.builder("stop_gradient", node)
 
     def node(self, t: Tensor) -> Node:
-        """The node of `t` here; a tensor from outside becomes a hidden input. In a local body it is
-        this device's block of it."""
+        """The node of `t` here; a tensor from outside becomes a hidden input."""
         node = t._node if t._trace is self else self._outside(t)
         assert node is not None
-        if self.view is not None and (split := node.types[0].split_axes):
-            axes = [a for a in self.view.axes if a in split]
-            if axes:
-                return self.builder("reinterpret", node, layout=as_local(node.type, axes))
-        return node
+        return self.frame.part(self, node)
 
     def _outside(self, t: Tensor) -> Node:
         known = self._nodes.get(id(t))
@@ -211,7 +261,7 @@ class Recorder:
             raise _ended(t)
         if self.parent is not None:
             self.parent.node(t)
-        kind = t.type if self.pipe is None or self.parent is not None else self.pipe.type_of(t)
+        kind = t.type if self.parent is not None else self.frame.type_of(t)
         node = self.builder.input(kind, f"captured{len(self.captured)}")
         self.captured.append((t, node))
         self._nodes[id(t)] = node
@@ -222,6 +272,9 @@ class Recorder:
         while outer is not None and outer is not other:
             outer = outer.parent
         return outer is other
+
+    def show(self, tensors: Sequence[Tensor], act: Act) -> None:
+        self.host_outputs.append(HostOutput(tuple(tensors), act))
 
     def check(self, t: Tensor) -> None:
         """Raises UsageError where `t`, of this recording, is used after the recording ended."""
@@ -234,8 +287,8 @@ class Recorder:
         if self.draws is not None:
             return self.random_keys(1), 0
         self.streams += 1
-        if self.view is not None and self.view.rank is not None and self.parent is not None:
-            whole, _ = self.parent.random_key()  # one key for all ranks
+        if self.frame.one_of_many and self.parent is not None:
+            whole, _ = self.parent.random_key()  # one key for all
             return symbolic(self.node(whole), self), self.streams
         if self.key is None:
             self.key = self.builder.input(KEY_TYPE, "random_key")
@@ -254,8 +307,7 @@ class Recorder:
         self.check(t)
         node = self.node(t)
         if node.type.varying:
-            if self.view is not None:
-                self.view.need_rank(node)
+            self.frame.reads(node)
             raise fail(
                 UsageError,
                 "a value that differs between devices is read",

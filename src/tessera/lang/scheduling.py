@@ -21,6 +21,7 @@ from ..core.topology import Topology, cluster
 from ..ir.schedule.algorithms.build import NAMES, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
+from .jit import Jit, jit
 from .record import need_before_recording
 
 P = ParamSpec("P")
@@ -194,8 +195,6 @@ def scheduled(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     `microbatches`, `bucket_bytes`, `prefetch`, `algorithm` and `topology` go with them.
     `.compiled.schedule` is the Schedule of its last recording.
     """
-    from .jit import Jit, jit
-
     unknown = [k for k in choices if k not in inspect.signature(options).parameters]
     if more or unknown:
         raise fail(

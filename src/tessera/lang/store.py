@@ -252,8 +252,8 @@ def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Ten
     """The tensor to compute with here: the value, or what stands for it in a recording."""
     here, now, label = _around.get(), slot.now, slot.name
     recorder = current()
-    if recorder is not None and recorder.pipe is not None:
-        mesh = recorder.pipe.mesh  # a stage's slice is what is recorded on, not where weights rest
+    if recorder is not None:
+        mesh = recorder.frame.home or mesh  # not where they are used
     mesh = mesh or settings().mesh or now.mesh
     want = now.type
     if now.mesh != mesh and (now.mesh is not None or now._data is None):

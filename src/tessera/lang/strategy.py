@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.checks import axes_of, is_whole, shown, unfit
 from ..core.context import settings
-from ..core.errors import MeshError, StrategyError, fail, lines_up
+from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.words import nearest
@@ -147,10 +147,6 @@ def _zero_dim(t: TensorType, axis: str) -> int:
         return (here > 0 and t.shape[i] % (n * ways(dim_axes(t.dims[i]), t.sizes)) == 0, here, -i)
 
     return max(range(t.rank), key=rank)
-
-
-class StrategyWarning(UserWarning):
-    """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
 
 
 def check_reach(plan: Plan | Strategy | None, types: Mapping[str, TensorType]) -> None:

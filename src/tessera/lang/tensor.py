@@ -37,6 +37,9 @@ class Trace(Protocol):
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The whole value of `t` on the host."""
 
+    def show(self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None]) -> None:
+        """Lets `act` see the values of `tensors` on the host (`HostValue`) once they are there."""
+
     def check(self, t: Tensor) -> None:
         """Raises UsageError if `t`, of this trace, is used after the trace ended."""
 
@@ -86,6 +89,9 @@ class Tensor:
     home: Any = None  # a weak reference to the module whose attribute this became
     _reports: tuple[object, ...] = ()  # what the function that made it said of itself
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
+
+    def __init_subclass__(cls) -> None:
+        KINDS.add(cls)
 
     def __init__(self, data: Any, type: TensorType) -> None:
         self._data = data
@@ -336,6 +342,10 @@ def method(*names: str) -> Callable[[Function], Function]:
         return fn
 
     return install
+
+
+KINDS: set[type] = {Tensor}
+"""The class and those derived of it."""
 
 
 def _unpickled(kind: type[Tensor], data: Any, type: TensorType, name: str, frozen: bool) -> Tensor:

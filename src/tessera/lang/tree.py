@@ -26,7 +26,7 @@ from .engine import engine
 from .host import engine_array
 from .parameter import Parameter
 from .record import current
-from .tensor import Tensor
+from .tensor import KINDS, Tensor
 
 LEAF, EMPTY = "leaf", "none"
 # A parameter of a module. Elsewhere it is a leaf like others: what a step makes of a dict of
@@ -38,7 +38,6 @@ Spec = Any
 Path = tuple[Any, ...]
 _REGISTERED: set[type] = set()
 _LEAVES = {Tensor, Parameter, int, float, bool, str, np.ndarray}
-TENSORS: set[type] = {Tensor, Parameter}  # and its other kinds
 _BOXES = {Parameter}
 
 
@@ -109,7 +108,7 @@ def _take(x: Any, leaves: list[Any], module: bool = False) -> Spec:
     kind, keys, values = found
     module = module or kind in _REGISTERED
     kinds = set(map(type, values))
-    if kinds and kinds <= TENSORS:
+    if kinds and kinds <= KINDS:
         boxes = module and Parameter in kinds
         if not boxes or kinds == _BOXES:
             leaves.extend(values)

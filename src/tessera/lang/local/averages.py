@@ -10,24 +10,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from ...core.errors import lines_up
+from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
 from ...ops.op import OPS, infer
-from ..strategy import StrategyWarning
-from .view import View
 
 # What keeps a mean, also where only one argument is added up; a choice guards a loss against NaN.
 PASSED = ("each", "joint")
 
 
-def check_mean(end: Node, axes: Sequence[str], view: View) -> None:
+def check_mean(end: Node, axes: Sequence[str], told: set[Node]) -> None:
     """One StrategyWarning where the mean over `axes` of each device's number `end` is not that
-    number of the whole batch."""
+    number of the whole batch and `told` does not have it."""
     by = _odd(end, frozenset(axes))
-    if by is None or by in view.told:
+    if by is None or by in told:
         return
-    view.told.add(by)
+    told.add(by)
     over = ", ".join(repr(a) for a in axes)
     warnings.warn(
         f"a number that is averaged over {over} is no mean of rows: {by.op!r} of what each device"

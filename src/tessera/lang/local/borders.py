@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.errors import LayoutError, MeshError, ShapeError, fail, lines_up
+from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, fail, lines_up
 from ...core.layout import TensorType
 from ...core.reshard import gathered
 from ...ir.graph.node import Node
@@ -15,7 +15,7 @@ from ...ops.local import as_local, axis_index, joined
 from ..collectives import split_over
 from ..create import ShardSpec
 from ..record import Recorder, symbolic
-from ..strategy import Plan, Strategy, StrategyWarning
+from ..strategy import Plan, Strategy
 from ..tensor import Tensor
 from ..tree import Path, path_name
 from .averages import check_mean
@@ -122,7 +122,7 @@ class Borders:
             return self._returned(recorder, node, spec)
         means = [a for a in own if a in self.view.batch]
         if not t.rank and means and t.dtype.is_float:
-            check_mean(node, means, self.view)
+            check_mean(node, means, self.view.told)
             out = _mean(recorder, node, means)
             own = [a for a in own if a not in means]
             node, t = out, out.type

@@ -21,7 +21,7 @@ from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
 from ..jit import Jit
 from ..operands import as_tensor
-from ..record import Recorder, current
+from ..record import Frame, Recorder, current
 from ..strategy import Plan, Strategy
 from ..strategy import strategy as strategy_named
 from ..tensor import Tensor
@@ -30,7 +30,7 @@ from ..writes import changes, put, remove, snapshot
 from .borders import Borders
 from .merge import record_ranks
 from .readings import batches
-from .view import NeedsRank, View
+from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +82,7 @@ class Local(Generic[P, R]):
         recorder = current()
         if recorder is None:
             return self._compiled(*args, **kwargs)
-        if recorder.view is not None:  # a part of a body that is local already
+        if view_of(recorder) is not None:  # a part of a body that is local already
             return self.body(*args, **kwargs)
         return self._inside(args, kwargs)  # type: ignore[no-any-return]
 
@@ -94,7 +94,7 @@ class Local(Generic[P, R]):
         leaves = [as_tensor(x) if isinstance(x, np.ndarray) else x for x in leaves]
         names = call_paths(self._signature, spec)
         mesh = self._where([x for x in leaves if isinstance(x, Tensor)])
-        view = self._view(mesh)
+        view = self._view(mesh, recorder.frame)
         whole = {p: x for p, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)}
         tensors = {i: x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
         borders = Borders(self._name, self.plan, self.layouts, self.batch, view)
@@ -114,7 +114,7 @@ class Local(Generic[P, R]):
             writes, removed = changes(before, (mine_args, mine_kwargs))
             return {"out": out, "writes": [list(w) for w in _split(writes)], "removed": removed}
 
-        recorder.view = view
+        recorder.frame = view
         mark = len(recorder.builder.nodes), len(recorder.host_outputs)
         try:
             with replaced(mesh=mesh):
@@ -129,7 +129,7 @@ class Local(Generic[P, R]):
                         dict(zip(_full_paths(args, kwargs), blocks, strict=True)),
                     )
         finally:
-            recorder.view = None
+            recorder.frame = view.outer
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
         (paths, values), removed = out["writes"], out["removed"]
@@ -200,7 +200,7 @@ class Local(Generic[P, R]):
             return self.axes
         return tuple(dict.fromkeys(p.axis for p in self.plan.parts)) if self.plan else ()
 
-    def _view(self, mesh: Mesh) -> View:
+    def _view(self, mesh: Mesh, outer: Frame) -> View:
         axes = self._axes() or mesh.axes
         lost = [a for a in axes if a not in mesh]
         if lost:
@@ -218,6 +218,7 @@ class Local(Generic[P, R]):
             tuple(a for a in mesh.axes if a in axes),
             batch,
             -1 if tensor_axes and not batch else 0,
+            outer=outer,
         )
 
 

@@ -21,7 +21,7 @@ from ...ir.graph.text import to_text
 from ...ops.local import reinterpret
 from ...ops.op import OPS
 from .. import functions
-from ..host_outputs import host_tensors, on_rank
+from ..host_outputs import on_rank
 from ..record import Recorder, recording, symbolic
 from ..tensor import Tensor
 from ..tree import Path, flatten, path_name, spec_paths, unflatten
@@ -36,6 +36,7 @@ from .agree import (
     some_raise,
 )
 from .ranks import Log, Promised, Waits
+from .view import view_of
 
 
 def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path, Tensor]) -> Any:
@@ -44,7 +45,7 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
     Where a rank gives at a path what stood there `before`, it left it alone: what one rank put
     there holds for all.
     """
-    view = around.view
+    view = view_of(around)
     assert view is not None
     logs: list[Log] = []
     logs.extend(Log(rank, logs) for rank in range(view.size))
@@ -55,7 +56,7 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
         for rank in todo:
             log = logs[rank] = Log(rank, logs)
             log.recorder = Recorder(around.builder.name, around)
-            log.recorder.view = replace(view, rank=rank, log=log)
+            log.recorder.frame = replace(view, rank=rank, log=log)
             log.recorder.streams = streams
             with recording(log.recorder):
                 try:
@@ -69,7 +70,7 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
                     raised[rank] = error
                     continue
             log.leaves, log.spec = flatten(out)
-            for x in (*log.leaves, *host_tensors(log.recorder)):  # also what is handed through
+            for x in (*log.leaves, *log.recorder.host_tensors):  # also what is handed through
                 if isinstance(x, Tensor) and not isinstance(x, Promised):
                     log.recorder.node(x)
             log.paths, log.done = spec_paths(log.spec), True
@@ -97,9 +98,10 @@ class Part:
 
 class _Merge:
     def __init__(self, around: Recorder, logs: list[Log], before: Mapping[Path, Tensor]) -> None:
-        assert around.view is not None
+        view = view_of(around)
+        assert view is not None
         self.before = before
-        self.around, self.logs, self.view = around, logs, around.view
+        self.around, self.logs, self.view = around, logs, view
         self.parts: dict[Any, Part] = {}
         self.of: list[dict[Node, Part]] = []  # per rank
         self.outside: dict[int, Tensor] = {}
@@ -128,7 +130,9 @@ class _Merge:
         for output in log.recorder.host_outputs:
             nodes = [self._chosen({log.rank: self._part(log, t)}) for t in output.tensors]
             values = [symbolic(n, self.around) for n in nodes]
-            self.around.host_outputs.append(on_rank(output, log.rank, self.view, values))
+            self.around.host_outputs.append(
+                on_rank(output, log.rank, self.view.axes, self.view.mesh.sizes, values)
+            )
 
     # -- equal parts ------------------------------------------------------------------------------
     def _numbered(self, log: Log) -> dict[Node, Part]:

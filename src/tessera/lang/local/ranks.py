@@ -17,8 +17,8 @@ from ...ir.graph.node import Node
 from .. import functions
 from ..record import Recorder, current, recording, symbolic
 from ..tensor import Tensor
-from ..tree import TENSORS, Path, path_name
-from .view import View
+from ..tree import Path, path_name
+from .view import View, view, view_of
 
 Build = Callable[[Tensor], Tensor]
 
@@ -50,6 +50,13 @@ class Log:
     leaves: list[Any] = field(default_factory=list)
     done: bool = False
 
+    @property
+    def view(self) -> View:
+        """How the rank sees."""
+        seen = view_of(self.recorder)
+        assert seen is not None
+        return seen
+
     def returned(self, name: str) -> Tensor | None:
         """What the rank returns under `name`."""
         for path, leaf in zip(self.paths, self.leaves, strict=True):
@@ -67,10 +74,8 @@ class Waits(Exception):
 
 # -- while a body is recorded ---------------------------------------------------------------------
 def _log() -> Log | None:
-    recorder = current()
-    if recorder is None or recorder.view is None:
-        return None
-    log: Log | None = recorder.view.log
+    seen = view()
+    log: Log | None = seen.log if seen is not None else None
     return log
 
 
@@ -85,9 +90,9 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
             f"{key[0]}: a collective in a loop's body, in a body that tells its ranks apart",
             fix="take it out of the loop, or do without the rank as a number",
         )
-    assert recorder.view is not None
-    t = x.type if x.type.mesh is not None else x.type.on(recorder.view.mesh)
-    own = functions.relayout(x, t.with_varying((*t.varying, *recorder.view.axes)))
+    seen = log.view
+    t = x.type if x.type.mesh is not None else x.type.on(seen.mesh)
+    own = functions.relayout(x, t.with_varying((*t.varying, *seen.axes)))
     result = recorder.builder.input(_type_of(recorder, own, build), f"{key[0]}{len(log.calls)}")
     log.calls.append(Issued((*key, str(own.type)), caller(), recorder.node(own), result, build))
     return symbolic(result, recorder)
@@ -95,9 +100,10 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
 
 def _type_of(around: Recorder, x: Tensor, build: Build) -> TensorType:
     """The type of `build(x)`."""
-    assert around.view is not None
+    seen = view_of(around)
+    assert seen is not None
     scratch = Recorder("scratch", around)
-    scratch.view = replace(around.view, rank=None, log=None)
+    scratch.frame = replace(seen, rank=None, log=None)
     with recording(scratch):
         return build(scratch.input(x.type)).type
 
@@ -130,9 +136,9 @@ def recv(source: int, name: str) -> Tensor:
             )
         raise Waits(source, name, caller())
     operand = theirs[len(mine)].operand
-    assert operand is not None and recorder.view is not None
-    t = operand.type if operand.type.mesh is not None else operand.type.on(recorder.view.mesh)
-    result = recorder.builder.input(t.with_varying(recorder.view.axes), f"recv_{name}")
+    assert operand is not None
+    t = operand.type if operand.type.mesh is not None else operand.type.on(log.view.mesh)
+    result = recorder.builder.input(t.with_varying(log.view.axes), f"recv_{name}")
     mine.append(Issued(("recv", source, name), caller(), None, result))
     return symbolic(result, recorder)
 
@@ -154,14 +160,9 @@ class Promised(Tensor):
         if not theirs.done:
             raise Waits(self.owner, self.key, self._loc)
         value = self.value()
-        t = value.type if value.type.mesh is not None else value.type.on(self.view.mesh)
-        return t.with_varying(a for a in t.varying if a not in self.view.axes)
-
-    @property
-    def view(self) -> View:
-        recorder = self._trace
-        assert recorder is not None and recorder.view is not None
-        return recorder.view
+        seen = self._log.view
+        t = value.type if value.type.mesh is not None else value.type.on(seen.mesh)
+        return t.with_varying(a for a in t.varying if a not in seen.axes)
 
     def value(self) -> Tensor:
         """What the owner returns. Raises UsageError where there is none."""
@@ -186,9 +187,6 @@ class Promised(Tensor):
             node = self._trace.builder.input(self.type, name)
             asked[self.owner, self.key] = node
         return asked[self.owner, self.key]
-
-
-TENSORS.add(Promised)
 
 
 def recv_from(owner: int, name: str) -> Tensor:

@@ -85,7 +85,7 @@ def _tried(
 ) -> Trial | None:
     """The body recorded for tensors of these types, to be thrown away; None where it raises."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
-    trial.view = seen = replace(borders.view, asked=[])
+    trial.frame = seen = replace(borders.view, asked=[])
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
     def once() -> Any:

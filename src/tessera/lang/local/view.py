@@ -8,18 +8,21 @@ rank (ranks.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.dtypes import int32
 from ...core.errors import UsageError, fail
-from ...core.layout import plain, ways
+from ...core.layout import TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
-from ..record import Recorder, current
+from ...ops.local import as_local
+from ..gradients import Goal, zeros
+from ..record import WHOLE, Frame, Recorder, current
 from ..tensor import Tensor
-from ..tree import TENSORS
+from .averages import check_mean
 
 
 class NeedsRank(Exception):
@@ -50,11 +53,8 @@ class Rank(Tensor):
         return divmod(int(self), other)
 
 
-TENSORS.add(Rank)
-
-
 @dataclass(eq=False)
-class View:
+class View(Frame):
     """A local body: local along `axes` of `mesh`, global along the others.
 
     A loss is a mean over the axes `batch`; blocks are joined along `dim` where nothing else is
@@ -69,13 +69,57 @@ class View:
     rank: int | None = None
     log: Any = field(default=None, repr=False)
     asked: list[Tensor] | None = None  # in a trial (readings.py): what gradients are asked for
+    outer: Frame = WHOLE  # that of the function which calls the body
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
 
     @property
     def size(self) -> int:
         return ways(self.axes, self.mesh.sizes)
 
-    def need_rank(self, node: Node) -> None:
+    @property
+    def one_of_many(self) -> bool:  # type: ignore[override]  # it depends
+        return self.rank is not None
+
+    @property
+    def home(self) -> Mesh | None:  # type: ignore[override]
+        return self.outer.home
+
+    def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
+        return self.outer.type_of(t, place)
+
+    def part(self, recorder: Recorder, node: Node) -> Node:
+        """This device's block of `node`."""
+        split = node.types[0].split_axes
+        axes = [a for a in self.axes if a in split] if split else ()
+        if not axes:
+            return node
+        return recorder.builder("reinterpret", node, layout=as_local(node.type, axes))
+
+    def laid(self, to: TensorType) -> TensorType:
+        return self.outer.laid(to)
+
+    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
+        return self.outer.mean_over_batch(recorder, x)
+
+    def gradients(
+        self,
+        recorder: Recorder,
+        loss: Node,
+        wrt: Sequence[Node],
+        weights: Sequence[Tensor],
+        goals: Sequence[Goal],
+        mean_over: Sequence[str] = (),
+    ) -> list[Node]:
+        """As of the mean of the devices' losses over the data axes."""
+        if self.asked is not None:
+            self.asked += weights  # a trial: only the types matter
+            return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
+        own = [a for a in loss.type.varying if a in self.batch]
+        if own:
+            check_mean(loss, own, self.told)
+        return self.outer.gradients(recorder, loss, wrt, weights, goals, self.batch)
+
+    def reads(self, node: Node) -> None:
         """Raises NeedsRank where `node`, whose value is read, follows from the rank alone."""
         if self.rank is None and all(n.op != "input" for n in reachable([node])):
             raise NeedsRank
@@ -89,11 +133,15 @@ class View:
         return found
 
 
+def view_of(recorder: Recorder | None) -> View | None:
+    """The view of the local body that `recorder` records, if it does."""
+    frame = recorder.frame if recorder is not None else None
+    return frame if isinstance(frame, View) else None
+
+
 def view() -> View | None:
     """The view of the local body that is being recorded, if any."""
-    recorder = current()
-    found: View | None = recorder.view if recorder is not None else None
-    return found
+    return view_of(current())
 
 
 class LocalMesh(Mesh):
@@ -109,7 +157,7 @@ class LocalMesh(Mesh):
         if self._view.rank is not None:
             return self._view.rank
         recorder = current()
-        if recorder is None or recorder.view is not self._view:
+        if recorder is None or recorder.frame is not self._view:
             raise fail(
                 UsageError,
                 "mesh.rank: the mesh of a local body is used after the body ended",

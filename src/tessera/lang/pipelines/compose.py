@@ -10,6 +10,7 @@ from ...core.checks import axes_of, function_of, unfit, whole
 from ...core.errors import UsageError, fail
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.orders import known_schedule
+from ..training import Stage
 from .pipe import Pipe
 
 
@@ -55,8 +56,6 @@ def pipeline(
 
     def wrap(fn: Callable[..., Any]) -> Pipe:
         function_of("pipeline", "the model", fn)
-        from ..training import Stage
-
         body = fn if all(isinstance(p, Stage) for p in parts) else None
         name = getattr(fn, "__name__", "model")
         made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)

@@ -15,7 +15,7 @@ from ...ir.schedule.pipelines.pipeline import Recorded
 from ...ir.schedule.pipelines.stages import depends, free_nodes, stage_numbers
 from ..record import Recorder
 from .means import inseparable
-from .microbatch import PipeState
+from .microbatch import PipeState, state_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Microbatch:
     def of(recorder: Recorder, outputs: Sequence[Node]) -> Microbatch:
         """What `recorder` has recorded, with these results. Raises GraphError where what comes
         after the gradients needs single microbatches."""
-        state, b = recorder.pipe, recorder.builder
+        state, b = state_of(recorder), recorder.builder
         assert state is not None
         graph, new, replaced = b.graph(outputs), b.finals, b.replaced
 
@@ -147,7 +147,7 @@ class Microbatch:
             {n: s for s, nodes in enumerate(stages) for n in nodes},
             self.origins,
             {k: final(n) for k, n in state.ahead.items()},
-            {final(g): w for g, w in state.gradients.items() if w in resting},
+            {final(g): w for g, w in state.gradient_of.items() if w in resting},
             self.recorder.key,
         )
 

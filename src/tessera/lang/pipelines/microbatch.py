@@ -3,10 +3,10 @@ over all of them, and what must be known before the first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ...core.errors import GraphError, MeshError, ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, ways
@@ -14,32 +14,49 @@ from ...core.mesh import Mesh
 from ...core.reshard import completed, gathered
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
+from ...ir.schedule.pipelines.tables import Table
+from ...ir.schedule.schedule import Schedule
 from ...ops.elementwise import add
 from ...ops.redistribute import NAMES
 from ..functions import relayout
-from ..record import Recorder, symbolic
+from ..gradients import Goal, derived, laid
+from ..record import Frame, Recorder, symbolic
 from ..tensor import Tensor
 
-if TYPE_CHECKING:
-    from .pipe import Pipe
+
+class Pipeline(Protocol):
+    """What is asked of a pipeline while a microbatch of it is recorded."""
+
+    parts: Sequence[Callable[..., Any]]
+    axis: str
+    name: str
+    body: Callable[..., Any] | None
+    said: set[str]  # what was warned of
+
+    def microbatches(self, ranks: int) -> int: ...
+
+    def compiled(
+        self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
+    ) -> Schedule: ...
+    def table_of(self, state: PipeState) -> Table: ...
 
 
 class NeedsPipe(Exception):
     """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
 
-    def __init__(self, pipe: Pipe, mesh: Mesh) -> None:
+    def __init__(self, pipe: Pipeline, mesh: Mesh) -> None:
         self.pipe, self.mesh = pipe, mesh
         super().__init__(f"{pipe.name} is called where no function is compiled")
 
 
 @dataclass(eq=False)
-class PipeState:
+class PipeState(Frame):
     """What a recording for one microbatch knows; or one that is a trial (readings.py), of the whole
     batch or of one `trial` times as large. `cut` are the places, among the arguments' tensors, of
     those that hold the batch.
     """
 
-    pipe: Pipe
+    pipe: Pipeline
     mesh: Mesh  # the whole; of one axis, that and another of size 1, or a stage had none
     given: Mesh  # as the user has it
     template: Mesh  # of one stage, whichever
@@ -61,7 +78,7 @@ class PipeState:
     spans: list[tuple[int, int]] = field(default_factory=list)  # where each part was recorded
     # Inputs that are means over all microbatches, known before the first: of which values.
     ahead: dict[Node, Node] = field(default_factory=dict)
-    gradients: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
+    gradient_of: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
 
     @staticmethod
@@ -125,6 +142,13 @@ class PipeState:
         part = (Factor(self.rows // self.count, first[0].axes),)
         return here.with_dims((part, *here.dims[1:]))
 
+    def laid(self, to: TensorType) -> TensorType:
+        return self.on_stage(to)
+
+    @property
+    def home(self) -> Mesh:  # type: ignore[override]
+        return self.mesh
+
     def on_stage(self, t: TensorType) -> TensorType:
         """`t`, of the mesh or of a stage's slice of it, on the mesh that is recorded on. What rests
         split over the stages' axis is put together before it is sent to one."""
@@ -153,7 +177,28 @@ class PipeState:
         n = self.mesh.sizes[self.pipe.axis]
         return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
 
-    def stand_ins(self, recorder: Recorder, loss: Node, wrt: Sequence[Node]) -> list[Node]:
+    def gradients(
+        self,
+        recorder: Recorder,
+        loss: Node,
+        wrt: Sequence[Node],
+        weights: Sequence[Tensor],
+        goals: Sequence[Goal],
+        mean_over: Sequence[str] = (),
+    ) -> list[Node]:
+        """The sums of the gradients over all microbatches, laid as they are on a stage."""
+        b = recorder.builder
+        if self.trial:
+            found = self._stand_ins(recorder, loss, wrt)
+        else:
+            raw = derived(b, loss, wrt, [None] * len(wrt), mean_over)
+            found = self._accumulated(recorder, loss, raw)
+        here = [None if t is None else self.on_stage(t) for t in goals]
+        found = [laid(b, g, w, t) for g, w, t in zip(found, wrt, here, strict=True)]
+        self.gradient_of.update(zip(found, wrt, strict=True))
+        return found
+
+    def _stand_ins(self, recorder: Recorder, loss: Node, wrt: Sequence[Node]) -> list[Node]:
         """In a trial, what stands for the gradients of `wrt`: only their types matter."""
         self.losses.append(loss)
         self.wrt.update(wrt)
@@ -161,9 +206,7 @@ class PipeState:
         self.asked += made
         return made
 
-    def accumulated(
-        self, recorder: Recorder, loss: Node, wrt: Sequence[Node], found: Sequence[Node]
-    ) -> list[Node]:
+    def _accumulated(self, recorder: Recorder, loss: Node, found: Sequence[Node]) -> list[Node]:
         """What stands for the sums of the gradients `found` over all microbatches."""
         b = recorder.builder
         if recorder.parent is not None:
@@ -195,7 +238,7 @@ class PipeState:
         key = [recorder.key] if recorder.key is not None else []
         return depends(recorder.builder.nodes, [*self.batch, *key])
 
-    def mean_over(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
+    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x`, which is computed from the batch alone, over the microbatches; how many
         they are). What is the same for all of them is its own mean."""
         if recorder.parent is not None:
@@ -229,3 +272,9 @@ def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
     apart = [a for a in t.split_axes if a not in mesh]
     t = gathered(t, apart) if apart else t
     return TensorType(t.dtype, t.dims, t.partial, mesh, (), t.rest)
+
+
+def state_of(recorder: Recorder) -> PipeState | None:
+    """What is known where `recorder` records one microbatch of a pipeline."""
+    frame = getattr(recorder.frame, "outer", recorder.frame)  # behind a local body
+    return frame if isinstance(frame, PipeState) else None

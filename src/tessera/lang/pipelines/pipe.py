@@ -20,10 +20,11 @@ from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.orders import known_schedule, pipeline_table
 from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
-from ..record import Recorder, current, named_scope
+from ..jit import jit
+from ..record import WHOLE, Recorder, current, named_scope
 from ..tensor import Tensor
 from ..tree import flatten
-from .microbatch import NeedsPipe, PipeState
+from .microbatch import NeedsPipe, PipeState, state_of
 from .placing import placed
 from .program import PipeProgram, pipe_program
 
@@ -55,17 +56,15 @@ class Pipe:
         recorder = current()
         if recorder is None:
             if self._jit is None:
-                from ..jit import jit
-
                 call = lambda *xs, **named: self(*xs, **named)  # noqa: E731  # needs its own name
                 call.__name__ = self.name
                 call.__signature__ = inspect.signature(self.body or self.parts[0])  # type: ignore[attr-defined]
                 self._jit = jit(call)
             return self._jit(*args, **kwargs)
-        state = recorder.pipe
+        state = state_of(recorder)
         if state is None and not recorder.compiles:
             return self._play(args, kwargs)  # as a plain function: nothing will run
-        if recorder.parent is not None:
+        if recorder.parent is not None or recorder.frame is not (state or WHOLE):
             raise fail(
                 UsageError,
                 f"{self.name}: a pipeline is called in a loop or a local body",
@@ -181,8 +180,8 @@ class Pipe:
 
     def compiled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
-    ) -> PipeProgram:
-        """For the recorder: the program of a recorded pipeline; `wholes` are the types of its
+    ) -> Schedule:
+        """For the recorder: the schedule of a recorded pipeline; `wholes` are the types of its
         inputs."""
         self.program = pipe_program(recorder, outputs, wholes)
-        return self.program
+        return self.program.schedule

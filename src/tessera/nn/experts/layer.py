@@ -26,6 +26,7 @@ from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
 from ...lang.operands import as_tensor
 from ...lang.parameter import Parameter
+from ...lang.pipelines.microbatch import state_of
 from ...lang.record import current, named_scope
 from ...lang.store import weights
 from ...lang.tensor import Tensor
@@ -172,7 +173,7 @@ def _need_placement(name: str, placement: object, experts: int) -> None:
 
 def _warn_of_microbatches() -> None:
     recorder = current()
-    now = recorder.pipe if recorder is not None else None
+    now = state_of(recorder) if recorder is not None else None
     if now is None or now.count == 1 or "experts" in now.pipe.said:
         return
     now.pipe.said.add("experts")

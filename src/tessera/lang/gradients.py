@@ -1,0 +1,48 @@
+"""Which nodes are the gradients of a recorded loss? One a weight, in the layout asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.layout import TensorType, ways
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Node
+from ..passes.differentiate import differentiate
+
+Goal = TensorType | None
+"""The layout of a gradient; None leaves it as it is, sums over devices pending."""
+
+
+def derived(
+    b: Builder,
+    loss: Node,
+    wrt: Sequence[Node],
+    goals: Sequence[Goal],
+    mean_over: Sequence[str] = (),
+) -> list[Node]:
+    """The gradients of `loss`, each device's own of which means their mean over the axes
+    `mean_over`, and their sum over others."""
+    devices = ways((a for a in loss.type.varying if a in mean_over), loss.type.sizes)
+    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0 / devices)
+    out = []
+    for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
+        at = node if node.loc else loss
+        out.append(zeros(b, node, goal) if found is None else laid(b, found, at, goal))
+    return out
+
+
+def zeros(b: Builder, node: Node, goal: Goal) -> Node:
+    """The gradient by `node` of what does not depend on it."""
+    want = goal or node.type.complete()
+    return b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
+
+
+def laid(b: Builder, g: Node, at: Node, goal: Goal) -> Node:
+    """The gradient `g` in the layout `goal`, as of the line of `at`."""
+    if goal is None or g.type is goal:
+        return g
+    b.loc, b.scope = at.loc, "grad"
+    to = goal if goal.mesh is not None else goal.on(g.type.mesh)
+    g = b.redistribute(g, to, "for the gradient")
+    b.loc, b.scope = None, ""
+    return g

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import tessera as ts
 from tessera import dist
+from tests.issued import checked
 
 
 @pytest.fixture(scope="session", autouse=True)
 def started() -> None:
     """The devices run before any test, so that none finds as many as it happens to ask for."""
     ts.ones((1,)).numpy()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_planned(started: None) -> Iterator[None]:
+    """Every program that a test runs issues what its schedule holds."""
+    with checked():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -32,17 +32,19 @@ ISSUED = {
 }
 
 
-def planned(steps: Iterable[Step], times: int = 1) -> Count:
-    """(kind, elements that a device puts in) of the collectives of `steps`, and how often."""
+def planned(steps: Iterable[Step], times: int = 1, results: bool = False) -> Count:
+    """(kind, elements that a device puts in) of the collectives of `steps`, and how often; or with
+    `results` the elements that it gets out."""
+    size = (lambda n: _size(n.type.local_shape)) if results else _sent
     found = Count()
     for step in steps:
         match step:
             case Collective():
-                found[step.op, sum(map(_sent, step.nodes))] += times
+                found[step.op, sum(map(size, step.nodes))] += times
             case Loop():
-                found += planned(step.body.steps, times * step.length)
+                found += planned(step.body.steps, times * step.length, results)
             case Region():
-                found += planned(step.body.steps, times)
+                found += planned(step.body.steps, times, results)
             case Compute() | Send():
                 pass
             case _:

@@ -22,8 +22,8 @@ from .core.errors import BackendError, DonatedError, TesseraError, fail
 from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
-from .ir.graph.comm_trace import trace_lines
 from .ir.graph.node import Graph
+from .ir.schedule.comm_trace import trace_lines
 from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
@@ -140,20 +140,24 @@ def _buffer(t: TensorType) -> tuple[object, ...]:
     return t.dtype, arrays.array_shape(t)
 
 
+def _traced(s: Schedule) -> Schedule:
+    """`s`, whose collectives and sends are printed where its options ask for that."""
+    if s.options.comm_trace:
+        print(*trace_lines(s), sep="\n")
+    return s
+
+
 class Engine:
     """Compiles, places and reads: what `lang/engine.py` asks for."""
 
     def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
         graph = prepared(graph)
-        if graph.options.comm_trace:
-            for line in trace_lines(graph):
-                print(line)
         # The engine warns of what no result can take over.
         taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
-        return Executable(scheduled(graph), taken)
+        return Executable(_traced(scheduled(graph)), taken)
 
     def step_by_step(self, schedule: Schedule) -> Executable:
-        return Executable(scheduled(schedule))
+        return Executable(_traced(scheduled(schedule)))
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
         return arrays.place(value, type)

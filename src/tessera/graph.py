@@ -1,10 +1,10 @@
 """Recorded functions as values: `from tessera import graph`."""
 
-from .ir.graph.comm_trace import trace_lines as comm_trace
 from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
 from .ir.graph.verify import verify
+from .ir.schedule.comm_trace import trace_lines as comm_trace
 from .lang.pipelines.compose import pipeline
 from .lang.training import backward, capture, parameters, stage, training_step
 from .observe.trace import trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -19,7 +20,7 @@ from tessera.ir.schedule.pipelines import pipeline as builder
 from tessera.ir.schedule.pipelines.merge import merged
 from tessera.ir.schedule.pipelines.microbatches import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
-from tessera.ir.schedule.schedule import Send
+from tessera.ir.schedule.schedule import Region, Send
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 from tests.core.test_lang import oracle
@@ -379,6 +380,33 @@ def test_steps_are_one_where_nothing_has_to_wait_for_it(
         return [x for x, step in zip(before, s.steps, strict=True) if isinstance(step, Send)]
 
     assert waits(one) == waits(apart)
+
+
+@pytest.mark.usefixtures("oracle")
+def test_what_moves_inside_of_stages_and_between_them_is_told() -> None:
+    mesh = dist.Mesh.parse("pp=2,tp=2")
+    parts = [lambda w, x: (w, ts.tanh(x @ w["a"])), lambda w, x: x @ w["b"]]
+    model = pipeline.compose(2, parts, mesh=mesh, schedule="1F1B", microbatches=4)
+
+    def step(weights: Any, x: Any) -> Any:
+        return ts.grad((model(weights, x) ** 2).mean(), weights)
+
+    where = {"a": "[8@tp, 8]", "b": "[8, 8@tp]"}
+    weights = {k: ts.tensor(W[k], mesh=mesh, layout=t) for k, t in where.items()}
+    made = ts.jit(step).plan(weights, X)
+    lines = [line.split(":")[1].split() for line in graph.comm_trace(made)]
+    sends = [s for s in made.steps if isinstance(s, Send)]
+    assert [line[:2] for line in lines].count(["send", "pp"]) == sum(len(s.types) for s in sends)
+    moved = Counter(n.op for n, times in made.collectives() for _ in range(times))
+    assert moved == Counter(line[0] for line in lines if line[0] != "send")
+    assert moved["all_reduce"] >= 4  # one a microbatch, at least
+    assert {s.kind for s in made.steps} == {"compute", "region", "send"}
+    assert {s.kind for r in made.steps if isinstance(r, Region) for s in r.body.steps} == {
+        "compute", "collective",
+    }  # fmt: skip
+    again = parse(made.text)
+    assert again.text == made.text and again.hash == made.hash
+    verify_schedule(again)
 
 
 def results(s: Any, given: list[Any]) -> list[Any]:

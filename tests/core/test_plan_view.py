@@ -9,8 +9,8 @@ from tessera import dist, nn
 from tessera.core.layout import parse_type
 from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
-from tessera.ir.graph.comm_trace import trace_lines
 from tessera.ir.graph.node import Graph
+from tessera.ir.schedule.comm_trace import trace_lines
 from tessera.show.mesh_picture import plain_text
 from tessera.show.plan_view import Traffic, local_bytes, planned, render_plan, traffic
 from tessera.train.throughput import model_flops, product_flops

@@ -15,12 +15,23 @@ import pytest
 import tessera as ts
 from tessera import dist, schedule
 from tessera.core.context import replaced
+from tessera.core.options import ScheduleOptions
+from tessera.ir.schedule.schedule import Schedule
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
 from tests.core.scheduled import scheduled
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
+from tests.issued import compiled_collectives, planned
 
 RNG = np.random.default_rng(4)
+
+
+def abstract(s: Schedule) -> list[jax.ShapeDtypeStruct]:
+    """Arguments of `s` that have a type and no values."""
+    types = [s.buffers[b] for b in s.inputs]
+    return [
+        jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
+    ]
 
 
 def values() -> tuple[dict[str, ts.Tensor], ts.Tensor]:
@@ -103,14 +114,8 @@ def test_what_runs_turn_by_turn_keeps_the_order_of_the_text_too(o: Any, order: s
 
 @pytest.mark.parametrize("o", OPTIONS[:5], ids=lambda o: o.text() or "as it comes")
 def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
-    g = GRAPHS["step"]
-    s = scheduled(g, o)
-    shapes = [np.zeros(1)] * 0
-    given = [
-        jax.ShapeDtypeStruct(array_shape(n.type), n.type.dtype.numpy, sharding=sharding(n.type))
-        for n in g.inputs
-    ]
-    text = lower(s).lower(*given, *shapes).as_text()
+    s = scheduled(GRAPHS["step"], o)
+    text = lower(s).lower(*abstract(s)).as_text()
     depends = paths(text)
     # The collectives, in the program's order, which is that of the steps.
     order = [
@@ -124,6 +129,14 @@ def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
         for a, earlier in enumerate(comm[:b]):
             if earlier in s.waits[later]:
                 assert order[a] in depends[order[b]], (earlier, later)
+
+
+@pytest.mark.parametrize("name", ["step", "loop"])
+def test_a_compiled_program_holds_what_is_planned(name: str) -> None:
+    for o in (ScheduleOptions(), ScheduleOptions(overlap=True, bucket_bytes=300)):
+        s = scheduled(GRAPHS[name], o)
+        text = lower(s).lower(*abstract(s)).compile().as_text()
+        assert compiled_collectives(text) == planned(s.steps, results=True)
 
 
 # -- profile --------------------------------------------------------------------------------------

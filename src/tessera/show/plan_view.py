@@ -72,20 +72,14 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
     for node, times in program.collectives():
         key = (node.op, tuple(node.attrs["axes"]), _reason(node))
         add(key, times, share(node.type.mesh) * times * node.wire_bytes)
-    for step in program.steps if isinstance(program, Schedule) else ():
-        if isinstance(step, Send):
-            key = ("send", _along(program.mesh, step.mesh), step.note or "to another stage")
-            size = sum(t.local_bytes for t in step.types)
-            add(key, len(step.types), share(step.mesh) * size)
+    if isinstance(program, Schedule):
+        for step in program.steps:
+            if isinstance(step, Send):
+                key = ("send", program.along(step), step.note or "to another stage")
+                size = sum(t.local_bytes for t in step.types)
+                add(key, len(step.types), share(step.mesh) * size)
     rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
-
-
-def _along(mesh: Mesh | None, part: Mesh | None) -> tuple[str, ...]:
-    """The axes of `mesh` that its slice `part` lacks."""
-    if mesh is None or part is None:
-        return ()
-    return tuple(a for a in mesh.axes if a not in part)
 
 
 def _reason(node: Node) -> str:

@@ -214,6 +214,14 @@ class Schedule:
                 case _:
                     assert_never(step)
 
+    def along(self, step: Send) -> tuple[str, ...]:
+        """The axes of the mesh that `step` sends along: those that a slice which it sends from or
+        to lacks."""
+        ends = [t.mesh for t in (*step.types, *(self.buffers[b] for b in step.reads)) if t.mesh]
+        return tuple(
+            a for a in (self.mesh.axes if self.mesh else ()) if any(a not in m for m in ends)
+        )
+
     @cached_property
     def graph(self) -> Graph:
         """The steps as one graph, in their order; of a schedule on one mesh."""

@@ -224,7 +224,7 @@ MORE: list[tuple[Callable[..., Any], str, str]] = [
     (other_number, "ranks return different plain values", "rank 1 : 1"),
     (number_or_tensor, "ranks return different kinds of values", "rank 0 : 1.0"),
     (data_read, "a value that differs between devices is read", "choose with ts.where"),
-    (no_such_rank, "send: rank 4 does not exist", "name a rank from 0 to 3"),
+    (no_such_rank, "send: rank cannot be 4", "give a whole number from 0 to 3"),
     (in_a_loop, "all_reduce: a collective in a loop's body", "take it out of the loop"),
 ]
 

@@ -163,7 +163,7 @@ def test_statements_set_and_take_back() -> None:
     ("call", "text"),
     [
         (lambda: schedule.algorithm("square"), "the name cannot be 'square'"),
-        (lambda: schedule.algorithm("ring", "gossip"), "'gossip' is not a collective"),
+        (lambda: schedule.algorithm("ring", "gossip"), "the collective cannot be 'gossip'"),
         (lambda: schedule.algorithm("cheapest"), "what is cheapest depends on the links"),
         (lambda: schedule.algorithm("ring", topology="moon"), "'moon' is not described"),
         (lambda: schedule.algorithm(3), "the algorithm cannot be 3"),  # type: ignore[arg-type]

@@ -308,8 +308,12 @@ def test_what_does_not_fit_is_refused_whole() -> None:
     have = part.parameters
     before = have["part.block0.mlp.up"].numpy()
     wrong: list[tuple[Any, str, type[ts.TesseraError]]] = [
-        ({**have, "x": ts.ones(2)}, "1 names too many, 0 missing", ts.UsageError),
-        ({k: have[k] for k in list(have)[1:]}, "0 names too many, 1 missing", ts.UsageError),
+        ({**have, "x": ts.ones(2)}, "0 names are missing, 1 are too many", ts.UsageError),
+        (
+            {k: have[k] for k in list(have)[1:]},
+            "1 names are missing, 0 are too many",
+            ts.UsageError,
+        ),
         ({**have, "part.block0.mlp.down": ts.ones(2)}, "another shape", ts.ShapeError),
         ({k: v.to(ts.bf16) for k, v in have.items()}, "another dtype", ts.DTypeError),
         ([1], "the weights cannot be", ts.UsageError),

@@ -185,9 +185,9 @@ sub: needs a collective that ts.strict() forbids to insert
 
 # -- strategies ------------------------------------------------------------------------------------
 row("an unknown strategy", ts.StrategyError, lambda: dist.strategy("fully_sharded"), """
-strategy 'fully_sharded' is not known
+strategy: the kind cannot be 'fully_sharded'
   at  : AT
-  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel
+  fix : use data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel
 """)
 row("an unknown stage", ts.StrategyError,
     lambda: dist.strategy("zero_redundancy_optimizer", stage=4), """

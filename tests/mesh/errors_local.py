@@ -64,9 +64,9 @@ all_gather: a scalar has no dim to join along
 
 row("a root that does not exist", ts.UsageError,
     lambda: op.kernel()(lambda x: dist.broadcast(x, "dp", root=2))(LOCAL), """
-broadcast: root 2 is no place along 'dp'
+broadcast: root cannot be 2
   at  : AT
-  fix : name a place from 0 to 1
+  fix : give a whole number from 0 to 1
 """)
 
 row("hand-overs to nobody", ts.UsageError,
@@ -193,9 +193,9 @@ distribute: layouts cannot be 3
 """)
 
 row("a strategy that is none", ts.StrategyError, lambda: ts.distribute(strategy="fsdp"), """
-strategy 'fsdp' is not known
+strategy: the kind cannot be 'fsdp'
   at  : AT
-  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel
+  fix : use data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel
 """)
 
 row("nothing to distribute", ts.UsageError, lambda: ts.distribute(strategy="data_parallel")(3), """

@@ -201,7 +201,7 @@ def a_loop_of_an_unknown_policy() -> Any:
 
 
 row("a loop of an unknown policy", ts.UsageError, a_loop_of_an_unknown_policy, """
-scan: policy 'none' is not known
+scan: policy cannot be 'none'
   at  : AT
   fix : use save, recompute, products, together
 """)
@@ -212,7 +212,7 @@ row("a call with too few arguments", ts.UsageError, lambda: ts.jit(lambda x, y: 
   fix       : call it with the arguments that it takes
 """)
 row("jit of no function", ts.UsageError, lambda: ts.jit(3), """
-jit: cannot compile 3
+jit: the function cannot be 3
   at  : AT
   fix : put @ts.jit above a function, or call ts.jit(function)
 """)
@@ -284,7 +284,7 @@ grad: the loss is not a scalar
   fix  : reduce it first: loss.mean()
 """)
 row("the gradient of a number", ts.UsageError, lambda: ts.grad(3.0, X), """
-grad: the loss is a float, not a Tensor
+grad: the loss cannot be 3.0
   at  : AT
   fix : pass the scalar tensor that the model gives: ts.grad(loss, weights)
 """)
@@ -493,9 +493,9 @@ autocast: cannot compute in i8
   fix : use ts.bf16 or ts.f16
 """)
 row("a negative seed", ts.UsageError, lambda: ts.seed(-1), """
-seed: -1 is not a whole number from 0 to 2**32 - 1
+seed: the seed cannot be -1
   at  : AT
-  fix : give one, e.g. ts.seed(0)
+  fix : give a whole number from 0 to 4294967295
 """)
 
 def a_switch_that_is_neither() -> Any:

@@ -52,7 +52,7 @@ row("one_hot of floats", ts.DTypeError, lambda: ts.one_hot(ts.tensor([0.5]), 3),
 one_hot: ids must be integers
   ids : f32[1]
   at  : AT
-  fix : cast them: ids.to(ts.int32)
+  fix : cast them with .to(ts.int32)
 """)
 row("sort along a dim that is not there", ts.ShapeError, lambda: ts.sort(ts.ones((2,)), 9), """
 sort: there is no dim 9
@@ -263,7 +263,7 @@ row("ids of floats", ts.DTypeError, lambda: ts.take(X, ts.tensor([0.5])), """
 take: ids must be integers
   ids : f32[1]
   at  : AT
-  fix : cast with .to(ts.int32)
+  fix : cast them with .to(ts.int32)
 """)
 row("topk of too many", ts.ShapeError, lambda: ts.topk(X, 4), """
 topk: cannot take 4 of dim 1

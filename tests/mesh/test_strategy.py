@@ -323,9 +323,9 @@ def test_place_moves_state_that_waits(line: dist.Mesh) -> None:
 EIGHT = plain(ts.f32, (8,), GRID)
 BAD: list[tuple[str, Callable[[], Any], str]] = [
     ("kind", lambda: dist.strategy("magic"), """
-StrategyError: strategy 'magic' is not known
+StrategyError: strategy: the kind cannot be 'magic'
   at  : FILE
-  fix : use one of data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel"""),
+  fix : use data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel"""),
     ("stage", lambda: dist.strategy("zero_redundancy_optimizer", stage=4), """
 StrategyError: strategy 'zero_redundancy_optimizer': stage 4 does not exist
   at  : FILE
@@ -344,9 +344,9 @@ MeshError: place: there is no mesh
   at  : FILE
   fix : pass mesh=..., or say: with mesh:"""),
     ("kind of place", lambda: dist.place({"w": ts.tensor([1.0])}, DP, GRID, kind="magic"), """
-StrategyError: place: kind 'magic' is not known
+StrategyError: place: the kind cannot be 'magic'
   at  : FILE
-  fix : weight, gradient, optimizer or batch"""),
+  fix : use weight, gradient, optimizer, batch"""),
 ]  # fmt: skip
 
 

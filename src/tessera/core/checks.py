@@ -259,11 +259,12 @@ def floats(name: str, what: str, t: TensorType, fix: str = "cast it with .to(ts.
         raise fail(DTypeError, f"{name}: {what} must be floats", _operand(what, t), fix=fix)
 
 
-def one_dtype(name: str, ins: Sequence[tuple[str, TensorType]], what: str = "arguments") -> None:
+def one_dtype(name: str, ins: Sequence[TensorType], *labels: str) -> None:
     """Raises DTypeError unless all of `ins` have one dtype."""
-    if len({t.dtype for _, t in ins}) > 1:
+    if len({t.dtype for t in ins}) > 1:
+        operands = zip(labels or [f"arg {i}" for i in range(len(ins))], ins, strict=True)
         fix = "cast one of them with .to(dtype)"
-        raise fail(DTypeError, f"{name}: {what} have different dtypes", ins, fix=fix)
+        raise fail(DTypeError, f"{name}: arguments have different dtypes", [*operands], fix=fix)
 
 
 def shaped(

@@ -141,11 +141,9 @@ class Mesh:
     def rank(self) -> int:
         """Raises MeshError: only the mesh of a local body, whose code runs per device, has a
         rank."""
-        raise fail(
-            MeshError,
+        raise self._wrong(
             "mesh.rank: there is no rank here, because this code runs once for the whole mesh",
-            [("mesh", self.text())],
-            fix="read it inside a function decorated with @ts.distribute, from ts.mesh.current()",
+            "read it inside a function decorated with @ts.distribute, from ts.mesh.current()",
         )
 
     def text(self) -> str:
@@ -205,11 +203,10 @@ class Mesh:
         """
         position = _positions(self).get(device_id)
         if position is None:
-            raise fail(
-                MeshError,
+            raise self._wrong(
                 f"mesh.coords: device {device_id!r} is not in the mesh",
-                [("mesh", self.text()), ("devices", some_ids(self.ids))],
-                fix="name one of mesh.device_ids",
+                "name one of mesh.device_ids",
+                devices=some_ids(self.ids),
             )
         found: dict[str, int] = {}
         for axis, size in zip(reversed(self.axes), reversed(self.shape)):
@@ -226,11 +223,10 @@ class Mesh:
         """
         missing = [axis for axis in self.axes if axis not in coords]
         if missing:
-            raise fail(
-                MeshError,
+            raise self._wrong(
                 f"mesh.device_at: no coordinate for {names_text(missing)}",
-                [("mesh", self.text()), ("coords", str(dict(coords)))],
-                fix="give a coordinate for every axis, or use mesh.slice(...) for a part",
+                "give a coordinate for every axis, or use mesh.slice(...) for a part",
+                coords=str(dict(coords)),
             )
         place = [0] * len(self.axes)
         for axis, coordinate in coords.items():
@@ -251,11 +247,8 @@ class Mesh:
         names = (axis,) if isinstance(axis, str) else tuple(axis)
         over = [self._index(name) for name in names]
         if len(set(over)) != len(over):
-            raise fail(
-                MeshError,
-                f"mesh.groups: {names_text(names)} names an axis twice",
-                [("mesh", self.text())],
-                fix="name each axis once",
+            raise self._wrong(
+                f"mesh.groups: {names_text(names)} names an axis twice", "name each axis once"
             )
         rest = [i for i in range(len(self.axes)) if i not in over]
         width = math.prod(self.shape[i] for i in over)
@@ -267,20 +260,15 @@ class Mesh:
         """The sub-mesh along `axes`, in that order, at coordinate 0 of the others."""
         names = (axes,) if isinstance(axes, str) else axes
         if not isinstance(names, tuple) or not names:
-            raise fail(
-                MeshError,
+            raise self._wrong(
                 f"mesh[...]: {axes!r} is not an axis or a tuple of axes",
-                [("mesh", self.text())],
-                fix=f"name an axis: mesh[{self.axes[0]!r}]",
+                f"name an axis: mesh[{self.axes[0]!r}]",
             )
         kept = [self._index(name) for name in names]
         rest = [i for i in range(len(self.axes)) if i not in kept]
         if len(set(kept)) != len(kept):
-            raise fail(
-                MeshError,
-                f"mesh[...]: {names_text(names)} names an axis twice",
-                [("mesh", self.text())],
-                fix="name each axis once",
+            raise self._wrong(
+                f"mesh[...]: {names_text(names)} names an axis twice", "name each axis once"
             )
         part = Mesh(names, self.array().transpose(rest + kept)[(0,) * len(rest)])
         return part if self.onto is None else part._folded(self.onto[names])
@@ -301,23 +289,20 @@ class Mesh:
             if isinstance(which, slice | range):
                 chosen = range(self.shape[i])[which] if isinstance(which, slice) else which
                 if len(chosen) == 0:
-                    raise fail(
-                        MeshError,
+                    raise self._wrong(
                         f"mesh.slice: {axis}={which!r} selects nothing",
-                        [("mesh", self.text())],
-                        fix=f"select from 0 to {self.shape[i] - 1}",
+                        f"select from 0 to {self.shape[i] - 1}",
                     )
                 part = part.take([self._coordinate("slice", axis, c) for c in chosen], axis=i)
             else:
                 pick[i] = self._coordinate("slice", axis, which)
         dropped = {i for i, which in enumerate(pick) if not isinstance(which, slice)}
         if len(dropped) == len(self.axes):
-            raise fail(
-                MeshError,
+            raise self._wrong(
                 "mesh.slice: every axis is dropped, so no mesh is left",
-                [("mesh", self.text()), ("where", str(where))],
-                fix="keep one axis, for instance "
+                "keep one axis, for instance "
                 f"{self.axes[0]}=slice(0, 1), or ask mesh.device_at(...)",
+                where=str(where),
             )
         names = tuple(axis for i, axis in enumerate(self.axes) if i not in dropped)
         made = Mesh(names, part[tuple(pick)])
@@ -326,12 +311,11 @@ class Mesh:
         folds, below = self.folds, {}
         for axis, which in where.items():
             if isinstance(which, slice | range):
-                raise fail(
-                    MeshError,
+                raise self._wrong(
                     f"mesh.slice: a part of axis {axis!r} of a folded mesh has no devices of its"
                     " own",
-                    [("mesh", self.text()), ("onto", self.onto.text())],
-                    fix="slice first, and fold the part",
+                    "slice first, and fold the part",
+                    onto=self.onto.text(),
                 )
             below[axis] = int(which) % self.sizes[axis] // folds[axis]
         return made._folded(self.onto.slice(**below))
@@ -384,25 +368,24 @@ class Mesh:
         return f"Mesh({self.axes}{devices}, shape={self.shape})"
 
     # ---- checks --------------------------------------------------------------------------------
+    def _wrong(self, what: str, fix: str, **more: object) -> MeshError:
+        return fail(MeshError, what, [("mesh", self.text()), *more.items()], fix=fix)
+
     def _index(self, axis: object) -> int:
         if isinstance(axis, str) and axis in self.sizes:
             return self.axes.index(axis)
-        raise fail(
-            MeshError,
+        raise self._wrong(
             f"Mesh: axis {axis!r} is not one of {names_text(self.axes)}",
-            [("mesh", self.text())],
-            fix=f"name one of {', '.join(self.axes)}",
+            f"name one of {', '.join(self.axes)}",
         )
 
     def _coordinate(self, call: str, axis: str, value: object) -> int:
         size = self.sizes[axis]
         if is_whole(value) and -size <= value < size:
             return int(value) % size
-        raise fail(
-            MeshError,
+        raise self._wrong(
             f"mesh.{call}: {axis}={value!r} is outside the axis, which has size {size}",
-            [("mesh", self.text())],
-            fix=f"give a number from 0 to {size - 1}",
+            f"give a number from 0 to {size - 1}",
         )
 
 

@@ -37,21 +37,23 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
         )
     for name in names:
         if not isinstance(name, str) or not name.isidentifier():
-            raise fail(
-                MeshError,
-                f"Mesh: axis name {name!r} is not an identifier",
-                [("axes", names_text(names))],
-                fix="use letters, digits and _, for instance 'dp'",
+            raise _wrong(
+                names,
+                f"axis name {name!r} is not an identifier",
+                "use letters, digits and _, for instance 'dp'",
             )
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
-        raise fail(
-            MeshError,
-            f"Mesh: {_repeated('axis', 'axes', twice)} named twice",
-            [("axes", names_text(names))],
-            fix="give each axis a name of its own",
+        raise _wrong(
+            names,
+            f"{_repeated('axis', 'axes', twice)} named twice",
+            "give each axis a name of its own",
         )
     return names
+
+
+def _wrong(axes: Iterable[object], what: str, fix: str, **more: object) -> MeshError:
+    return fail(MeshError, f"Mesh: {what}", [("axes", names_text(axes)), *more.items()], fix=fix)
 
 
 def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None:
@@ -63,38 +65,37 @@ def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None
         if unknown or missing:
             wrong = [f"names {', '.join(unknown)}, which the mesh lacks"] if unknown else []
             wrong += [f"leaves out {', '.join(missing)}"] if missing else []
-            raise fail(
-                MeshError,
-                f"Mesh: shape {', and '.join(wrong)}",
-                [("axes", names_text(axes)), ("shape", str(dict(shape)))],
-                fix="give a size for each axis and for nothing else",
+            raise _wrong(
+                axes,
+                f"shape {', and '.join(wrong)}",
+                "give a size for each axis and for nothing else",
+                shape=str(dict(shape)),
             )
         sizes = [shape[axis] for axis in axes]
     else:
         if is_whole(shape):
             shape = (shape,)
         if not _is_list(shape):
-            raise fail(
-                MeshError,
-                f"Mesh: shape cannot be {shape!r}",
-                [("axes", names_text(axes))],
-                fix="pass a size for each axis: a dict by name, or a tuple in axis order",
+            raise _wrong(
+                axes,
+                f"shape cannot be {shape!r}",
+                "pass a size for each axis: a dict by name, or a tuple in axis order",
             )
         sizes = list(shape)
         if len(sizes) != len(axes):
-            raise fail(
-                MeshError,
-                f"Mesh: shape has {len(sizes)} sizes for {len(axes)} axes",
-                [("axes", names_text(axes)), ("shape", str(tuple(sizes)))],
-                fix="give one size for each axis",
+            raise _wrong(
+                axes,
+                f"shape has {len(sizes)} sizes for {len(axes)} axes",
+                "give one size for each axis",
+                shape=str(tuple(sizes)),
             )
     for axis, size in zip(axes, sizes):
         if not is_whole(size) or size < 1:
-            raise fail(
-                MeshError,
-                f"Mesh: axis {axis!r} has size {size!r}",
-                [("axes", names_text(axes)), ("shape", str(tuple(sizes)))],
-                fix="make every size a whole number of at least 1",
+            raise _wrong(
+                axes,
+                f"axis {axis!r} has size {size!r}",
+                "make every size a whole number of at least 1",
+                shape=str(tuple(sizes)),
             )
     return tuple(int(size) for size in sizes)
 
@@ -105,11 +106,10 @@ def checked_devices(
     """The ids, flat, and the shape that their nesting says (None where they were flat)."""
     if devices is None:
         if dims is None:
-            raise fail(
-                MeshError,
-                "Mesh: neither devices nor a shape are given",
-                [("axes", names_text(axes))],
-                fix="pass devices=range(8), or shape={...}, or use ts.mesh.auto()",
+            raise _wrong(
+                axes,
+                "neither devices nor a shape are given",
+                "pass devices=range(8), or shape={...}, or use ts.mesh.auto()",
             )
         return tuple(range(math.prod(dims))), None
     if isinstance(devices, np.ndarray):
@@ -117,11 +117,10 @@ def checked_devices(
     if is_whole(devices):
         devices = range(int(devices))
     if not _is_list(devices):
-        raise fail(
-            MeshError,
-            f"Mesh: devices cannot be {devices!r}",
-            [("axes", names_text(axes))],
-            fix="pass a count, a range, a list of ids, or a nested list",
+        raise _wrong(
+            axes,
+            f"devices cannot be {devices!r}",
+            "pass a count, a range, a list of ids, or a nested list",
         )
     flat: list[Any] = list(devices)
     nested: list[int] = []
@@ -129,22 +128,19 @@ def checked_devices(
         lengths = {len(entry) if _is_list(entry) else -1 for entry in flat}
         if len(lengths) != 1:
             found = " and ".join("none" if n < 0 else str(n) for n in sorted(lengths))
-            raise fail(
-                MeshError,
-                f"Mesh: the nested device list is ragged: lengths {found} at depth "
-                f"{len(nested) + 1}",
-                [("axes", names_text(axes))],
-                fix="make the lists of one depth equally long",
+            raise _wrong(
+                axes,
+                f"the nested device list is ragged: lengths {found} at depth {len(nested) + 1}",
+                "make the lists of one depth equally long",
             )
         nested.append(lengths.pop())
         flat = [device for entry in flat for device in entry]
     if nested and len(nested) + 1 != len(axes):
-        raise fail(
-            MeshError,
-            f"Mesh: devices are nested {len(nested) + 1} deep for {len(axes)} "
+        raise _wrong(
+            axes,
+            f"devices are nested {len(nested) + 1} deep for {len(axes)} "
             f"{'axis' if len(axes) == 1 else 'axes'}",
-            [("axes", names_text(axes))],
-            fix="nest the list once for each axis, or pass a flat list and shape=",
+            "nest the list once for each axis, or pass a flat list and shape=",
         )
     shape = (len(flat) // math.prod(nested), *nested) if nested and all(nested) else None
     return _checked_ids(axes, flat), shape
@@ -154,34 +150,30 @@ def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ..
     ids: list[int] = []
     for device in flat:
         if not is_whole(device):
-            raise fail(
-                MeshError,
-                f"Mesh: device id {device!r} is not a whole number",
-                [("axes", names_text(axes))],
-                fix="name devices by their ids: 0, 1, 2, ...",
+            raise _wrong(
+                axes,
+                f"device id {device!r} is not a whole number",
+                "name devices by their ids: 0, 1, 2, ...",
             )
         ids.append(int(device))
     if not ids:
-        raise fail(
-            MeshError,
-            "Mesh: there are no devices",
-            [("axes", names_text(axes))],
-            fix="pass at least one device, for instance devices=range(1)",
+        raise _wrong(
+            axes, "there are no devices", "pass at least one device, for instance devices=range(1)"
         )
     if min(ids) < 0:
-        raise fail(
-            MeshError,
-            f"Mesh: device id {min(ids)} is negative",
-            [("axes", names_text(axes)), ("devices", some_ids(ids))],
-            fix="name devices by their ids: 0, 1, 2, ...",
+        raise _wrong(
+            axes,
+            f"device id {min(ids)} is negative",
+            "name devices by their ids: 0, 1, 2, ...",
+            devices=some_ids(ids),
         )
     if len(set(ids)) != len(ids):
         twice = sorted(device for device, n in Counter(ids).items() if n > 1)
-        raise fail(
-            MeshError,
-            f"Mesh: {_repeated('device', 'devices', twice)} named twice",
-            [("axes", names_text(axes)), ("devices", some_ids(ids))],
-            fix="name each device once",
+        raise _wrong(
+            axes,
+            f"{_repeated('device', 'devices', twice)} named twice",
+            "name each device once",
+            devices=some_ids(ids),
         )
     return tuple(ids)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.checks import axes_of, is_whole, one_of, shown, unfit
+from ..core.checks import axes_of, one_of, shown, unfit, whole
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
 from ..core.layout import (
     PARTIAL_KINDS,
@@ -332,16 +332,10 @@ def _peer(name: str, rank: object) -> int:
         raise _local_only(name)
     if isinstance(rank, Tensor):
         rank = int(rank)
-    if not is_whole(rank) or not 0 <= rank < seen.size:
-        raise fail(
-            UsageError,
-            f"{name}: rank {shown(rank)} does not exist",
-            [("mesh", seen.mesh[seen.axes].text())],
-            fix=f"name a rank from 0 to {seen.size - 1}",
-        )
+    found = whole(name, "rank", rank, 0, seen.size - 1)
     if seen.rank is None:
         raise NeedsRank
-    return int(rank)
+    return found
 
 
 def _place(name: str, root: object, axis: object) -> int:
@@ -356,13 +350,7 @@ def _place(name: str, root: object, axis: object) -> int:
         if seen is None
         else ways([a for a in axes_of(name, axis) if a in seen.axes], seen.mesh.sizes)
     )
-    if not is_whole(root) or root < 0 or (n is not None and root >= n):
-        raise fail(
-            UsageError,
-            f"{name}: root {shown(root)} is no place along {shown(axis)}",
-            fix="name a place" + (f" from 0 to {n - 1}" if n else ", 0 or more"),
-        )
-    return int(root)
+    return whole(name, "root", root, 0, None if n is None else n - 1)
 
 
 def _axes(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import axes_of, is_whole, shown, sizes, unfit
+from ..core.checks import axes_of, is_whole, shown, sizes, string, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
@@ -206,8 +206,7 @@ def dist_tensor(
 
 def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
     """What makes the data of a tensor by `init`, in the layout that the tensor has by then."""
-    if not isinstance(name, str):
-        raise unfit(what, "name", name, "give a string")
+    string(what, "name", name)
     _known_init(init)
     key = random.key_for(name)
     return lambda t: _initial(t.type, init, key)

@@ -119,9 +119,7 @@ def round(x: Like, decimals: int = 0) -> Tensor:
     Halves are rounded to the even neighbour. The gradient is zero. Raises UsageError if `decimals`
     is not from -38 to 38.
     """
-    t, places = as_tensor(x), whole("round", "decimals", decimals)
-    if not -38 <= places <= 38:
-        raise fail(UsageError, f"round: there are no {places} places", fix="give -38 to 38")
+    t, places = as_tensor(x), whole("round", "decimals", decimals, -38, 38)
     if places:
         return round(_float("round", t) * 10.0**places) * 10.0**-places
     if not t.dtype.is_float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..core.checks import shown
+from ..core.checks import instance, shown
 from ..core.context import settings
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
@@ -45,12 +45,8 @@ def grad(
     `loss` is not a scalar; DTypeError if it is not a float; GraphError if it depends on none of the
     weights; LayoutError if `layout` does not fit a weight's shape.
     """
-    if not isinstance(loss, Tensor):
-        raise fail(
-            UsageError,
-            f"grad: the loss is a {type(loss).__name__}, not a Tensor",
-            fix="pass the scalar tensor that the model gives: ts.grad(loss, weights)",
-        )
+    fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
+    instance("grad", "the loss", loss, Tensor, fix)
     if loss.shape != ():
         raise fail(
             ShapeError,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.checks import flag, sizes, whole
+from ..core.checks import flag, integers, sizes, whole
 from ..core.dtypes import beyond, f32, int32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import ShapeError, fail
 from .ids import check_ids
 from .operands import as_tensor, emit, emit_many, scalar
 from .shaping import along, need_some, one_dim, sliced, swap
@@ -193,13 +193,7 @@ def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
     one outside raises ShapeError. Raises DTypeError if `ids` are not integers.
     """
     t = as_tensor(ids)
-    if not t.dtype.is_int:
-        raise fail(
-            DTypeError,
-            "one_hot: ids must be integers",
-            [("ids", t.type)],
-            fix="cast them: ids.to(ts.int32)",
-        )
+    integers("one_hot", "ids", t.type)
     shape = sizes("one_hot", whole("one_hot", "count", count, 0))
     check_ids("one_hot", "id", t, count)
     line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow ids count no further

@@ -19,7 +19,7 @@ from weakref import ref
 
 import numpy as np
 
-from ..core.checks import shown
+from ..core.checks import function_of
 from ..core.context import Settings, settings
 from ..core.errors import UsageError, caller, fail
 from ..core.interrupts import opens, whole
@@ -622,10 +622,5 @@ def jit(
     """
     if fn is None:
         return lambda f: Jit(f, donate, reduce_partial, pad)
-    if not callable(fn):
-        raise fail(
-            UsageError,
-            f"jit: cannot compile {shown(fn)}",
-            fix="put @ts.jit above a function, or call ts.jit(function)",
-        )
+    function_of("jit", "the function", fn, "put @ts.jit above a function, or call ts.jit(function)")
     return Jit(fn, donate, reduce_partial, pad)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.checks import flag, number, unfit
+from ..core.checks import flag, number
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from . import functions as F
@@ -158,9 +158,7 @@ def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> T
     """
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)
-    p = float(number("norm", "ord", ord))
-    if not p > 0:
-        raise unfit("norm", "ord", ord, "give a positive number")
+    p = float(number("norm", "ord", ord, above=0))
     if p == math.inf:
         return F.max(F.abs(t), dim, keepdims)
     return _norm(t.to(f32), p, dim, keepdims).to(t.dtype)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.checks import flag, function_of, whole
+from ..core.checks import flag, function_of, one_of, whole
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
@@ -53,10 +53,7 @@ def scan(
     """
     function_of("scan", "the body", body)
     flag("scan", "reverse", reverse)
-    if policy not in POLICIES:
-        raise fail(
-            UsageError, f"scan: policy {policy!r} is not known", fix="use " + ", ".join(POLICIES)
-        )
+    one_of("scan", "policy", policy, POLICIES)
     start, carry_spec = flatten(carry)
     rows, xs_spec = flatten(xs)
     start = [as_tensor(t) for t in start]

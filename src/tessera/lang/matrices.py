@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.checks import sizes, whole
+from ..core.checks import ranked, sizes, whole
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
 from ..core.errors import ShapeError, fail
 from .operands import as_tensor, emit, scalar
@@ -11,13 +11,8 @@ from .tensor import Like, Tensor
 
 
 def _least_rank(name: str, x: Tensor, rank: int) -> None:
-    if x.ndim < rank:
-        raise fail(
-            ShapeError,
-            f"{name}: the tensor has no matrix",
-            [("x", x.type)],
-            fix=f"give at least {rank} dims; the last two are the matrix",
-        )
+    fix = f"give at least {rank} dims; the last two are the matrix"
+    ranked(name, "x", x.type, rank, fix, more=True)
 
 
 def _line(shape: tuple[int, ...], dim: int) -> Tensor:

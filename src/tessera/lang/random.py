@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import is_whole, number, shown, sizes, unfit
+from ..core.checks import is_whole, number, shown, sizes, unfit, whole
 from ..core.dtypes import dtype_of, f32, int32, uint32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
@@ -45,12 +45,7 @@ def seed(value: int) -> None:
 
     Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1.
     """
-    if not is_whole(value) or not 0 <= value < 2**32:
-        raise fail(
-            UsageError,
-            f"seed: {shown(value)} is not a whole number from 0 to 2**32 - 1",
-            fix="give one, e.g. ts.seed(0)",
-        )
+    value = whole("seed", "the seed", value, 0, 2**32 - 1)
     STATE.seed, STATE.calls, STATE.created = value, 0, 0
 
 
@@ -187,8 +182,6 @@ def bernoulli(shape: Sequence[int], p: float, like: TensorType | None = None) ->
 
     `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
     """
-    p = number("bernoulli", "p", p)
-    if not 0.0 <= p <= 1.0:
-        raise fail(UsageError, f"bernoulli: p is {p}", fix="0 <= p <= 1")
+    p = number("bernoulli", "p", p, least=0, most=1)
     limit = scalar(min(int(p * 2**32), 2**32 - 1), uint32)
     return emit("lt", bits(shape, like), limit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ..core.checks import number, whole
-from ..core.errors import UsageError, fail
 from ..core.limits import set_limits
 
 
@@ -17,13 +16,7 @@ def set_collective_timeout(seconds: float, *, records: int | None = None) -> Non
     `records` is how many of its last collectives each rank remembers (default 256, or
     `TESSERA_FLIGHT_RECORDS`). Raises UsageError if `seconds` is not above 0.
     """
-    limit_s = number("set_collective_timeout", "the limit", seconds)
-    if not 0 < limit_s < math.inf:
-        raise fail(
-            UsageError,
-            f"set_collective_timeout: nothing ends within {seconds!r} seconds",
-            fix="give a number of seconds above 0",
-        )
+    limit_s = number("set_collective_timeout", "the limit", seconds, above=0, below=math.inf)
     if records is not None:
         set_limits(flight_records=whole("set_collective_timeout", "the records", records, 1))
     set_limits(collective_s=limit_s)

@@ -91,12 +91,8 @@ def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
     """Names by collective, "" for all; `given` is a name or a dict of names."""
     table: dict[Any, Any] = given if isinstance(given, dict) else {"": given}
     for on, name in table.items():
-        if on and on not in COLLECTIVES:
-            raise fail(
-                UsageError,
-                f"schedule: {shown(on)} is not a collective",
-                fix="name " + ", ".join(COLLECTIVES),
-            )
+        if on:
+            one_of("schedule", "the collective", on, COLLECTIVES)
         if not isinstance(name, str):
             raise unfit("schedule", "the algorithm", name, "use " + ", ".join((*NAMES, CHEAPEST)))
         if name not in ("hierarchical", CHEAPEST):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..core.checks import unfit
+from ..core.checks import mapping, same_names, string
 from ..core.context import settings
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
@@ -210,8 +210,7 @@ def weights(
     at later ones. `rename` turns a leaf's path into its name. Raises UsageError.
     """
     owner = _owner_now(kind)
-    if not isinstance(name, str):
-        raise unfit(kind, "name", name, "give a string")
+    string(kind, "name", name)
     if not name:
         name = f"{kind}{owner.counts[kind]}"
         owner.counts[kind] += 1
@@ -302,20 +301,11 @@ def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> No
 
     Raises UsageError, ShapeError, DTypeError; nothing is set then.
     """
-    if not isinstance(new, Mapping):
-        raise unfit(
-            what, "the weights", new, "give a dict from names to tensors, such as .parameters is"
-        )
+    fix = "give a dict from names to tensors, such as .parameters is"
+    new = mapping(what, "the weights", new, fix)
     lost = sorted(set(slots) - set(new)) if whole else []
     odd = sorted(str(k) for k in new if k not in slots)
-    if lost or odd:
-        raise fail(
-            UsageError,
-            f"{what}: {len(odd)} names too many, {len(lost)} missing",
-            [("too many", ", ".join(odd[:5]) or "none"),
-             ("missing", ", ".join(lost[:5]) or "none")],
-            fix="give the names that .parameters has; update() takes some of them",
-        )  # fmt: skip
+    same_names(what, lost, odd, "give the names that .parameters has; update() takes some of them")
     values = {}
     for name, x in new.items():
         t = as_tensor(x)

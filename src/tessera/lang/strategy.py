@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import axes_of, is_whole, shown, unfit
+from ..core.checks import axes_of, is_whole, one_of, shown, unfit
 from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
 from ..core.layout import Factor, TensorType, dim_axes, ways
@@ -215,12 +215,7 @@ def strategy(
     parts the dim consists, each of which is split. Strategies are combined by `+`. Raises
     StrategyError if `kind`, `stage` or a rule is unknown or not allowed for `kind`.
     """
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise fail(
-            StrategyError,
-            f"strategy {shown(kind)} is not known",
-            fix="use one of " + ", ".join(KINDS),
-        )
+    one_of("strategy", "the kind", kind, KINDS, StrategyError)
     if stage is not None and (kind != "zero_redundancy_optimizer" or stage not in (1, 2, 3)):
         raise fail(
             StrategyError,
@@ -320,12 +315,7 @@ def layout_rule(plan: Plan | Strategy, kind: str) -> Callable[[str, TensorType],
     """How `plan` lays out tensors of one kind: a function of a name and its layout so far, to the
     new layout. Raises StrategyError for an unknown kind."""
     whole = plan if isinstance(plan, Plan) else Plan((plan,))
-    if kind not in ("weight", "gradient", "optimizer", "batch"):
-        raise fail(
-            StrategyError,
-            f"place: kind {kind!r} is not known",
-            fix="weight, gradient, optimizer or batch",
-        )
+    one_of("place", "the kind", kind, ("weight", "gradient", "optimizer", "batch"), StrategyError)
     if kind == "batch":
         return lambda name, t: whole.batch(t)
     found: Callable[[str, TensorType], TensorType] = getattr(whole, kind)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.checks import function_of, unfit, whole
+from ..core.checks import function_of, string, unfit, whole
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..ops.user import Groups, add_function, parse_groups
@@ -87,8 +87,7 @@ def user_op(
     ShapeError if the arguments of a call do not fit the index, DTypeError if `dtype` does not
     exist.
     """
-    if not isinstance(name, str):
-        raise unfit("op", "name", name, "give a string")
+    string("op", "name", name)
     who = name or "op"
     if not isinstance(whole, str):
         raise unfit(who, "whole", whole, "give letters")

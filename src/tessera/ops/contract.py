@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.checks import one_dtype
+from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import NUMBER, need
 from .index import Index, contraction_flops, letter_sizes, parse_index, propagate
@@ -29,13 +30,7 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
                     [(f"arg {i}", t) for i, t in enumerate(ins)],
                     fix="make the two dims equal",
                 )
-    if len({t.dtype for t in ins}) > 1:
-        raise fail(
-            DTypeError,
-            "contract: arguments have different dtypes",
-            [(f"arg {i}", t) for i, t in enumerate(ins)],
-            fix="cast one of them with .to(dtype)",
-        )
+    one_dtype("contract", ins)
     return propagate("contract", index, ins, attrs.get("dtype", ins[0].dtype), linear="each")
 
 

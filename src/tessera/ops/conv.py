@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from ..core.checks import one_dtype
 from ..core.dtypes import int32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import NUMBER, const, need
 from .index import Index
@@ -43,13 +44,7 @@ def _conv_sizes(x: TensorType, w: TensorType, attrs: Attrs) -> tuple[int, ...]:
 def _conv_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     need("conv", ins, ("float",))
     x, w = ins
-    if x.dtype is not w.dtype:
-        raise fail(
-            DTypeError,
-            "conv: arguments have different dtypes",
-            [("x", x), ("w", w)],
-            fix="cast one of them with .to(dtype)",
-        )
+    one_dtype("conv", ins, "x", "w")
     alike = x.rank == w.rank == 3 + len(attrs["stride"]) and x.rank > 3
     if not alike or x.shape[1] != w.shape[0] or x.shape[2] != w.shape[2]:
         raise fail(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.checks import integers, one_dtype, shaped
 from ..core.dtypes import (
     DType,
     beyond,
@@ -17,7 +18,7 @@ from ..core.dtypes import (
     promote,
     uint32,
 )
-from ..core.errors import DTypeError, LayoutError, ShapeError, fail
+from ..core.errors import DTypeError, LayoutError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
 from .index import elementwise_index, propagate
@@ -60,13 +61,7 @@ def _rule(
 ) -> Rule:
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         need(name, ins, kinds)
-        if len({t.dtype for t in ins}) > 1:
-            raise fail(
-                DTypeError,
-                f"{name}: arguments have different dtypes",
-                [(f"arg {i}", t) for i, t in enumerate(ins)],
-                fix="cast one of them with .to(dtype)",
-            )
+        one_dtype(name, ins)
         index = elementwise_index(tuple(t.rank for t in ins))
         return propagate(name, index, ins, result(ins), linear=linear)
 
@@ -339,13 +334,7 @@ for _name in ("bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"):
 
 def _where_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     need("where (condition)", ins[:1], ("bool",))
-    if ins[1].dtype is not ins[2].dtype:
-        raise fail(
-            DTypeError,
-            "where: the two choices have different dtypes",
-            [("if true", ins[1]), ("if false", ins[2])],
-            fix="cast one of them with .to(dtype)",
-        )
+    one_dtype("where", ins[1:], "if true", "if false")
     index = elementwise_index(tuple(t.rank for t in ins))
     partial = tuple(p for p in ins[1].partial if p in ins[2].partial and p[1] == "sum")
     ins = (ins[0].complete(), ins[1].with_partial(partial), ins[2].with_partial(partial))
@@ -407,13 +396,7 @@ def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorT
     shape, layout = tuple(attrs["shape"]), attrs.get("layout")
     if not isinstance(layout, TensorType):
         return plain(dtype, shape, mesh)
-    if layout.shape != shape:
-        raise fail(
-            ShapeError,
-            f"{name}: the layout is not one of shape {shape}",
-            [("layout", layout)],
-            fix="leave layout= out, or give both the same shape",
-        )
+    shaped(name, "the layout", layout, shape)
     if any(kind == "sum" for _, kind in layout.partial) and attrs.get("value") != 0:
         raise fail(
             LayoutError,
@@ -476,10 +459,7 @@ iota = define(
 
 
 def _inside_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    if not ins[0].dtype.is_int:
-        raise fail(
-            DTypeError, "inside: ids must be integers", [("ids", ins[0])], fix="cast to ts.int32"
-        )
+    integers("inside", "ids", ins[0])
     return propagate("inside", elementwise_index((ins[0].rank,)), ins, f32)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.checks import integers
 from ..core.dtypes import DType, beyond, bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import (
@@ -35,13 +36,7 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
 def _check_ids(name: str, ids: TensorType, attrs: Attrs, rank: int) -> None:
-    if not ids.dtype.is_int:
-        raise fail(
-            DTypeError,
-            f"{name}: ids must be integers",
-            [("ids", ids)],
-            fix="cast with .to(ts.int32)",
-        )
+    integers(name, "ids", ids)
     if not 0 <= attrs["dim"] < rank:
         raise fail(
             ShapeError, f"{name}: there is no dim {attrs['dim']} in rank {rank}", fix="count from 0"

@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.checks import one_dtype
 from ..core.dtypes import int32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import const, need
 from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, define
@@ -38,13 +39,7 @@ def _op(
 
     def rule(ins: tuple[TensorType, ...], given: Attrs) -> Inferred:
         need(name, ins, ("float",))
-        if len({t.dtype for t in ins}) > 1:
-            raise fail(
-                DTypeError,
-                f"{name}: arguments have different dtypes",
-                [(f"arg {i}", t) for i, t in enumerate(ins)],
-                fix="cast one of them with .to(dtype)",
-            )
+        one_dtype(name, ins)
         fit = all(t.rank > 1 and t.shape[:-2] == ins[0].shape[:-2] for t in ins)
         found = tails(*(t.shape[-2:] for t in ins)) if fit else None
         if found is None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.checks import shaped
 from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
 from .elementwise import unbroadcast
@@ -82,13 +83,7 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     t = t.with_dims((Factor(1),) if grow else d for d, grow in zip(t.dims, grows))
     fresh: list[Dim] = [(Factor(n),) for n in shape]
     if isinstance(layout, TensorType):
-        if layout.shape != shape:
-            raise fail(
-                ShapeError,
-                f"broadcast_to: the layout is not one of shape {shape}",
-                [("x", t), ("layout", layout)],
-                fix="leave layout= out, or give both the same shape",
-            )
+        shaped("broadcast_to", "the layout", layout, shape, x=t)
         t = t.on(common_mesh("broadcast_to", (t, layout)))
         # Each device repeats what it holds, so only axes that x leaves free can split the copies.
         taken = (*t.split_axes, *t.partial_axes)

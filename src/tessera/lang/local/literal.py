@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.errors import LayoutError, ShapeError, fail
+from ...core.checks import divides
+from ...core.errors import LayoutError, fail
 from ...core.layout import Digit, Factor, TensorType, digits, grouped, ways
 from ...core.reshard import completed, gathered
 from ...ops.local import joined, joined_dim, with_dim
@@ -145,13 +146,8 @@ def each_own(x: Tensor, axes: Sequence[str]) -> Tensor:
 
 def divided(name: str, x: Tensor, dim: int, axes: Sequence[str]) -> int:
     n = ways(axes, view_now().mesh.sizes)
-    if x.shape[dim] % n:
-        raise fail(
-            ShapeError,
-            f"{name}: dim {dim} of {x.shape[dim]} does not divide by {n} devices",
-            [("x", x.type)],
-            fix="pad it, or choose another dim",
-        )
+    text = f"dim {dim} of {{count}} does not divide by {{parts}} devices"
+    divides(name, x.shape[dim], n, text, "pad it, or choose another dim", x=x.type)
     return n
 
 

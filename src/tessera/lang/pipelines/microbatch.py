@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from ...core.checks import divides
 from ...core.errors import GraphError, MeshError, ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, ways
 from ...core.mesh import Mesh
@@ -93,12 +94,9 @@ class PipeState(Frame):
             if given.onto is not None:
                 mesh = mesh.fold(Mesh(axes, given.onto.array()[..., None]))
         count = pipe.microbatches(mesh.sizes[pipe.axis])
-        if not trial and rows % count:
-            raise fail(
-                ShapeError,
-                f"{pipe.name}: a batch of {rows} does not divide into {count} microbatches",
-                fix="choose a number that divides it: microbatches=",
-            )
+        if not trial:
+            text = "a batch of {count} does not divide into {parts} microbatches"
+            divides(pipe.name, rows, count, text, "choose a number that divides it: microbatches=")
         template = mesh.slice(**{pipe.axis: 0})
         return PipeState(pipe, mesh, given, template, count, trial, rows, cut)
 

@@ -29,6 +29,7 @@ from . import (
 )
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
+from .core.environment import EnvironmentVariableWarning
 from .core.errors import (
     BackendError,
     DonatedError,
@@ -45,7 +46,6 @@ from .core.errors import (
 )
 from .core.flags import prepare, prepare_bits
 from .core.renamed import renamed_names
-from .core.switches import EnvironmentVariableWarning
 from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict

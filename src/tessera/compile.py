@@ -28,9 +28,9 @@ from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
-from .runtime import arrays, containers, devices, offload, programs
-from .runtime.agree import guarded
+from .runtime import arrays, devices, offload, programs, pytrees
 from .runtime.lower import NONE, lower
+from .runtime.same_program import guarded
 from .runtime.stepped import Stepped
 
 
@@ -188,7 +188,7 @@ class Engine:
         programs.BOOK.drop()
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
-        return containers.opened(value)
+        return pytrees.opened(value)
 
     def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
         return arrays.adopt(data, mesh)

@@ -2,7 +2,7 @@
 
 from .lang.debug import breakpoint, check_finite, print
 from .observe.compare import compare
-from .observe.origin import nan_origin
+from .observe.nan_origin import nan_origin
 from .observe.statistics import activations, statistics
 
 __all__ = [

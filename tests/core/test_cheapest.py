@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tessera.core.cheapest import cheapest
 from tessera.core.dtypes import f32
 from tessera.core.layout import Digit, Dim, Factor, TensorType, digits, grouped, parse_type
+from tessera.core.layout_search import cheapest
 from tessera.core.mesh import Mesh
 from tessera.core.reshard import steps_between, wire_bytes
 from tessera.core.topology import Level, Link, Topology

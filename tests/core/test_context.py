@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tessera.core import context, devices, switches
+from tessera.core import context, devices, environment
 from tessera.core.context import Settings, enter, leave, replaced, settings
 from tessera.core.errors import UsageError
 from tessera.core.mesh import Mesh
@@ -94,9 +94,9 @@ def fresh_root() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh_root")
 def test_the_switch_is_read_once_at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switches.COMM_TRACE, "1")
+    monkeypatch.setenv(environment.COMM_TRACE, "1")
     assert settings().program.comm_trace
-    monkeypatch.setenv(switches.COMM_TRACE, "0")
+    monkeypatch.setenv(environment.COMM_TRACE, "0")
     assert settings().program.comm_trace
     with replaced(comm_trace=False):
         assert not settings().program.comm_trace
@@ -110,12 +110,12 @@ def test_the_switch_is_read_once_at_first_use(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_words_of_a_switch(text: str, on: bool) -> None:
-    assert switches.is_on("TESSERA_COMM_TRACE", {"TESSERA_COMM_TRACE": text}) is on
+    assert environment.is_on("TESSERA_COMM_TRACE", {"TESSERA_COMM_TRACE": text}) is on
 
 
 def test_a_word_that_is_neither() -> None:
     with pytest.raises(UsageError) as caught:
-        switches.is_on("TESSERA_COMM_TRACE", {"TESSERA_COMM_TRACE": "loud"})
+        environment.is_on("TESSERA_COMM_TRACE", {"TESSERA_COMM_TRACE": "loud"})
     text = str(caught.value).splitlines()
     assert text[0] == "TESSERA_COMM_TRACE: 'loud' is neither on nor off"
     assert text[-1] == "  fix : set it to 1 or 0"

@@ -17,7 +17,7 @@ from tessera.ir.graph.node import Graph, Node
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
 from tessera.nn import blockwise
-from tessera.nn.context import split_sequence, whole_sequence, zigzag_positions
+from tessera.nn.context_parallel import split_sequence, whole_sequence, zigzag_positions
 from tessera.passes.simplify import simplify
 from tests.core.test_lang import Oracle, oracle
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tessera.core.errors import BackendError, UsageError
 from tessera.data import bigram, tokenizer
-from tessera.data import rows as tables
+from tessera.data import tokenize_rows as tables
 from tessera.data.corpus import collect
 from tessera.data.sources import BYTES_END, Reading, TokenSource, open_source
 from tessera.data.tokens import TokenBatches, open_tokens, write_tokens

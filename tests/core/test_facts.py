@@ -220,7 +220,7 @@ ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.p
 # Collectives by name as users choose tables for them, kinds of reductions, steps of a change of
 # layout, and the functions that users call, which are listed as what a module exports.
 OTHER = ROUNDS | {
-    "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/order.py",
+    "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/operands.py",
     "lang/operators.py", "lang/collectives.py",
 }  # fmt: skip

@@ -13,11 +13,11 @@ from rich.console import Console
 
 import tessera as ts
 from tessera import dist
+from tessera.core import environment
 from tessera.core import limits as limits_of
-from tessera.core import switches
 from tessera.core.context import settings
 from tessera.core.limits import Limits, limits
-from tessera.core.words import nth, ranks_text
+from tessera.core.wording import nth, ranks_text
 from tessera.observe.flight import load_dump, render_dump
 
 
@@ -118,8 +118,11 @@ def test_limits() -> None:
             dist.set_collective_timeout(wrong)  # type: ignore[arg-type]
     with pytest.raises(ts.UsageError, match="set_collective_timeout"):
         dist.set_collective_timeout(5, records=0)
-    assert switches.number(switches.COLLECTIVE_LIMIT, 300, {"TESSERA_COLLECTIVE_LIMIT": "9"}) == 9
-    assert switches.folder(switches.FLIGHT_DIR, {"TESSERA_FLIGHT_DIR": " "}) == "."
+    assert (
+        environment.number(environment.COLLECTIVE_LIMIT, 300, {"TESSERA_COLLECTIVE_LIMIT": "9"})
+        == 9
+    )
+    assert environment.folder(environment.FLIGHT_DIR, {"TESSERA_FLIGHT_DIR": " "}) == "."
 
 
 def test_words() -> None:

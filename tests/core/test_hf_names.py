@@ -15,7 +15,7 @@ from tessera import nn
 from tessera.checkpoint.hf import _described
 from tessera.checkpoint.hf_models import KNOWN, LAYER
 from tessera.checkpoint.hf_options import Options
-from tessera.checkpoint.pieces import Block, Piece
+from tessera.checkpoint.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
 from tests.core.test_lang import Oracle, oracle
 

@@ -26,10 +26,10 @@ from tessera.data import (
     create_dataloader,
     create_distributed_dataloader,
 )
-from tessera.data.ahead import Ahead
 from tessera.data.config import KEYS, LEGAL
 from tessera.data.create import host_rows
 from tessera.data.packing import Packed, Windows, best_fit
+from tessera.data.prefetch import Ahead
 from tessera.data.shuffle import Order, permuted
 from tests.core.test_lang import oracle
 
@@ -500,10 +500,11 @@ def test_our_own_errors_come_through_the_thread_as_they_are() -> None:
 
 def test_a_loader_whose_thread_died_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that was forked off: the object is there, the thread is not."""
-    from tessera.data import ahead
 
-    monkeypatch.setattr(ahead, "_LOOK_S", 0.01)
-    monkeypatch.setattr(ahead, "_work", lambda items, shared: None)
+    from tessera.data import prefetch
+
+    monkeypatch.setattr(prefetch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(prefetch, "_work", lambda items, shared: None)
     data = loader(prefetch=2)
     assert text_of(lambda: next(data), ts.BackendError) == (
         "dataloader: the thread that makes batches is gone\n"

@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import debug, dist, graph, nn
 from tessera.core.layout import plain
 from tessera.observe.compare import Comparison
-from tessera.observe.runs import RunComparison
+from tessera.observe.compare_runs import RunComparison
 from tests.core.test_lang import Oracle, oracle
 from tests.core.test_surface import NONSENSE, outcome
 

@@ -17,7 +17,7 @@ from tessera.core.layout import parse_type
 from tessera.core.options import ProgramOptions
 from tessera.core.renamed import RENAMED
 from tessera.nn.conv_layers import OLD_NAMES
-from tessera.observe.origin import Found
+from tessera.observe.nan_origin import Found
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import tessera as ts
 from tessera import dist, graph, nn
-from tessera.core import switches
+from tessera.core.environment import COMM_TRACE, DEVICES, is_on, number
 from tessera.nn.stack import Stack
 from tests.mesh.errors import IDS, MASK, MATRIX, SEQUENCE, X, Y, environment, row
 
@@ -500,7 +500,7 @@ seed: the seed cannot be -1
 
 def a_switch_that_is_neither() -> Any:
     with environment(TESSERA_COMM_TRACE="maybe"):
-        return switches.is_on(switches.COMM_TRACE)
+        return is_on(COMM_TRACE)
 
 
 row("a switch that is neither", ts.UsageError, a_switch_that_is_neither, """
@@ -511,7 +511,7 @@ TESSERA_COMM_TRACE: 'maybe' is neither on nor off
 
 def a_number_of_devices_in_words() -> Any:
     with environment(TESSERA_DEVICES="eight"):
-        return switches.number(switches.DEVICES, 8)
+        return number(DEVICES, 8)
 
 
 row("a number of devices in words", ts.UsageError, a_number_of_devices_in_words, """

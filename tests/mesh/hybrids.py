@@ -18,7 +18,7 @@ import numpy as np
 
 import tessera as ts
 from tessera import dist, nn, optim, pipeline
-from tessera.nn.context import split_sequence, whole_sequence
+from tessera.nn.context_parallel import split_sequence, whole_sequence
 from tessera.nn.stack import Stack
 from tessera.nn.transformer import Attention
 

@@ -13,7 +13,7 @@ from tessera.ops.op import OPS
 from tessera.ops.redistribute import COLLECTIVES
 from tessera.runtime import xp_jax
 from tessera.runtime.devices import start
-from tessera.runtime.order import LARGE, SMALL, FixedXp, chain, ordered_sum, tree
+from tessera.runtime.fixed_order import LARGE, SMALL, FixedXp, chain, ordered_sum, tree
 
 
 def test_what_says_that_it_sums_in_an_order_of_its_own_has_one() -> None:

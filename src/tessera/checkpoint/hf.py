@@ -43,7 +43,7 @@ from .hf_files import (
 )
 from .hf_models import KNOWN, LAYER, Architecture, Table
 from .hf_options import Options
-from .pieces import Array, Block, Piece
+from .slices import Array, Block, Piece
 
 # What older folders hold besides the weights: masks and rates, which are computed.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")

@@ -12,7 +12,7 @@ from typing import Any, Self
 from ..core.checks import file_access, library
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import UsageError, fail
-from .pieces import Array, Get
+from .slices import Array, Get
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 STORED = {"F32": "f32", "BF16": "bf16", "F16": "f16", "F64": "float64"}

@@ -14,7 +14,7 @@ import numpy as np
 from ..nn.positions import Rope
 from ..nn.transformer import GPTConfig
 from .hf_options import Options, rope_options, unsupported
-from .pieces import Array, Piece
+from .slices import Array, Piece
 
 LAYER = "blocks.block."
 """How the names of our stacked weights begin; the names of their pieces have a {} for the layer."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from . import switches
+from . import environment
 from .limits import limits
 from .options import PLAIN, ProgramOptions, ScheduleOptions
 
@@ -82,10 +82,10 @@ _scope: ContextVar[_Scope | None] = ContextVar("tessera_settings", default=None)
 @cache
 def _root() -> _Scope:
     # At first use rather than at import: a program may still set its switches after `import`.
-    switches.warn_of_unknown()
+    environment.warn_of_unknown()
     limits()
-    level = "mesh_invariant" if switches.is_on(switches.DETERMINISTIC) else "fast"
-    traced = switches.is_on(switches.COMM_TRACE)
+    level = "mesh_invariant" if environment.is_on(environment.DETERMINISTIC) else "fast"
+    traced = environment.is_on(environment.COMM_TRACE)
     return _Scope(Settings(program=ProgramOptions(level, comm_trace=traced)))
 
 

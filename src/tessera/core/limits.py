@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from . import switches
+from . import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ _set: list[Limits] = []
 def _by_switches() -> Limits:
     # At first use rather than at import: a program may still set its switches after `import`.
     return Limits(
-        switches.number(switches.COLLECTIVE_LIMIT, 300),
-        switches.number(switches.FLIGHT_RECORDS, 256),
+        environment.number(environment.COLLECTIVE_LIMIT, 300),
+        environment.number(environment.FLIGHT_RECORDS, 256),
     )
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .cheapest import cheapest
 from .errors import LayoutError, MeshError, ShapeError, fail
 from .layout import Factor, TensorType, same_type, unknown_axis, ways, without
+from .layout_search import cheapest
 from .topology import Topology
 
 # The cells of the table "from \\ to": what each one does to one axis.
@@ -69,7 +69,7 @@ def steps_between(
     """The steps from `src` to `dst`: same shape and dtype, any two layouts of one mesh.
 
     It is the way on which a device receives the fewest bytes, or which takes the least time on
-    `topology` (core/cheapest.py). With `in_order`
+    `topology` (core/layout_search.py). With `in_order`
     partial sums are completed axis by axis in one order (the last name first), whatever the target:
     that fixes the order of additions, and may send more. Raises ShapeError, MeshError or
     LayoutError where there is no such change of layout.

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from ..core.checks import is_whole, shown, unfit
 from ..core.errors import BackendError, TesseraError, UsageError, fail
 from ..lang.tensor import Tensor
-from .ahead import Ahead
 from .config import DataConfig
 from .packing import Packed, Rows, Samples, Windows
+from .prefetch import Ahead
 from .shuffle import Order
 from .sources import TokenSource
 

@@ -1,4 +1,5 @@
-"""Where do tokens come from? Arrays, files of them, and what `rows.py` turns into such files.
+"""Where do tokens come from? Arrays, files of them, and what `tokenize_rows.py` turns into such
+files.
 
 Whatever they came from, tokens are a `TokenSource`: one long row in pieces that lie in memory or
 are mapped from files, and, where it is known, where each document ends.
@@ -191,7 +192,7 @@ def open_source(data: Any, how: Reading) -> TokenSource:
     elif isinstance(data, (list, tuple)) and data and not any(x is None for x in data):
         source = _joined([open_source(part, how) for part in data])
     elif hasattr(data, "with_format") and hasattr(data, "column_names"):
-        from .rows import convert_dataset
+        from .tokenize_rows import convert_dataset
 
         source = convert_dataset(data, how)
     else:
@@ -224,7 +225,7 @@ def standard_library() -> TokenSource:
 
 def _open_path(path: Path, how: Reading) -> TokenSource:
     if path.is_dir():
-        from .rows import convert_folder, is_dataset_folder
+        from .tokenize_rows import convert_folder, is_dataset_folder
 
         if is_dataset_folder(path):
             return convert_folder(path, how)
@@ -244,7 +245,7 @@ def _open_path(path: Path, how: Reading) -> TokenSource:
         case ".bin":
             return TokenSource([_raw(path, how.dtype)], name=str(path))
         case ".parquet" | ".arrow" | ".feather":
-            from .rows import convert_file
+            from .tokenize_rows import convert_file
 
             return convert_file(path, how)
         case _:

@@ -30,7 +30,6 @@ from .indexing import gather_or_zero as gather_or_zero
 from .indexing import take_or_zero as take_or_zero
 from .matrices import diag, diagonal, eye, tril, triu
 from .operands import as_tensor, binary, cast, emit, matched, tensor_like
-from .picking import getitem as getitem
 from .shaping import (
     Dims,
     along,
@@ -44,6 +43,7 @@ from .shaping import (
     stack,
 )
 from .shaping import swap as swap
+from .subscript import getitem as getitem
 from .tensor import Like, Tensor, method
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..core.checks import flag, integers, sizes, whole
 from ..core.dtypes import beyond, f32, int32
 from ..core.errors import ShapeError, fail
-from .ids import check_ids
+from .index_bounds import check_ids
 from .operands import as_tensor, emit, emit_many, scalar
 from .shaping import along, need_some, one_dim, sliced, swap
 from .tensor import Like, Tensor

@@ -19,7 +19,7 @@ from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
-from ..core.words import nearest
+from ..core.wording import nearest
 from . import functions
 from .checks import mesh_or_none
 from .collectives import split_over

@@ -2,7 +2,7 @@
 
 from ..core.renamed import renamed_names
 from ..lang.parameter import Parameter
-from .context import all_to_all_attention, ring_attention, unzigzag, zigzag
+from .context_parallel import all_to_all_attention, ring_attention, unzigzag, zigzag
 from .conv import (
     avg_pool1d,
     avg_pool2d,

@@ -15,7 +15,7 @@ from ..core.errors import DTypeError, ShapeError, fail
 from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import typed
-from ..lang.ids import check_ids
+from ..lang.index_bounds import check_ids
 from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor

@@ -11,7 +11,7 @@ from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang.checks import fitting, typed
 from ..lang.collectives import over_batch
-from ..lang.ids import check_ids
+from ..lang.index_bounds import check_ids
 from ..lang.loop import scan, to_blocks
 from ..lang.operands import as_tensor, emit, scalar
 from ..lang.tensor import Like, Tensor

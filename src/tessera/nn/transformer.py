@@ -28,7 +28,7 @@ from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import functional as fn
-from .context import (
+from .context_parallel import (
     all_to_all_attention,
     axis_size,
     ring_attention,

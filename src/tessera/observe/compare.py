@@ -18,8 +18,8 @@ from ..core.checks import flag, number, unfit
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
 from ..ops.redistribute import NAMES
-from . import runs
-from .probe import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
+from . import compare_runs
+from .instrument import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
 from .statistics import table
 
 
@@ -116,8 +116,8 @@ def compare(
     rtol: float = 1e-4,
     atol: float = 1e-6,
     bitwise: bool = False,
-    ignore: Sequence[str] = runs.SPEEDS,
-) -> Comparison | runs.RunComparison:
+    ignore: Sequence[str] = compare_runs.SPEEDS,
+) -> Comparison | compare_runs.RunComparison:
     """Compares `a` and `b` node by node: the first difference, and how large differences are.
 
     Each is a function (both are then called with `args`), a pair `(function, args)`, a pair
@@ -129,8 +129,8 @@ def compare(
     outside("compare")
     rtol, atol = number("compare", "rtol", rtol), number("compare", "atol", atol)
     flag("compare", "bitwise", bitwise)
-    if runs.is_run(a) and runs.is_run(b) and not args:
-        return runs.compare_runs(a, b, rtol, atol, bitwise, ignore)
+    if compare_runs.is_run(a) and compare_runs.is_run(b) and not args:
+        return compare_runs.compare_runs(a, b, rtol, atol, bitwise, ignore)
     left, right = _side("a", a, args), _side("b", b, args)
     matched = _matched(left.graph, right.graph)
     how = "bit by bit" if bitwise else f"to {tidy(rtol)} of the largest value"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.checks import file_access
 from ..core.errors import UsageError, fail
-from ..core.words import DUMP_VERSION, nth, ranks_text, record_text
+from ..core.wording import DUMP_VERSION, nth, ranks_text, record_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -26,7 +26,7 @@ from ..lang import functions as F
 from ..lang.shaping import concat, reshape, stack
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, path_name, register, spec_paths
-from .probe import as_f32, every_float, measured, recorded, tidy
+from .instrument import as_f32, every_float, measured, recorded, tidy
 
 COLUMNS = ("norm", "max_abs", "mean", "zeros", "nonfinite")
 HEADS = ("norm", "max abs", "mean", "zeros", "not finite")

@@ -23,7 +23,7 @@ from ..lang.jit import Jit
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten
 from ..lang.writes import changes, snapshot
-from .probe import Array, Run, measured, outside, recorded, results
+from .instrument import Array, Run, measured, outside, recorded, results
 
 WHO = "validate_determinism"
 

@@ -9,7 +9,7 @@ from ..core.checks import one_dtype
 from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import NUMBER, need
-from .index import Index, contraction_flops, letter_sizes, parse_index, propagate
+from .index_string import Index, contraction_flops, letter_sizes, parse_index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 

@@ -17,10 +17,10 @@ from ..core.dtypes import int32
 from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import NUMBER, const, need
-from .index import Index
+from .index_string import Index
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 from .reduce import held
-from .tails import leading, propagate_heads
+from .trailing_dims import leading, propagate_heads
 
 INDEX = Index((("n", "g", "c"), ("g", "o", "c")), ("n", "g", "o"))
 

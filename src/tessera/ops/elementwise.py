@@ -21,7 +21,7 @@ from ..core.dtypes import (
 from ..core.errors import DTypeError, LayoutError, fail
 from ..core.layout import TensorType, dim_axes, plain
 from ..core.mesh import Mesh
-from .index import elementwise_index, propagate
+from .index_string import elementwise_index, propagate
 from .op import (
     Array,
     Attrs,

@@ -31,7 +31,7 @@ from ..core.layout import (
     unknown_axis,
 )
 from .elementwise import unbroadcast
-from .index import Index, propagate
+from .index_string import Index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 

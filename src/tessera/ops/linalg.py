@@ -19,7 +19,7 @@ from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import const, need
 from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, define
-from .tails import leading, propagate_heads
+from .trailing_dims import leading, propagate_heads
 
 Shape = tuple[int, ...]
 # From the matrices' shapes, the tails of the results; None where the shapes do not fit.

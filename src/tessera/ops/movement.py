@@ -10,7 +10,7 @@ from ..core.checks import shaped
 from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
 from .elementwise import unbroadcast
-from .index import Index, common_mesh, propagate
+from .index_string import Index, common_mesh, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 

@@ -107,9 +107,9 @@ Memory = Literal[
     "view", "made", "turned", "moves", "cheap", "dear", "folds", "product", "conv", "buffer"
 ]
 # Why its bits are the same on every fold of a mesh. "each": each element by itself. "moves": it
-# moves or chooses, and adds nothing up. "sums": in an order of its own (runtime/order.py). "added":
-# in the order of what is added. "library": a call into a library, on the block of one place.
-# "body": as its body does. "": it does not, and is refused.
+# moves or chooses, and adds nothing up. "sums": in an order of its own (runtime/fixed_order.py).
+# "added": in the order of what is added. "library": a call into a library, on the block of one
+# place. "body": as its body does. "": it does not, and is refused.
 Invariance = Literal["each", "moves", "sums", "added", "library", "body", ""]
 # What it is of values that are added up over rows. "each": linear in each argument. "joint": linear
 # in all of them together. "product", "quotient": of its arguments. "": none of these.

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.dtypes import DType, int32
 from ..core.layout import Factor, TensorType, dim_axes, without
 from .elementwise import NUMBER, const, need
-from .index import Index, propagate
+from .index_string import Index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Local, Op, Rule, define
 
 

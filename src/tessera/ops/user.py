@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, plain
-from .index import Index, _letters, common_mesh, propagate
+from .index_string import Index, _letters, common_mesh, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 

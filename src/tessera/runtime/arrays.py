@@ -21,7 +21,7 @@ from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..ir.graph.oracle import FOLD
 from .devices import jax_mesh, start
-from .private import ArrayImpl
+from .jax_private import ArrayImpl
 
 Array = Any
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jaxlib import version
 
-from ..core import flags, switches
+from ..core import environment, flags
 from ..core.errors import BackendError, EngineWarning, caller, fail
 from ..core.mesh import Mesh
-from .heap import keep_pages
-from .private import processes
+from .jax_private import processes
+from .malloc import keep_pages
 
 # How many virtual devices a CPU backend starts with when nobody asks for more.
 VIRTUAL = 8
@@ -25,7 +25,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     Raises BackendError where it already runs with fewer.
     """
     if not flags.engine_runs():
-        count = max(-(-needed // processes()), switches.number(switches.DEVICES, VIRTUAL))
+        count = max(-(-needed // processes()), environment.number(environment.DEVICES, VIRTUAL))
         jax.config.update("jax_num_cpu_devices", count)
         keep_pages()
     _see_reductions()
@@ -35,7 +35,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")],
-            fix=f"{_smaller(mesh, have)}, or {switches.DEVICES}={needed} (virtual CPU devices)",
+            fix=f"{_smaller(mesh, have)}, or {environment.DEVICES}={needed} (virtual CPU devices)",
         )
 
 
@@ -81,7 +81,7 @@ def need_plain(who: str) -> None:
             f"{who}: this level of determinism was set after the backend had started",
             [("backend", "contracts a multiplication and an addition where it likes")],
             fix=f"call dist.set_deterministic() before anything runs, or set"
-            f" {switches.DETERMINISTIC}=1",
+            f" {environment.DETERMINISTIC}=1",
         )
 
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import jax
 
-from ..core import switches
+from ..core import environment
 from ..core.errors import BackendError, caller, fail
 from ..core.files import write_whole
 from ..core.limits import limits
-from ..core.words import DUMP_VERSION, ranks_text, record_text
-from .private import service
+from ..core.wording import DUMP_VERSION, ranks_text, record_text
+from .jax_private import service
 
 Array = Any
 _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
@@ -262,7 +262,7 @@ def write_dump(
     ranks: dict[int, dict[str, Any]], stuck: dict[str, Any], missing: list[int], limit_s: float
 ) -> str:
     """Writes what all ranks told as JSON; the file's name."""
-    folder = Path(switches.folder(switches.FLIGHT_DIR))
+    folder = Path(environment.folder(environment.FLIGHT_DIR))
     path = folder / f"tessera-flight-{jax.process_index()}-{os.getpid()}.json"
     content = {
         "version": DUMP_VERSION,

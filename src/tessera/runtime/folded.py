@@ -22,8 +22,8 @@ from ..ops.redistribute import COLLECTIVES, NAMES
 from . import xp_jax
 from .algorithms import by_algorithm
 from .arrays import block_shape
+from .fixed_order import FixedXp, ordered_scatter, ordered_sum, tree
 from .lower import Block, Bodies, masked, run_local
-from .order import FixedXp, ordered_scatter, ordered_sum, tree
 
 Array = Any
 Turn = tuple[int, ...]  # one number for each folded axis that matters

@@ -18,13 +18,13 @@ from ..ir.graph.xp_numpy import identity
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
-from .ahead import turn_of
 from .algorithms import by_algorithm
 from .arrays import block_shape, spec
 from .buckets import run_bucket
 from .devices import jax_mesh
-from .order import FixedXp
+from .fixed_order import FixedXp
 from .programs import Program
+from .throttle import turn_of
 
 Array = Any
 # Runs the graph of a loop's body.

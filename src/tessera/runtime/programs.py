@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import jax
 
-from . import heap
+from . import malloc
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 FASTEST = 16_384  # maps a second, more than a compiler makes
@@ -27,18 +27,19 @@ _clock = count()
 
 
 class Program:
-    """A jitted program that is compiled when it is called. `turn` is called before each launch."""
+    """A jitted program that is compiled when it is called. `throttle` is called before each
+    launch."""
 
-    __slots__ = ("__weakref__", "_make", "_run", "_turn", "bytes", "used")
+    __slots__ = ("__weakref__", "_make", "_run", "_throttle", "bytes", "used")
 
-    def __init__(self, make: Callable[[], Any], turn: Callable[[], None] | None) -> None:
-        self._make, self._turn, self._run = make, turn, None
+    def __init__(self, make: Callable[[], Any], throttle: Callable[[], None] | None) -> None:
+        self._make, self._throttle, self._run = make, throttle, None
         self.bytes = self.used = 0
 
     def __call__(self, *arrays: Any) -> Any:
         self.used = next(_clock)
-        if self._turn is not None:
-            self._turn()
+        if self._throttle is not None:
+            self._throttle()
         run = self._run
         return run(*arrays) if run is not None else BOOK.first(self, arrays)
 
@@ -92,7 +93,7 @@ class Book:
 
     def _used(self) -> int:
         begin_s = time.perf_counter()
-        size = heap.used_bytes()
+        size = malloc.used_bytes()
         self._asking_s += time.perf_counter() - begin_s
         return size
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
-from .ahead import turn_of
 from .arrays import sharding
-from .private import Copy, block_copy
+from .jax_private import Copy, block_copy
+from .throttle import throttle_of
 
 Array = Any
 
@@ -28,11 +28,11 @@ def sender(sources: Sequence[TensorType], to: Sequence[TensorType]) -> Callable[
     where = [sharding(t) for t in to]
     alike = all(_in_place(a.mesh, b.mesh) for a, b in zip(sources, to, strict=True))
     copy = _engine_copy() if alike else jax.device_put
-    turn = turn_of(to[0].mesh)
+    throttle = throttle_of(to[0].mesh)
 
     def send(*xs: Array) -> list[Array]:
-        if turn is not None:
-            turn()
+        if throttle is not None:
+            throttle()
         return list(copy([*xs], where))
 
     return send

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
 from ..core.limits import limits
-from ..core.words import ranks_text
+from ..core.wording import ranks_text
 from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.schedule import (
     Collective,
@@ -28,12 +28,12 @@ from ..ir.schedule.schedule import (
     Step,
 )
 from ..ir.schedule.watch import watcher
-from .agree import processes_of
-from .ahead import turn_of
 from .flight import arrive, flight
 from .lower import jitted, run_step
+from .same_program import processes_of
 from .send import sender
 from .stage_programs import kept
+from .throttle import throttle_of
 
 Array = Any
 Program = Callable[..., list[Array]]
@@ -149,7 +149,7 @@ class Stepped:
             case Send():
                 return sender([self.schedule.buffers[b] for b in step.reads], step.types)
             case Loop():
-                return _Looped(step, self._inner(step.body), turn_of(self.schedule.mesh))
+                return _Looped(step, self._inner(step.body), throttle_of(self.schedule.mesh))
             case Region() if self.schedule.options.executor == "stepped":
                 return self._inner(step.body)
             case Region() | Compute() if self.schedule.is_staged:

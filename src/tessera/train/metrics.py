@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..observe.rows import Row, Value, column, read_metrics
+from ..observe.metrics_file import Row, Value, column, read_metrics
 
 __all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 

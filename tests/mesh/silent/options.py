@@ -6,7 +6,7 @@ import numpy as np
 
 import tessera as ts
 from tessera import dist, graph, nn, optim
-from tessera.core import switches
+from tessera.core import environment
 from tests.mesh.silent.rows import row
 
 # -- annotations -----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def _() -> None:
 @row("a switch with a typo", warns=ts.EnvironmentVariableWarning,
      says="TESSERA_DETERMINSTIC : the nearest are TESSERA_DETERMINISTIC")  # fmt: skip
 def _() -> None:
-    switches.warn_of_unknown({"TESSERA_DETERMINSTIC": "1", "TESSERA_HEAP": "0", "TESS": "1"})
+    environment.warn_of_unknown({"TESSERA_DETERMINSTIC": "1", "TESSERA_HEAP": "0", "TESS": "1"})
 
 
 @row("rules for a strategy that goes by none", error=ts.StrategyError, says="goes by no rules")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.errors import UsageError, fail, line_of
-from ...core.words import nth, ranks_text
+from ...core.wording import nth, ranks_text
 from ...ir.graph.node import Node
 from ...ops.redistribute import COLLECTIVES
 from ..tensor import Tensor

@@ -11,7 +11,7 @@ from ...core.reshard import gathered
 from ...lang import functions as F
 from ...lang.collectives import split_over
 from ...lang.tensor import Tensor
-from ..context import zigzag_positions
+from ..context_parallel import zigzag_positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..lang import functions as F
 from ..lang.tensor import Tensor
 from ..ops.elementwise import full
 from ..ops.indexing import inside_range
-from .probe import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
+from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
 
 FINITE, INF, NAN = 0, 1, 2
 # What an op's result holds where it is the operand's elements and no others: as bad as it is.

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Mapping
 
 from .errors import UsageError, fail
-from .words import nearest
+from .wording import nearest
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
 COLLECTIVE_LIMIT = "TESSERA_COLLECTIVE_LIMIT"

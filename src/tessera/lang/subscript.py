@@ -20,7 +20,7 @@ from ..core.dtypes import bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import dim_axes
 from . import record
-from .ids import NOTHING, check_ids
+from .index_bounds import NOTHING, check_ids
 from .operands import as_tensor, binary, emit, scalar
 from .shaping import permute, reshape, sliced
 from .tensor import Tensor, method

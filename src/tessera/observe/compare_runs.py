@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checks import unfit
-from .probe import tidy
-from .rows import Row, Value, read_metrics
+from .instrument import tidy
+from .metrics_file import Row, Value, read_metrics
 from .statistics import table
 
 SPEEDS = ("step_s", "tokens_per_s", "mfu")

@@ -11,7 +11,7 @@ import platform
 from functools import cache
 from typing import Any
 
-from ..core import switches
+from ..core import environment
 
 # The parameters of mallopt(3) and what they are set to.
 ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -8, -4, -1, -2
@@ -20,7 +20,7 @@ TOP_PAD_BYTES = 256 << 20
 
 def keep_pages() -> bool:
     """Lets the process keep its pages; whether that was possible. `TESSERA_HEAP=0` prevents it."""
-    if platform.libc_ver()[0] != "glibc" or not switches.is_on(switches.HEAP, default=True):
+    if platform.libc_ver()[0] != "glibc" or not environment.is_on(environment.HEAP, default=True):
         return False
     libc = ctypes.CDLL(None)
     wanted = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: TOP_PAD_BYTES}

@@ -22,9 +22,9 @@ import numpy as np
 
 from ..core.mesh import Mesh
 
-AHEAD = 6
+LAUNCHES = 6
 """Programs between two marks; twice as many and two marks wait, of each of two sorts: 28 of 32."""
-Turn = Callable[[], None]
+Throttle = Callable[[], None]
 _mark = jax.jit(lambda x: x + 1)
 
 
@@ -41,7 +41,7 @@ class Queue:
 
     def enter(self) -> None:
         """To be called before each launch; waits where too many have not ended."""
-        if next(self._count) % AHEAD:
+        if next(self._count) % LAUNCHES:
             return
         with self._lock:
             before, self._last = self._last, _mark(self._from)
@@ -49,7 +49,7 @@ class Queue:
             before.block_until_ready()
 
 
-def turn_of(mesh: Mesh | None) -> Turn | None:
+def throttle_of(mesh: Mesh | None) -> Throttle | None:
     """What to call before each launch of a program over `mesh`; None where nothing has to wait."""
     queue = _queue_of(mesh)
     return None if queue is None else queue.enter

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..core.dtypes import DType
 from ..core.layout import Factor, TensorType
-from .index import Index, propagate
+from .index_string import Index, propagate
 from .op import Inferred
 
 

@@ -18,10 +18,10 @@ import jax
 from ..core.errors import BackendError, TesseraError, UsageError, fail
 from ..core.limits import limits
 from ..core.mesh import Mesh
-from ..core.words import nth, ranks_text
+from ..core.wording import nth, ranks_text
 from ..ir.schedule.schedule import Schedule
 from .flight import flight
-from .private import service
+from .jax_private import service
 
 Run = Callable[..., list[Any]]
 _LOC = re.compile(r"  # (\S+:\d+)")

@@ -24,7 +24,7 @@ from .buckets import run_bucket
 from .devices import jax_mesh
 from .fixed_order import FixedXp
 from .programs import Program
-from .throttle import turn_of
+from .throttle import throttle_of
 
 Array = Any
 # Runs the graph of a loop's body.
@@ -279,7 +279,7 @@ def jitted(
             compiler_options=dict(options) if options else None,
         )
 
-    run = Program(made, turn_of(mesh))
+    run = Program(made, throttle_of(mesh))
     if turn == sorted(turn):
         return run
     return _InTurn(run, sorted(range(len(turn)), key=turn.__getitem__))

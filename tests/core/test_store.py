@@ -4,6 +4,7 @@ set. NumPy computes, no engine."""
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,12 +24,11 @@ NAMES = ["norm_1.weight", "norm_1.bias", "attention.qkv", "attention.out", "norm
 
 
 @pytest.fixture(autouse=True)
-def fresh(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process's own weights, empty."""
-    monkeypatch.setattr(store, "_PROCESS", store.Owner(store.Store(""), None))
-    monkeypatch.setattr(store, "_functions", {})
+def fresh(oracle: Oracle) -> Iterator[None]:
+    """Weights that are made outside of all functions belong to the test, not to the process."""
     ts.seed(0)
-    yield
+    with store.owned_by(store.Store("")):
+        yield
 
 
 def block(x: ts.Tensor, **how: Any) -> ts.Tensor:
@@ -165,6 +165,17 @@ def test_a_recorded_function_owns_what_it_makes() -> None:
     assert list(found)[:1] == ["f.block0.norm_1.weight"] and len(found) == 16
 
 
+def test_functions_of_one_name_have_weights_of_their_own() -> None:
+    small, large = ts.jit(lambda x: block(x)), ts.jit(lambda x: block(x))
+    assert small(X).shape == (2, 4, 8) and large(np.tile(X, 2)).shape == (2, 4, 16)
+    found = [graph.parameters(f, x) for f, x in ((small, X), (large, np.tile(X, 2)))]
+    assert [w["<lambda>.block0.mlp.up"].shape[0] for w in found] == [8, 16]
+    held = len(store._functions)
+    del small, large
+    gc.collect()
+    assert len(store._functions) <= held - 2  # their weights go with them
+
+
 def test_outside_of_all_a_call_is_new_unless_it_is_named() -> None:
     x = ts.tensor(X)
     assert np.abs(block(x).numpy() - block(x).numpy()).max() > 1e-6
@@ -270,8 +281,9 @@ def test_weights_belong_to_no_loop_but_a_stage_may_be_called_in_one() -> None:
 
         return step
 
-    with pytest.raises(ts.UsageError, match="cannot be made in the body of a loop"):
-        looped(block)(X)
+    for run in (looped(block), lambda x: ts.scan(lambda h, _: (block(h), ()), x, ts.zeros(3))):
+        with pytest.raises(ts.UsageError, match="cannot be made in the body of a loop"):
+            run(ts.tensor(X))
     grads, loss = looped(part)(X)
     x = ts.tensor(X)
     np.testing.assert_allclose(loss.item(), loss_of(part(part(part(x)))).item(), rtol=1e-5)

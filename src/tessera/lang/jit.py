@@ -47,6 +47,7 @@ from .pipelines.readings import read
 from .record import KEY_TYPE, WHOLE, Recorder, current, recording
 from .retraces import changing
 from .segments import Recording, Run, Segment, Source, grow
+from .store import owned_by, store_of
 from .tensor import Tensor
 from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map, unflatten
 from .writes import changes, put, remove, snapshot
@@ -349,7 +350,7 @@ class Jit(Generic[P, R]):
         args, kwargs = unflatten(spec, leaves)
         outside = Outside(self.fn, [*args, *kwargs.values()], self._owners)
         try:
-            with recording(recorder):
+            with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
                     recorder.bind(box, node)
                 args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])

@@ -190,7 +190,7 @@ def _look(fn: Any, arguments: list[Any], own: list[Any]) -> Looked:
             todo += _parts(f)
             if isinstance(f, types.FunctionType) and _is_theirs(f, package):
                 names.update(_names(f.__code__))
-                for place in _named(f):
+                for place in variables(f):
                     roots.setdefault(place.name, place)
                     x = place.now()
                     if callable(x):
@@ -238,9 +238,11 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(c)
 
 
-def _named(f: types.FunctionType) -> Iterator[Place]:
-    for name in sorted(set(_names(f.__code__)) & f.__globals__.keys()):
-        yield Place(f.__globals__, name, name)
+def variables(f: types.FunctionType) -> Iterator[Place]:
+    """The globals and the closure cells that the code of `f` names."""
+    for name in dict.fromkeys(_names(f.__code__)):
+        if name in f.__globals__:
+            yield Place(f.__globals__, name, name)
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
         yield Place(cell, name, name)
 

@@ -10,13 +10,14 @@ A recorded function does not hold a weight's value but its slot, so new values n
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 from ..core.checks import mapping, same_names, string
 from ..core.context import settings
@@ -126,7 +127,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Around:
+class Collector:
     """What a training step (or `graph.parameters`) wants of all weights that are met inside."""
 
     seen: dict[str, Slot]
@@ -135,59 +136,59 @@ class Around:
     plan: Plan | Strategy | None = None
 
 
-_owner: ContextVar[Owner | None] = ContextVar("tessera_owner", default=None)
-_around: ContextVar[Around | None] = ContextVar("tessera_around", default=None)
-_PROCESS = Owner(Store(""), None)
-_functions: dict[str, Store] = {}  # by the name of the recorded function
-_calls: WeakKeyDictionary[Recorder, Owner] = WeakKeyDictionary()
+@dataclass(frozen=True)
+class Here:
+    """Who owns the weights that are made here, and who collects all that are met."""
+
+    owner: Owner
+    collector: Collector | None = None
+
+
+# All state: who owns what is made here, by default the process; and recorded functions' weights.
+_PROCESS = Here(Owner(Store(""), None))
+_here = ContextVar("tessera_weights", default=_PROCESS)
+_functions: dict[int, tuple[object, Store]] = {}  # by the id of a function
 
 
 @contextmanager
 def owned_by(store: Store) -> Iterator[None]:
     """What is made inside belongs to `store`; occurrences count from zero."""
-    token = _owner.set(Owner(store, current()))
+    token = _here.set(replace(_here.get(), owner=Owner(store, current())))
     try:
         yield
     finally:
-        _owner.reset(token)
+        _here.reset(token)
 
 
 @contextmanager
-def watched(around: Around | None) -> Iterator[None]:
-    token = _around.set(around)
+def collected_by(collector: Collector | None) -> Iterator[None]:
+    token = _here.set(replace(_here.get(), collector=collector))
     try:
         yield
     finally:
-        _around.reset(token)
+        _here.reset(token)
 
 
-def around() -> Around | None:
+def collector() -> Collector | None:
     """The training step, or the question, that weights are met in."""
-    return _around.get()
+    return _here.get().collector
 
 
-def _root(recorder: Recorder) -> Recorder:
-    while recorder.parent is not None:
-        recorder = recorder.parent
-    return recorder
+def store_of(fn: Callable[..., Any], name: str) -> Store:
+    """The weights of the function `fn`, which is recorded under `name`: they go when it goes."""
+    fn = inspect.unwrap(fn)
+    if id(fn) not in _functions:
+        try:
+            finalize(fn, _functions.pop, id(fn), None)
+            _functions[id(fn)] = None, Store(name)
+        except TypeError:  # of a kind that cannot be watched: it stays
+            _functions[id(fn)] = fn, Store(name)
+    return _functions[id(fn)][1]
 
 
 def _owner_now(what: str) -> Owner:
-    recorder, owner = current(), _owner.get()
-    root = None if recorder is None else _root(recorder)
-    mine = owner is not None and (
-        owner.recorder is None if root is None
-        else owner.recorder is not None and _root(owner.recorder) is root
-    )  # fmt: skip
-    if owner is None or not mine:
-        if root is None:
-            return _PROCESS
-        owner = _calls.get(root)
-        if owner is None:
-            name = root.builder.name
-            store = _functions.setdefault(name, Store(name))
-            owner = _calls[root] = Owner(store, root)
-    if owner.recorder is not recorder:
+    owner = _here.get().owner
+    if owner.recorder is not current():
         raise fail(
             UsageError,
             f"{what}: weights cannot be made in the body of a loop or a branch",
@@ -249,7 +250,7 @@ def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> 
 
 def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Tensor:
     """The tensor to compute with here: the value, or what stands for it in a recording."""
-    here, now, label = _around.get(), slot.now, slot.name
+    here, now, label = collector(), slot.now, slot.name
     recorder = current()
     if recorder is not None:
         mesh = recorder.frame.home or mesh  # not where they are used

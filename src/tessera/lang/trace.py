@@ -17,6 +17,7 @@ from .checks import bound, signature_of
 from .host import engine_array
 from .operands import as_tensor
 from .record import Reader, Recorder, recording
+from .store import owned_by, store_of
 from .tensor import Tensor
 from .tree import call_paths, flatten, path_name, unflatten
 
@@ -60,7 +61,8 @@ def record_call(
     bound(getattr(fn, "__name__", who), signature_of(who, fn), args, dict(kwargs))
     given: dict[Node, Given] = {}
     read = None if reader is None else reader(given)
-    recorder = Recorder(getattr(fn, "__name__", type(fn).__name__.lower()), reader=read)
+    name = getattr(fn, "__name__", type(fn).__name__.lower())
+    recorder = Recorder(name, reader=read)
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     new = []
     for x, path in zip(leaves, call_paths(inspect.signature(fn), spec), strict=True):
@@ -75,7 +77,7 @@ def record_call(
             given[recorder.node(t)] = x
             x = t
         new.append(x)
-    with recording(recorder):
+    with recording(recorder), owned_by(store_of(fn, name)):
         new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)
         outs = [recorder.node(t) for t in flatten(out)[0] if isinstance(t, Tensor)]

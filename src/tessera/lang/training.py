@@ -5,7 +5,6 @@ They are compiled functions that own the weights made inside them (lang/store.py
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,9 +22,9 @@ from .grad import grad, met
 from .host import engine_array
 from .jit import Jit
 from .operands import type_like
-from .outside import Place, places_of
+from .outside import Place, places_of, variables
 from .record import current, named_scope
-from .store import Around, Slot, Store
+from .store import Collector, Slot, Store
 from .strategy import Plan, Strategy, check_reach, plan_or_none
 from .tensor import Tensor
 from .trace import trace
@@ -44,7 +43,7 @@ def backward(
     Without `weights` it returns a dict of gradients by name for all weights that the function has
     used. Raises the errors of `ts.grad`.
     """
-    here, recorder = store.around(), current()
+    here, recorder = store.collector(), current()
     if weights is None and here is not None and recorder is not None:
         weights = met(recorder) or None
     if layout is None and reduce_partial and here is not None and here.plan is not None:
@@ -68,8 +67,8 @@ class TrainingStep(Generic[P, R]):
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             _name_variables(fn)
-            here = Around(self._slots, module, self._store, plan)
-            with store.watched(here), store.owned_by(self._store), named_scope(module):
+            here = Collector(self._slots, module, self._store, plan)
+            with store.collected_by(here), store.owned_by(self._store), named_scope(module):
                 before = self._stand_in()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
@@ -240,17 +239,11 @@ def _named(who: str, what: str, name: object, empty: bool = False) -> None:
 
 def _name_variables(fn: Callable[..., Any]) -> None:
     """Weights that `dist.tensor` made and nobody named are called as `fn` calls them."""
-    plain = inspect.unwrap(fn)
-    if not inspect.isfunction(plain):
-        return
-    code, cells = plain.__code__, plain.__closure__ or ()
-    found = {name: plain.__globals__.get(name) for name in code.co_names}
-    for name, cell in zip(code.co_freevars, cells, strict=True):
-        with contextlib.suppress(ValueError):  # a variable that is not set yet
-            found[name] = cell.cell_contents
-    for name, t in found.items():
+    fn = inspect.unwrap(fn)
+    for place in variables(fn) if inspect.isfunction(fn) else ():
+        t = place.now()
         if isinstance(t, Tensor) and t.drawn and not t.name:
-            t.name = name
+            t.name = place.key
 
 
 def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:
@@ -265,7 +258,7 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
     """
     function_of("parameters", "the function", fn)
     seen: dict[str, Slot] = {}
-    with store.watched(Around(seen)):
+    with store.collected_by(Collector(seen)):
         trace(fn, *args, **kwargs)
     return fn.parameters if isinstance(fn, TrainingStep) else _now(seen)
 

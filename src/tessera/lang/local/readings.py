@@ -21,7 +21,7 @@ from ...core.reshard import gathered
 from ...ops.local import as_local
 from ..parameter import Parameter
 from ..record import Recorder, recording
-from ..store import Store, owned_by, watched
+from ..store import Store, collected_by, owned_by
 from ..tensor import Tensor
 from ..tree import Path, flatten, path_name, unflatten
 from .borders import Borders
@@ -93,7 +93,7 @@ def _tried(
         return body(*args, **kwargs)
 
     try:
-        with recording(trial), owned_by(Store("trial")), watched(None), replaced(mesh=mesh):
+        with recording(trial), owned_by(Store("trial")), collected_by(None), replaced(mesh=mesh):
             try:
                 out = once()
             except NeedsRank:

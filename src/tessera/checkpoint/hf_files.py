@@ -86,6 +86,8 @@ class Weights:
         self._open.close()
 
     def _files(self) -> list[Path]:
+        """The safetensors files of the folder: those that its index names, or the single one.
+        Raises UsageError where there is neither."""
         if (self.folder / INDEX).is_file():
             found = read_json(self.folder / INDEX).get("weight_map")
             if isinstance(found, dict) and all(isinstance(f, str) for f in found.values()):

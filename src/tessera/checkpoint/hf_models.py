@@ -94,6 +94,8 @@ class _Names:
 
 # -- GPT-2 ----------------------------------------------------------------------------------------
 def _gpt2_config(o: Options) -> GPTConfig:
+    """The config.json of a GPT-2 as ours; what changes its arithmetic in a way we lack is
+    refused."""
     for key, value in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
@@ -121,6 +123,7 @@ def _theirs(activation: str) -> str:
 
 
 def _gpt2_options(c: GPTConfig) -> dict[str, Any]:
+    """Our config as the config.json of a GPT-2."""
     return {
         "vocab_size": c.vocab,
         "n_positions": c.seq,
@@ -140,6 +143,7 @@ def _gpt2_options(c: GPTConfig) -> dict[str, Any]:
 
 
 def _gpt2_table(c: GPTConfig) -> Table:
+    """Where each weight of a GPT-2 lies in our tensors: q, k and v are one matrix of [in, out]."""
     t, layer = _Names(c, joined=True), "transformer.h.{}"
     t.ends("transformer.wte", "transformer.ln_f")
     t.add("position", "nd", "transformer.wpe.weight", ("n", "d"))
@@ -158,6 +162,8 @@ def _gpt2_table(c: GPTConfig) -> Table:
 
 # -- Llama, Mistral, Qwen2 ------------------------------------------------------------------------
 def _llama_like(o: Options, seq: int, biases: Sequence[str]) -> GPTConfig:
+    """The config that Llama, Mistral and Qwen share: RMS norms, SwiGLU, rotary positions. They
+    differ in length of context and biases, which the caller reads."""
     d, heads = o.size("hidden_size"), o.size("num_attention_heads")
     return GPTConfig(
         vocab=o.size("vocab_size"),
@@ -196,6 +202,7 @@ def _qwen2_config(o: Options) -> GPTConfig:
 
 
 def _llama_options(c: GPTConfig) -> dict[str, Any]:
+    """Our config as the config.json of a Llama."""
     return {
         "vocab_size": c.vocab,
         "max_position_embeddings": c.seq,
@@ -237,6 +244,8 @@ def _llama_table(c: GPTConfig) -> Table:
 
 # -- Falcon ---------------------------------------------------------------------------------------
 def _falcon_config(o: Options) -> GPTConfig:
+    """The config.json of a Falcon as ours. Three generations share the name: many heads,
+    multi-query, and the new decoder with groups of queries."""
     d, heads = o.size("hidden_size"), o.size("num_attention_heads")
     new, parallel = o.flag("new_decoder_architecture", False), o.flag("parallel_attn", True)
     groups = o.size("num_kv_heads", heads)
@@ -270,6 +279,7 @@ def _falcon_config(o: Options) -> GPTConfig:
 
 
 def _falcon_options(c: GPTConfig) -> dict[str, Any]:
+    """Our config as the config.json of a Falcon, of the generation that it fits."""
     # Which of its three forms: any number of groups side by side is the newer one.
     new = c.block == "parallel_norms" or (c.block == "parallel" and 1 < c.groups < c.heads)
     return {
@@ -298,6 +308,8 @@ def _falcon_options(c: GPTConfig) -> dict[str, Any]:
 
 
 def _falcon_table(c: GPTConfig) -> Table:
+    """Where each weight of a Falcon lies in our tensors: q, k and v are one matrix, group by
+    group."""
     t, layer = _Names(c, joined=False), "transformer.h.{}"
     t.ends("transformer.word_embeddings", "transformer.ln_f")
     two = c.block == "parallel_norms"

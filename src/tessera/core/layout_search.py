@@ -271,6 +271,8 @@ class _Search:
 
     # -- what is possible -------------------------------------------------------------------------
     def edges(self, where: Where, block: int) -> Iterator[Edge]:
+        """The steps that are possible from the layout `where`, whose block has `block` bytes: for
+        each axis a gather, an exchange to another dim, a slice, or the completion of a sum."""
         at = [self.place[p] for p in where]
         sums = [k for k, p in enumerate(at) if p is not None and p.dim < 0]
         if self.in_order and sums:
@@ -344,6 +346,9 @@ class _Search:
 
     # -- the search -------------------------------------------------------------------------------
     def way(self) -> list[Move]:
+        """The cheapest way, by A*: layouts are visited in the order of what was paid for them plus
+        the least that is left. After `MOST_LAYOUTS` of them only what is left counts, so that a way
+        is found in time, though perhaps not the cheapest."""
         ticket = count()
         known: dict[Where, float] = {self.start: 0.0}
         came: dict[Where, tuple[Edge, Where]] = {}

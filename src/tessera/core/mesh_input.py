@@ -22,6 +22,8 @@ Shape: TypeAlias = Mapping[str, int] | Sequence[int] | int | None
 
 
 def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
+    """The names of the axes, as a tuple. Raises MeshError if they are no identifiers or not
+    distinct."""
     if not isinstance(axes, str | list | tuple):
         raise fail(
             MeshError,
@@ -57,6 +59,8 @@ def _wrong(axes: Iterable[object], what: str, fix: str, **more: object) -> MeshE
 
 
 def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None:
+    """The size of each axis, in the order of `axes`; None where no shape is given. Raises MeshError
+    if it has other axes, another number of sizes, or a size below 1."""
     if shape is None:
         return None
     if isinstance(shape, Mapping):
@@ -147,6 +151,8 @@ def checked_devices(
 
 
 def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ...]:
+    """The device ids in their order. Raises MeshError if one is not a whole number, is below 0, or
+    is there twice."""
     ids: list[int] = []
     for device in flat:
         if not is_whole(device):

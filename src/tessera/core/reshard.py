@@ -100,6 +100,8 @@ def steps_between(
 def _steps(
     src: TensorType, dst: TensorType, in_order: bool, topology: Topology | None
 ) -> tuple[Step, ...]:
+    """The steps from `src` to `dst`, with the bytes that each receives: the cheapest way to all
+    that is closed, then the sums that `dst` leaves open."""
     if not src.size:  # as if each dim of size 0, which nothing splits, were one of size 1
         ones = [_with_none(t, src.shape, 1) for t in (src, dst)]
         return tuple(

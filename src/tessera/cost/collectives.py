@@ -85,6 +85,8 @@ def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) 
 
 @lru_cache(maxsize=512)
 def _price(algorithm: Algorithm, topology: Topology, groups: Groups) -> Cost:
+    """What each round costs, added up: its longest way in latency, its busiest port in bytes.
+    Groups run at the same time and share ports."""
     a, latency_s, send, add, share = algorithm, 0.0, 0.0, 0.0, 0.0
     ways: dict[tuple[int, int], tuple[Port, ...]] = {}
     links: dict[tuple[int, ...], Link] = {}
@@ -247,6 +249,9 @@ def _named(collective: Collective, name: str, n: int) -> Algorithm:
 
 @lru_cache(maxsize=16)
 def _tables(collective: Collective, topology: Topology, groups: Groups) -> tuple[Algorithm, ...]:
+    """The tables that are compared: each flat algorithm, cut into segments where that helps, and
+    some nestings by the levels of links. Large groups leave out the tables of an all_to_all
+    that would be long."""
     n = len(groups[0])
     names: Sequence[str] = FLAT
     if n > _MANY:

@@ -196,6 +196,8 @@ def _stage_plan(
     held: Held,
     gradients: list[TensorType],
 ) -> MemoryPlan:
+    """The plan of the devices of `mesh`, one stage of a pipeline: the buffers that live there, at
+    the step where they need most, by category."""
     types, out = schedule.buffers, set(schedule.outputs)
     here = {b for b, home in enumerate(homes) if home in (None, mesh)}
     given = [types[b].on(mesh) if types[b].mesh is None else types[b]

@@ -68,6 +68,8 @@ def collective_costs(s: Schedule, topology: Topology | None = None) -> list[Coll
 def _rows(
     step: Step, index: int, times: int, topology: Topology | None
 ) -> Iterator[CollectiveCost]:
+    """A row for each collective that runs in `step`, which is step `index` of the whole; those of a
+    loop's body run `times` its length."""
     match step:
         case Collective():
             yield from _row(index, step.nodes, times, topology)
@@ -86,6 +88,8 @@ def _rows(
 def _row(
     step: int, nodes: list[Node], times: int, topology: Topology | None
 ) -> Iterator[CollectiveCost]:
+    """The cost of the collective, or of the bucket, of `nodes`; nothing for what no table
+    describes."""
     first = nodes[0]
     t, axes = first.args[0].type, tuple(first.attrs["axes"])
     n = ways(axes, t.sizes)

@@ -133,6 +133,8 @@ def _rank(name: str) -> bytes:
 def _split(
     documents: list[Document], val_fraction: float
 ) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
+    """(training documents, validation documents): the latter are whole documents that make
+    up the fraction of the bytes, or the end of the only document."""
     want = _bytes(documents) * val_fraction
     if len(documents) == 1:
         only = documents[0]

@@ -146,6 +146,8 @@ def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
 
 
 def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
+    """The rows of a batch over all processes. Raises UsageError if the config gives none, or two
+    that disagree."""
     split = ways(axes, mesh.sizes)
     total, each = config.global_batch_size, config.batch_size_per_gpu
     # The guide counts every device of the mesh, also those that share rows.

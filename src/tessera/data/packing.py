@@ -62,6 +62,9 @@ class Windows:
             )
 
     def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
+        """The rows of the samples `which` (-1: an empty row): `length` tokens each, with the tokens
+        that follow them as labels; and with `segments` the number of the document and the position
+        in it."""
         read, length = self.source.read, self.length
         ids, labels = _empty(which.size, length, self.pad)
         row = np.empty(length + 1, np.int32)
@@ -123,6 +126,8 @@ class Packed:
         return int(self.buckets[np.searchsorted(self.buckets, longest)])
 
     def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
+        """The rows of the samples `which` (-1: an empty row): each sample's documents side by side,
+        padded to the length of the batch. A label never reaches into the next document."""
         length = self._length(which if batch is None else batch)
         ids, labels = _empty(which.size, length, self.pad)
         segments, positions = np.zeros_like(ids), np.zeros_like(ids)

@@ -224,6 +224,8 @@ def standard_library() -> TokenSource:
 
 
 def _open_path(path: Path, how: Reading) -> TokenSource:
+    """The tokens of a file, or of all files of a folder in the order of their names. Raises
+    UsageError for what is no file of tokens or of tables."""
     if path.is_dir():
         from .tokenize_rows import convert_folder, is_dataset_folder
 
@@ -281,6 +283,8 @@ def _npy(path: Path) -> NDArray[Any]:
 
 
 def _raw(path: Path, dtype: Any) -> NDArray[Any]:
+    """The tokens of a file without a header, which lie in it as `dtype`; read where they are
+    needed."""
     if dtype is None:
         raise fail(
             UsageError,

@@ -103,6 +103,8 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def _wrap(engine: tokenizers.Tokenizer) -> Tokenizer:
+    """The engine's tokenizer as ours, with the bytes of each token. Raises UsageError if it has no
+    end of document."""
     size = engine.get_vocab_size()
     end = engine.token_to_id(END)
     if end is None:

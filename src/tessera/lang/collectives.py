@@ -222,6 +222,8 @@ def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
 
 
 def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
+    """The (from, to) pairs as integers. Raises UsageError if a place does not exist, or gives or
+    takes twice."""
     try:
         given = tuple((int(a), int(b)) for a, b in pairs)  # type: ignore[attr-defined]
     except (TypeError, ValueError):

@@ -73,6 +73,8 @@ class ShardSpec:
         return TensorType(dtype_of(dtype), dims, (), mesh)
 
     def _dim(self, part: str | int, rank: int) -> int:
+        """The dim that `part` names in a tensor of `rank` dims: a number, or a role such as
+        "row"."""
         if not is_whole(part) and not (isinstance(part, str) and part in ROLES):
             raise fail(
                 LayoutError,

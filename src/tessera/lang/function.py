@@ -113,6 +113,8 @@ def _specs(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _mismatch(fn: Callable[..., Any], sizes: Sizes, specs: dict[str, Any]) -> ShapeError:
+    """The error that lists every argument which does not fit its annotation, in the order of the
+    arguments."""
     places = list(specs)
     wrong = sorted(sizes.wrong, key=lambda row: places.index(row[0].partition(".")[0]))
     rows = [(name, f"{why}; annotated {specs[name.partition('.')[0]]}") for name, why in wrong]

@@ -90,6 +90,8 @@ def grad(
 def _need_reached(
     end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec
 ) -> None:
+    """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
+    would be zero, which nobody asks for."""
     if not wrt or not reached(end).isdisjoint(wrt):
         return
     rows = list(zip(spec_paths(spec), leaves, strict=True))[:5]
@@ -107,6 +109,7 @@ def _need_reached(
 def _goals(
     leaves: list[Tensor], spec: Spec, layout: Any, reduce_partial: bool
 ) -> list[TensorType | None]:
+    """The type that each gradient is brought to; None leaves it as it comes, with its sums open."""
     if not reduce_partial:
         return [None] * len(leaves)
     if layout is None:
@@ -139,6 +142,8 @@ def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def _named(loss: Tensor) -> dict[str, Tensor]:
+    """The named weights that the loss depends on: of the recording, or of the tape. Raises
+    UsageError where there is none."""
     recorder = current()
     if recorder is not None:
         within = reached(recorder.node(loss))
@@ -162,6 +167,8 @@ def _tape_leaves(loss: Tensor) -> list[Tensor]:
 def _from_tape(
     loss: Tensor, leaves: list[Tensor], spec: Spec, goals: list[TensorType | None]
 ) -> list[Tensor]:
+    """The gradients of what was computed at once: the tape's calls since the weights become a
+    graph, which is differentiated and run. It goes onto the tape itself, for second derivatives."""
     wanted = {id(t) for t in leaves}
     order = history(loss, wanted)
     stopped = _need_whole(loss, order, leaves, spec)

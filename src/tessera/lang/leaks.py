@@ -56,6 +56,8 @@ def _holder(x: Any, known: set[int], depth: int) -> str:
 
 
 def _named(r: Any, x: Any, known: set[int], depth: int) -> str:
+    """How a user would call the place where `r` holds `x`: a variable, an attribute, an item of a
+    container that has such a name; "" where it has none."""
     if isinstance(r, types.CellType):
         return _variable(r)
     if isinstance(r, dict):

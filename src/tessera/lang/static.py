@@ -86,6 +86,9 @@ class _Look:
         self.above: dict[int, int] = {}
 
     def at(self, x: Any) -> object:
+        """What stands for `x` in a comparison: itself, its identity, or its contents. An object
+        that holds itself is named by how far above it stands. Raises _TooMany beyond MOST
+        objects."""
         self.count += 1
         if self.count > MOST:
             raise _TooMany
@@ -104,6 +107,7 @@ class _Look:
             del self.above[id(x)]
 
     def inside(self, x: Any) -> object:
+        """The contents of a container, an array, a bound method, or of an object by its fields."""
         kind = type(x)
         if isinstance(x, np.ndarray):
             return (kind, x.dtype.str, x.shape, x.tobytes()) if x.nbytes <= 1 << 20 else Same(x)

@@ -94,6 +94,8 @@ class Plan:
         return split_over(t, 0, axes) if axes else t
 
     def _stored(self, name: str, t: TensorType, stage: int) -> TensorType:
+        """The layout at rest: each strategy's rules split first, then ZeRO of at least `stage`
+        splits what is left."""
         for p in self.parts:
             if p.axis not in t.sizes:
                 raise fail(
@@ -242,6 +244,7 @@ def strategy(
 
 
 def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules as a tuple. Raises StrategyError if one is not a regular expression with a dim."""
     for rule in rules if isinstance(rules, (list, tuple)) else [rules]:
         pattern, *numbers = (
             rule if isinstance(rule, tuple) and len(rule) in (2, 3) else (None, None)

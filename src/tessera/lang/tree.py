@@ -99,6 +99,8 @@ def _has_array(x: Any) -> bool:
 
 
 def _take(x: Any, leaves: list[Any], module: bool = False) -> Spec:
+    """The structure of `x`, whose leaves go to `leaves`. Containers that hold leaves only are taken
+    in one step, since each call of a compiled function comes here."""
     if x is None:
         return EMPTY
     found = _open(x)
@@ -128,6 +130,7 @@ def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
 
 
 def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
+    """The inverse of `_take`: a container of the structure `spec`, with the next of `leaves`."""
     if spec is LEAF or spec == LEAF:
         return next(leaves)
     if spec == BOX:

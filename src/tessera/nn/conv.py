@@ -74,6 +74,8 @@ def _conv(
     name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Padding,
     dilation: Size, groups: int,
 ) -> Tensor:  # fmt: skip
+    """`conv1d` or `conv2d`, by `name`: arguments checked, channels cut into groups, one op, the
+    bias added."""
     rank = 1 if name == "conv1d" else 2
     t, w = F.narrowed(*matched(name, _image(name, x, rank), _image(name, weight, rank)))
     groups = whole(name, "groups", groups, 1)
@@ -180,6 +182,7 @@ def conv_transpose2d(
 def _pool(
     name: str, kind: str, x: Like, size: Size, stride: Size | None, padding: Size
 ) -> tuple[Tensor, tuple[int, ...]]:
+    """(the maximum or the sum of each window, the window's sizes)."""
     rank = 1 if name.endswith("1d") else 2
     t = _image(name, x, rank)
     t = t.to(f32) if kind == "sum" else t

@@ -178,6 +178,8 @@ class Module:
         return self._require("requires_grad_", (), flag("requires_grad_", "value", requires_grad))
 
     def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
+        """Sets `requires_grad` of the parameters that fit one of `patterns` (none: of all). Raises
+        UsageError for a pattern that fits no name."""
         have = dict(self.named_parameters(remove_duplicate=False))
         for pattern in patterns or ("*",):
             instance(who, "a pattern", pattern, str, f'give names with *, e.g. {who}("encoder.*")')
@@ -221,6 +223,9 @@ class Module:
 
     @whole
     def _load(self, who: str, values: Mapping[str, Any], need: set[str], strict: bool) -> Unmatched:
+        """Puts `values` into the parameters and buffers of these names; `need` are those that must
+        be given. A parameter of two names may come under both, with equal values. All is checked
+        before anything changes."""
         fix = "give a dict from names to tensors, such as state_dict() gives"
         mapping(who, "the parameters", values, fix)
         flag(who, "strict", strict)

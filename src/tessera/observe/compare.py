@@ -143,6 +143,7 @@ def compare(
 
 
 def _side(name: str, x: Any, args: tuple[Any, ...]) -> Run:
+    """One of the two programs to compare: recorded from a function, or a graph with its values."""
     if isinstance(x, (tuple, list)) and len(x) == 2 and not args:
         what, given = x
         if isinstance(what, Graph):

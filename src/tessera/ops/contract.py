@@ -18,6 +18,7 @@ def index_of(ins: Sequence[TensorType], attrs: Attrs) -> Index:
 
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """Sizes of one letter are equal; the index string says the layout."""
     need("contract", ins, NUMBER)
     index = index_of(ins, attrs)
     sizes: dict[str, int] = {}
@@ -40,6 +41,7 @@ def _local(c: Call, *args: Array) -> Array:
 
 
 def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    """The gradient of each argument is a contraction too: of `g` with all other arguments."""
     index = index_of([a.type for a in n.args], n.attrs)
     if g.type.dtype is not n.args[0].type.dtype:
         g = b("cast", g, dtype=n.args[0].type.dtype)

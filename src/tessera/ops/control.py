@@ -21,6 +21,8 @@ def stacked(t: TensorType, length: int) -> TensorType:
 
 
 def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """The body says the types: constants and carries as it takes them, scanned values and results
+    with one dim more in front. A carry ends in the type in which it began."""
     body, length = attrs["body"], attrs["length"]
     consts, carries = attrs["consts"], attrs["carries"]
     inner = tuple(node.type for node in body.inputs)

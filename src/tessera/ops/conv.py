@@ -42,6 +42,8 @@ def _conv_sizes(x: TensorType, w: TensorType, attrs: Attrs) -> tuple[int, ...]:
 
 
 def _conv_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """x is [N, groups, in, ...], w [groups, out, in, ...]; batch, groups and channels may be split,
+    the spatial dims are whole."""
     need("conv", ins, ("float",))
     x, w = ins
     one_dtype("conv", ins, "x", "w")
@@ -117,6 +119,7 @@ conv = define(
 
 # -- windows --------------------------------------------------------------------------------------
 def _window_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """The last dims, those of the window, are whole; those before are as they come."""
     need("window", ins, NUMBER if attrs["kind"] == "max" else ("float",))
     x, size = ins[0], attrs["size"]
     lead = x.rank - len(size)

@@ -41,6 +41,8 @@ def _local(c: Call, *args: Array) -> Any:
 
 
 def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
+    """The user's backward graph, put in node by node with the gradients of the values. What it took
+    from outside has no gradient here."""
     body = n.attrs["backward"]
     values, sources = _counts(len(n.args), n.attrs)
     given = []

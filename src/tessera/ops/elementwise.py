@@ -120,6 +120,10 @@ def binary(
     local: Local | None = None,
     memory: Memory = "cheap",
 ) -> Op:
+    """Defines an op of two arguments that are broadcast together. `grad` may ignore that: what it
+    gives is summed back to each argument's shape. `linear` says which open sums
+    pass: "each" where it is linear in each argument, "joint" in both together."""
+
     def by_name(c: Call, x: Array, y: Array) -> Array:
         return getattr(c.xp, name)(x, y)
 

@@ -235,6 +235,8 @@ qr = _op(
 
 
 def _svd_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
+    """Of A = U S Vᵀ (Townsend 2016): inside the span of the factors by the skew parts of Uᵀ dU and
+    Vᵀ dV, outside of it where A is not square. Equal singular values have no gradient."""
     u, s, vt = (b("item", n, index=i) for i in (0, 1, 2))
     a, v = n.args[0], _t(b, vt)
     of_u, of_s, of_v = gs[0], gs[1], None if gs[2] is None else _t(b, gs[2])

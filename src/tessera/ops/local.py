@@ -69,6 +69,8 @@ def with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
 
 
 def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """Each device keeps its block; only what is said of it changes: its own value, a part of a
+    split dim, a share of a sum. Raises LayoutError where the blocks would differ."""
     out = attrs["layout"]
     src = ins[0] if ins[0].mesh is not None else ins[0].on(out.mesh)
     axes = [a for a in out.sizes if _role(src, a) != _role(out, a)]
@@ -97,6 +99,8 @@ def _role(t: TensorType, axis: str) -> str:
 
 
 def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    """The gradient in the result's layout, read back. What all devices had the same becomes a sum
+    over them."""
     src, out = n.args[0].type, n.type
     fixed = {*src.split_axes, *out.split_axes, *src.varying, *out.varying, *out.partial_axes}
     if any(k != "sum" for a, k in out.partial if a not in src.partial_axes):
@@ -228,6 +232,7 @@ broadcast = define(
 
 # -- each device its own way ----------------------------------------------------------------------
 def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """Both branches take the given values, after the bool, and give the same types."""
     yes, no = attrs["yes"], attrs["no"]
     outs = tuple(n.type for n in yes.outputs)
     if not ins or ins[0].dtype is not bool_ or ins[0].rank:

@@ -69,6 +69,8 @@ transpose = define(
 
 
 def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """New dims are split as `layout` asks, along axes that `x` leaves free: each device repeats
+    what it holds."""
     shape, t, layout = tuple(attrs["shape"]), ins[0], attrs.get("layout")
     extra = len(shape) - t.rank
     if extra < 0 or any(n not in (1, m) for n, m in zip(t.shape, shape[extra:])):
@@ -113,6 +115,7 @@ def _digit_slice(t: TensorType, dim: int, start: int, stop: int) -> Dim | None:
 
 
 def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """A dim that is cut must be whole, unless the cut falls between the parts of its digits."""
     t = ins[0]
     wants, outs = list(t.dims), list(t.dims)
     rows = zip(attrs["starts"], attrs["stops"], attrs["steps"], t.shape, strict=True)
@@ -169,6 +172,8 @@ slice_ = define(
 
 
 def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """A dim that grows must be whole, unless whole runs of its digits are added, as after a slice
+    between them."""
     t, shape = ins[0], attrs["shape"]
     wants, outs = list(t.dims), list(t.dims)
     for i, (start, step, n) in enumerate(zip(attrs["starts"], attrs["steps"], shape, strict=True)):
@@ -212,6 +217,8 @@ def _with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
 
 
 def _concat_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """The joined dim is whole, but for equal parts that are split alike: they become one digit more
+    above theirs. Arguments of size 0 along it say nothing."""
     dim, first = attrs["dim"], ins[0]
     for i, t in enumerate(ins):
         same = t.rank == first.rank and all(

@@ -102,6 +102,8 @@ def _split(shape: tuple[int, ...], dim: int, parts: tuple[int, ...]) -> tuple[in
 
 
 def _gather_local(c: Call, x: Array) -> Array:
+    """Joins the parts of the digit of `dim` that `axes` split. With digits above it, the dim is
+    opened so that the parts join at the digit's place; padding of an uneven split is cut off."""
     dim, axes = c.attrs["dim"], c.attrs["axes"]
     above, n, below, uneven = _around(c.ins[0], dim, axes)
     here = c.site.shape(c.ins[0])
@@ -152,6 +154,8 @@ def _shard_local(c: Call, x: Array) -> Array:
 
 
 def _exchange_local(c: Call, x: Array) -> Array:
+    """One all_to_all: the axes leave one dim and split another, or another digit of the same
+    dim."""
     i, j, axes = c.attrs["dim"], c.attrs["to_dim"], c.attrs["axes"]
     above_i, n, below_i, _ = _around(c.ins[0], i, axes)
     above_j, _, below_j, _ = _around(c.out, j, axes)

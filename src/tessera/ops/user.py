@@ -146,6 +146,9 @@ def _groups(attrs: Attrs, ins: Sequence[TensorType]) -> Groups:
 
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """The index string as for any op, with blocks that are never padded: a letter is whole where
+    the function asks for it, where padding would be needed, or where it is summed away without
+    `reduces="sum"`."""
     groups = _groups(attrs, ins)
     sizes = _sizes(attrs, groups, ins)
     dtypes = attrs["dtypes"]
@@ -189,6 +192,9 @@ def _local(c: Call, *args: Array) -> Any:
 
 
 def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
+    """The gradient is a user's function too: its index string is made of this one's, with the
+    results' gradients as arguments more. `below` says for each order of gradient how many arguments
+    were there before."""
     attrs = n.attrs
     groups = parse_groups(attrs["name"], attrs["index"], dict(attrs.get("sizes", ())))
     given, letters = [], []

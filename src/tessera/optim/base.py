@@ -245,6 +245,7 @@ class Optimizer(ABC):
         return bool(re.search(self.mask, name) if isinstance(self.mask, str) else self.mask(name))
 
     def _check_mask(self) -> None:
+        """Raises UsageError if `mask` is neither a function nor a regular expression."""
         if isinstance(self.mask, str):
             try:
                 re.compile(self.mask)

@@ -259,6 +259,8 @@ class Adafactor(Optimizer):
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
     ) -> tuple[Tensor, Slots]:
+        """(new weight, new slots). A matrix keeps the mean squares of its rows and columns, whose
+        product stands for the second moment; other weights keep it whole."""
         new: Slots = {}
         square = g * g + k["eps"]
         dims = self._factored(w.shape)

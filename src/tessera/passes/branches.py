@@ -36,6 +36,9 @@ def _backward(
     wanted: Sequence[int],
     differentiate: Differentiate,
 ) -> Graph:
+    """The graph of a branch's gradients: the branch again, then the derivatives of the results
+    `given` by the inputs `wanted`. What does not matter here is zero, as the other branch may need
+    it."""
     inner = resume(body, b)
     gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in given]
     wrt = [body.inputs[i - 1] for i in wanted]

@@ -76,6 +76,9 @@ def _together(
     wanted: Sequence[bool],
     differentiate: Differentiate,
 ) -> list[Node | None]:
+    """One loop that computes the sum and its gradient. The loss adds up a scalar, so its gradient
+    by each term is `g`: each iteration computes its own with 1 in place of `g`, and the results are
+    multiplied by `g` once, after the loop."""
     at, g = next((i, g) for i, g in enumerate(gs) if g is not None)
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
@@ -137,6 +140,8 @@ def _backwards(
     wanted: Sequence[bool],
     differentiate: Differentiate,
 ) -> list[Node | None]:
+    """The second loop, in reverse: its body is the first one's body with its derivative behind it.
+    Carries are the gradients of the carries, and the sums of the constants' gradients."""
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
     first_x = consts + carries

@@ -138,6 +138,8 @@ class Flight:
         self._tell()
 
     def _look(self) -> None:
+        """What the watching thread does until the end: it sees which collectives have ended, and
+        ends the process where the first that has not waits for longer than its limit."""
         limit_s = _SLOWEST_S * 4
         while not self.ended:
             time.sleep(min(max(limit_s / 8, _FASTEST_S), _SLOWEST_S))

@@ -59,6 +59,7 @@ def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:
 def contract(
     args: Sequence[Sequence[str]], out: Sequence[str], values: Sequence[Array], dtype: DType
 ) -> Array:
+    """The sum of products that the letters say: pair by pair, from left to right."""
     if len(values) == 1:
         x, letters = values[0], list(args[0])
         gone = tuple(i for i, k in enumerate(letters) if k not in out)
@@ -75,6 +76,8 @@ def contract(
 
 
 def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: DType) -> Array:
+    """The product of two as one dot_general. Letters of one argument alone are summed away first;
+    the order of the two is the one that needs no transposition of the result, if there is one."""
     for own, other, left in ((a, b, True), (b, a, False)):
         gone = tuple(i for i, k in enumerate(own) if k not in other and k not in out)
         if gone:
@@ -248,6 +251,7 @@ def conv(
     spread: tuple[int, ...],
     dtype: DType,
 ) -> Array:
+    """Groups and channels lie side by side for XLA, which counts groups itself."""
     n, groups, c, *sizes = x.shape
     out = lax.conv_general_dilated(
         lax.reshape(x, (n, groups * c, *sizes)),

@@ -96,6 +96,8 @@ class _Grid:
         return self._table(options.max_width).__rich_measure__(console, options)
 
     def _table(self, width: int) -> Table:
+        """The last two axes as rows and columns, as many as `width` has room for; what is left out
+        is counted."""
         mesh, column_axis = self.mesh, self.mesh.axes[-1]
         rows, columns = (1, *mesh.shape)[-2:]
         row_label = "" if len(mesh.axes) == 1 else f"{mesh.axes[0]} {rows - 1}"

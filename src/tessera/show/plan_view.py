@@ -152,6 +152,7 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
 
 
 def _weights_table(weights: Mapping[str, Tensor | TensorType]) -> Table:
+    """A row for each of the first weights: name, layout, bytes a device."""
     types = {k: w.type if isinstance(w, Tensor) else w for k, w in weights.items()}
     count = sum(t.size for t in types.values())
     table = _table(
@@ -213,6 +214,8 @@ def _peak_table(plans: Sequence[MemoryPlan]) -> Table:
 
 
 def _traffic_table(program: Graph | Schedule) -> RenderableType:
+    """A row for each kind of collective of a step: axes, times, bytes that a device receives, the
+    reason."""
     rows = traffic(program)
     if not rows:
         return Text("no collectives: nothing crosses a wire", style="bold")

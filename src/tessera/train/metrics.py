@@ -55,6 +55,8 @@ class MetricsWriter:
         self._write()
 
     def _write(self) -> None:
+        """Writes what waits. Where the disk refuses, the rows are kept and tried again at the next
+        one; the user is told once."""
         try:
             if not self._there():
                 content = self.content()

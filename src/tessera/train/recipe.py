@@ -102,6 +102,8 @@ def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tenso
 
 
 def _sizes(weights: Weights, **choices: Any) -> GPTConfig:
+    """The configuration of a transformer, read from the names and shapes of its weights. Raises
+    UsageError if a weight that tells a size is missing."""
     block = "blocks.block."
     need = ("embed.weight", f"{block}attention.out", f"{block}mlp.up")
     missing = [n for n in need if n not in weights] if isinstance(weights, Mapping) else list(need)

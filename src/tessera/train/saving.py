@@ -141,6 +141,8 @@ def _flat(tree: Any) -> dict[str, Tensor]:
 
 
 def _like(have: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors `have` in the layouts of `like`. Raises UsageError that lists what is missing,
+    too many, or of another shape."""
     wrong = [(n, "is missing") for n in like if n not in have]
     wrong += [(n, "is too many") for n in have if n not in like]
     wrong += [

@@ -87,6 +87,8 @@ def prepare(
 
 
 def _make(corpus: Corpus, vocab: int, kept: Path) -> None:
+    """Trains the tokenizer and writes the token files into the folder `kept`, which appears only
+    when it is whole."""
     made = tokenizer.train((d.text for d in corpus.train), vocab)
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Under its own name only when it is whole: a run that is stopped leaves nothing half made.

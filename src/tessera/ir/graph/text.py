@@ -137,6 +137,7 @@ def _rows(graph: Graph, indent: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _value(v: object) -> str:
+    """An attribute as text. Raises GraphError for a value that the text form lacks."""
     match v:
         case None | bool():
             return str(v)
@@ -350,6 +351,8 @@ class _Parser:
         return mesh.fold(Mesh(mesh.axes, lists.get("at"), lists["onto"]))
 
     def body(self, name: str) -> Graph:
+        """The nodes up to `return`, as a graph. Inputs stand in the order of their nodes, unless a
+        line names another."""
         nodes: list[Node] = []
         inputs: list[Node] | None = None
         order: _Line | None = None
@@ -380,6 +383,8 @@ class _Parser:
         return nodes[int(text[1:])]
 
     def node(self, line: _Line, nodes: list[Node]) -> Node:
+        """One line, `%3 = op %1 key=value : type  # loc scope note`, and the graphs below it, which
+        are attributes."""
         number = line.take("node")
         if number != f"%{len(nodes)}":
             line.wrong(f"expected %{len(nodes)}, found {number}")
@@ -418,6 +423,7 @@ class _Parser:
         return found
 
     def value(self, line: _Line) -> object:
+        """An attribute: string, type, number, tuple, or one of the known words."""
         if line.sees("string"):
             return line.string()
         if line.sees("type"):

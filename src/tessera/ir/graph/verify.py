@@ -49,6 +49,7 @@ class _Verifier:
         )
 
     def run(self) -> Mesh | None:
+        """Checks each node in order, then the ends; returns the mesh that all of them are on."""
         seen: set[Node] = set()
         for n in self.graph.nodes:
             if n in seen:
@@ -66,6 +67,7 @@ class _Verifier:
         return self.mesh
 
     def ends(self, seen: set[Node]) -> None:
+        """Inputs and outputs are nodes of the graph, each input once, each output one value."""
         inputs = set(self.graph.inputs)
         if len(inputs) < len(self.graph.inputs):
             self.wrong("an input is listed twice")
@@ -110,6 +112,7 @@ class _Verifier:
         return op
 
     def node(self, n: Node, op: Op) -> None:
+        """The rule of the op, asked again, gives the types that the node and its arguments have."""
         if n.op == "item":
             self.item(n)
             return

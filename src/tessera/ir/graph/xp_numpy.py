@@ -282,6 +282,8 @@ def conv(
     spread: tuple[int, ...],
     dtype: DType,
 ) -> Array:
+    """Convolution as one einsum over all windows; x is [N, groups, in, ...], w [groups, out, in,
+    ...]."""
     rank = len(stride)
     kernel = _around(_wide(w), ((0, 0),) * rank, dilation)
     seen = _windows(_around(_wide(x), pads, spread), kernel.shape[3:], stride)

@@ -39,6 +39,8 @@ def trace_lines(program: Graph | Schedule) -> list[str]:
 
 
 def _steps(s: Schedule, times: int) -> Iterator[Row]:
+    """A row for each collective and each send of `s`, which runs `times` times; loops and regions
+    give those of their bodies."""
     for step in s.steps:
         match step:
             case Collective():

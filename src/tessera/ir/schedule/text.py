@@ -132,6 +132,7 @@ class _Parser:
         )
 
     def schedule(self) -> Schedule:
+        """The whole schedule: its head, the buffers, the steps, what it returns."""
         head = re.match(
             rf"schedule (\S+)  v{VERSION}(?:  mesh ([^#]*?))?(?:  options ([^#]*))?\Z",
             self.lines[0],
@@ -165,6 +166,7 @@ class _Parser:
         )  # fmt: skip
 
     def _step(self, steps: list[Step], types: list[TensorType]) -> Step:
+        """One step; what it runs stands below it, or is that of an earlier step (`like`)."""
         found = _LINE.match(self._line()[2:])
         if found is None or int(found["number"]) != len(steps):
             self.wrong(f"expected step s{len(steps)}")

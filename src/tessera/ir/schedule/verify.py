@@ -41,6 +41,8 @@ def verify_schedule(s: Schedule) -> None:
 
 
 def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
+    """Raises GraphError unless step `i` reads what is filled, fills what is not, in the types of
+    its graph, and holds what a step of its kind may hold."""
     g = step.graph
     if g.options != s.options and not isinstance(step, Send):
         _wrong(s, i, f"its graph was recorded under other options: {g.options}")

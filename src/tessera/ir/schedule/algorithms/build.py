@@ -160,6 +160,8 @@ def can_segment(collective: Collective, name: str) -> bool:
 
 
 def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the levels of `hierarchical`, () for all others. Raises UsageError where they do
+    not fit the name or n."""
     if name != "hierarchical":
         if len(tuple(shape)):
             raise fail(
@@ -183,6 +185,8 @@ def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=32)
 def _flat(kind: Collective, name: str, n: int, segments: int, root: int) -> Algorithm:
+    """The table of one level. A tree uses each of its trees for a part of the chunks; `pipelined`
+    cuts chunks into segments that follow each other."""
     if name == "engine":
         return replace(_flat(kind, _ENGINE[kind], n, 1, root), name="engine", native=True)
     trees = name in ("tree", "double_tree")
@@ -232,6 +236,7 @@ def _broadcast(name: str, n: int, root: int) -> tuple[Round, ...]:
 
 
 def _all_to_all(name: str, n: int) -> tuple[Round, ...]:
+    """The rounds in which each of n ranks sends each other one a chunk of its own."""
     match name:
         case "ring":
             return flat.ways(n, flat.ring_way(n))
@@ -254,6 +259,8 @@ def _all_to_all(name: str, n: int) -> tuple[Round, ...]:
 def _hierarchical(
     kind: Collective, shape: tuple[int, ...], segments: int, root: int, levels: tuple[str, ...]
 ) -> Algorithm:
+    """The table of nested levels, each by an algorithm of its own: an all_reduce scatters its sums
+    level by level, completes them at the outermost one, and gathers them on the way back."""
     levels = levels or ("ring",) * len(shape)
     if len(levels) != len(shape) or any(name not in FLAT for name in levels):
         raise fail(

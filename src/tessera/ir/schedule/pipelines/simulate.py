@@ -175,6 +175,8 @@ def _mean_idle(line: Timeline) -> float:
 
 
 def _peak(row: Sequence[Action], held: Sequence[float], kept: float) -> float:
+    """The most that a rank holds while it plays `row`: a forward holds the activations of its
+    stage, a backward for the inputs leaves the part `kept`, one for the weights frees that."""
     now: float = 0
     peak: float = 0
     for a in row:

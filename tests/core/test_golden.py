@@ -14,12 +14,12 @@ import pytest
 import tessera as ts
 from tessera import dist, graph
 from tessera.core.layout import TensorType, plain
-from tessera.lang.strategy import Plan
+from tessera.lang.strategy import Strategy
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 DP, TP = dist.strategy("data_parallel"), dist.strategy("tensor_parallel")
 ZERO_3 = dist.strategy("zero_redundancy_optimizer", stage=3)
-CASES: dict[str, tuple[dict[str, int], Plan | None]] = {
+CASES: dict[str, tuple[dict[str, int], Strategy | None]] = {
     "one": ({}, None),
     "dp2": ({"dp": 2}, DP),
     "tp4": ({"tp": 4}, TP),

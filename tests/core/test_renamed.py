@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, optim
+from tessera.checkpoint import load_hf
 from tessera.core.context import settings
 from tessera.core.layout import parse_type
 from tessera.core.options import ProgramOptions
@@ -49,6 +50,14 @@ def gradient(who: Callable[..., Any]) -> Callable[[dict[str, Any]], str]:
     return text
 
 
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(ts.TesseraError) as caught:
+        call()
+    if "are the same argument" in str(caught.value):
+        raise caught.value
+    return str(caught.value).splitlines()[0]
+
+
 def shapes(layer: nn.Module) -> list[tuple[int, ...]]:
     return [p.shape for p in layer.parameters().values()]
 
@@ -79,6 +88,15 @@ for dims, pools in ((1, (nn.max_pool1d, nn.avg_pool1d)), (2, (nn.max_pool2d, nn.
         CALLS[f"nn.{pool.__name__}(size=)"] = lambda name, pool=pool, dims=dims: (  # type: ignore[misc]
             pool(ts.ones((1, 1, *[4] * dims)), **name).shape
         )
+CALLS |= {
+    "dist.place(plan=)": lambda name: (
+        dist.place({"w": ts.ones((4, 3))}, mesh=MESH, **name)["w"].type
+    ),
+    "optim.Optimizer.init(plan=)": lambda name: (
+        optim.AdamW(0.1).init({"w": dist.tensor((4, 3), mesh=MESH)}, **name)["m"]["w"].type
+    ),
+    "checkpoint.load_hf(plan=)": lambda name: refused(lambda: load_hf("nowhere", **name)),
+}
 SCALES = {
     "initial": 8.0,
     "growth": 4.0,
@@ -90,7 +108,8 @@ SCALES = {
 for old in SCALES:
     CALLS[f"optim.LossScale({old}=)"] = lambda name: optim.LossScale(**name)
 VALUES: dict[str, Any] = {
-    "promise": "run_to_run", "finish": False, "inputs": 4, "outputs": 4, "kernel": 3, "size": 2
+    "promise": "run_to_run", "finish": False, "inputs": 4, "outputs": 4, "kernel": 3, "size": 2,
+    "plan": dist.strategy("zero_redundancy_optimizer", stage=3),
 } | SCALES  # fmt: skip
 
 

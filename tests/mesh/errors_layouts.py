@@ -222,7 +222,7 @@ place: there is no mesh
 """)
 row("placed by something else", ts.StrategyError,
     lambda: dist.place({"w": X}, "tensor_parallel", MESH), """
-place: the plan cannot be 'tensor_parallel'
+place: the strategy cannot be 'tensor_parallel'
   at  : AT
   fix : give dist.strategy("data_parallel") or a sum of strategies
 """)

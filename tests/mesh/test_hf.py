@@ -386,4 +386,4 @@ def test_arguments_that_make_no_sense_are_errors(
 
 def test_the_current_mesh_is_used(folder: Callable[[str], tuple[Path, Any]]) -> None:
     with TP4:
-        assert load_hf(folder("gpt2")[0], plan=TP).embed.weight.layout == "[128@tp, 64]"
+        assert load_hf(folder("gpt2")[0], strategy=TP).embed.weight.layout == "[128@tp, 64]"

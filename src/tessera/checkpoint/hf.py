@@ -25,10 +25,11 @@ from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
+from ..core.renamed import renamed_arguments
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
-from ..lang.strategy import Plan, Strategy, check_reach, layout_rule, plan_or_none
+from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
 from ..nn.transformer import GPT, GPTConfig
 from .hf_files import (
@@ -50,24 +51,26 @@ COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 SHARD_BYTES = 5 * 2**30
 
 
+@renamed_arguments("checkpoint.load_hf", plan="strategy")
 def load_hf(
     folder: str | Path,
     mesh: Mesh | None = None,
-    plan: Plan | Strategy | None = None,
+    strategy: Strategy | None = None,
     dtype: Any = None,
 ) -> GPT:
-    """The model of a HuggingFace folder (config.json, safetensors), with weights placed by `plan`.
+    """The model of a HuggingFace folder (config.json, safetensors), its weights laid out by
+    `strategy`.
 
     It knows GPT-2, Llama, Mistral, Qwen2 and Falcon. Without `mesh` the current one is used;
     without either the weights are on one device. `dtype` None keeps that of the files. If there are
     fewer heads of keys and values than devices along an axis, each device holds all of them.
     Dropout is not applied. Raises UsageError if the folder or its model is unknown or tensors are
-    missing; ShapeError or DTypeError if a tensor does not fit config.json; MeshError if `plan` has
-    no mesh; StrategyError if `plan` is not a plan.
+    missing; ShapeError or DTypeError if a tensor does not fit config.json; MeshError if there is a
+    strategy and no mesh; StrategyError if `strategy` is not a strategy.
     """
     mesh = mesh_or_none("load_hf", mesh) or settings().mesh
     want = None if dtype is None else dtype_of(dtype)
-    _check_plan(plan, mesh)
+    _check_strategy(strategy, mesh)
     path = _folder("load_hf", folder)
     raw = read_json(path / CONFIG)
     known = _architecture(raw.get("model_type"), "load_hf: config.json: model_type")
@@ -80,14 +83,14 @@ def load_hf(
     config = known.config(Options(raw))
     table = known.table(config)
     model = GPT(config)
-    if mesh is not None and plan is not None:
-        laid = layout_rule(plan, "weight")
+    if mesh is not None and strategy is not None:
+        laid = layout_rule(strategy, "weight")
         types = model.parameters().items()
-        check_reach(plan, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
+        check_reach(strategy, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
     with Weights(path) as files:
         entries = _checked(files.entries, table, config, known.prefix)
         made = {
-            name: _placed(name, t.shape, table[name], entries, mesh, plan, want)
+            name: _placed(name, t.shape, table[name], entries, mesh, strategy, want)
             for name, t in model.parameters().items()
         }
     model.load_parameters(made)
@@ -136,9 +139,9 @@ def _folder(name: str, folder: object) -> Path:
     raise unfit(name, "the folder", folder, "give a path")
 
 
-def _check_plan(plan: object, mesh: Mesh | None) -> None:
-    plan_or_none("load_hf", "the plan", plan, "tensor_parallel")
-    if plan is not None and mesh is None:
+def _check_strategy(strategy: object, mesh: Mesh | None) -> None:
+    strategy_or_none("load_hf", "the strategy", strategy, "tensor_parallel")
+    if strategy is not None and mesh is None:
         raise fail(MeshError, "load_hf: there is no mesh", fix="pass mesh=..., or say: with mesh:")
 
 
@@ -194,7 +197,7 @@ def _placed(
     pieces: list[Piece],
     entries: Mapping[str, Entry],
     mesh: Mesh | None,
-    plan: Plan | Strategy | None,
+    strategy: Strategy | None,
     dtype: DType | None,
 ) -> Tensor:
     """One weight of ours on the devices."""
@@ -205,8 +208,8 @@ def _placed(
         for other in every:
             dtype = promote(dtype, other)
     t = plain(dtype, shape, mesh)
-    if mesh is not None and plan is not None:
-        t = _whole_heads(name, layout_rule(plan, "weight")(name, t))
+    if mesh is not None and strategy is not None:
+        t = _whole_heads(name, layout_rule(strategy, "weight")(name, t))
 
     def read(block: Block) -> Array:
         out = np.empty([s.stop - s.start for s in block], t.dtype.numpy)

@@ -20,7 +20,7 @@ from .eager import run_graph
 from .gradients import derived
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
-from .strategy import Plan, Strategy, layout_rule
+from .strategy import Strategy, layout_rule
 from .tape import history, let_go
 from .tensor import Made, Tensor
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
@@ -114,7 +114,7 @@ def _goals(
         return [None] * len(leaves)
     if layout is None:
         return [t.type.complete() for t in leaves]
-    if isinstance(layout, (Plan, Strategy)):
+    if isinstance(layout, Strategy):
         of = layout_rule(layout, "gradient")
         named = zip(spec_paths(spec), leaves, strict=True)
         return [of(path_name(path), t.type.complete()) for path, t in named]
@@ -125,7 +125,7 @@ def _goals(
                 LayoutError,
                 f"grad: the layout of {path_name(path)!r} is no type of its shape",
                 [("weight", t.type), ("layout", shown(w))],
-                fix="give tensors or types of the weights' shapes: plan.gradient(name, w.type)",
+                fix="give tensors or types of the weights' shapes: strategy.gradient(name, w.type)",
             )
     return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]
 

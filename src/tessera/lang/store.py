@@ -29,7 +29,7 @@ from .eager import moved
 from .operands import as_tensor
 from .parameter import Parameter, fits
 from .record import Recorder, current
-from .strategy import Plan, Strategy
+from .strategy import Strategy
 from .tensor import Tensor
 from .tree import flatten, path_name, spec_paths, unflatten, without_boxes
 
@@ -133,7 +133,7 @@ class Collector:
     seen: dict[str, Slot]
     prefix: str = ""
     own: Store | None = None
-    plan: Plan | Strategy | None = None
+    strategy: Strategy | None = None
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,8 @@ def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Ten
     if here is not None:
         if here.prefix and store is not here.own:
             label = f"{here.prefix}.{slot.name}"
-        if here.plan is not None:
-            want = _planned(here.plan, slot.name, plain(now.dtype, now.shape, mesh))
+        if here.strategy is not None:
+            want = here.strategy.weight(slot.name, plain(now.dtype, now.shape, mesh))
         if here.seen.setdefault(label, slot) is not slot:
             raise fail(
                 UsageError,
@@ -281,10 +281,6 @@ def known(slot: Slot, label: str) -> Tensor:
     held = slot.held(label)
     stand_for(recorder, slot.now, held)
     return held
-
-
-def _planned(plan: Plan | Strategy, name: str, t: TensorType) -> TensorType:
-    return (plan if isinstance(plan, Plan) else Plan((plan,))).weight(name, t)
 
 
 def stand_for(recorder: Recorder, value: Tensor, held: Tensor) -> None:

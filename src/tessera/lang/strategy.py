@@ -19,6 +19,7 @@ from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
+from ..core.renamed import renamed_arguments
 from ..core.wording import nearest
 from . import functions
 from .checks import mesh_or_none
@@ -51,7 +52,7 @@ EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
 
 
 @dataclass(frozen=True)
-class Strategy:
+class AxisStrategy:
     """Layouts over one mesh axis: `stage` is ZeRO's, `rules` say what else splits which weight."""
 
     kind: str
@@ -59,21 +60,18 @@ class Strategy:
     stage: int = 0
     rules: tuple[Rule, ...] = ()
 
-    def __add__(self, other: Strategy | Plan) -> Plan:
-        return Plan((self,)) + other
-
 
 @dataclass(frozen=True)
-class Plan:
-    """Several strategies, one per mesh axis, applied in order.
+class Strategy:
+    """How a model lies on a mesh: a strategy for each of some mesh axes, applied in order.
 
     They add splits to the layout they are given: what an axis splits already, stays.
     """
 
-    parts: tuple[Strategy, ...]
+    parts: tuple[AxisStrategy, ...]
 
-    def __add__(self, other: Strategy | Plan) -> Plan:
-        return Plan((*self.parts, *(other.parts if isinstance(other, Plan) else (other,))))
+    def __add__(self, other: Strategy) -> Strategy:
+        return Strategy((*self.parts, *other.parts))
 
     def weight(self, name: str, t: TensorType) -> TensorType:
         """The layout in which the weight `name` is kept."""
@@ -114,7 +112,7 @@ class Plan:
         return t
 
 
-def _by_rule(p: Strategy, name: str, t: TensorType) -> TensorType:
+def _by_rule(p: AxisStrategy, name: str, t: TensorType) -> TensorType:
     """`t` as the first of its rules that fits the name `name` splits it."""
     for rule, dim, *parts in p.rules:
         if not _fits((rule, dim), name, t):
@@ -151,13 +149,13 @@ def _zero_dim(t: TensorType, axis: str) -> int:
     return max(range(t.rank), key=rank)
 
 
-def check_reach(plan: Plan | Strategy | None, types: Mapping[str, TensorType]) -> None:
-    """Holds the weights of a whole model, as `plan` laid them, against what its rules are for.
+def check_reach(strategy: Strategy | None, types: Mapping[str, TensorType]) -> None:
+    """Holds the weights of a whole model, as `strategy` laid them, against what its rules are for.
 
     Raises StrategyError where none of a user's own rules fits a name. One StrategyWarning tells
     which of them fit none, or which of the largest weights tensor parallelism leaves whole.
     """
-    for p in plan.parts if isinstance(plan, Plan) else (plan,) if plan is not None else ():
+    for p in strategy.parts if strategy is not None else ():
         if not p.rules or not types or next(iter(types.values())).sizes.get(p.axis, 1) == 1:
             continue
         title = f"strategy {p.kind!r} over {p.axis!r}"
@@ -207,7 +205,7 @@ def strategy(
     *,
     stage: int | None = None,
     rules: Sequence[Rule] | None = None,
-) -> Plan:
+) -> Strategy:
     """The strategy named `kind` over a mesh axis.
 
     `axis` is by default "dp", for tensor_parallel "tp", for expert_parallel "ep" (which also splits
@@ -233,8 +231,8 @@ def strategy(
     zero = kind == "zero_redundancy_optimizer"
     axes = axes_of(f"strategy {kind!r}", axis or KINDS[kind])
     table = _checked_rules(rules) if rules is not None else RULES.get(kind, ())
-    return Plan((
-        Strategy(
+    return Strategy((
+        AxisStrategy(
             kind,
             axes[0],
             (stage or 2) if zero else 0,
@@ -262,29 +260,30 @@ def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def plan_or_none(
+def strategy_or_none(
     name: str, what: str, given: object, such_as: str = "data_parallel"
-) -> Plan | Strategy | None:
-    """A plan or a strategy, or None. Raises StrategyError."""
-    if given is None or isinstance(given, (Plan, Strategy)):
+) -> Strategy | None:
+    """A strategy or None. Raises StrategyError."""
+    if given is None or isinstance(given, Strategy):
         return given
     fix = f'give dist.strategy("{such_as}") or a sum of strategies'
     raise unfit(name, what, given, fix, StrategyError)
 
 
+@renamed_arguments("dist.place", plan="strategy")
 def place(
-    tree: Any, plan: Plan | Strategy | None = None, mesh: Mesh | None = None, kind: str = "weight"
+    tree: Any, strategy: Strategy | None = None, mesh: Mesh | None = None, kind: str = "weight"
 ) -> Any:
-    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `plan` says.
+    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says.
 
     A module is changed in place; other containers are returned as new ones. A weight that has no
     values yet is made in its layout later; others are moved. `kind` is "weight", "gradient",
     "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises MeshError if there is no mesh,
-    StrategyError if `plan` or `kind` is unknown or the rules fit no weight.
+    StrategyError if `strategy` or `kind` is unknown or the rules fit no weight.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
-    layout_rule(Plan(()), kind)  # is there such a kind?
-    plan_or_none("place", "the plan", plan)
+    layout_rule(Strategy(()), kind)  # is there such a kind?
+    strategy_or_none("place", "the strategy", strategy)
     if mesh is None:
         raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
     done: set[int] = set()  # a weight that has two names is laid out by the first
@@ -296,7 +295,7 @@ def place(
         if not isinstance(x, Tensor) or id(x) in done:
             return x
         base, name = _plain_on(x, mesh), path_name(path)
-        want = layout_rule(plan, kind)(name, base) if plan is not None else base
+        want = layout_rule(strategy, kind)(name, base) if strategy is not None else base
         if type(x) is Parameter:
             done.add(id(x))
         if x._data is None and x._pending is not None:
@@ -310,18 +309,17 @@ def place(
 
     out = tree_update(placed, tree)
     if kind == "weight":
-        check_reach(plan, have)
+        check_reach(strategy, have)
     return out
 
 
-def layout_rule(plan: Plan | Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:
-    """How `plan` lays out tensors of one kind: a function of a name and its layout so far, to the
-    new layout. Raises StrategyError for an unknown kind."""
-    whole = plan if isinstance(plan, Plan) else Plan((plan,))
+def layout_rule(strategy: Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:
+    """How `strategy` lays out tensors of one kind: a function of a name and its layout so far, to
+    the new layout. Raises StrategyError for an unknown kind."""
     one_of("place", "the kind", kind, ("weight", "gradient", "optimizer", "batch"), StrategyError)
     if kind == "batch":
-        return lambda name, t: whole.batch(t)
-    found: Callable[[str, TensorType], TensorType] = getattr(whole, kind)
+        return lambda name, t: strategy.batch(t)
+    found: Callable[[str, TensorType], TensorType] = getattr(strategy, kind)
     return found
 
 

@@ -25,7 +25,7 @@ from .operands import type_like
 from .outside import Place, places_of, variables
 from .record import current, named_scope
 from .store import Collector, Slot, Store
-from .strategy import Plan, Strategy, check_reach, plan_or_none
+from .strategy import Strategy, check_reach, strategy_or_none
 from .tensor import Tensor
 from .trace import trace
 from .tree import call_paths, flatten, path_name
@@ -46,17 +46,17 @@ def backward(
     here, recorder = store.collector(), current()
     if weights is None and here is not None and recorder is not None:
         weights = met(recorder) or None
-    if layout is None and reduce_partial and here is not None and here.plan is not None:
-        layout = here.plan
+    if layout is None and reduce_partial and here is not None and here.strategy is not None:
+        layout = here.strategy
     return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
 
 
 class TrainingStep(Generic[P, R]):
     """A compiled step and the weights that it uses: `step(batch)`, `step.parameters`."""
 
-    def __init__(self, fn: Callable[P, R], module: str, plan: Plan | Strategy | None) -> None:
+    def __init__(self, fn: Callable[P, R], module: str, strategy: Strategy | None) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self.module, self.strategy = module, plan
+        self.module, self.strategy = module, strategy
         self._store = Store(module)
         self._slots: dict[str, Slot] = {}
         self._checked = False  # whether the strategy reaches the weights
@@ -67,13 +67,13 @@ class TrainingStep(Generic[P, R]):
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             _name_variables(fn)
-            here = Collector(self._slots, module, self._store, plan)
+            here = Collector(self._slots, module, self._store, strategy)
             with store.collected_by(here), store.owned_by(self._store), named_scope(module):
                 before = self._stand_in()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
-                if plan is not None and not self._checked:
-                    check_reach(plan, {n: s.now.type for n, s in self._slots.items()})
+                if strategy is not None and not self._checked:
+                    check_reach(strategy, {n: s.now.type for n, s in self._slots.items()})
                     self._checked = True
             return out
 
@@ -193,7 +193,7 @@ def _parameters(who: str, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
 
 
 def training_step(
-    module: str = "", strategy: Plan | Strategy | None = None
+    module: str = "", strategy: Strategy | None = None
 ) -> Callable[[Callable[P, R]], TrainingStep[P, R]]:
     """A decorator that compiles `step(batch)` and keeps the weights that are made in it.
 
@@ -202,11 +202,11 @@ def training_step(
     with, or laid out as `strategy` says. Their first values depend on `ts.seed` and their names.
     Inside, `graph.backward(loss)` covers them all, and all named tensors from outside that the step
     uses (guide 3, 4.5); a tensor of `dist.tensor` without a name gets the name of its variable
-    (guide 1, 7.6). Raises StrategyError if `strategy` is not a strategy or plan, UsageError if two
+    (guide 1, 7.6). Raises StrategyError if `strategy` is not a strategy, UsageError if two
     weights have one name.
     """
     _named("training_step", "module", module, empty=True)
-    plan_or_none("training_step", "the strategy", strategy)
+    strategy_or_none("training_step", "the strategy", strategy)
 
     def decorate(fn: Callable[P, R]) -> TrainingStep[P, R]:
         return TrainingStep(_function("training_step", fn), module, strategy)

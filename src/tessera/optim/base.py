@@ -1,4 +1,4 @@
-"""What have all optimizers in common? State laid out by a plan, and one pure `update`.
+"""What have all optimizers in common? State laid out by a strategy, and one pure `update`.
 
 An optimizer is a frozen value; its state is a dict of tensors: `step` (i32[], updates done), a dict
 by weight name for each kind of state, and `master`, f32 copies of weights that are narrower. All
@@ -21,6 +21,7 @@ from ..core.context import settings
 from ..core.dtypes import f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
+from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
@@ -29,7 +30,7 @@ from ..lang.eager import redistribute_now, run_graph, run_now
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
-from ..lang.strategy import Plan, Strategy, layout_rule
+from ..lang.strategy import Strategy, layout_rule
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from .schedules import Schedule
@@ -110,18 +111,19 @@ class Optimizer(ABC):
         return whole.complete().with_dtype(f32)
 
     # -- the state --------------------------------------------------------------------------------
-    def init(self, params: Any, plan: Plan | Strategy | None = None) -> State:
+    @renamed_arguments("optim.Optimizer.init", plan="strategy")
+    def init(self, params: Any, strategy: Strategy | None = None) -> State:
         """The state before the first update. It is made on the devices when it is first used.
 
         `params` is a module or a dict (or another tree) of float tensors. Each piece of state has
-        the layout that `plan.optimizer` gives, without a plan that of its weight. Raises UsageError
-        if `params` holds anything else or `mask` matches no weight, StrategyError if `plan` does
-        not fit.
+        the layout that `strategy.optimizer` gives, without a strategy that of its weight. Raises
+        UsageError if `params` holds anything else or `mask` matches no weight, StrategyError if
+        `strategy` does not fit.
         """
         weights = named(f"{self._name}.init", params)
         if self.weight_decay and isinstance(self.mask, str):
             self._need_match(weights)
-        layout = None if plan is None else layout_rule(plan, "optimizer")
+        layout = None if strategy is None else layout_rule(strategy, "optimizer")
         kinds: dict[str, dict[str, TensorType]] = {}
         masters: Slots = {}
         for name, w in weights.items():

@@ -19,7 +19,7 @@ from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang.engine import HostCopy, engine
 from ..lang.jit import Jit, jit
-from ..lang.strategy import Plan, Strategy
+from ..lang.strategy import Strategy
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_map
 from ..optim import Optimizer
@@ -118,12 +118,12 @@ def held(tree: Any) -> Held:
 
 
 def initial_state(
-    optimizer: Optimizer, weights: dict[str, Tensor], plan: Plan | Strategy | None = None
+    optimizer: Optimizer, weights: dict[str, Tensor], strategy: Strategy | None = None
 ) -> State:
     """`optimizer.init` in host memory, the state of one weight on the devices at a time."""
     out: State = {}
     for name, w in weights.items():
-        for kind, part in optimizer.init({name: w}, plan).items():
+        for kind, part in optimizer.init({name: w}, strategy).items():
             if kind == "step":
                 out[kind] = part
             else:

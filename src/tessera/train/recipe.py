@@ -35,7 +35,7 @@ from ..lang import random
 from ..lang.jit import Jit, jit
 from ..lang.operands import as_tensor
 from ..lang.record import current
-from ..lang.strategy import Plan, Strategy
+from ..lang.strategy import Strategy
 from ..lang.tensor import Tensor
 from ..nn.losses import cross_entropy
 from ..nn.transformer import GPT, GPTConfig
@@ -195,12 +195,12 @@ def optimizer_of(config: Config) -> Optimizer:
 
 
 def initialize_optimizer_state(
-    weights: Weights, config: Config, plan: Plan | Strategy | None = None
+    weights: Weights, config: Config, strategy: Strategy | None = None
 ) -> State:
-    """The optimizer state before the first step; `plan` lays it out (see `Optimizer.init`)."""
+    """The optimizer state before the first step; `strategy` lays it out (see `Optimizer.init`)."""
     c = checked(config)
     first = initial_state if c.offload_optimizer_state else Optimizer.init
-    made = first(optimizer_of(c), weights, plan)
+    made = first(optimizer_of(c), weights, strategy)
     mesh = next((w.mesh for w in weights.values() if w.mesh is not None), None)
     return {**made, **initial_scale(c, mesh), "config": c}
 

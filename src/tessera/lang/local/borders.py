@@ -15,7 +15,7 @@ from ...ops.local import as_local, axis_index, joined
 from ..collectives import split_over
 from ..create import ShardSpec
 from ..record import Recorder, symbolic
-from ..strategy import Plan, Strategy
+from ..strategy import AxisStrategy, Strategy
 from ..tensor import Tensor
 from ..tree import Path, path_name
 from .averages import check_mean
@@ -27,14 +27,14 @@ class Borders:
     """Of one call of the function `name`, seen as `view` says."""
 
     name: str
-    plan: Plan | None
+    strategy: Strategy | None
     layouts: Mapping[str, ShardSpec]
     batch: tuple[str, ...] | None  # the arguments that hold it, where that was said
     view: View
 
     @property
-    def tensor_parallel(self) -> list[Strategy]:
-        parts = self.plan.parts if self.plan is not None else ()
+    def tensor_parallel(self) -> list[AxisStrategy]:
+        parts = self.strategy.parts if self.strategy is not None else ()
         return [p for p in parts if p.kind == "tensor_parallel" and p.axis in self.view.axes]
 
     def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
@@ -86,16 +86,18 @@ class Borders:
         if spec is not None:
             bare = gathered(t, self.view.axes)
             return self._along(bare, spec)
-        if self.plan is None:
+        if self.strategy is None:
             return t
         if batch:
             here = set(self.view.axes) & set(t.split_axes)
             return t if here else _batched(t, self.view)
         tp = [
-            p for p in self.plan.parts if p.kind == "tensor_parallel" and p.axis in self.view.axes
+            p
+            for p in self.strategy.parts
+            if p.kind == "tensor_parallel" and p.axis in self.view.axes
         ]
         t = gathered(t, [a for a in self.view.axes if a not in {p.axis for p in tp}])
-        return Plan(tuple(tp)).weight(path_name(path), t) if tp else t
+        return Strategy(tuple(tp)).weight(path_name(path), t) if tp else t
 
     def _along(self, t: TensorType, spec: ShardSpec) -> TensorType:
         cut = spec.type(t.shape, t.dtype, self.view.mesh)

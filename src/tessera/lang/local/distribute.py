@@ -22,7 +22,7 @@ from ..create import ShardSpec
 from ..jit import Jit
 from ..operands import as_tensor
 from ..record import Frame, Recorder, current
-from ..strategy import Plan, Strategy
+from ..strategy import Strategy
 from ..strategy import strategy as strategy_named
 from ..tensor import Tensor
 from ..tree import Path, call_paths, flatten, unflatten
@@ -42,7 +42,7 @@ class Local(Generic[P, R]):
     def __init__(
         self,
         fn: Callable[P, R],
-        plan: Plan | None,
+        strategy: Strategy | None,
         axes: tuple[str, ...] | None,
         mesh: Mesh | None,
         layouts: Mapping[str, ShardSpec],
@@ -50,7 +50,13 @@ class Local(Generic[P, R]):
         name: str,
     ) -> None:
         functools.update_wrapper(self, fn)
-        self.body, self.plan, self.axes, self.mesh, self.layouts = fn, plan, axes, mesh, layouts
+        self.body, self.strategy, self.axes, self.mesh, self.layouts = (
+            fn,
+            strategy,
+            axes,
+            mesh,
+            layouts,
+        )
         self.batch = batch
         self._kind, self._signature = name, signature_of(name, fn)
         inside = functools.wraps(fn)(lambda *args, **kwargs: self._inside(args, kwargs))
@@ -97,7 +103,7 @@ class Local(Generic[P, R]):
         view = self._view(mesh, recorder.frame)
         whole = {p: x for p, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)}
         tensors = {i: x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
-        borders = Borders(self._name, self.plan, self.layouts, self.batch, view)
+        borders = Borders(self._name, self.strategy, self.layouts, self.batch, view)
         types = {i: borders.on(x, names[i]) for i, x in tensors.items()}
         cut = batches(recorder, borders, self.body, leaves, spec, names, types)
         blocks = list(leaves)
@@ -198,7 +204,7 @@ class Local(Generic[P, R]):
     def _axes(self) -> tuple[str, ...]:
         if self.axes is not None:
             return self.axes
-        return tuple(dict.fromkeys(p.axis for p in self.plan.parts)) if self.plan else ()
+        return tuple(dict.fromkeys(p.axis for p in self.strategy.parts)) if self.strategy else ()
 
     def _view(self, mesh: Mesh, outer: Frame) -> View:
         axes = self._axes() or mesh.axes
@@ -210,7 +216,7 @@ class Local(Generic[P, R]):
                 [("mesh", mesh.text())],
                 fix="name axes of the mesh: mesh_axes=[...]",
             )
-        parts = self.plan.parts if self.plan is not None else ()
+        parts = self.strategy.parts if self.strategy is not None else ()
         tensor_axes = {p.axis for p in parts if p.kind == "tensor_parallel"}
         batch = tuple(a for a in axes if parts and a not in tensor_axes)
         return View(
@@ -245,22 +251,20 @@ def _forget(recorder: Recorder, mark: tuple[int, int]) -> None:
 
 
 # -- the decorators -------------------------------------------------------------------------------
-def _plan(name: str, strategy: Any, axes: tuple[str, ...] | None) -> Plan | None:
-    if strategy is None:
-        return None
-    if isinstance(strategy, (Plan, Strategy)):
-        return strategy if isinstance(strategy, Plan) else Plan((strategy,))
+def _strategy(given: str | Strategy | None, axes: tuple[str, ...] | None) -> Strategy | None:
+    if given is None or isinstance(given, Strategy):
+        return given
     if not axes:
-        return strategy_named(strategy)
-    parts = [p for a in axes for p in strategy_named(strategy, a).parts]
-    return Plan(tuple(parts))
+        return strategy_named(given)
+    parts = [p for a in axes for p in strategy_named(given, a).parts]
+    return Strategy(tuple(parts))
 
 
 def distribute(
     fn: Any = None,
     /,
     *,
-    strategy: str | Plan | Strategy | None = None,
+    strategy: str | Strategy | None = None,
     mesh_axes: str | Sequence[str] | None = None,
     mesh: Mesh | None = None,
     layouts: Mapping[str, ShardSpec] | None = None,
@@ -268,13 +272,13 @@ def distribute(
 ) -> Any:
     """A decorator: the body runs once per device, on that device's blocks of the arguments.
 
-    `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a plan, and
-    says how the arguments are split: batches along dim 0 over the data axes, weights as tensor
-    parallelism splits them. A batch that is already split over these axes stays as it is. Tessera
-    infers from the body which arguments are batches (docs/local-view.md); `batch` names them
-    explicitly. `layouts` gives the ShardSpec of an argument by name, and that of the result as
-    "return". `mesh_axes` are the axes over which the body is local (default: those of the strategy,
-    or all).
+    `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a sum of
+    strategies, and says how the arguments are split: batches along dim 0 over the data axes,
+    weights as tensor parallelism splits them. A batch that is already split over these axes stays
+    as it is. Tessera infers from the body which arguments are batches (docs/local-view.md); `batch`
+    names them explicitly. `layouts` gives the ShardSpec of an argument by name, and that of the
+    result as "return". `mesh_axes` are the axes over which the body is local (default: those of the
+    strategy, or all).
 
     In the body a loss is the mean over the data axes, so `ts.grad` returns gradients averaged over
     them. A result that is equal on all devices is one value; a number is averaged over the data
@@ -295,7 +299,7 @@ def distribute(
     (4.0, [[4.0], [4.0]])
     """
     axes = None if mesh_axes is None else axes_of("distribute", mesh_axes)
-    plan = _plan("distribute", strategy, axes)
+    chosen = _strategy(strategy, axes)
     where = mesh_or_none("distribute", mesh)
     if layouts is not None and (
         not isinstance(layouts, Mapping)
@@ -313,7 +317,7 @@ def distribute(
         not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names)
     ):
         raise unfit("distribute", "batch", batch, 'name arguments, such as batch="images"')
-    if names is not None and plan is None:
+    if names is not None and chosen is None:
         raise fail(
             UsageError,
             "distribute: batch= is cut by a strategy, and there is none",
@@ -323,7 +327,7 @@ def distribute(
     def wrap(f: Callable[P, R]) -> Local[P, R]:
         function_of("distribute", "what is distributed", f)
         said = None if names is None else tuple(names)
-        return Local(f, plan, axes, where, layouts or {}, said, "distribute")
+        return Local(f, chosen, axes, where, layouts or {}, said, "distribute")
 
     return wrap if fn is None else wrap(fn)
 

@@ -52,7 +52,7 @@ def batches(
     `body` takes what `spec` makes of the leaves. Raises UsageError where nothing tells.
     """
     view, said = borders.view, borders.layouts
-    if borders.plan is None or ways(view.batch, view.mesh.sizes) == 1:
+    if borders.strategy is None or ways(view.batch, view.mesh.sizes) == 1:
         return frozenset()
     mine = {i: p for i, p in enumerate(paths) if i in types and str(p[0]) not in said}
     if borders.batch is not None:

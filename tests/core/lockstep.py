@@ -41,12 +41,6 @@ class Adapter(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         return getattr(xp_numpy, name)
 
-    def axis_index(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
-        at = 0
-        for a in axes:
-            at = at * sizes[a] + self.coords[a]
-        return np.int32(at)
-
     def dynamic_slice(self, x: Array, dim: int, index: Array, size: int) -> Array:
         return np.take(x, np.arange(size) + int(index) * size, dim)
 
@@ -106,7 +100,7 @@ def run_local(node: Node, blocks: Sequence[Array], mesh: Mesh) -> list[Array]:
             for j, other in enumerate(every)
             if all(other[a] == me[a] for a in mesh.axes if a not in axes)
         ]
-        place = {j: Adapter(every[j], mesh.sizes).axis_index(axes, mesh.sizes) for j in same}
+        place = {j: int(Place(every[j]).rank(axes, mesh.sizes)) for j in same}
         group = sorted(same, key=place.__getitem__)
         assert len(group) == ways(axes, mesh.sizes)
         done.append(local(k, sent[k].receive([sent[j].x for j in group], group.index(k))))

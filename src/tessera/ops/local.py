@@ -17,14 +17,12 @@ from ..core.errors import GraphError, LayoutError, ShapeError, fail
 from ..core.layout import (
     Digit,
     Dim,
-    Factor,
     TensorType,
     digits,
     grouped,
     plain,
     same_type,
     unknown_axis,
-    ways,
 )
 from ..core.reshard import completed
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
@@ -134,22 +132,12 @@ reinterpret = define(
 )  # fmt: skip
 
 
-def _line(t: TensorType, axes: tuple[str, ...]) -> TensorType:
-    """Numbers along `axes`, one a device: their indices are the devices' places."""
-    return TensorType(int32, ((Factor(ways(axes, t.sizes), axes),),), (), t.mesh)
-
-
-def _index_local(c: Call) -> Array:
-    line = _line(c.out, c.attrs["axes"])
-    return c.xp.reshape(c.site.index(line, 0), ())
-
-
 # The place of each device along `axes`, major first.
 axis_index = define(
     Op(
         "axis_index",
         lambda ins, attrs: Inferred((), (attrs["layout"],)),
-        _index_local,
+        lambda c: c.site.rank(c.attrs["axes"], c.out.sizes),
         flops=_free,
         own=True,
         attrs="axes layout",

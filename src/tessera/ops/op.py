@@ -53,6 +53,9 @@ class Site(Protocol):
     def index(self, t: TensorType, dim: int) -> Array:
         """The global index (int32) of each local element along `dim`."""
 
+    def rank(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
+        """The place of this block along `axes` of these sizes, major first (int32)."""
+
     def start(self, t: TensorType, dim: int, digit: int) -> Array:
         """The first index that this block holds of one split digit of `dim`."""
 

@@ -149,7 +149,7 @@ def _scatter_local(c: Call, x: Array) -> Array:
 def _shard_local(c: Call, x: Array) -> Array:
     dim, axes = c.attrs["to_dim"], c.attrs["axes"]
     x, block = _exposed(c, x)
-    x = c.xp.dynamic_slice(x, dim + 1, c.xp.axis_index(axes, c.out.sizes), block)
+    x = c.xp.dynamic_slice(x, dim + 1, c.site.rank(axes, c.out.sizes), block)
     return c.xp.reshape(x, c.shape)
 
 
@@ -186,7 +186,7 @@ def _reduce_local(c: Call, x: Array) -> Array:
 
 def _to_partial_local(c: Call, x: Array) -> Array:
     xp = c.xp
-    first = xp.eq(xp.axis_index(c.attrs["axes"], c.out.sizes), xp.full((), 0, "index"))
+    first = xp.eq(c.site.rank(c.attrs["axes"], c.out.sizes), xp.full((), 0, "index"))
     return xp.where(first, x, xp.full((), 0, c.out.dtype))
 
 

@@ -29,6 +29,8 @@ from ..ir.schedule.schedule import (
 )
 from ..ir.schedule.watch import watcher
 from .flight import arrive, flight
+from .folds import Folds
+from .local import Local
 from .lower import jitted, run_step
 from .same_program import processes_of
 from .send import sender
@@ -167,14 +169,14 @@ class Stepped:
         """`step` as a program of its own."""
         mesh = step.mesh or self.schedule.mesh
 
-        def body(args: Sequence[Array]) -> list[Array]:
-            return run_step(step, args, mesh, self.order)
+        def body(args: Sequence[Folds]) -> list[Folds]:
+            return run_step(step, args, Local(mesh, self.order))
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]
         name = f"{self.schedule.name}_{step.kind}"
         aliases = self._aliases[step.runs]
-        return jitted(name, body, ins, outs, mesh, aliases, self.options, self.order)
+        return jitted(name, body, ins, outs, mesh, aliases, self.options)
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:

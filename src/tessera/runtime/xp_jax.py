@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -358,14 +358,6 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 # -- collectives: inside shard_map ----------------------------------------------------------------
-def axis_index(axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
-    """This device's place along `axes`, major first."""
-    at = lax.axis_index(axes[0])
-    for a in axes[1:]:
-        at = at * sizes[a] + lax.axis_index(a)
-    return at
-
-
 def all_gather(x: Array, axes: tuple[str, ...], dim: int) -> Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True)
 

@@ -37,6 +37,13 @@ class Place:
     def shape(self, t: TensorType) -> tuple[int, ...]:
         return t.shape if self.coords is None else t.local_shape
 
+    def rank(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
+        assert self.coords is not None
+        at = 0
+        for a in axes:
+            at = at * sizes[a] + self.coords[a]
+        return np.int32(at)
+
     def start(self, t: TensorType, dim: int, digit: int) -> Array:
         d = t.digits(dim)
         if self.coords is None or not d:
@@ -110,7 +117,7 @@ def value_of(n: Node, args: list[Array]) -> Any:
         src = n.args[0].type.on(n.type.mesh)
         return join(n.type, cut(src, args[0]))
     if n.op == axis_index.name:
-        return join(n.type, [np.int32(_rank(n, c)) for c in every_coords(n.type.mesh)])
+        return join(n.type, [_rank(n, c) for c in every_coords(n.type.mesh)])
     if n.op in MOVES:
         src = n.args[0].type.on(n.type.mesh)
         return join(n.type, _moved(n, cut(src, args[0])))
@@ -136,12 +143,9 @@ def value_of(n: Node, args: list[Array]) -> Any:
     return whole(results)
 
 
-def _rank(n: Node, coords: Coords) -> int:
-    """The place of `coords` along the axes of `n`, major first."""
-    at = 0
-    for a in n.attrs["axes"]:
-        at = at * n.type.sizes[a] + coords[a]
-    return at
+def _rank(n: Node, coords: Coords) -> Array:
+    """The place of `coords` along the axes of `n`."""
+    return Place(coords).rank(n.attrs["axes"], n.type.sizes)
 
 
 def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
@@ -150,7 +154,7 @@ def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
     source = {to: src for src, to in n.attrs.get("pairs", ())}
     out = []
     for coords in every:
-        src = n.attrs["root"] if n.op == broadcast.name else source.get(_rank(n, coords))
+        src = n.attrs["root"] if n.op == broadcast.name else source.get(int(_rank(n, coords)))
         if src is None:
             out.append(np.zeros_like(blocks[0]))
             continue

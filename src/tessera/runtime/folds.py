@@ -1,0 +1,205 @@
+"""How does a device hold values, and where does its code run, if it takes several places of the
+mesh? A fold is one place that it takes; on a mesh that is not folded each device takes one.
+
+A value is one block for each fold in which it differs. What does not differ is held, and computed,
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from . import xp_jax
+from .arrays import block_shape
+
+Array = Any
+NOWHERE: Mapping[str, int] = {}
+
+
+class Folds(tuple[Array, ...]):
+    """The blocks of a value on one device: one for each fold in which the value differs, in the
+    order of the mesh's axes, the last one fastest."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self[0].shape
+        return shape
+
+
+jax.tree_util.register_pytree_node(Folds, lambda x: (tuple(x), None), lambda _, xs: Folds(xs))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where local code runs: at the place of the mesh that this device takes in fold `at`."""
+
+    counts: Mapping[str, int]  # how many places a device takes along each folded axis
+    at: Mapping[str, int]
+
+    def shape(self, t: TensorType) -> tuple[int, ...]:
+        return t.local_shape
+
+    def rank(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
+        rank: Array = None
+        for a in axes:
+            above = None if rank is None else rank * sizes[a]
+            rank = lax.axis_index(a)
+            if a in self.counts:
+                rank = rank * self.counts[a] + self.at[a]
+            rank = rank if above is None else above + rank
+        return rank
+
+    def start(self, t: TensorType, dim: int, digit: int) -> Array:
+        return self.index(t, dim)[0]
+
+    def index(self, t: TensorType, dim: int) -> Array:
+        return self._lines(t, dim)[0]
+
+    def valid(self, t: TensorType, dim: int) -> Array:
+        """Which local elements along `dim` are real, and not padding."""
+        return self._lines(t, dim)[1]
+
+    def _lines(self, t: TensorType, dim: int) -> tuple[Array, Array]:
+        """(global index, is it real) of each local element along `dim`."""
+        total, ok = np.zeros(1, np.int32), np.ones(1, np.bool_)
+        for d in t.digits(dim):
+            at = self.rank(d.axes, t.sizes) if d.axes else np.int32(0)
+            line = np.arange(d.local, dtype=np.int32) + at * np.int32(d.local)
+            total = (total[:, None] * np.int32(d.size) + line[None, :]).reshape(-1)
+            if d.uneven:
+                ok = (ok[:, None] & (line < d.size)[None, :]).reshape(-1)
+            else:
+                ok = np.repeat(ok, d.local) if isinstance(ok, np.ndarray) else ok.repeat(d.local)
+        return jnp.asarray(total), ok
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """The places along `axes`, major first: per axis, so many devices that take so many folds."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]  # per axis: (devices, folds)
+
+    @property
+    def devices(self) -> int:
+        return prod(devices for devices, _ in self.sizes)
+
+    @property
+    def folds(self) -> int:
+        return prod(folds for _, folds in self.sizes)
+
+    def device_and_fold(self, place: int) -> tuple[int, int]:
+        device, fold, stride = 0, 0, (1, 1)
+        for devices, folds in reversed(self.sizes):
+            place, here = divmod(place, devices * folds)
+            device += here // folds * stride[0]
+            fold += here % folds * stride[1]
+            stride = stride[0] * devices, stride[1] * folds
+        return device, fold
+
+    def devices_first(self, x: Array) -> Array:
+        """[places, ...] as [devices, folds, ...]."""
+        rest, n = x.shape[1:], 2 * len(self.sizes)
+        x = x.reshape(*(k for size in self.sizes for k in size), *rest)
+        x = xp_jax.transpose(x, (*range(0, n, 2), *range(1, n, 2), *range(n, x.ndim)))
+        return x.reshape(self.devices, self.folds, *rest)
+
+    def places(self, x: Array) -> Array:
+        """[devices, folds, ...] as [places, ...]."""
+        rest, n = x.shape[2:], len(self.sizes)
+        x = x.reshape(*(d for d, _ in self.sizes), *(f for _, f in self.sizes), *rest)
+        mixed = (d for k in range(n) for d in (k, n + k))
+        x = xp_jax.transpose(x, (*mixed, *range(2 * n, x.ndim)))
+        return x.reshape(self.devices * self.folds, *rest)
+
+
+class Folding:
+    """The folds of `mesh`; or one of them, the fold `at`, as if it were the only one."""
+
+    def __init__(self, mesh: Mesh | None, at: Mapping[str, int] = NOWHERE) -> None:
+        self.mesh, self.at = mesh, at
+        folds = {} if mesh is None or mesh.onto is None else mesh.folds
+        self.places = {a: n for a, n in folds.items() if n > 1}
+        self.counts = {} if at else self.places
+
+    def axes(self, *types: TensorType) -> tuple[str, ...]:
+        """The folded axes along which values of these types differ."""
+        if not self.counts:
+            return ()
+        used = {a for t in types for a in (*t.split_axes, *t.partial_axes, *t.varying)}
+        return tuple(a for a in self.counts if a in used)
+
+    def every(self, axes: Sequence[str]) -> Iterator[Place]:
+        """The places that differ along `axes`; along other axes, any."""
+        for at in product(*(range(self.counts[a]) if a in axes else (0,) for a in self.counts)):
+            yield Place(self.places, self.at or dict(zip(self.counts, at, strict=True)))
+
+    def count(self, axes: Sequence[str]) -> int:
+        return prod(self.counts[a] for a in axes if a in self.counts)
+
+    def along(self, axes: tuple[str, ...]) -> Along:
+        assert self.mesh is not None
+        devices = self.mesh.physical.sizes
+        return Along(axes, tuple((devices[a], self.counts.get(a, 1)) for a in axes))
+
+    def to(self, x: Folds, have: Sequence[str], want: Sequence[str]) -> Folds:
+        """`x`, which has a block for each fold along `have`, as one for each along `want`."""
+        if have == want:
+            return x
+        at = np.arange(len(x)).reshape([n if a in have else 1 for a, n in self.counts.items()])
+        at = at[tuple(slice(None) if a in want else slice(1) for a in self.counts)]
+        at = np.broadcast_to(at, [n if a in want else 1 for a, n in self.counts.items()])
+        return Folds(x[i] for i in at.ravel())
+
+    def groups(self, have: Sequence[str], along: Sequence[str]) -> list[list[int]]:
+        """Of blocks for each fold along `have`: those that differ along `along` only, in the order
+        of these axes, the last one fastest."""
+        at = np.arange(self.count(have)).reshape([self.counts[a] for a in have])
+        inner = [have.index(a) for a in along if a in self.counts]
+        outer = [d for d in range(len(have)) if d not in inner]
+        groups: list[list[int]] = (
+            at.transpose(*outer, *inner).reshape(-1, self.count(along)).tolist()
+        )
+        return groups
+
+    # -- the arrays of a program ------------------------------------------------------------------
+    def unpack(self, x: Array, t: TensorType) -> Folds:
+        """The blocks in a device's array of a value of type `t`."""
+        if not self.axes(t):
+            return Folds((x if x.shape == t.local_shape else lax.reshape(x, t.local_shape),))
+        rows = xp_jax.transpose(x, self._folds_first(t))
+        rows = lax.reshape(rows, (self.count(self.axes(t)), *t.local_shape))
+        return Folds(rows)
+
+    def pack(self, x: Folds, t: TensorType) -> Array:
+        shape = block_shape(t)
+        if len(x) > 1:
+            perm = self._folds_first(t)
+            rows = jnp.stack(x).reshape([shape[d] for d in perm])
+            return xp_jax.transpose(rows, tuple(map(perm.index, range(len(perm)))))
+        return x[0] if x[0].shape == shape else lax.reshape(x[0], shape)
+
+    def _folds_first(self, t: TensorType) -> tuple[int, ...]:
+        """The dims of a device's array, those that count folds first."""
+        named: list[str | None] = []  # per dim, the axis whose folds it counts
+        for a in (*t.partial_axes, *t.varying):
+            named += [None, a]
+        for f in (f for dim in t.dims for f in dim):
+            for a in f.axes:
+                named += [None, a]
+            named.append(None)
+        first = [named.index(a) for a in self.axes(t)]
+        return (*first, *(d for d in range(len(named)) if d not in first))

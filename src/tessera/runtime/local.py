@@ -1,0 +1,120 @@
+"""How does a device run a graph? Node by node, on its own blocks, in each fold that it takes.
+
+A value is a block for each fold in which it differs (runtime/folds.py). A node is computed once for
+each fold in which its arguments or results differ; a collective takes in all folds at once
+(runtime/together.py), and so does a loop, whose body may hold collectives. On a mesh that is not
+folded there is one fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from ..ir.graph.node import Graph, Node
+from ..ir.graph.xp_numpy import identity
+from ..ops.op import OPS, Call, infer
+from . import xp_jax
+from .algorithms import by_algorithm
+from .fixed_order import fixed
+from .folds import Folding, Folds, Place
+from .together import Together, Wire, now
+
+Array = Any
+Bodies = Callable[[Graph, Sequence[Folds]], list[Folds]]
+
+
+class Local:
+    """Runs graphs on a device of `mesh`. `order` is that of sums over places, "binary" or "ring";
+    "": as the engine likes."""
+
+    def __init__(self, mesh: Mesh | None, order: str = "", folding: Folding | None = None) -> None:
+        self.mesh, self.order = mesh, order
+        self.folding = folding or Folding(mesh)
+        self.xp = fixed(order) if order else xp_jax
+
+    def run(
+        self, graph: Graph, values: Sequence[Folds], bodies: Bodies | None = None,
+        bucket: bool = False,
+    ) -> list[Folds]:  # fmt: skip
+        """The outputs of `graph` from the values of its inputs. `bodies` runs the bodies of its
+        loops (None: this function does); the collectives of a `bucket` are one where they are
+        alike."""
+        env: dict[Node, Any] = dict(zip(graph.inputs, values, strict=True))
+        late: list[Node] = []
+        for n in graph.nodes:
+            if n.op == "input":
+                continue
+            if n.op == "item":
+                env[n] = env[n.args[0]][n.attrs["index"]]
+            elif bucket and n.type.size:
+                late.append(n)
+            else:
+                env[n] = self._node(n, [env[a] for a in n.args], bodies or self.run)
+        env.update(zip(late, self._together(late, [env[n.args[0]] for n in late]), strict=True))
+        return [env[o] for o in graph.outputs]
+
+    def _node(self, n: Node, values: Sequence[Folds], bodies: Bodies) -> Any:
+        """The result of `n`; of a node with several, a list of them."""
+        f, op, ins = self.folding, OPS[n.op], tuple([a.types[0] for a in n.args])
+        axes = f.axes(*ins, *n.types)
+        if n.op == "scan" and any(t.size for t in n.types):
+            (place,) = f.every(())
+            return op.local(Call(self.xp, place, ins, n.types, n.attrs, bodies), *values)
+        if n.is_collective and axes and n.type.size:
+            return self._together([n], values)[0]
+        blocks = [f.to(v, f.axes(t), axes) for v, t in zip(values, ins, strict=True)]
+        made = [
+            self._computed(n, ins, place, [b[i] for b in blocks])
+            for i, place in enumerate(f.every(axes))
+        ]
+        if len(n.types) == 1 and not op.many:
+            return f.to(Folds(made), axes, f.axes(n.type))
+        columns = zip(*made, strict=True)
+        return [f.to(Folds(c), axes, f.axes(t)) for c, t in zip(columns, n.types, strict=True)]
+
+    def _computed(
+        self, n: Node, ins: tuple[TensorType, ...], place: Place, blocks: list[Array]
+    ) -> Any:
+        """What `n` is at one place, from its blocks there."""
+        op = OPS[n.op]
+        if any(t.padded_dims for t in ins):
+            for i, dim, kind in infer(op, ins, n.attrs).reduces:
+                blocks[i] = _masked(blocks[i], place.valid(ins[i], dim), dim, kind)
+
+        def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
+            here = Local(self.mesh, self.order, Folding(self.mesh, place.at))
+            return [x for (x,) in here.run(body, [Folds((b,)) for b in given])]
+
+        return op.compute(Call(self._xp(n), place, ins, n.types, n.attrs, inner), *blocks)
+
+    def _together(self, nodes: Sequence[Node], values: Sequence[Folds]) -> list[Folds]:
+        """The results of collectives; those that are alike are one collective in the program."""
+        f, wire = self.folding, Wire()
+        (place,) = f.every(())
+        made = []
+        for n, x in zip(nodes, values, strict=True):
+            (t,) = ins = (n.args[0].type,)
+            axes = f.axes(t, n.type)
+            order = "" if "algorithm" in n.attrs else self.order
+            xp = Together(wire, f, axes, self._xp(n), order)
+            call = Call(xp, place, ins, n.types, n.attrs, self.run)
+            result = OPS[n.op].local(call, f.to(x, f.axes(t), axes))
+            made.append((result, axes, f.axes(n.type)))
+        wire.carry()
+        return [f.to(now(x), have, want) for x, have, want in made]
+
+    def _xp(self, n: Node) -> Any:
+        return by_algorithm(n.attrs["algorithm"]) if "algorithm" in n.attrs else self.xp
+
+
+def _masked(x: Array, ok: Array, dim: int, kind: str) -> Array:
+    """`x` with the identity of `kind` where `ok` says that there is padding along `dim`."""
+    shape = [1] * x.ndim
+    shape[dim] = -1
+    fill = jnp.asarray(identity(kind, x.dtype), x.dtype)
+    return xp_jax.where(ok.reshape(shape), x, fill)

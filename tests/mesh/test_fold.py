@@ -1,22 +1,35 @@
-"""Does a program for a logical mesh give the same on fewer devices, each taking several turns?"""
+"""Does a program for a logical mesh give the same on fewer devices, each taking several places, and
+is it the program that its schedule says?"""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import dist, graph, nn, op, optim
+from tessera.core.layout import parse_type
+from tessera.core.options import ScheduleOptions
+from tessera.ir.graph.node import Graph
+from tessera.ir.schedule.schedule import Collective, Schedule
+from tessera.passes.algorithms import algorithms
+from tessera.passes.simplify import simplify
+from tessera.runtime.arrays import array_shape, fetch, place, sharding
+from tessera.runtime.lower import lower
 from tests.cases import grid
 from tests.core.local_cases import CASES, MESH, Case
+from tests.core.scheduled import scheduled
 from tests.core.test_local import each_own, expected, whole_type
+from tests.core.test_schedule import step, types
 
 RNG = np.random.default_rng(5)
 FOLDS = ["dp=1", "tp=1", "dp=1,tp=1"]
@@ -51,6 +64,107 @@ def test_values_come_and_go(layout: str, onto: str) -> None:
         moved = dist.redistribute(t, to)
         np.testing.assert_array_equal(moved.numpy(), x)
         np.testing.assert_allclose(ts.sum(moved, dim=0).numpy(), x.sum(0), rtol=1e-5, atol=1e-6)
+
+
+# -- the program is what the schedule says --------------------------------------------------------
+WIDE = dist.Mesh.parse("dp=4 tp=2")
+PARTLY = ["dp=2", "dp=2,tp=1"]  # a device takes some of the places along an axis
+KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+
+
+def of_step(mesh: dist.Mesh) -> Graph:
+    w, x = types()
+    return simplify(graph.trace(step, {k: t.on(mesh) for k, t in w.items()}, x.on(mesh)))
+
+
+def lowered(s: Schedule, order: str = "") -> Any:
+    given = [s.buffers[b] for b in s.inputs]
+    return lower(s, order=order).lower(*(
+        jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in given
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 1 << 20])
+@pytest.mark.parametrize("onto", [*PARTLY, "tp=1"])
+def test_a_collective_step_is_one_collective_of_the_compiled_program(
+    onto: str, bucket_bytes: int | None
+) -> None:
+    mesh = WIDE.fold(onto)
+    s = scheduled(of_step(mesh), ScheduleOptions(bucket_bytes=bucket_bytes))
+    steps = [st for st in s.steps if isinstance(st, Collective)]
+    assert any(len(st.nodes) > 1 for st in steps) is bool(bucket_bytes)
+    devices = mesh.physical.sizes
+    want = sorted(st.op.replace("_", "-") for st in steps if any(devices[a] > 1 for a in st.axes))
+    text = lowered(s).compile().as_text()
+    assert sorted(re.findall(rf" ({'|'.join(KINDS)})(?:-start)?\(", text)) == want
+
+
+@pytest.mark.parametrize("order", ["", "binary"])
+def test_what_comes_after_is_a_path_in_a_folded_program_too(order: str) -> None:
+    s = scheduled(of_step(WIDE.fold("dp=2,tp=1")), ScheduleOptions(overlap=False))
+    made = {b: i for i, st in enumerate(s.steps) for b in st.writes}
+    late = [st for st in s.steps if {*st.after} - {made[b] for b in st.reads if b in made}]
+    assert lowered(s, order).as_text().count("optimization_barrier") == len(late) > 0
+
+
+@op.kernel
+def moved(x: ts.Tensor) -> tuple[ts.Tensor, ...]:
+    """Every collective, along one axis and along both, in either order."""
+    both, swapped = ("dp", "tp"), ("tp", "dp")
+    return (
+        dist.shift(x, both),
+        dist.permute(x, swapped, [(0, 5), (3, 0), (5, 3), (6, 1)]),
+        dist.broadcast(x, swapped, root=5) + 0.0 * x,
+        dist.all_gather(x, swapped, dim=1),
+        dist.all_gather(x, "dp", dim=0),
+        dist.all_to_all(x, "dp", 0, 1),
+        dist.all_to_all(x, both, 0, 1),
+        dist.all_to_all(x, swapped, 0, 1),
+        dist.all_reduce(x, both) + 0.0 * x,
+        dist.all_reduce(x, "dp", op="max") + 0.0 * x,
+        dist.reduce_scatter(x, both, dim=0),
+        dist.reduce_scatter(x, swapped, dim=0),
+        dist.reduce_scatter(x, "dp", dim=1),
+    )
+
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+
+@functools.cache
+def of_moved(
+    onto: str, order: str = "", bucket_bytes: int | None = None, algorithm: str = ""
+) -> list[Any]:
+    mesh = WIDE.fold(onto) if onto else WIDE
+    t = parse_type("f32[64@(dp,tp), 4]", mesh)
+    chosen = ScheduleOptions(
+        bucket_bytes=bucket_bytes, algorithm=(("", algorithm),) if algorithm else None
+    )
+    s = algorithms(scheduled(simplify(graph.trace(moved, t)), chosen))
+    outs = lower(s, order=order)(place(X, t))
+    types = [s.buffers[b].on(mesh) for b in s.outputs]
+    return [fetch(a, o) for a, o in zip(outs, types, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("onto", "algorithm"), [("", ""), ("", "ring"), ("", "tree"), *((f, "") for f in PARTLY)]
+)
+def test_collectives_over_axes_in_any_order_give_what_the_oracle_does(
+    onto: str, algorithm: str
+) -> None:
+    want = graph.evaluate(graph.trace(moved, parse_type("f32[64@(dp,tp), 4]", WIDE)), [X])
+    for a, b in zip(of_moved(onto, algorithm=algorithm), want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 1 << 20])
+@pytest.mark.parametrize("order", ["binary", "ring"])
+@pytest.mark.parametrize("onto", [*PARTLY, "dp=1,tp=1"])
+def test_collectives_in_one_order_have_the_bits_of_the_mesh_that_is_not_folded(
+    onto: str, order: str, bucket_bytes: int | None
+) -> None:
+    for a, b in zip(of_moved(onto, order, bucket_bytes), of_moved("", order), strict=True):
+        assert a.tobytes() == b.tobytes()
 
 
 def trained(mesh: dist.Mesh, zero: int) -> list[float]:

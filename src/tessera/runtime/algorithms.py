@@ -176,7 +176,7 @@ def _run(plan: _Plan, buffer: Array, axis: Axis) -> Array:
         # A round reads what was there when it began, so all reads come before all writes.
         sent = [_read(buffer, _table(e.reads, n, e.count, 0), rank) for e in exchanges]
         for e, rows in zip(exchanges, sent):
-            came = lax.ppermute(rows, axis, e.pairs)
+            came = xp_jax.permute(rows, axis if isinstance(axis, tuple) else (axis,), e.pairs)
             table = _table(e.writes, n, e.count, plan.rows)
             buffer = _write(buffer, table, rank, came, e.op)
     if (plan.result == np.arange(plan.rows)).all() if plan.result.shape[1] == plan.rows else False:

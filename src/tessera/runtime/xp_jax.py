@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..core.dtypes import DType
@@ -389,6 +390,13 @@ def _flipped(bits: Array) -> Array:
 
 
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
+    """The blocks that each of `pairs` of places along `axes` hands over, zeros elsewhere."""
+    # The engine numbers places in the order of the mesh's axes, whatever the order of `axes`.
+    names = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
+    if names != [*axes]:
+        places = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(a) for a in axes])
+        number = np.argsort(places.transpose([axes.index(a) for a in names]).ravel()).tolist()
+        pairs = [(number[a], number[b]) for a, b in pairs]
     return lax.ppermute(x, axes, pairs)
 
 
@@ -408,7 +416,7 @@ def _handed_on(x: Array, axes: tuple[str, ...], root: int) -> Array:
     place = (lax.axis_index(axes) - root) % n
     while far < n:
         pairs = [((root + i) % n, (root + i + far) % n) for i in range(far) if i + far < n]
-        came = lax.ppermute(x, axes, pairs)
+        came = permute(x, axes, pairs)
         x = jnp.where((place >= far) & (place < 2 * far), came, x)
         far *= 2
     return x

@@ -61,7 +61,8 @@ class Piece:
         return np.arange(prod(shape)).reshape(shape)
 
     def read(self, get: Get, block: Block, out: Array) -> None:
-        """Puts what the piece has of our `block` into `out`, asking `get` for no more than that."""
+        """Copies the part of our `block` that the piece holds into `out`; `get` reads only that
+        part."""
         where: dict[str, slice] = {}
         at: list[Any] = []
         for c, cut in zip(self.ours, block, strict=True):

@@ -1,5 +1,5 @@
-"""Is an argument what a function takes? Asked at the door, so that nobody meets a traceback from
-inside: every answer of no is an error that names the argument and says what to give.
+"""Is an argument what a function takes? Public functions ask it first, so that a wrong argument
+gives an error that names it and says what to give, not a traceback from inside the library.
 
 Each kind of question stands here once: the type of a value, one word of several, a number within
 bounds, a size that divides, the dims and the dtype of a tensor, equal names, a file, a library.

@@ -1,4 +1,5 @@
-"""How many devices does this program have? Whoever knows the engine says so here."""
+"""How many devices does this program have? The module that loads the engine gives a function that
+counts them."""
 
 from __future__ import annotations
 

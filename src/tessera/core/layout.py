@@ -449,7 +449,7 @@ def split_dims(body: str) -> list[str]:
 def parse_type(text: str, mesh: Mesh | None = None) -> TensorType:
     """The type that prints as `text`; its axes are those of `mesh`.
 
-    Raises LayoutError where the text is no type.
+    Raises LayoutError if `text` is not a type.
     """
     m = _TYPE.match(text.strip())
     if m is None:

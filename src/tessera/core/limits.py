@@ -1,6 +1,7 @@
 """How long may a collective take, and how many does a rank remember? Limits of this process.
 
-They are no part of a program: they hold for whatever runs, in all threads, from when they are set.
+They are not part of a program: from the moment they are set they hold for everything that runs, in
+all threads.
 """
 
 from __future__ import annotations

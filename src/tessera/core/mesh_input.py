@@ -22,7 +22,7 @@ Shape: TypeAlias = Mapping[str, int] | Sequence[int] | int | None
 
 
 def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
-    """The names of the axes, as a tuple. Raises MeshError if they are no identifiers or not
+    """The names of the axes, as a tuple. Raises MeshError if they are not identifiers or not
     distinct."""
     if not isinstance(axes, str | list | tuple):
         raise fail(

@@ -88,8 +88,8 @@ class ProgramOptions:
         return self.determinism == "mesh_invariant"
 
     def text(self) -> str:
-        """What is not as by default, without line breaks; "" where all is. `parse_options` reads
-        it."""
+        """The options that differ from the defaults, on one line; "" where none differs.
+        `parse_options` reads it."""
         return _program_text(self)
 
     def __str__(self) -> str:
@@ -131,7 +131,8 @@ def _value(choice: object) -> object:
 
 
 def parse_options(text: str) -> ProgramOptions:
-    """The options that print as `text`. Raises UsageError for what none prints."""
+    """The options that print as `text`. Raises UsageError if `text` is not the text of any
+    options."""
     try:
         given = dict(_choices(text))
         own = {k: given.pop(k) for k in _WORDS.keys() & given.keys()}

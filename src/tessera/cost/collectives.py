@@ -192,7 +192,7 @@ def choose(
 
     `groups` as in `price`; left out, all devices of the topology are one group. `order="pairs"`
     takes only those that add in adjacent pairs of ranks, as `mesh_invariant` needs. Raises
-    UsageError for a name that is none, or where nothing keeps the order.
+    UsageError if a name is unknown, or if no algorithm keeps the order.
     """
     return candidates(collective, size_bytes, topology, groups, algorithm=algorithm, order=order)[0]
 

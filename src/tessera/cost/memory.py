@@ -56,7 +56,7 @@ class MemoryPlan:
 
     @property
     def temporary(self) -> int:
-        """What is there inside the program only."""
+        """The bytes of values that exist only while the program runs."""
         return self.gradients + self.activations + self.working
 
     @property
@@ -238,8 +238,8 @@ def _stage_plan(
 
 def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
     """The lifetimes of the buffers in `here` that are made. What takes the memory of another begins
-    when that ends, and adds nothing where that is an argument's. What is sent to where its blocks
-    are already is no copy: it keeps them there."""
+    when that ends, and adds nothing where that is an argument's. A value that is sent to devices
+    which hold its blocks already is not copied; the blocks stay."""
     spans = {b: schedule.lifetimes[b] for b in sorted(here - set(schedule.inputs))}
     same: dict[int, int] = {}
     for step in schedule.steps:

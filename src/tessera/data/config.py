@@ -115,7 +115,8 @@ def read_config(config: Any) -> DataConfig:
 
 
 def _meant(key: str) -> str:
-    """The data key that `key` is a slip of, or a word that says that it is none; "" for others."""
+    """The data key that `key` misspells; "unknown" if it begins like one and none is near; "" for
+    keys that are right or are not about data."""
     if key in KEYS:
         return ""
     near = difflib.get_close_matches(key, [k for k in KEYS if abs(len(k) - len(key)) <= 2], 1, 0.85)

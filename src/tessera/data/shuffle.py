@@ -1,8 +1,8 @@
 """Which sample comes at place k of a shuffled epoch? A function of seed, epoch and k: no table.
 
 `permuted` is a keyed bijection of 0 .. n-1: a Feistel network over the least power of two that
-holds n, walked until it lands below n (Black and Rogaway, 2002). So any process can ask for any
-places, and what it is told does not depend on who else asks.
+holds n, walked until it lands below n (Black and Rogaway, 2002). So each process computes any
+places by itself, and all processes agree.
 
 >>> permuted(np.arange(8), 8, seed=1, epoch=0).tolist()
 [3, 7, 0, 4, 2, 6, 5, 1]

@@ -179,8 +179,8 @@ TABLE_FILES = (".parquet", ".arrow", ".feather")
 
 
 def open_source(data: Any, how: Reading) -> TokenSource:
-    """The tokens of `data`: None (the standard library), an array, a source, a path or several,
-    a `datasets.Dataset`. Raises UsageError for what is none of these, or cannot be read."""
+    """The tokens of `data`: None (the standard library), an array, a source, a path or several, a
+    `datasets.Dataset`. Raises UsageError if the argument is none of these or cannot be read."""
     if data is None:
         source = standard_library()
     elif isinstance(data, TokenSource):
@@ -225,7 +225,7 @@ def standard_library() -> TokenSource:
 
 def _open_path(path: Path, how: Reading) -> TokenSource:
     """The tokens of a file, or of all files of a folder in the order of their names. Raises
-    UsageError for what is no file of tokens or of tables."""
+    UsageError if a file holds neither tokens nor tables."""
     if path.is_dir():
         from .tokenize_rows import convert_folder, is_dataset_folder
 

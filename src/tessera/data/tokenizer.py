@@ -56,7 +56,7 @@ class Tokenizer:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint16)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text of `ids`. Ends are left out; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`. Ends are left out; bytes that are not UTF-8 become U+FFFD."""
         kept = [int(i) for i in ids if int(i) != self.end]
         return self._engine.decode(kept, skip_special_tokens=False)
 

@@ -181,7 +181,7 @@ def _inside(ids: Tensor, size: int) -> Tensor:
 
 
 def _or_beyond(x: Tensor, inside: Tensor) -> Tensor:
-    """`x`, and what nobody takes for a result where `inside` is NaN."""
+    """`x`, but NaN or the farthest integer (`beyond`) where `inside` is NaN."""
     mark = scalar(beyond(x.dtype), x.dtype)
     return emit("where", emit("isfinite", inside), x, mark)
 

@@ -2,7 +2,7 @@
 
 The batch may be split over the mesh; each matrix is whole on the device that works on it. Narrow
 floats are worked on in f32. A matrix without an answer (singular, not positive definite) gives NaN
-or infinities, as there is no stopping in the middle of a program.
+or infinities, because a program cannot stop halfway.
 
 >>> import tessera as ts
 >>> a = ts.tensor([[4.0, 2.0], [2.0, 5.0]])

@@ -84,7 +84,7 @@ class Place:
 
 
 def _mark(x: Any) -> object:
-    """What is compared of something outside that is no tensor."""
+    """The part of an object outside that is compared between calls, if it is not a tensor."""
     if isinstance(x, dict):
         return dict, tuple(x)
     if isinstance(x, (list, tuple)):

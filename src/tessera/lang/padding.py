@@ -1,5 +1,5 @@
 """How does a compiled function take arguments of any length? Each is padded to one of a few sizes:
-there are no more programs than sizes."""
+so there are at most as many programs as sizes."""
 
 from __future__ import annotations
 

@@ -165,7 +165,8 @@ class Recorder:
         return self if self.parent is None else self.parent.root
 
     def hold(self, box: Box) -> Opened | None:
-        """Keeps what is in `box` until the recording ends; a box made in it is its own affair."""
+        """Keeps what is in `box` until the recording ends; not that of a box that the recording
+        makes."""
         root = self.root
         if id(box) not in root.boxes:
             if id(box) in root.born or box._trace is not None:

@@ -165,7 +165,7 @@ def _is_name(dim: str | int) -> bool:
 
 
 def spec_of(items: Any) -> TensorSpec:
-    """The annotation `Tensor[items]`. Raises UsageError for what is no dim and no dtype."""
+    """The annotation `Tensor[items]`. Raises UsageError if an item is neither a dim nor a dtype."""
     parts = items if isinstance(items, tuple) else (items,)
     dtype = None
     if parts and isinstance(parts[-1], DType):

@@ -133,7 +133,7 @@ def compare_runs(
 
 
 def _gap(x: Value, y: Value) -> tuple[float, float]:
-    """(absolute difference, the larger value); infinite between things that are no numbers."""
+    """(absolute difference, the larger value); infinite if one of the two is not a number."""
     if not isinstance(x, (int, float)) or not isinstance(y, (int, float)):
         return (0.0 if x == y else math.inf), 0.0
     if x == y or (math.isnan(x) and math.isnan(y)):

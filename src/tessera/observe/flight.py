@@ -59,7 +59,7 @@ class Dump:
 
 
 def load_dump(path: Path | str) -> Dump:
-    """The dump in the file `path`. Raises UsageError where there is none."""
+    """The dump in the file `path`. Raises UsageError if the file is not a dump."""
     with file_access("flight", path, "read", "name a tessera-flight-*.json"):
         held = Path(path).read_bytes()
     try:

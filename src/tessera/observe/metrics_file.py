@@ -28,7 +28,7 @@ NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def read_metrics(path: str | Path) -> list[Row]:
     """The rows of a file, in order. A last line that was cut off by a crash is left out.
 
-    Raises UsageError where there is no such file, or a line of it is no row.
+    Raises UsageError if the file does not exist or a line of it is not a row.
     """
     rows: list[Row] = []
     fix = "name a metrics.jsonl of a run"

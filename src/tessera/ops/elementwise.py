@@ -309,7 +309,8 @@ minimum = binary("minimum", _pick_grad("gt"))
 
 
 def _whole_quotient(name: str) -> Callable[[Call, Array, Array], Array]:
-    """The op `name` of the adapter; of whole numbers by zero, what nobody takes for a result."""
+    """The op `name` of the adapter; a quotient of integers by zero is the farthest integer
+    (`beyond`)."""
 
     def local(c: Call, x: Array, y: Array) -> Array:
         dtype = c.out.dtype

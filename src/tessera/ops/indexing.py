@@ -2,8 +2,8 @@
 
 Where the dim is split, each device serves the ids in its block and reads zeros for the others, and
 the results add up (the value is partial). An id outside the whole dim is a mistake, and a program
-cannot stop halfway, so it gives what nobody takes for a result (`beyond`): it is read as NaN, and
-adds NaN to the nearest row. The attribute `ids` says which ids are inside:
+cannot stop halfway, so it gives a value that is easily seen to be wrong (`beyond`): it is read as
+NaN, and adds NaN to the nearest row. The attribute `ids` says which ids are inside:
 
     "exact"   0 to n - 1
     "signed"  -n to n - 1, negative ones counted from the end
@@ -94,8 +94,8 @@ def _located(c: Call, ids: Array, arg: int, table: TensorType) -> tuple[Array, A
 
 
 def _marked(c: Call, x: Array, outside: Array | None, table: TensorType | None = None) -> Array:
-    """`x` with what nobody takes for a result at the places `outside`. Where `x` is one term of the
-    blocks of `table`, the first block gives it and the others zero."""
+    """`x` with NaN or the farthest integer (`beyond`) at the places `outside`. Where `x` is one
+    term of the blocks of `table`, the first block gives it and the others zero."""
     if outside is None:
         return x
     dtype, dim = c.out.dtype, c.attrs["dim"]

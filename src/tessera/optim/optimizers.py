@@ -30,7 +30,7 @@ def _constants(**values: float) -> Factors:
 
 
 def _coupled(w: Tensor, g: Tensor, k: Factors, decays: bool) -> Tensor:
-    """The gradient with that of the penalty `weight_decay / 2 * |w|^2`."""
+    """The gradient plus that of the penalty `weight_decay / 2 * |w|^2`."""
     return g + k["decay"] * w if decays else g
 
 

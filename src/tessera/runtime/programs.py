@@ -1,7 +1,7 @@
 """Which compiled programs are kept? Those that were used last, within so many maps and bytes.
 
 The engine maps each program into memory in pieces, some hundred for a training step, and a process
-may hold so many of them and no more: beyond that the compiler ends it. So there is one book of all
+may hold only so many of them: beyond that the compiler ends it. So there is one book of all
 programs. What is let go of is compiled again when it is called.
 """
 

@@ -137,7 +137,7 @@ def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str
 
 
 def _get(key: str, end_s: float) -> bytes | None:
-    """What stands under `key`; None where nothing does in time."""
+    """The value under `key`; None if there is none in time."""
     try:
         left_ms = max(int((end_s - time.monotonic()) * 1000), 1)
         return bytes(service().blocking_key_value_get_bytes(key, left_ms))

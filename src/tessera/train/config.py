@@ -131,7 +131,7 @@ class TrainingConfig:
 
     @property
     def compute(self) -> DType | None:
-        """The dtype of products, None where it is that of their operands."""
+        """The dtype of products; None: the dtype of their operands."""
         return {"fp16": f16, "bf16": bf16, True: bf16}.get(self.mixed_precision)
 
     @property
@@ -207,7 +207,7 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
 
 
 def _together(c: TrainingConfig) -> list[tuple[str, str]]:
-    """What does not fit together, each thing by itself being right."""
+    """Values that are right each by itself but do not fit together."""
     kv = c.num_kv_heads or c.num_heads
     found = [
         (c.hidden_size % c.num_heads, "num_heads", f"{c.num_heads} does not divide hidden_size"),

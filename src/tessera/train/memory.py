@@ -43,8 +43,8 @@ class ProgramBytes:
 
 
 def program_bytes(function: object) -> ProgramBytes:
-    """The bytes of the program that the compiled `function` ran last. Raises UsageError where
-    there is none.
+    """The bytes of the program that the compiled `function` ran last. Raises UsageError if it has
+    not run.
 
     >>> import tessera as ts
     >>> double = ts.jit(lambda x: x * 2.0)

@@ -92,7 +92,7 @@ class TrainProgress:
 
 
 def facts_text(loss: float, tokens_per_s: float | None, mfu: float | None) -> str:
-    """What stands beside the bar; what is not known is left out.
+    """The text beside the bar; a number that is not known is left out.
 
     >>> facts_text(4.25, None, None)
     'loss 4.2500'

@@ -91,7 +91,7 @@ def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tenso
     """Logits [B, S, vocab] of token ids [B, S]; all sizes come from the weights.
 
     `choices` are `dropout` and `remat` of `nn.GPTConfig`; `make_model` takes them from a
-    configuration. Raises UsageError for weights that are no GPT's.
+    configuration. Raises UsageError if the weights are not those of a GPT.
     """
     before = random.state()
     model = GPT(_sizes(weights, **choices))

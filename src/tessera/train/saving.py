@@ -103,7 +103,7 @@ def load_checkpoint(
     """The checkpoint of `step`, or the latest, and the random state of its time.
 
     `like` gives weights and optimizer state whose layouts are taken; without it tensors have no
-    mesh. Raises UsageError where there is no checkpoint, or `like` has other names or shapes.
+    mesh. Raises UsageError if there is no checkpoint, or if `like` has other names or shapes.
     """
     found = checkpoints(folder)
     if not found or (step is not None and step not in found):

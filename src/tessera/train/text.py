@@ -68,7 +68,7 @@ def prepare(
 ) -> Text:
     """The text under `root` (None: the standard library's source) as tokens, kept under `cache`.
 
-    Raises UsageError where there is no such text, or for a vocabulary that cannot be.
+    Raises UsageError if there is no such text, or if no vocabulary has that size.
     """
     corpus = collect(root, max_mb=max_mb)
     kept = Path(cache) / _fingerprint(corpus, vocab)

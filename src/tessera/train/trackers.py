@@ -40,7 +40,7 @@ class Tracker(Protocol):
         """Takes the row of a step."""
 
     def close(self) -> None:
-        """Writes what is not written yet; nothing comes after it."""
+        """Writes what is not written yet. It is the last call."""
 
 
 class TensorBoard:

@@ -234,8 +234,8 @@ def copied(
     swap: Mapping[Node, Node] = NO_SWAP,
     among: Container[Node] | None = None,
 ) -> list[Node]:
-    """`roots` on new arguments, each after what it needs and `new`, which says what stands for what
-    and grows by them, does not have yet.
+    """Copies of `roots` on new arguments, each behind copies of the nodes that it needs. `new` maps
+    nodes to their copies: those that it has are not copied again, and the new ones are added to it.
 
     An argument that is a key of `swap` is read from its value. Where `among` is given, only its
     nodes are copied without being roots; any other that is missing is a KeyError.

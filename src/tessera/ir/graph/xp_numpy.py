@@ -104,7 +104,7 @@ def identity(kind: str, dtype: np.dtype[Any]) -> float:
 
 
 def _first(kind: str, x: Array) -> dict[str, Any]:
-    """Of no elements the largest and the least are what changes no other."""
+    """The maximum or minimum of no elements starts from its identity, as NumPy has none."""
     return {} if x.size else {"initial": identity(kind, x.dtype)}
 
 

@@ -154,7 +154,7 @@ class _Question:
         return self._by_words()
 
     def _open(self) -> frozenset[int]:
-        """What may be a batch: a tensor of one row is none."""
+        """The arguments that may be a batch; a tensor of one row cannot be one."""
         rows = {i for i, t in self.types.items() if t.rank and t.shape[0] > 1}
         return frozenset(rows - self.known - self.asked)
 

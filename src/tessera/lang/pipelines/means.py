@@ -31,7 +31,8 @@ class Value:
 
 
 def check(once: PipeState, twice: PipeState) -> None:
-    """Raises GraphError for a loss, or a result, that is no mean over the rows of the batch."""
+    """Raises GraphError if the loss, or another result, is not a mean over the rows of the
+    batch."""
     assert once.recorder is not None and twice.recorder is not None
     nodes, larger = once.recorder.builder.nodes, twice.recorder.builder.nodes
     if [n.op for n in nodes] != [n.op for n in larger]:

@@ -1,1 +1,1 @@
-"""Layers of experts: routing, dispatch over a mesh, and what comes back."""
+"""Layers of experts: routing, dispatch over a mesh, combination of the results."""

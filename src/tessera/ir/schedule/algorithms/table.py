@@ -121,7 +121,8 @@ class Algorithm:
 
 # ---- putting rounds together -------------------------------------------------------------------
 def table(rounds: Iterable[Iterable[Hop]]) -> tuple[Round, ...]:
-    """Rounds of single hops as rounds of transfers: what goes the same way goes together."""
+    """Rounds of single hops as rounds of transfers: hops between the same two ranks become one
+    transfer."""
     made = []
     for hops in rounds:
         together: dict[tuple[int, int, Action], list[int]] = {}

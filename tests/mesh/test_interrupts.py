@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import nn, optim
 from tessera.core import files, interrupts
 from tessera.data.create import create_dataloader
-from tessera.lang import jit as jits
+from tessera.lang import written
 from tessera.train.metrics import read_metrics
 
 SOAK = Path(__file__).parents[2] / "bench" / "soak" / "interrupts.py"
@@ -71,7 +71,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
     calm, hit = Step(donate), Step(donate)
     hit.model.load_state_dict({k: t.numpy() for k, t in calm.model.state_dict().items()})
     left = 10**9
-    really = nn.Parameter.fill, jits.put
+    really = nn.Parameter.fill, written.put
 
     def now() -> None:
         nonlocal left
@@ -88,7 +88,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
         really[1](*args)
 
     monkeypatch.setattr(nn.Parameter, "fill", fill)
-    monkeypatch.setattr(jits, "put", put)
+    monkeypatch.setattr(written, "put", put)
     assert calm() == hit()
     came = 0
     for nth in range(1, 9):

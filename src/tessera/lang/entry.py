@@ -1,45 +1,21 @@
-"""What is known of a function that was recorded: for which arguments, what it gives and writes."""
+"""For which arguments does a recording of a function stand, and which programs has it?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from ..core.context import Settings
 from ..core.layout import TensorType
-from .host_outputs import HostOutput
-from .outside import Found, Place
+from .outside import Found
 from .parameter import FREEZING, Parameter
 from .record import Check
 from .segments import Segment
 from .static import Same, kept
 from .tensor import Tensor
-from .tree import Path, Spec
 
 _type_of = attrgetter("type")
-
-
-@dataclass
-class Written:
-    """What a recorded call does besides its program: its result's structure and its writes."""
-
-    spec: Spec
-    leaves: list[Any]  # the result's leaves; those that the program gives are None
-    slots: list[int]  # where in `leaves` the program's results go, in order
-    writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
-    written_slots: list[int]  # which of `writes` take the program's further results
-    removed: list[Path]
-    outside: list[Place]  # where further results go
-    host_outputs: list[HostOutput]  # what sees the program's last results
-    fills: list[int]  # the parameters among the call's tensors that take results before those
-    same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
-    assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
-
-    def __post_init__(self) -> None:
-        into = self.writes, self.removed, self.outside, self.fills, self.assigned, self.host_outputs
-        self.plain = len(self.slots) == len(self.leaves) and not any(into)
 
 
 class Entry:

@@ -6,7 +6,7 @@ the body of a loop is a recorder inside a recorder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,12 +22,14 @@ from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node
+from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
 from .eager import HERE, here
 from .gradients import Goal, derived
 from .host_outputs import Act, HostOutput
 from .tensor import Tensor, Trace
 
+Held = Callable[[Node], Tensor | None]
 Check = Callable[[Tensor], None]  # of an argument, at each call
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
@@ -73,6 +75,7 @@ class Frame:
     block (lang/local/view.py), in a pipelined function one microbatch's part
     (lang/pipelines/microbatch.py)."""
 
+    is_read = True  # a value may be read on the host on the way
     one_of_many = False  # another recording of the same function has what this one lacks
     home: Mesh | None = None  # where weights lie at rest, if that is not the mesh in force
 
@@ -80,6 +83,9 @@ class Frame:
         """The type of the input that stands for `t`: for the argument's tensor at `place`, or one
         from outside of the function."""
         return t.type
+
+    def met(self, node: Node, t: Tensor, place: int) -> None:
+        """Is told of the input `node`, which stands for the argument's tensor at `place`."""
 
     def part(self, recorder: Recorder, node: Node) -> Node:
         """What there is here of `node`."""
@@ -107,6 +113,27 @@ class Frame:
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x` over the parts of the batch, how many they are)."""
         return x, 1
+
+    def scheduled(
+        self, recorder: Recorder, results: Sequence[Node], held: Held
+    ) -> tuple[list[Node], Schedule] | None:
+        """(the inputs, what runs) of a recording with these `results`, where that is not one
+        program of its nodes. `held` gives the tensor of an input, None for the random key."""
+        return None
+
+
+class Reframe(Exception):
+    """The function must be recorded anew, in another frame."""
+
+    def frame(
+        self,
+        inputs: Mapping[int, Tensor],
+        names: Sequence[str],
+        record: Callable[[Frame], list[Node]],
+    ) -> Frame:
+        """That frame. `inputs` are the tensors among the arguments' leaves, which bear `names`;
+        `record` gives the nodes of the function's result in a frame, on trial."""
+        raise NotImplementedError
 
 
 WHOLE = Frame()

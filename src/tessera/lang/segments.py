@@ -17,8 +17,11 @@ import numpy as np
 from ..core.layout import TensorType
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
+from . import random
+from .eager import run_graph
 from .engine import Program, engine
 from .outside import Place
+from .record import KEY_TYPE, Recorder
 from .tensor import Tensor
 
 # Where an input's value comes from: an argument's number, a tensor from outside or the place where
@@ -112,8 +115,14 @@ class Segment:
         outs = tuple(new[rec.nodes[i]] for i in (*self.targets, *self.exports))
         return Graph(rec.name, (*inputs, *nodes), inputs, outs, rec.options)
 
-    def stand_in(self, program: Program) -> None:
-        """Takes `program` for what was recorded."""
+    def stand_in(
+        self, recording: Recording, given: Sequence[Node], results: Sequence[Node], program: Program
+    ) -> None:
+        """Takes `program`, which gives `results` from `given`, for what was recorded."""
+        place = recording.place
+        self.recording, self.imports = recording, [place[n] for n in given]
+        self.sources = {place[n]: recording.sources[n] for n in given}
+        self.targets = [place.get(n, 0) for n in results]
         self._program = program
 
     def program(self) -> Program:
@@ -172,3 +181,75 @@ def grow(root: Segment, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Se
             at.children.pop(next(iter(at.children)))  # the oldest way
         at = at.children.setdefault(value_key(v), Segment())
     return path, at
+
+
+def define(
+    root: Segment, reads: Reads, rec: Recording, replaced: dict[Node, Node], results: Sequence[Node]
+) -> Segment:
+    """Settles the segments along what was read, of a recording that ended with `results`, in which
+    nodes are `replaced`. Gives the last."""
+    way, last = grow(root, reads.values[: len(reads.nodes)])
+    for k, (segment, (node, by_then)) in enumerate(zip(way, reads.nodes, strict=True)):
+        if segment.recording is None:
+            segment.define(rec, by_then, [node], way[:k])
+    last.define(rec, replaced, results, way)
+    return last
+
+
+# -- values ---------------------------------------------------------------------------------------
+def held(where: Source, tensors: Sequence[Any]) -> Any:
+    """The tensor that `where` means among these arguments; None is the key."""
+    if isinstance(where, int):
+        return tensors[where]
+    return where.now() if isinstance(where, Place) else where
+
+
+def source_of(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorType]]:
+    """What gives (array, type) of a source, for a call with these tensors."""
+    key: list[Any] = []
+
+    def source(where: Source) -> tuple[Any, TensorType]:
+        if where is None:
+            if not key:
+                key.append(engine().place(random.next_key(), KEY_TYPE))
+            return key[0], KEY_TYPE
+        t = held(where, tensors)
+        return t.data, t.type
+
+    return source
+
+
+@dataclass(eq=False)
+class Reads:
+    """What a recorded function reads on the way: the `values` that are known of earlier calls, then
+    those of the call with the tensors that `given` gives."""
+
+    values: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    given: Callable[[], Sequence[Tensor]] = tuple
+    # What was read, and what stood for what by then.
+    nodes: list[tuple[Node, dict[Node, Node]]] = field(default_factory=list)
+    sources: dict[Node, Source] = field(default_factory=dict)  # of the inputs
+
+    def begin(self) -> None:
+        """Forgets what a recording has left in it."""
+        self.nodes.clear()
+        self.sources.clear()
+
+    def __call__(self, r: Recorder, node: Node) -> np.ndarray[Any, Any]:
+        whole = r.builder.redistribute(node, node.type.replicated(), "to be read")
+        self.nodes.append((whole, dict(r.builder.replaced)))
+        if len(self.nodes) > len(self.values):
+            self.values.append(self._now(r, whole))
+        return self.values[len(self.nodes) - 1]
+
+    def _now(self, r: Recorder, node: Node) -> np.ndarray[Any, Any]:
+        """The value of `node`, by running everything it depends on, while recording goes on."""
+        known = {**self.sources, **{n: r.content(t) for t, n in r.captured}}
+        if r.key is not None:
+            known[r.key] = None
+        segment = Segment()
+        rec = Recording(r.builder.name, r.options, list(r.builder.nodes), known)
+        segment.define(rec, r.builder.replaced, [node], [])
+        source = source_of(list(map(r.content, self.given())))
+        values = [Tensor(*source(segment.sources[i])) for i in segment.imports]
+        return run_graph(segment.graph, values)[0].numpy()

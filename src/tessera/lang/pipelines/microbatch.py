@@ -21,7 +21,7 @@ from ...ops.elementwise import add
 from ...ops.redistribute import NAMES
 from ..functions import relayout
 from ..gradients import Goal, derived, laid
-from ..record import Frame, Recorder, symbolic
+from ..record import KEY_TYPE, Frame, Held, Recorder, symbolic
 from ..tensor import Tensor
 
 
@@ -40,14 +40,6 @@ class Pipeline(Protocol):
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
     ) -> Schedule: ...
     def table_of(self, state: PipeState) -> Table: ...
-
-
-class NeedsPipe(Exception):
-    """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
-
-    def __init__(self, pipe: Pipeline, mesh: Mesh) -> None:
-        self.pipe, self.mesh = pipe, mesh
-        super().__init__(f"{pipe.name} is called where no function is compiled")
 
 
 @dataclass(eq=False)
@@ -82,11 +74,12 @@ class PipeState(Frame):
     gradient_of: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
 
+    is_read = False
+
     @staticmethod
     def begin(
-        need: NeedsPipe, trial: int, rows: int = 0, cut: frozenset[int] = frozenset()
+        pipe: Pipeline, given: Mesh, trial: int, rows: int = 0, cut: frozenset[int] = frozenset()
     ) -> PipeState:
-        pipe, given = need.pipe, need.mesh
         mesh = given
         if len(mesh.axes) == 1:
             axes = (*mesh.axes, "one")
@@ -158,7 +151,6 @@ class PipeState(Frame):
         return relayout(t, gathered(t.type, (self.pipe.axis,))) if apart else t
 
     def met(self, node: Node, t: Tensor, place: int) -> None:
-        """Notes the input `node` for `t`."""
         self.place[node] = place
         if place in self.cut:
             self.batch[node] = self.whole(t)
@@ -195,6 +187,15 @@ class PipeState(Frame):
         found = [laid(b, g, w, t) for g, w, t in zip(found, wrt, here, strict=True)]
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
+
+    def scheduled(
+        self, recorder: Recorder, results: Sequence[Node], held: Held
+    ) -> tuple[list[Node], Schedule]:
+        inner = {*self.sums, *self.ahead}
+        given = [n for n in recorder.builder.inputs if n not in inner]
+        tensors = map(held, given)
+        wholes = [KEY_TYPE.on(self.mesh) if t is None else self.whole(t) for t in tensors]
+        return given, self.pipe.compiled(recorder, results, wholes)
 
     def _stand_ins(self, recorder: Recorder, loss: Node, wrt: Sequence[Node]) -> list[Node]:
         """In a trial, what stands for the gradients of `wrt`: only their types matter."""

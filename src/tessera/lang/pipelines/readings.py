@@ -9,27 +9,51 @@ stay whole is whole on one device too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ...core.errors import UsageError, fail
+from ...core.mesh import Mesh
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
 from ..parameter import Parameter
+from ..record import Frame, Reframe
 from ..tensor import Tensor
 from .means import check
-from .microbatch import NeedsPipe, PipeState
+from .microbatch import Pipeline, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
-Record = Callable[[PipeState], object]
+Record = Callable[[Frame], list[Node]]
+
+
+class NeedsPipe(Reframe):
+    """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
+
+    def __init__(self, pipe: Pipeline, mesh: Mesh) -> None:
+        self.pipe, self.mesh = pipe, mesh
+        super().__init__(f"{pipe.name} is called where no function is compiled")
+
+    def frame(
+        self, inputs: Mapping[int, Tensor], names: Sequence[str], record: Record
+    ) -> PipeState:
+        begin = functools.partial(PipeState.begin, self.pipe, self.mesh)
+
+        def tried(state: PipeState) -> None:
+            state.outputs = record(state)
+
+        return read(begin, inputs, names, tried)
 
 
 def read(
-    need: NeedsPipe, inputs: Mapping[int, Tensor], names: Mapping[int, str], record: Record
+    begin: Callable[..., PipeState],
+    inputs: Mapping[int, Tensor],
+    names: Sequence[str],
+    record: Callable[[PipeState], None],
 ) -> PipeState:
     """The state to record one microbatch with. `inputs` are the tensors among the arguments, by
-    their places; `record` records the function. Raises UsageError where no reading is possible, or
-    several; and what a recording of the whole batch raises."""
-    survey = PipeState.begin(need, 1)
+    their places; `record` records the function in a state that `begin` begins. Raises UsageError
+    where no reading is possible, or several; and what a recording of the whole batch raises."""
+    survey = begin(1)
     record(survey)
     weights = _weights(survey, inputs)
     first = {i: None for n in survey.taken for i in _places(survey, n) if i not in weights}
@@ -38,7 +62,7 @@ def read(
     )
 
     def possible(rows: int, cut: frozenset[int]) -> bool:
-        trial = PipeState.begin(need, 2, rows, cut)
+        trial = begin(2, rows, cut)
         try:
             record(trial)
         except Exception:  # of our rules, or of the user's own checks
@@ -70,17 +94,17 @@ def read(
         places = dict.fromkeys(i for n in survey.taken for i in sorted(_places(survey, n)))
         raise fail(
             UsageError,
-            f"{need.pipe.name}: it is not clear which argument holds the batch",
+            f"{survey.pipe.name}: it is not clear which argument holds the batch",
             [(names[i], f"{inputs[i].type}{', a weight' * (i in weights)}") for i in places],
             fix="hand the batch to the compiled function, as an argument; a weight is what ts.grad"
             " is asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made",
         )
     ((rows, cut),) = found.items()
-    once, twice = (PipeState.begin(need, n, rows, cut) for n in (1, 2))
+    once, twice = (begin(n, rows, cut) for n in (1, 2))
     record(once)
     record(twice)
     check(once, twice)
-    return PipeState.begin(need, 0, rows, cut)
+    return begin(0, rows, cut)
 
 
 def _beginnings(every: list[int]) -> Iterator[frozenset[int]]:

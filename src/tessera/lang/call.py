@@ -1,0 +1,165 @@
+"""How is one call of a compiled function recorded? The tensors among its arguments become inputs,
+the function runs once, and what it gives, changes and shows becomes the program's results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.interrupts import opens
+from ..core.reshard import completed
+from ..ir.graph.node import Node
+from .checks import bound
+from .outside import Found, Outside, Place
+from .parameter import Parameter
+from .record import WHOLE, Frame, Recorder, Reframe, recording
+from .segments import Reads
+from .store import owned_by, store_of
+from .tensor import Tensor
+from .tree import Path, Spec, call_paths, flatten, path_name, unflatten
+from .writes import changes, snapshot
+from .written import Written
+
+
+@dataclass(eq=False)
+class Recorded:
+    """A call that was recorded: its arguments as they are afterwards, and what came of it."""
+
+    recorder: Recorder
+    args: Any
+    kwargs: Any
+    before: dict[Path, Any]  # what was in the arguments' containers
+    out: Any
+    found: Found
+    places: dict[int, Place]  # of the tensors from outside, by their ids
+    left: list[Tensor]  # what was put into places outside
+
+    def _mine(self, values: Sequence[Any]) -> list[int]:
+        """Which of `values` are tensors of the recording."""
+        of = self.recorder
+        return [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._trace is of]
+
+    @property
+    def outputs(self) -> list[Node]:
+        """The nodes of the function's result."""
+        leaves = flatten(self.out)[0]
+        return [self.recorder.node(leaves[i]) for i in self._mine(leaves)]
+
+    def results(self, place: Mapping[int, int], complete: bool) -> tuple[list[Node], Written]:
+        """The program's results, their pending sums completed on `complete`; and what becomes of
+        them. `place` has the number of each of the call's tensors by its id."""
+        recorder = self.recorder
+        leaves, spec = flatten(self.out)
+        writes, removed = changes(self.before, (self.args, self.kwargs))
+        slots, written_slots = self._mine(leaves), self._mine([x for _, x in writes])
+        # A parameter that is given back is the caller's own, with what it was given or set to.
+        same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.boxes]
+        back = {id(leaves[i]) for i, _ in same}
+        opened = [o for i, o in recorder.boxes.items() if o.is_set or i in back]
+        assigned = list(recorder.assigned.values())
+        results = [
+            *(leaves[i] for i in slots),
+            *(writes[i][1] for i in written_slots),
+            *(o.last for o in opened if o.last is not None),
+            *(a.last for a in assigned),
+            *self.left,
+            *recorder.host_tensors,
+        ]
+        for i in slots:
+            leaves[i] = None
+        for i in written_slots:
+            writes[i] = writes[i][0], None
+        written = Written(
+            spec, leaves, slots, writes, written_slots, removed, self.found.writes,
+            recorder.host_outputs, [place[id(o.box)] for o in opened], same,
+            [(a.holder, a.name) for a in assigned],
+        )  # fmt: skip
+        nodes = [recorder.node(t) for t in results]
+        return [self._completed(n) for n in nodes] if complete else nodes, written
+
+    def _completed(self, n: Node) -> Node:
+        b = self.recorder.builder
+        b.loc = n.loc
+        done = b.redistribute(n, completed(n.type, n.type.partial_axes), "for the result")
+        b.loc = None
+        return done
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of the function `fn`, which may be a method of objects of the classes `owners`: the
+    `leaves` of its arguments, of which those at the places `dynamic` are tensors."""
+
+    fn: Callable[..., Any]
+    name: str
+    signature: inspect.Signature
+    owners: set[type]
+    leaves: list[Any]
+    spec: Spec
+    dynamic: list[int]
+    names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = list(map(path_name, call_paths(self.signature, self.spec)))
+
+    def record(self, reads: Reads) -> Recorded:
+        """The recording, in the frame that the function turns out to need."""
+        try:
+            return self.within(WHOLE, reads)
+        except Reframe as found:
+            need = found.with_traceback(None)
+        tensors = {i: self.leaves[i] for i in self.dynamic}
+        frame = need.frame(tensors, self.names, lambda f: self.within(f, Reads()).outputs)
+        reads.begin()
+        return self.within(frame, reads)
+
+    @opens
+    def within(self, frame: Frame, reads: Reads) -> Recorded:
+        """The recording in `frame`; `reads` gets the inputs' sources and answers what is read."""
+        recorder = Recorder(self.name, reader=reads if frame.is_read else None)
+        recorder.frame, recorder.compiles = frame, True
+        inputs, bindings = self._inputs(recorder, reads)
+        args, kwargs = unflatten(self.spec, self.leaves)
+        outside = Outside(self.fn, [*args, *kwargs.values()], self.owners)
+        try:
+            with recording(recorder), owned_by(store_of(self.fn, self.name)):
+                for box, node in bindings:
+                    recorder.bind(box, node)
+                given = [inputs.get(i, x) for i, x in enumerate(self.leaves)]
+                args, kwargs = unflatten(self.spec, given)
+                bound(self.name, self.signature, args, kwargs)
+                before = snapshot((args, kwargs))
+                out = self.fn(*args, **kwargs)
+            found, places, left = outside.end(recorder)
+        finally:
+            outside.restore(recorder)
+        return Recorded(recorder, args, kwargs, before, out, found, places, left)
+
+    def _inputs(
+        self, recorder: Recorder, reads: Reads
+    ) -> tuple[dict[int, Tensor], list[tuple[Parameter, Node]]]:
+        """(what the function gets in place of its leaves; the parameters among these, which are
+        themselves, with the inputs that are in them)."""
+        inputs: dict[int, Tensor] = {}
+        bindings: list[tuple[Parameter, Node]] = []
+        known: set[int] = set()
+        for k, i in enumerate(self.dynamic):
+            leaf = self.leaves[i]
+            if id(leaf) in known:  # a parameter under a second name
+                inputs[i] = leaf
+                continue
+            t = recorder.input(recorder.frame.type_of(leaf, i), self.names[i])
+            node = recorder.node(t)
+            recorder.frame.met(node, leaf, i)
+            t.name, t.drawn = leaf.name, leaf.drawn
+            if t.name:
+                recorder.named.append(t)
+            reads.sources[node] = k
+            inputs[i] = t
+            if type(leaf) is Parameter:
+                inputs[i] = leaf
+                known.add(id(leaf))
+                bindings.append((leaf, node))
+        return inputs, bindings

@@ -1,0 +1,91 @@
+"""What does a recorded call do besides its program? What its result is made of, and where it puts
+what the function has written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.layout import TensorType
+from .host_outputs import HostOutput
+from .outside import Place
+from .tensor import Tensor
+from .tree import Path, Spec, unflatten
+from .writes import put, remove
+
+
+@dataclass
+class Written:
+    """What a recorded call does besides its program: its result's structure and its writes."""
+
+    spec: Spec
+    leaves: list[Any]  # the result's leaves; those that the program gives are None
+    slots: list[int]  # where in `leaves` the program's results go, in order
+    writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
+    written_slots: list[int]  # which of `writes` take the program's further results
+    removed: list[Path]
+    outside: list[Place]  # where further results go
+    host_outputs: list[HostOutput]  # what sees the program's last results
+    fills: list[int]  # the parameters among the call's tensors that take results before those
+    same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
+    assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
+
+    def __post_init__(self) -> None:
+        into = self.writes, self.removed, self.outside, self.fills, self.assigned, self.host_outputs
+        self.plain = len(self.slots) == len(self.leaves) and not any(into)
+
+    def give(
+        self,
+        outs: Sequence[Any],
+        types: Sequence[TensorType],
+        args: Any,
+        kwargs: Any,
+        tensors: Sequence[Any],
+    ) -> Any:
+        """The call's result from the program's; writes go into the caller's containers, parameters
+        among the call's `tensors`, and modules."""
+        made = list(map(Tensor, outs, types))
+        if self.plain:
+            return unflatten(self.spec, made)
+        leaves = list(self.leaves)
+        for i, t in zip(self.slots, made, strict=False):
+            leaves[i] = t
+        for k in self.fills:
+            tensors[k]._keep()  # which may fail: now, not between two weights
+        rest = made[len(self.slots) :]
+        taken = len(rest) - sum(len(output.tensors) for output in self.host_outputs)
+        try:
+            self._put_all(rest[:taken], args, kwargs, tensors)
+        except BaseException:
+            with contextlib.suppress(Exception):  # of another thread, say: all weights or none
+                self._put_all(rest[:taken], args, kwargs, tensors)
+            raise
+        for i, k in self.same:
+            leaves[i] = tensors[k]
+        left = iter(rest[taken:])
+        for output in self.host_outputs:
+            output.run([next(left) for _ in output.tensors])
+        return unflatten(self.spec, leaves)
+
+    def _put_all(
+        self, values: list[Tensor], args: Any, kwargs: Any, tensors: Sequence[Any]
+    ) -> None:
+        """Puts the results of a call where its function has put them. To do it twice does no
+        harm."""
+        rest = iter(values)
+        writes = dict(enumerate(x for _, x in self.writes))
+        writes.update((i, next(rest)) for i in self.written_slots)
+        top = (args, kwargs)
+        for (path, _), value in zip(self.writes, writes.values(), strict=True):
+            put(top, path, value)
+        for path in self.removed:
+            remove(top, path)
+        for k in self.fills:
+            new = next(rest)
+            tensors[k].fill(new._data, new.type)
+        for holder, name in self.assigned:
+            setattr(holder, name, next(rest))
+        for place in self.outside:
+            place.put(next(rest))

@@ -20,11 +20,11 @@ from .lang.scheduling import (
     algorithm,
     all_reduce_overlap,
     bucket_bytes,
+    compiled_under,
     current,
     pipeline_microbatches,
     prefetch,
     reset,
-    scheduled,
 )
 
 __all__ = [
@@ -33,4 +33,4 @@ __all__ = [
     "pipeline_microbatches", "prefetch", "reset", "verify",
 ]  # fmt: skip
 
-make_callable(__name__, scheduled)  # the guides write `@schedule(...)`
+make_callable(__name__, compiled_under)  # the guides write `@schedule(...)`

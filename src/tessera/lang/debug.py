@@ -44,11 +44,11 @@ def print(*values: Any, **named: Any) -> None:
             return _Slot(len(tensors) - 1)
         return value
 
-    plan = [("", slot(v)) for v in values] + [(f"{k}=", slot(v)) for k, v in named.items()]
+    parts = [("", slot(v)) for v in values] + [(f"{k}=", slot(v)) for k, v in named.items()]
 
     def act(seen: Sequence[HostValue]) -> None:
         for place, found in _places(seen):
-            words = [name + _text(part, found) for name, part in plan]
+            words = [name + _text(part, found) for name, part in parts]
             head = " ".join(x for x in (f"{where}:" if where else "", place) if x)
             builtins.print(" ".join([head, *words] if head else words))
 

@@ -184,7 +184,7 @@ def options(
     )
 
 
-def scheduled(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
+def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;

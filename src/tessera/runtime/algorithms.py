@@ -42,7 +42,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _RowMoves:
     """Rounds of exchanges over a buffer of `rows` rows, and where the result lies in it."""
 
     rows: int
@@ -87,7 +87,7 @@ def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
         return _native(a, x, axis)
     if a.n == 1:
         return x
-    return _joined(a, x, _run(_plan(a), _rows(a, x, axis), axis))
+    return _joined(a, x, _run(_row_moves(a), _rows(a, x, axis), axis))
 
 
 def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
@@ -148,8 +148,8 @@ def _rows(a: Algorithm, x: Array, axis: Axis) -> Array:
     if lack:
         flat = jnp.pad(flat, ((0, 0), (0, lack)))
     own = jnp.reshape(flat, (blocks * a.pieces, -1))
-    plan = _plan(a)
-    rows = plan.rows + plan.spare
+    moves = _row_moves(a)
+    rows = moves.rows + moves.spare
     if own.shape[0] == rows:
         return own
     first = lax.axis_index(axis) * a.pieces if a.collective == "all_gather" else 0
@@ -169,19 +169,20 @@ def _joined(a: Algorithm, x: Array, rows: Array) -> Array:
     return jnp.reshape(blocks, x.shape)
 
 
-def _run(plan: _Plan, buffer: Array, axis: Axis) -> Array:
+def _run(moves: _RowMoves, buffer: Array, axis: Axis) -> Array:
     rank = lax.axis_index(axis)
-    n = plan.result.shape[0]
-    for exchanges in plan.rounds:
+    n = moves.result.shape[0]
+    for exchanges in moves.rounds:
         # A round reads what was there when it began, so all reads come before all writes.
         sent = [_read(buffer, _table(e.reads, n, e.count, 0), rank) for e in exchanges]
         for e, rows in zip(exchanges, sent):
             came = xp_jax.permute(rows, axis if isinstance(axis, tuple) else (axis,), e.pairs)
-            table = _table(e.writes, n, e.count, plan.rows)
+            table = _table(e.writes, n, e.count, moves.rows)
             buffer = _write(buffer, table, rank, came, e.op)
-    if (plan.result == np.arange(plan.rows)).all() if plan.result.shape[1] == plan.rows else False:
-        return buffer[: plan.rows]
-    return _read(buffer, plan.result, rank)
+    in_order = np.arange(moves.rows)
+    if moves.result.shape[1] == moves.rows and (moves.result == in_order).all():
+        return buffer[: moves.rows]
+    return _read(buffer, moves.result, rank)
 
 
 def _table(rows: dict[int, Sequence[int]], n: int, count: int, spare: int) -> Rows:
@@ -224,9 +225,9 @@ def _start(table: Rows, column: int, rank: Array) -> Array:
     return np.int32(line[0]) if (line == line[0]).all() else jnp.asarray(line)[rank]
 
 
-# ---- the plan ----------------------------------------------------------------------------------
+# ---- which rows move where ----------------------------------------------------------------------
 @lru_cache(maxsize=256)
-def _plan(a: Algorithm) -> _Plan:
+def _row_moves(a: Algorithm) -> _RowMoves:
     """Exchanges with rows. Only an all_to_all reuses rows: its chunks are n times what a rank
     holds."""
     homes = [{c: i if a.collective == "all_to_all" else c for i, c in enumerate(a.starts(r))}
@@ -247,7 +248,7 @@ def _plan(a: Algorithm) -> _Plan:
         rounds.append(tuple(exchanges))
     result = np.array([[homes[r][c] for c in a.wants(r)] for r in range(a.n)], np.int32)
     idle = (e.count for exchanges in rounds for e in exchanges if len(e.pairs) < a.n)
-    return _Plan(rows, max(idle, default=0), tuple(rounds), result)
+    return _RowMoves(rows, max(idle, default=0), tuple(rounds), result)
 
 
 def _last_sent(a: Algorithm) -> list[dict[int, float]]:

@@ -60,7 +60,7 @@ class Stepped:
         self._aliases = dict(zip(runs, donation_aliases(schedule), strict=True))
         self.steps = [self._program(step) for step in schedule.steps]
         made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
-        self.plan = [
+        self.launches = [
             (step, self._recorded(i, program, made), step.reads, step.writes, freed)
             for i, (step, program, freed) in enumerate(
                 zip(schedule.steps, self.steps, schedule.freed, strict=True)
@@ -73,7 +73,7 @@ class Stepped:
         for b, x in zip(s.inputs, self._apart(args), strict=True):
             env[b] = x
         if look is None:
-            for _, program, reads, writes, freed in self.plan:
+            for _, program, reads, writes, freed in self.launches:
                 for b, x in zip(writes, program(*[env[b] for b in reads])):
                     env[b] = x
                 for b in freed:
@@ -81,7 +81,7 @@ class Stepped:
             return [env[b] for b in s.outputs]
         if not self.inner:
             look.begin(s)
-        for i, (_, program, reads, writes, freed) in enumerate(self.plan):
+        for i, (_, program, reads, writes, freed) in enumerate(self.launches):
             args = tuple(env[b] for b in reads)
             jax.block_until_ready(args)
             start_s = time.perf_counter()

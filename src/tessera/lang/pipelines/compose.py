@@ -9,7 +9,7 @@ from typing import Any
 from ...core.checks import axes_of, function_of, unfit, whole
 from ...core.errors import UsageError, fail
 from ...core.mesh import Mesh
-from ...ir.schedule.pipelines.orders import known_schedule
+from ...ir.schedule.pipelines.orders import known_order
 from ..training import Stage
 from .pipe import Pipe
 
@@ -24,7 +24,7 @@ def _checked(
     count = None if microbatches is None else whole(name, "microbatches", microbatches, 1)
     many = None if chunks is None else whole(name, "chunks", chunks, 1)
     if isinstance(schedule, str) and not schedule.endswith(".csv"):
-        known_schedule(schedule)
+        known_order(schedule)
     return axes[0], count, many
 
 

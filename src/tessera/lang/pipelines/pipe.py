@@ -17,7 +17,7 @@ from ...core.errors import MeshError, UsageError, fail
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...ir.graph.node import Node
-from ...ir.schedule.pipelines.orders import known_schedule, pipeline_table
+from ...ir.schedule.pipelines.orders import known_order, pipeline_table
 from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
 from ..jit import jit
@@ -175,7 +175,7 @@ class Pipe:
         ranks = state.mesh.sizes[self.axis]
         chunks = self.chunks
         if chunks is None and isinstance(self.kind, str) and not self.kind.endswith(".csv"):
-            known = known_schedule(self.kind).chunks
+            known = known_order(self.kind).chunks
             chunks = known or max(1, (self.stages or 2 * ranks) // ranks)
         return pipeline_table(self.kind, ranks, state.count, chunks)
 

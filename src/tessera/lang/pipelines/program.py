@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...core.errors import UsageError, fail, lines_up
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
-from ...ir.schedule.pipelines.pipeline import Pipelined, pipeline_schedule
+from ...ir.schedule.pipelines.pipeline import Pipelined, pipelined
 from ...ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
 from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
@@ -95,7 +95,7 @@ def pipe_program(
     table = state.pipe.table_of(state)
     division = divided(m, table.stages)
     warn_if_few(table, stacklevel=lines_up())
-    made = pipeline_schedule(m.recorded(division.nodes), wholes, table, state.slices, state.mesh)
+    made = pipelined(m.recorded(division.nodes), wholes, table, state.slices, state.mesh)
     inner = {*state.batch, *state.sums, *state.ahead}
     names = {n: t.name for t, n in recorder.captured}
     homes: dict[str, int | None] = dict.fromkeys(

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .orders import known_schedule
+from .orders import known_order
 from .tables import count
 
 
@@ -119,7 +119,7 @@ def bubble_s(
 
     Raises UsageError for an unknown name.
     """
-    known = known_schedule(schedule)
+    known = known_order(schedule)
     ranks, microbatches = count("ranks", ranks), count("microbatches", microbatches)
     whole = forward_s + backward_input_s + backward_weight_s
     case = _Case(
@@ -143,7 +143,7 @@ def peak_activations(
 
     Raises UsageError for an unknown name.
     """
-    known = known_schedule(schedule)
+    known = known_order(schedule)
     ranks, microbatches = count("ranks", ranks), count("microbatches", microbatches)
     case = _Case(ranks, microbatches, chunks or known.chunks or 2, 1, 1, 1, 3)
     formula = _FORMULAS[known.name]

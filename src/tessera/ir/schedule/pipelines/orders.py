@@ -77,7 +77,7 @@ def pipeline_table(
                 fix="make a table for these counts, or run with those of the table",
             )
         return schedule
-    known = known_schedule(schedule)
+    known = known_order(schedule)
     if known.chunks is not None and v not in (None, known.chunks):
         raise fail(
             UsageError,
@@ -276,10 +276,10 @@ def _key(name: str) -> str:
 _NAMED = {_key(name): known for known in _ALL for name in (known.name, *known.also)}
 
 
-def known_schedule(name: object) -> Known:
+def known_order(name: object) -> Known:
     """The schedule of that name, in any case, with or without hyphens. Raises UsageError.
 
-    >>> known_schedule("zbh1").name, known_schedule("interleaved_1f1b").name
+    >>> known_order("zbh1").name, known_order("interleaved_1f1b").name
     ('ZB-H1', 'Interleaved1F1B')
     """
     found = _NAMED.get(_key(name)) if isinstance(name, str) else None

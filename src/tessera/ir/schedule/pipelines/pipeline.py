@@ -66,7 +66,7 @@ class Pipelined:
     homes: dict[Node, int] = field(default_factory=dict)  # inputs to the ranks that use them first
 
 
-def pipeline_schedule(
+def pipelined(
     made: Recorded, wholes: Sequence[TensorType], table: Table, meshes: Sequence[Mesh], mesh: Mesh
 ) -> Pipelined:
     """The schedule of `made` by `table`. `wholes` are the types of the inputs as they are given,

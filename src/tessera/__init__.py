@@ -62,7 +62,7 @@ from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed
 from .lang.record import named_scope
-from .lang.static import StaticWarning
+from .lang.static_arguments import StaticWarning
 from .lang.tape import stop_gradient
 from .lang.tensor import Tensor
 

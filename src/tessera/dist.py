@@ -20,8 +20,8 @@ from .lang.collectives import (
 from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
 from .lang.determinism import deterministic, set_deterministic
-from .lang.safety import set_collective_timeout
 from .lang.strategy import place, strategy
+from .lang.timeouts import set_collective_timeout
 from .observe.inspect import inspect
 from .observe.profile import profile
 from .observe.validate import validate_determinism

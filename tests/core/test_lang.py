@@ -24,8 +24,8 @@ from tessera.core.layout import TensorType, parse_type, plain
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.graph.verify import verify
 from tessera.ir.schedule.schedule import Schedule
+from tessera.lang.annotations import Sizes, TensorSpec
 from tessera.lang.engine import set_engine
-from tessera.lang.spec import Sizes, TensorSpec
 from tessera.lang.tree import flatten, path_name, paths, tree_map, unflatten
 from tessera.passes.plan import scheduled
 from tessera.passes.simplify import simplify

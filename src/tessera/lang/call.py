@@ -11,15 +11,15 @@ from typing import Any
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
+from .captured_names import Found, Outside, Place
 from .checks import bound
-from .outside import Found, Outside, Place
+from .mutations import changes, snapshot
 from .parameter import Parameter
 from .record import WHOLE, Frame, Recorder, Reframe, recording
 from .segments import Reads
 from .store import owned_by, store_of
 from .tensor import Tensor
 from .tree import Path, Spec, call_paths, flatten, path_name, unflatten
-from .writes import changes, snapshot
 from .written import Written
 
 

@@ -24,7 +24,7 @@ from ..core.layout import (
 from ..core.reshard import completed, gathered
 from . import functions
 from .local import ranks
-from .local.literal import (
+from .local.collectives import (
     collected,
     divided,
     exchanged,

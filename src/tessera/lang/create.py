@@ -22,7 +22,7 @@ from . import functions, random
 from .checks import mesh_or_none
 from .eager import run_graph
 from .engine import Engine, Program, engine
-from .host import engine_array, host_array, remembered
+from .host_data import engine_array, host_array, remembered
 from .operands import as_tensor
 from .record import KEY_TYPE, Recorder, current, recording, symbolic
 from .tensor import Tensor

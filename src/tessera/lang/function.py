@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from ..core.checks import function_of
 from ..core.errors import ShapeError, fail
+from .annotations import Sizes, TensorSpec
 from .checks import bound as bound_call
 from .checks import signature_of
 from .operands import type_like
-from .spec import Sizes, TensorSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")

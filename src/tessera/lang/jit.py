@@ -29,12 +29,12 @@ from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Schedule
 from ..passes.plan import plan, prepared
 from . import padding, random
-from .around import around
+from .cache_entry import Entry
 from .call import Call, Recorded
+from .captured_modules import around
 from .checks import bound, signature_of
 from .engine import Program, engine
-from .entry import Entry
-from .host import engine_array
+from .host_data import engine_array
 from .leaks import need_none_left
 from .operands import as_tensor
 from .parameter import Parameter
@@ -78,7 +78,7 @@ class Jit(Generic[P, R]):
         self._last: tuple[Builder, list[Node], Schedule | None] | None = None
         self._recordings = 0
         self._owners: set[type] = set()  # classes that it is a method of
-        self._around: list[Any] = []  # modules and parameters from outside (lang/around.py)
+        self._around: list[Any] = []  # modules and parameters from outside: captured_modules.py
 
     def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
         params = list(self._signature.parameters)

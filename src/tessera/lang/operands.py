@@ -13,7 +13,7 @@ from ..core.layout import TensorType, plain
 from .checks import fitting
 from .eager import here
 from .engine import engine
-from .host import engine_array, host_array, host_view, remembered
+from .host_data import engine_array, host_array, host_view, remembered
 from .tensor import Scalar, Tensor, method
 
 

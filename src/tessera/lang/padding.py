@@ -15,7 +15,7 @@ from ..core.dtypes import bool_, held_as
 from ..core.errors import ShapeError, UsageError, fail
 from . import functions as F
 from .checks import bound, fitting
-from .host import engine_array
+from .host_data import engine_array
 from .operands import as_tensor
 from .tensor import Tensor
 

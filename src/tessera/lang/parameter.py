@@ -20,7 +20,7 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from .create import first_values
 from .eager import moved
-from .host import engine_array
+from .host_data import engine_array
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
 from .tensor import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .entry import Entry
+from .cache_entry import Entry
 
 _FEW = 3
 

@@ -18,9 +18,9 @@ from ..core.layout import TensorType
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
 from . import random
+from .captured_names import Place
 from .eager import run_graph
 from .engine import Program, engine
-from .outside import Place
 from .record import KEY_TYPE, Recorder
 from .tensor import Tensor
 

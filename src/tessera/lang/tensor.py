@@ -20,8 +20,8 @@ from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Node
+from .annotations import TensorSpec, spec_of
 from .engine import engine
-from .spec import TensorSpec, spec_of
 
 Scalar = int | float | bool
 Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # a name in it is a string

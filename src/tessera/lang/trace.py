@@ -14,7 +14,7 @@ from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
 from .checks import bound, signature_of
-from .host import engine_array
+from .host_data import engine_array
 from .operands import as_tensor
 from .record import Reader, Recorder, recording
 from .store import owned_by, store_of

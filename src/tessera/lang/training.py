@@ -17,12 +17,12 @@ from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
 from ..ir.graph.node import Graph
 from . import store
+from .captured_names import Place, places_of, variables
 from .checks import signature_of
 from .grad import grad, met
-from .host import engine_array
+from .host_data import engine_array
 from .jit import Jit
 from .operands import type_like
-from .outside import Place, places_of, variables
 from .record import current, named_scope
 from .store import Collector, Slot, Store
 from .strategy import Strategy, check_reach, strategy_or_none

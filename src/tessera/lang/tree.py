@@ -23,7 +23,7 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from .engine import engine
-from .host import engine_array
+from .host_data import engine_array
 from .parameter import Parameter
 from .record import current
 from .tensor import KINDS, Tensor

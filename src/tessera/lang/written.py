@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.layout import TensorType
+from .captured_names import Place
 from .host_outputs import HostOutput
-from .outside import Place
+from .mutations import put, remove
 from .tensor import Tensor
 from .tree import Path, Spec, unflatten
-from .writes import put, remove
 
 
 @dataclass

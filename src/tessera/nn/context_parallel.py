@@ -24,8 +24,8 @@ from ..lang import functions as F
 from ..lang.collectives import shift, split_over
 from ..lang.create import ShardSpec
 from ..lang.custom import custom_gradient
+from ..lang.local.collectives import rank_along
 from ..lang.local.distribute import distribute
-from ..lang.local.literal import rank_along
 from ..lang.local.view import view
 from ..lang.operands import as_tensor
 from ..lang.shaping import one_dim

@@ -20,7 +20,7 @@ from ..core.checks import alike, flag, instance, mapping, same_names, shown
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang.create import Init, dist_tensor
-from ..lang.host import engine_array
+from ..lang.host_data import engine_array
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
 from ..lang.record import current, named_scope

@@ -22,9 +22,9 @@ from ..core.context import replaced, settings
 from ..core.files import write_whole
 from ..core.mesh import Mesh
 from ..ir.graph.text import size_text
+from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import Collective, Schedule, Send, Step
-from ..ir.schedule.watch import watching
 
 SCOPES = 3  # levels of scope that compute is told apart by
 

@@ -20,9 +20,9 @@ from ..ir.graph.text import node_text
 from ..ir.schedule.pipelines.stages import on_mesh
 from ..lang.engine import engine
 from ..lang.jit import Jit
+from ..lang.mutations import changes, snapshot
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten
-from ..lang.writes import changes, snapshot
 from .instrument import Array, Run, measured, outside, recorded, results
 
 WHO = "validate_determinism"

@@ -18,6 +18,7 @@ from ..core.layout import TensorType
 from ..core.limits import limits
 from ..core.wording import ranks_text
 from ..ir.schedule.donation import donation_aliases
+from ..ir.schedule.listener import watcher
 from ..ir.schedule.schedule import (
     Collective,
     Compute,
@@ -27,7 +28,6 @@ from ..ir.schedule.schedule import (
     Send,
     Step,
 )
-from ..ir.schedule.watch import watcher
 from .flight import arrive, flight
 from .folds import Folds
 from .local import Local

@@ -20,16 +20,16 @@ from ...core.mesh import Mesh, auto
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
 from ..jit import Jit
+from ..mutations import changes, put, remove, snapshot
 from ..operands import as_tensor
 from ..record import Frame, Recorder, current
 from ..strategy import Strategy
 from ..strategy import strategy as strategy_named
 from ..tensor import Tensor
 from ..tree import Path, call_paths, flatten, unflatten
-from ..writes import changes, put, remove, snapshot
-from .borders import Borders
+from .batch_arguments import batches
+from .boundary import Borders
 from .merge import record_ranks
-from .readings import batches
 from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")

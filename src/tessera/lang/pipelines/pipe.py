@@ -24,10 +24,10 @@ from ..jit import jit
 from ..record import WHOLE, Recorder, current, named_scope
 from ..tensor import Tensor
 from ..tree import flatten
+from .batch_inputs import NeedsPipe
 from .microbatch import PipeState, state_of
 from .placing import placed
 from .program import PipeProgram, pipe_program
-from .readings import NeedsPipe
 
 MICROBATCHES = 2  # for each stage, where nobody says how many
 

@@ -9,7 +9,7 @@ import numpy as np
 from ...core.context import settings
 from ...ir.schedule.schedule import Schedule, Send
 from ..engine import engine
-from ..host import engine_array
+from ..host_data import engine_array
 from ..operands import as_tensor
 from ..tensor import Tensor
 from ..tree import flatten, path_name, paths, unflatten

@@ -18,8 +18,8 @@ from ...graph.build import Builder
 from ...graph.node import Graph, Node, copied, input_node, reachable
 from ..build import with_regions
 from ..schedule import Compute, Schedule, Send
-from .after import by_rank, late_nodes, settle
 from .check import run_order
+from .epilogue import by_rank, late_nodes, settle
 from .merge import merged
 from .microbatches import Totals, key_of, microbatches, together
 from .stages import (

@@ -24,7 +24,7 @@ from ..record import Recorder, recording
 from ..store import Store, collected_by, owned_by
 from ..tensor import Tensor
 from ..tree import Path, flatten, path_name, unflatten
-from .borders import Borders
+from .boundary import Borders
 from .merge import record_ranks
 from .view import NeedsRank
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..core.context import Settings
 from ..core.layout import TensorType
-from .outside import Found
+from .captured_names import Found
 from .parameter import FREEZING, Parameter
 from .record import Check
 from .segments import Segment
-from .static import Same, kept
+from .static_arguments import Same, kept
 from .tensor import Tensor
 
 _type_of = attrgetter("type")

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.errors import PACKAGE
 from .record import Recorder
-from .static import Same, kept
+from .static_arguments import Same, kept
 from .tensor import Tensor
 from .tree import is_registered
 
@@ -226,7 +226,8 @@ def _expand(place: Place, x: Any, names: set[str], out: Looked) -> None:
     elif _is_object(x) or is_registered(type(x)):
         for name in sorted(names & x.__dict__.keys()):
             below = x.__dict__[name]
-            # The tensors of a module are read by lang/around.py; here it counts which parts it has.
+            # The tensors of a module are read by lang/captured_modules.py; here it counts which
+            # parts it has.
             if _is_object(x) or is_registered(type(below)):
                 _expand(place.below(True, name), below, names, out)
 

@@ -534,7 +534,8 @@ def test_bad_configurations_name_all_that_is_wrong() -> None:
     )
     assert text_of(lambda: loader(prefetch=-1, packing="tight", hosts=(2, 2))) == (
         "dataloader: packing cannot be 'tight', prefetch cannot be -1, hosts cannot be (2, 2)\n"
-        'fix : packing is "concat", "documents" or "padded"; prefetch is a whole number from 0; '
+        'fix : packing is "concat", "documents" or "padded"; prefetch is a whole number from 0 '
+        "to 2147483647; "
         "hosts is a pair (which, of how many), e.g. (0, 1)"
     )
     assert text_of(lambda: create_dataloader({"batch_size": 4})).startswith(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +343,17 @@ def test_keys_that_do_not_fit_together(keys: Tree, said: str) -> None:
 def test_what_is_no_configuration(bad: Any) -> None:
     with pytest.raises(ts.UsageError, match="it cannot be"):
         checked(bad)
+
+
+def test_numbers_of_numpy_become_plain_ones_that_a_checkpoint_can_write() -> None:
+    c = checked({
+        "vocab_size": np.int64(64), "learning_rate": np.float32(0.5), "tie_embeddings": np.True_,
+        "betas": np.array([0.5, 0.25], np.float32),
+    })  # fmt: skip
+    assert json.loads(json.dumps(asdict(c)))["betas"] == [0.5, 0.25]
+    assert (c.vocab_size, c.learning_rate, c.tie_embeddings) == (64, 0.5, True)
+    with pytest.raises(ts.UsageError, match="mixed_precision : array"):
+        checked({"mixed_precision": np.array(["a", "b"])})
 
 
 def test_aliases_and_the_loaders_keys_are_known() -> None:

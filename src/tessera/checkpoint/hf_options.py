@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.checks import is_whole, shown, unfit
+from ..core.checks import shown, unfit
 from ..core.errors import TesseraError, UsageError, fail
+from ..core.kinds import is_whole
 from ..nn.positions import Rope
 
 ROPES = ("default", "linear", "llama3")

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .errors import DTypeError, ShapeError, TesseraError, UsageError, fail
+from .kinds import is_whole, numbers, whole_numbers, within
 
 if TYPE_CHECKING:
     from .layout import TensorType
@@ -142,18 +142,13 @@ def some(names: Sequence[str], most: int = 5) -> str:
 
 
 # -- numbers --------------------------------------------------------------------------------------
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number, Python's or NumPy's; a bool is not."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def whole(
     name: str, what: str, value: object, least: int | None = None, most: int | None = None
 ) -> int:
     """A whole number, from `least` to `most`. Raises UsageError."""
     if is_whole(value) and (least is None or value >= least) and (most is None or value <= most):
         return int(value)
-    raise unfit(name, what, value, "give a whole number" + _bounds(least=least, most=most))
+    raise unfit(name, what, value, "give " + whole_numbers(least, most)[0])
 
 
 def number(name: str, what: str, value: object, **bounds: float) -> float:
@@ -161,35 +156,9 @@ def number(name: str, what: str, value: object, **bounds: float) -> float:
     UsageError."""
     if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         x = value.item() if isinstance(value, np.generic) else value
-        if all(_WITHIN[bound](x, limit) for bound, limit in bounds.items()):
+        if within(x, bounds):
             return x
-    raise unfit(name, what, value, "give a number" + _bounds(**bounds))
-
-
-_WITHIN: dict[str, Callable[[float, float], bool]] = {
-    "least": lambda x, limit: x >= limit,
-    "most": lambda x, limit: x <= limit,
-    "above": lambda x, limit: x > limit,
-    "below": lambda x, limit: x < limit,
-}
-
-
-def _bounds(
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> str:
-    """Bounds in words.
-
-    >>> _bounds(least=1), _bounds(least=0, most=1), _bounds(above=0, below=math.inf)
-    (' of at least 1', ' from 0 to 1', ' above 0')
-    """
-    if least is not None and most is not None:
-        return f" from {least} to {most}"
-    parts = {"of at least": least, "of at most": most, "above": above, "below": below}
-    given = [f"{how} {limit}" for how, limit in parts.items() if limit not in (None, math.inf)]
-    return " ".join(["", " and ".join(given)]) if given else ""
+    raise unfit(name, what, value, "give " + numbers(**bounds)[0])
 
 
 def probability(name: str, value: object) -> float:

@@ -27,8 +27,8 @@ from typing import Self
 import numpy as np
 
 from . import context, devices
-from .checks import is_whole
 from .errors import MeshError, fail
+from .kinds import is_whole
 from .mesh_input import (
     Devices,
     Shape,

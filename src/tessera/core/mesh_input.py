@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from .checks import is_whole
 from .errors import MeshError, fail
+from .kinds import is_whole
 
 # A nested list has no finite type; what it may hold is checked, and reported, at run time.
 Devices: TypeAlias = Sequence[Any] | np.ndarray[Any, Any] | int | None

@@ -55,3 +55,19 @@ def nth(n: int) -> str:
     """
     last = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{last}"
+
+
+def columns(rows: Iterable[Sequence[str]], left: int) -> list[str]:
+    """Rows of cells as lines: the first `left` cells stand to the left of their columns, the others
+    to the right.
+
+    >>> columns([("op", "bytes"), ("add", "8")], 1)
+    ['op   bytes', 'add      8']
+    """
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sides = "<" * left + ">" * (len(widths) - left)
+    return [
+        "  ".join(f"{c:{side}{w}}" for c, side, w in zip(row, sides, widths, strict=True)).rstrip()
+        for row in table
+    ]

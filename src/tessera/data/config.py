@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..core.checks import axes_of, is_whole, mapping, shown
+import numpy as np
+
+from ..core import kinds
+from ..core.checks import MOST, axes_of, mapping, shown
 from ..core.errors import UsageError, fail
 from .sources import Reading
 
@@ -110,8 +112,8 @@ def read_config(config: Any) -> DataConfig:
                 axes_of("", given[key]) if key == "data_axes" else tuple(map(int, given[key]))
             )
     # NumPy's numbers too, but a state must be plain.
-    whole = {key: int(value) for key, value in given.items() if key != "data" and is_whole(value)}
-    return DataConfig(**(given | whole))
+    plain = {key: value.item() for key, value in given.items() if isinstance(value, np.generic)}
+    return DataConfig(**(given | plain))
 
 
 def _meant(key: str) -> str:
@@ -125,74 +127,33 @@ def _meant(key: str) -> str:
     return "unknown" if key.startswith("data_") and not key.startswith("data_parallel") else ""
 
 
-Check = Callable[[Any], bool]
-
-
-def _from(least: int, most: int = 2**31 - 1) -> Check:
-    return lambda v: is_whole(v) and least <= v <= most
-
-
-def _one_of(*words: str) -> Check:
-    return lambda v: _text(v) and v in words
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _or_none(check: Check) -> Check:
-    return lambda v: v is None or check(v)
-
-
-def _pair(value: Any) -> bool:
-    return (
-        isinstance(value, (tuple, list))
-        and len(value) == 2
-        and all(is_whole(x) for x in value)
-        and 0 <= value[0] < value[1]
-    )
-
-
-def _axes(value: Any) -> bool:
-    return _text(value) or (isinstance(value, (tuple, list)) and all(map(_text, value)))
-
-
-def _number(value: Any) -> bool:
-    return is_whole(value) or isinstance(value, float)
-
-
-LEGAL: dict[str, tuple[str, Check]] = {
-    "sequence_length": ("a whole number from 1", _from(1)),
-    "batch_size": ("a whole number from 1 to 2**24", _from(1, 2**24)),
-    "global_batch_size": ("a whole number from 1 to 2**24", _from(1, 2**24)),
-    "batch_size_per_gpu": ("a whole number from 1 to 2**24", _from(1, 2**24)),
-    "seed": ("a whole number", is_whole),
-    "shuffle": ("True or False", _flag),
-    "packing": (
-        '"concat", "documents" or "padded"', _one_of("concat", "documents", "padded"),
-    ),
-    "sequence_buckets": ("a list of whole numbers from 1", _or_none(
-        lambda v: isinstance(v, (tuple, list)) and len(v) > 0 and all(map(_from(1), v)))),
-    "segment_ids": ("True or False", _flag),
-    "eos_token": ("a token", _or_none(_from(0))),
-    "pad_token": ("a token", _or_none(_from(0))),
-    "epochs": ("a whole number from 1, or math.inf", _or_none(
-        lambda v: _number(v) and v >= 1 and (math.isinf(v) or v == int(v)))),
-    "drop_last": ("True or False", _flag),
-    "prefetch": ("a whole number from 0", _from(0)),
-    "validation_fraction": ("from 0 up to, not including, 1", lambda v: _number(v) and 0 <= v < 1),
-    "hosts": ("a pair (which, of how many), e.g. (0, 1)", _pair),
-    "data_axes": ("a mesh axis, or a tuple of them", _or_none(_axes)),
-    "data_dtype": (
-        '"uint8", "uint16", "uint32" or "int32"',
-        _or_none(_one_of("uint8", "uint16", "uint32", "int32")),
-    ),
-    "data_column": ("the name of a column", _or_none(_text)),
-    "data_split": ("the name of a split", _or_none(_text)),
+_ROWS = kinds.whole_numbers(1, 2**24)
+_TOKEN: kinds.Kind = ("a token", kinds.or_none(kinds.whole_numbers(0, MOST))[1])
+LEGAL: dict[str, kinds.Kind] = {
+    "sequence_length": kinds.whole_numbers(1, MOST),
+    "batch_size": _ROWS,
+    "global_batch_size": _ROWS,
+    "batch_size_per_gpu": _ROWS,
+    "seed": kinds.whole_numbers(),
+    "shuffle": kinds.FLAG,
+    "packing": kinds.choices("concat", "documents", "padded"),
+    "sequence_buckets": ("a list of whole kinds.numbers from 1", lambda v: v is None or (
+        kinds.is_list(v, kinds.whole_numbers(1, MOST)[1]) and len(v) > 0)),
+    "segment_ids": kinds.FLAG,
+    "eos_token": _TOKEN,
+    "pad_token": _TOKEN,
+    "epochs": ("a whole number from 1, or math.inf", lambda v: v is None or (
+        kinds.is_number(v) and v >= 1 and (math.isinf(v) or v == int(v)))),
+    "drop_last": kinds.FLAG,
+    "prefetch": kinds.whole_numbers(0, MOST),
+    "validation_fraction": kinds.numbers(least=0, below=1),
+    "hosts": ("a pair (which, of how many), e.g. (0, 1)",
+              lambda v: kinds.is_list(v, kinds.is_whole, 2) and 0 <= v[0] < v[1]),
+    "data_axes": ("a mesh axis, or a tuple of them",
+                  lambda v: v is None or kinds.is_string(v) or kinds.is_list(v, kinds.is_string)),
+    "data_dtype": kinds.or_none(kinds.choices("uint8", "uint16", "uint32", "int32")),
+    "data_column": ("the name of a column", kinds.or_none(kinds.STRING)[1]),
+    "data_split": ("the name of a split", kinds.or_none(kinds.STRING)[1]),
     "data_cache": ("a path", lambda v: isinstance(v, (str, Path))),
 }  # fmt: skip
 

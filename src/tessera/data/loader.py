@@ -24,8 +24,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import is_whole, shown, unfit
+from ..core.checks import shown, unfit
 from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.kinds import is_whole
 from ..lang.tensor import Tensor
 from .config import DataConfig
 from .packing import Packed, Rows, Samples, Windows

@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ..core.checks import is_whole, number, shown, unfit
+from ..core import kinds
+from ..core.checks import number, shown, unfit
 from ..core.dtypes import DType, largest
 from ..core.errors import DTypeError, MeshError, UsageError, fail
 from ..core.mesh import Mesh
@@ -24,59 +25,49 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 # -- by what an annotation says -------------------------------------------------------------------
-def _number(value: object) -> bool:
-    return is_whole(value) or isinstance(value, (float, np.floating))
-
-
-def _list(ok: Callable[[object], bool], count: int | None = None) -> Callable[[object], bool]:
-    return lambda value: (
-        isinstance(value, (tuple, list, range, np.ndarray))
-        and (count is None or len(value) == count)
-        and all(map(ok, value))
-    )
-
-
 def _tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-# What an annotation takes, and how a reader calls it.
-_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "int": (is_whole, "a whole number"),
-    "float": (_number, "a number"),
-    "bool": (lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
-    "str": (lambda value: isinstance(value, str), "a string"),
-    "None": (lambda value: value is None, "None"),
-    "Tensor": (_tensor, "a tensor"),
-    "tuple[float, float]": (_list(_number, 2), "two numbers, e.g. (0.9, 0.999)"),
-    "Sequence[int]": (_list(is_whole), "a list of whole numbers"),
-    "Sequence[float]": (_list(_number), "a list of numbers"),
-}
+# What an annotation takes.
+_KINDS: dict[str, kinds.Kind] = {
+    "int": kinds.whole_numbers(),
+    "float": kinds.numbers(),
+    "bool": kinds.FLAG,
+    "str": kinds.STRING,
+    "None": kinds.choices(None),
+    "Tensor": ("a tensor", _tensor),
+    "tuple[float, float]": (
+        "two numbers, e.g. (0.9, 0.999)", lambda x: kinds.is_list(x, kinds.is_number, 2),
+    ),
+    "Sequence[int]": ("a list of whole numbers", lambda x: kinds.is_list(x, kinds.is_whole)),
+    "Sequence[float]": ("a list of numbers", lambda x: kinds.is_list(x, kinds.is_number)),
+}  # fmt: skip
 
 
 def annotated(name: str, annotations: Mapping[str, object], values: Mapping[str, object]) -> None:
     """Raises UsageError where one of `values` is not what is written beside its name. Annotations
     that say more than `_KINDS` are not looked at."""
     for what, value in values.items():
-        kinds = str(annotations.get(what)).split(" | ")
-        if set(kinds) <= _KINDS.keys() and not any(_KINDS[k][0](value) for k in kinds):
-            raise unfit(name, what, value, "give " + " or ".join(_KINDS[k][1] for k in kinds))
+        legal = str(annotations.get(what)).split(" | ")
+        if set(legal) <= _KINDS.keys() and not any(_KINDS[k][1](value) for k in legal):
+            raise unfit(name, what, value, "give " + " or ".join(_KINDS[k][0] for k in legal))
 
 
 def annotated_fields(settings: Any) -> None:
     """`annotated` of a dataclass that was just made."""
-    kinds = {f.name: f.type for f in dataclasses.fields(settings)}
-    annotated(type(settings).__name__, kinds, {n: getattr(settings, n) for n in kinds})
+    types = {f.name: f.type for f in dataclasses.fields(settings)}
+    annotated(type(settings).__name__, types, {n: getattr(settings, n) for n in types})
 
 
 def typed(fn: F) -> F:
     """`fn`, or the `__init__` of a class, with `annotated` of its arguments at each call."""
     name, signature = fn.__qualname__.removesuffix(".__init__"), inspect.signature(fn)
-    kinds = {p.name: p.annotation for p in signature.parameters.values()}
+    types = {p.name: p.annotation for p in signature.parameters.values()}
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        annotated(name, kinds, bound(name, signature, args, kwargs).arguments)
+        annotated(name, types, bound(name, signature, args, kwargs).arguments)
         return fn(*args, **kwargs)
 
     return cast(F, run)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import axes_of, is_whole, shown, sizes, string, unfit
+from ..core.checks import axes_of, shown, sizes, string, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
 from ..core.errors import LayoutError, ShapeError, UsageError, fail
+from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType, parse_type, plain
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions

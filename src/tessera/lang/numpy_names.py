@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import is_whole
 from ..core.dtypes import int32
 from ..core.errors import UsageError, fail
+from ..core.kinds import is_whole
 from . import functions as F
 from . import linalg
 from .operands import as_tensor, binary, emit

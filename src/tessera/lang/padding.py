@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import is_whole, number, shown, unfit
+from ..core.checks import number, shown, unfit
 from ..core.dtypes import bool_, held_as
 from ..core.errors import ShapeError, UsageError, fail
+from ..core.kinds import is_whole
 from . import functions as F
 from .checks import bound, fitting
 from .host_data import engine_array

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import is_whole, number, shown, sizes, unfit, whole
+from ..core.checks import number, shown, sizes, unfit, whole
 from ..core.dtypes import dtype_of, f32, int32, uint32
 from ..core.errors import UsageError, fail
+from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
 from ..ops.local import as_local, joined
 from ..ops.random import GOLDEN

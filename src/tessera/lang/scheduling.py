@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
-from ..core.checks import flag, function_of, is_whole, one_of, shown, unfit, whole
+from ..core.checks import flag, function_of, one_of, shown, unfit, whole
 from ..core.context import put, replaced, settings
 from ..core.errors import UsageError, fail
+from ..core.kinds import is_whole
 from ..core.options import ScheduleOptions
 from ..core.topology import Topology, cluster
 from ..ir.schedule.algorithms.build import NAMES, named

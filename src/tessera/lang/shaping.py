@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import is_whole, several, sizes, whole
+from ..core.checks import several, sizes, whole
 from ..core.dtypes import promote
 from ..core.errors import ShapeError, fail
+from ..core.kinds import is_whole
 from .operands import as_tensor, emit
 from .tensor import Like, Tensor, method
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import axes_of, is_whole, one_of, shown, unfit
+from ..core.checks import axes_of, one_of, shown, unfit
 from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
+from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments

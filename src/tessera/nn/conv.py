@@ -13,9 +13,10 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from ..core.checks import MOST, divides, flag, is_whole, number, ranked, shaped, shown, unfit, whole
+from ..core.checks import MOST, divides, flag, number, ranked, shaped, shown, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
+from ..core.kinds import is_whole
 from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit, matched

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import flag, number, unfit
+from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
 from ..ops.redistribute import NAMES
 from . import compare_runs
 from .instrument import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
-from .statistics import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class Comparison:
             [scope or "(none)", str(n), str(bad), tidy(far), tidy(part)]
             for scope, (n, bad, far, part) in self.scopes().items()
         ]
-        columns = ("scope", "nodes", "differ", "absolute", "relative")
-        return "\n".join([*head, "", table(columns, rows_)])
+        titles = ("scope", "nodes", "differ", "absolute", "relative")
+        return "\n".join([*head, "", *columns([titles, *rows_], 1)])
 
     __repr__ = __str__
 

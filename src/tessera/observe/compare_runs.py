@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checks import unfit
+from ..core.wording import columns
 from .instrument import tidy
 from .metrics_file import Row, Value, read_metrics
-from .statistics import table
 
 SPEEDS = ("step_s", "tokens_per_s", "mfu")
 """What differs between any two runs and says nothing about their numbers."""
@@ -73,9 +73,9 @@ class RunComparison:
              tidy(x.absolute), tidy(x.relative)]
             for x in self.metrics
         ]  # fmt: skip
-        columns = ("metric", "steps", "differ", "first", "absolute", "relative")
+        titles = ("metric", "steps", "differ", "first", "absolute", "relative")
         alone = f"; {self.only_a} only in a, {self.only_b} only in b"
-        return "\n".join([head, counts + alone, "", table(columns, rows)])
+        return "\n".join([head, counts + alone, "", *columns([titles, *rows], 1)])
 
     __repr__ = __str__
 

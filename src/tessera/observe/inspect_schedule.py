@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.topology import Topology, cluster
+from ..core.wording import columns
 from ..cost.schedule_collectives import CollectiveCost, collective_costs
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import Schedule, Send
@@ -55,9 +56,8 @@ class ScheduleInspection:
             if r.time_s is not None:
                 line.append(f"{r.time_s * 1e6:.1f}")
             table.append([*line, r.at])
-        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)) for row in table]
-        return "\n".join([head, *("  " + x.rstrip() for x in lines), *map(str, self.experts)])
+        lines = columns(table, len(table[0]))
+        return "\n".join([head, *("  " + line for line in lines), *map(str, self.experts)])
 
     __repr__ = __str__
 

@@ -21,6 +21,7 @@ from ..core.checks import file_access, function_of, whole
 from ..core.context import replaced, settings
 from ..core.files import write_whole
 from ..core.mesh import Mesh
+from ..core.wording import columns
 from ..ir.graph.text import size_text
 from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
@@ -143,12 +144,7 @@ class Profile:
             lines.append((r.what, r.where, f"{r.count:g}", size, *times))
         t = self.totals_s
         lines.append(("all", "", "", "", *(_ms(t[k]) for k in ("transfer", "wait", "compute"))))
-        width = [max(len(row[i]) for row in lines) for i in range(len(head))]
-        text = []
-        for row in lines:
-            left = [cell.ljust(w) for cell, w in zip(row[:2], width[:2], strict=True)]
-            right = [cell.rjust(w) for cell, w in zip(row[2:], width[2:], strict=True)]
-            text.append("  ".join([*left, *right]).rstrip())
+        text = columns(lines, 2)
         share = t["transfer"] / (sum(t.values()) or 1.0)
         text.append(
             f"a run: {_ms(sum(t.values()))}, {share:.0%} of it transfer; {self.runs} measured"

@@ -21,6 +21,7 @@ from ..core.checks import shown
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.reshard import completed
+from ..core.wording import columns
 from ..ir.graph.node import Graph, Node
 from ..lang import functions as F
 from ..lang.shaping import concat, reshape, stack
@@ -59,14 +60,12 @@ class Statistics:
         }
 
     def __str__(self) -> str:
-        return table(
-            ("name", *HEADS),
-            [
-                [name, *map(tidy, (r["norm"], r["max_abs"], r["mean"])),
-                 f"{100 * r['zeros']:.3g} %", f"{r['nonfinite']:.0f}"]
-                for name, r in self.rows().items()
-            ],
-        )  # fmt: skip
+        rows = [
+            (name, *map(tidy, (r["norm"], r["max_abs"], r["mean"])),
+             f"{100 * r['zeros']:.3g} %", f"{r['nonfinite']:.0f}")
+            for name, r in self.rows().items()
+        ]  # fmt: skip
+        return "\n".join(columns([("name", *HEADS), *rows], 1))
 
 
 register(Statistics)
@@ -190,15 +189,3 @@ def _prefixes(scope: str) -> list[str]:
     """`a/b/c` as a, a/b, a/b/c."""
     parts = scope.split("/") if scope else []
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]
-
-
-# ---- text --------------------------------------------------------------------------------------
-def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    """Columns of text: the first to the left, numbers to the right."""
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, c)) for c in columns]
-    lines = []
-    for row in (list(head), *rows):
-        cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

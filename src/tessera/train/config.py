@@ -10,7 +10,7 @@ A configuration is a plain dict; what it leaves out has the defaults of `Trainin
 Traceback (most recent call last):
 tessera.UsageError: config: 3 keys are wrong
   lerning_rate    : is not known; did you mean learning_rate?
-  warmup_steps    : -1 is not a whole number >= 0
+  warmup_steps    : -1 is not a whole number of at least 0
   mixed_precision : 'fp8' is not True, False, "bf16" or "fp16"
   fix             : correct them, or leave them out for the defaults
 """
@@ -19,60 +19,36 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..core.checks import is_whole, mapping, shown
+import numpy as np
+
+from ..core.checks import mapping, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError, fail
+from ..core.kinds import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
 from ..data import config as data
 from ..nn.transformer import GPTConfig
 
-Rule = tuple[str, Callable[[Any], bool]]
-
-
-def _real(x: object) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
-
-
-def _in(*values: object) -> Callable[[Any], bool]:
-    return lambda x: any(x is v or (isinstance(v, str) and x == v) for v in values)
-
-
-def _pair(x: object) -> bool:
-    return isinstance(x, (tuple, list)) and len(x) == 2 and all(_real(b) and 0 <= b < 1 for b in x)
-
-
-COUNT: Rule = ("a whole number >= 1", lambda x: is_whole(x) and x >= 1)
-COUNT_OR_NONE: Rule = ("a whole number >= 1, or None", lambda x: x is None or COUNT[1](x))
-STEPS: Rule = ("a whole number >= 0", lambda x: is_whole(x) and x >= 0)
-NOT_NEGATIVE: Rule = ("a number >= 0", lambda x: _real(x) and x >= 0)
-POSITIVE: Rule = ("a number > 0", lambda x: _real(x) and x > 0)
-PART: Rule = ("a number >= 0 and < 1", lambda x: _real(x) and 0 <= x < 1)
-FLAG: Rule = ("True or False", lambda x: isinstance(x, bool))
-SEED: Rule = ("a whole number from 0 to 2**32 - 1", lambda x: is_whole(x) and 0 <= x < 2**32)
-TEXT: Rule = ("a string that is not empty", lambda x: isinstance(x, str) and x != "")
-PAIR: Rule = ("two numbers >= 0 and < 1", _pair)
-PRECISION: Rule = ('True, False, "bf16" or "fp16"', _in(True, False, "bf16", "fp16"))
-SCALE: Rule = (
-    'None, "dynamic" or a number > 0',
-    lambda x: _in(None, "dynamic")(x) or POSITIVE[1](x),
+COUNT = whole_numbers(1)
+STEPS = whole_numbers(0)
+SEED = whole_numbers(0, 2**32 - 1)
+NOT_NEGATIVE = numbers(least=0, below=math.inf)
+POSITIVE = numbers(above=0, below=math.inf)
+PART = numbers(least=0, below=1)
+PRECISION = choices(True, False, "bf16", "fp16")
+CHECKPOINTING = choices(True, False, "save", "recompute", "products")
+TEXT: Kind = ("a string that is not empty", lambda x: isinstance(x, str) and x != "")
+PAIR: Kind = ("two numbers of at least 0 and below 1", lambda x: is_list(x, PART[1], 2))
+SCALE: Kind = (
+    f'None, "dynamic" or {POSITIVE[0]}',
+    lambda x: choices(None, "dynamic")[1](x) or POSITIVE[1](x),
 )
 
 
-def one_of(*names: str) -> Rule:
-    """A rule: one of some strings."""
-    return " or ".join(f'"{n}"' for n in names), _in(*names)
-
-
-CHECKPOINTING: Rule = (
-    'True, False, "save", "recompute" or "products"',
-    _in(True, False, "save", "recompute", "products"),
-)
-
-
-def _key(default: Any, rule: Rule, what: str) -> Any:
+def _key(default: Any, rule: Kind, what: str) -> Any:
     return field(default=default, metadata={"rule": rule, "what": what})
 
 
@@ -85,11 +61,11 @@ class TrainingConfig:
     hidden_size: int = _key(256, COUNT, "width of the residual stream; also `d_model`")
     num_layers: int = _key(4, COUNT, "transformer blocks")
     num_heads: int = _key(8, COUNT, "attention heads; divides `hidden_size`")
-    num_kv_heads: int | None = _key(None, COUNT_OR_NONE, "key and value heads; None: `num_heads`")
-    intermediate_size: int | None = _key(None, COUNT_OR_NONE, "width of the MLP; None: 4 x hidden")
-    norm: str = _key("layer", one_of("layer", "rms"), "kind of norm")
-    activation: str = _key("gelu", one_of("gelu", "swiglu"), "kind of MLP")
-    positions: str = _key("learned", one_of("learned", "rotary"), "kind of position embedding")
+    num_kv_heads: int | None = _key(None, or_none(COUNT), "key and value heads; None: `num_heads`")
+    intermediate_size: int | None = _key(None, or_none(COUNT), "width of the MLP; None: 4 x hidden")
+    norm: str = _key("layer", choices("layer", "rms"), "kind of norm")
+    activation: str = _key("gelu", choices("gelu", "swiglu"), "kind of MLP")
+    positions: str = _key("learned", choices("learned", "rotary"), "kind of position embedding")
     tie_embeddings: bool = _key(False, FLAG, "the embedding is the output head too")
     dropout: float = _key(0.0, PART, "part of each sublayer's output set to zero")
     seed: int = _key(0, SEED, "decides initial weights, dropout and the order of the data")
@@ -99,13 +75,13 @@ class TrainingConfig:
     # The optimizer.
     optimizer: str = _key(
         "adamw",
-        one_of("adamw", "adam", "sgd", "momentum", "lion", "adafactor"),
+        choices("adamw", "adam", "sgd", "momentum", "lion", "adafactor"),
         "rule of the update",
     )
     learning_rate: float = _key(3e-4, NOT_NEGATIVE, "the rate at the end of the warm-up")
     min_learning_rate: float = _key(0.0, NOT_NEGATIVE, "the rate at `total_steps`")
     schedule: str = _key(
-        "cosine", one_of("cosine", "linear", "inverse_sqrt", "constant"), "decay after the warm-up"
+        "cosine", choices("cosine", "linear", "inverse_sqrt", "constant"), "decay after the warm-up"
     )
     warmup_steps: int = _key(0, STEPS, "steps over which the rate rises in a straight line")
     total_steps: int = _key(1000, COUNT, "steps after which the rate has fallen; the loop's length")
@@ -117,7 +93,7 @@ class TrainingConfig:
     accumulation_steps: int = _key(1, COUNT, "microbatches in a batch, one after the other")
     # Precision.
     mixed_precision: bool | str = _key(False, PRECISION, "products in bf16 (True) or fp16")
-    weight_dtype: str = _key("f32", one_of("f32", "bf16", "f16"), "dtype of weights; f32 masters")
+    weight_dtype: str = _key("f32", choices("f32", "bf16", "f16"), "dtype of weights; f32 masters")
     loss_scale: float | str | None = _key(
         None, SCALE, 'factor of the loss; None: "dynamic" for fp16, else 1'
     )
@@ -127,7 +103,7 @@ class TrainingConfig:
     offload_optimizer_state: bool = _key(False, FLAG, "optimizer state waits in host memory")
     # Files.
     checkpoint_folder: str = _key("checkpoints", TEXT, "where `save_checkpoint` writes")
-    keep_checkpoints: int | None = _key(None, COUNT_OR_NONE, "newest checkpoints kept; None: all")
+    keep_checkpoints: int | None = _key(None, or_none(COUNT), "newest checkpoints kept; None: all")
 
     @property
     def compute(self) -> DType | None:
@@ -180,7 +156,7 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
             wrong.append((str(given), f"is {name!r} once more"))
         elif name in KEYS:
             rule, fits = KEYS[name].metadata["rule"]
-            values[name] = value
+            values[name] = value.item() if isinstance(value, np.generic) else value  # a file's
             if not fits(value):
                 wrong.append((given, f"{shown(value)} is not {rule}"))
         elif name in OTHERS:
@@ -193,7 +169,7 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
                 (str(given), "is not known" + (f"; did you mean {near[0]}?" if near else ""))
             )
     if not wrong:
-        values["betas"] = tuple(values.get("betas", TrainingConfig.betas))
+        values["betas"] = tuple(map(float, values.get("betas", TrainingConfig.betas)))
         found = TrainingConfig(**values)
         wrong = _together(found)
         if not wrong:

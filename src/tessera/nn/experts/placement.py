@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import divides, instance, is_whole, shown, unfit, whole
+from ...core.checks import divides, instance, shown, unfit, whole
 from ...core.errors import UsageError, fail
+from ...core.kinds import is_whole
 
 MOST = 2**16  # experts, replicas or owners
 Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]

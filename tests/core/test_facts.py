@@ -168,8 +168,8 @@ def test_what_computes_or_moves_elements_says_where_its_result_lies() -> None:
     silent = {name for name, op in OPS.items() if op.elements and op.memory == "buffer"}
     assert silent == CHANGES
     computes = {op.memory for op in OPS.values() if op.elements == "computed"}
-    assert computes == {"cheap", "dear", "moves"}
-    made = {name for name, op in OPS.items() if op.memory == "made"}
+    assert computes == {"cheap", "expensive", "moves"}
+    made = {name for name, op in OPS.items() if op.memory == "created"}
     assert made == {"full", "iota"} and all(OPS[name].creates for name in made)
 
 

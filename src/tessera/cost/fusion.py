@@ -35,7 +35,7 @@ class _Fusion:
     def _is_expensive(self, n: Node) -> bool:
         """Whether `n` is kept rather than computed again for each reader."""
         match n.kind.memory:
-            case "dear":
+            case "expensive":
                 return True
             case "cheap":
                 size = n.type.local_bytes
@@ -58,5 +58,5 @@ class _Fusion:
 def _fuses_into(n: Node, reader: Node) -> bool:
     """Whether `reader` computes `n` by itself: element by element. A product does so with what is
     made of nothing, and reads an operand in another order of its dims."""
-    into_product = n.kind.memory in ("made", "turned")
+    into_product = n.kind.memory in ("created", "transposed")
     return reader.kind.fuses_operands or (into_product and reader.kind.memory == "product")

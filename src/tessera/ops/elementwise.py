@@ -95,7 +95,7 @@ def unary(
     grad: Grad | None,
     linear: str = "",
     kinds: tuple[str, ...] = ("float",),
-    memory: Memory = "dear",
+    memory: Memory = "expensive",
     local: Local | None = None,
 ) -> Op:
     """The op that computes each element from one: `local(c, x)`, or what the adapter calls so."""
@@ -237,7 +237,7 @@ def _div_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 div = define(
     Op("div", _div_rule, lambda c, x, y: c.xp.div(x, y), _div_grad,
-       elements="computed", memory="dear", linear="quotient")
+       elements="computed", memory="expensive", linear="quotient")
 )  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def _pow_both(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 pow_ = define(
     Op("pow", _rule("pow", NUMBER, _same, ""), _pow_local, _pow_both,
-       elements="computed", memory="dear")
+       elements="computed", memory="expensive")
 )  # fmt: skip
 
 
@@ -324,9 +324,9 @@ def _whole_quotient(name: str) -> Callable[[Call, Array, Array], Array]:
 
 
 mod = binary("mod", lambda b, n, g: [g, b("neg", b("mul", g, b("floordiv", *n.args)))],
-             local=_whole_quotient("mod"), memory="dear")  # fmt: skip
+             local=_whole_quotient("mod"), memory="expensive")  # fmt: skip
 floordiv = binary("floordiv", lambda b, n, g: [None, None], local=_whole_quotient("floordiv"),
-                  memory="dear")  # fmt: skip
+                  memory="expensive")  # fmt: skip
 for _name in ("eq", "ne"):
     binary(_name, None, kinds=ANY, result=_bool)
 for _name in ("lt", "le", "gt", "ge"):
@@ -424,7 +424,7 @@ full = define(
         flops=lambda ins, outs, attrs: 0,
         creates=True,
         attrs="dtype shape value layout?",
-        memory="made",
+        memory="created",
         incidental=True,
     )
 )
@@ -457,7 +457,7 @@ iota = define(
         flops=lambda ins, outs, attrs: 0,
         creates=True,
         attrs="dtype shape dim layout?",
-        memory="made",
+        memory="created",
         incidental=True,
     )
 )

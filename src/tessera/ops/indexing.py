@@ -168,7 +168,7 @@ def _take_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 take = define(
     Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?",
-       memory="dear", invariance="moves")
+       memory="expensive", invariance="moves")
 )  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 take_along = define(
     Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?",
-       memory="dear", invariance="moves")
+       memory="expensive", invariance="moves")
 )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def _transpose_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 transpose = define(
     Op("transpose", _transpose_rule, lambda c, x: c.xp.transpose(x, tuple(c.attrs["perm"])),
-       _transpose_grad, flops=_free, attrs="perm", elements="moved", memory="turned")
+       _transpose_grad, flops=_free, attrs="perm", elements="moved", memory="transposed")
 )  # fmt: skip
 
 
@@ -267,5 +267,5 @@ def _concat_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 concat = define(
     Op("concat", _concat_rule, lambda c, *xs: c.xp.concat(xs, c.attrs["dim"]), _concat_grad,
-       flops=_free, attrs="dim", memory="dear", invariance="moves", linear="each")
+       flops=_free, attrs="dim", memory="expensive", invariance="moves", linear="each")
 )  # fmt: skip

@@ -103,12 +103,13 @@ Grad = Callable[[Build, Any, Any], Sequence[Any]]
 # in the result. "chosen": one of the argument's. "": none of these.
 Elements = Literal["computed", "same", "moved", "chosen", ""]
 # Where the result lies when XLA has compiled it for a CPU. "view": in the argument's memory.
-# "made" (of nothing), "turned" (dims in another order), "moves", "cheap" (arithmetic): nowhere, it
-# is computed where it is read. "dear": the same if it is read once. In a buffer of its own lies
-# what "folds" dims of elements that are computed there, a "product", a "conv", any other: "buffer".
+# "created" (of nothing), "transposed", "moves", "cheap" (arithmetic): nowhere, as it is computed
+# where it is read. "expensive": the same if it is read once. In a buffer of its own lies what is
+# "reduced" from elements that are computed there, a "product", a "conv", any other: "buffer".
 Memory = Literal[
-    "view", "made", "turned", "moves", "cheap", "dear", "folds", "product", "conv", "buffer"
-]
+    "view", "created", "transposed", "moves", "cheap", "expensive", "reduced", "product", "conv",
+    "buffer",
+]  # fmt: skip
 # Why its bits are the same on every fold of a mesh. "each": each element by itself. "moves": it
 # moves or chooses, and adds nothing up. "sums": in an order of its own (runtime/fixed_order.py).
 # "added": in the order of what is added. "library": a call into a library, on the block of one
@@ -172,17 +173,20 @@ class Op:
     @property
     def hands_on(self) -> bool:
         """Whether its result may be its argument, in the argument's memory."""
-        return self.memory in ("view", "turned", "moves") or self.elements in ("moved", "chosen")
+        return self.memory in ("view", "transposed", "moves") or self.elements in (
+            "moved",
+            "chosen",
+        )
 
     @property
     def fuses(self) -> bool:
         """Whether the compiler may compute its result where it is read, without a buffer."""
-        return self.memory in ("made", "turned", "moves", "cheap", "dear")
+        return self.memory in ("created", "transposed", "moves", "cheap", "expensive")
 
     @property
     def fuses_operands(self) -> bool:
         """Whether it takes its operands element by element, so that they need no buffers."""
-        return self.fuses or self.memory == "folds"
+        return self.fuses or self.memory == "reduced"
 
 
 OPS: dict[str, Op] = {}

@@ -83,6 +83,6 @@ random_bits = define(
         flops=lambda ins, outs, attrs: 80 * outs[0].size,
         creates=True,
         attrs="shape stream layout?",
-        memory="dear",
+        memory="expensive",
     )
 )

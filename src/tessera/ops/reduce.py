@@ -88,19 +88,19 @@ def _size(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 sum_ = define(
     Op("sum", _rule("sum", "sum", "each"), _fold("sum"), _sum_grad, flops=_size, attrs="dims",
-       memory="folds", invariance="sums", linear="each", sums=True)
+       memory="reduced", invariance="sums", linear="each", sums=True)
 )  # fmt: skip
 max_ = define(
     Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims",
-       memory="folds", invariance="moves")
+       memory="reduced", invariance="moves")
 )  # fmt: skip
 min_ = define(
     Op("min", _rule("min", "min"), _fold("min"), _extreme_grad, flops=_size, attrs="dims",
-       memory="folds", invariance="moves")
+       memory="reduced", invariance="moves")
 )  # fmt: skip
 prod = define(
     Op("prod", _rule("prod", ""), _fold("prod"), _prod_grad, flops=_size, attrs="dims",
-       memory="folds", invariance="sums")
+       memory="reduced", invariance="sums")
 )  # fmt: skip
 
 

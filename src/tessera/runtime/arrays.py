@@ -46,7 +46,7 @@ def spec(t: TensorType) -> PartitionSpec:
 
 def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
     """The dims of that array: (size, size on a device, axes). On a folded mesh an axis is two dims,
-    the devices and the turns that each takes."""
+    the devices and the folds that each takes."""
     folded = t.mesh is not None and t.mesh.onto is not None
     rows: list[tuple[int, int, Any]] = []
     for a in (*t.partial_axes, *t.varying):

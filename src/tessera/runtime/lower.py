@@ -26,7 +26,7 @@ NONE: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
-class _InTurn:
+class _Reordered:
     """A jitted program whose results the engine sees in another order."""
 
     run: Any
@@ -118,7 +118,7 @@ def jitted(
     outs = [t.on(mesh) for t in results]
     # The engine gives donated memory to results of one shape in their order.
     taken = [donate[i] for i in sorted(donate)]
-    turn = [*taken, *sorted({*range(len(outs))} - {*taken})]
+    order = [*taken, *sorted({*range(len(outs))} - {*taken})]
     # The engine's partitioner fails over arguments without elements: each device makes its own.
     held = [i for i, t in enumerate(ins) if t.size or not many]
 
@@ -129,7 +129,7 @@ def jitted(
             for t in ins
         ]
         found = body([folding.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
-        return [folding.pack(found[i], outs[i]) for i in turn]
+        return [folding.pack(found[i], outs[i]) for i in order]
 
     def made() -> Any:
         def run(*arrays: Array) -> list[Array]:
@@ -143,7 +143,7 @@ def jitted(
                 run,
                 mesh=jax_mesh(mesh),
                 in_specs=tuple(spec(ins[i].on(mesh)) for i in held),
-                out_specs=[spec(outs[i]) for i in turn],
+                out_specs=[spec(outs[i]) for i in order],
                 check_vma=False,
             )
 
@@ -158,6 +158,6 @@ def jitted(
         )
 
     run = Program(made, throttle_of(mesh))
-    if turn == sorted(turn):
+    if order == sorted(order):
         return run
-    return _InTurn(run, sorted(range(len(turn)), key=turn.__getitem__))
+    return _Reordered(run, sorted(range(len(order)), key=order.__getitem__))

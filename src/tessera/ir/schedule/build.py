@@ -69,7 +69,7 @@ def with_regions(s: Schedule) -> Schedule:
 
 def is_free(n: Node) -> bool:
     """Whether `n` is made of nothing, and so made again wherever it is read."""
-    return n.kind.memory == "made"
+    return n.kind.memory == "created"
 
 
 def is_loop(n: Node) -> bool:

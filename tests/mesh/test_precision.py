@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import nn
+from tessera import dist, nn
 from tessera.core.dtypes import DType
 from tessera.ir.graph.node import Graph, reachable
 from tessera.lang.trace import trace
+from tessera.passes.plan import prepared
 from tessera.train import recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "precision.md"
@@ -223,3 +224,36 @@ def test_mixed_precision_learns_what_f32_learns(to: str) -> None:
         found.append(loss.item())
         assert {w.dtype for w in (*weights.values(), *state["m"].values())} == {ts.f32}
     assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_what_a_narrow_weight_gets_of_many_iterations_is_added_up_in_f32() -> None:
+    rows = np.full((512, 1), 2.0**-8, np.float32)
+
+    def loss(w: ts.Tensor, xs: ts.Tensor) -> Any:
+        total, _ = ts.scan(lambda c, x: (c + (w * x).to("f32").sum(), ()), ts.zeros(()), xs)
+        return ts.grad(total, w)
+
+    (found,) = ts.jit(loss)(ts.ones((1,)).to("bf16"), ts.tensor(rows).to("bf16")).numpy()
+    assert found == 2.0  # a sum in bf16 stops at 1: the next one is 1 + 2^-7
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_in_bf16_half_of_the_bytes_cross_wires_also_where_layers_run_in_chunks(stage: int) -> None:
+    mesh = dist.Mesh.parse("dp=8")
+    plan = dist.strategy("zero_redundancy_optimizer", stage=stage)
+    config = nn.GPTConfig(vocab=64, seq=256, d=256, layers=2, heads=4)
+    model = dist.place(nn.GPT(config), plan, mesh)
+    ids = ts.tensor(np.zeros((128, 256), np.int32), mesh=mesh, layout="[128@dp, 256]")
+
+    def received(narrow: bool) -> int:
+        def step(model: nn.GPT, ids: ts.Tensor) -> Any:
+            with ts.autocast("bf16", enabled=narrow):
+                loss = model.loss(ids, ids)
+            return loss, ts.grad(loss, model.parameters(), layout=plan)
+
+        graph = prepared(trace(step, model, ids))
+        loops = [n for n in graph.nodes if n.op == "scan"]
+        assert loops, "the MLP's rows are so many that it runs in chunks"
+        return graph.wire_bytes
+
+    assert received(True) < 0.55 * received(False)

@@ -16,11 +16,12 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
 from ..ops.elementwise import add
+from ..ops.elementwise import cast as to
 from ..ops.redistribute import NAMES, all_reduce
 from .eager import here
 from .functions import permute, relayout, reshape
 from .host_outputs import each_iteration
-from .operands import as_tensor, emit, emit_many
+from .operands import as_tensor, cast, emit, emit_many
 from .random import keys
 from .record import Recorder, current, recording, symbolic
 from .tensor import Tensor
@@ -214,21 +215,23 @@ def _natural(end: Node, start: Node) -> TensorType:
     added incomplete instead, so that a sum over all iterations is completed once, after them."""
     if end.op == add.name and start in end.args:
         other = end.args[end.args[0] is start]
-        if other.op == all_reduce.name and other.note == "for add" and other.type is end.type:
-            return other.args[0].type
+        summed = other.args[0] if other.op == to.name else other
+        if summed.op == all_reduce.name and summed.note == "for add" and other.type is end.type:
+            return summed.args[0].type.with_dtype(end.type.dtype)
     return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
 
 
 def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list[Tensor]]:
     """(the body, the tensors from outside that it takes as constants).
 
-    A change of layout of a constant is the same in every iteration, so it is made once, outside.
+    A change of layout or of dtype of a constant is the same in every iteration, so it is made once,
+    outside.
     """
     graph = r.builder.graph(outs)
     consts = {node: t for t, node in r.captured}
     moved: dict[Node, Node] = {}
     for n in graph.nodes:
-        source = moved.get(n.args[0], n.args[0]) if n.op in NAMES else None
+        source = moved.get(n.args[0], n.args[0]) if n.op in NAMES or n.op == to.name else None
         if source in consts:
             moved[n] = input_node(n.type, f"moved{len(moved)}")
             consts[moved[n]] = _outside(consts[source], n)
@@ -241,8 +244,10 @@ def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list
 
 
 def _outside(t: Tensor, n: Node) -> Tensor:
-    """The tensor `t` from outside the loop in the layout that `n` gives it inside."""
+    """The tensor `t` from outside the loop as `n` gives it inside: in another layout or dtype."""
     recorder = current()
+    if n.op == to.name:
+        return cast(t, n.type.dtype)
     if recorder is None:
         return relayout(t, n.type)
     recorder.builder.loc = n.loc

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import LayoutError, ShapeError, fail
 from ..core.layout import Factor, TensorType, dim_axes, same_type, without
+from .elementwise import narrowed
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
@@ -100,13 +101,20 @@ def _unstack_local(c: Call, x: Array) -> tuple[Array, ...]:
 
 
 def _unstack_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
-    t = n.types[0]
+    t, parts = n.types[0], gs if isinstance(gs, list) else [gs]
+    narrow = [narrowed(b, g) for g in parts if g is not None]
+    dtypes = {t.dtype if n is None else n.type.dtype for n in narrow}
+    if len(dtypes) == 1 and narrow[0] is not None:  # stacked, and sent, as they were made
+        rest = iter(narrow)
+        parts = [None if g is None else next(rest) for g in parts]
+    dtype = next(g.type.dtype for g in parts if g is not None)
     rows = []
-    for g in gs if isinstance(gs, list) else [gs]:
+    for g in parts:
         if g is None:
-            g = b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=t)
+            g = b("full", dtype=dtype, shape=t.shape, value=0.0, layout=t.with_dtype(dtype))
         rows.append(b("reshape", g, shape=(1, *t.shape)))
-    return [b("concat", *rows, dim=0) if len(rows) > 1 else rows[0]]
+    whole = b("concat", *rows, dim=0) if len(rows) > 1 else rows[0]
+    return [whole if dtype is t.dtype else b("cast", whole, dtype=t.dtype)]
 
 
 # The rows of the leading dim as results of their own: a stack of layers' weights taken apart.

@@ -367,9 +367,14 @@ where = define(
 
 def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     src, dtype = ins[0], attrs["dtype"]
-    # Widening keeps every value, so a sum may be completed after it; narrowing does not.
+    # Widening keeps every value, so a sum may be completed after it; narrowing does not. With
+    # `terms` each term of the sum is rounded, as by a product whose results are narrow.
     widens = src.dtype.is_float and dtype.is_float and promote(src.dtype, dtype) is dtype
-    src = src if widens and all(k == "sum" for _, k in src.partial) else src.complete()
+    src = (
+        src
+        if (widens or attrs.get("terms")) and all(k == "sum" for _, k in src.partial)
+        else src.complete()
+    )
     return Inferred((src,), (src.with_dtype(dtype),))
 
 
@@ -390,9 +395,24 @@ def _cast_local(c: Call, x: Array) -> Array:
 FP8_E4M3_MAX = 448.0
 cast = define(
     Op("cast", _cast_rule, _cast_local, _cast_grad,
-       flops=lambda ins, outs, attrs: 0, attrs="dtype", elements="computed", memory="moves",
-       linear="each", incidental=True)
+       flops=lambda ins, outs, attrs: 0, attrs="dtype terms?", elements="computed",
+       memory="moves", linear="each", incidental=True)
 )  # fmt: skip
+
+
+def narrowed(b: Build, x: Any) -> Any:
+    """What the node `x` is made of, if that is a float of fewer bytes, converted and shown in
+    another form: as such, in that form. None for any other.
+
+    It is what crosses wires in place of `x`, sums too: a narrow product has rounded their terms.
+    """
+    if x.op == cast.name:
+        was, now = x.args[0].type.dtype, x.type.dtype
+        return x.args[0] if was.is_float and now.is_float and was.bytes < now.bytes else None
+    if x.kind.memory != "view" or x.kind.own or len(x.args) != 1:
+        return None
+    source = narrowed(b, x.args[0])
+    return None if source is None else b(x.op, source, **x.attrs)
 
 
 def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorType:

@@ -9,12 +9,13 @@ loop that only adds up a scalar, such as a loss in blocks). `ts.save_for_backwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ..core.dtypes import f32
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
-from ..ops.elementwise import add, save_for_backward
+from ..ops.elementwise import add, narrowed, save_for_backward
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
@@ -88,13 +89,13 @@ def _together(
     parts = differentiate(inner, [(body.outputs[at], one)], [body.inputs[i] for i in ask])
     found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
     # The sums over all iterations are carries; what belongs to one iteration is stacked.
-    sums = {i: inner.input(p.type, f"sum_{i}") for i, p in found.items() if i < consts}
+    sums, added = _summed(inner, {i: p for i, p in found.items() if i < consts})
     per_iteration = [i for i in found if i >= consts + carries]
     outs = [
         *body.outputs[:carries],
-        *(inner("add", start, found[i]) for i, start in sums.items()),
+        *added,
         *body.outputs[carries:],
-        *(found[i] for i in per_iteration),
+        *(_as_made(inner, found[i]) for i in per_iteration),
     ]
     heads, tails = body.inputs[: consts + carries], body.inputs[consts + carries :]
     graph = inner.graph(outs).part([*heads, *sums.values(), *tails], outs)
@@ -110,9 +111,15 @@ def _together(
     _is_forward(b, made)
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(sums, carries):
-        out[i] = b("mul", b("item", made, index=k), g)
+        total = b("item", made, index=k)
+        out[i] = _rounded(b, b("mul", total, g), found[i])
     for k, i in enumerate(per_iteration, len(node.types) + len(sums)):
-        out[i] = b("mul", b("item", made, index=k), g)
+        rows = b("item", made, index=k)
+        if rows.type.dtype is found[i].type.dtype:
+            out[i] = b("mul", rows, g)
+        else:  # of a narrower dtype, which it keeps on wires
+            wide = b("mul", b("cast", rows, dtype=found[i].type.dtype), g)
+            out[i] = b("cast", _rounded(b, wide, rows), dtype=wide.type.dtype)
     if wanted[consts + at]:
         out[consts + at] = g
     return out
@@ -169,10 +176,9 @@ def _backwards(
         )
     turned = {i for i, p in found.items() if i < consts and _is_tall(p)}
     found.update({i: _turned(inner, found[i]) for i in turned})
-    sums = {i: inner.input(p.type, f"sum_{i}") for i, p in found.items() if i < consts}
-    added = [inner("add", start, found[i]) for i, start in sums.items()]
+    sums, added = _summed(inner, {i: p for i, p in found.items() if i < consts})
     per_iteration = [i for i in found if i >= first_x]
-    outs = [*carried, *added, *(found[i] for i in per_iteration)]
+    outs = [*carried, *added, *(_as_made(inner, found[i]) for i in per_iteration)]
     # One graph holds forward and backward; cut it in two.
     whole = inner.graph([*body.outputs, *outs])
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
@@ -220,8 +226,36 @@ def _backwards(
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate([*(consts + i for i in g_carry), *sums, *per_iteration]):
         result = b("item", made, index=k)
+        if i in sums:
+            result = _rounded(b, result, found[i])
+        elif i in per_iteration and result.type.dtype is not found[i].type.dtype:
+            result = b("cast", result, dtype=found[i].type.dtype)
         out[i] = b("transpose", result, perm=(1, 0)) if i in turned else result
     return out
+
+
+def _summed(inner: Builder, terms: Mapping[int, Node]) -> tuple[dict[int, Node], list[Node]]:
+    """(where the sum of each of `terms` over all iterations comes in, what it is after one more).
+
+    What is narrower than f32 is added up in f32, as one product over all rows would do it.
+    """
+    wide = {i: n if n.type.dtype.bytes >= 4 else inner("cast", n, dtype=f32)
+            for i, n in terms.items()}  # fmt: skip
+    sums = {i: inner.input(n.type, f"sum_{i}") for i, n in wide.items()}
+    return sums, [inner("add", sums[i], n) for i, n in wide.items()]
+
+
+def _as_made(inner: Builder, n: Node) -> Node:
+    """`n`, or the float of fewer bytes that it is made of: so it is stacked, and crosses wires."""
+    narrow = narrowed(inner, n)
+    return n if narrow is None else narrow
+
+
+def _rounded(b: Builder, total: Node, term: Node) -> Node:
+    """`total`, a sum of values like `term`, in their dtype: so that it crosses wires in it."""
+    if total.type.dtype is term.type.dtype:
+        return total
+    return b("cast", total, dtype=term.type.dtype, terms=True)
 
 
 def _is_tall(n: Node) -> bool:

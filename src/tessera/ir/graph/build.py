@@ -9,6 +9,7 @@ from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import steps_between
+from ...ops.elementwise import narrowed
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
 from ...ops.redistribute import NAMES, step_attrs
@@ -99,6 +100,9 @@ class Builder:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x):
             made = self._made(x, to, reason)
+        elif not to.varying and (narrow := narrowed(self, x)) is not None:
+            narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
+            made = self("cast", narrow, dtype=x.type.dtype)
         else:
             if x.type.mesh is None and to.mesh is not None:
                 made = x = self("to_mesh", x, layout=to.replicated())

@@ -131,7 +131,7 @@ def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
                 assert order[a] in depends[order[b]], (earlier, later)
 
 
-@pytest.mark.parametrize("name", ["step", "loop"])
+@pytest.mark.parametrize("name", ["step", "zero 3", "loop"])
 def test_a_compiled_program_holds_what_is_planned(name: str) -> None:
     for o in (ScheduleOptions(), ScheduleOptions(overlap=True, bucket_bytes=300)):
         s = scheduled(GRAPHS[name], o)

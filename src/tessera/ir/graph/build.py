@@ -100,7 +100,7 @@ class Builder:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x):
             made = self._made(x, to, reason)
-        elif not to.varying and (narrow := narrowed(self, x)) is not None:
+        elif not self.options.mesh_invariant and not to.varying and (narrow := narrowed(self, x)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
             made = self("cast", narrow, dtype=x.type.dtype)
         else:

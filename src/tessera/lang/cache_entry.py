@@ -69,6 +69,9 @@ class Entry:
         return leaves if not self.static else [leaves[i] for i in self.dynamic]
 
     def matches(self, leaves: list[Any], setting: Settings) -> bool:
+        """Whether this recording is right for these arguments: types, settings, what is frozen,
+        what was found outside, and the values of static arguments are as they were. Called at each
+        call, so cheap questions come first."""
         tensors = self.pick(leaves)
         try:
             types = list(map(_type_of, tensors))

@@ -213,6 +213,7 @@ class Jit(Generic[P, R]):
 
     # -- running ----------------------------------------------------------------------------------
     def _straight(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        """Runs a recording that is one program."""
         data = list(map(_data_of, entry.pick(leaves)))
         if None.__class__ in map(type, data):
             data = [t.data for t in entry.pick(leaves)]
@@ -230,6 +231,8 @@ class Jit(Generic[P, R]):
         return out
 
     def _cut(self, entry: Entry, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a recording whose values were read: program by program, along the values that are
+        read now. Where no call has gone this way before, the rest is recorded."""
         own = len(spec_paths(spec))
         leaves, more = leaves[:own], leaves[own:]
         while True:
@@ -320,6 +323,8 @@ class Jit(Generic[P, R]):
         )
 
     def _warn(self, along_a_cut: bool, entry: Entry, spec: Any) -> None:
+        """Warns, once, when the function has been recorded for the third time, and says which
+        argument keeps changing."""
         self._recordings += not along_a_cut
         # One recording for each size that arguments are padded to is what was asked for.
         many = 3 + padding.count(self._pads)

@@ -152,6 +152,8 @@ class Parameter(Tensor):
         self._value = None
 
     def _take(self, value: Tensor) -> None:
+        """Takes on the value of `value`, in this parameter's mesh, where it has one; what needs to
+        be moved is moved when it is read."""
         if value is self:
             return
         if value._trace is not None:  # a new parameter of a recorded value

@@ -130,6 +130,8 @@ class TrainingStep(Generic[P, R]):
         return before
 
     def _adopt(self, before: int) -> None:
+        """Makes the named tensors that the step has read from outside, since capture `before`,
+        weights of this step. Raises UsageError if two have one name."""
         recorder = current()
         assert recorder is not None
         new: list[Tensor] = []

@@ -147,6 +147,8 @@ class Stepped:
         return known
 
     def _made(self, step: Step) -> Program:
+        """The program of one step. Steps of a pipeline's stages are shared between recordings,
+        which have the same."""
         match step:
             case Send():
                 return sender([self.schedule.buffers[b] for b in step.reads], step.types)

@@ -123,6 +123,8 @@ class Together:
         )  # fmt: skip
 
     def reduce_scatter(self, x: Folds, axes: Axes, dim: int) -> Late:
+        """Each fold keeps its part of the sum over all places; in a fixed order where there is one,
+        else summed over the folds of a device first."""
         along = self.folding.along(axes)
         places = along.devices * along.folds
         size, *others = jnp.moveaxis(x[0], dim, 0).shape
@@ -158,6 +160,7 @@ class Together:
         )  # fmt: skip
 
     def all_to_all(self, x: Folds, axes: Axes, split: int, concat: int) -> Late:
+        """One exchange between devices carries the parts of all folds."""
         along = self.folding.along(axes)
         devices, folds = along.devices, along.folds
         part = jnp.moveaxis(x[0], split, 0).shape[1:]
@@ -185,6 +188,7 @@ class Together:
         )  # fmt: skip
 
     def permute(self, x: Folds, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Late:
+        """Per pair of folds one exchange between devices; what stays on its device is not sent."""
         shape, along = x.shape, self.folding.along(axes)
         moves: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of devices, by their folds
         for pair in pairs:

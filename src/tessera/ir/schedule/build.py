@@ -138,6 +138,9 @@ def _step(
     buffer: dict[Node, int],
     after: tuple[int, ...],
 ) -> Step:
+    """The step that runs the nodes `group`: what they read becomes inputs of a graph of its own,
+    and `out` fills the buffers that `buffer` names. Free nodes are copied into each step that reads
+    them."""
     writes = tuple(buffer[n] for n in out)
     first = group[0]
     if is_loop(first):

@@ -167,6 +167,10 @@ class _Question:
             yield [frozenset(g) for g in by_argument.values()]
 
     def _least(self, whole: Trial) -> Callable[[list[Group]], frozenset[int]]:
+        """What finds the smallest set of arguments that can be cut into halves so that the body
+        runs, and the results have half the rows: first the largest set that works, then without
+        each group that need not be cut."""
+
         def possible(cut: frozenset[int]) -> bool:
             trial = self.record(cut)
             if trial is None or whole.asked:
@@ -186,6 +190,8 @@ class _Question:
         return least
 
     def _by_words(self) -> frozenset[int]:
+        """Which of the open arguments are the batch, by their names. Raises UsageError if a name
+        says neither."""
         said = {i: _said(self.paths[i]) for i in sorted(self._open())}
         if None not in said.values():
             return frozenset(i for i, batch in said.items() if batch)

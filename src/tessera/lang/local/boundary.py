@@ -142,6 +142,8 @@ class Borders:
         return symbolic(recorder.builder("reinterpret", node, layout=t) if own else node, recorder)
 
     def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:
+        """The result `node` as `spec` lays it out. Raises LayoutError if an axis is left along
+        which the devices' values differ."""
         t = node.type
         cut = spec.type(t.shape, t.dtype, self.view.mesh)
         for d, dim in enumerate(cut.dims):

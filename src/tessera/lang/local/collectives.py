@@ -18,6 +18,8 @@ from .view import View, view
 
 
 def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
+    """all_reduce: each device's blocks become the summands of a sum, which is completed. A maximum
+    or minimum has a gradient for those that hold it."""
     recorder = recorder_now()
     if op == "mean":
         return reduced(x, axes, "sum") * (1.0 / ways(axes, view_now().mesh.sizes))
@@ -49,6 +51,8 @@ def folded(recorder: Recorder, x: Tensor, axes: tuple[str, ...], kind: str) -> T
 
 
 def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
+    """reduce_scatter: as `reduced`, but completed into a split dim, of which each device keeps its
+    part."""
     recorder, x = recorder_now(), each_own(x, axes)
     n = divided("reduce_scatter", x, dim, axes)
     t = x.type
@@ -88,6 +92,8 @@ def only(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
 
 
 def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tensor:
+    """all_to_all: the parts of dim `split` become a dim that is split over the devices in place of
+    where the blocks come from, which is joined into dim `concat`."""
     recorder, shape = recorder_now(), x.shape
     n = divided("all_to_all", x, split, axes)
     # The parts as a dim of their own, and a dim of one before `concat` for where they come from.

@@ -94,6 +94,9 @@ class Local(Generic[P, R]):
 
     # -- one call ---------------------------------------------------------------------------------
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The body, recorded inside the recording that is open: arguments enter as blocks, the body
+        runs (once per rank, if it asks for its rank as a number), and results and changed
+        containers leave as whole tensors."""
         recorder = current()
         assert recorder is not None
         leaves, spec = flatten((args, kwargs))
@@ -207,6 +210,8 @@ class Local(Generic[P, R]):
         return tuple(dict.fromkeys(p.axis for p in self.strategy.parts)) if self.strategy else ()
 
     def _view(self, mesh: Mesh, outer: Frame) -> View:
+        """What a device sees on `mesh`: the axes of the body, and those of them that split the
+        batch. Raises MeshError if an axis does not exist."""
         axes = self._axes() or mesh.axes
         lost = [a for a in axes if a not in mesh]
         if lost:

@@ -174,6 +174,9 @@ class _Merge:
 
     # -- values -----------------------------------------------------------------------------------
     def _leaf(self, i: int) -> Any:
+        """The `i`-th result as one value: the same for all ranks, one rank's value that the others
+        got from it, or a choice by rank. Raises what `differ` says where no value can stand for
+        all."""
         values = [log.leaves[i] for log in self.logs]
         path = path_name(self.logs[0].paths[i])
         if not any(isinstance(v, Tensor) for v in values):
@@ -264,6 +267,8 @@ class _Merge:
         raise AssertionError(part.leaf)
 
     def _once(self, key: object, loc: str, make: Callable[[], Node]) -> Node:
+        """The node under `key`, made by `make` when it is first asked for. Raises UsageError if it
+        is asked for while it is being made: ranks that wait for each other in a circle."""
         known = self.made.get(key)
         if known is not None:
             return known
@@ -285,6 +290,8 @@ class _Merge:
         return made
 
     def _call(self, k: int) -> Node:
+        """The result of the ranks' `k`-th collective, which takes the operand that each rank
+        gave."""
         first = self.logs[0].calls[k]
         if first.build is None:
             return self.symbol

@@ -123,6 +123,8 @@ def send(x: Tensor, to: int, name: str) -> None:
 
 
 def recv(source: int, name: str) -> Tensor:
+    """What rank `source` sent to this rank under `name`, in order. If it has not sent it yet, this
+    rank is recorded again later (`Waits`). Raises UsageError if it never will."""
     log, recorder = _log(), current()
     assert log is not None and recorder is not None
     mine = log.taken.setdefault((source, name), [])

@@ -56,6 +56,9 @@ def check(once: PipeState, twice: PipeState) -> None:
 
 
 def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value]) -> Value:
+    """How the value of `n` depends on the rows of the batch: not at all ("same"), row by row
+    ("rows"), as a sum over rows ("added", with the degree of their number in it), or otherwise
+    ("odd"). `m` is the node in a recording with more rows."""
     if n in once.ahead:
         return Value("same", values[once.ahead[n]].degree)
     grown = any(a.size != b.size for a, b in zip(n.types, m.types, strict=True))

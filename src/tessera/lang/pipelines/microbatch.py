@@ -80,6 +80,8 @@ class PipeState(Frame):
     def begin(
         pipe: Pipeline, given: Mesh, trial: int, rows: int = 0, cut: frozenset[int] = frozenset()
     ) -> PipeState:
+        """The state of a recording on the first slice of the mesh along the pipeline's axis. Raises
+        UsageError if `rows` do not divide into microbatches."""
         mesh = given
         if len(mesh.axes) == 1:
             axes = (*mesh.axes, "one")

@@ -96,6 +96,8 @@ def _place(ids: Sequence[int], b: int) -> int:
 
 
 def _merge(s: Schedule, kinds: Mapping[tuple[int, int], Kind]) -> Schedule:
+    """`s` with each pair of steps of `kinds` as one step at the first one's place. Pairs of one
+    kind share a graph, so that they are compiled once."""
     graphs: dict[Kind, Graph] = {}
     gone = {j for _, j in kinds}
     steps = list(s.steps)

@@ -157,6 +157,9 @@ class _Pipeline:
 
     # -- the whole --------------------------------------------------------------------------------
     def pipelined(self) -> Pipelined:
+        """The schedule, from the recording of one microbatch: its nodes come apart into regions (a
+        stage, forward or backward), the table's actions run these, and what comes after the
+        gradients runs once."""
         made = self.made
         last = len(self.stage_mesh) - 1
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
@@ -241,6 +244,8 @@ class _Pipeline:
         self.given.update(zip(totals, ids, strict=True))
 
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
+        """Adds the steps of all microbatches, in an order that every rank can follow. A region's
+        graph is one for all microbatches that add to as many earlier sums."""
         sums = set(self.made.sums.values()) | self.made.means
         values: dict[tuple[Node, int], int] = {}
         # Of what is added up nobody needs the parts, unless a region takes them.
@@ -354,6 +359,8 @@ class _Pipeline:
     def _compute(
         self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
     ) -> None:
+        """Adds the step that runs `group`, nodes after the microbatches which are all on one
+        rank."""
         here = rank[group[0]]
         mine = set(group)
         every = self.made.graph

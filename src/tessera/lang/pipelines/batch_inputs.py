@@ -55,56 +55,78 @@ def read(
     where no reading is possible, or several; and what a recording of the whole batch raises."""
     survey = begin(1)
     record(survey)
-    weights = _weights(survey, inputs)
-    first = {i: None for n in survey.taken for i in _places(survey, n) if i not in weights}
-    sizes = dict.fromkeys(
-        n.type.shape[0] for n in survey.taken if n.type.rank and _places(survey, n) - weights
-    )
-
-    def possible(rows: int, cut: frozenset[int]) -> bool:
-        trial = begin(2, rows, cut)
-        try:
-            record(trial)
-        except Exception:  # of our rules, or of the user's own checks
-            return False
-        pairs = zip(trial.results, survey.results, strict=True)
-        grown = [
-            a.type.shape[0] == 2 * b.type.shape[0]
-            for a, b in pairs
-            if a.type.rank and a.op != "input"  # a weight that is handed through
-        ]
-        return any(grown) or not grown
-
-    def least(rows: int) -> frozenset[int] | None:
-        every = [i for i in first if inputs[i].shape[0] == rows]
-        every += [
-            i for i, t in inputs.items()
-            if t.shape[:1] == (rows,) and i not in weights and i not in first
-        ]  # fmt: skip
-        if len(every) == len(sizes) == 1:
-            return frozenset(every)
-        cut = next((c for c in _beginnings(every) if possible(rows, c)), None)
-        for i in reversed(every):
-            if cut is not None and i in cut and len(cut) > 1 and possible(rows, cut - {i}):
-                cut -= {i}
-        return cut
-
-    found = {rows: cut for rows in sizes if (cut := least(rows))}
+    search = _Search(begin, inputs, record, survey)
+    found = {rows: cut for rows in search.sizes if (cut := search.least(rows))}
     if len(found) != 1:
         places = dict.fromkeys(i for n in survey.taken for i in sorted(_places(survey, n)))
         raise fail(
             UsageError,
             f"{survey.pipe.name}: it is not clear which argument holds the batch",
-            [(names[i], f"{inputs[i].type}{', a weight' * (i in weights)}") for i in places],
+            [(names[i], f"{inputs[i].type}{', a weight' * (i in search.weights)}") for i in places],
             fix="hand the batch to the compiled function, as an argument; a weight is what ts.grad"
             " is asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made",
         )
     ((rows, cut),) = found.items()
-    once, twice = (begin(n, rows, cut) for n in (1, 2))
+    once = begin(1, rows, cut)
     record(once)
-    record(twice)
-    check(once, twice)
+    check(once, search.doubled(rows, cut))
     return begin(0, rows, cut)
+
+
+class _Search:
+    """The search for the least reading. `survey` is a recording of the whole batch."""
+
+    def __init__(
+        self,
+        begin: Callable[..., PipeState],
+        inputs: Mapping[int, Tensor],
+        record: Callable[[PipeState], None],
+        survey: PipeState,
+    ) -> None:
+        self.begin, self.inputs, self.record, self.survey = begin, inputs, record, survey
+        self.weights = _weights(survey, inputs)
+        taken = [(n, _places(survey, n) - self.weights) for n in survey.taken]
+        # What the pipeline is called with.
+        self.first = {i: None for _, places in taken for i in sorted(places)}
+        self.sizes = dict.fromkeys(n.type.shape[0] for n, places in taken if n.type.rank and places)
+        self._last: PipeState | None = None  # the last recording
+
+    def doubled(self, rows: int, cut: frozenset[int]) -> PipeState:
+        """The recording with twice as many `rows` in the inputs `cut`."""
+        if self._last is None or (self._last.rows, self._last.cut) != (rows, cut):
+            self._last, trial = None, self.begin(2, rows, cut)
+            self.record(trial)
+            self._last = trial
+        return self._last
+
+    def possible(self, rows: int, cut: frozenset[int]) -> bool:
+        """Whether `cut` is a reading: the function can be recorded with twice as many rows in these
+        inputs, and the pipeline gives twice as many."""
+        try:
+            results = self.doubled(rows, cut).results
+        except Exception:  # of our rules, or of the user's own checks
+            return False
+        grown = [
+            a.type.shape[0] == 2 * b.type.shape[0]
+            for a, b in zip(results, self.survey.results, strict=True)
+            if a.type.rank and a.op != "input"  # a weight that is handed through
+        ]
+        return any(grown) or not grown
+
+    def least(self, rows: int) -> frozenset[int] | None:
+        """The least reading in which inputs have `rows` rows."""
+        every = [i for i in self.first if self.inputs[i].shape[0] == rows]
+        every += [
+            i for i, t in self.inputs.items()
+            if t.shape[:1] == (rows,) and i not in self.weights and i not in self.first
+        ]  # fmt: skip
+        if len(every) == len(self.sizes) == 1:
+            return frozenset(every)
+        cut = next((c for c in _beginnings(every) if self.possible(rows, c)), None)
+        for i in reversed(every):
+            if cut is not None and i in cut and len(cut) > 1 and self.possible(rows, cut - {i}):
+                cut -= {i}
+        return cut
 
 
 def _beginnings(every: list[int]) -> Iterator[frozenset[int]]:

@@ -36,7 +36,7 @@ class Pipeline(Protocol):
 
     def microbatches(self, ranks: int) -> int: ...
 
-    def compiled(
+    def scheduled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
     ) -> Schedule: ...
     def table_of(self, state: PipeState) -> Table: ...
@@ -197,7 +197,7 @@ class PipeState(Frame):
         given = [n for n in recorder.builder.inputs if n not in inner]
         tensors = map(held, given)
         wholes = [KEY_TYPE.on(self.mesh) if t is None else self.whole(t) for t in tensors]
-        return given, self.pipe.compiled(recorder, results, wholes)
+        return given, self.pipe.scheduled(recorder, results, wholes)
 
     def _stand_ins(self, recorder: Recorder, loss: Node, wrt: Sequence[Node]) -> list[Node]:
         """In a trial, what stands for the gradients of `wrt`: only their types matter."""

@@ -179,10 +179,9 @@ class Pipe:
             chunks = known or max(1, (self.stages or 2 * ranks) // ranks)
         return pipeline_table(self.kind, ranks, state.count, chunks)
 
-    def compiled(
+    def scheduled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
     ) -> Schedule:
-        """For the recorder: the schedule of a recorded pipeline; `wholes` are the types of its
-        inputs."""
+        """The schedule of what `recorder` has recorded; `wholes` are the types of its inputs."""
         self.program = pipe_program(recorder, outputs, wholes)
         return self.program.schedule

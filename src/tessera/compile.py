@@ -111,7 +111,7 @@ def determinism_of(by: ProgramOptions) -> tuple[dict[str, Any] | None, str]:
     "run_to_run": the same program on the same devices gives the same bits. "mesh_invariant": so
     does any fold of its logical mesh. The engine's algebraic simplifier treats a program for one
     device otherwise than one for many, so it is left out; and it may not leave out a rounding to
-    bf16 where the op that reads it happens to be its neighbour. Raises BackendError where the
+    bf16 where the op that reads it happens to be its neighbour. Raises BackendError if the
     level cannot be kept.
     """
     if by.determinism == "fast":

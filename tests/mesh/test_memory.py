@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from tessera import dist, optim
 from tessera.lang.trace import trace
-from tessera.optim import select
+from tessera.optim import apply_if_finite
 from tessera.runtime import offload as host
 from tessera.train import memory, recipe
 from tessera.train.accumulate import accumulated
@@ -123,7 +123,8 @@ def test_a_step_that_overflowed_is_dropped_in_a_streamed_update_too() -> None:
     weights, grads = tree(), tree(None, 1)
     optimizer = optim.AdamW(0.1)
     streamed = StreamedUpdate(
-        optimizer, lambda finite, new, old: new if finite is None else select(finite, new, old)
+        optimizer,
+        lambda finite, new, old: new if finite is None else apply_if_finite(finite, new, old),
     )
     was = {n: t.numpy() for n, t in tree().items()}
     state = memory.initial_state(optimizer, weights)

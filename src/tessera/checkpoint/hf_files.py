@@ -20,7 +20,7 @@ STORED = {"F32": "f32", "BF16": "bf16", "F16": "f16", "F64": "float64"}
 
 
 def safetensors_library() -> Any:
-    """The `safetensors` module. Raises UsageError where it is not installed."""
+    """The `safetensors` module. Raises UsageError if it is not installed."""
     library("checkpoint", "safetensors.numpy", "hf")
     return library("checkpoint", "safetensors", "hf")
 
@@ -87,7 +87,7 @@ class Weights:
 
     def _files(self) -> list[Path]:
         """The safetensors files of the folder: those that its index names, or the single one.
-        Raises UsageError where there is neither."""
+        Raises UsageError if there is neither."""
         if (self.folder / INDEX).is_file():
             found = read_json(self.folder / INDEX).get("weight_map")
             if isinstance(found, dict) and all(isinstance(f, str) for f in found.values()):

@@ -121,7 +121,7 @@ def one_of(
 
 
 def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str) -> None:
-    """Raises UsageError where names are missing or too many."""
+    """Raises UsageError if names are missing or too many."""
     if missing or more:
         raise fail(
             UsageError,
@@ -260,7 +260,7 @@ def alike(who: str, have: TensorType, given: TensorType, fix: str) -> None:
 
 # -- outside of the program -----------------------------------------------------------------------
 def library(name: str, module: str, extra: str) -> Any:
-    """The module of a library that `extra` installs. Raises UsageError where it is missing."""
+    """The module of a library that `extra` installs. Raises UsageError if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -279,7 +279,7 @@ def existing(name: str, path: Path, fix: str, folder: bool = False) -> None:
 
 @contextlib.contextmanager
 def file_access(name: str, path: object, verb: str, fix: str) -> Iterator[None]:
-    """Raises UsageError where the body meets an OSError: `path` cannot be `verb`."""
+    """Raises UsageError if the body meets an OSError: `path` cannot be `verb`."""
     try:
         yield
     except OSError as error:

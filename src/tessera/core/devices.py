@@ -16,7 +16,7 @@ def set_device_provider(provider: Callable[[], int]) -> None:
 
 
 def device_count() -> int:
-    """How many devices this program has. Raises `BackendError` where nothing can count them."""
+    """How many devices this program has. Raises `BackendError` if nothing can count them."""
     if not _providers:
         raise fail(
             BackendError,

@@ -356,7 +356,7 @@ _INTERNED: dict[
 
 
 def _check(t: TensorType) -> None:
-    """Raises LayoutError where an axis of `t` is not one of its mesh or is used twice, or a size is
+    """Raises LayoutError if an axis of `t` is not one of its mesh or is used twice, or a size is
     below 0."""
     seen: set[str] = set()
     for axis in (*t.split_axes, *t.partial_axes, *t.varying):

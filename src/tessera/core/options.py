@@ -150,7 +150,7 @@ _KEY = re.compile(r"\s*(\w+)=")
 
 
 def _choices(text: str) -> Iterator[tuple[str, Any]]:
-    """Each choice of `text` as (name, value). Raises ValueError where it is not written so."""
+    """Each choice of `text` as (name, value). Raises ValueError if it is not written so."""
     at = 0
     while at < len(text):
         m = _KEY.match(text, at)

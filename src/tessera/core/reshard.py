@@ -72,7 +72,7 @@ def steps_between(
     `topology` (core/layout_search.py). With `in_order`
     partial sums are completed axis by axis in one order (the last name first), whatever the target:
     that fixes the order of additions, and may send more. Raises ShapeError, MeshError or
-    LayoutError where there is no such change of layout.
+    LayoutError if there is no such change of layout.
     """
     if src is dst:
         return []

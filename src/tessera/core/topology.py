@@ -138,7 +138,7 @@ class Topology:
         return replace(self, levels=(*levels, *self.levels[len(sizes) :]))
 
     def coords(self, device: int) -> tuple[int, ...]:
-        """Where `device` is, level by level. Raises UsageError where there is no such device."""
+        """Where `device` is, level by level. Raises UsageError if there is no such device."""
         if not 0 <= device < self.size:
             raise fail(
                 UsageError,

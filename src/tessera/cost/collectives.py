@@ -63,7 +63,7 @@ def price(
     """What `algorithm` costs where rank i of each group is device group[i] of `topology`.
 
     `groups` are as `mesh.groups(axis)` gives them, all at work at once; left out, one group of the
-    first n devices. Raises UsageError where they do not fit the algorithm or the topology.
+    first n devices. Raises UsageError if they do not fit the algorithm or the topology.
     """
     return _price(algorithm, topology, _groups(algorithm.n, topology, groups))
 

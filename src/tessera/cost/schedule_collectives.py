@@ -60,7 +60,7 @@ def collective_costs(s: Schedule, topology: Topology | None = None) -> list[Coll
     """A row for each collective step of `s`, in order, those in loops and regions included: `step`
     is the one of `s` that it is in.
 
-    Raises UsageError where the topology has fewer devices than the mesh names.
+    Raises UsageError if the topology has fewer devices than the mesh names.
     """
     return [row for i, step in enumerate(s.steps) for row in _rows(step, i, 1, topology)]
 

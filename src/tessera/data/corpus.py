@@ -68,7 +68,7 @@ def collect(
     Files that are not UTF-8 text, hidden files and empty files are passed over. Files are taken in
     hash order while they fit into `max_mb` (10^6 bytes), then the first of them that are not too
     large are set aside for validation until they are `val_fraction` of the bytes. A lone file is
-    cut at a line end. Raises `UsageError` where there is no text to take.
+    cut at a line end. Raises `UsageError` if there is no text to take.
     """
     number("corpus", "val_fraction", val_fraction, above=0, below=1)
     if root is None:

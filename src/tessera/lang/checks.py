@@ -46,7 +46,7 @@ _KINDS: dict[str, kinds.Kind] = {
 
 
 def annotated(name: str, annotations: Mapping[str, object], values: Mapping[str, object]) -> None:
-    """Raises UsageError where one of `values` is not what is written beside its name. Annotations
+    """Raises UsageError if one of `values` is not what is written beside its name. Annotations
     that say more than `_KINDS` are not looked at."""
     for what, value in values.items():
         legal = str(annotations.get(what)).split(" | ")
@@ -106,7 +106,7 @@ def mesh_or_none(name: str, mesh: object) -> Mesh | None:
 
 
 def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
-    """The arguments that `fn` takes. Raises UsageError where it does not say."""
+    """The arguments that `fn` takes. Raises UsageError if it does not say."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -120,7 +120,7 @@ def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
 def bound(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments of a call, by name. Raises UsageError where they do not fit."""
+    """The arguments of a call, by name. Raises UsageError if they do not fit."""
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -79,7 +79,7 @@ def set_engine(loader: Callable[[], Engine]) -> None:
 
 
 def engine() -> Engine:
-    """The engine. Raises BackendError where none is registered."""
+    """The engine. Raises BackendError if none is registered."""
     if not _loaded:
         if not _loaders:
             raise fail(BackendError, "no engine is registered", fix="import tessera")

@@ -209,7 +209,7 @@ def _from_tape(
 
 def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: Spec) -> bool:
     """Whether one of `leaves` is behind a `ts.stop_gradient` in `order`, the history of `loss`.
-    Raises GraphError where a finished gradient has let go of what leads to one of them."""
+    Raises GraphError if a finished gradient has let go of what leads to one of them."""
     wanted, stopped = set(map(id, leaves)), False
     for t in order:
         if t._past is None or id(t) in wanted or not (lost := t._past.has(leaves)):

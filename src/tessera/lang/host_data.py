@@ -26,7 +26,7 @@ def host_array(
 ) -> tuple[np.ndarray[Any, Any], DType]:
     """`value` as a NumPy array of a dtype that we have, in memory that no one else writes into.
 
-    Raises DTypeError where it would lose.
+    Raises DTypeError if it would lose.
     """
     x, want = host_view(value, dtype, name)
     if x.dtype == want.numpy and (engine_array(value) or isinstance(value, _COPIED)):
@@ -86,7 +86,7 @@ def remembered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
 
 
 def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
-    """Raises DTypeError where a number of `x` would become another, or infinite, as a `want`."""
+    """Raises DTypeError if a number of `x` would become another, or infinite, as a `want`."""
     low, high = x.min(), x.max()
     if want.is_float:
         if not (np.isfinite(low) and np.isfinite(high)):  # infinity and NaN stay what they are

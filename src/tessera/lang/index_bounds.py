@@ -33,7 +33,7 @@ class Expected:
     loc: str
 
     def check(self, ids: Tensor) -> None:
-        """Raises ShapeError where the host knows that one of the argument's ids is outside."""
+        """Raises ShapeError if the host knows that one of the argument's ids is outside."""
         given = ids._given
         if given is None:
             return
@@ -65,7 +65,7 @@ class Expected:
 def check_ids(
     name: str, what: str, ids: Tensor, size: int, *, low: int = 0, ignore: int | None = None
 ) -> None:
-    """Raises ShapeError where the host knows that one of `ids` is not from `low` to `size - 1` and
+    """Raises ShapeError if the host knows that one of `ids` is not from `low` to `size - 1` and
     not `ignore`; of an argument of a recorded function, at each call."""
     node, recorder = ids._node, ids._trace
     if ids._given is not None:

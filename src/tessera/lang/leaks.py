@@ -23,7 +23,7 @@ _DEPTH, _FEW = 4, 8
 
 
 def need_none_left(who: str, made: Sequence[ref[Tensor]]) -> None:
-    """Raises UsageError where something outside of the function `who` holds a tensor of `made`."""
+    """Raises UsageError if something outside of the function `who` holds a tensor of `made`."""
     if all(r() is None for r in made):
         return
     gc.collect()  # what only a cycle of references holds

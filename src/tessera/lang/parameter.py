@@ -226,7 +226,7 @@ def trained(tree: Any) -> Any:
 
 
 def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
-    """Raises UsageError where a parameter is frozen, or is there under two names."""
+    """Raises UsageError if a parameter is frozen, or is there under two names."""
     names: dict[int, str] = {}
     for name, t in named:
         if not isinstance(t, Parameter):

@@ -305,7 +305,7 @@ class Recorder:
         self.host_outputs.append(HostOutput(tuple(tensors), act))
 
     def check(self, t: Tensor) -> None:
-        """Raises UsageError where `t`, of this recording, is used after the recording ended."""
+        """Raises UsageError if `t`, of this recording, is used after the recording ended."""
         now = current()
         if now is not self and not (now is not None and now._encloses(self)):
             raise _ended(t)

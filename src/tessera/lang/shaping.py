@@ -48,7 +48,7 @@ def one_dim(name: str, x: Tensor, dim: int) -> int:
 
 
 def need_some(name: str, x: Tensor, dims: Sequence[int]) -> None:
-    """Raises ShapeError where one of no elements along `dims` would be a result."""
+    """Raises ShapeError if one of no elements along `dims` would be a result."""
     none = [d for d in dims if not x.shape[d]]
     if none and all(n for d, n in enumerate(x.shape) if d not in dims):
         raise fail(

@@ -153,7 +153,7 @@ def _zero_dim(t: TensorType, axis: str) -> int:
 def check_reach(strategy: Strategy | None, types: Mapping[str, TensorType]) -> None:
     """Holds the weights of a whole model, as `strategy` laid them, against what its rules are for.
 
-    Raises StrategyError where none of a user's own rules fits a name. One StrategyWarning tells
+    Raises StrategyError if none of a user's own rules fits a name. One StrategyWarning tells
     which of them fit none, or which of the largest weights tensor parallelism leaves whole.
     """
     for p in strategy.parts if strategy is not None else ():

@@ -78,7 +78,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
 
 
 def _place(t: Tensor, k: int, dim: int) -> int:
-    """`k` counted from the start of `dim`. Raises ShapeError where it is outside."""
+    """`k` counted from the start of `dim`. Raises ShapeError if it is outside."""
     n = t.shape[dim]
     if -n <= k < n:
         return k % n

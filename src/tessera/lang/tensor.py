@@ -248,7 +248,7 @@ class Tensor:
 
     def jax(self) -> Any:
         """The `jax.Array` behind this value: one array dim a factor, its sharding the layout's.
-        Raises DonatedError where the value was given up."""
+        Raises DonatedError if the value was given up."""
         return engine().alive(self.data, self.type)
 
     # -- installed by the modules above that have them (`method`) ----------------------------------

@@ -230,7 +230,7 @@ def call_paths(signature: inspect.Signature, spec: Spec) -> list[Path]:
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """`f` on each leaf of `tree` and the leaves at the same paths of `rest`.
 
-    Raises UsageError where a path is missing in one of `rest`.
+    Raises UsageError if a path is missing in one of `rest`.
     """
     leaves, spec = flatten(tree)
     columns = [aligned(spec, other) for other in rest]

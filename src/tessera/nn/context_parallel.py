@@ -39,7 +39,7 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
     """i32[seq]: which token stands where when a causal sequence lies in zig-zag order.
 
     Of 2·parts chunks, device i holds chunks i and 2·parts-1-i: one early and one late, so that all
-    devices see as many keys. Raises ShapeError where seq does not divide.
+    devices see as many keys. Raises ShapeError if seq does not divide.
 
     >>> zigzag_positions(8, 2).numpy().tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]

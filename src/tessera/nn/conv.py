@@ -39,7 +39,7 @@ def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple
 
 
 def into_groups(name: str, groups: int, **counts: int) -> None:
-    """Raises ShapeError where one of the named counts does not divide into `groups`."""
+    """Raises ShapeError if one of the named counts does not divide into `groups`."""
     for what, count in counts.items():
         text = f"{{count}} {what} do not divide into {{parts}} groups"
         divides(name, count, groups, text, "give a number of groups that divides it")

@@ -118,7 +118,7 @@ class Stack(Module):
 
 
 def _unchanged(block: Module, given: list[Any]) -> None:
-    """Raises UsageError where a layer set a tensor of its own: each layer's is a view of all."""
+    """Raises UsageError if a layer set a tensor of its own: each layer's is a view of all."""
     leaves = flatten(block)[0]
     for x, old, path in zip(leaves, given, paths(block), strict=False):
         tensor = isinstance(x, Tensor)

@@ -57,7 +57,7 @@ def recorded(who: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any)
     """The call as a graph with its values; `who` asks. Its random numbers are those of the next
     call. Values may be read inside `fn`: what it depends on runs then.
 
-    Raises UsageError where an argument is a type, or inside a recorded function.
+    Raises UsageError if an argument is a type, or inside a recorded function.
     """
     outside(who)
     key = _key()
@@ -240,7 +240,7 @@ def tidy(value: float) -> str:
 
 
 def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
-    """A graph and the arrays or tensors for its inputs. Raises UsageError where they do not fit."""
+    """A graph and the arrays or tensors for its inputs. Raises UsageError if they do not fit."""
     from ..lang.operands import as_tensor
 
     if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):

@@ -129,8 +129,8 @@ def _together(rows: list[Tensor]) -> Tensor:
 def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics:
     """Statistics of the result of each scope of `fn(*args, **kwargs)`, in the program's order.
 
-    A scope is a module's name or a `ts.scope`. One that is entered again has a number; one in a
-    loop has the number of the iteration. The call is run again from its recorded graph; `fn` and
+    A scope is a module's name or a `ts.named_scope`. One that is entered again has a number; one in
+    a loop has the number of the iteration. The call is run again from its recorded graph; `fn` and
     the containers that it changes stay as they are. Raises UsageError if nothing has a scope.
     """
     run = recorded("activations", fn, args, kwargs)

@@ -123,7 +123,7 @@ def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
 
 
 def letter_sizes(name: str, index: Index, ins: Sequence[TensorType]) -> dict[str, int]:
-    """The size of every letter; 1 broadcasts. Raises ShapeError where two sizes differ."""
+    """The size of every letter; 1 broadcasts. Raises ShapeError if two sizes differ."""
     sizes: dict[str, int] = {}
     for letters, t in zip(index.args, ins, strict=True):
         for k, n in zip(letters, t.shape, strict=True):

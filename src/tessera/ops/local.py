@@ -29,7 +29,7 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
 def block_dim(dim: Dim, axes: Iterable[str], t: TensorType) -> Dim:
-    """`dim` as one device along `axes` sees it. Raises LayoutError where blocks are not equal."""
+    """`dim` as one device along `axes` sees it. Raises LayoutError if blocks are not equal."""
     gone = set(axes)
     run = digits(dim, t.sizes)
     if any(d.uneven and gone & set(d.axes) for d in run):
@@ -68,7 +68,7 @@ def with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
 
 def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """Each device keeps its block; only what is said of it changes: its own value, a part of a
-    split dim, a share of a sum. Raises LayoutError where the blocks would differ."""
+    split dim, a share of a sum. Raises LayoutError if the blocks would differ."""
     out = attrs["layout"]
     src = ins[0] if ins[0].mesh is not None else ins[0].on(out.mesh)
     axes = [a for a in out.sizes if _role(src, a) != _role(out, a)]

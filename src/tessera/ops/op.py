@@ -205,7 +205,7 @@ def define(op: Op) -> Op:
 
 
 def op_named(name: str) -> Op:
-    """The op called `name`. Raises GraphError where there is none."""
+    """The op called `name`. Raises GraphError if there is none."""
     found = OPS.get(name)
     if found is None:
         raise fail(GraphError, f"op {name!r} does not exist", fix="see tessera.ops for the set")

@@ -45,7 +45,7 @@ def add_function(
 
 
 def user_function(name: str) -> UserFunction:
-    """The function called `name`. Raises UsageError where this process knows none."""
+    """The function called `name`. Raises UsageError if this process knows none."""
     found = FUNCTIONS.get(name)
     if found is None:
         raise fail(

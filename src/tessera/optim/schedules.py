@@ -41,7 +41,7 @@ class Schedule:
     rule: Rule = field(repr=False, compare=False)
 
     def __call__(self, step: Tensor | int) -> Tensor:
-        """The rate after `step` steps. Raises ShapeError where `step` is not one number."""
+        """The rate after `step` steps. Raises ShapeError if `step` is not one number."""
         t = as_tensor(step)
         if t.shape:
             raise fail(

@@ -8,7 +8,7 @@ from ..ops.user import parse_groups, user
 
 
 def need_kept(graph: Graph) -> None:
-    """Raises UsageError where an op of `graph` cannot keep bits that no mesh changes."""
+    """Raises UsageError if an op of `graph` cannot keep bits that no mesh changes."""
     for n in graph.nodes:
         if n.op != "input" and not n.kind.mesh_invariance and not _apart(n):
             name = n.attrs.get("name", n.op) if n.op == user.name else n.op

@@ -16,14 +16,14 @@ from .simplify import simplify
 def plan(graph: Graph) -> Schedule:
     """The schedule that runs `graph`, a function as it was recorded, under its options.
 
-    Raises UsageError where it cannot keep its level of determinism, or names an algorithm that does
+    Raises UsageError if it cannot keep its level of determinism, or names an algorithm that does
     not exist.
     """
     return scheduled(prepared(graph))
 
 
 def prepared(graph: Graph) -> Graph:
-    """`graph` as it is scheduled: without what no result needs. Raises UsageError where it cannot
+    """`graph` as it is scheduled: without what no result needs. Raises UsageError if it cannot
     keep its level of determinism."""
     graph = simplify(graph)
     verify(graph, "simplify")

@@ -57,7 +57,7 @@ def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
     all_reduce and broadcast keep the shape. reduce_scatter gives dim 0's own n-th, all_gather joins
     along dim 0, all_to_all splits and joins dim 0: as `lax.psum_scatter`, `all_gather` and
     `all_to_all` do, tiled. Several axes are read major to minor. Rows that do not fill whole chunks
-    are padded. Raises UsageError where the axis or dim 0 does not fit.
+    are padded. Raises UsageError if the axis or dim 0 does not fit.
     """
     a = algorithm
     size = lax.axis_size(axis)

@@ -81,7 +81,7 @@ def _flat_shape(t: TensorType) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def sharding(t: TensorType) -> Any:
-    """Where that array lives. Raises BackendError where the machine is smaller than the mesh."""
+    """Where that array lives. Raises BackendError if the machine is smaller than the mesh."""
     if t.mesh is None:
         start()
         return jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -167,7 +167,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
 
 
 def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
-    """Raises DonatedError where one of `arrays`, of these types, was given up: on more devices than
+    """Raises DonatedError if one of `arrays`, of these types, was given up: on more devices than
     one the engine reads its memory all the same, and the process ends."""
     try:
         if not any(map(ArrayImpl.is_deleted, arrays)):
@@ -191,7 +191,7 @@ def donated(t: TensorType) -> DonatedError:
 def adopt(data: Array, mesh: Mesh | None) -> TensorType:
     """The type of a JAX array that came from outside, its axes named as its sharding names them.
 
-    Raises LayoutError where its sharding has no such form.
+    Raises LayoutError if its sharding has no such form.
     """
     where = data.sharding
     if isinstance(where, NamedSharding):

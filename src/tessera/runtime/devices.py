@@ -22,7 +22,7 @@ VIRTUAL = 8
 def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     """Starts the backend, on a CPU with at least `needed` virtual devices.
 
-    Raises BackendError where it already runs with fewer.
+    Raises BackendError if it already runs with fewer.
     """
     if not flags.engine_runs():
         count = max(-(-needed // processes()), environment.number(environment.DEVICES, VIRTUAL))
@@ -66,7 +66,7 @@ def _smaller(mesh: Mesh | None, have: int) -> str:
 
 
 def need_plain(who: str) -> None:
-    """Raises BackendError where the backend contracts multiplications and additions, or chooses
+    """Raises BackendError if the backend contracts multiplications and additions, or chooses
     kernels by their speed."""
     if jax.default_backend() != "cpu":
         raise fail(
@@ -93,7 +93,7 @@ def device_count() -> int:
 
 @lru_cache(maxsize=256)
 def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
-    """The JAX mesh over the devices that run `mesh`. Raises BackendError where they are too few."""
+    """The JAX mesh over the devices that run `mesh`. Raises BackendError if they are too few."""
     mesh = mesh.physical
     start(max(mesh.device_ids) + 1, mesh)
     every = jax.devices()

@@ -28,7 +28,7 @@ def processes() -> int:
 
 def block_copy() -> Copy:
     """The copy of arrays to shardings in which `jax.device_put` ends. Raises ImportError or
-    AttributeError where this version of jax has none."""
+    AttributeError if this version of jax has none."""
     from jax._src.interpreters.pxla import shard_args
     from jax._src.lib import xla_client  # type: ignore[attr-defined]  # its stub hides it
 

@@ -77,7 +77,7 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
     """Compares the hash of `schedule` with that of every process in `group`, within the limit.
 
     Raises UsageError, on all of them, where they differ: it names the ranks, the first step that
-    differs and both lines. Raises BackendError where one does not come.
+    differs and both lines. Raises BackendError if one does not come.
     """
     key = tuple(group)
     k = _counts[key] = _counts.get(key, 0) + 1

@@ -240,7 +240,7 @@ _stack = jax.jit(lambda rows, at: jnp.stack(rows, axis=at), static_argnums=1)
 
 
 def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
-    """Per device, when its last result was there. Raises BackendError where one takes longer than
+    """Per device, when its last result was there. Raises BackendError if one takes longer than
     a collective may."""
     end_s = time.perf_counter() + limits().collective_s
     done: dict[int, float] = {}

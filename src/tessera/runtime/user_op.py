@@ -26,7 +26,7 @@ def user(
     ins: Sequence[TensorType],
 ) -> Any:
     """`f` of `args`, or its gradient of order `len(below)`; `below` counts the arguments of each
-    lower order. Raises UsageError where the function fails or its results are not as `want` says.
+    lower order. Raises UsageError if the function fails or its results are not as `want` says.
     """
     who = f.name + "".join(" (gradient)" for _ in below)
     given = [(f"arg {i}", t) for i, t in enumerate(ins)]

@@ -47,7 +47,7 @@ def draw_loss_curve(
 ) -> bytes:
     """A PNG of `series` over steps and each baseline as a horizontal line.
 
-    Raises `UsageError` where there is nothing to draw or matplotlib is not installed.
+    Raises `UsageError` if there is nothing to draw or matplotlib is not installed.
     """
     if not any(len(one.steps) for one in series):
         raise fail(

@@ -27,7 +27,7 @@ Loss = Callable[[Batch, Any], Tensor]
 def micro_batches(batch: Batch, count: int) -> list[dict[str, Tensor]]:
     """`batch` in `count` parts of equal rows, each device's rows cut in place.
 
-    Raises ShapeError where the rows do not divide.
+    Raises ShapeError if the rows do not divide.
 
     >>> import tessera as ts
     >>> [part["x"].numpy().tolist() for part in micro_batches({"x": ts.arange(4)}, 2)]
@@ -49,7 +49,7 @@ def accumulated(
 
     Where the batch has `labels`, a microbatch weighs as many as its labels that are not -100, so
     that the result is the whole batch's. `goal(loss)` is what is differentiated. Sums are f32.
-    Raises ShapeError where the rows do not divide.
+    Raises ShapeError if the rows do not divide.
 
     >>> import tessera as ts
     >>> w = {"w": ts.tensor([2.0])}

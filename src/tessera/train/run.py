@@ -62,7 +62,7 @@ class Run:
     known. `trackers` get the settings and every row too, and are closed with the run. `weights`
     gives what is saved when the run ends, also where an interrupt or an error ends it. What cannot
     be written (a full disk, a folder that is gone) is said in a line and tried again at the end,
-    then in the folder `spare`; training goes on. Raises UsageError where the folder cannot be made.
+    then in the folder `spare`; training goes on. Raises UsageError if the folder cannot be made.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ def save_checkpoint(
 
     It goes below `folder`, or the configuration's `checkpoint_folder`; of older ones there,
     `keep_checkpoints` stay. `loader` has a `state_dict()`, or is such a value. Each tensor is
-    gathered to this host. Raises UsageError where the folder cannot be written, or without the
+    gathered to this host. Raises UsageError if the folder cannot be written, or without the
     `safetensors` library.
     """
     number = whole("save_checkpoint", "the step", step, 0)

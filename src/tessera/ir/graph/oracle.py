@@ -193,7 +193,7 @@ FOLD = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 def join(t: TensorType, blocks: Sequence[Array]) -> Array:
     """The global value of blocks: splits are put together, partial values folded.
 
-    Raises GraphError where two devices that must hold the same hold different numbers.
+    Raises GraphError if two devices that must hold the same hold different numbers.
     """
     out: dict[tuple[int, ...], Array] = {}
     first: dict[tuple[int, ...], Array] = {}  # by coordinates, those of replicas at 0

@@ -49,7 +49,7 @@ def batches(
 ) -> frozenset[int]:
     """Which of the tensors among the `leaves` of a call, of these `types` by place, hold the batch.
 
-    `body` takes what `spec` makes of the leaves. Raises UsageError where nothing tells.
+    `body` takes what `spec` makes of the leaves. Raises UsageError if nothing tells.
     """
     view, said = borders.view, borders.layouts
     if borders.strategy is None or ways(view.batch, view.mesh.sizes) == 1:
@@ -139,7 +139,7 @@ class _Question:
     asked: frozenset[int] = field(default=frozenset())
 
     def answer(self) -> frozenset[int]:
-        """The places of those that hold the batch. Raises UsageError where nothing tells them."""
+        """The places of those that hold the batch. Raises UsageError if nothing tells them."""
         if not self._open():
             return frozenset()
         whole = self.record(frozenset())

@@ -175,7 +175,7 @@ class _Merge:
     # -- values -----------------------------------------------------------------------------------
     def _leaf(self, i: int) -> Any:
         """The `i`-th result as one value: the same for all ranks, one rank's value that the others
-        got from it, or a choice by rank. Raises what `differ` says where no value can stand for
+        got from it, or a choice by rank. Raises UsageError if no value can stand for
         all."""
         values = [log.leaves[i] for log in self.logs]
         path = path_name(self.logs[0].paths[i])

@@ -167,7 +167,7 @@ class Promised(Tensor):
         return t.with_varying(a for a in t.varying if a not in seen.axes)
 
     def value(self) -> Tensor:
-        """What the owner returns. Raises UsageError where there is none."""
+        """What the owner returns. Raises UsageError if there is none."""
         theirs = self._log.every[self.owner]
         found = theirs.returned(self.key)
         if found is None:

@@ -120,7 +120,7 @@ class View(Frame):
         return self.outer.gradients(recorder, loss, wrt, weights, goals, self.batch)
 
     def reads(self, node: Node) -> None:
-        """Raises NeedsRank where `node`, whose value is read, follows from the rank alone."""
+        """Raises NeedsRank if `node`, whose value is read, follows from the rank alone."""
         if self.rank is None and all(n.op != "input" for n in reachable([node])):
             raise NeedsRank
 

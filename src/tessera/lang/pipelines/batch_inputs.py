@@ -52,7 +52,7 @@ def read(
 ) -> PipeState:
     """The state to record one microbatch with. `inputs` are the tensors among the arguments, by
     their places; `record` records the function in a state that `begin` begins. Raises UsageError
-    where no reading is possible, or several; and what a recording of the whole batch raises."""
+    if no reading is possible, or several; and what a recording of the whole batch raises."""
     survey = begin(1)
     record(survey)
     search = _Search(begin, inputs, record, survey)

@@ -28,7 +28,7 @@ class Division:
 
 
 def divided(m: Microbatch, count: int) -> Division:
-    """`m` in `count` stages. Raises UsageError where it has fewer parts."""
+    """`m` in `count` stages. Raises UsageError if it has fewer parts."""
     parts = m.parts()
     if len(parts) == 1:
         parts = _pieces(parts[0])

@@ -36,7 +36,7 @@ class Microbatch:
 
     @staticmethod
     def of(recorder: Recorder, outputs: Sequence[Node]) -> Microbatch:
-        """What `recorder` has recorded, with these results. Raises GraphError where what comes
+        """What `recorder` has recorded, with these results. Raises GraphError if what comes
         after the gradients needs single microbatches."""
         state, b = state_of(recorder), recorder.builder
         assert state is not None

@@ -18,7 +18,7 @@ from .program import PipeProgram
 
 
 def placed(program: PipeProgram, tree: Any) -> Any:
-    """`tree` with each weight on the stage where `program` uses it first. Raises UsageError where a
+    """`tree` with each weight on the stage where `program` uses it first. Raises UsageError if a
     name is unknown or stands for several weights."""
     leaves, spec = flatten(tree)
     at = {

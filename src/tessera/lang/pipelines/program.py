@@ -70,7 +70,7 @@ class PipeProgram:
 
     def home(self, t: Tensor, name: str) -> int | None:
         """The rank that uses the weight `t`, which is called `name` or something that ends so.
-        Raises UsageError where no weight is, or several on different stages are."""
+        Raises UsageError if no weight is, or several on different stages are."""
         ends = [k for k in self.homes if k.endswith(f".{name}")]
         names = [k for k in (t.name, name) if k in self.homes][:1] or ends
         ranks = {self.homes[k] for k in names}

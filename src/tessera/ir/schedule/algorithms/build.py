@@ -160,7 +160,7 @@ def can_segment(collective: Collective, name: str) -> bool:
 
 
 def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the levels of `hierarchical`, () for all others. Raises UsageError where they do
+    """The sizes of the levels of `hierarchical`, () for all others. Raises UsageError if they do
     not fit the name or n."""
     if name != "hierarchical":
         if len(tuple(shape)):

@@ -102,7 +102,7 @@ def _shape(a: Algorithm, k: int, t: Transfer, reduces: bool) -> None:
 
 
 def _results(a: Algorithm, held: Sequence[dict[int, int]]) -> None:
-    """Raises GraphError where a rank ends without a share of a chunk that the collective owes it.
+    """Raises GraphError if a rank ends without a share of a chunk that the collective owes it.
     `held` has, per rank and chunk, the ranks whose shares are in it, as bits."""
     everyone = (1 << a.n) - 1
     for r in range(a.n):

@@ -86,7 +86,7 @@ def parse(source: str) -> Algorithm:
 
 
 def _round(line: str, k: int) -> Round:
-    """The line of round `k` as transfers. Raises GraphError where it is not written so."""
+    """The line of round `k` as transfers. Raises GraphError if it is not written so."""
     number, colon, rest = line.partition(":")
     moves = [m.strip() for m in re.split(r"\s{2,}", rest.strip())]
     found = [_MOVE.fullmatch(m) for m in moves]

@@ -52,7 +52,7 @@ def run_order(table: Table) -> tuple[Place, ...]:
 
 
 def _refuse(table: Table, found: Iterator[Problem]) -> None:
-    """Raises GraphError where a problem was found."""
+    """Raises GraphError if a problem was found."""
     problems = list(islice(found, MOST + 1))
     if problems:
         rows = problems[:MOST] + ([("…", "and more")] if len(problems) > MOST else [])

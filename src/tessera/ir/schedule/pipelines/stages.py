@@ -115,7 +115,7 @@ def regions(
     """The regions by (stage, kind), for what `wanted` needs. `gradients` are those of `wanted` that
     come from the backward pass, `origins` that pass's nodes with what they were derived from.
 
-    Raises GraphError where the forward pass of a stage needs a later one.
+    Raises GraphError if the forward pass of a stage needs a later one.
     """
     needed = reachable(wanted)
     forward = reachable(n for n in wanted if n not in gradients)

@@ -111,7 +111,7 @@ class _Look:
         kind = type(x)
         if isinstance(x, np.ndarray):
             return (kind, x.dtype.str, x.shape, x.tobytes()) if x.nbytes <= 1 << 20 else Same(x)
-        if isinstance(x, dict):
+        if isinstance(x, (dict, types.MappingProxyType)):
             rows = tuple([(self.at(k), self.at(v)) for k, v in x.items()])
             return kind, rows, self.fields(x)
         if isinstance(x, (list, tuple, deque)):
@@ -129,7 +129,12 @@ class _Look:
         if "__eq__" not in {n for c in kind.__mro__[:-1] for n in c.__dict__}:
             return Same(x)
         # A value, such as a fraction; what has no hash may be changed, such as a bytearray.
-        return x if kind.__hash__ is not None else copy.copy(x)
+        if kind.__hash__ is not None:
+            return x
+        try:
+            return copy.copy(x)
+        except Exception:  # whatever it raises, it has no copy
+            return Same(x)
 
     def fields(self, x: Any) -> tuple[object, ...]:
         have = getattr(x, "__dict__", None)

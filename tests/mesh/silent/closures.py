@@ -429,3 +429,21 @@ def registered_written() -> None:
         assert type(g) is _State
         np.testing.assert_allclose(g.w.numpy(), 2 * W * 0.5**i, rtol=1e-6)
     np.testing.assert_allclose(s.w.numpy(), W / 4, rtol=1e-6)
+
+
+@row("a static argument holds what cannot be copied: a type with its mesh, a view of bytes")
+def not_copied() -> None:
+    calls = []
+
+    @ts.jit
+    def doubled(x: ts.Tensor, how: Any) -> ts.Tensor:
+        calls.append(how)
+        return x * (2 if how is None else 3)
+
+    kinds = [
+        SimpleNamespace(t=ts.tensor(X, mesh=MESH, layout=t).type)
+        for t in ("[8@dp, 4]", "[8, 4@tp]")
+    ]
+    for how in (*kinds, *kinds, SimpleNamespace(b=memoryview(b"ab"))):
+        np.testing.assert_allclose(doubled(ts.tensor(X), how).numpy(), 3 * X, rtol=1e-6)
+    assert len(calls) == 3  # recorded anew for what differs, and for nothing else

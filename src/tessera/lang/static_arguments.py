@@ -80,6 +80,13 @@ def kept(x: object, warn: bool = False) -> object:
         return Same(x)
 
 
+def _copied(x: Any) -> object:
+    try:
+        return copy.copy(x)
+    except Exception:  # whatever it raises, it has no copy
+        return Same(x)
+
+
 class _Look:
     def __init__(self) -> None:
         self.count = 0
@@ -129,12 +136,7 @@ class _Look:
         if "__eq__" not in {n for c in kind.__mro__[:-1] for n in c.__dict__}:
             return Same(x)
         # A value, such as a fraction; what has no hash may be changed, such as a bytearray.
-        if kind.__hash__ is not None:
-            return x
-        try:
-            return copy.copy(x)
-        except Exception:  # whatever it raises, it has no copy
-            return Same(x)
+        return x if getattr(kind, "__hash__", None) else _copied(x)
 
     def fields(self, x: Any) -> tuple[object, ...]:
         have = getattr(x, "__dict__", None)

@@ -2,6 +2,7 @@
 
 from .core.mesh import Mesh
 from .core.renamed import renamed_names
+from .lang.builtin_strategies import strategy
 from .lang.collectives import (
     all_gather,
     all_reduce,
@@ -20,7 +21,7 @@ from .lang.collectives import (
 from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
 from .lang.determinism import deterministic, set_deterministic
-from .lang.strategy import place, strategy
+from .lang.strategy import AxisStrategy, Strategy, place
 from .lang.timeouts import set_collective_timeout
 from .observe.inspect import inspect
 from .observe.profile import profile
@@ -28,9 +29,10 @@ from .observe.validate import validate_determinism
 
 allreduce = all_reduce
 __all__ = [
-    "Mesh", "ShardSpec", "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier",
-    "broadcast", "deterministic", "gather", "inspect", "permute", "place", "profile", "recv",
-    "redistribute", "reduce_scatter", "scatter", "send", "set_collective_timeout",
-    "set_deterministic", "shard", "shift", "strategy", "tensor", "validate_determinism",
+    "AxisStrategy", "Mesh", "ShardSpec", "Strategy", "all_gather", "all_reduce", "all_to_all",
+    "allreduce", "barrier", "broadcast", "deterministic", "gather", "inspect", "permute", "place",
+    "profile", "recv", "redistribute", "reduce_scatter", "scatter", "send",
+    "set_collective_timeout", "set_deterministic", "shard", "shift", "strategy", "tensor",
+    "validate_determinism",
 ]  # fmt: skip
 __getattr__ = renamed_names("dist", {"set_collective_limit": "set_collective_timeout"}, globals())

@@ -208,6 +208,26 @@ strategy 'tensor_parallel': axis 'ep' is not an axis of the mesh
   at   : AT
   fix  : say dist.strategy('tensor_parallel', axis="...") with an axis of the mesh
 """)
+class Halves(dist.AxisStrategy):
+    def lay_weight(self, name, t):
+        return t.with_dtype(ts.bf16)
+
+
+row("an own strategy over an unknown axis", ts.StrategyError,
+    lambda: dist.place({"w": X}, Halves("ep"), MESH), """
+strategy 'Halves': axis 'ep' is not an axis of the mesh
+  mesh : dp=2 tp=4
+  at   : AT
+  fix  : say Halves(axis="...") with an axis of the mesh
+""")
+row("an own strategy that gives another type", ts.StrategyError,
+    lambda: dist.place({"narrow": X}, Halves("tp"), MESH), """
+strategy 'Halves': it gives no layout of the tensor that it is asked for
+  tensor   : f32[2, 3]
+  it gives : bf16[2, 3]
+  at       : AT
+  fix      : return the type that it gets, or self.split of it
+""")
 row("a rule that is no pattern", ts.StrategyError,
     lambda: dist.strategy("tensor_parallel", rules=[("(", 0)]), r"""
 strategy 'tensor_parallel': ('(', 0) is no rule

@@ -357,3 +357,113 @@ def test_bad_input(call: Callable[[], Any], text: str) -> None:
     said = f"{type(found.value).__name__}: {found.value}"
     at = said.partition("test_strategy.py:")[2].partition("\n")[0]
     assert said.replace(f"test_strategy.py:{at}", "FILE") == text.strip()
+
+
+# -- strategies that a user writes ----------------------------------------------------------------
+class Columns(dist.AxisStrategy):
+    """Devices along the axis share the columns of each matrix."""
+
+    splits_batch = False
+
+    def lay_weight(self, name: str, t: ts.TensorType) -> ts.TensorType:
+        return self.split(t, -1) if t.rank == 2 else t
+
+
+class Sharded(dist.AxisStrategy):
+    """Rows over the axis; of what is kept, the first dim of whatever is kept as `kinds` say."""
+
+    def __init__(self, axis: str, *kinds: str) -> None:
+        super().__init__(axis)
+        self.kinds = kinds
+
+    def lay_at_rest(self, kind: str, name: str, t: ts.TensorType) -> ts.TensorType:
+        return self.split_at_rest(t, 0) if kind in self.kinds and t.rank else t
+
+
+class Sequences(dist.AxisStrategy):
+    """Devices along the axis share dim 1 of each batch."""
+
+    splits_batch = False
+
+    def lay_batch(self, t: ts.TensorType) -> ts.TensorType:
+        return self.split(t, 1)
+
+
+def trained(strategy: dist.Strategy | None, mesh: dist.Mesh | None) -> tuple[Any, Any, Any]:
+    """(weights, state, the step's collectives) after three steps of AdamW."""
+    rng = np.random.default_rng(5)
+    w: Any = {k: ts.tensor(rng.normal(size=s).astype(np.float32) / 4) for k, s in SHAPES.items()}
+    batch: Any = ts.tensor(rng.normal(size=(8, 4, 16)).astype(np.float32))
+    if mesh is not None:
+        w, batch = dist.place(w, strategy, mesh), dist.place(batch, strategy, mesh, kind="batch")
+    opt = optim.AdamW(1e-2)
+    state = opt.init(w, strategy)
+
+    @ts.jit
+    def step(w: Any, state: Any, x: ts.Tensor) -> Any:
+        out = ts.tanh(x @ w["up"]) @ w["down"] + w["bias"]
+        grads = ts.grad((out * out).mean(), w, layout=strategy)
+        return opt.update(w, grads, state)
+
+    for _ in range(3):
+        w, state = step(w, state, batch)
+    return w, state, {n.op for n, _ in step.graph.collectives()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "moves"),
+    [
+        (Sharded("dp"), {"all_reduce"}),
+        (Sharded("dp", "optimizer", "gradient"), {"reduce_scatter", "all_gather"}),
+        (Columns("tp") + DP, {"all_reduce"}),
+        (DP + Columns("tp") + Sharded("dp", "optimizer", "gradient", "weight"), {"all_gather"}),
+        (DP + Sequences("tp"), {"all_reduce"}),
+    ],
+    ids=lambda x: "+".join(f"{p.kind}" for p in x.parts) if isinstance(x, dist.Strategy) else "",
+)
+def test_a_strategy_of_a_users_own_trains_the_same(
+    strategy: dist.Strategy, moves: set[str]
+) -> None:
+    alone, _, none = trained(None, None)
+    w, state, collectives = trained(strategy, dist.Mesh.parse("dp=2 tp=2"))
+    assert not none and moves <= collectives
+    for name, t in w.items():
+        np.testing.assert_allclose(t.numpy(), alone[name].numpy(), rtol=2e-4, atol=2e-5)
+        assert t.layout == plain_layout(strategy, name, "weight")
+        assert state["m"][name].layout == plain_layout(strategy, name, "optimizer")
+
+
+def plain_layout(strategy: dist.Strategy, name: str, kind: str) -> str:
+    """What the strategies above say, written by hand."""
+    dims = [str(n) for n in SHAPES[name]]
+    for p in strategy.parts:
+        if isinstance(p, Columns) and len(dims) == 2:
+            dims[-1] += "@tp"
+    for p in strategy.parts:
+        if isinstance(p, Sharded) and kind in p.kinds:
+            dims[0] = f"{SHAPES[name][0]}@" + ("(tp,dp)" if "@tp" in dims[0] else "dp")
+    return f"[{', '.join(dims)}]"
+
+
+def test_a_strategy_of_a_users_own_cuts_the_weights_of_a_local_body() -> None:
+    seen = []
+
+    @ts.distribute(strategy=Columns("tp"), mesh=dist.Mesh.parse("tp=4"))
+    def product(x: ts.Tensor, weights: ts.Tensor) -> ts.Tensor:
+        seen.append((x.shape, weights.shape))
+        return x @ weights
+
+    rng = np.random.default_rng(6)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((3, 8), (8, 12)))
+    out = product(ts.tensor(x).reshape(1, 3, 8), ts.tensor(w))
+    assert seen[-1] == ((1, 3, 8), (8, 3)) and out.shape == (1, 3, 12)
+    np.testing.assert_allclose(out.numpy()[0], x @ w, rtol=1e-5)
+
+
+def test_a_dim_that_is_not_there_is_not_split(line: dist.Mesh) -> None:
+    class Third(dist.AxisStrategy):
+        def lay_weight(self, name: str, t: ts.TensorType) -> ts.TensorType:
+            return self.split(t, 2)
+
+    with pytest.raises(ts.StrategyError, match="there is no dim 2 to split over 'dp'"):
+        dist.place({"w": ts.ones((8, 4))}, Third("dp"), line)

@@ -1,27 +1,25 @@
 """A strategy is a choice of layouts: for weights, gradients, optimizer state and batches.
 
 Strategies compose by mesh axis: `dist.strategy("data_parallel") + dist.strategy("tensor_parallel")`
-gives each name the splits of both. None has an execution path of its own.
+gives each name the splits of both. None has an execution path of its own, so anyone can write one:
+an `AxisStrategy` with methods that choose layouts.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..core.checks import axes_of, one_of, shown, unfit
+from ..core.checks import axes_of, one_of, unfit
 from ..core.context import settings
 from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
-from ..core.kinds import is_whole
-from ..core.layout import Factor, TensorType, dim_axes, ways
+from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
-from ..core.wording import nearest
 from . import functions
 from .checks import mesh_or_none
 from .collectives import split_over
@@ -30,41 +28,12 @@ from .parameter import Parameter
 from .tensor import Tensor
 from .tree import Path, path_name, tree_update
 
-# A transformer's weights by name: which dim tensor parallelism splits. Column: the outputs (heads,
-# hidden, vocabulary) of [in, out]; row: the inputs. The names of Tessera's own modules come first,
-# then the customary ones of checkpoints stored as [in, out].
-# A third number says of how many equal parts the dim is made (q, k and v side by side): each is
-# split. A weight or a bias by itself, as in a linear layer, is column parallel.
-Rule = tuple[str, int] | tuple[str, int, int]
-TRANSFORMER: tuple[Rule, ...] = (
-    (r"(^|\.)attention\.(qkv|q|kv)(_bias)?$", -2),  # [d, (3,) heads, size]: heads
-    (r"(^|\.)attention\.out$", -3),  # [heads, size, d]: heads
-    (r"(^|\.)(up|gate|w_up|w_gate|up_proj|gate_proj|fc1|c_fc|w1|w3)(\.weight|\.bias|_bias)?$", -1),
-    (r"(^|\.)(down|w_down|down_proj|fc2|w2)(\.weight)?$", -2),
-    (r"(^|\.)(wq|wk|wv|q_proj|k_proj|v_proj)(\.weight|\.bias)?$", -1),
-    (r"(^|\.)(w_qkv|c_attn|qkv_proj)(\.weight|\.bias)?$", -1, 3),
-    (r"(^|\.)(wo|w_out|o_proj|out_proj)(\.weight)?$", -2),
-    (r"(^|\.)(embed|wte|embed_tokens|tok_embeddings)(\.weight)?$", -2),
-    (r"(^|\.)(head|lm_head)(\.weight)?$", -1),
-    (r"^(weight|bias)$", -1),
-)
-# The weights of stacked experts [experts, in, out]: the experts.
-EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
+STAGES = {"optimizer": 1, "gradient": 2, "weight": 3}
+"""What lies at rest, with the stage of ZeRO from which on that is split."""
 
 
-@dataclass(frozen=True)
-class AxisStrategy:
-    """Layouts over one mesh axis: `stage` is ZeRO's, `rules` say what else splits which weight."""
-
-    kind: str
-    axis: str
-    stage: int = 0
-    rules: tuple[Rule, ...] = ()
-
-
-@dataclass(frozen=True)
 class Strategy:
-    """How a model lies on a mesh: a strategy for each of some mesh axes, applied in order.
+    """How a model lies on a mesh: strategies for some mesh axes, applied in order.
 
     They add splits to the layout they are given: what an axis splits already, stays.
     """
@@ -72,59 +41,183 @@ class Strategy:
     parts: tuple[AxisStrategy, ...]
 
     def __add__(self, other: Strategy) -> Strategy:
-        return Strategy((*self.parts, *other.parts))
+        if not isinstance(other, Strategy):
+            return NotImplemented
+        return Combined((*self.parts, *other.parts))
 
     def weight(self, name: str, t: TensorType) -> TensorType:
         """The layout in which the weight `name` is kept."""
-        return self._stored(name, t, 3)
+        return self._stored("weight", name, t)
 
     def gradient(self, name: str, t: TensorType) -> TensorType:
         """The layout in which its finished gradient is kept."""
-        return self._stored(name, t, 2)
+        return self._stored("gradient", name, t)
 
     def optimizer(self, name: str, t: TensorType) -> TensorType:
         """The layout of optimizer state of its shape."""
-        return self._stored(name, t, 1)
+        return self._stored("optimizer", name, t)
 
     def batch(self, t: TensorType) -> TensorType:
         """The layout of a batch [B, ...]: split over every data-parallel axis."""
-        axes = [p.axis for p in self.parts if p.kind != "tensor_parallel" and p.axis in t.sizes]
-        axes = list(dict.fromkeys(axes))
-        return split_over(t, 0, axes) if axes else t
+        for p in self.parts:
+            if p.axis in t.sizes and p.axis not in t.split_axes:
+                t = p._checked(t, p.lay_batch(t))
+        return t
 
-    def _stored(self, name: str, t: TensorType, stage: int) -> TensorType:
-        """The layout at rest: each strategy's rules split first, then ZeRO of at least `stage`
-        splits what is left."""
+    def _stored(self, kind: str, name: str, t: TensorType) -> TensorType:
+        """The layout at rest: each part says first how a weight is used, then what rests split."""
         for p in self.parts:
             if p.axis not in t.sizes:
                 raise fail(
                     StrategyError,
                     f"strategy {p.kind!r}: axis {p.axis!r} is not an axis of the mesh",
                     [("mesh", t.mesh.text() if t.mesh else "none")],
-                    fix=f'say dist.strategy({p.kind!r}, axis="...") with an axis of the mesh',
+                    fix=f"say {p._call} with an axis of the mesh",
                 )
-            if p.rules and p.axis not in t.split_axes:
-                t = _by_rule(p, name, t)
+            if p.axis not in t.split_axes:
+                t = p._checked(t, p.lay_weight(name, t))
         for p in self.parts:
-            zero = p.kind == "zero_redundancy_optimizer" and p.stage >= stage
-            if zero and t.rank and p.axis not in t.split_axes:
-                t = split_over(t, _zero_dim(t, p.axis), (p.axis,))
-                t = t.with_rest((*t.rest, p.axis))
+            if p.axis not in t.split_axes:
+                t = p._checked(t, p.lay_at_rest(kind, name, t))
         return t
 
 
-def _by_rule(p: AxisStrategy, name: str, t: TensorType) -> TensorType:
-    """`t` as the first of its rules that fits the name `name` splits it."""
-    for rule, dim, *parts in p.rules:
-        if not _fits((rule, dim), name, t):
-            continue
-        d = dim % t.rank
-        n = parts[0] if parts else 1
-        if n > 1 and t.shape[d] % (n * t.sizes[p.axis]) == 0 and len(t.dims[d]) == 1:
-            split = (Factor(n), Factor(t.shape[d] // n, (p.axis, *t.dims[d][0].axes)))
-            return t.with_dims((*t.dims[:d], split, *t.dims[d + 1 :]))
-        return split_over(t, d, (p.axis,))
-    return t
+@dataclass(frozen=True)
+class Combined(Strategy):
+    """A sum of strategies."""
+
+    parts: tuple[AxisStrategy, ...]
+
+
+class AxisStrategy(Strategy):
+    """A strategy for one mesh axis. To write one, derive from it, and say in `lay_weight`,
+    `lay_at_rest` or `lay_batch` what is split over `self.axis`.
+
+    Each takes a type, of the global shape, and gives it in the layout wanted; `self.split(t, dim)`
+    splits a dim over the axis. What is not overridden stays as it is, but for the batch, whose
+    rows are split over the axis unless `splits_batch` is False. Raises UsageError if `axis` is no
+    name.
+
+    >>> from tessera import dist
+    >>> class Columns(dist.AxisStrategy):
+    ...     splits_batch = False
+    ...     def lay_weight(self, name, t):
+    ...         return self.split(t, -1) if t.rank == 2 else t
+    >>> mesh = dist.Mesh.parse("dp=2 tp=4")
+    >>> weights = dist.place({"w": dist.tensor((8, 16))}, Columns("tp"), mesh)
+    >>> weights["w"].layout
+    '[8, 16@tp]'
+    """
+
+    kind: ClassVar[str] = "AxisStrategy"
+    """What errors call it: the name of its class."""
+
+    splits_batch: bool = True
+    """Whether devices along the axis have different rows of a batch, so that a loss is a mean over
+    them. False, as for tensor parallelism: they work on the same rows."""
+
+    def __init__(self, axis: str) -> None:
+        self.axis = axes_of(f"strategy {self.kind!r}", axis)[0]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__dict__.get("kind", cls.__name__)
+
+    @property
+    def parts(self) -> tuple[AxisStrategy, ...]:  # type: ignore[override]
+        """It alone."""
+        return (self,)
+
+    @property
+    def _call(self) -> str:
+        """How it is made, with an axis left open."""
+        return f'{self.kind}(axis="...")'
+
+    def lay_weight(self, name: str, t: TensorType) -> TensorType:
+        """The layout in which the weight `name` is used."""
+        return t
+
+    def lay_at_rest(self, kind: str, name: str, t: TensorType) -> TensorType:
+        """The layout in which a "weight", its finished "gradient" or "optimizer" state of its shape
+        is kept between its uses; `t` is how the weight is used."""
+        return t
+
+    def lay_batch(self, t: TensorType) -> TensorType:
+        """The layout of a batch."""
+        return self.split(t, 0) if self.splits_batch and t.rank else t
+
+    def split(self, t: TensorType, dim: int) -> TensorType:
+        """`t` with `dim` split over the axis. Raises StrategyError if it has no such dim."""
+        if not -t.rank <= dim < t.rank:
+            raise fail(
+                StrategyError,
+                f"strategy {self.kind!r}: there is no dim {dim} to split over {self.axis!r}",
+                [("tensor", t)],
+                fix="leave what has no such dim as it is",
+            )
+        return split_over(t, dim % t.rank, (self.axis,))
+
+    def split_at_rest(self, t: TensorType, dim: int) -> TensorType:
+        """`t` with `dim` split over the axis while it rests, and put together for each use."""
+        t = self.split(t, dim)
+        return t.with_rest((*t.rest, self.axis))
+
+    def _checked(self, t: TensorType, new: TensorType) -> TensorType:
+        """`new`, which it made of `t`. Raises StrategyError if that is another tensor's layout."""
+        if new is t or (isinstance(new, TensorType) and _of_one_tensor(t, new)):
+            return new
+        raise fail(
+            StrategyError,
+            f"strategy {self.kind!r}: it gives no layout of the tensor that it is asked for",
+            [("tensor", t), ("it gives", new)],
+            fix="return the type that it gets, or self.split of it",
+        )
+
+    def check_reach(self, types: Mapping[str, TensorType]) -> None:
+        """One StrategyWarning if it splits nothing over the axis: neither batches, nor what rests,
+        nor a weight of a model whose weights are laid out as `types` say."""
+        mine, base = type(self), AxisStrategy
+        other = mine.lay_batch is not base.lay_batch or mine.lay_at_rest is not base.lay_at_rest
+        whole, every = whole_over(self.axis, types), [t for t in types.values() if t.rank > 1]
+        if not (self.splits_batch or other) and whole and len(whole) == len(every):
+            warn_whole(self, types, largest(whole), f"split some of them in {self.kind}.lay_weight")
+
+
+def _of_one_tensor(a: TensorType, b: TensorType) -> bool:
+    """Whether both are of a tensor of one shape and dtype, on one mesh."""
+    one, other = [(t.shape, t.dtype, t.mesh, t.partial, t.varying) for t in (a, b)]
+    return one == other
+
+
+def whole_over(axis: str, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
+    """The matrices among `types` that are not split over `axis`."""
+    return {n: t for n, t in types.items() if t.rank > 1 and axis not in t.split_axes}
+
+
+def warn_whole(
+    p: AxisStrategy, types: Mapping[str, TensorType], rows: Sequence[str], fix: str
+) -> None:
+    """A StrategyWarning that tells how many bytes of the weights `types` are left whole by `p`."""
+    left = sum(t.nbytes for t in whole_over(p.axis, types).values())
+    every = sum(t.nbytes for t in types.values() if t.rank > 1)
+    warnings.warn(
+        f"strategy {p.kind!r} over {p.axis!r} leaves {left:,} of {every:,} bytes of"
+        " weights whole\n  " + "\n  ".join([*rows, fix]),
+        StrategyWarning,
+        stacklevel=lines_up(),
+    )
+
+
+def largest(types: Mapping[str, TensorType]) -> list[str]:
+    """A line for each of the four largest of `types`."""
+    first = sorted(types, key=lambda n: -types[n].nbytes)[:4]
+    return [f"{n} : {types[n]}, {types[n].nbytes:,} bytes on each device" for n in first]
+
+
+def check_reach(strategy: Strategy | None, types: Mapping[str, TensorType]) -> None:
+    """Holds the weights of a whole model, as `strategy` laid them, against what it is for."""
+    for p in strategy.parts if strategy is not None else ():
+        if types and next(iter(types.values())).sizes.get(p.axis, 1) > 1:
+            p.check_reach(types)
 
 
 def finest(t: TensorType) -> TensorType:
@@ -135,11 +228,11 @@ def finest(t: TensorType) -> TensorType:
         return t
     for axis in t.sizes:
         if axis not in (*t.split_axes, *t.partial_axes, *t.varying) and t.sizes[axis] > 1:
-            t = split_over(t, _zero_dim(t, axis), (axis,))
+            t = split_over(t, zero_dim(t, axis), (axis,))
     return t
 
 
-def _zero_dim(t: TensorType, axis: str) -> int:
+def zero_dim(t: TensorType, axis: str) -> int:
     """The dim ZeRO splits: the largest that divides, else the largest."""
     n = t.sizes[axis]
 
@@ -148,117 +241,6 @@ def _zero_dim(t: TensorType, axis: str) -> int:
         return (here > 0 and t.shape[i] % (n * ways(dim_axes(t.dims[i]), t.sizes)) == 0, here, -i)
 
     return max(range(t.rank), key=rank)
-
-
-def check_reach(strategy: Strategy | None, types: Mapping[str, TensorType]) -> None:
-    """Holds the weights of a whole model, as `strategy` laid them, against what its rules are for.
-
-    Raises StrategyError if none of a user's own rules fits a name. One StrategyWarning tells
-    which of them fit none, or which of the largest weights tensor parallelism leaves whole.
-    """
-    for p in strategy.parts if strategy is not None else ():
-        if not p.rules or not types or next(iter(types.values())).sizes.get(p.axis, 1) == 1:
-            continue
-        title = f"strategy {p.kind!r} over {p.axis!r}"
-        lost = [r for r in p.rules if not any(_fits(r, n, t) for n, t in types.items())]
-        own = p.rules != RULES[p.kind]
-        if own and len(lost) == len(p.rules):
-            raise fail(
-                StrategyError,
-                f"{title}: no rule fits the name of a weight, so nothing is split",
-                [(repr(r[0]), f"the nearest names are {nearest(r[0], types)}") for r in lost],
-                fix="write what the names contain; a weight needs the dim that the rule splits",
-            )
-        rows = [f"{r[0]!r} fits none of {nearest(r[0], types)}" for r in lost if own]
-        whole = {n: t.nbytes for n, t in types.items() if t.rank > 1 and p.axis not in t.split_axes}
-        every = sum(t.nbytes for t in types.values() if t.rank > 1)
-        if (
-            (2 * sum(whole.values()) > every)
-            if p.kind == "tensor_parallel"
-            else sum(whole.values()) == every
-        ):
-            first = sorted(whole, key=lambda n: -whole[n])[:4]
-            rows += [f"{n} : {types[n]}, {whole[n]:,} bytes on each device" for n in first]
-        if rows:
-            warnings.warn(
-                f"{title} leaves {sum(whole.values()):,} of {every:,} bytes of weights whole\n  "
-                + "\n  ".join(rows)
-                + '\n  give it rules for their names: rules=[(r"wide$", -1), ...]',
-                StrategyWarning,
-                stacklevel=lines_up(),
-            )
-
-
-def _fits(rule: Rule, name: str, t: TensorType) -> bool:
-    return bool(re.search(rule[0], name)) and t.rank >= -rule[1]
-
-
-KINDS = {
-    "data_parallel": "dp", "tensor_parallel": "tp", "zero_redundancy_optimizer": "dp",
-    "expert_parallel": "ep",
-}  # fmt: skip
-RULES = {"tensor_parallel": TRANSFORMER, "expert_parallel": EXPERTS}
-
-
-def strategy(
-    kind: str,
-    axis: str | None = None,
-    *,
-    stage: int | None = None,
-    rules: Sequence[Rule] | None = None,
-) -> Strategy:
-    """The strategy named `kind` over a mesh axis.
-
-    `axis` is by default "dp", for tensor_parallel "tp", for expert_parallel "ep" (which also splits
-    the batch). `stage` is that of ZeRO (Rajbhandari et al. 2020): 1 splits optimizer state, 2
-    gradients too (default), 3 weights too. `rules` are for tensor or expert parallelism: pairs
-    (regular expression for a weight's name, dim to split); a third number says of how many equal
-    parts the dim consists, each of which is split. Strategies are combined by `+`. Raises
-    StrategyError if `kind`, `stage` or a rule is unknown or not allowed for `kind`.
-    """
-    one_of("strategy", "the kind", kind, KINDS, StrategyError)
-    if stage is not None and (kind != "zero_redundancy_optimizer" or stage not in (1, 2, 3)):
-        raise fail(
-            StrategyError,
-            f"strategy {kind!r}: stage {stage!r} does not exist",
-            fix="zero_redundancy_optimizer takes stage 1, 2 or 3",
-        )
-    if rules is not None and kind not in RULES:
-        raise fail(
-            StrategyError,
-            f"strategy {kind!r}: it goes by no rules for names",
-            fix="give rules to " + " or ".join(RULES),
-        )
-    zero = kind == "zero_redundancy_optimizer"
-    axes = axes_of(f"strategy {kind!r}", axis or KINDS[kind])
-    table = _checked_rules(rules) if rules is not None else RULES.get(kind, ())
-    return Strategy((
-        AxisStrategy(
-            kind,
-            axes[0],
-            (stage or 2) if zero else 0,
-            table if kind in RULES else (),
-        ),
-    ))  # fmt: skip
-
-
-def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules as a tuple. Raises StrategyError if one is not a regular expression with a dim."""
-    for rule in rules if isinstance(rules, (list, tuple)) else [rules]:
-        pattern, *numbers = (
-            rule if isinstance(rule, tuple) and len(rule) in (2, 3) else (None, None)
-        )
-        try:
-            if not isinstance(pattern, str) or not all(map(is_whole, numbers)):
-                raise TypeError
-            re.compile(pattern)
-        except (TypeError, re.error):
-            raise fail(
-                StrategyError,
-                f"strategy 'tensor_parallel': {shown(rule)} is no rule",
-                fix=r'give pairs of a regular expression and a dim, e.g. (r"\.up$", -1)',
-            ) from None
-    return tuple(rules)
 
 
 def strategy_or_none(
@@ -283,7 +265,7 @@ def place(
     StrategyError if `strategy` or `kind` is unknown or the rules fit no weight.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
-    layout_rule(Strategy(()), kind)  # is there such a kind?
+    layout_rule(Combined(()), kind)  # is there such a kind?
     strategy_or_none("place", "the strategy", strategy)
     if mesh is None:
         raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")

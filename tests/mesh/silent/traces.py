@@ -1,5 +1,5 @@
-"""Does a method answer as the function does, and a pipeline where it cannot run? One error for
-both, and one that says where to call it."""
+"""Does a method answer as the function does, a pipeline where it cannot run, a strategy that does
+nothing? Each says so."""
 
 from __future__ import annotations
 
@@ -41,3 +41,15 @@ def _() -> object:
         return model(x)
 
     return body(ts.ones((8, 4)))
+
+
+@row(
+    "writes a strategy that splits nothing",
+    warns=ts.StrategyWarning,
+    says="strategy 'Idle' over 'tp' leaves 128 of 128 bytes of weights whole",
+)
+def _() -> object:
+    class Idle(dist.AxisStrategy):
+        splits_batch = False
+
+    return dist.place({"w": ts.ones((8, 4))}, Idle("tp"), dist.Mesh.parse("tp=4"))

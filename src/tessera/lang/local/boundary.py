@@ -15,7 +15,7 @@ from ...ops.local import as_local, axis_index, joined
 from ..collectives import split_over
 from ..create import ShardSpec
 from ..record import Recorder, symbolic
-from ..strategy import AxisStrategy, Strategy
+from ..strategy import AxisStrategy, Combined, Strategy
 from ..tensor import Tensor
 from ..tree import Path, path_name
 from .averages import check_mean
@@ -33,9 +33,9 @@ class Borders:
     view: View
 
     @property
-    def tensor_parallel(self) -> list[AxisStrategy]:
+    def on_the_same_rows(self) -> list[AxisStrategy]:
         parts = self.strategy.parts if self.strategy is not None else ()
-        return [p for p in parts if p.kind == "tensor_parallel" and p.axis in self.view.axes]
+        return [p for p in parts if not p.splits_batch and p.axis in self.view.axes]
 
     def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
         """One StrategyWarning where tensor parallelism cuts nothing that the body is given or takes
@@ -44,10 +44,10 @@ class Borders:
         for n in made:
             every.update(n.types[0].varying if n.op == axis_index.name else ())
             every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
-        for p in self.tensor_parallel:
+        for p in self.on_the_same_rows:
             if p.axis not in every and self.view.mesh.sizes[p.axis] > 1:
                 warnings.warn(
-                    f"{self.name}: strategy 'tensor_parallel' over {p.axis!r} cuts none of the"
+                    f"{self.name}: strategy {p.kind!r} over {p.axis!r} cuts none of the"
                     " arguments, so all devices along it do the same\n  say which weights it cuts:"
                     f' layouts={{"w": dist.ShardSpec(("col",), ({p.axis!r},))}}, or rules= for'
                     " their names",
@@ -91,13 +91,9 @@ class Borders:
         if batch:
             here = set(self.view.axes) & set(t.split_axes)
             return t if here else _batched(t, self.view)
-        tp = [
-            p
-            for p in self.strategy.parts
-            if p.kind == "tensor_parallel" and p.axis in self.view.axes
-        ]
+        tp = self.on_the_same_rows
         t = gathered(t, [a for a in self.view.axes if a not in {p.axis for p in tp}])
-        return Strategy(tuple(tp)).weight(path_name(path), t) if tp else t
+        return Combined(tuple(tp)).weight(path_name(path), t) if tp else t
 
     def _along(self, t: TensorType, spec: ShardSpec) -> TensorType:
         cut = spec.type(t.shape, t.dtype, self.view.mesh)

@@ -17,14 +17,14 @@ from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, UsageError, fail
 from ...core.mesh import Mesh, auto
+from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
 from ..jit import Jit
 from ..mutations import changes, put, remove, snapshot
 from ..operands import as_tensor
 from ..record import Frame, Recorder, current
-from ..strategy import Strategy
-from ..strategy import strategy as strategy_named
+from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import Path, call_paths, flatten, unflatten
 from .batch_arguments import batches
@@ -222,7 +222,7 @@ class Local(Generic[P, R]):
                 fix="name axes of the mesh: mesh_axes=[...]",
             )
         parts = self.strategy.parts if self.strategy is not None else ()
-        tensor_axes = {p.axis for p in parts if p.kind == "tensor_parallel"}
+        tensor_axes = {p.axis for p in parts if not p.splits_batch}
         batch = tuple(a for a in axes if parts and a not in tensor_axes)
         return View(
             mesh,
@@ -262,7 +262,7 @@ def _strategy(given: str | Strategy | None, axes: tuple[str, ...] | None) -> Str
     if not axes:
         return strategy_named(given)
     parts = [p for a in axes for p in strategy_named(given, a).parts]
-    return Strategy(tuple(parts))
+    return Combined(tuple(parts))
 
 
 def distribute(

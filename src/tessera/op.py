@@ -1,7 +1,5 @@
 """Ops as functions: `from tessera import op`; `ts.op(index=...)` makes one of a JAX function."""
 
-from functools import partial
-
 from .core.callable_module import make_callable
 from .lang.collectives import (
     all_gather,
@@ -27,7 +25,7 @@ from .lang.functions import (
     topk,
     where,
 )
-from .lang.grad import grad
+from .lang.grad import autodiff, grad
 from .lang.local.distribute import kernel
 from .lang.user_op import user_op as from_jax
 from .nn.blocks import transformer_block
@@ -47,8 +45,6 @@ from .nn.functional import (
 )
 from .nn.losses import cross_entropy
 
-# The same function as `ts.grad`, whose results stay partial for a collective written by hand.
-autodiff = partial(grad, reduce_partial=False)
 allreduce = all_reduce
 
 __all__ = [

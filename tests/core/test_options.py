@@ -59,7 +59,7 @@ CHOICES = st.builds(
     epoch=maybe(st.sampled_from(["soft", "hard"])),
     tile=maybe(st.lists(st.integers(1, 128), min_size=1, max_size=3).map(tuple)),
     warps=maybe(st.integers(1, 8)),
-    cut=maybe(st.integers(1, 3)),
+    scope_depth=maybe(st.integers(1, 3)),
     algorithm=maybe(
         st.lists(
             st.tuples(st.sampled_from(["", "all_reduce", "all_gather"]), st.sampled_from(NAMES)),

@@ -70,6 +70,8 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dist.deterministic(promise=)": lambda name: within(dist.deterministic(**name)),
     "dist.set_deterministic(promise=)": lambda name: from_here_on(**name),
     "ts.grad(finish=)": gradient(ts.grad),
+    "op.autodiff(finish=)": gradient(ts.op.autodiff),
+    "schedule.ScheduleOptions(cut=)": lambda name: ts.schedule.ScheduleOptions(**name),
     "graph.backward(finish=)": gradient(ts.graph.backward),
     "graph.trace(finish=)": lambda name: ts.graph.trace(ts.sum, X, **name).text,
     "nn.Linear(inputs=)": lambda name: shapes(nn.Linear(out_features=3, **name)),
@@ -108,7 +110,8 @@ SCALES = {
 for old in SCALES:
     CALLS[f"optim.LossScale({old}=)"] = lambda name: optim.LossScale(**name)
 VALUES: dict[str, Any] = {
-    "promise": "run_to_run", "finish": False, "inputs": 4, "outputs": 4, "kernel": 3, "size": 2,
+    "promise": "run_to_run", "finish": False, "op.autodiff(finish=)": True, "cut": 2,
+    "inputs": 4, "outputs": 4, "kernel": 3, "size": 2,
     "plan": dist.strategy("zero_redundancy_optimizer", stage=3),
 } | SCALES  # fmt: skip
 
@@ -127,7 +130,7 @@ def test_an_old_name_is_the_new_thing(old: str, new: str) -> None:
 @pytest.mark.parametrize("old", [k for k in RENAMED if "(" in k])
 def test_an_old_argument_is_the_new_one(old: str, oracle: Oracle) -> None:
     name, new = re.search(r"\((\w+)=", old)[1], RENAMED[old].rstrip("=")  # type: ignore[index]
-    value = VALUES[name]
+    value = VALUES.get(old, VALUES.get(name))
     with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is called {new}= now")) as w:
         got = CALLS[old]({name: value})
     assert w[0].filename == __file__

@@ -73,7 +73,7 @@ OPTIONS = [
     ScheduleOptions(overlap=True, bucket_bytes=300),
     ScheduleOptions(prefetch=0),
     ScheduleOptions(prefetch=1, overlap=True),
-    ScheduleOptions(cut=1),
+    ScheduleOptions(scope_depth=1),
 ]
 
 
@@ -169,7 +169,7 @@ def test_gathers_come_as_far_ahead_as_asked() -> None:
 
 
 def test_scopes_cut_compute_steps() -> None:
-    s = scheduled(GRAPHS["step"], ScheduleOptions(cut=1))
+    s = scheduled(GRAPHS["step"], ScheduleOptions(scope_depth=1))
     heads = [
         {n.scope.split("/")[0] for n in st.nodes if n.args}
         for st in s.steps

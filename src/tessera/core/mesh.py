@@ -440,7 +440,7 @@ def _no_fold(mesh: Mesh, given: str, want: str) -> MeshError:
 
 # ---- the ambient mesh --------------------------------------------------------------------------
 def current() -> Mesh:
-    """The mesh of the innermost `with mesh:`. Raises MeshError outside of any."""
+    """The mesh of the innermost `with mesh:`. Raises MeshError if no mesh is open."""
     mesh = context.settings().mesh
     if mesh is None:
         raise fail(

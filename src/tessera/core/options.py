@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from .errors import UsageError, fail
+from .renamed import renamed_arguments
 from .topology import CLUSTERS, Level, Link, Topology
 
 LEVELS = ("fast", "run_to_run", "mesh_invariant")
@@ -25,6 +26,7 @@ ORDERS = ("binary", "ring")
 EXECUTORS = ("fused", "stepped")
 
 
+@renamed_arguments("schedule.ScheduleOptions", cut="scope_depth")
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
     """Choices about how a program is carried out. None leaves a choice to Tessera.
@@ -38,7 +40,7 @@ class ScheduleOptions:
     - `backend`: the preferred transport.
     - `epoch`: "soft" or "hard": how an epoch of messages ends.
     - `tile`, `warps`: hints for kernels.
-    - `cut`: compute steps end where the scope changes, this many levels deep.
+    - `scope_depth`: compute steps end where the scope changes, this many levels deep.
     - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
       collectives.
     - `topology`: the links that "cheapest" and the number of segments are computed for.
@@ -53,7 +55,7 @@ class ScheduleOptions:
     epoch: str | None = None
     tile: tuple[int, ...] | None = None
     warps: int | None = None
-    cut: int | None = None
+    scope_depth: int | None = None
     algorithm: tuple[tuple[str, str], ...] | None = None
     topology: Topology | None = None
 

@@ -87,6 +87,17 @@ def grad(
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
 
 
+@renamed_arguments("op.autodiff", finish="reduce_partial")
+def autodiff(
+    loss: Tensor, weights: Any = None, *, layout: Any = None, reduce_partial: bool = False
+) -> Any:
+    """`ts.grad` whose sums over devices stay pending, for a collective that the user writes.
+
+    Raises the errors of `ts.grad`.
+    """
+    return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
+
+
 def _need_reached(
     end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec
 ) -> None:

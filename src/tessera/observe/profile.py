@@ -266,7 +266,7 @@ def profile(
 @contextmanager
 def _profiling() -> Iterator[Profile]:
     found = Profile()
-    options = replace(settings().program.schedule, cut=SCOPES)
+    options = replace(settings().program.schedule, scope_depth=SCOPES)
     with ExitStack() as stack:
         stack.enter_context(replaced(executor="stepped", schedule=options))
         stack.enter_context(watching(found))

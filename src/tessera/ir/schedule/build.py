@@ -120,7 +120,7 @@ def _kind(n: Node, o: ScheduleOptions) -> object:
         return (n.op, n.attrs["axes"], t.dtype, dict(t.partial).get(n.attrs["axes"][0]))
     if is_loop(n):
         return None
-    return () if o.cut is None else tuple(n.scope.split("/")[: o.cut])
+    return () if o.scope_depth is None else tuple(n.scope.split("/")[: o.scope_depth])
 
 
 def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:

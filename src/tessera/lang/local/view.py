@@ -170,7 +170,7 @@ class LocalMesh(Mesh):
 def current_mesh() -> Mesh:
     """The mesh of the innermost `with mesh:`; in a local body, the mesh of its axes, with a `rank`.
 
-    Raises MeshError outside of any.
+    Raises MeshError if no mesh is open.
     """
     seen = view()
     if seen is None:

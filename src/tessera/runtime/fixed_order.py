@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,6 +166,14 @@ def fixed_slogdet(a: Array) -> tuple[Array, Array]:
     return sign.astype(a.dtype), size.astype(a.dtype)
 
 
+# The array functions of programs whose bits no mesh may change: those that add up or multiply along
+# a dim do it in an order of their own.
+FixedXp = SimpleNamespace(**{
+    **vars(xp_jax), "sum": fixed_sum, "contract": fixed_contract, "prod": fixed_prod,
+    "cumsum": fixed_cumsum, "slogdet": fixed_slogdet,
+})  # fmt: skip
+
+
 def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> Array:
     """The sum of all devices' `terms`, on each of them."""
     here = jnp.stack(_subtrees(terms, order))
@@ -222,26 +229,3 @@ def ordered_scatter(terms: Sequence[Array], axis: str, devices: int, dim: int, o
     split = here.reshape(*here.shape[:d], devices, here.shape[d] // devices, *here.shape[d + 1 :])
     mine = lax.all_to_all(split, axis, d, 0)  # [devices, count, ...]
     return _total(list(mine.reshape(devices * count, *mine.shape[2:])), order)
-
-
-@lru_cache
-def fixed(order: str) -> SimpleNamespace:
-    """The array functions of programs whose bits no mesh may change: those that add up or multiply,
-    along a dim or over devices, do it in an order of their own."""
-
-    def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
-        if kind != "sum":
-            return xp_jax.all_reduce(x, axes, kind)
-        for axis in reversed(axes):
-            x = ordered_sum([x], axis, lax.axis_size(axis), order)
-        return x
-
-    def reduce_scatter(x: Array, axes: tuple[str, ...], dim: int) -> Array:
-        for axis in axes:
-            x = ordered_scatter([x], axis, lax.axis_size(axis), dim, order)
-        return x
-
-    own = {"sum": fixed_sum, "contract": fixed_contract, "prod": fixed_prod,
-           "cumsum": fixed_cumsum, "slogdet": fixed_slogdet,
-           "all_reduce": all_reduce, "reduce_scatter": reduce_scatter}  # fmt: skip
-    return SimpleNamespace(**{**vars(xp_jax), **own})

@@ -24,10 +24,9 @@ from . import xp_jax
 from .arrays import block_shape
 
 Array = Any
-NOWHERE: Mapping[str, int] = {}
 
 
-class Folds(tuple[Array, ...]):
+class Blocks(tuple[Array, ...]):
     """The blocks of a value on one device: one for each fold in which the value differs, in the
     order of the mesh's axes, the last one fastest."""
 
@@ -39,7 +38,7 @@ class Folds(tuple[Array, ...]):
         return shape
 
 
-jax.tree_util.register_pytree_node(Folds, lambda x: (tuple(x), None), lambda _, xs: Folds(xs))
+jax.tree_util.register_pytree_node(Blocks, lambda x: (tuple(x), None), lambda _, xs: Blocks(xs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +125,14 @@ class Along:
         return x.reshape(self.devices * self.folds, *rest)
 
 
-class Folding:
+class Folds:
     """The folds of `mesh`; or one of them, the fold `at`, as if it were the only one."""
 
-    def __init__(self, mesh: Mesh | None, at: Mapping[str, int] = NOWHERE) -> None:
+    def __init__(self, mesh: Mesh | None, at: Mapping[str, int] | None = None) -> None:
         self.mesh, self.at = mesh, at
         folds = {} if mesh is None or mesh.onto is None else mesh.folds
         self.places = {a: n for a, n in folds.items() if n > 1}
-        self.counts = {} if at else self.places
+        self.counts = self.places if at is None else {}
 
     def axes(self, *types: TensorType) -> tuple[str, ...]:
         """The folded axes along which values of these types differ."""
@@ -145,7 +144,8 @@ class Folding:
     def every(self, axes: Sequence[str]) -> Iterator[Place]:
         """The places that differ along `axes`; along other axes, any."""
         for at in product(*(range(self.counts[a]) if a in axes else (0,) for a in self.counts)):
-            yield Place(self.places, self.at or dict(zip(self.counts, at, strict=True)))
+            here = dict(zip(self.counts, at, strict=True)) if self.at is None else self.at
+            yield Place(self.places, here)
 
     def count(self, axes: Sequence[str]) -> int:
         return prod(self.counts[a] for a in axes if a in self.counts)
@@ -155,14 +155,14 @@ class Folding:
         devices = self.mesh.physical.sizes
         return Along(axes, tuple((devices[a], self.counts.get(a, 1)) for a in axes))
 
-    def to(self, x: Folds, have: Sequence[str], want: Sequence[str]) -> Folds:
+    def to(self, x: Blocks, have: Sequence[str], want: Sequence[str]) -> Blocks:
         """`x`, which has a block for each fold along `have`, as one for each along `want`."""
         if have == want:
             return x
         at = np.arange(len(x)).reshape([n if a in have else 1 for a, n in self.counts.items()])
         at = at[tuple(slice(None) if a in want else slice(1) for a in self.counts)]
         at = np.broadcast_to(at, [n if a in want else 1 for a, n in self.counts.items()])
-        return Folds(x[i] for i in at.ravel())
+        return Blocks(x[i] for i in at.ravel())
 
     def groups(self, have: Sequence[str], along: Sequence[str]) -> list[list[int]]:
         """Of blocks for each fold along `have`: those that differ along `along` only, in the order
@@ -176,15 +176,15 @@ class Folding:
         return groups
 
     # -- the arrays of a program ------------------------------------------------------------------
-    def unpack(self, x: Array, t: TensorType) -> Folds:
+    def unpack(self, x: Array, t: TensorType) -> Blocks:
         """The blocks in a device's array of a value of type `t`."""
         if not self.axes(t):
-            return Folds((x if x.shape == t.local_shape else lax.reshape(x, t.local_shape),))
+            return Blocks((x if x.shape == t.local_shape else lax.reshape(x, t.local_shape),))
         rows = xp_jax.transpose(x, self._folds_first(t))
         rows = lax.reshape(rows, (self.count(self.axes(t)), *t.local_shape))
-        return Folds(rows)
+        return Blocks(rows)
 
-    def pack(self, x: Folds, t: TensorType) -> Array:
+    def pack(self, x: Blocks, t: TensorType) -> Array:
         shape = block_shape(t)
         if len(x) > 1:
             perm = self._folds_first(t)

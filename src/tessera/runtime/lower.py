@@ -16,8 +16,8 @@ from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, 
 from . import xp_jax
 from .arrays import block_shape, spec
 from .devices import jax_mesh
-from .folds import Folding, Folds
-from .local import Local
+from .folds import Blocks, Folds
+from .interpreter import Interpreter
 from .programs import Program
 from .throttle import throttle_of
 
@@ -40,28 +40,30 @@ class _Reordered:
         return self.run.lower(*arrays)
 
 
-def run_step(step: Step, values: Sequence[Folds], local: Local) -> list[Folds]:
+def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> list[Blocks]:
     """The results of one step on this device, from the values that it reads."""
     match step:
         case Compute():
-            return local.run(step.graph, values)
+            return interpreter.run(step.graph, values)
         case Collective():
-            return local.run(step.graph, values, bucket=len(step.nodes) > 1)
+            return interpreter.run(step.graph, values, bucket=len(step.nodes) > 1)
         case Loop(body=body):
-            return local.run(step.graph, values, lambda _, xs: run_steps(body, xs, local.order))
+            return interpreter.run(
+                step.graph, values, lambda _, xs: run_steps(body, xs, interpreter.order)
+            )
         case Region(body=body):
-            return run_steps(body, values, local.order)
+            return run_steps(body, values, interpreter.order)
         case Send():
             raise AssertionError("what is sent goes from one program to another")
         case _:
             assert_never(step)
 
 
-def run_steps(schedule: Schedule, args: Sequence[Folds], order: str) -> list[Folds]:
+def run_steps(schedule: Schedule, args: Sequence[Blocks], order: str) -> list[Blocks]:
     """The results of all steps on this device, in one program."""
     env = dict(zip(schedule.inputs, args, strict=True))
-    local = Local(schedule.mesh, order)
-    ends: list[Sequence[Folds]] = []
+    interpreter = Interpreter(schedule.mesh, order)
+    ends: list[Sequence[Blocks]] = []
     for i, step in enumerate(schedule.steps):
         values = [env[b] for b in step.reads]
         late = [j for j in step.after if j not in _by_buffers(schedule, i)]
@@ -70,7 +72,7 @@ def run_steps(schedule: Schedule, args: Sequence[Folds], order: str) -> list[Fol
             # those.
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
-        outs = run_step(step, values, local)
+        outs = run_step(step, values, interpreter)
         env.update(zip(step.writes, outs, strict=True))
         ends.append(outs)
     return [env[b] for b in schedule.outputs]
@@ -105,7 +107,7 @@ def lower(
 
 def jitted(
     name: str,
-    body: Callable[[Sequence[Folds]], Sequence[Folds]],
+    body: Callable[[Sequence[Blocks]], Sequence[Blocks]],
     ins: Sequence[TensorType],
     results: Sequence[TensorType],
     mesh: Mesh | None,
@@ -113,7 +115,7 @@ def jitted(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`body`, which works on the folds of one device, as a jitted program over `mesh`."""
-    folding = Folding(mesh)
+    folds = Folds(mesh)
     many = mesh is not None and (mesh.size > 1 or mesh.onto is not None)
     outs = [t.on(mesh) for t in results]
     # The engine gives donated memory to results of one shape in their order.
@@ -128,8 +130,8 @@ def jitted(
             next(rest) if t.size or not many else xp_jax.full(block_shape(t), 0, t.dtype)
             for t in ins
         ]
-        found = body([folding.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
-        return [folding.pack(found[i], outs[i]) for i in order]
+        found = body([folds.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
+        return [folds.pack(found[i], outs[i]) for i in order]
 
     def made() -> Any:
         def run(*arrays: Array) -> list[Array]:

@@ -29,8 +29,8 @@ from ..ir.schedule.schedule import (
     Step,
 )
 from .flight import arrive, flight
-from .folds import Folds
-from .local import Local
+from .folds import Blocks
+from .interpreter import Interpreter
 from .lower import jitted, run_step
 from .same_program import processes_of
 from .send import sender
@@ -171,8 +171,8 @@ class Stepped:
         """`step` as a program of its own."""
         mesh = step.mesh or self.schedule.mesh
 
-        def body(args: Sequence[Folds]) -> list[Folds]:
-            return run_step(step, args, Local(mesh, self.order))
+        def body(args: Sequence[Blocks]) -> list[Blocks]:
+            return run_step(step, args, Interpreter(mesh, self.order))
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]

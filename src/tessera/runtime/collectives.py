@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from .fixed_order import ordered_scatter, ordered_sum, tree
-from .folds import Along, Folding, Folds
+from .folds import Along, Blocks, Folds
 
 Array = Any
 Axes = tuple[str, ...]
@@ -30,7 +30,7 @@ Run = Callable[[Rows], Rows]
 class Late:
     """A value of all folds that is there when its collective has been carried out."""
 
-    get: Callable[[], Folds]
+    get: Callable[[], Blocks]
 
 
 def now(x: Any) -> Any:
@@ -71,12 +71,12 @@ def _as_one(run: Run, sent: Sequence[Rows], joins: bool) -> list[Rows]:
     ]
 
 
-class Together:
+class CollectiveXp:
     """The array functions `xp` on values that have a block for each fold along `axes`. Collectives
     wait on `wire`; sums are in `order`, or if that is "" as the engine likes."""
 
-    def __init__(self, wire: Wire, folding: Folding, axes: Axes, xp: Any, order: str) -> None:
-        self.wire, self.folding, self.axes, self.xp, self.order = wire, folding, axes, xp, order
+    def __init__(self, wire: Wire, folds: Folds, axes: Axes, xp: Any, order: str) -> None:
+        self.wire, self.folds, self.axes, self.xp, self.order = wire, folds, axes, xp, order
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         f = getattr(self.xp, name)
@@ -84,35 +84,35 @@ class Together:
         def each(*args: Any) -> Any:
             if any(isinstance(a, Late) for a in args):
                 return Late(lambda: each(*map(now, args)))
-            every = range(self.folding.count(self.axes))
-            return Folds(f(*(a[i] if isinstance(a, Folds) else a for a in args)) for i in every)
+            every = range(self.folds.count(self.axes))
+            return Blocks(f(*(a[i] if isinstance(a, Blocks) else a for a in args)) for i in every)
 
         return each
 
     def _ask(
-        self, key: tuple[object, ...], x: Folds, along: Along,
+        self, key: tuple[object, ...], x: Blocks, along: Along,
         send: Callable[[Rows], Rows], run: Run, receive: Callable[[Rows], Rows],
         alone: Run = list,
     ) -> Late:  # fmt: skip
         """Asks for a collective: of each group of blocks whose places differ along `along` only,
         `send` makes the arrays for `run`, and `receive` makes blocks of those that come. `alone`
         stands for `run` where one device has all places."""
-        groups = self.folding.groups(self.axes, along.axes)
+        groups = self.folds.groups(self.axes, along.axes)
         sent, several = [send([x[i] for i in g]) for g in groups], along.devices > 1
-        key = (*key, along.axes, x[0].dtype)
+        key = (*key, along.axes, x[0].dtype, id(self.xp))
         came = self.wire.ask(key, run if several else alone, several, sent)
 
-        def get() -> Folds:
+        def get() -> Blocks:
             blocks: list[Array] = [None] * len(x)
             for g, rows in zip(groups, came(), strict=True):
                 for i, block in zip(g, receive(rows), strict=True):
                     blocks[i] = block
-            return Folds(blocks)
+            return Blocks(blocks)
 
         return Late(get)
 
-    def all_reduce(self, x: Folds, axes: Axes, kind: str) -> Late:
-        shape, along = x.shape, self.folding.along(axes)
+    def all_reduce(self, x: Blocks, axes: Axes, kind: str) -> Late:
+        shape, along = x.shape, self.folds.along(axes)
         receive: Run = lambda rows: [rows[0].reshape(shape)] * along.folds  # noqa: E731
         if kind == "sum" and self.order:
             send, run = _flat, partial(_sum_over, along, self.order)
@@ -122,10 +122,10 @@ class Together:
             lambda rows: [self.xp.all_reduce(rows[0], axes, kind)], receive,
         )  # fmt: skip
 
-    def reduce_scatter(self, x: Folds, axes: Axes, dim: int) -> Late:
+    def reduce_scatter(self, x: Blocks, axes: Axes, dim: int) -> Late:
         """Each fold keeps its part of the sum over all places; in a fixed order where there is one,
         else summed over the folds of a device first."""
-        along = self.folding.along(axes)
+        along = self.folds.along(axes)
         places = along.devices * along.folds
         size, *others = jnp.moveaxis(x[0], dim, 0).shape
 
@@ -146,8 +146,8 @@ class Together:
             lambda rows: blocks_of(rows[0].reshape(along.folds, -1)),
         )  # fmt: skip
 
-    def all_gather(self, x: Folds, axes: Axes, dim: int) -> Late:
-        shape, along = x.shape, self.folding.along(axes)
+    def all_gather(self, x: Blocks, axes: Axes, dim: int) -> Late:
+        shape, along = x.shape, self.folds.along(axes)
 
         def receive(rows: Rows) -> Rows:
             y = along.places(rows[0].reshape(along.devices, along.folds, *shape))
@@ -159,9 +159,9 @@ class Together:
             lambda rows: [self.xp.all_gather(rows[0], axes, 0)], receive,
         )  # fmt: skip
 
-    def all_to_all(self, x: Folds, axes: Axes, split: int, concat: int) -> Late:
+    def all_to_all(self, x: Blocks, axes: Axes, split: int, concat: int) -> Late:
         """One exchange between devices carries the parts of all folds."""
-        along = self.folding.along(axes)
+        along = self.folds.along(axes)
         devices, folds = along.devices, along.folds
         part = jnp.moveaxis(x[0], split, 0).shape[1:]
 
@@ -178,8 +178,8 @@ class Together:
             lambda rows: [self.xp.all_to_all(rows[0], axes, 0, 0)], receive,
         )  # fmt: skip
 
-    def broadcast(self, x: Folds, axes: Axes, root: int) -> Late:
-        shape, along = x.shape, self.folding.along(axes)
+    def broadcast(self, x: Blocks, axes: Axes, root: int) -> Late:
+        shape, along = x.shape, self.folds.along(axes)
         device, fold = along.device_and_fold(root)
         return self._ask(
             ("broadcast", root), x, along, lambda blocks: _flat([blocks[fold]]),
@@ -187,9 +187,9 @@ class Together:
             lambda rows: [rows[0].reshape(shape)] * along.folds,
         )  # fmt: skip
 
-    def permute(self, x: Folds, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Late:
+    def permute(self, x: Blocks, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Late:
         """Per pair of folds one exchange between devices; what stays on its device is not sent."""
-        shape, along = x.shape, self.folding.along(axes)
+        shape, along = x.shape, self.folds.along(axes)
         moves: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of devices, by their folds
         for pair in pairs:
             (device, fold), (to, into) = map(along.device_and_fold, pair)

@@ -2,13 +2,13 @@
 
 A value is a block for each fold in which it differs (runtime/folds.py). A node is computed once for
 each fold in which its arguments or results differ; a collective takes in all folds at once
-(runtime/together.py), and so does a loop, whose body may hold collectives. On a mesh that is not
+(runtime/collectives.py), and so does a loop, whose body may hold collectives. On a mesh that is not
 folded there is one fold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,62 +20,61 @@ from ..ir.graph.xp_numpy import identity
 from ..ops.op import OPS, Call, infer
 from . import xp_jax
 from .algorithms import by_algorithm
-from .fixed_order import fixed
-from .folds import Folding, Folds, Place
-from .together import Together, Wire, now
+from .collectives import CollectiveXp, Wire, now
+from .fixed_order import FixedXp
+from .folds import Blocks, Folds, Place
 
 Array = Any
-Bodies = Callable[[Graph, Sequence[Folds]], list[Folds]]
+Bodies = Callable[[Graph, Sequence[Blocks]], list[Blocks]]
 
 
-class Local:
-    """Runs graphs on a device of `mesh`. `order` is that of sums over places, "binary" or "ring";
-    "": as the engine likes."""
+class Interpreter:
+    """Runs graphs on a device of `mesh`, in the fold `at` or, without one, in all that it takes.
+    `order` is that of sums over places, "binary" or "ring"; "": as the engine likes."""
 
-    def __init__(self, mesh: Mesh | None, order: str = "", folding: Folding | None = None) -> None:
-        self.mesh, self.order = mesh, order
-        self.folding = folding or Folding(mesh)
-        self.xp = fixed(order) if order else xp_jax
+    def __init__(
+        self, mesh: Mesh | None, order: str = "", at: Mapping[str, int] | None = None
+    ) -> None:
+        self.folds, self.order = Folds(mesh, at), order
+        self.xp = FixedXp if order else xp_jax
 
     def run(
-        self, graph: Graph, values: Sequence[Folds], bodies: Bodies | None = None,
+        self, graph: Graph, values: Sequence[Blocks], bodies: Bodies | None = None,
         bucket: bool = False,
-    ) -> list[Folds]:  # fmt: skip
+    ) -> list[Blocks]:  # fmt: skip
         """The outputs of `graph` from the values of its inputs. `bodies` runs the bodies of its
-        loops (None: this function does); the collectives of a `bucket` are one where they are
-        alike."""
+        loops (None: this function does); the collectives of a `bucket`, which holds nothing else,
+        are one."""
         env: dict[Node, Any] = dict(zip(graph.inputs, values, strict=True))
-        late: list[Node] = []
-        for n in graph.nodes:
-            if n.op == "input":
-                continue
+        nodes = [n for n in graph.nodes if n.op != "input"]
+        if bucket:
+            found = self._collectives(nodes, [env[n.args[0]] for n in nodes])
+            env.update(zip(nodes, found, strict=True))
+        for n in () if bucket else nodes:
             if n.op == "item":
                 env[n] = env[n.args[0]][n.attrs["index"]]
-            elif bucket and n.type.size:
-                late.append(n)
             else:
                 env[n] = self._node(n, [env[a] for a in n.args], bodies or self.run)
-        env.update(zip(late, self._together(late, [env[n.args[0]] for n in late]), strict=True))
         return [env[o] for o in graph.outputs]
 
-    def _node(self, n: Node, values: Sequence[Folds], bodies: Bodies) -> Any:
+    def _node(self, n: Node, values: Sequence[Blocks], bodies: Bodies) -> Any:
         """The result of `n`; of a node with several, a list of them."""
-        f, op, ins = self.folding, OPS[n.op], tuple([a.types[0] for a in n.args])
-        axes = f.axes(*ins, *n.types)
+        f, op, ins = self.folds, OPS[n.op], tuple([a.types[0] for a in n.args])
         if n.op == "scan" and any(t.size for t in n.types):
             (place,) = f.every(())
             return op.local(Call(self.xp, place, ins, n.types, n.attrs, bodies), *values)
-        if n.is_collective and axes and n.type.size:
-            return self._together([n], values)[0]
+        axes = f.axes(*ins, *n.types)
+        if n.is_collective and (axes or (self.order and op.mesh_invariance == "sums")):
+            return self._collectives([n], values)[0]
         blocks = [f.to(v, f.axes(t), axes) for v, t in zip(values, ins, strict=True)]
         made = [
             self._computed(n, ins, place, [b[i] for b in blocks])
             for i, place in enumerate(f.every(axes))
         ]
         if len(n.types) == 1 and not op.many:
-            return f.to(Folds(made), axes, f.axes(n.type))
+            return f.to(Blocks(made), axes, f.axes(n.type))
         columns = zip(*made, strict=True)
-        return [f.to(Folds(c), axes, f.axes(t)) for c, t in zip(columns, n.types, strict=True)]
+        return [f.to(Blocks(c), axes, f.axes(t)) for c, t in zip(columns, n.types, strict=True)]
 
     def _computed(
         self, n: Node, ins: tuple[TensorType, ...], place: Place, blocks: list[Array]
@@ -87,26 +86,27 @@ class Local:
                 blocks[i] = _masked(blocks[i], place.valid(ins[i], dim), dim, kind)
 
         def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
-            here = Local(self.mesh, self.order, Folding(self.mesh, place.at))
-            return [x for (x,) in here.run(body, [Folds((b,)) for b in given])]
+            here = Interpreter(self.folds.mesh, self.order, place.at)
+            return [x for (x,) in here.run(body, [Blocks((b,)) for b in given])]
 
         return op.compute(Call(self._xp(n), place, ins, n.types, n.attrs, inner), *blocks)
 
-    def _together(self, nodes: Sequence[Node], values: Sequence[Folds]) -> list[Folds]:
-        """The results of collectives; those that are alike are one collective in the program."""
-        f, wire = self.folding, Wire()
+    def _collectives(self, nodes: Sequence[Node], values: Sequence[Blocks]) -> list[Blocks]:
+        """The results of collectives; those that are alike are one in the program."""
+        f, wire, made = self.folds, Wire(), []
         (place,) = f.every(())
-        made = []
         for n, x in zip(nodes, values, strict=True):
             (t,) = ins = (n.args[0].type,)
             axes = f.axes(t, n.type)
             order = "" if "algorithm" in n.attrs else self.order
-            xp = Together(wire, f, axes, self._xp(n), order)
+            xp = CollectiveXp(wire, f, axes, self._xp(n), order)
             call = Call(xp, place, ins, n.types, n.attrs, self.run)
-            result = OPS[n.op].local(call, f.to(x, f.axes(t), axes))
-            made.append((result, axes, f.axes(n.type)))
+            made.append(OPS[n.op].compute(call, f.to(x, f.axes(t), axes)))
         wire.carry()
-        return [f.to(now(x), have, want) for x, have, want in made]
+        return [
+            f.to(now(x), f.axes(n.args[0].type, n.type), f.axes(n.type))
+            for x, n in zip(made, nodes, strict=True)
+        ]
 
     def _xp(self, n: Node) -> Any:
         return by_algorithm(n.attrs["algorithm"]) if "algorithm" in n.attrs else self.xp

@@ -189,7 +189,7 @@ def a_loop_over_two_lengths() -> Any:
 
 
 row("a loop over two lengths", ts.ShapeError, a_loop_over_two_lengths, """
-scan: the scanned tensors need one leading length
+scan: the tensors need one leading length
   x0  : f32[3]
   x1  : f32[4]
   at  : AT

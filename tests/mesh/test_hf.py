@@ -366,7 +366,7 @@ def test_arguments_that_make_no_sense_are_errors(
             load_hf(bad)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ts.MeshError, match="mesh cannot be 3"):
         load_hf(path, 3)  # type: ignore[arg-type]
-    with pytest.raises(ts.StrategyError, match="plan cannot be 'tp'"):
+    with pytest.raises(ts.StrategyError, match="strategy cannot be 'tp'"):
         load_hf(path, TP4, "tp")  # type: ignore[arg-type]
     with pytest.raises(ts.MeshError, match="there is no mesh"):
         load_hf(path, None, TP)

@@ -185,7 +185,7 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
         ),
         (
             {"vocab": 10},
-            "tokenizer: a vocabulary of 10 is not between 257 and 65536 (ask for about 1024)",
+            "tokenizer: vocab cannot be 10 (give a whole number from 257 to 65536)",
         ),
         (
             {"d": 30},

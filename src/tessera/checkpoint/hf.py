@@ -22,12 +22,12 @@ import numpy as np
 from ..core.checks import file_access, instance, same_names, shown, unfit, whole
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
-from ..core.errors import DTypeError, MeshError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..core.reshard import gathered
-from ..lang.checks import mesh_or_none
+from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.engine import engine
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
@@ -141,8 +141,8 @@ def _folder(name: str, folder: object) -> Path:
 
 def _check_strategy(strategy: object, mesh: Mesh | None) -> None:
     strategy_or_none("load_hf", "the strategy", strategy, "tensor_parallel")
-    if strategy is not None and mesh is None:
-        raise fail(MeshError, "load_hf: there is no mesh", fix="pass mesh=..., or say: with mesh:")
+    if strategy is not None:
+        needed_mesh("load_hf", mesh)
 
 
 def _architecture(name: object, what: str) -> Architecture:

@@ -249,10 +249,13 @@ def shaped(
         )
 
 
-def alike(who: str, have: TensorType, given: TensorType, fix: str) -> None:
+def alike(who: str, have: TensorType, given: TensorType, fix: str, exactly: bool = False) -> None:
     """Raises ShapeError unless `given` has the shape of `have`, DTypeError unless both or neither
-    are of floats."""
-    if have.shape == given.shape and have.dtype.is_float is given.dtype.is_float:
+    are of floats, or have one dtype `exactly`."""
+    dtype = have.dtype is given.dtype or (
+        not exactly and have.dtype.is_float is given.dtype.is_float
+    )
+    if have.shape == given.shape and dtype:
         return
     error, what = (ShapeError, "shape") if have.shape != given.shape else (DTypeError, "dtype")
     raise fail(error, f"{who} has another {what}", [("have", have), ("given", given)], fix=fix)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..core.checks import divides
 from ..core.dtypes import int32
-from ..core.errors import MeshError, UsageError, fail
+from ..core.errors import UsageError, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
-from ..lang.checks import mesh_or_none
+from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.create import tensor
 from .config import DataConfig, read_config
 from .loader import Batch, DataLoader
@@ -100,13 +100,8 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     if there is no mesh.
     """
     read = read_config(config)
-    where = mesh_or_none("create_distributed_dataloader", mesh)
-    if where is None:
-        raise fail(
-            MeshError,
-            "create_distributed_dataloader: there is no mesh",
-            fix="pass one, e.g. ts.mesh.auto()",
-        )
+    who = "create_distributed_dataloader"
+    where = needed_mesh(who, mesh_or_none(who, mesh))
     axes = _data_axes(where, read)
     size = _global_size(where, axes, read)
     rows = host_rows(where, axes, size, *read.hosts)

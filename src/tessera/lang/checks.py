@@ -105,6 +105,13 @@ def mesh_or_none(name: str, mesh: object) -> Mesh | None:
     raise unfit(name, "mesh", mesh, fix, MeshError)
 
 
+def needed_mesh(name: str, mesh: Mesh | None) -> Mesh:
+    """`mesh`, which is one. Raises MeshError."""
+    if mesh is None:
+        raise fail(MeshError, f"{name}: there is no mesh", fix="pass mesh=..., or say: with mesh:")
+    return mesh
+
+
 def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
     """The arguments that `fn` takes. Raises UsageError if it does not say."""
     try:

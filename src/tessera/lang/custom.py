@@ -8,7 +8,7 @@ function and outside, on a mesh, in loops, and a second time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from ..core.checks import function_of, shown
@@ -61,14 +61,8 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
             )
         value, backward = made
         outs, spec = flatten(value)
-        for t in outs:
-            if not isinstance(t, Tensor) or not t.dtype.is_float:
-                raise fail(
-                    UsageError,
-                    f"custom_gradient: {name} gave a value that is no float tensor",
-                    [("value", t.type if isinstance(t, Tensor) else shown(t))],
-                    fix="return float tensors; compute the rest in another function",
-                )
+        fix = "return float tensors; compute the rest in another function"
+        _floats(f"custom_gradient: {name}", outs, fix)
         r = Recorder(f"{name}_backward", current())
         with recording(r):
             gs = [r.input(t.type.complete(), f"g{i}") for i, t in enumerate(outs)]
@@ -171,6 +165,15 @@ def value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Any
     return run
 
 
+def _floats(who: str, values: Iterable[Any], fix: str) -> None:
+    """Raises UsageError unless all `values` that a function gave are float tensors."""
+    for t in values:
+        if not isinstance(t, Tensor) or not t.dtype.is_float:
+            value = t.type if isinstance(t, Tensor) else shown(t)
+            said = f"{who} gave a value that is no float tensor"
+            raise fail(UsageError, said, [("value", value)], fix=fix)
+
+
 def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
 
@@ -187,14 +190,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     xs = _tensors(xs)
     value = fn(*xs)
     outs, spec = flatten(value)
-    for t in outs:
-        if not isinstance(t, Tensor) or not t.dtype.is_float:
-            raise fail(
-                UsageError,
-                "vjp: the function gave a value that is no float tensor",
-                [("value", t.type if isinstance(t, Tensor) else shown(t))],
-                fix="return float tensors",
-            )
+    _floats("vjp: the function", outs, "return float tensors")
 
     def pull(g: Any) -> Any:
         gs, g_spec = flatten(g)

@@ -59,7 +59,7 @@ def scan(
     rows, xs_spec = flatten(xs)
     start = [as_tensor(t) for t in start]
     rows = [_unsplit_first(as_tensor(t)) for t in rows]
-    length = _length(rows)
+    length = _length("scan", rows)
 
     def call(c: Sequence[Tensor], x: Sequence[Tensor]) -> Any:
         return body(unflatten(carry_spec, c), unflatten(xs_spec, x))
@@ -71,13 +71,13 @@ def scan(
     return unflatten(carry_spec, ends), unflatten(iteration.y_spec, ys)
 
 
-def _length(rows: Sequence[Tensor]) -> int:
-    """The leading length that the scanned tensors have in common."""
+def _length(name: str, rows: Sequence[Tensor]) -> int:
+    """The leading length that the tensors have in common."""
     lengths = {t.shape[0] if t.shape else -1 for t in rows}
     if len(lengths) != 1 or -1 in lengths:
         raise fail(
             ShapeError,
-            "scan: the scanned tensors need one leading length",
+            f"{name}: the tensors need one leading length",
             [(f"x{i}", t.type) for i, t in enumerate(rows)],
             fix="give tensors whose first dims are equal",
         )
@@ -322,13 +322,7 @@ def map_chunks(
     function_of("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
     rows = whole("map_chunks", "rows", rows, 1)
-    if not xs or any(x.shape[:1] != xs[0].shape[:1] or not x.ndim for x in xs):
-        raise fail(
-            ShapeError,
-            "map_chunks: the tensors need one number of rows",
-            [(f"x{i}", x.type) for i, x in enumerate(xs)],
-            fix="give tensors whose first dims are equal",
-        )
+    _length("map_chunks", xs)
     first = max(xs, key=lambda x: ways(dim_axes(x.type.dims[0]), x.type.sizes)).type
     xs = tuple(_alike(x, first) for x in xs)
     if row_blocks(first, rows)[1] == 1:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import flag, shown, sizes
+from ..core.checks import alike, flag, shown, sizes
 from ..core.context import settings
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from .create import first_values
 from .eager import moved
@@ -249,10 +249,4 @@ def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
 
 def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
     """Raises ShapeError or DTypeError unless `value` can take the place of what is in `box`."""
-    if value.shape != box.shape or value.dtype is not box.dtype:
-        raise fail(
-            ShapeError if value.shape != box.shape else DTypeError,
-            f"{what} has another {'shape' if value.shape != box.shape else 'dtype'}",
-            [("have", box.type), ("given", value.type)],
-            fix=fix,
-        )
+    alike(what, box.type, value.type, fix, exactly=True)

@@ -16,12 +16,12 @@ import numpy as np
 
 from ..core.checks import axes_of, one_of, unfit
 from ..core.context import settings
-from ..core.errors import MeshError, StrategyError, StrategyWarning, fail, lines_up
+from ..core.errors import StrategyError, StrategyWarning, fail, lines_up
 from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from . import functions
-from .checks import mesh_or_none
+from .checks import mesh_or_none, needed_mesh
 from .collectives import split_over
 from .create import tensor
 from .parameter import Parameter
@@ -267,8 +267,7 @@ def place(
     mesh = mesh_or_none("place", mesh) or settings().mesh
     layout_rule(Combined(()), kind)  # is there such a kind?
     strategy_or_none("place", "the strategy", strategy)
-    if mesh is None:
-        raise fail(MeshError, "place: there is no mesh", fix="pass mesh=..., or say: with mesh:")
+    mesh = needed_mesh("place", mesh)
     done: set[int] = set()  # a weight that has two names is laid out by the first
     have: dict[str, TensorType] = {}
 

@@ -91,6 +91,8 @@ class Executable:
         )
 
     def _explained(self, error: Exception, args: Sequence[Any]) -> TesseraError:
+        """The engine's `error` as one of ours: an argument that was given up, too little memory, or
+        the engine's own words."""
         arrays.alive(args, self.wants)
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "donated" in first or "donate the same buffer" in first:

@@ -120,6 +120,8 @@ class _Waiting:
         self.frame = None
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """The trace function of the user's frame: it delivers the interrupt at the next statement,
+        or follows the return into the frame that called it."""
         if frame is not self.frame or _waiting is not self:
             return None
         if event == "line" and (frame.f_lasti < self.at or frame.f_lineno not in self.lines):

@@ -187,6 +187,8 @@ class _Search:
         self.uneven = bool(self.members) or any(p.group for p in self.kept.values())
 
     def _number(self, p: Place | None) -> int:
+        """The number of place `p`, a new one if it is met for the first time; `clash` then says
+        which others cannot be taken beside it."""
         if p is not None and p not in self.number:
             me = self.number[p] = len(self.place)
             self.place.append(p)
@@ -382,6 +384,7 @@ class _Search:
         raise AssertionError("whatever is split can be gathered")
 
     def _told(self, came: dict[Where, tuple[Edge, Where]]) -> list[Move]:
+        """The way as moves, read backwards from the goal."""
         out: list[Move] = []
         now = self.goal
         while now in came:

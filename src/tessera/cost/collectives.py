@@ -69,6 +69,8 @@ def price(
 
 
 def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) -> Groups:
+    """The groups as tuples, by default one of the first n devices. Raises UsageError if they are
+    not distinct devices of the topology."""
     made = tuple(tuple(g) for g in groups) if groups is not None else (tuple(range(n)),)
     devices = [d for g in made for d in g]
     if not made or any(len(g) != n for g in made) or len(set(devices)) != len(devices):

@@ -125,6 +125,8 @@ def _on(layout: TensorType) -> Callable[[Rows], Batch]:
 
 
 def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
+    """The axes that split the batch: as the config says, else those with a customary name. Raises
+    UsageError if neither tells."""
     if config.data_axes is not None:
         for axis in config.data_axes:
             mesh.axis_size(axis)  # raises for what is no axis

@@ -78,6 +78,7 @@ def convert_dataset(data: Any, how: Reading) -> TokenSource:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises UsageError if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,6 +128,8 @@ def _batches(pa: Any, ipc: Any, mapped: Any) -> Iterator[Arrow]:
 
 
 def _column(where: str, names: Sequence[str], wanted: str | None) -> str:
+    """The column with tokens or text: the wanted one, one with a customary name, or the only
+    one."""
     looked_for = COLUMNS if wanted is None else (wanted,)
     found = next((name for name in looked_for if name in names), None)
     if found is None and wanted is None and len(names) == 1:

@@ -163,6 +163,8 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
 
 
 def _added(op: str, t: Tensor, at: Tensor, u: Tensor, dim: int) -> Tensor:
+    """`t` with `u` added at the places `at` along `dim`. An id outside marks the result: a float by
+    itself, integers by `beyond`."""
     size = t.shape[dim]
     check_ids("scatter_add", "id", at, size)
     how = {"ids": "exact"} if u.dtype.is_float else {}

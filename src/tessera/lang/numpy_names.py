@@ -66,6 +66,7 @@ def _function(x: Tensor, f: Any, types: Any, args: Sequence[Any], how: Any) -> A
 def _apply(
     f: Any, ours: Callable[..., Any] | None, args: tuple[Any, ...], how: dict[str, Any]
 ) -> Any:
+    """Our function in place of NumPy's `f`; what it does not take is an error that says so."""
     if ours is None:
         raise refused(f, "it is no op of tensors", _same_name(f))
     if how.get("out") is not None:

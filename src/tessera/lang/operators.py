@@ -63,6 +63,7 @@ def _invert(x: Tensor) -> Tensor:
 
 @method("__pow__")
 def _pow(x: Tensor, y: Like) -> Tensor:
+    """`x ** y`: small whole exponents as products, which are exact and have a gradient at 0."""
     if isinstance(y, int) and y < 0 and x.dtype.is_int:
         raise fail(
             DTypeError,

@@ -136,6 +136,8 @@ def called(
 
 
 def _padded(what: str, x: Any, pads: Pad | Pads, copies: list[Any]) -> Any:
+    """The argument `x` padded as `pads` says. A dict is copied; `copies` gets (given, new, new as
+    it was), so that what the function writes can be taken over."""
     if isinstance(pads, Pad):
         return pads.padded(what, x)
     if not isinstance(x, dict) or not pads.keys() <= x.keys():

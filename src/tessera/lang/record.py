@@ -282,6 +282,8 @@ class Recorder:
         return self.frame.part(self, node)
 
     def _outside(self, t: Tensor) -> Node:
+        """The node of a tensor from outside: an input of this recording, and of those around it, up
+        to where the tensor is from."""
         known = self._nodes.get(id(t))
         if known is not None:
             return known

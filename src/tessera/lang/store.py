@@ -233,6 +233,8 @@ def weights(
 
 
 def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> Group:
+    """The weights of `tree`, made anew under names below `full`, as a group for what `asked` for
+    them."""
     leaves, spec = flatten(tree)
     slots: list[Slot | None] = []
     for x, path in zip(leaves, spec_paths(spec), strict=True):

@@ -21,6 +21,8 @@ from .functional import ROWS, row_order, rows_of, wide
 def _check_labels(
     name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
 ) -> None:
+    """Raises DTypeError or ShapeError unless `labels` are integers, one for each row of `x`, and
+    inside where the host knows them."""
     integers(name, "labels", labels.type)
     if not x.ndim or labels.shape != x.shape[:-1]:
         raise fail(

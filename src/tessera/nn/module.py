@@ -364,6 +364,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _set(holder: Any, path: list[str], t: Tensor) -> None:
+    """Puts `t` where the dotted name `path` points, through attributes, lists and dicts."""
     for key in path[:-1]:
         holder = holder[int(key)] if isinstance(holder, (list, tuple)) else (
             holder[key] if isinstance(holder, dict) else getattr(holder, key)

@@ -60,6 +60,8 @@ class Stack(Module):
 
     @staticmethod
     def _made(x: Any, lead: tuple[int, ...]) -> Any:
+        """A parameter of the block for all layers: made anew with `lead` dims in front. A buffer is
+        repeated."""
         if not isinstance(x, Tensor):
             return x
         if x.remake is not None:

@@ -237,6 +237,8 @@ def _pair(
     ga: Graph, gb: Graph, s: Spot, t: Spot, x: Array, y: Array, rtol: float, atol: float,
     bitwise: bool,
 ) -> Pair:  # fmt: skip
+    """The two values of one node, compared. Values of different shapes differ: they belong to
+    different meshes."""
     text_a, text_b = _text(ga, s), _text(gb, t)
     if x.shape != y.shape:  # each device has its own value, on another mesh
         return Pair(s.node, t.node, text_a, text_b, np.inf, np.inf, True, (), (x.size, y.size))

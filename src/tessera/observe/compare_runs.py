@@ -88,6 +88,8 @@ def is_run(x: object) -> bool:
 
 
 def _rows(x: Any) -> dict[int, Row]:
+    """The rows of a run by step: from its folder, its metrics file, an object with `rows()`, or
+    rows."""
     if isinstance(x, (str, Path)):
         path = Path(x)
         x = read_metrics(path / "metrics.jsonl" if path.is_dir() else path)

@@ -231,6 +231,7 @@ def _bytes(step: Step) -> int:
 
 
 def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:
+    """A row of the table: medians per step of the schedule, added up and divided by the runs."""
     each: dict[tuple[int, int], list[Timed]] = {}
     for t in timed:
         each.setdefault((id(t.schedule), t.index), []).append(t)

@@ -59,6 +59,9 @@ def _rule(
     result: Callable[[tuple[TensorType, ...]], DType],
     linear: str,
 ) -> Rule:
+    """The rule of an op that computes each element from those at the same place, after
+    broadcasting; `result` gives its dtype."""
+
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         need(name, ins, kinds)
         one_dtype(name, ins)
@@ -489,6 +492,7 @@ def _inside_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _inside_local(c: Call, ids: Array) -> Array:
+    """1 for an id from 0 to `size` - 1, NaN for any other, and 0 for the one that is ignored."""
     xp, size, ignore = c.xp, c.attrs["size"], c.attrs.get("ignore")
 
     def number(value: float, dtype: DType = f32) -> Array:

@@ -83,6 +83,7 @@ def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
 
 
 def _letters(part: str) -> list[str]:
+    """The letters of one group of an index string; `...` is one of them."""
     out: list[str] = []
     rest = part.strip()
     while rest:

@@ -187,6 +187,8 @@ def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple
 
 # -- put: the transpose of take -------------------------------------------------------------------
 def _put_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """A sum over the ids: where axes split them, it is to be completed. The dim that ids point
+    into is laid out as `attrs` ask, along axes that are free."""
     dim, (ids, updates) = attrs["dim"], (ins[0].complete(), ins[1])
     _check_ids("put", ids, attrs, updates.rank - ids.rank + 1)
     _check_put("put", updates, attrs)
@@ -221,6 +223,8 @@ def _along_index(rank: int, dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _take_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    """Dim `dim` of `x` is read in blocks, one per device that splits it; the other dims are those
+    of the ids."""
     dim = attrs["dim"]
     _check_ids("take_along", ins[1], attrs, ins[0].rank)
     x, ids = ins[0], ins[1].complete()

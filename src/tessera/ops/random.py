@@ -62,6 +62,8 @@ def _linear(c: Call, dims: range) -> Array:
 
 
 def _local(c: Call, key: Array) -> Array:
+    """32 random bits per element, from its global index as a counter (Salmon et al. 2011), the key,
+    and the number of the stream."""
     xp, t = c.xp, c.out
     # Trailing dims fill the low word; where they would overflow it, leading ones go to the high.
     cut = t.rank

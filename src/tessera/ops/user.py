@@ -117,6 +117,7 @@ def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
 
 # -- the op ---------------------------------------------------------------------------------------
 def _sizes(attrs: Attrs, groups: Groups, ins: Sequence[TensorType]) -> dict[str, int]:
+    """The size of each letter. Raises ShapeError if two arguments disagree."""
     sizes = dict(attrs.get("sizes", ()))
     for letters, t in zip(groups.args, ins, strict=True):
         for k, n in zip(letters, t.shape, strict=True):
@@ -131,6 +132,8 @@ def _sizes(attrs: Attrs, groups: Groups, ins: Sequence[TensorType]) -> dict[str,
 
 
 def _groups(attrs: Attrs, ins: Sequence[TensorType]) -> Groups:
+    """The index string with `...` written out for these ranks. Raises ShapeError if the arguments
+    do not fit it."""
     given = parse_groups(attrs["name"], attrs["index"], dict(attrs.get("sizes", ())))
     found = None
     if len(given.args) == len(ins):

@@ -179,6 +179,8 @@ class Optimizer(ABC):
         return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
 
     def _rate(self, step: Tensor) -> Tensor:
+        """The learning rate at `step`, f32[]. Raises UsageError if a schedule gives anything
+        else."""
         if isinstance(self.lr, (int, float)):
             return scalar(float(self.lr), f32)
         lr = self.lr(step)
@@ -298,6 +300,7 @@ def _flat(state: State) -> dict[str, Tensor]:
 
 
 def _loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
+    """`value` in the dtype and layout of `like`, the state that it replaces."""
     if isinstance(value, Tensor):
         if value.mesh is like.mesh:
             return F.relayout(value.to(like.dtype), like.type)

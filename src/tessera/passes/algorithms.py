@@ -72,6 +72,8 @@ class _Chooser:
         return replace(s, steps=tuple(map(self.step, s.steps)))
 
     def step(self, step: Step) -> Step:
+        """`step` with algorithms written into its collectives; a graph or body that several steps
+        share stays shared."""
         match step:
             case Collective():
                 if step.graph not in self.made:

@@ -55,6 +55,8 @@ class Files:
         return next((path for path in there if path.is_file()), None)
 
     def _at_last(self, name: str, error: OSError) -> None:
+        """Tries the spare folder for a file that could not be written, and tells the user where it
+        is or that it is lost."""
         if self.spare is None:
             self.tell(
                 _line(name, self.folder, error) + ", and is lost; spare= names a second folder"

@@ -336,6 +336,8 @@ class _Parser:
             line.wrong(str(error).splitlines()[0])
 
     def read_mesh(self, line: _Line) -> Mesh:
+        """The mesh of a line such as `dp=2 tp=4 devices=(...) onto=(...) at=(...)`; `onto` and `at`
+        are sizes and ids of the mesh that it is folded onto."""
         sizes: dict[str, int] = {}
         lists: dict[str, list[int]] = {}
         while line.sees("word"):

@@ -303,6 +303,8 @@ def window(
     stride: tuple[int, ...],
     pads: tuple[tuple[int, int], ...],
 ) -> Array:
+    """The maximum or the sum of each window of the last dims, which are padded by what does not
+    change it."""
     lowest: Any = 0
     if kind == "max":
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf

@@ -88,6 +88,7 @@ def weights_of(given: Any, x: TensorType) -> Weights:
 
 
 def _shared(given: Any, d: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(up, down, gate or None) of the experts that all tokens use, with their shapes checked."""
     if not isinstance(given, Mapping) or not {"up", "down"} <= set(given) <= set(NETWORK):
         raise unfit(
             "moe",

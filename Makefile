@@ -7,6 +7,9 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 ARGS   ?=
 
+# Many tests start a fresh interpreter: compiled modules are kept, or each compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo check check-all docs fmt lint test test-all test-core bench prove soak clean

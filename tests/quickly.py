@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+# The same for a process of its own, as XLA_FLAGS: with what jax_disable_most_optimizations sets.
+FLAGS = (
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # Indices are computed in i32.
 MOST = 2**31 - 1
 T = TypeVar("T")
-Operands = Sequence[tuple[str, object]]
 
 
 def shown(value: object) -> str:

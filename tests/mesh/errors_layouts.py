@@ -208,6 +208,12 @@ strategy 'tensor_parallel': axis 'ep' is not an axis of the mesh
   at   : AT
   fix  : say dist.strategy('tensor_parallel', axis="...") with an axis of the mesh
 """)
+row("a strategy over two axes at once", ts.UsageError,
+    lambda: dist.strategy("data_parallel", axis=["dp", "tp"]), """
+strategy 'data_parallel': axis cannot be ['dp', 'tp']
+  at  : AT
+  fix : name one mesh axis, e.g. "dp"; strategies for several are added: a + b
+""")
 class Halves(dist.AxisStrategy):
     def lay_weight(self, name, t):
         return t.with_dtype(ts.bf16)

@@ -7,12 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.checks import axes_of, one_of, shown
+from ..core.checks import one_of, shown
 from ..core.errors import StrategyError, fail
 from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType
 from ..core.wording import nearest
-from .strategy import STAGES, AxisStrategy, Strategy, largest, warn_whole, whole_over, zero_dim
+from .strategy import (
+    STAGES,
+    AxisStrategy,
+    Strategy,
+    largest,
+    one_axis,
+    warn_whole,
+    whole_over,
+    zero_dim,
+)
 
 # A transformer's weights by name: which dim tensor parallelism splits. Column: the outputs (heads,
 # hidden, vocabulary) of [in, out]; row: the inputs. The names of Tessera's own modules come first,
@@ -41,6 +50,9 @@ class Known(AxisStrategy):
     """One of those that `strategy` makes."""
 
     axis: str
+
+    def __post_init__(self) -> None:
+        one_axis(self.kind, self.axis)
 
     @property
     def _call(self) -> str:
@@ -180,7 +192,7 @@ def strategy(
             f"strategy {kind!r}: it goes by no rules for names",
             fix="give rules to " + " or ".join(RULES),
         )
-    (along,) = axes_of(f"strategy {kind!r}", axis or KINDS[kind])[:1]
+    along = KINDS[kind] if axis is None else axis
     if kind in RULES:
         return RULES[kind](along, *([_checked_rules(rules)] if rules is not None else []))
     return DataParallel(along) if kind == "data_parallel" else ZeroRedundancy(along, stage or 2)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..core.checks import axes_of, one_of, unfit
+from ..core.checks import instance, one_of, unfit
 from ..core.context import settings
 from ..core.errors import StrategyError, StrategyWarning, fail, lines_up
 from ..core.layout import TensorType, dim_axes, ways
@@ -95,8 +95,8 @@ class AxisStrategy(Strategy):
 
     Each takes a type, of the global shape, and gives it in the layout wanted; `self.split(t, dim)`
     splits a dim over the axis. What is not overridden stays as it is, but for the batch, whose
-    rows are split over the axis unless `splits_batch` is False. Raises UsageError if `axis` is no
-    name.
+    rows are split over the axis unless `splits_batch` is False. Raises UsageError if `axis` is not
+    a name.
 
     >>> from tessera import dist
     >>> class Columns(dist.AxisStrategy):
@@ -117,7 +117,7 @@ class AxisStrategy(Strategy):
     them. False, as for tensor parallelism: they work on the same rows."""
 
     def __init__(self, axis: str) -> None:
-        self.axis = axes_of(f"strategy {self.kind!r}", axis)[0]
+        self.axis = one_axis(self.kind, axis)
 
     def __init_subclass__(cls) -> None:
         cls.kind = cls.__dict__.get("kind", cls.__name__)
@@ -180,6 +180,12 @@ class AxisStrategy(Strategy):
         whole, every = whole_over(self.axis, types), [t for t in types.values() if t.rank > 1]
         if not (self.splits_batch or other) and whole and len(whole) == len(every):
             warn_whole(self, types, largest(whole), f"split some of them in {self.kind}.lay_weight")
+
+
+def one_axis(kind: str, axis: object) -> str:
+    """The one axis of a strategy, by name. Raises UsageError if it is anything else."""
+    fix = 'name one mesh axis, e.g. "dp"; strategies for several are added: a + b'
+    return instance(f"strategy {kind!r}", "axis", axis, str, fix)
 
 
 def _of_one_tensor(a: TensorType, b: TensorType) -> bool:

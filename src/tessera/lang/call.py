@@ -55,10 +55,10 @@ class Recorded:
         writes, removed = changes(self.before, (self.args, self.kwargs))
         slots, written_slots = self._mine(leaves), self._mine([x for _, x in writes])
         # A parameter that is given back is the caller's own, with what it was given or set to.
-        same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.boxes]
+        same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.changes.boxes]
         back = {id(leaves[i]) for i, _ in same}
-        opened = [o for i, o in recorder.boxes.items() if o.is_set or i in back]
-        assigned = list(recorder.assigned.values())
+        opened = [o for i, o in recorder.changes.boxes.items() if o.is_set or i in back]
+        assigned = list(recorder.changes.assigned.values())
         results = [
             *(leaves[i] for i in slots),
             *(writes[i][1] for i in written_slots),

@@ -17,15 +17,15 @@ from .tree import containers, flatten
 def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
     """The modules and parameters that this recording met, beside those `known` and what is in
     them."""
-    modules = dict(recorder.met)
-    boxes: dict[int, Any] = {id(o.box): o.box for o in recorder.boxes.values() if o.given is None}
+    modules, changes = dict(recorder.met), recorder.changes
+    boxes: dict[int, Any] = {id(o.box): o.box for o in changes.boxes.values() if o.given is None}
     for t, _ in recorder.captured:
         home = t.home() if t.home is not None else None
-        if home is not None and id(home) not in recorder.born and _holds(home, t):
+        if home is not None and id(home) not in changes.born and _holds(home, t):
             modules[id(home)] = home
-        if type(t) is Parameter and id(t) not in recorder.born:
+        if type(t) is Parameter and id(t) not in changes.born:
             boxes[id(t)] = t
-    modules |= {id(a.holder): a.holder for a in recorder.assigned.values()}
+    modules |= {id(a.holder): a.holder for a in changes.assigned.values()}
     below = _below(known) | _below(modules.values())
     have = {id(x) for x in known}
     new = [m for i, m in modules.items() if i not in below and i not in have]

@@ -57,7 +57,7 @@ class Parameter(Tensor):
     ) -> None:
         recorder = current()
         if recorder is not None:
-            recorder.root.born[id(self)] = self
+            recorder.root.changes.born[id(self)] = self
         if shape and (isinstance(shape[0], (Tensor, np.ndarray)) or engine_array(shape[0])):
             if len(shape) == 2 and isinstance(shape[1], bool):
                 requires_grad = shape[1]
@@ -128,7 +128,7 @@ class Parameter(Tensor):
             self._take(value)
             return
         inner = recorder.parent is not None and self._trace is not recorder
-        if inner and id(self) not in recorder.root.born:
+        if inner and id(self) not in recorder.root.changes.born:
             raise fail(
                 UsageError,
                 "a weight is set in the body of a loop or a branch",
@@ -136,7 +136,7 @@ class Parameter(Tensor):
                 fix="return the new value from the body, and set the weight after it",
             )
         node = recorder.node(value)
-        recorder.hold(self)
+        recorder.root.changes.hold(self)
         self.bind(node, recorder)
 
     def fill(self, data: Any, type: TensorType) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Node
 from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
+from .changes import Box, Changes
 from .eager import HERE, here
 from .gradients import Goal, derived
 from .host_outputs import Act, HostOutput
@@ -33,41 +34,6 @@ Held = Callable[[Node], Tensor | None]
 Check = Callable[[Tensor], None]  # of an argument, at each call
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
-
-
-class Box(Protocol):
-    """A tensor that can be set: a parameter."""
-
-    @property
-    def _trace(self) -> Trace | None: ...
-    def now(self) -> Tensor: ...
-    def opened(self) -> Tensor: ...
-    def close(self, content: Tensor) -> None: ...
-    def bind(self, node: Node, recorder: Recorder) -> None: ...
-
-
-@dataclass
-class Opened:
-    """A parameter that a recording uses or sets: what was in it, and what is in it at the end."""
-
-    box: Box
-    content: Tensor
-    given: Node | None = None  # the input that stands for it, of an argument
-    last: Tensor | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self.last is not None and self.last._node is not self.given
-
-
-@dataclass
-class Assigned:
-    """An attribute of a module from outside that a recorded function sets to a tensor."""
-
-    holder: Any
-    name: str
-    before: dict[str, Any]  # the attribute, where there was one
-    last: Tensor
 
 
 class Frame:
@@ -163,9 +129,7 @@ class Recorder:
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
-        self.boxes: dict[int, Opened] = {}
-        self.assigned: dict[tuple[int, str], Assigned] = {}
-        self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
+        self.changes = Changes()
         self.met: dict[int, Any] = {}  # modules from outside that were called
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
@@ -191,19 +155,9 @@ class Recorder:
         """The function that all of this is part of."""
         return self if self.parent is None else self.parent.root
 
-    def hold(self, box: Box) -> Opened | None:
-        """Keeps what is in `box` until the recording ends; not that of a box that the recording
-        makes."""
-        root = self.root
-        if id(box) not in root.boxes:
-            if id(box) in root.born or box._trace is not None:
-                return None
-            root.boxes[id(box)] = Opened(box, box.opened())
-        return root.boxes[id(box)]
-
     def bind(self, box: Box, node: Node) -> None:
         """In this recording, `node` is in `box` from now on."""
-        opened = self.hold(box)
+        opened = self.root.changes.hold(box)
         assert opened is not None
         opened.given = node
         box.bind(node, self)
@@ -219,30 +173,13 @@ class Recorder:
                 fix="return the new value from the body, and set it after it",
             )
         last = symbolic(self.node(value), self)
-        known = self.assigned.get((id(holder), name))
-        now = holder.__dict__
-        before = {name: now[name]} if name in now else {}
-        first = before if known is None else known.before
-        self.assigned[id(holder), name] = Assigned(holder, name, first, last)
+        self.changes.assign(holder, name, last)
         return last
-
-    def close(self) -> None:
-        """Ends the recording: what it changed outside of itself is as it was before."""
-        for o in self.boxes.values():
-            o.last = o.box.now()
-            o.box.close(o.content)
-        for a in self.assigned.values():
-            now = a.holder.__dict__
-            if now.get(a.name) is a.last:
-                now.pop(a.name)
-                now.update(a.before)
 
     def left(self) -> list[ref[Tensor]]:
         """The tensors made in it that nobody should hold; host outputs are seen after calls."""
         self.named.clear()
-        self.boxes.clear()
-        self.assigned.clear()
-        self.born.clear()
+        self.changes.clear()
         shown = set(map(id, self.host_tensors))
         return [r for r in self.made if id(r()) not in shown]
 
@@ -250,11 +187,6 @@ class Recorder:
     def host_tensors(self) -> list[Tensor]:
         """The tensors of all host outputs, in order."""
         return [t for output in self.host_outputs for t in output.tensors]
-
-    def content(self, t: Tensor) -> Tensor:
-        """`t`, or what was in it when it is a box that this recording uses."""
-        opened = self.boxes.get(id(t))
-        return t if opened is None else opened.content
 
     def input(self, type: TensorType, name: str = "") -> Tensor:
         return symbolic(self.builder.input(type, name), self)
@@ -413,7 +345,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
     finally:
         HERE.reset(token)
         if recorder.parent is None:
-            recorder.close()
+            recorder.changes.undo()
 
 
 @contextmanager

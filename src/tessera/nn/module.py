@@ -69,7 +69,7 @@ class Module:
         made = super().__new__(cls)
         recorder = current()
         if recorder is not None:  # a function's own module: nothing of it outlives the recording
-            recorder.root.born[id(made)] = made
+            recorder.root.changes.born[id(made)] = made
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -95,7 +95,7 @@ class Module:
                 )
         elif isinstance(value, Tensor) and type(value) is not Parameter:
             recorder = current()
-            if recorder is not None and id(self) not in recorder.root.born:
+            if recorder is not None and id(self) not in recorder.root.changes.born:
                 value = recorder.assign(self, name, value)
         object.__setattr__(self, name, value)
         for t in _direct(value):
@@ -296,7 +296,7 @@ def _met(module: Module) -> None:
     recorder = current()
     if recorder is not None and isinstance(module, Module):
         root = recorder.root
-        if id(module) not in root.born:
+        if id(module) not in root.changes.born:
             root.met[id(module)] = module
 
 

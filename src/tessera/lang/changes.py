@@ -1,0 +1,92 @@
+"""What does a recording change outside of itself while it lasts? Parameters hold its nodes, and
+attributes of modules its tensors. When it ends, all is as it was before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..ir.graph.node import Node
+from .tensor import Tensor, Trace
+
+
+class Box(Protocol):
+    """A tensor that can be set: a parameter."""
+
+    @property
+    def _trace(self) -> Trace | None: ...
+    def now(self) -> Tensor: ...
+    def opened(self) -> Tensor: ...
+    def close(self, content: Tensor) -> None: ...
+    def bind(self, node: Node, recorder: Any) -> None: ...
+
+
+@dataclass
+class Opened:
+    """A parameter that a recording uses or sets: what was in it, and what is in it at the end."""
+
+    box: Box
+    content: Tensor
+    given: Node | None = None  # the input that stands for it, of an argument
+    last: Tensor | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.last is not None and self.last._node is not self.given
+
+
+@dataclass
+class Assigned:
+    """An attribute of a module from outside that a recorded function sets to a tensor."""
+
+    holder: Any
+    name: str
+    before: dict[str, Any]  # the attribute, where there was one
+    last: Tensor
+
+
+class Changes:
+    """Those of the recording of one whole function."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[int, Opened] = {}
+        self.assigned: dict[tuple[int, str], Assigned] = {}
+        self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
+
+    def hold(self, box: Box) -> Opened | None:
+        """Keeps what is in `box` until the recording ends; not that of a box that the recording
+        makes."""
+        if id(box) not in self.boxes:
+            if id(box) in self.born or box._trace is not None:
+                return None
+            self.boxes[id(box)] = Opened(box, box.opened())
+        return self.boxes[id(box)]
+
+    def assign(self, holder: Any, name: str, last: Tensor) -> None:
+        """Notes that the attribute `name` of `holder` is set to `last`."""
+        known, now = self.assigned.get((id(holder), name)), holder.__dict__
+        before = {name: now[name]} if name in now else {}
+        first = before if known is None else known.before
+        self.assigned[id(holder), name] = Assigned(holder, name, first, last)
+
+    def content(self, t: Tensor) -> Tensor:
+        """`t`, or what was in it when it is a box that the recording uses."""
+        opened = self.boxes.get(id(t))
+        return t if opened is None else opened.content
+
+    def undo(self) -> None:
+        """Makes all as it was before; what is in boxes and attributes now is kept."""
+        for o in self.boxes.values():
+            o.last = o.box.now()
+            o.box.close(o.content)
+        for a in self.assigned.values():
+            now = a.holder.__dict__
+            if now.get(a.name) is a.last:
+                now.pop(a.name)
+                now.update(a.before)
+
+    def clear(self) -> None:
+        """Lets go of all of it."""
+        self.boxes.clear()
+        self.assigned.clear()
+        self.born.clear()

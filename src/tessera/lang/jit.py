@@ -107,6 +107,13 @@ class Jit(Generic[P, R]):
         return self._last
 
     @property
+    def program(self) -> Graph | Schedule:
+        """The last recording: its Schedule if it is a pipeline, or else its Graph. Raises
+        UsageError before the first call."""
+        builder, results, schedule = self._latest()
+        return builder.graph(results) if schedule is None else schedule
+
+    @property
     def builder(self) -> Builder | None:
         """The builder of the last recording, or None before the first call."""
         return None if self._last is None else self._last[0]

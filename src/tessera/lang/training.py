@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from ..core.checks import function_of, shown, unfit
-from ..core.errors import UsageError, fail
+from ..core.context import settings
+from ..core.errors import StrategyWarning, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.layout import TensorType
+from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
+from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from . import store
 from .captured_names import Place, places_of, variables
 from .checks import signature_of
 from .grad import grad, met
 from .host_data import engine_array
+from .idle_axes import idle_axes
 from .jit import Jit
-from .operands import type_like
+from .operands import as_tensor, type_like
 from .record import current, named_scope
 from .store import Collector, Slot, Store
-from .strategy import Strategy, check_reach, strategy_or_none
+from .strategy import Strategy, check_reach, place, strategy_or_none
 from .tensor import Tensor
 from .trace import trace
 from .tree import call_paths, flatten, path_name
@@ -60,6 +65,8 @@ class TrainingStep(Generic[P, R]):
         self._store = Store(module)
         self._slots: dict[str, Slot] = {}
         self._checked = False  # whether the strategy reaches the weights
+        self._seen: Builder | None = None  # whose idle axes were looked for
+        self._warned: set[str] = set()
         self._outside: dict[int, tuple[Tensor, Slot]] = {}
         self._fn = fn
         self._places: list[tuple[Place, Tensor, str]] = []  # where those from outside are
@@ -82,14 +89,54 @@ class TrainingStep(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._take_anew()
-        return self._jit(*args, **kwargs)
+        if self.strategy is not None and (mesh := self._mesh()) is not None:
+            args, kwargs = self._laid((args, kwargs), mesh)
+        out = self._jit(*args, **kwargs)
+        self._see_idle()
+        return out
+
+    def _mesh(self) -> Mesh | None:
+        """The mesh in force, or that of the weights as far as they are known."""
+        held = (s.now.type.mesh for s in self._slots.values())
+        return settings().mesh or next((m for m in held if m is not None), None)
+
+    def _laid(self, x: Any, mesh: Mesh) -> Any:
+        """The arrays of a batch, which lie on no mesh yet, as the strategy lays out batches."""
+        if type(x) is dict:
+            return {k: self._laid(v, mesh) for k, v in x.items()}
+        if isinstance(x, (list, tuple)):
+            rows = [self._laid(v, mesh) for v in x]
+            return type(x)(*rows) if hasattr(x, "_fields") else type(x)(rows)
+        if not isinstance(x, Tensor):
+            x = as_tensor(x) if hasattr(x, "__array_interface__") or engine_array(x) else x
+        if type(x) is not Tensor or x.type.mesh is not None or not x.ndim:
+            return x
+        return place(x, self.strategy, mesh, kind="batch")
+
+    def _see_idle(self) -> None:
+        """One StrategyWarning for axes of the mesh along which all devices do the same."""
+        if self._seen is self._jit.builder:
+            return
+        self._seen = self._jit.builder
+        idle = [a for a in idle_axes(self._jit.program) if a not in self._warned]
+        if idle:
+            self._warned.update(idle)
+            axes = ", ".join(map(repr, idle))
+            warnings.warn(
+                f"{self._jit.name}: all devices along {axes} compute the same: neither the batch"
+                " nor a weight is split there\n  give a batch that is on no mesh to"
+                ' training_step(strategy=dist.strategy("data_parallel")), or lay it out:'
+                ' dist.place(batch, dist.strategy("data_parallel"), mesh, kind="batch")',
+                StrategyWarning,
+                stacklevel=lines_up(),
+            )
 
     def _take_anew(self) -> None:
         """What a name outside was bound to since the last call is what is in that weight."""
-        for i, (place, last, name) in enumerate(self._places):
-            x = place.now()
+        for i, (spot, last, name) in enumerate(self._places):
+            x = spot.now()
             if x is not last and type(x) is Tensor:
-                self._places[i] = place, x, name
+                self._places[i] = spot, x, name
                 self.update({name: x})
 
     @property
@@ -199,7 +246,10 @@ def training_step(
 ) -> Callable[[Callable[P, R]], TrainingStep[P, R]]:
     """A decorator that compiles `step(batch)` and keeps the weights that are made in it.
 
-    `step` returns gradients and metrics. `module` is the scope of its nodes and the first part of
+    `step` returns gradients and metrics. Arrays in the arguments that lie on no mesh are a batch,
+    which `strategy` splits over the mesh in force or that of the weights; without a strategy they
+    are whole on each device, and where nothing is divided along an axis, a StrategyWarning says so.
+    `module` is the scope of its nodes and the first part of
     the names of its weights. Weights are replicated on the mesh of the tensors that they are used
     with, or laid out as `strategy` says. Their first values depend on `ts.seed` and their names.
     Inside, `graph.backward(loss)` covers them all, and all named tensors from outside that the step
@@ -242,10 +292,10 @@ def _named(who: str, what: str, name: object, empty: bool = False) -> None:
 def _name_variables(fn: Callable[..., Any]) -> None:
     """Weights that `dist.tensor` made and nobody named are called as `fn` calls them."""
     fn = inspect.unwrap(fn)
-    for place in variables(fn) if inspect.isfunction(fn) else ():
-        t = place.now()
+    for spot in variables(fn) if inspect.isfunction(fn) else ():
+        t = spot.now()
         if isinstance(t, Tensor) and t.drawn and not t.name:
-            t.name = place.key
+            t.name = spot.key
 
 
 def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:

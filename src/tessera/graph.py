@@ -5,8 +5,9 @@ from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
 from .ir.graph.verify import verify
 from .ir.schedule.comm_trace import trace_lines as comm_trace
+from .lang.capture import capture
 from .lang.pipelines.compose import pipeline
-from .lang.training import backward, capture, parameters, stage, training_step
+from .lang.training import backward, parameters, stage, training_step
 from .observe.trace import trace
 from .passes.simplify import simplify
 

@@ -1,4 +1,4 @@
-"""Graph functions: `graph.training_step`, `graph.stage`, `graph.parameters`, `graph.capture`.
+"""Graph functions: `graph.training_step`, `graph.stage`, `graph.parameters`.
 
 They are compiled functions that own the weights made inside them (lang/store.py).
 """
@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from ..core.checks import function_of, shown, unfit
+from ..core.checks import function_of, unfit
 from ..core.context import settings
 from ..core.errors import StrategyWarning, UsageError, fail, lines_up
 from ..core.interrupts import whole
-from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
@@ -27,13 +26,13 @@ from .grad import grad, met
 from .host_data import engine_array
 from .idle_axes import idle_axes
 from .jit import Jit
-from .operands import as_tensor, type_like
+from .operands import as_tensor
 from .record import current, named_scope
 from .store import Collector, Slot, Store
 from .strategy import Strategy, check_reach, place, strategy_or_none
 from .tensor import Tensor
 from .trace import trace
-from .tree import call_paths, flatten, path_name
+from .tree import flatten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,9 +95,13 @@ class TrainingStep(Generic[P, R]):
         return out
 
     def _mesh(self) -> Mesh | None:
-        """The mesh in force, or that of the weights as far as they are known."""
-        held = (s.now.type.mesh for s in self._slots.values())
-        return settings().mesh or next((m for m in held if m is not None), None)
+        """The mesh in force, or that of the weights: those that the step has met, or those that
+        stand under names which it uses."""
+        if settings().mesh is not None:
+            return settings().mesh
+        named = (p.now() for p in ([] if self._slots else _variables(self._fn)))
+        held = (*(s.now for s in self._slots.values()), *(x for n in named for x in flatten(n)[0]))
+        return next((t.mesh for t in held if isinstance(t, Tensor) and t.mesh is not None), None)
 
     def _laid(self, x: Any, mesh: Mesh) -> Any:
         """The arrays of a batch, which lie on no mesh yet, as the strategy lays out batches."""
@@ -289,10 +292,14 @@ def _named(who: str, what: str, name: object, empty: bool = False) -> None:
         )
 
 
+def _variables(fn: Callable[..., Any]) -> list[Place]:
+    fn = inspect.unwrap(fn)
+    return list(variables(fn)) if inspect.isfunction(fn) else []
+
+
 def _name_variables(fn: Callable[..., Any]) -> None:
     """Weights that `dist.tensor` made and nobody named are called as `fn` calls them."""
-    fn = inspect.unwrap(fn)
-    for spot in variables(fn) if inspect.isfunction(fn) else ():
+    for spot in _variables(fn):
         t = spot.now()
         if isinstance(t, Tensor) and t.drawn and not t.name:
             t.name = spot.key
@@ -317,101 +324,3 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
 
 def _now(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
     return {name: store.known(slot, name) for name, slot in slots.items()}
-
-
-class Capture(Generic[R]):
-    """A function compiled for exactly the arguments it was captured with, to be run again."""
-
-    def __init__(self, fn: Callable[..., R], args: Any, kwargs: Any) -> None:
-        self._jit: Jit[..., R] = Jit(getattr(fn, "fn", fn), (), True)
-        self._signature = signature_of("capture", self._jit.fn)
-        self._given = args, kwargs
-        #: What the function gave when it was captured.
-        self.result: R = self._jit(*args, **kwargs)
-        if not self._jit.programs:
-            raise fail(
-                UsageError,
-                f"capture: {self._jit.name} reads a value, so it is no single program",
-                fix="return the value and read it outside, or use ts.where; or use ts.jit",
-            )
-        self._leaves, self._spec = flatten(self._given)
-
-    def replay(self, *args: Any, **kwargs: Any) -> R:
-        """Runs the program on arguments of the same types; without any, on those of the capture.
-
-        Raises UsageError, which lists all arguments that differ.
-        """
-        if not args and not kwargs:
-            args, kwargs = self._given
-        leaves, spec = flatten((args, kwargs))
-        if spec != self._spec:
-            raise fail(
-                UsageError,
-                f"capture: {self._jit.name} was captured with other arguments",
-                [("captured", _shown(self._leaves)), ("given", _shown(leaves))],
-                fix="give as many, in the same containers; or capture it anew",
-            )
-        names = call_paths(self._signature, spec)
-        wrong = [
-            (path_name(path), f"captured {_kind(a)}, given {_kind(b)}")
-            for path, a, b in zip(names, self._leaves, leaves, strict=True)
-            if not _same(a, b)
-        ]
-        if wrong:
-            raise fail(
-                UsageError,
-                f"capture: {self._jit.name} was captured with other types of arguments",
-                wrong,
-                fix="give tensors of the types captured, or capture it anew",
-            )
-        return self._jit(*args, **kwargs)
-
-    __call__ = replay
-
-    @property
-    def graph(self) -> Graph:
-        """What the program computes."""
-        return self._jit.graph
-
-    @property
-    def text(self) -> str:
-        """The graph as text."""
-        return self.graph.text
-
-
-def _type(x: Any) -> TensorType | None:
-    known = isinstance(x, Tensor) or hasattr(x, "__array_interface__") or engine_array(x)
-    return type_like(x) if known else None
-
-
-def _same(a: Any, b: Any) -> bool:
-    have, got = _type(a), _type(b)
-    if have is not None or got is not None:
-        return have is got
-    return type(a) is type(b) and bool(a == b)
-
-
-def _kind(x: Any) -> str:
-    t = _type(x)
-    return shown(x) if t is None else str(t)
-
-
-def _shown(leaves: list[Any]) -> str:
-    return ", ".join(map(_kind, leaves)) or "nothing"
-
-
-def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
-    """Runs `fn(*args, **kwargs)` once and keeps its program, to be replayed (guide 5, traces).
-
-    A replay takes arguments of exactly the same types, so it never compiles. What the function
-    reads from outside, such as weights, is read again at each replay. Raises UsageError if `fn`
-    reads a value on the host, or if a function is being recorded here.
-    """
-    function_of("capture", "the function", fn)
-    if current() is not None:
-        raise fail(
-            UsageError,
-            "capture: a function is being recorded here already",
-            fix="capture outside of ts.jit and its like",
-        )
-    return Capture(fn, args, kwargs)

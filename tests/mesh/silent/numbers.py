@@ -19,7 +19,7 @@ from tessera.core.context import replaced
 from tessera.core.layout import parse_type
 from tessera.core.options import ScheduleOptions
 from tessera.ir.graph.build import Builder
-from tessera.lang import record
+from tessera.lang import eager
 from tessera.train.memory import offload
 from tests.mesh.silent.rows import row
 
@@ -359,7 +359,7 @@ def _() -> None:
 
 # -- the cache of one-op programs -----------------------------------------------------------------
 def _misses() -> int:
-    return record._program.cache_info().misses
+    return eager._program.cache_info().misses
 
 
 @row(
@@ -434,7 +434,7 @@ def _() -> None:
             np.testing.assert_allclose(slope.numpy(), np.full((8, 3), f), rtol=1e-6)
             assert before in (-1, _misses()), "a program for a number"
             before = _misses()
-    assert record._program.cache_info().maxsize == record.MOST_PROGRAMS
+    assert eager._program.cache_info().maxsize == eager.MOST_PROGRAMS
 
 
 @row("fills with zero, and with the other zero")

@@ -144,7 +144,7 @@ def _() -> None:
     dist.strategy("data_parallel", rules=[(r"weight$", -1)])
 
 
-@row("a kind of layout with a typo", error=ts.StrategyError, says="kind 'weights' is not known")
+@row("a kind of layout with a typo", error=ts.StrategyError, says="the kind cannot be 'weights'")
 def _() -> None:
     dist.place(weights(), None, TP, kind="weights")
 

@@ -1,0 +1,118 @@
+"""How is a call run again without being recorded or compiled? `graph.capture`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from ..core.checks import function_of, shown
+from ..core.errors import UsageError, fail
+from ..core.layout import TensorType
+from ..ir.graph.node import Graph
+from .checks import signature_of
+from .host_data import engine_array
+from .jit import Jit
+from .operands import type_like
+from .record import current
+from .tensor import Tensor
+from .tree import call_paths, flatten, path_name
+
+R = TypeVar("R")
+
+
+class Capture(Generic[R]):
+    """A function compiled for exactly the arguments it was captured with, to be run again."""
+
+    def __init__(self, fn: Callable[..., R], args: Any, kwargs: Any) -> None:
+        self._jit: Jit[..., R] = Jit(getattr(fn, "fn", fn), (), True)
+        self._signature = signature_of("capture", self._jit.fn)
+        self._given = args, kwargs
+        #: What the function gave when it was captured.
+        self.result: R = self._jit(*args, **kwargs)
+        if not self._jit.programs:
+            raise fail(
+                UsageError,
+                f"capture: {self._jit.name} reads a value, so it is no single program",
+                fix="return the value and read it outside, or use ts.where; or use ts.jit",
+            )
+        self._leaves, self._spec = flatten(self._given)
+
+    def replay(self, *args: Any, **kwargs: Any) -> R:
+        """Runs the program on arguments of the same types; without any, on those of the capture.
+
+        Raises UsageError, which lists all arguments that differ.
+        """
+        if not args and not kwargs:
+            args, kwargs = self._given
+        leaves, spec = flatten((args, kwargs))
+        if spec != self._spec:
+            raise fail(
+                UsageError,
+                f"capture: {self._jit.name} was captured with other arguments",
+                [("captured", _shown(self._leaves)), ("given", _shown(leaves))],
+                fix="give as many, in the same containers; or capture it anew",
+            )
+        names = call_paths(self._signature, spec)
+        wrong = [
+            (path_name(path), f"captured {_kind(a)}, given {_kind(b)}")
+            for path, a, b in zip(names, self._leaves, leaves, strict=True)
+            if not _same(a, b)
+        ]
+        if wrong:
+            raise fail(
+                UsageError,
+                f"capture: {self._jit.name} was captured with other types of arguments",
+                wrong,
+                fix="give tensors of the types captured, or capture it anew",
+            )
+        return self._jit(*args, **kwargs)
+
+    __call__ = replay
+
+    @property
+    def graph(self) -> Graph:
+        """What the program computes."""
+        return self._jit.graph
+
+    @property
+    def text(self) -> str:
+        """The graph as text."""
+        return self.graph.text
+
+
+def _type(x: Any) -> TensorType | None:
+    known = isinstance(x, Tensor) or hasattr(x, "__array_interface__") or engine_array(x)
+    return type_like(x) if known else None
+
+
+def _same(a: Any, b: Any) -> bool:
+    have, got = _type(a), _type(b)
+    if have is not None or got is not None:
+        return have is got
+    return type(a) is type(b) and bool(a == b)
+
+
+def _kind(x: Any) -> str:
+    t = _type(x)
+    return shown(x) if t is None else str(t)
+
+
+def _shown(leaves: list[Any]) -> str:
+    return ", ".join(map(_kind, leaves)) or "nothing"
+
+
+def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
+    """Runs `fn(*args, **kwargs)` once and keeps its program, to be replayed (guide 5, traces).
+
+    A replay takes arguments of exactly the same types, so it never compiles. What the function
+    reads from outside, such as weights, is read again at each replay. Raises UsageError if `fn`
+    reads a value on the host, or if a function is being recorded here.
+    """
+    function_of("capture", "the function", fn)
+    if current() is not None:
+        raise fail(
+            UsageError,
+            "capture: a function is being recorded here already",
+            fix="capture outside of ts.jit and its like",
+        )
+    return Capture(fn, args, kwargs)

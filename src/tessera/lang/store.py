@@ -179,7 +179,7 @@ def store_of(fn: Callable[..., Any], name: str) -> Store:
     fn = inspect.unwrap(fn)
     if id(fn) not in _functions:
         try:
-            finalize(fn, _functions.pop, id(fn), None)
+            finalize(fn, _functions.pop, id(fn), None).atexit = False
             _functions[id(fn)] = None, Store(name)
         except TypeError:  # of a kind that cannot be watched: it stays
             _functions[id(fn)] = fn, Store(name)

@@ -113,34 +113,34 @@ def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot,
     """
     with replaced(autocast=None, strict=False):
         graph, found = _added(run.graph, choose, measure, None, ())
-        if not found:
-            return
-        outs = list(graph.outputs[len(run.graph.outputs) :])
-        sources: dict[Node, Any] = {n: i for i, n in enumerate(graph.inputs)}
-        rec = Recording(graph.name, graph.options, list(graph.nodes), sources)
-        pieces = _pieces(found, outs)
-        segments: list[Segment] = []
-        for taken in pieces:
-            segment = Segment()
-            count = sum(n for _, n in taken)
-            segment.define(rec, {}, outs[:count], segments)
-            outs = outs[count:]
-            segments.append(segment)
-        env = {i: (t.data, t.type) for i, t in enumerate(run.values)}
-        kept: dict[int, tuple[Any, TensorType]] = {}
-        for taken, segment in zip(pieces, segments, strict=True):
-            program = segment.program()
-            given = [
-                kept[i] if i in kept else env[segment.sources[i]]  # type: ignore[index]
-                for i in segment.imports
-            ]
-            made = program([d for d, _ in given], tuple(t for _, t in given))
-            k = len(segment.targets)
-            for i, d, t in zip(segment.exports, made[k:], program.types[k:], strict=True):
-                kept[i] = d, t
-            results = iter(zip(made[:k], program.types[:k], strict=True))
-            for spot, n in taken:
-                yield spot, [_fetched(*next(results), len(spot.loops)) for _ in range(n)]
+    if not found:
+        return
+    outs = list(graph.outputs[len(run.graph.outputs) :])
+    sources: dict[Node, Any] = {n: i for i, n in enumerate(graph.inputs)}
+    rec = Recording(graph.name, graph.options, list(graph.nodes), sources)
+    pieces = _pieces(found, outs)
+    segments: list[Segment] = []
+    for taken in pieces:
+        segment = Segment()
+        count = sum(n for _, n in taken)
+        segment.define(rec, {}, outs[:count], segments)
+        outs = outs[count:]
+        segments.append(segment)
+    env = {i: (t.data, t.type) for i, t in enumerate(run.values)}
+    kept: dict[int, tuple[Any, TensorType]] = {}
+    for taken, segment in zip(pieces, segments, strict=True):
+        program = segment.program()
+        given = [
+            kept[i] if i in kept else env[segment.sources[i]]  # type: ignore[index]
+            for i in segment.imports
+        ]
+        made = program([d for d, _ in given], tuple(t for _, t in given))
+        k = len(segment.targets)
+        for i, d, t in zip(segment.exports, made[k:], program.types[k:], strict=True):
+            kept[i] = d, t
+        results = iter(zip(made[:k], program.types[:k], strict=True))
+        for spot, n in taken:
+            yield spot, [_fetched(*next(results), len(spot.loops)) for _ in range(n)]
 
 
 def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tuple[Spot, int]]]:

@@ -53,7 +53,7 @@ def algorithms(s: Schedule) -> Schedule:
     """`s` with the algorithms that its options choose; `s` itself where they choose none.
 
     Left to the engine are: maxima and minima, collectives on a folded mesh (a device joins its own
-    turns first), "hierarchical" over a single axis on one level of links, and what "cheapest" finds
+    places first), "hierarchical" over a single axis on one level of links, and what "cheapest" finds
     no cheaper table for. Raises UsageError for a table that does not exist.
     """
     choices = _choices(s.options)

@@ -133,6 +133,7 @@ class Folds:
         folds = {} if mesh is None or mesh.onto is None else mesh.folds
         self.places = {a: n for a, n in folds.items() if n > 1}
         self.counts = self.places if at is None else {}
+        (self.somewhere,) = self.every(())
 
     def axes(self, *types: TensorType) -> tuple[str, ...]:
         """The folded axes along which values of these types differ."""
@@ -143,7 +144,7 @@ class Folds:
 
     def every(self, axes: Sequence[str]) -> Iterator[Place]:
         """The places that differ along `axes`; along other axes, any."""
-        for at in product(*(range(self.counts[a]) if a in axes else (0,) for a in self.counts)):
+        for at in product(*(range(n) if a in axes else (0,) for a, n in self.counts.items())):
             here = dict(zip(self.counts, at, strict=True)) if self.at is None else self.at
             yield Place(self.places, here)
 

@@ -61,20 +61,21 @@ class Interpreter:
         """The result of `n`; of a node with several, a list of them."""
         f, op, ins = self.folds, OPS[n.op], tuple([a.types[0] for a in n.args])
         if n.op == "scan" and any(t.size for t in n.types):
-            (place,) = f.every(())
-            return op.local(Call(self.xp, place, ins, n.types, n.attrs, bodies), *values)
-        axes = f.axes(*ins, *n.types)
-        if n.is_collective and (axes or (self.order and op.mesh_invariance == "sums")):
+            return op.local(Call(self.xp, f.somewhere, ins, n.types, n.attrs, bodies), *values)
+        several, axes = len(n.types) > 1 or op.many, f.axes(*ins, *n.types)
+        if (axes or self.order) and n.is_collective and (axes or op.mesh_invariance == "sums"):
             return self._collectives([n], values)[0]
+        if not axes:
+            made = self._computed(n, ins, f.somewhere, [v[0] for v in values])
+            return [Blocks((x,)) for x in made] if several else Blocks((made,))
         blocks = [f.to(v, f.axes(t), axes) for v, t in zip(values, ins, strict=True)]
-        made = [
+        found = [
             self._computed(n, ins, place, [b[i] for b in blocks])
             for i, place in enumerate(f.every(axes))
         ]
-        if len(n.types) == 1 and not op.many:
-            return f.to(Blocks(made), axes, f.axes(n.type))
-        columns = zip(*made, strict=True)
-        return [f.to(Blocks(c), axes, f.axes(t)) for c, t in zip(columns, n.types, strict=True)]
+        columns = zip(*found, strict=True) if several else [found]
+        outs = [f.to(Blocks(c), axes, f.axes(t)) for c, t in zip(columns, n.types, strict=True)]
+        return outs if several else outs[0]
 
     def _computed(
         self, n: Node, ins: tuple[TensorType, ...], place: Place, blocks: list[Array]
@@ -94,13 +95,12 @@ class Interpreter:
     def _collectives(self, nodes: Sequence[Node], values: Sequence[Blocks]) -> list[Blocks]:
         """The results of collectives; those that are alike are one in the program."""
         f, wire, made = self.folds, Wire(), []
-        (place,) = f.every(())
         for n, x in zip(nodes, values, strict=True):
             (t,) = ins = (n.args[0].type,)
             axes = f.axes(t, n.type)
             order = "" if "algorithm" in n.attrs else self.order
             xp = CollectiveXp(wire, f, axes, self._xp(n), order)
-            call = Call(xp, place, ins, n.types, n.attrs, self.run)
+            call = Call(xp, f.somewhere, ins, n.types, n.attrs, self.run)
             made.append(OPS[n.op].compute(call, f.to(x, f.axes(t), axes)))
         wire.carry()
         return [

@@ -52,9 +52,9 @@ def _choices(o: ProgramOptions) -> dict[str, str]:
 def algorithms(s: Schedule) -> Schedule:
     """`s` with the algorithms that its options choose; `s` itself where they choose none.
 
-    Left to the engine are: maxima and minima, collectives on a folded mesh (a device joins its own
-    places first), "hierarchical" over a single axis on one level of links, and what "cheapest" finds
-    no cheaper table for. Raises UsageError for a table that does not exist.
+    Left to the engine are: maxima and minima, collectives on a folded mesh (a device joins its
+    places first), "hierarchical" over a single axis on one level of links, and what "cheapest"
+    finds no cheaper table for. Raises UsageError for a table that does not exist.
     """
     choices = _choices(s.options)
     if not choices or s.mesh is None or s.mesh.onto is not None:

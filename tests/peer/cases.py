@@ -6,6 +6,7 @@ of eight devices: split over any dims, also unevenly, or as a sum or maximum sti
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,10 +136,10 @@ def wide_of(t: torch.Tensor) -> torch.Tensor:
 
 
 def answered(
-    row: Row, op: Any, dtype: str, number: int, sample: Any, gradient: bool
+    row: Row, op: Any, dtype: str, number: int, sample: Any, gradient: bool, wide: bool
 ) -> Case | None:
-    """The case of one sample; None where the row does not offer what it asks for, or where PyTorch
-    gives complex or sparse results."""
+    """The case of one sample, its answers also computed in f64 where `wide`; None where the row
+    does not offer what it asks for, or where PyTorch gives complex or sparse results."""
     if any(not isinstance(v := sample.kwargs.get(k), NONE) or v for k in row.lacks):
         return None
     parts = ((sample.input, *sample.args), sample.kwargs)
@@ -167,20 +168,19 @@ def answered(
 
     by = [i for i, t in enumerate(given) if t.dtype.is_floating_point]
     ask = gradient and bool(by)
-    own, grads = run(torch.Tensor.detach, ask)
-    try:
-        wide, wide_grads = run(wide_of, ask)
-    except (RuntimeError, TypeError):  # a dtype that the sample names
-        wide, wide_grads = own, grads
+    own, grads = exact, exact_grads = run(torch.Tensor.detach, ask)
+    if wide:
+        with contextlib.suppress(RuntimeError, TypeError):  # a dtype that the sample names
+            exact, exact_grads = run(wide_of, ask)
     if any(o.dtype.is_complex for o in own):
         return None
     reached = bool(grads)
     return Case(
         row, dtype, number, sample, tuple(map(host, given)),
-        tuple(map(answer, own, wide)),
+        tuple(map(answer, own, exact)),
         tuple(by) if reached else (),
         tuple(weighted(own)),
-        tuple(map(answer, grads, wide_grads)) if reached else (),
+        tuple(map(answer, grads, exact_grads)) if reached else (),
     )  # fmt: skip
 
 

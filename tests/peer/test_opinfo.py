@@ -1,23 +1,24 @@
 """Does every op with a counterpart in PyTorch give what PyTorch gives for its own samples?
 
-Every sample is recorded, on one device and in a random layout of eight, forward and backward, and
-computed by the oracle, whole and block by block. A seeded few of each op and dtype also run on the
-engine; `--all-samples` runs them all. Samples that we refuse, and results that differ on purpose,
-stand in `exceptions.py`; nothing else may differ, and no entry there may be stale.
+Every sample is recorded on one device, those in f32 also in a random layout of eight (how a layout
+goes on does not depend on the dtype), forward and backward. A seeded part of each op and dtype is
+recorded in both ways and computed by the oracle, whole and block by block, a few of these by the
+engine; `--all-samples` does all with all. Samples that we refuse, and results that differ on
+purpose, stand in `exceptions.py`; nothing else may differ, and no entry there may be stale.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 import tessera as ts
 from tessera.ir.graph.node import Graph
@@ -31,16 +32,25 @@ from tests.peer.rows import FLOATS, ROWS, NotOffered, Row
 from tests.peer.table import TABLE
 
 assert TABLE is ROWS
-OPS = {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
+TOGETHER = 8  # rows whose samples are one program of the engine: compiling takes long
 # How many samples of an op and dtype the oracle computes, where not all,
 MOST, FEW = {"f32": 12, "bf16": 6}, 4
 # and how many of these run on the engine, on one device and on eight.
 ENGINE, MESHED = {"f32": 2, "bf16": 1}, {"f32": 1}
 
 
+@cache
+def infos() -> dict[str, Any]:
+    """PyTorch's samples by the names of its ops. Their modules take seconds to import, which tests
+    of other files need not wait for."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
+
+
 def cases_of(row: Row, everything: bool) -> Iterator[tuple[Case, bool]]:
     """PyTorch's samples of the op, in every dtype that both have; and whether to compute each."""
-    info = OPS[row.op]
+    info = infos()[row.op]
     for dtype in row.dtypes:
         if TORCH[dtype] not in info.supported_dtypes("cpu"):
             continue
@@ -53,11 +63,12 @@ def cases_of(row: Row, everything: bool) -> Iterator[tuple[Case, bool]]:
         most = len(samples) if everything else min(MOST.get(dtype, FEW), len(samples))
         chosen = set(draw.sample(range(len(samples)), most))
         for number, sample in enumerate(samples):
+            compute = number in chosen
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                case = answered(row, info.op, dtype, number, sample, gradient)
+                case = answered(row, info.op, dtype, number, sample, gradient, wide=compute)
             if case is not None:
-                yield case, number in chosen
+                yield case, compute
 
 
 def layouts(case: Case) -> list[Laid]:
@@ -70,7 +81,7 @@ class Recorded:
     """A case as a graph, with the values of its inputs, and the dtypes of its results."""
 
     graph: Graph
-    values: list[Any]
+    values: Callable[[], list[Any]]
     dtypes: list[str]
 
 
@@ -86,7 +97,11 @@ def recorded(case: Case, laid: Sequence[Laid] | None) -> Recorded:
         graph = recorder.builder.graph([recorder.node(t) for t in (*outs, *grads)])
     verify(graph)
     of = {node: t for t, node in recorder.captured}
-    values = [known[id(of[n])] if id(of[n]) in known else of[n].numpy() for n in graph.inputs]
+
+    def values() -> list[Any]:
+        made = [(of[n], known.get(id(of[n]))) for n in graph.inputs]
+        return [t.numpy() if x is None else x for t, x in made]
+
     return Recorded(graph, values, [t.dtype.name for t in outs])
 
 
@@ -97,7 +112,8 @@ def put(case: Case, laid: Sequence[Laid] | None) -> list[Tensor]:
 
 
 def engine(cases: Sequence[Case], laid: Sequence[list[Laid]] | None) -> list[list[Any]]:
-    """Results and gradients of several cases by one program of the engine."""
+    """Results and gradients of several cases by one program of the engine. Where that fails, each
+    is tried alone first, so that what fails has a name."""
     placed = [put(c, None if laid is None else laid[i]) for i, c in enumerate(cases)]
 
     def run(all_given: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -109,7 +125,13 @@ def engine(cases: Sequence[Case], laid: Sequence[list[Laid]] | None) -> list[lis
             made.append([*outs, *grads])
         return made
 
-    return [[t.numpy() for t in one] for one in ts.jit(run)(placed)]
+    try:
+        return [[t.numpy() for t in one] for one in ts.jit(run)(placed)]
+    except Exception as error:
+        for i, case in enumerate(cases if len(cases) > 1 else ()):
+            engine([case], None if laid is None else [laid[i]])
+        error.add_note(f"in {', '.join(f'{c.name} ({c.text()})' for c in cases)}")
+        raise
 
 
 def faults(case: Case, got: Sequence[Any], how: str) -> Iterator[tuple[Case, str, str]]:
@@ -129,67 +151,103 @@ def faults(case: Case, got: Sequence[Any], how: str) -> Iterator[tuple[Case, str
 
 def of_oracle(case: Case, compute: bool) -> Iterator[tuple[Case, str, str]]:
     """What differs in the oracle's results. Raises what our functions raise."""
-    whole, spread = recorded(case, None), recorded(case, layouts(case))
+    whole = recorded(case, None)
     want = [OURS[a.dtype] for a in case.answers]
     if whole.dtypes != want:
         yield case, "dtype", f"dtypes {whole.dtypes}, PyTorch {want}"
+    if not (compute or case.dtype == "f32"):
+        return
+    spread = recorded(case, layouts(case))
     if compute:
-        yield from faults(case, evaluate(whole.graph, whole.values), "whole")
-        blocks = evaluate_blocks(spread.graph, spread.values, padding=np.nan)
+        yield from faults(case, evaluate(whole.graph, whole.values()), "whole")
+        blocks = evaluate_blocks(spread.graph, spread.values(), padding=np.nan)
         yield from faults(case, blocks, "spread")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda r: r.op)
-def test_it_gives_what_pytorch_gives(row: Row, request: pytest.FixtureRequest) -> None:
-    everything = request.config.getoption("--all-samples")
-    refusals = [r for r in REFUSED if r.op == row.op]
-    differing = [d for d in DIFFERS if d.op == row.op]
-    met: set[int] = set()
-    wrong: list[tuple[Case, str, str]] = []
-    taken: dict[str, list[Case]] = {}
-    count = 0
+@dataclass
+class Tried:
+    """What came of the samples of a row."""
+
+    row: Row
+    count: int = 0
+    wrong: list[tuple[Case, str, str]] = field(default_factory=list)
+    met: set[str] = field(default_factory=set)  # what refusals said
+    taken: dict[str, list[Case]] = field(default_factory=dict)  # by dtype: what the oracle gave
+
+    def said(self) -> str:
+        """What is against the row; "" where nothing is."""
+        op = self.row.op
+        if not self.count:
+            return f"{op}: PyTorch has no sample of it that we could try"
+        differing = [d for d in DIFFERS if d.op == op]
+        seen: set[int] = set()
+        left = []
+        for case, part, said in self.wrong:
+            known = [i for i, d in enumerate(differing) if d.part == part and d.when(case.sample)]
+            seen.update(known)
+            if not known:
+                left.append(f"{case.name} ({case.text()})\n    {said}")
+        if left:
+            shown = left[:12] + ([f"... and {len(left) - 12} more"] if len(left) > 12 else [])
+            return f"{op} differs from PyTorch:\n" + "\n".join(shown)
+        stale = [r.says for r in REFUSED if r.op == op and r.says not in self.met]
+        stale += [d.why for i, d in enumerate(differing) if d.always and i not in seen]
+        return f"no sample of {op} meets these entries any more: {stale}" if stale else ""
+
+
+def tried(row: Row, everything: bool) -> Tried:
+    """The row's samples, recorded and held against the oracle's results."""
+    found = Tried(row)
+    refusals = [r.says for r in REFUSED if r.op == row.op]
     for case, compute in cases_of(row, everything):
         try:
             here = list(of_oracle(case, compute))
         except NotOffered:
             continue
         except ts.TesseraError as error:
-            found = next((i for i, r in enumerate(refusals) if r.says in str(error)), None)
-            if found is None:
-                wrong.append((case, "refused", str(error).replace("\n", " | ")))
+            says = next((s for s in refusals if s in str(error)), None)
+            if says is None:
+                found.wrong.append((case, "refused", str(error).replace("\n", " | ")))
             else:
-                met.add(found)
+                found.met.add(says)
             continue
-        count += 1
-        wrong += here
-        if not here:
-            taken.setdefault(case.dtype, []).append(case)
-    assert count, "PyTorch has no sample of it that we could try"
-    draw = random.Random(row.op)
-    for dtype, cases in taken.items():
-        many = len(cases) if everything else ENGINE.get(dtype, 0)
-        chosen = draw.sample(cases, min(many, len(cases)))
-        if not chosen:
-            continue
-        for case, got in zip(chosen, engine(chosen, None), strict=True):
-            wrong += faults(case, got, "engine")
-        some = chosen if everything else chosen[: MESHED.get(dtype, 0)]
-        if some:
-            laid = [layouts(c) for c in some]
-            for case, got in zip(some, engine(some, laid), strict=True):
-                wrong += faults(case, got, "engine, spread")
-    seen: set[int] = set()
-    left = []
-    for case, part, said in wrong:
-        known = [i for i, d in enumerate(differing) if d.part == part and d.when(case.sample)]
-        seen.update(known)
-        if not known:
-            left.append(f"{case.name} ({case.text()})\n    {said}")
-    shown = left[:12] + ([f"... and {len(left) - 12} more"] if len(left) > 12 else [])
-    assert not left, f"{row.op} differs from PyTorch:\n" + "\n".join(shown)
-    stale = [r.says for i, r in enumerate(refusals) if i not in met]
-    stale += [d.why for i, d in enumerate(differing) if d.always and i not in seen]
-    assert not stale, f"no sample of {row.op} meets these entries any more: {stale}"
+        found.count += 1
+        found.wrong += here
+        if compute and not here:
+            found.taken.setdefault(case.dtype, []).append(case)
+    return found
+
+
+def run_some(rows: Sequence[Tried], everything: bool) -> None:
+    """A few of the samples of all `rows` on the engine: a program for each dtype."""
+    for dtype in sorted({d for t in rows for d in t.taken}):
+        chosen: list[tuple[Tried, Case]] = []
+        spread: list[tuple[Tried, Case]] = []
+        for t in rows:
+            cases = t.taken.get(dtype, [])
+            many = len(cases) if everything else min(ENGINE.get(dtype, 0), len(cases))
+            some = [(t, c) for c in random.Random(f"{t.row.op} {dtype}").sample(cases, many)]
+            chosen += some
+            spread += some if everything else some[: MESHED.get(dtype, 0)]
+        for pairs, how in ((chosen, "engine"), (spread, "engine, spread")):
+            if pairs:
+                cases = [c for _, c in pairs]
+                laid = [layouts(c) for c in cases] if pairs is spread else None
+                for (t, case), got in zip(pairs, engine(cases, laid), strict=True):
+                    t.wrong += faults(case, got, how)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [ROWS[i : i + TOGETHER] for i in range(0, len(ROWS), TOGETHER)],
+    ids=lambda rows: ",".join(r.op for r in rows),
+)
+def test_it_gives_what_pytorch_gives(rows: list[Row], request: pytest.FixtureRequest) -> None:
+    everything = request.config.getoption("--all-samples")
+    found = [tried(row, everything) for row in rows]
+    run_some(found, everything)
+    wrong = [said for t in found if (said := t.said())]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_exceptions_are_of_ops_in_the_table() -> None:

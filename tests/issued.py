@@ -121,8 +121,8 @@ class _Checked:
         self._check(arrays)
         return self.run.lower(*arrays)
 
-    def trace(self, *arrays: Any) -> Any:
-        return self.run.trace(*arrays)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
 
 
 @contextmanager

@@ -110,11 +110,11 @@ class TrainingStep(Generic[P, R]):
         if isinstance(x, (list, tuple)):
             rows = [self._laid(v, mesh) for v in x]
             return type(x)(*rows) if hasattr(x, "_fields") else type(x)(rows)
-        if not isinstance(x, Tensor):
-            x = as_tensor(x) if hasattr(x, "__array_interface__") or engine_array(x) else x
-        if type(x) is not Tensor or x.type.mesh is not None or not x.ndim:
+        array = hasattr(x, "__array_interface__") or engine_array(x)
+        t = as_tensor(x) if array and not isinstance(x, Tensor) else x
+        if type(t) is not Tensor or t.type.mesh is not None or not t.ndim:
             return x
-        return place(x, self.strategy, mesh, kind="batch")
+        return place(t, self.strategy, mesh, kind="batch")
 
     def _see_idle(self) -> None:
         """One StrategyWarning for axes of the mesh along which all devices do the same."""

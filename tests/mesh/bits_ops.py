@@ -13,6 +13,7 @@ from typing import Any
 
 import tessera as ts
 from tessera import dist
+from tessera.core.context import settings
 from tessera.core.dtypes import dtype_of
 from tessera.core.layout import Factor, TensorType, plain
 from tessera.ir.graph.build import Builder
@@ -40,7 +41,8 @@ def program(
 ) -> tuple[Graph, list[Any], list[tuple[str, int]]]:
     """All `rows` on arguments that other ops make, read by other ops; its inputs' values; for each
     row its name and how many results it has."""
-    b = Builder("ops")
+    b = Builder("ops", settings().program)
+    assert b.options.mesh_invariant
     values, outs, counts = [], [], []
     for row in rows:
         args = []

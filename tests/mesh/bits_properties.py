@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import dist, graph
-from tessera.core import reshard
+from tessera.core import context, reshard
 from tessera.core.context import replaced
 from tessera.core.dtypes import bf16, f32
 from tessera.core.layout import Factor, TensorType, plain
@@ -68,7 +68,8 @@ class Grown:
 
     def __init__(self, draw: Draw, mesh: dist.Mesh, whole: bool) -> None:
         self.draw, self.mesh, self.whole = draw, mesh, whole
-        self.b = Builder("random")
+        self.b = Builder("random", context.settings().program)
+        assert self.b.options.mesh_invariant
         self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
         self.values: list[np.ndarray[Any, Any]] = []
         shape = draw(st.lists(st.sampled_from(DIMS), min_size=1, max_size=3))
@@ -157,11 +158,13 @@ BOUND = settings(
 def bits_stay(data: Any) -> None:
     """Float data has the same bits on all folds, and by whatever tables data is moved."""
     mesh = data.draw(meshes())
-    grown = Grown(data.draw, mesh, whole=False)
-    g = grown.graph()
     moves = options(algorithm=dict.fromkeys(MOVES, data.draw(st.sampled_from(("engine", *FLAT)))))
     order = data.draw(st.sampled_from(("binary", "ring")))
     with dist.deterministic(order), replaced(schedule=moves):
+        grown = Grown(
+            data.draw, mesh, whole=False
+        )  # a program's options are those of its recording
+        g = grown.graph()
         found = {m.physical.text(): run(g, grown.values, m) for m in data.draw(folds(mesh))}
     first = next(iter(found.values()))
     for where, outs in found.items():

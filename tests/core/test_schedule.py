@@ -272,6 +272,29 @@ def broken() -> list[tuple[str, Schedule, str]]:
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("(b1 b2 b0) ->", "(b1 b2) ->", "other numbers of values than it reads"),
+        ("gives=0,1", "gives=0,7", "a result that its body lacks"),
+        ("gives=0,1", "gives=0", "other numbers of values than it reads and fills"),
+    ],
+)
+def test_a_loop_that_its_body_does_not_fit_is_named(old: str, new: str, why: str) -> None:
+    text = build_schedule(GRAPHS["loop"]).text
+    assert old in text
+    with pytest.raises(ts.GraphError, match=why):
+        verify_schedule(parse(text.replace(old, new)))
+
+
+def test_a_step_shares_what_a_step_of_its_kind_runs() -> None:
+    text = TEXT.replace("LINE", "1").replace(
+        "s1 collective stage=0 (b1) -> (b2) after s0", "s1 collective stage=0 (b1) -> (b2) as s0"
+    )
+    with pytest.raises(ts.GraphError, match="no collective step s0 is above"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
     ("name", "s", "why"), broken(), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_each_rule_rejects_what_breaks_it(name: str, s: Schedule, why: str) -> None:

@@ -126,7 +126,7 @@ def beyond(dtype: DType) -> float:
 
 def largest(dtype: DType) -> float:
     """The largest finite number of a float dtype."""
-    return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+    return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]  # it has no types
 
 
 # Promotion follows one order; a float beats an int, a wider float a narrower. Of the pairs in which
@@ -175,7 +175,7 @@ def counts_to(dtype: DType) -> int:
         return int(np.iinfo(dtype.numpy.name).max)
     if not dtype.is_float:
         return 1
-    return int(2 ** (ml_dtypes.finfo(dtype.numpy).nmant + 1))  # type: ignore[no-untyped-call]
+    return int(2 ** (ml_dtypes.finfo(dtype.numpy).nmant + 1))  # type: ignore[no-untyped-call]  # it has no types
 
 
 def summed(dtype: DType) -> DType:

@@ -1,9 +1,9 @@
 """How does a collective take in all folds of a device, and all tensors of a bucket, at once?
 
-The local code of an op calls one collective, of the array functions in `Together`. The blocks that
-it hands over wait on a `Wire` until those of the whole bucket are there. What is alike then goes as
-one flat buffer: places of one device are joined on the device, devices after them, and the local
-code goes on with what came.
+The local code of an op calls one collective, of the array functions in `CollectiveXp`. The blocks
+that it hands over wait on a `Wire` until those of the whole bucket are there. What is alike then
+goes as one flat buffer: places of one device are joined on the device, devices after them, and the
+local code goes on with what came.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class CollectiveXp:
 
     def all_reduce(self, x: Blocks, axes: Axes, kind: str) -> Late:
         shape, along = x.shape, self.folds.along(axes)
-        receive: Run = lambda rows: [rows[0].reshape(shape)] * along.folds  # noqa: E731
+        receive: Run = lambda rows: [rows[0].reshape(shape)] * along.folds  # noqa: E731  # one line
         if kind == "sum" and self.order:
             send, run = _flat, partial(_sum_over, along, self.order)
             return self._ask(("all_reduce",), x, along, send, run, receive, run)
@@ -137,7 +137,7 @@ class CollectiveXp:
 
         if self.order:
             run = partial(_scatter_over, along, self.order)
-            send = lambda blocks: [*map(lines, blocks)]  # noqa: E731
+            send = lambda blocks: [*map(lines, blocks)]  # noqa: E731  # one line
             return self._ask(("reduce_scatter",), x, along, send, run, blocks_of, run)
         return self._ask(
             ("reduce_scatter",), x, along,

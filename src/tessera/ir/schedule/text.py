@@ -173,11 +173,10 @@ class _Parser:
         reads, writes = self._ids(found["reads"]), self._ids(found["writes"])
         after = tuple(int(x[1:]) for x in (found["after"] or "").split())
         rest: Any = {"stage": int(found["stage"]), "after": after, "note": found["note"] or ""}
-        like = found["like"]
-        if like is not None and int(like) >= len(steps):
-            self.wrong(f"s{like} is not above")
+        like, kind = found["like"], found["kind"].partition(" ")[0]
+        if like is not None and (int(like) >= len(steps) or steps[int(like)].kind != kind):
+            self.wrong(f"no {kind} step s{like} is above")
         self.at += 1
-        kind = found["kind"].partition(" ")[0]
         if kind == "send":
             if not all(b < len(types) for b in writes):
                 self.wrong("it fills a buffer that is not above")

@@ -43,11 +43,16 @@ def verify_schedule(s: Schedule) -> None:
 def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     """Raises GraphError unless step `i` reads what is filled, fills what is not, in the types of
     its graph, and holds what a step of its kind may hold."""
+    numbers = "its graph takes and gives other numbers of values than it reads and fills"
+    if len(step.reads) != _takes(step):
+        _wrong(s, i, numbers)
+    if isinstance(step, Loop) and not all(0 <= k < len(step.body.outputs) for k in step.gives):
+        _wrong(s, i, "it gives a result that its body lacks")
     g = step.graph
     if g.options != s.options and not isinstance(step, Send):
         _wrong(s, i, f"its graph was recorded under other options: {g.options}")
-    if len(g.inputs) != len(step.reads) or len(g.outputs) != len(step.writes):
-        _wrong(s, i, "its graph takes and gives other numbers of values than it reads and fills")
+    if len(g.outputs) != len(step.writes):
+        _wrong(s, i, numbers)
     for b in (*step.reads, *step.writes):
         if not 0 <= b < len(s.buffers):
             _wrong(s, i, f"b{b} does not exist")
@@ -85,6 +90,19 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
             except UsageError as error:
                 _wrong(s, i, f"{n.op} has no such table: {str(error).splitlines()[0]}")
     verify_graph(g, "schedule")
+
+
+def _takes(step: Step) -> int:
+    """How many values `step` takes, by what it runs."""
+    match step:
+        case Compute() | Collective():
+            return len(step.graph.inputs)
+        case Send():
+            return len(step.types)
+        case Loop() | Region():
+            return len(step.body.inputs)
+        case _:
+            assert_never(step)
 
 
 def _wrong(s: Schedule, i: int | None, what: str) -> NoReturn:

@@ -230,15 +230,23 @@ def test_looped_and_written_out_layers_agree() -> None:
     assert want[2] < want[0]
 
 
-def test_values_from_the_host_and_results_of_programs_share_one_compilation() -> None:
+@pytest.mark.parametrize("devices", [[], [0], [3]], ids=str)
+def test_values_from_the_host_and_results_of_programs_share_one_compilation(
+    devices: list[int],
+) -> None:
+    mesh = dist.Mesh(("dp",), devices=devices) if devices else None
+
     @ts.jit(donate="w")
     def update(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
         return w - x
 
-    w, x = dist.tensor((8, 8), init="ones"), ts.tensor(np.ones((8, 8), np.float32))
+    w = dist.tensor((8, 8), init="ones", mesh=mesh)
+    x = ts.tensor(np.ones((8, 8), np.float32), mesh=mesh)
     for _ in range(3):
         w = update(w, x)
-    assert w.numpy()[0, 0] == -2.0
+        assert {d.id for d in w.jax().sharding.device_set} == set(devices or [0])
+    w = update(ts.tensor(w.numpy(), mesh=mesh), x)
+    assert w.numpy()[0, 0] == -3.0
     (program,) = update.programs
     assert program.run.run._cache_size() == 1  # type: ignore[attr-defined]  # what jax.jit offers
 

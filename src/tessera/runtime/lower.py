@@ -14,7 +14,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from . import xp_jax
-from .arrays import block_shape, spec
+from .arrays import block_shape, sharding, spec
 from .devices import jax_mesh
 from .folds import Blocks, Folds
 from .interpreter import Interpreter
@@ -156,6 +156,10 @@ def jitted(
         return jax.jit(
             inner if len(held) == len(ins) else whole,
             donate_argnums=tuple(donate),
+            # Results lie as values from the host do, or a call with them would compile once more.
+            out_shardings=[sharding(outs[i]) for i in order]
+            if mesh is not None and not many
+            else None,
             compiler_options=dict(options) if options else None,
         )
 

@@ -61,10 +61,11 @@ def test_a_small_proof(program: str, dtype: str, everything: bool) -> None:
     assert (row[0], row[2]) == (program, dtype) and int(row[3]) > 1 and len(row) == 6
 
 
-def test_drawn_programs_have_the_same_bits_at_every_zero_stage() -> None:
+def test_drawn_programs_have_the_same_bits_at_every_zero_stage(everything: bool) -> None:
     lines = alone(
-        "bench/prove.py", "--small", "--only", "drawn", "--jobs", "1", devices=4
-    ).splitlines()
+        "bench/prove.py", "--small", "--only", "drawn", "--jobs", "1", devices=4,
+        flags="" if everything else FLAGS,
+    ).splitlines()  # fmt: skip
     rows = lines[lines.index("4 drawn programs") + 1 :]
     assert len(rows) == 4 and all(int(row[18:].split()[0]) == 3 for row in rows)
     assert not any(row.startswith("refused") for row in rows)

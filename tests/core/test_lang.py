@@ -469,6 +469,39 @@ def test_reads_cut_and_writes_come_back(oracle: Oracle) -> None:
     assert oracle.compiled <= before + 2  # a new sum is a new way, of at most two programs
 
 
+def test_what_follows_a_read_is_compiled_once_for_all_values(oracle: Oracle) -> None:
+    seen = []
+
+    @ts.jit
+    def step(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
+        loss = ts.mean((x @ w) ** 2)
+        seen.append(loss.item())
+        last, _ = ts.scan(lambda row, x: (row + x, None), x[0], x)  # a body is compared too
+        return ts.sum(last) - loss
+
+    w, compiled = ts.tensor(real(4, 2)), []
+    for x in (real(3, 4), real(3, 4), -real(3, 4), 0.5 * real(3, 4)):
+        got = step(w, ts.tensor(x)).item()
+        np.testing.assert_allclose(got, x.sum() + x[0].sum() - seen[-1], rtol=1e-4, atol=1e-5)
+        compiled.append(oracle.compiled)
+    assert len(set(seen)) == 4 and compiled == [compiled[0]] * 4
+
+
+def test_equal_gradients_outside_a_function_are_compiled_once(oracle: Oracle) -> None:
+    w = ts.tensor(real(4, 2))
+
+    def slope(x: ts.Tensor, least: float) -> ts.Tensor:
+        return ts.grad(ts.sum(ts.maximum(x @ w, least) ** 2), w)
+
+    compiled, found = [], []
+    for least in (0.0, 0.0, -0.0, 0.5):
+        x = ts.tensor(real(3, 4))
+        found.append(slope(x, least).numpy())
+        compiled.append(oracle.compiled)
+    assert compiled[0] == compiled[1] < compiled[2] < compiled[3]
+    assert all((a != b).any() for a, b in itertools.pairwise(found))
+
+
 def test_gradients_on_the_tape_and_in_a_function(oracle: Oracle) -> None:
     x, w = ts.tensor(real(3, 4)), ts.tensor(real(4, 2), mesh=MESH, layout="[4, 2@dp]", name="w")
 

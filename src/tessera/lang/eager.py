@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -126,9 +127,32 @@ def full_now(attrs: dict[str, Any]) -> Tensor:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """A graph, which is the same as another of equal `key`."""
+
+    key: object
+    graph: Graph = field(compare=False)
+
+
+def program_of(graph: Graph, donate: Sequence[int] = ()) -> Program:
+    """The program of `graph`, which is compiled once however often the same is recorded; `donate`
+    are arguments that are given up."""
+    if graph.key is None:
+        return engine().compile(graph, donate)
+    places = tuple([(n.loc, n.scope) for n in graph.nodes])  # reports of a program show them
+    key = graph.name, places, graph.key
+    return _compiled(engine(), _Same(key, graph), tuple(donate))
+
+
+@lru_cache(maxsize=MOST_PROGRAMS // 4)
+def _compiled(by: Engine, same: _Same, donate: tuple[int, ...]) -> Program:
+    return by.compile(same.graph, donate)
+
+
 def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
-    """Compiles and runs `graph` once on tensors that have values."""
-    program = engine().compile(graph)
+    """Runs `graph` at once on tensors that have values."""
+    program = program_of(graph)
     types = tuple([v.type for v in values])
     data = program([v.data for v in values], types)
     return [Tensor(d, t) for d, t in zip(data, program.types, strict=True)]

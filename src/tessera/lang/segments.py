@@ -19,7 +19,7 @@ from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
 from . import random
 from .captured_names import Place
-from .eager import run_graph
+from .eager import program_of, run_graph
 from .engine import Program, engine
 from .record import KEY_TYPE, Recorder
 from .tensor import Tensor
@@ -58,6 +58,7 @@ class Segment:
         self.children: dict[object, Segment] = {}
         self.written: Any = None  # what the call gives back; set where the function ends here
         self.donate: frozenset[int] = frozenset()
+        self.after = False  # a read
         self._program: Program | None = None
 
     def define(
@@ -68,7 +69,7 @@ class Segment:
         before: Sequence[Segment],
     ) -> None:
         """Settles what this segment computes for `targets`, after the segments `before`."""
-        self.recording, self.replaced = recording, dict(replaced)
+        self.recording, self.replaced, self.after = recording, dict(replaced), bool(before)
         owner = {i: b for b in before for i in b.computed}
         imports: dict[int, None] = {}
         roots = [replaced.get(t, t) for t in targets]
@@ -128,7 +129,10 @@ class Segment:
     def program(self) -> Program:
         if self._program is None:
             donate = [k for k, i in enumerate(self.imports) if i in self.donate]
-            self._program = engine().compile(self.graph, donate)
+            # What comes before a read ran while it was recorded; what comes after it is recorded
+            # for each value, and is mostly the same.
+            make = program_of if self.after or self.written is None else engine().compile
+            self._program = make(self.graph, donate)
         return self._program
 
 

@@ -118,6 +118,30 @@ class Graph:
                 total += flops * ways(n.type.varying, n.type.sizes)
         return total
 
+    @cached_property
+    def key(self) -> object:
+        """The same for graphs that compute the same under the same options, whatever their names
+        and places in the user's files; None where that cannot be said."""
+        place = {n: i for i, n in enumerate(self.nodes)}
+        nodes = tuple(
+            [
+                (
+                    n.op,
+                    tuple([place[a] for a in n.args]),
+                    n.types,
+                    tuple([(k, _keyed(v)) for k, v in n.attrs.items() if n.op != "input"]),
+                )
+                for n in self.nodes
+            ]
+        )
+        ends = tuple([place[n] for n in (*self.inputs, *self.outputs)]), len(self.inputs)
+        key = (self.options, nodes, ends)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
     @property
     def text(self) -> str:
         """The graph as text, which `graph.parse` reads back."""
@@ -194,6 +218,15 @@ class Graph:
         return replace(
             self, nodes=nodes, inputs=tuple(inputs), outputs=tuple([new[o] for o in outputs])
         )
+
+
+def _keyed(value: object) -> object:
+    """An attribute as a part of a key: 0.0 and -0.0 differ, and so do 1 and True."""
+    if isinstance(value, Graph):
+        return value.key if value.key is not None else []  # which cannot be hashed either
+    if isinstance(value, tuple):
+        return tuple(map(_keyed, value))
+    return repr(value) if isinstance(value, (float, bool)) else value
 
 
 def need_graph(name: str, value: object) -> Graph:

@@ -38,6 +38,7 @@ from .core.errors import (
     GraphError,
     LayoutError,
     MeshError,
+    OptionWarning,
     ShapeError,
     StrategyError,
     StrategyWarning,
@@ -73,13 +74,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BackendError", "DTypeError", "DonatedError", "EngineWarning", "EnvironmentVariableWarning",
-    "GraphError", "LayoutError", "MeshError", "Pad", "ShapeError", "StaticWarning", "StrategyError",
-    "StrategyWarning", "Tensor", "TesseraError", "TraceWarning", "UsageError", "autocast", "bf16",
-    "bool", "checkpoint", "clear_caches", "custom_gradient", "data", "debug", "dist", "distribute",
-    "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax", "function", "grad", "graph",
-    "int8", "int32", "jit", "linalg", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op",
-    "optim", "pipeline", "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient",
-    "strict", "tensor", "uint8", "uint32", "value_and_grad", "vjp",
+    "GraphError", "LayoutError", "MeshError", "OptionWarning", "Pad", "ShapeError", "StaticWarning",
+    "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning", "UsageError",
+    "autocast", "bf16", "bool", "checkpoint", "clear_caches", "custom_gradient", "data", "debug",
+    "dist", "distribute", "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax",
+    "function", "grad", "graph", "int8", "int32", "jit", "linalg", "map_chunks", "mesh",
+    "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule", "seed",
+    "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad",
+    "vjp",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

@@ -57,8 +57,6 @@ CHOICES = st.builds(
     pipeline=maybe(st.booleans()),
     backend=maybe(st.sampled_from(["nccl", "auto"])),
     epoch=maybe(st.sampled_from(["soft", "hard"])),
-    tile=maybe(st.lists(st.integers(1, 128), min_size=1, max_size=3).map(tuple)),
-    warps=maybe(st.integers(1, 8)),
     scope_depth=maybe(st.integers(1, 3)),
     algorithm=maybe(
         st.lists(
@@ -87,7 +85,8 @@ def test_the_text_of_options_is_read_back(o: ProgramOptions) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["colour=red", "overlap", "determinism=most", "executor=both", "topology=moon(3)", "tile=(1,",
+    ["colour=red", "overlap", "determinism=most", "executor=both", "topology=moon(3)",
+     "prefetch=(1,",
      "topology=[1]", "overlap=", "=3"],
 )  # fmt: skip
 def test_what_are_no_options(text: str) -> None:
@@ -125,7 +124,7 @@ CHOSEN = {
     "all": {
         "determinism": "run_to_run",
         "executor": "stepped",
-        "schedule": options(bucket_bytes=4096, tile=(64, 64)),
+        "schedule": options(bucket_bytes=4096, prefetch=1),
     },
 }
 

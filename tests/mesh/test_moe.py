@@ -165,7 +165,7 @@ def test_plain_tokens_go_over_dp_and_ep_of_the_mesh() -> None:
         experts=W,
         router="topk",
         k=2,
-        transport={"type": "nvshmem", "multi_qp": True, "pack_dtype": "fp8_e4m3"},
+        transport={"type": "nvshmem", "pack_dtype": "fp8_e4m3"},
         deterministic=True,
         mesh=mesh,
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, schedule
+from tessera import dist, pipeline, schedule
 from tessera.core.context import replaced
 from tessera.core.options import ScheduleOptions
 from tessera.ir.schedule.schedule import Schedule
@@ -188,17 +188,35 @@ def test_a_profile_of_a_call_and_of_nothing() -> None:
 def test_the_decorator_compiles_under_its_choices() -> None:
     w, x = values()
 
-    @schedule(
-        overlap=True, bucket_bytes=1 << 16, comm_backend="nccl", epoch="soft", tile=64, warps=4
-    )
+    @schedule(overlap=True, bucket_bytes=1 << 16, comm_backend="nccl", epoch="soft")
     def scheduled(w: Any, x: Any) -> Any:
         return step(w, x)
 
     loss, _ = scheduled(w, x)
     np.testing.assert_allclose(loss.numpy(), ts.jit(step)(w, x)[0].numpy(), rtol=1e-6)
     assert str(scheduled.compiled.schedule.options) == (
-        "overlap=True bucket_bytes=65536 backend=nccl epoch=soft tile=(64,) warps=4"
+        "overlap=True bucket_bytes=65536 backend=nccl epoch=soft"
     )
     plain = ts.jit(step)
     plain(w, x)
     assert plain.schedule.text != scheduled.compiled.schedule.text
+
+
+def test_a_pipeline_takes_its_choices_or_says_that_it_has_its_own() -> None:
+    mesh, x = dist.Mesh(("pp",), devices=2), np.ones((16, 8), np.float32)
+
+    def run(own: int | None = None, **choices: Any) -> tuple[Any, Any]:
+        parts = [lambda x: x * 2.0, lambda x: x + 1.0]
+        model = pipeline.compose(2, parts, mesh=mesh, microbatches=own)
+        made = schedule(**choices)(lambda x: model(x))
+        return made(x).numpy(), made.compiled.schedule
+
+    y, staged = run(pipeline=True, microbatches=8)
+    assert staged.table.endswith("microbatches=8")
+    whole, one = run(pipeline=False)
+    assert not one.is_staged
+    with pytest.warns(ts.OptionWarning, match="made with its own: pipeline=1F1B microbatches=4"):
+        again, staged = run(own=4, microbatches=8)
+    assert staged.table.endswith("microbatches=4")
+    np.testing.assert_array_equal(y, whole)
+    np.testing.assert_array_equal(y, again)

@@ -12,6 +12,7 @@ Mesh: axis 'q' is not an axis
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -67,13 +68,17 @@ class EngineWarning(UserWarning):
     """Warns that the engine was started before Tessera could set it up, and may be wrong."""
 
 
+class OptionWarning(UserWarning):
+    """Warns that an option that was given has no effect there, and says where it has one."""
+
+
 class StrategyWarning(UserWarning):
     """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
 
 
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
-    DonatedError, BackendError, UsageError, EngineWarning, StrategyWarning,
+    DonatedError, BackendError, UsageError, EngineWarning, OptionWarning, StrategyWarning,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 
@@ -101,6 +106,13 @@ def lines_up() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, k = frame.f_back, k + 1
     return k
+
+
+def warn_no_effect(option: str, why: str, *, means: str, fix: str) -> None:
+    """Gives the OptionWarning that `option`, as the user wrote it, has no effect because of `why`;
+    what it `means`, and the way out."""
+    text = f"{option} has no effect: {why}\n  means : {means}\n  fix   : {fix}"
+    warnings.warn(text, OptionWarning, stacklevel=lines_up())
 
 
 def line_of(error: BaseException) -> str:

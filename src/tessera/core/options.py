@@ -35,11 +35,10 @@ class ScheduleOptions:
       not wait for it. False: all work waits for each collective.
     - `bucket_bytes`: sums over devices are combined up to this many bytes per device.
     - `prefetch`: a split weight is gathered this many blocks of work before its use.
-    - `microbatches`, `pipeline`: the number of microbatches of a pipeline, and whether there is
-      one.
+    - `microbatches`, `pipeline`: the number of microbatches of a pipeline, and whether its stages
+      run as one (False: one after the other, on the whole mesh).
     - `backend`: the preferred transport.
     - `epoch`: "soft" or "hard": how an epoch of messages ends.
-    - `tile`, `warps`: hints for kernels.
     - `scope_depth`: compute steps end where the scope changes, this many levels deep.
     - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
       collectives.
@@ -53,8 +52,6 @@ class ScheduleOptions:
     pipeline: bool | None = None
     backend: str | None = None
     epoch: str | None = None
-    tile: tuple[int, ...] | None = None
-    warps: int | None = None
     scope_depth: int | None = None
     algorithm: tuple[tuple[str, str], ...] | None = None
     topology: Topology | None = None

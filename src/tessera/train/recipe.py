@@ -59,6 +59,7 @@ from .accumulate import accumulated
 from .config import TrainingConfig, checked
 from .memory import StreamedUpdate, fetched, initial_state
 from .precision import autocast_of, initial_scale, kept, moved_scale, scaled, unscaled
+from .unused import warn_of_unused
 
 Config = TrainingConfig | Mapping[str, Any]
 Weights = dict[str, Tensor]
@@ -97,6 +98,9 @@ def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tenso
     model = GPT(_sizes(weights, **choices))
     random.set_state(before)  # its own weights are never made
     model.load_parameters(weights)
+    recorder = current()
+    if recorder is not None:
+        recorder.root.builder.reports.append(model.config)
     logits: Tensor = model(inputs)
     return logits
 
@@ -210,6 +214,7 @@ def optimizer_step(
 ) -> tuple[Weights, State]:
     """(new weights, new state) after one step of the configured optimizer."""
     c = _on_device("optimizer_step", checked(config))
+    warn_of_unused("optimizer_step", c)
     weights, made = optimizer_of(c).update(weights, grads, _own(state))
     return weights, {**state, **made}
 
@@ -328,6 +333,7 @@ def training_step(
     """
     c = _on_device("training_step", checked(config))
     loss, grads, finite = gradients_of(model_fn, batch, weights, optimizer_state, c)
+    warn_of_unused("training_step", c)
     new, made = optimizer_of(c).update(weights, grads, _own(optimizer_state))
     new, made = kept(finite, (new, made), (weights, _own(optimizer_state)))
     scale = moved_scale(c, finite, optimizer_state)

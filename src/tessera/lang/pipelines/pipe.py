@@ -65,6 +65,8 @@ class Pipe:
         state = state_of(recorder)
         if state is None and not recorder.compiles:
             return self._play(args, kwargs)  # as a plain function: nothing will run
+        if settings().program.schedule.pipeline is False:
+            return self._play(args, kwargs)
         if recorder.parent is not None or recorder.frame is not (state or WHOLE):
             raise fail(
                 UsageError,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.checks import divides, whole
 from ...core.context import settings
-from ...core.errors import ShapeError, UsageError, fail
+from ...core.errors import ShapeError, UsageError, fail, warn_no_effect
 from ...core.layout import TensorType, dim_axes, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
@@ -21,7 +21,7 @@ from .dispatch import Wire, by_capacity, dropless
 from .options import ACTIVATIONS, Options
 from .routing import Choice, choose
 from .tokens import Tokens, tokens_of
-from .transport import MoEInspection, Transport, buckets_of, hops, row_bytes
+from .transport import CARRIERS, MoEInspection, Transport, buckets_of, hops, row_bytes
 from .weights import Weights, expert_axes, weights_of
 
 
@@ -129,6 +129,27 @@ class Call:
             self.transport, self.experts, self.rows, self.options.k, self.wire.axes, capacity,
             self.slots if known else None, self.wire.buckets, dispatch, combine,
         )  # fmt: skip
+
+    def warn_of_no_effect(self) -> None:
+        """Warns of options of the transport that change nothing of this call."""
+        t = self.transport
+        pairs = {"multi_qp": t.multi_qp, "num_qps": t.num_qps}
+        for name, given in pairs.items():
+            if given:
+                warn_no_effect(
+                    f"moe: transport: {name}={given}",
+                    f"XLA's all_to_all {CARRIERS} has no queue pairs to choose",
+                    means="how many queue pairs of a network card carry the tokens",
+                    fix="leave it out; NCCL reads NCCL_IB_QPS_PER_CONNECTION",
+                )
+        said = self.options.says("epoch") and t.epoch == "hard"
+        if said and self.wire.axes and self.wire.buckets == 1:
+            warn_no_effect(
+                "moe: transport: epoch='hard'",
+                "all tokens of a device go in one bucket",
+                means="each bucket is sent before the next begins",
+                fix='cut the payload, e.g. transport={"bucket_bytes": 1 << 20}',
+            )
 
     def _sent_bytes(self, packing: str | None) -> int:
         """Bytes that one device hands over in a dispatch or a combine."""

@@ -114,6 +114,7 @@ def moe(
 
 def _called(x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool) -> Any:
     call = settled(x.type, experts, options, mesh)
+    call.warn_of_no_effect()
     with named_scope("moe"):
         out, choice, dropped = call.run(x)
         made = (out, choice.routing(dropped)) if stats else out

@@ -72,7 +72,11 @@ class Options:
         how, chosen = transport_of(self.transport), settings().program.schedule
         if how.type == "auto" and chosen.backend in TRANSPORTS:
             how = replace(how, type=chosen.backend)
-        said = isinstance(self.transport, Transport) or (
-            isinstance(self.transport, Mapping) and "epoch" in self.transport
+        epoch = None if self.says("epoch") else chosen.epoch
+        return how if epoch is None else replace(how, epoch=epoch)
+
+    def says(self, field: str) -> bool:
+        """Whether the transport was given with `field`."""
+        return isinstance(self.transport, Transport) or (
+            isinstance(self.transport, Mapping) and field in self.transport
         )
-        return how if said or chosen.epoch is None else replace(how, epoch=chosen.epoch)

@@ -30,7 +30,8 @@ class Transport:
     """`type` is one of `TRANSPORTS`; `pack_dtype` packs the payload; `bucket_bytes` cuts what one
     device sends into pieces of about so many bytes. An epoch is one dispatch and combine: "hard"
     ends each bucket before the next begins, "soft" lets them overlap. `multi_qp` and `num_qps` are
-    hints to transports that have queue pairs. Raises UsageError."""
+    for transports that have queue pairs; what is here has none, and an OptionWarning says so.
+    Raises UsageError."""
 
     type: str = "auto"
     pack_dtype: str | None = None

@@ -1,0 +1,59 @@
+"""Which keys of a configuration does the model of a user's own loop leave out? A model takes the
+batch and the weights, not the configuration, so these keys reach it by `make_model(config)` only.
+
+What is recorded shows whether it does what a key says: products in the narrow dtype, layers that
+are computed again in the backward pass, random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..core.errors import warn_no_effect
+from ..ir.graph.node import Graph, Node
+from ..lang.record import current
+from ..nn.transformer import GPTConfig
+from ..ops.control import scan
+from ..ops.random import random_bits
+from .config import KEYS, TrainingConfig
+
+HOW = {
+    "mixed_precision": "pass make_model(config) as model_fn, or open ts.autocast around the model",
+    "gradient_checkpointing": "pass make_model(config) as model_fn, or loop by ts.scan(policy=)",
+    "dropout": "pass make_model(config) as model_fn, or call nn.dropout in the model",
+}
+
+
+def warn_of_unused(call: str, c: TrainingConfig) -> None:
+    """Warns of keys of `c` that nothing follows in the program recorded so far, which has the
+    model, its loss and its gradients."""
+    recorder = current()
+    if recorder is None:
+        return
+    builder = recorder.root.builder
+    nodes = list(_all(builder.nodes))
+    models = [r.remat for r in builder.reports if isinstance(r, GPTConfig)]
+    again = models or [n.op == scan.name and n.attrs["policy"] != "save" for n in nodes]
+    dtypes = {t.dtype for n in nodes for t in n.types}
+    follows = {
+        "mixed_precision": c.compute is None or c.compute in dtypes,
+        "gradient_checkpointing": not c.remat or any(again),
+        "dropout": not c.dropout or any(n.op == random_bits.name for n in nodes),
+    }
+    for key, done in follows.items():
+        if not done:
+            warn_no_effect(
+                f"{call}: config[{key!r}]={getattr(c, key)!r}",
+                "the model that was recorded does not follow it",
+                means=KEYS[key].metadata["what"],
+                fix=HOW[key],
+            )
+
+
+def _all(nodes: Iterable[Node]) -> Iterator[Node]:
+    """`nodes` and those in the bodies of loops and branches."""
+    for n in nodes:
+        yield n
+        for value in n.attrs.values():
+            if isinstance(value, Graph):
+                yield from _all(value.nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -13,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera import dist, graph, nn, pipeline
+from tessera import dist, graph, nn, optim, pipeline
+from tessera.core.context import replaced
+from tessera.core.options import ScheduleOptions
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.schedule.algorithms.check import adjacent_pairs
 from tessera.ir.schedule.pipelines import pipeline as builder
 from tessera.ir.schedule.pipelines.merge import merged
 from tessera.ir.schedule.pipelines.microbatches import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
-from tessera.ir.schedule.schedule import Region, Send
+from tessera.ir.schedule.schedule import Region, Schedule, Send
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 from tests.core.test_lang import oracle
@@ -425,3 +428,64 @@ def test_what_two_nodes_give_to_an_earlier_stage_is_added_up_before_it_is_sent(
     _, made = schedules("GPipe", monkeypatch)
     back = [t.shape for s in made.steps if isinstance(s, Send) and s.stage for t in s.types]
     assert back == [(4, 8)] * 4  # x + f(x) has two gradients
+
+
+# -- gradients are reduced while other stages work -------------------------------------------------
+DP_PP = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 4})
+
+
+def reduced(kind: str, overlap: bool | None, clip: bool = False) -> Schedule:
+    """The schedule of a training step whose batch is split over dp."""
+    model = pipeline.run(mesh_axes=("pp",), schedule=kind, microbatches=8, mesh=DP_PP)(deep)
+
+    def step(w: Any, x: Any) -> Any:
+        loss = (model(w, x) ** 2).mean()
+        grads = ts.grad(loss, w)
+        if clip:
+            grads = optim.clip_by_global_norm(grads, 1.0)[0]
+        return loss, {k: v - 0.1 * grads[k] for k, v in w.items()}
+
+    x = ts.tensor(np.ones((32, 8), np.float32), mesh=DP_PP, layout="[32@dp, 8]")
+    weights = {f"w{i}": np.ones((8, 8), np.float32) for i in range(8)}
+    with replaced(schedule=ScheduleOptions(overlap=overlap)):
+        return ts.jit(step).plan(weights, x)
+
+
+def deep(w: Any, x: Any) -> Any:
+    for i in range(8):
+        x = ts.tanh(x @ w[f"w{i}"])
+    return x
+
+
+def ends(s: Schedule) -> tuple[dict[int, int], dict[int, int]]:
+    """By stage: its last step of a microbatch, and the step that reduces what this added up."""
+    last: dict[int, int] = {}
+    for i, step in enumerate(s.steps):
+        for stage, _ in re.findall(r"\b(\d+)([FBIW])\d+\b", step.note):
+            last[int(stage)] = i
+    reduces = {}
+    for stage, i in last.items():
+        read = [k for k in range(i, len(s.steps)) if "mean" in s.steps[k].note.split()
+                and (k == i or {*s.steps[k].reads} & {*s.steps[i].writes})]  # fmt: skip
+        reduces[stage] = read[0]
+        moved = {n.op for n in s.steps[read[0]].nodes if n.is_collective}
+        assert "all_reduce" in moved, (stage, moved)
+    return last, reduces
+
+
+@pytest.mark.parametrize("kind", pipeline.SCHEDULES)
+def test_gradients_of_a_stage_are_reduced_while_others_work(kind: str, oracle: Any) -> None:
+    s = reduced(kind, None, clip=kind == "1F1B")
+    last, reduces = ends(s)
+    for stage, i in reduces.items():
+        # What a rank is given first it runs first: nothing of its own comes between.
+        between = s.steps[last[stage] + 1 : i]
+        own = [x for x in between if x.stage == s.steps[i].stage and not isinstance(x, Send)]
+        assert not own, (stage, [x.note for x in own])
+        # Whoever waits for the stage's last step gets its values before the reduction begins.
+        late = [x for x in s.steps[i:] if isinstance(x, Send) and x.note != "back"]
+        assert not any({*x.reads} & {*s.steps[last[stage]].writes} for x in late)
+    assert len(last) in (4, 8) and sum(i < max(last.values()) for i in reduces.values()) >= 3
+    s = reduced(kind, False)
+    last, reduces = ends(s)
+    assert min(reduces.values()) >= max(last.values())  # all stages are done first

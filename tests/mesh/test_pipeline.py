@@ -20,7 +20,9 @@ from tessera.ir.schedule.pipelines.formulas import peak_activations
 from tessera.observe import profile as profiles
 from tessera.runtime.arrays import fetch, place, sharding
 from tessera.runtime.send import sender
+from tessera.runtime.stepped import Stepped
 from tests.cases import LONG, grid
+from tests.core.test_pipeline import reduced
 
 RNG = np.random.default_rng(11)
 V, D, H, B, S, LAYERS = 12, 8, 24, 16, 3, 4
@@ -498,3 +500,8 @@ def test_one_array_given_up_under_two_names_is_taken_over_once(steps: list[Any])
     for want in steps:
         loss, _, weights, state, _ = f(weights, state, data(mesh, "[{0}@dp, {1}]"))
         close([loss, weights, state], [want[0], want[2], want[3]])
+
+
+def test_steps_are_launched_in_the_order_of_the_schedule() -> None:
+    s = reduced("1F1B", None)
+    assert [step for step, *_ in Stepped(s).launches] == list(s.steps)

@@ -7,7 +7,8 @@ whose nodes go where their largest argument is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +104,14 @@ class _Pipeline:
         self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
         self.totals: dict[Node, int] = {}  # what is added up so far
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
+        # What is a mean over the microbatches, to what is added up for it; and the buffers of these
+        # means, complete over the devices of their stage.
+        self.means = {**made.sums, **{n: n for n in made.means}}
+        self.complete: dict[Node, int] = {}
+        self.users: dict[Node, list[Node]] = {}
+        for n in made.graph.nodes:
+            for a in n.args:
+                self.users.setdefault(a, []).append(n)
 
     # -- buffers ----------------------------------------------------------------------------------
     def buffer(self, t: TensorType) -> int:
@@ -245,7 +254,8 @@ class _Pipeline:
 
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
         """Adds the steps of all microbatches, in an order that every rank can follow. A region's
-        graph is one for all microbatches that add to as many earlier sums."""
+        graph is one for all microbatches that add to as many earlier sums. A stage's gradients are
+        reduced after its last region, while others work; with `overlap=False` after all of them."""
         sums = set(self.made.sums.values()) | self.made.means
         values: dict[tuple[Node, int], int] = {}
         # Of what is added up nobody needs the parts, unless a region takes them.
@@ -255,6 +265,17 @@ class _Pipeline:
         }
         graphs: dict[tuple[int, str, tuple[int, ...]], Graph] = {}
         totals: Totals[int] = Totals(self.count, self.options.mesh_invariant)
+        units = [
+            a
+            for rank, slot in run_order(self.table)
+            for row in [self.table.rows[rank]]
+            for a in [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
+        ]
+        left = Counter(a.stage for a in units if (a.stage, a.kind) in found)
+        takers: dict[int, set[Node]] = {}
+        for (stage, _), taker in found.items():
+            takers.setdefault(self.rank_of[stage], set()).update(taker.takes)
+        done: dict[int, set[Node]] = {}  # by stage, what it added up and has yet to reduce
 
         def region(s: int, kind: str, m: int) -> None:
             r = found.get((s, kind))
@@ -277,12 +298,20 @@ class _Pipeline:
             for n in r.gives:
                 if n in self.made.rows:
                     self.parts.setdefault(n, []).append(values[n, m])
+            left[s] -= 1
+            if left[s]:
+                return
+            done[s] = {n for (k, _), x in found.items() if k == s for n in x.nodes if n in sums}
+            if self.options.schedule.overlap is not False:
+                for k, waits in takers.items():  # theirs first, then what they need not wait for
+                    if k != rank:
+                        self.all_on([values[n, m] for n in r.gives if n in waits], k)
+                self.reduce(done.pop(s))
 
-        for rank, slot in run_order(self.table):
-            row = self.table.rows[rank]
-            unit = [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
-            for a in unit:
-                region(a.stage, a.kind, a.microbatch)
+        for a in units:
+            region(a.stage, a.kind, a.microbatch)
+        for mine in done.values():
+            self.reduce(mine)
 
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
         """The buffer of `n` of microbatch `m`, which of the batch is on the mesh of `rank`."""
@@ -292,7 +321,7 @@ class _Pipeline:
 
     # -- what comes after -------------------------------------------------------------------------
     def after(self, found: Mapping[tuple[int, str], Region]) -> list[int]:
-        """The buffers of the results: sums and means scaled, rows put together, and the rest of the
+        """The buffers of the results: the means, rows put together, and the rest of the
         graph, node by node where its largest argument is."""
         made = self.made
         env: dict[Node, int] = {n: i for n, i in self.given.items() if n not in made.batch}
@@ -305,7 +334,7 @@ class _Pipeline:
             where = self.types[i].mesh
             if where is not None and where in self.meshes:
                 rank[n] = self.meshes.index(where)
-        env.update(self.scaled({**made.sums, **{n: n for n in made.means}}))
+        env.update(self.complete)
         for n in made.rows:
             env[n] = self.joined(n)
         late = late_nodes(made.graph, env)
@@ -330,24 +359,38 @@ class _Pipeline:
     def _rank(self, buffer: int) -> int:
         return self.made_on.get(buffer, 0)
 
-    def scaled(self, sums: Mapping[Node, Node]) -> dict[Node, int]:
-        """The totals of the values in `sums` over the number of microbatches: a step a rank."""
-        env: dict[Node, int] = {}
-        ranks: dict[int, dict[int, list[Node]]] = {}
-        for n, source in sums.items():
-            total = self.totals[source]
-            ranks.setdefault(self._rank(total), {}).setdefault(total, []).append(n)
-        for rank, mine in ranks.items():
-            b = Builder("mean", self.options)
-            b.loc = ""
-            outs = []
-            for total in mine:
-                t = self.types[total]
-                x = b.input(t, f"b{total}")
-                outs.append(b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count)))
-            ids = self.run(b.graph(outs), list(mine), rank, "mean")
-            env.update((n, i) for ns, i in zip(mine.values(), ids, strict=True) for n in ns)
-        return env
+    def reduce(self, mine: Container[Node]) -> None:
+        """Adds the step of a stage that scales the totals of `mine` over the number of microbatches
+        and runs the collectives that these wait for."""
+        totals: dict[int, list[Node]] = {}
+        for n, source in self.means.items():
+            if source in mine:
+                totals.setdefault(self.totals[source], []).append(n)
+        if not totals:
+            return
+        rank = self._rank(next(iter(totals)))
+        b = Builder("mean", self.options)
+        b.loc = ""
+        outs: dict[Node, Node] = {}
+        for total, ns in totals.items():
+            t = self.types[total]
+            x = b.input(t, f"b{total}")
+            mean = b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count))
+            for n in ns:
+                outs.update(self._collected(b, n, mean, self.meshes[rank]))
+        ends = list(dict.fromkeys(outs.values()))
+        ids = dict(zip(ends, self.run(b.graph(ends), list(totals), rank, "mean"), strict=True))
+        self.complete.update((n, ids[o]) for n, o in outs.items())
+
+    def _collected(self, b: Builder, n: Node, x: Node, mesh: Mesh) -> Iterator[tuple[Node, Node]]:
+        """`x`, which stands for `n`, and what collectives make of it, as far as others read it."""
+        users = self.users.get(n, [])
+        moves = [u for u in users if u.is_collective]
+        if len(moves) < len(users) or not users or n in self.made.graph.outputs:
+            yield n, x
+        for u in moves:
+            made = b._add(replace(u, args=(x,), types=(moved_type(u.type, mesh),)))
+            yield from self._collected(b, u, made, mesh)
 
     def joined(self, n: Node) -> int:
         parts = self.parts[n]

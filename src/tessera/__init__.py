@@ -43,10 +43,11 @@ from .core.errors import (
     StrategyError,
     StrategyWarning,
     TesseraError,
+    UnknownNameError,
     UsageError,
 )
 from .core.flags import prepare, prepare_bits
-from .core.renamed import renamed_names
+from .core.peers import public
 from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict
@@ -75,9 +76,10 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError", "DTypeError", "DonatedError", "EngineWarning", "EnvironmentVariableWarning",
     "GraphError", "LayoutError", "MeshError", "OptionWarning", "Pad", "ShapeError", "StaticWarning",
-    "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning", "UsageError",
-    "autocast", "bf16", "bool", "checkpoint", "clear_caches", "custom_gradient", "data", "debug",
-    "dist", "distribute", "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax",
+    "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning",
+    "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
+    "custom_gradient", "data",
+    "debug", "dist", "distribute", "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax",
     "function", "grad", "graph", "int8", "int32", "jit", "linalg", "map_chunks", "mesh",
     "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule", "seed",
     "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad",
@@ -92,9 +94,6 @@ _RENAMED = {
     "SwitchWarning": "EnvironmentVariableWarning",
     "scope": "named_scope",
 }
-__getattr__ = renamed_names("ts", _RENAMED, globals())
-
-
 prepare()
 
 
@@ -127,3 +126,6 @@ _wire()
 def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
     """A `jax.Array` as a Tensor; a NamedSharding's axes become the mesh's."""
     return tensor(array, mesh=on)
+
+
+__getattr__ = public("ts", globals(), _RENAMED)

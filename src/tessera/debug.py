@@ -1,5 +1,6 @@
 """Finding what is wrong: `ts.debug.nan_origin(step, model, batch)`, `ts.debug.compare(a, b)`."""
 
+from .core.peers import public
 from .lang.debug import breakpoint, check_finite, print
 from .observe.compare import compare
 from .observe.nan_origin import nan_origin
@@ -8,3 +9,4 @@ from .observe.statistics import activations, statistics
 __all__ = [
     "activations", "breakpoint", "check_finite", "compare", "nan_origin", "print", "statistics",
 ]  # fmt: skip
+__getattr__ = public("debug", globals())

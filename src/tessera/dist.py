@@ -1,7 +1,7 @@
 """Meshes, layouts, collectives: `from tessera import dist`."""
 
 from .core.mesh import Mesh
-from .core.renamed import renamed_names
+from .core.peers import public
 from .lang.builtin_strategies import strategy
 from .lang.collectives import (
     all_gather,
@@ -35,4 +35,4 @@ __all__ = [
     "set_collective_timeout", "set_deterministic", "shard", "shift", "strategy", "tensor",
     "validate_determinism",
 ]  # fmt: skip
-__getattr__ = renamed_names("dist", {"set_collective_limit": "set_collective_timeout"}, globals())
+__getattr__ = public("dist", globals(), {"set_collective_limit": "set_collective_timeout"})

@@ -1,5 +1,6 @@
 """Recorded functions as values: `from tessera import graph`."""
 
+from .core.peers import public
 from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
@@ -15,3 +16,4 @@ __all__ = [
     "Graph", "backward", "capture", "comm_trace", "evaluate", "parameters", "parse", "pipeline",
     "simplify", "stage", "trace", "training_step", "verify",
 ]  # fmt: skip
+__getattr__ = public("graph", globals())

@@ -1,6 +1,7 @@
 """Ops as functions: `from tessera import op`; `ts.op(index=...)` makes one of a JAX function."""
 
 from .core.callable_module import make_callable
+from .core.peers import public
 from .lang.collectives import (
     all_gather,
     all_reduce,
@@ -54,4 +55,5 @@ __all__ = [
     "reduce_scatter", "reshape", "rms_norm", "rotary", "scatter", "scatter_add", "shift", "silu",
     "softmax", "split", "sum", "swiglu", "take", "topk", "transformer_block", "where",
 ]  # fmt: skip
+__getattr__ = public("op", globals())
 make_callable(__name__, from_jax)  # `ts.op(...)` is `ts.op.from_jax(...)`

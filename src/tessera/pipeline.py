@@ -1,5 +1,6 @@
 """Pipelines: `from tessera import pipeline`."""
 
+from .core.peers import public
 from .ir.schedule.pipelines.check import verify_table
 from .ir.schedule.pipelines.orders import SCHEDULES, pipeline_table
 from .ir.schedule.pipelines.simulate import PipelineWarning, Timeline, simulate
@@ -23,3 +24,6 @@ def show(what: Pipe | Table | Timeline) -> None:
     if isinstance(what, Pipe):
         print(what.plan_text())
     show_table(what.table if isinstance(what, Pipe) else what)
+
+
+__getattr__ = public("pipeline", globals())

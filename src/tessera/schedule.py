@@ -13,6 +13,7 @@ overlap=True bucket_bytes=1048576
 
 from .core.callable_module import make_callable
 from .core.options import ScheduleOptions
+from .core.peers import public
 from .ir.schedule.schedule import Schedule, Step
 from .ir.schedule.text import parse
 from .ir.schedule.verify import verify_schedule as verify
@@ -33,4 +34,5 @@ __all__ = [
     "pipeline_microbatches", "prefetch", "reset", "verify",
 ]  # fmt: skip
 
+__getattr__ = public("schedule", globals())
 make_callable(__name__, compiled_under)  # the guides write `@schedule(...)`

@@ -14,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, optim
-from tessera.core import renamed
+from tessera.core import peers, renamed
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -68,7 +68,12 @@ def outcome(call: Callable[[], Any]) -> str:
         at = error.__traceback__
         while at is not None and at.tb_next is not None:
             at = at.tb_next
-        calling = (__file__, contextlib.__file__, renamed.__file__)  # on behalf of the user
+        calling = (
+            __file__,
+            contextlib.__file__,
+            renamed.__file__,
+            peers.__file__,
+        )  # on behalf of the user
         here = at is not None and at.tb_frame.f_code.co_filename in calling
         # Python itself refuses a call with the wrong number of arguments, at the user's line.
         return "" if here and isinstance(error, TypeError) else f"{type(error).__name__}: {error}"

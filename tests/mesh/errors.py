@@ -1,6 +1,6 @@
 """What do people get wrong, and what exactly are they told? The rows of the table of errors.
 
-The rows are in errors_values.py, errors_layouts.py and errors_programs.py; each makes one mistake.
+The rows are in the files `errors_*.py` beside this one; each makes one mistake.
 `AT` in a message stands for the user's own line, the line of the mistake.
 """
 

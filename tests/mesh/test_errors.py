@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tessera as ts
-from tests.mesh import errors_layouts, errors_local, errors_programs, errors_values
+from tests.mesh import errors_layouts, errors_local, errors_names, errors_programs, errors_values
 from tests.mesh.errors import ROWS, Row
 
-MODULES = (errors_layouts, errors_local, errors_programs, errors_values)
+MODULES = (errors_layouts, errors_local, errors_names, errors_programs, errors_values)
 FILES = {Path(m.__file__).name for m in MODULES}
 LINE = re.compile(r"(\w+\.py):(\d+)")
 
@@ -45,7 +45,7 @@ def test_the_table_is_whole() -> None:
     assert len({r.name for r in ROWS}) == len(ROWS)
     assert {r.error for r in ROWS} == {
         ts.BackendError, ts.DTypeError, ts.DonatedError, ts.GraphError, ts.LayoutError,
-        ts.MeshError, ts.ShapeError, ts.StrategyError, ts.UsageError,
+        ts.MeshError, ts.ShapeError, ts.StrategyError, ts.UnknownNameError, ts.UsageError,
     }  # fmt: skip
     for r in ROWS:
         rows = [line.split(" : ")[0].strip() for line in r.text.splitlines()[1:]]

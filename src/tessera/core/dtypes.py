@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import DTypeError, fail
+from .kinds import is_whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,11 +95,12 @@ def dtype_of(value: object) -> DType:
             f"dtype {name!r} is asked for, and there is none: the nearest is {near}",
             fix=f"ask for {near}; NumPy arrays of {name} become {near} where no dtype is named",
         )
-    raise fail(
-        DTypeError,
-        f"dtype {name or value!r} is not known",
-        fix="use one of " + ", ".join(d.name for d in ALL),
-    )
+    fix = "use one of " + ", ".join(d.name for d in ALL)
+    if name.partition(":")[0] in ("cpu", "cuda", "gpu", "tpu"):
+        fix = "a value lies where its mesh is: ts.tensor(data, mesh=mesh)"
+    elif is_whole(value):
+        fix = f"sizes go in one tuple, as in (2, {value}); then comes a dtype"
+    raise fail(DTypeError, f"dtype {name or value!r} is not known", fix=fix)
 
 
 def held_as(dtype: np.dtype[Any]) -> DType:

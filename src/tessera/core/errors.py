@@ -76,9 +76,14 @@ class StrategyWarning(UserWarning):
     """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
 
 
+class UnknownNameError(TesseraError, AttributeError):
+    """Raised when a public module, a tensor, a module or an optimizer lacks an attribute."""
+
+
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
-    DonatedError, BackendError, UsageError, EngineWarning, OptionWarning, StrategyWarning,
+    DonatedError, BackendError, UsageError, UnknownNameError, EngineWarning, OptionWarning,
+    StrategyWarning,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 

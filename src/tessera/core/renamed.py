@@ -62,6 +62,7 @@ def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]],
                 kwargs[new] = kwargs.pop(old)
             return fn(*args, **kwargs)
 
+        call.old_names = names  # type: ignore[attr-defined]
         return call
 
     return wrap

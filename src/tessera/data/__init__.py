@@ -1,5 +1,6 @@
 """Text to batches: loaders, token sources, corpora, tokenizers, and the baseline to beat."""
 
+from ..core.peers import public
 from .create import create_dataloader, create_distributed_dataloader
 from .loader import DataLoader, LoaderWarning
 from .sources import TokenSource
@@ -11,3 +12,4 @@ __all__ = [
     "create_dataloader",
     "create_distributed_dataloader",
 ]
+__getattr__ = public("data", globals())

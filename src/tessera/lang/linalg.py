@@ -19,6 +19,7 @@ import math
 from ..core.checks import flag, number
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
+from ..core.peers import public
 from . import functions as F
 from .matrices import diagonal, eye, trace
 from .operands import as_tensor, emit, emit_many, matched
@@ -184,3 +185,4 @@ __all__ = [
     "cholesky", "det", "diagonal", "eigh", "inv", "norm", "qr", "slogdet", "solve",
     "solve_triangular", "svd", "trace",
 ]  # fmt: skip
+__getattr__ = public("ts.linalg", globals())

@@ -80,6 +80,13 @@ def cast(x: object, dtype: object) -> Tensor:
 def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:
     """Both as Tensors of one dtype."""
     like = x if isinstance(x, Tensor) else y
+    if y is None and op in ("eq", "ne"):
+        raise fail(
+            UsageError,
+            f"{op}: a tensor is not compared with None",
+            [("x", like.type if isinstance(like, Tensor) else shown(x))],
+            fix="write x is None" if op == "eq" else "write x is not None",
+        )
     if not isinstance(like, Tensor):
         x = as_tensor(x, name=op)
         like = x

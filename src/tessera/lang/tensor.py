@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Union
 from weakref import ref
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..core.peers import asking
 from ..ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
 from .engine import engine
@@ -66,6 +67,18 @@ class Past:
     def has(self, wanted: Iterable[Tensor]) -> list[Tensor]:
         there = {id(t): t for r in self.tensors if (t := r()) is not None}
         return [t for t in wanted if there.get(id(t)) is t]
+
+
+class _Size(int):
+    """A number of elements; a call of it, as in PyTorch, says what to write."""
+
+    def __call__(self, dim: int | None = None) -> NoReturn:
+        raise fail(
+            UsageError,
+            "size: it is a number, not a function",
+            [("size", int(self))],
+            fix="write x.shape" if dim is None else f"write x.shape[{dim}]",
+        )
 
 
 class Tensor:
@@ -137,7 +150,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """The number of elements, over all devices."""
-        return self.type.size
+        return _Size(self.type.size)
 
     @property
     def data(self) -> Any:
@@ -338,7 +351,8 @@ def method(*names: str) -> Callable[[Function], Function]:
 
     def install(fn: Function) -> Function:
         for name in names:
-            setattr(Tensor, name, fn)
+            inside = name.startswith("__")
+            setattr(Tensor, name, fn if inside else asking(fn, name, of_object=True))
         return fn
 
     return install

@@ -1,6 +1,6 @@
 """Layers and the functions behind them, as composites of ops: sharding, gradients follow."""
 
-from ..core.renamed import renamed_names
+from ..core.peers import public
 from ..lang.parameter import Parameter
 from .context_parallel import all_to_all_attention, ring_attention, unzigzag, zigzag
 from .conv import (
@@ -52,4 +52,4 @@ __all__ = [
     "moe_inspection", "place_experts", "rehash_experts", "relu", "ring_attention", "rms_norm",
     "rotary", "silu", "softmax", "swiglu", "unzigzag", "updated_expert_bias", "zigzag",
 ]  # fmt: skip
-__getattr__ = renamed_names("nn", {"balanced_bias": "updated_expert_bias"}, globals())
+__getattr__ = public("nn", globals(), {"balanced_bias": "updated_expert_bias"})

@@ -19,6 +19,7 @@ import numpy as np
 from ..core.checks import alike, flag, instance, mapping, same_names, shown
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
+from ..core.peers import SPACES, no_name
 from ..lang.create import Init, dist_tensor
 from ..lang.host_data import engine_array
 from ..lang.operands import as_tensor
@@ -289,6 +290,27 @@ class Module:
         return f"{kind}(\n" + "\n".join(f"  {x}".replace("\n", "\n  ") for x in lines) + "\n)"
 
 
+SPACES["model"] = vars(Module).keys()
+
+
+def _no_attribute(self: Module, name: str) -> Any:
+    if hasattr(type(self), name):  # a property that failed: its own error
+        return object.__getattribute__(self, name)
+    have = (*self.__dict__, *dir(type(self)))
+    raise no_name(f"{type(self).__name__!r} object", "Module", name, have)
+
+
+def _not_callable(self: Module, *args: Any, **kwargs: Any) -> Any:
+    has = "forward" if hasattr(type(self), "forward") else "its method"
+    raise fail(
+        UsageError,
+        f"{type(self).__name__}: there is no __call__ to call",
+        fix=f"name {has} __call__",
+    )
+
+
+Module.__getattr__ = _no_attribute  # type: ignore[attr-defined]  # unseen by type checkers
+Module.__call__ = _not_callable  # type: ignore[method-assign]
 _FUNCTION = type(lambda: None)
 
 

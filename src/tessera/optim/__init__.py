@@ -7,7 +7,7 @@
 ['m.w', 'step', 'v.w']
 """
 
-from ..core.renamed import renamed_names
+from ..core.peers import public
 from .base import Optimizer
 from .clipping import clip_by_global_norm, global_norm
 from .loss_scale import LossScale, apply_if_finite
@@ -29,8 +29,8 @@ __all__ = [
     "apply_if_finite", "clip_by_global_norm", "constant", "cosine", "global_norm", "inverse_sqrt",
     "join_schedules", "linear", "piecewise_constant", "warmup_cosine", "warmup_linear",
 ]  # fmt: skip
-__getattr__ = renamed_names(
+__getattr__ = public(
     "optim",
-    {"join": "join_schedules", "piecewise": "piecewise_constant", "select": "apply_if_finite"},
     globals(),
+    {"join": "join_schedules", "piecewise": "piecewise_constant", "select": "apply_if_finite"},
 )

@@ -21,6 +21,7 @@ from ..core.context import settings
 from ..core.dtypes import f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
+from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..lang import functions as F
@@ -67,11 +68,12 @@ class Optimizer(ABC):
         mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
         if isinstance(self.lr, (int, float)):
             mine.insert(0, ("lr", self.lr, ">= 0"))
-        elif not callable(self.lr):
+        elif not callable(self.lr) or hasattr(type(self.lr), "parameters"):
             raise fail(
                 UsageError,
                 f"{self._name}: lr is a {type(self.lr).__name__}",
-                fix="give a number or a schedule, such as optim.warmup_cosine(...)",
+                fix="give a number or a schedule, such as optim.warmup_cosine(...); weights go to"
+                " optimizer.init(params)",
             )
         wrong = [(n, f"{v}, must be {rule}") for n, v, rule in mine if not _WITHIN[rule](v)]
         if wrong:
@@ -277,6 +279,13 @@ class Optimizer(ABC):
             )
 
 
+def _no_attribute(self: Optimizer, name: str) -> Any:
+    if hasattr(type(self), name):  # a property that failed: its own error
+        return object.__getattribute__(self, name)
+    raise no_name(f"{type(self).__name__!r} object", "Optimizer", name, dir(type(self)))
+
+
+Optimizer.__getattr__ = _no_attribute  # type: ignore[attr-defined]  # unseen by type checkers
 _WITHIN: dict[str, Callable[[float], bool]] = {
     ">= 0": lambda x: 0 <= x < float("inf"),
     "> 0": lambda x: 0 < x < float("inf"),

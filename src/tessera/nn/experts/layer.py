@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.checks import axes_of, divides, flag, number, one_of, ranked, unfit, whole
 from ...core.dtypes import f32
-from ...core.errors import UsageError
+from ...core.errors import UsageError, lines_up
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.simulate import PipelineWarning
@@ -183,7 +183,7 @@ def _warn_of_microbatches() -> None:
         " mean is not that of the whole batch on one device. Where that matters, use fewer"
         ' microbatches, or balance="bias" of nn.MoE, which needs no loss',
         PipelineWarning,
-        stacklevel=3,
+        stacklevel=lines_up(),
     )
 
 

@@ -211,36 +211,74 @@ def test_data_parallel_equals_the_global_view(mesh_axes: tuple[str, ...], oracle
         np.testing.assert_allclose(grads[k].numpy(), wanted[k].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_owners_update_and_others_receive(oracle: Oracle) -> None:
-    """Guide 4's ZeRO: state rests split, its owner alone works on it, all get the new weight."""
+def owners(weights: Any, gradients: Any, optimizer_state: Any, factor: Any) -> Any:
+    """Guide 4's ZeRO; `factor` is what a gradient is multiplied by, from the right."""
+    mesh, new = ts.mesh.current(), {}
+    for i, (name, g) in enumerate(gradients.items()):
+        owner = i % mesh.size
+        if mesh.rank == owner:
+            state = optimizer_state[name]
+            state["m"] = state["m"] * 0.5 + (g if factor is None else g @ factor)
+            new[name] = weights[name] - state["m"] * 0.1
+        else:
+            new[name] = ts.distributed.recv_from(owner, name)
+    return new
 
-    @ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH)
-    def update(weights: Any, gradients: Any, optimizer_state: Any) -> Any:
-        mesh, new = ts.mesh.current(), {}
-        for i, (name, g) in enumerate(gradients.items()):
-            owner = i % mesh.size
-            if mesh.rank == owner:
-                state = optimizer_state[name]
-                state["m"] = state["m"] * 0.5 + g
-                new[name] = weights[name] - state["m"] * 0.1
-            else:
-                new[name] = ts.distributed.recv_from(owner, name)
-        return new
 
-    names = "abc"
+@pytest.mark.parametrize("layout", ["[4@dp, 2]", "[4, 2]", None])
+@pytest.mark.parametrize("elementwise", [True, False])
+def test_owners_update_and_others_receive(
+    oracle: Oracle, elementwise: bool, layout: str | None
+) -> None:
+    """What goes element by element each device does for its block, as with ZeRO-1: the state is
+    stored in parts, and a weight is gathered once. Other work is its owner's alone."""
+    update = ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH, batch=())(owners)
+    factor = None if elementwise else RNG.normal(size=(2, 2)).astype(np.float32)
+    names = "abcde"  # more than there are devices
     w = {k: RNG.normal(size=(4, 2)).astype(np.float32) for k in names}
     g = {k: RNG.normal(size=(4, 2)).astype(np.float32) for k in names}
     m = {k: RNG.normal(size=(4, 2)).astype(np.float32) for k in names}
-    state = {k: {"m": ts.tensor(v, mesh=MESH, layout="[4@dp, 2]")} for k, v in m.items()}
-    new = update(w, g, state)
-    for k in names:
-        moved = m[k] * 0.5 + g[k]
-        np.testing.assert_allclose(state[k]["m"].numpy(), moved, rtol=1e-6)
-        np.testing.assert_allclose(new[k].numpy(), w[k] - moved * 0.1, rtol=1e-6)
-        assert str(state[k]["m"].type) == "f32[4@dp, 2]" and str(new[k].type) == "f32[4, 2]"
-    # Each weight's update is a branch that one rank takes.
-    conds = [n for n in update.graph.nodes if n.op == "cond"]
-    assert len(conds) >= len(names)
+    where = {"mesh": MESH, "layout": layout} if layout else {}
+    state = {k: {"m": ts.tensor(v, **where)} for k, v in m.items()}
+    new: Any = w
+    for _ in range(2):
+        new = update(new, g, state, factor)
+        for k in names:
+            m[k] = m[k] * 0.5 + (g[k] if factor is None else g[k] @ factor)
+            w[k] = w[k] - m[k] * 0.1
+            np.testing.assert_allclose(state[k]["m"].numpy(), m[k], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(new[k].numpy(), w[k], rtol=1e-5, atol=1e-6)
+            assert str(new[k].type) == "f32[4, 2]"
+    ops = [n.op for n in update.graph.nodes]
+    split = {str(state[k]["m"].type) for k in names} == {"f32[4@dp, 2]"}
+    assert split == (elementwise or layout == "[4@dp, 2]")
+    if elementwise:
+        moved = [(n.op, n.wire_bytes) for n, _ in update.graph.collectives()]
+        assert moved == [("all_gather", 2 * 2 * 4)] * len(names) and "cond" not in ops
+    else:  # each weight's update is a branch that one rank takes
+        assert ops.count("cond") >= len(names)
+
+
+def test_weights_by_name_are_no_batch_of_a_body_that_only_updates_them(oracle: Oracle) -> None:
+    """All their rows may double while `factor` stays; it is not cut silently because of that."""
+    update = ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH)(owners)
+    w = {"a": np.ones((4, 2), np.float32)}
+    with pytest.raises(ts.UsageError, match="not clear which arguments hold the batch"):
+        update(w, w, {"a": {"m": ts.ones((4, 2))}}, np.eye(2, dtype=np.float32))
+
+
+def test_an_owner_whose_gradient_is_its_own_works_alone(oracle: Oracle) -> None:
+    """A value that differs between ranks is the owner's, not an average and not a block of each."""
+
+    @ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH, batch="x")
+    def update(w: ts.Tensor, x: ts.Tensor) -> Any:
+        if ts.mesh.current().rank == 1:
+            return {"w": w - x}
+        return {"w": ts.distributed.recv_from(1, "w")}
+
+    x = RNG.normal(size=(8, 2)).astype(np.float32)
+    got = update(np.ones((4, 2), np.float32), x)["w"]
+    np.testing.assert_allclose(got.numpy(), 1 - x[4:], rtol=1e-6)
 
 
 def test_tensor_parallel_attention_equals_the_global_view(oracle: Oracle) -> None:

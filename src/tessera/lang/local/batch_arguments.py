@@ -149,7 +149,7 @@ class _Question:
                 return frozenset()
             found = [c for c in map(self._least(whole), self._by_rows()) if c]
             others = self.known or self.asked or whole.weights_outside
-            if len(found) == 1 and (others or self._open() - found[0]):
+            if len(found) == 1 and (others or self._open() - found[0]) and self._fits(found[0]):
                 return found[0]
         return self._by_words()
 
@@ -188,6 +188,10 @@ class _Question:
             return cut
 
         return least
+
+    def _fits(self, cut: frozenset[int]) -> bool:
+        """Whether not all of them are weights by name: then the body only updates them."""
+        return any(_said(self.paths[i]) is not False for i in cut)
 
     def _by_words(self) -> frozenset[int]:
         """Which of the open arguments are the batch, by their names. Raises UsageError if a name

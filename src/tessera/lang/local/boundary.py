@@ -70,7 +70,10 @@ class Borders:
 
     def enter(self, recorder: Recorder, x: Tensor, want: TensorType) -> Tensor:
         """This device's block of the argument `x`, which is laid as `want` first."""
-        node = recorder.builder.redistribute(recorder.node(x), want)
+        came = recorder.node(x)
+        node = recorder.builder.redistribute(came, want)
+        if node is not came:
+            self.view.came[node] = came
         local = as_local(want, self.view.axes)
         if local is not want:
             node = recorder.builder("reinterpret", node, layout=local)
@@ -109,6 +112,8 @@ class Borders:
         t = node.type
         own = [a for a in self.view.axes if a in t.varying]
         home = like.type if like is not None and like.shape else None
+        if t.rest and not (home is not None and home.split_axes):
+            return symbolic(node, recorder)  # state that one rank alone works on (owned.py)
         if home is not None and home.mesh is not None and t.shape == home.shape and not own:
             return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
         if home is not None and own and as_local(home, self.view.axes) is t:

@@ -230,6 +230,7 @@ class Local(Generic[P, R]):
             batch,
             -1 if tensor_axes and not batch else 0,
             outer=outer,
+            rests=functools.partial(self.strategy.optimizer, "") if self.strategy else None,
         )
 
 

@@ -8,17 +8,14 @@ The k-th collective of one rank is the k-th of every other (lang/local/agree.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...core.dtypes import int32
 from ...core.errors import TesseraError, UsageError, fail
 from ...core.layout import TensorType
-from ...ir.graph.build import Builder
-from ...ir.graph.node import Graph, Node
-from ...ir.graph.text import to_text
-from ...ops.local import reinterpret
+from ...core.reshard import gathered
+from ...ir.graph.node import Node
 from ...ops.op import OPS
 from .. import functions
 from ..host_outputs import on_rank
@@ -35,6 +32,7 @@ from .agree import (
     progress,
     some_raise,
 )
+from .parts import Part, attrs_key, choose, each_element
 from .ranks import Log, Promised, Waits
 from .view import view_of
 
@@ -85,17 +83,6 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
     return _Merge(around, logs, before).result()
 
 
-@dataclass(eq=False)
-class Part:
-    """A node as the ranks in `ranks` have it in common."""
-
-    node: Node  # of the first rank that has it
-    args: tuple[Part, ...]
-    ranks: set[int] = field(default_factory=set)
-    made: Node | None = None  # in the merged program
-    leaf: Any = None  # what gives it a value, where it stands for something from outside
-
-
 class _Merge:
     def __init__(self, around: Recorder, logs: list[Log], before: Mapping[Path, Tensor]) -> None:
         view = view_of(around)
@@ -107,6 +94,7 @@ class _Merge:
         self.outside: dict[int, Tensor] = {}
         self.making: list[object] = []  # what is being made, to see a circle
         self.made: dict[object, Node] = {}
+        self.alike: dict[Part, Node] = {}
         self._symbol: Node | None = None
 
     def result(self) -> Any:
@@ -159,12 +147,12 @@ class _Merge:
                     self.outside[id(outside[n])] = outside[n]
                 key: Any = leaf
             else:
-                key = (n.op, tuple(map(id, n_args)), _attrs_key(n), n.types)
+                key = (n.op, tuple(map(id, n_args)), attrs_key(n), n.types)
                 if not OPS[n.op].pure:
                     key = (key, n)
             part = self.parts.get(key)
             if part is None:
-                part = self.parts[key] = Part(n, n_args, leaf=leaf)
+                part = self.parts[key] = Part(n, n_args, len(self.logs), leaf=leaf)
             part.ranks.add(log.rank)
             found[n] = part
         for old, new in recorder.builder.replaced.items():
@@ -190,7 +178,8 @@ class _Merge:
         put = {k: p for k, p in enumerate(parts) if old is None or p.leaf != ("captured", id(old))}
         if 0 < len(put) < len(parts) and len(set(put.values())) == 1:
             owner, part = next(iter(put.items()))
-            return symbolic(self._everywhere(owner, part), self.around)
+            made = self._alike(part) or self._everywhere(owner, part)
+            return symbolic(made, self.around)
         # What its owner returns and the others take from it is one value.
         asked = {p.leaf for p in parts if p.leaf is not None and p.leaf[0] == "from"}
         if len(asked) == 1:
@@ -209,37 +198,18 @@ class _Merge:
         groups: dict[Part, list[int]] = {}
         for rank, part in parts.items():
             groups.setdefault(part, []).append(rank)
-        if len(groups) == 1 and self._common(next(iter(groups))):
+        if len(groups) == 1 and next(iter(groups)).common:
             return self._plain(next(iter(groups)))
-        leaves = dict.fromkeys(p for part in groups for p in self._cone(part)[1])
+        leaves = dict.fromkeys(p for part in groups for p in part.cone()[1])
         given = {p: self._plain(p) for p in leaves}
         few_first = dict(sorted(groups.items(), key=lambda group: len(group[1])))
-        return _choose(self, self.around.builder, self.symbol, given, few_first)
+        return choose(self.around.builder, self.symbol, given, few_first)
 
     @property
     def symbol(self) -> Node:
         if self._symbol is None:
             self._symbol = self.around.node(self.view.symbol(self.around))
         return self._symbol
-
-    def _common(self, part: Part) -> bool:
-        return part.leaf is not None or len(part.ranks) == len(self.logs)
-
-    def _cone(self, part: Part) -> tuple[list[Part], list[Part]]:
-        """(what only some ranks compute for `part`, in order; what it takes from all)."""
-        own: dict[Part, None] = {}
-        leaves: dict[Part, None] = {}
-
-        def visit(p: Part) -> None:
-            if self._common(p):
-                leaves[p] = None
-            elif p not in own:
-                for a in p.args:
-                    visit(a)
-                own[p] = None
-
-        visit(part)
-        return list(own), list(leaves)
 
     def _plain(self, part: Part) -> Node:
         """The node of what all ranks have."""
@@ -325,7 +295,12 @@ class _Merge:
             assert mine is not None
             if isinstance(mine, Promised):
                 return self._from(mine.owner, mine.key)
-            return self._everywhere(owner, self._part(self.logs[owner], mine))
+            part = self._part(self.logs[owner], mine)
+            alike = self._alike(part)
+            if alike is None:
+                return self._everywhere(owner, part)
+            whole = gathered(alike.type.in_use, self.view.axes)
+            return self.around.builder.redistribute(alike, whole)
 
         return self._once(("from", owner, name), "", make)
 
@@ -337,12 +312,44 @@ class _Merge:
         if key not in self.parts:
             t.value()  # or it is an error
             self._from(t.owner, t.key)  # a circle of promises has no type
-            self.parts[key] = Part(t._node, (), leaf=key)
+            self.parts[key] = Part(t._node, (), len(self.logs), leaf=key)
         return self.parts[key]
+
+    def _alike(self, part: Part) -> Node | None:
+        """What only some ranks compute, element by element and from values that all have, in the
+        split in which the strategy keeps state: each device computes its block of it. None if it
+        is anything else: one device computes that (`_everywhere`)."""
+        if part in self.alike:
+            return self.alike[part]
+        own, leaves = part.cone()
+        if any(set(p.node.type.varying) & set(self.view.axes) for p in (*own, *leaves)):
+            return None
+        if not all(each_element(p.node) for p in own):
+            return None
+        b, rests = self.around.builder, self.view.rests
+
+        def value(p: Part) -> Node:
+            """`p` as it is computed with: in the layout of state where it is as large as that."""
+            if p in self.alike:
+                return self.alike[p]
+            made = self._plain(p)
+            t = made.type if made.type.mesh is not None else made.type.on(self.view.mesh)
+            if rests is None or t.shape != part.node.type.shape:
+                return made
+            return b.redistribute(self.view.came.get(made, made), rests(t.complete()))
+
+        given = {p: value(p) for p in leaves}
+        for p in own:
+            if p not in self.alike:
+                before, b.scope, b.loc = (b.scope, b.loc), p.node.scope, p.node.loc
+                args = [self.alike.get(a) or given[a] for a in p.args]
+                self.alike[p] = b(p.node.op, *args, **p.node.attrs)
+                b.scope, b.loc = before
+        return self.alike.get(part) or given[part]
 
     def _everywhere(self, owner: int, part: Part) -> Node:
         """What rank `owner` has, on all ranks: the sum of it and of zeros."""
-        n, zero = part.node, Part(part.node, ())
+        n, zero = part.node, Part(part.node, (), len(self.logs))
         zero.leaf = ("zeros", n.type.with_varying(()))
         others = dict.fromkeys(range(len(self.logs)), zero)
         value = symbolic(self._chosen({**others, owner: part}), self.around)
@@ -353,83 +360,3 @@ class _Merge:
         b = self.around.builder
         to = TensorType(t.dtype, t.dims, partial, t.mesh, left)
         return b.redistribute(b("reinterpret", self.around.node(own), layout=to), to.complete())
-
-
-def _choose(
-    merge: _Merge,
-    b: Builder,
-    rank: Node,
-    leaves: dict[Part, Node],
-    groups: dict[Part, list[int]],
-) -> Node:
-    """In `b`: the part of the group that `rank` belongs to; the last group needs no question."""
-    part, ranks = next(iter(groups.items()))
-    if len(groups) == 1:
-        return _replayed(merge, b, leaves, part, b is merge.around.builder)
-    rest = {p: r for p, r in groups.items() if p is not part}
-
-    def branch(some: dict[Part, list[int]]) -> Graph:
-        inner = Builder(b.name, b.options, b.strict)
-        inner.scope, inner.loc = b.scope, b.loc if b.loc is not None else part.node.loc
-        at = inner.input(rank.type.with_varying(()), "rank")
-        given = {
-            p: inner.input(n.type.with_varying(()), f"x{i}")
-            for i, (p, n) in enumerate(leaves.items())
-        }
-        return inner.graph([_choose(merge, inner, at, given, some)])
-
-    yes, no = branch({part: ranks}), branch(rest)
-    made = b("cond", _among(b, rank, ranks), rank, *leaves.values(), yes=yes, no=no)
-    return b("item", made, index=0)
-
-
-def _among(b: Builder, rank: Node, ranks: Sequence[int]) -> Node:
-    """Whether `rank` is one of `ranks`."""
-    asks = [b("eq", rank, b("full", dtype=int32, shape=(), value=r)) for r in ranks]
-    found = asks[0]
-    for ask in asks[1:]:
-        found = b("logical_or", found, ask)
-    return found
-
-
-def _replayed(merge: _Merge, b: Builder, leaves: dict[Part, Node], part: Part, top: bool) -> Node:
-    """The nodes that only some ranks have, in `b`. In a branch they are one device's own work, so
-    their types leave out that they are its own."""
-    new = dict(leaves)
-    for p in merge._cone(part)[0]:
-        n = p.node
-        args = tuple(new[a] for a in p.args)
-        if top:
-            made = replace(n, args=args)
-        elif n.op == reinterpret.name:
-            if args[0].type is not n.type.with_varying(()):
-                raise fail(
-                    UsageError,
-                    "a gradient is taken by some ranks only",
-                    at=n.loc,
-                    fix="take it on every rank",
-                )
-            new[p] = args[0]
-            continue
-        else:
-            attrs = {
-                k: v.with_varying(()) if isinstance(v, TensorType) else v
-                for k, v in n.attrs.items()
-            }
-            types = tuple(t.with_varying(()) for t in n.types)
-            made = replace(n, args=args, types=types, attrs=attrs)
-        b.nodes.append(made)
-        new[p] = made
-    return new[part]
-
-
-def _attrs_key(n: Node) -> object:
-    return tuple(
-        (
-            k,
-            to_text(v)
-            if isinstance(v, Graph)
-            else (type(v), str(v) if isinstance(v, float) else v),
-        )
-        for k, v in n.attrs.items()
-    )

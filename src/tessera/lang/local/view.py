@@ -8,7 +8,7 @@ rank (ranks.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,9 @@ class View(Frame):
     asked: list[Tensor] | None = None  # in a trial (readings.py): what gradients are asked for
     outer: Frame = WHOLE  # that of the function which calls the body
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
+    # How the strategy lays state at rest, and of what is whole here, as what it came in.
+    rests: Callable[[TensorType], TensorType] | None = field(default=None, repr=False)
+    came: dict[Node, Node] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:

@@ -1,0 +1,136 @@
+"""What do only some of the ranks compute, where a body is recorded once per rank? Parts, which are
+put into branches of the one program (lang/local/merge.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...core.dtypes import int32
+from ...core.errors import UsageError, fail
+from ...core.layout import TensorType
+from ...ir.graph.build import Builder
+from ...ir.graph.node import Graph, Node
+from ...ir.graph.text import to_text
+from ...ops.local import reinterpret
+from ...ops.movement import broadcast_to
+
+
+@dataclass(eq=False)
+class Part:
+    """A node as the ranks in `ranks` have it in common, of `every` ranks."""
+
+    node: Node  # of the first rank that has it
+    args: tuple[Part, ...]
+    every: int
+    ranks: set[int] = field(default_factory=set)
+    made: Node | None = None  # in the merged program
+    leaf: Any = None  # what gives it a value, where it stands for something from outside
+
+    @property
+    def common(self) -> bool:
+        return self.leaf is not None or len(self.ranks) == self.every
+
+    def cone(self) -> tuple[list[Part], list[Part]]:
+        """(what only some ranks compute for it, in order; what it takes from all)."""
+        own: dict[Part, None] = {}
+        leaves: dict[Part, None] = {}
+
+        def visit(p: Part) -> None:
+            if p.common:
+                leaves[p] = None
+            elif p not in own:
+                for a in p.args:
+                    visit(a)
+                own[p] = None
+
+        visit(self)
+        return list(own), list(leaves)
+
+
+def choose(
+    b: Builder,
+    rank: Node,
+    leaves: dict[Part, Node],
+    groups: dict[Part, list[int]],
+    top: bool = True,
+) -> Node:
+    """In `b`: the part of the group that `rank` belongs to; the last group needs no question."""
+    part, ranks = next(iter(groups.items()))
+    if len(groups) == 1:
+        return _replayed(b, leaves, part, top)
+    rest = {p: r for p, r in groups.items() if p is not part}
+
+    def branch(some: dict[Part, list[int]]) -> Graph:
+        inner = Builder(b.name, b.options, b.strict)
+        inner.scope, inner.loc = b.scope, b.loc if b.loc is not None else part.node.loc
+        at = inner.input(rank.type.with_varying(()), "rank")
+        given = {
+            p: inner.input(n.type.with_varying(()), f"x{i}")
+            for i, (p, n) in enumerate(leaves.items())
+        }
+        return inner.graph([choose(inner, at, given, some, False)])
+
+    yes, no = branch({part: ranks}), branch(rest)
+    made = b("cond", _among(b, rank, ranks), rank, *leaves.values(), yes=yes, no=no)
+    return b("item", made, index=0)
+
+
+def _among(b: Builder, rank: Node, ranks: Sequence[int]) -> Node:
+    """Whether `rank` is one of `ranks`."""
+    asks = [b("eq", rank, b("full", dtype=int32, shape=(), value=r)) for r in ranks]
+    found = asks[0]
+    for ask in asks[1:]:
+        found = b("logical_or", found, ask)
+    return found
+
+
+def _replayed(b: Builder, leaves: dict[Part, Node], part: Part, top: bool) -> Node:
+    """The nodes that only some ranks have, in `b`. In a branch they are one device's own work, so
+    their types leave out that they are its own."""
+    new = dict(leaves)
+    for p in part.cone()[0]:
+        n = p.node
+        args = tuple(new[a] for a in p.args)
+        if top:
+            made = replace(n, args=args)
+        elif n.op == reinterpret.name:
+            if args[0].type is not n.type.with_varying(()):
+                raise fail(
+                    UsageError,
+                    "a gradient is taken by some ranks only",
+                    at=n.loc,
+                    fix="take it on every rank",
+                )
+            new[p] = args[0]
+            continue
+        else:
+            attrs = {
+                k: v.with_varying(()) if isinstance(v, TensorType) else v
+                for k, v in n.attrs.items()
+            }
+            types = tuple(t.with_varying(()) for t in n.types)
+            made = replace(n, args=args, types=types, attrs=attrs)
+        b.nodes.append(made)
+        new[p] = made
+    return new[part]
+
+
+def each_element(n: Node) -> bool:
+    """Whether a block of its result is computed of the same blocks of its arguments."""
+    if n.op == broadcast_to.name:
+        return not n.args[0].type.rank
+    return n.kind.pure and (n.kind.creates or n.kind.elements in ("computed", "same"))
+
+
+def attrs_key(n: Node) -> object:
+    return tuple(
+        (
+            k,
+            to_text(v)
+            if isinstance(v, Graph)
+            else (type(v), str(v) if isinstance(v, float) else v),
+        )
+        for k, v in n.attrs.items()
+    )

@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every sample of tests/peer on the engine, not a seeded few",
     )
+    parser.addoption("--guides", help="the folder of the guides that tests/guide runs")
     parser.addoption("--long", action="store_true", help="run the tests that are marked long too")
 
 

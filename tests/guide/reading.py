@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.guide.runner import SEEDS, guide_path, run, snippets, substituted
+from tests.guide import runner
+from tests.guide.runner import guide_path, run, snippets, substituted
 from tests.guide.substitutions import RUN, SUBSTITUTIONS
 
 Space = dict[str, Any]
@@ -18,9 +19,7 @@ def guide_text(number: int) -> tuple[Path, str]:
     """A guide's file and text; skips the test where it is not there."""
     path = guide_path(number)
     if path is None:
-        pytest.skip(
-            f"guide {number} is not in {SEEDS.parent.name}/{SEEDS.name} beside the repository"
-        )
+        pytest.skip(f"guide {number} is not in {runner.SEEDS}")
     return path, path.read_text(encoding="utf-8")
 
 

@@ -42,8 +42,9 @@ class Snippet:
     line: int
 
 
-def guide_path(number: int, folder: Path = SEEDS) -> Path | None:
-    """Where guide `number` is; None where it is not."""
+def guide_path(number: int, folder: Path | None = None) -> Path | None:
+    """Where guide `number` is in `folder` (default: `SEEDS`); None where it is not."""
+    folder = SEEDS if folder is None else folder
     found = sorted(folder.glob(f"{number}-*.md")) if folder.is_dir() else []
     return found[0] if found else None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.guide.runner import Substitution, guide_path, run, snippets, substituted
+from tests.guide.runner import ROOT, Substitution, guide_path, run, snippets, substituted
+from tests.guide.substitutions import RUN
 
 GUIDE = """# A guide
 ## 2.1 First
@@ -72,3 +76,17 @@ def test_a_guide_that_is_not_there_is_none(tmp_path: Path) -> None:
     assert guide_path(4, tmp_path / "nowhere") is None and guide_path(4, tmp_path) is None
     (tmp_path / "4-guide.md").write_text(GUIDE)
     assert guide_path(4, tmp_path) == tmp_path / "4-guide.md"
+
+
+@pytest.mark.parametrize("ci", [True, False])
+def test_a_run_without_the_guides_says_so_and_fails_in_ci(tmp_path: Path, ci: bool) -> None:
+    env = {**os.environ, "CI": str(ci).lower(), "TESSERA_TEST_HIDE_JAX": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = ["tests/guide/test_runner.py", "-k", "is_none", "--guides", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *tests], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    said = f"guides: {len(RUN)} blocks were not run: {tmp_path} lacks guide 1, 2, 3, 4"
+    assert said in done.stdout.splitlines()[-3:] and "1 passed" in done.stdout
+    assert done.returncode == (1 if ci else 0)

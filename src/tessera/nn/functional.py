@@ -79,7 +79,7 @@ def gelu(x: Like, approximate: str = "tanh") -> Tensor:
 def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight + bias` with x [..., in], weight [in, out] and bias [out]."""
     y = F.matmul(x, weight)
-    return y if bias is None else y + bias.to(y.dtype)
+    return y if bias is None else y + as_tensor(bias).to(y.dtype)
 
 
 def layer_norm(

@@ -1,0 +1,115 @@
+"""Does every public option change something that can be seen, or say that it does not? An option
+is what a public function or class can be called without, a key of a configuration or a switch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import tessera as ts
+from tessera.core import environment
+from tessera.data.config import KEYS as DATA
+from tessera.lang.scheduling import options
+from tessera.nn.experts.transport import Transport
+from tessera.train.config import KEYS
+from tests.core.option_rows import ROWS, seen
+from tests.core.test_lang import Oracle, oracle
+
+__all__ = ["oracle"]
+MODULES = (
+    "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
+    "tessera.graph", "tessera.mesh", "tessera.debug", "tessera.distributed", "tessera.data",
+    "tessera.optim", "tessera.checkpoint", "tessera.lang.linalg", "tessera.lang.random",
+)  # fmt: skip
+METHODS = (FunctionType, classmethod, staticmethod)
+# Lines "name: option option" of what has no row yet. Only to be made shorter.
+MISSING = Path(__file__).with_name("options_without_a_row.txt")
+
+
+def optional(found: Any) -> list[str]:
+    """The arguments of `found` that a call may leave out."""
+    try:
+        every = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in every if p.default is not p.empty]
+
+
+def public() -> Iterator[tuple[str, list[str]]]:
+    """Every public function, class and method with its options, once."""
+    known: set[int] = set()
+    for module in map(importlib.import_module, MODULES):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if not callable(found) or inspect.ismodule(found) or id(found) in known:
+                continue
+            known.add(id(found))
+            if inspect.isclass(found) and issubclass(found, BaseException):
+                continue
+            at = f"{module.__name__.replace('.lang', '')}.{name}"
+            yield at, optional(found)
+            if inspect.isclass(found):
+                for method, kind in vars(found).items():
+                    if not method.startswith("_") and isinstance(kind, METHODS):
+                        yield f"{at}.{method}", optional(getattr(found, method))
+
+
+def every() -> dict[str, set[str]]:
+    """All options by what takes them."""
+    out = {name: set(found) for name, found in public() if found}
+    out["schedule"] = {*optional(options)}
+    out["transport"] = {f.name for f in fields(Transport)}
+    out["config"] = {*KEYS}
+    out["data"] = {*DATA}
+    out["environment"] = {*environment.KNOWN}
+    return out
+
+
+def covered() -> dict[str, set[str]]:
+    """The options that have a row; "schedule of a pipeline" is one of "schedule"."""
+    out: dict[str, set[str]] = {}
+    for name, row in ROWS.items():
+        out.setdefault(name.partition(" ")[0], set()).update(row.changes)
+    return out
+
+
+def test_every_option_has_a_row() -> None:
+    lines = MISSING.read_text().splitlines()
+    missing = {name: {*found.split()} for name, found in (x.split(":") for x in lines)}
+    have = covered()
+    unknown = {n: have[n] - every().get(n, set()) for n in have}
+    assert not {n: x for n, x in unknown.items() if x}, "rows of options that do not exist"
+    left = {n: x - have.get(n, set()) for n, x in every().items()}
+    assert {n: x for n, x in left.items() if x} == missing
+
+
+def outcome(row: Any, **changed: Any) -> Any:
+    """What is seen of a call, and what is said of options without effect."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made = seen(row.run(**{**row.given, **changed}))
+    return made, [str(w.message) for w in said if w.category is ts.OptionWarning]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_each_option_changes_what_is_seen_or_says_that_it_does_not(
+    name: str, oracle: Oracle
+) -> None:
+    row = ROWS[name]
+    plain = outcome(row)
+    assert plain == outcome(row), "two calls with the same options differ"
+    same = [k for k, value in row.changes.items() if outcome(row, **{k: value}) == plain]
+    assert not same, "these options change nothing"
+
+
+def test_an_option_without_effect_would_be_found(oracle: Oracle) -> None:
+    row = ROWS["tessera.sum"]
+    assert outcome(row, dim=None) == outcome(row)

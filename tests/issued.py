@@ -16,6 +16,7 @@ from typing import Any, assert_never
 import pytest
 
 from tessera.core.layout import ways
+from tessera.core.options import ProgramOptions
 from tessera.ir.graph.node import Node
 from tessera.ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from tessera.ops.redistribute import all_gather, all_reduce, all_to_all, reduce_scatter
@@ -141,11 +142,11 @@ def checked() -> Iterator[None]:
 
     whole, one = compile.lower, stepped.Stepped._compiled
 
-    def lower(s: Schedule, donate: Any, options: Any, order: str) -> Any:
-        return seen(whole(s, donate, options, order), s.steps, order)
+    def lower(s: Schedule, donate: Any, options: Any, under: ProgramOptions) -> Any:
+        return seen(whole(s, donate, options, under), s.steps, under.sum_order)
 
     def compiled(self: Any, step: Any) -> Any:
-        return seen(one(self, step), (step,), self.order)
+        return seen(one(self, step), (step,), self.under.sum_order)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile, "lower", lower)

@@ -46,7 +46,7 @@ from .core.errors import (
     UnknownNameError,
     UsageError,
 )
-from .core.flags import prepare, prepare_bits
+from .core.flags import prepare
 from .core.peers import public
 from .lang import functions as _functions
 from .lang import linalg, random
@@ -98,14 +98,12 @@ prepare()
 
 
 def _load_engine() -> Engine:
-    prepare_bits()
     from .compile import Engine as Loaded
 
     return Loaded()
 
 
 def _count_devices() -> int:
-    prepare_bits()
     from .runtime.devices import device_count
 
     return device_count()

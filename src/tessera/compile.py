@@ -11,6 +11,7 @@ is the engine that the language sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
@@ -45,15 +46,15 @@ class Executable:
         self.types = tuple(types[b] for b in schedule.outputs)
         self.wants = tuple(types[b] for b in schedule.inputs)
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        options, order = determinism_of(schedule.options)
+        options, under = determinism_of(schedule.options)
         self.run: Callable[..., Any]
         self.given_up: Sequence[int] = ()
         if schedule.is_staged or schedule.options.executor == "stepped":
             # It copies what is given up and given twice.
-            self.run = guarded(Stepped(schedule, options=options, order=order), schedule, False)
+            self.run = guarded(Stepped(schedule, options=options, under=under), schedule, False)
         else:
             self.given_up = tuple(donate)
-            self.run = guarded(lower(schedule, donate, options, order), schedule, True)
+            self.run = guarded(lower(schedule, donate, options, under), schedule, True)
 
     def __call__(
         self,
@@ -107,30 +108,33 @@ class Executable:
         )
 
 
-def determinism_of(by: ProgramOptions) -> tuple[dict[str, Any] | None, str]:
-    """(compiler options, order of sums over devices) that keep the level of determinism.
+def determinism_of(by: ProgramOptions) -> tuple[dict[str, Any] | None, ProgramOptions]:
+    """(compiler options, the options that this backend keeps) for a program under `by`.
 
-    "run_to_run": the same program on the same devices gives the same bits. "mesh_invariant": so
-    does any fold of its logical mesh. The engine's algebraic simplifier treats a program for one
-    device otherwise than one for many, so it is left out; and it may not leave out a rounding to
-    bf16 where the op that reads it happens to be its neighbour. Raises BackendError if the
-    level cannot be kept.
+    "run_to_run": the same program on the same devices gives the same bits; sums over devices are
+    added in the order that was chosen. "mesh_invariant": so does any fold of its logical mesh.
+    The engine's algebraic simplifier treats a program for one device otherwise than one for many,
+    so it is left out; and it may not leave out a rounding to bf16 where the op that reads it
+    happens to be its neighbour. Only a CPU keeps that: elsewhere the level is "run_to_run", with
+    one warning. Raises BackendError if a level that is required cannot be kept.
     """
     if by.determinism == "fast":
-        return None, ""
-    options: dict[str, Any] = {}
-    if jax.default_backend() == "gpu":
-        options["xla_gpu_exclude_nondeterministic_ops"] = True
+        return None, by
+    backend = jax.default_backend()
+    if backend != "cpu":
+        if by.mesh_invariant:
+            devices.lower_level(backend, by)
+            by = replace(by, determinism="run_to_run")
+        # Without this a kernel is chosen by its speed, which differs from run to run.
+        return {"xla_gpu_deterministic_ops": True} if backend == "gpu" else None, by
     if by.determinism == "run_to_run":
-        return options or None, ""
-    devices.start()
-    devices.need_plain("mesh_invariant")
+        return None, by
+    devices.need_plain()
     # What the simplifier would take back, the mover of reshapes does again and again. A product
     # that takes in a transposition adds up in another order than one that is given the result, and
     # whether both stand in one program depends on the executor.
     passes = "algsimp,reshape-mover,transpose-folding"
-    options |= {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}
-    return options, by.order
+    return {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}, by
 
 
 def _is_number(a: Any) -> bool:

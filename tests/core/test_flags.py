@@ -38,10 +38,31 @@ def test_reductions(
     monkeypatch.setattr(flags, "_version", lambda: version)
     monkeypatch.setattr(flags, "engine_runs", lambda: runs)
     monkeypatch.setattr(flags, "_exact", [])
+    monkeypatch.setattr(flags, "X86", False)
     monkeypatch.setenv("XLA_FLAGS", given)
     flags.prepare()
     assert flags.os.environ["XLA_FLAGS"] == then
     assert flags.is_exact() == exact
+
+
+@pytest.mark.parametrize(
+    ("x86", "runs", "given", "then"),
+    [
+        (True, False, "", flags.PLAIN),
+        (True, False, "--xla_cpu_max_isa=AVX512", "--xla_cpu_max_isa=AVX512"),  # the user's own
+        (True, True, "", ""),  # too late
+        (False, False, "", ""),  # another processor
+    ],
+)
+def test_instructions(
+    monkeypatch: pytest.MonkeyPatch, x86: bool, runs: bool, given: str, then: str
+) -> None:
+    monkeypatch.setattr(flags, "_version", lambda: None)
+    monkeypatch.setattr(flags, "engine_runs", lambda: runs)
+    monkeypatch.setattr(flags, "X86", x86)
+    monkeypatch.setenv("XLA_FLAGS", given)
+    flags.prepare()
+    assert flags.os.environ["XLA_FLAGS"] == then
 
 
 @pytest.mark.parametrize(("given", "then"), [(None, "3"), ("0", "0")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, op
+from tessera.compile import determinism_of
+from tessera.core.context import settings
 from tessera.core.layout import parse_type, plain
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.build import build_schedule
@@ -77,3 +80,38 @@ def test_a_step_on_the_gpu_equals_the_oracle() -> None:
     np.testing.assert_allclose(loss.item(), want[0], rtol=1e-4)
     for (name, got), expected in zip(new.items(), want[1:], strict=True):
         np.testing.assert_allclose(got.numpy(), expected, atol=2e-3, err_msg=name)
+
+
+# -- which level of determinism a GPU keeps --------------------------------------------------------
+ON_A_GPU = {"xla_gpu_deterministic_ops": True}
+
+
+def test_a_gpu_is_offered_run_to_run_with_the_order_of_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with dist.deterministic("ring"), pytest.warns(ts.EngineWarning) as said:
+        options, under = determinism_of(settings().program)
+    assert (options, under.determinism, under.sum_order) == (ON_A_GPU, "run_to_run", "ring")
+    assert re.sub(r"\(\S+\)", "(AT)", str(said[0].message)) == (
+        'deterministic: on a gpu the level is "run_to_run" (AT): the same devices give the same'
+        ' bits, and sums over devices are added in the order "ring"; a folded mesh may give others.'
+        ' level="run_to_run" asks for that without a warning, level="mesh_invariant" refuses it'
+    )
+    with dist.deterministic("ring", level="run_to_run"):  # without a warning, which is an error
+        assert determinism_of(settings().program) == (ON_A_GPU, settings().program)
+    assert determinism_of(settings().program) == (None, settings().program)
+
+
+def test_a_gpu_refuses_a_level_that_is_asked_for_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with dist.deterministic(level="mesh_invariant"), pytest.raises(ts.BackendError) as refused:
+        determinism_of(settings().program)
+    assert [line for line in str(refused.value).splitlines() if "  at " not in line] == [
+        "mesh_invariant: bits that no mesh changes are kept on a CPU only",
+        "  backend : gpu",
+        '  fix     : ask for less: level="run_to_run"; dist.deterministic() without a level takes'
+        " what the backend keeps",
+    ]

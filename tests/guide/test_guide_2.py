@@ -37,10 +37,10 @@ def test_a_mesh_of_48() -> None:
 # -- 3.1, and 4: the same bits ---------------------------------------------------------------------
 @LONG
 def test_data_parallel_gradients_are_the_same_bits_on_any_devices() -> None:
-    """In a program of its own, started as section 7 says; guide 1, 7.8 too."""
+    """In a program of its own, where nothing is set before; guide 1, 7.8 too."""
     if guide_path(2) is None:
         pytest.skip("guide 2 is not beside the repository")
-    env = {**os.environ, "TESSERA_COMM_TRACE": "1", "TESSERA_DETERMINISTIC": "1"}
+    env = {**os.environ, "TESSERA_COMM_TRACE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.guide.apart"], env=env, capture_output=True, text=True,
         timeout=400, cwd=Path(__file__).resolve().parents[2], check=False,

@@ -1,8 +1,9 @@
-"""Do bits stay on every fold? What makes the promise runs in processes of its own, because it is
-made before the engine starts; under `fast` the difference must be found and named."""
+"""Do bits stay on every fold? Under `fast` the difference must be found and named. What takes long
+runs in processes of its own."""
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
+from tessera.core.context import replaced
 from tests.cases import LONG
 from tests.quickly import FLAGS
 
@@ -71,27 +73,17 @@ def test_drawn_programs_have_the_same_bits_at_every_zero_stage(everything: bool)
     assert not any(row.startswith("refused") for row in rows)
 
 
-TIED = """
-import numpy as np
-import tessera as ts
-from tessera import dist, nn
-from tessera.core.context import replaced
-
-mesh, rng = dist.Mesh.parse("dp=2,tp=2"), np.random.default_rng(9)
-ids = ts.tensor(rng.integers(0, 12, 16).astype("i4"), mesh=mesh, layout="[16@dp]")
-b = ts.tensor(rng.normal(size=(16, 12)).astype("f4"), mesh=mesh, layout="[16@dp, 12@tp]")
-w = ts.tensor(rng.normal(size=(12, 10)).astype("f4"), mesh=mesh, layout="[12@tp, 10]")
-found = set()
-for executor in ("fused", "stepped"):
-    with replaced(executor=executor):
-        step = ts.jit(lambda ids, w, b: ts.grad(((nn.embedding(ids, w) @ w.T) * b).sum(), w))
-        found.add(step(ids, w, b).numpy().tobytes())
-print(len(found))
-"""
-
-
 def test_a_transposed_weight_has_the_same_bits_fused_and_stepped() -> None:
-    assert alone("-c", TIED, devices=4) == "1\n"
+    mesh, rng = dist.Mesh.parse("dp=2,tp=2"), np.random.default_rng(9)
+    ids = ts.tensor(rng.integers(0, 12, 16).astype("i4"), mesh=mesh, layout="[16@dp]")
+    b = ts.tensor(rng.normal(size=(16, 12)).astype("f4"), mesh=mesh, layout="[16@dp, 12@tp]")
+    w = ts.tensor(rng.normal(size=(12, 10)).astype("f4"), mesh=mesh, layout="[12@tp, 10]")
+    found = set()
+    for executor in ("fused", "stepped"):
+        with dist.deterministic(), replaced(executor=executor):
+            step = ts.jit(lambda ids, w, b: ts.grad(((nn.embedding(ids, w) @ w.T) * b).sum(), w))
+            found.add(step(ids, w, b).numpy().tobytes())
+    assert len(found) == 1
 
 
 MESH = dist.Mesh.parse("dp=8")
@@ -159,16 +151,30 @@ def test_what_it_refuses(call: Any, message: str) -> None:
         call()
 
 
-VALIDATED = """
-import runpy
-space = runpy.run_path("tests/mesh/test_bits.py")
-from tessera import dist
-print(dist.validate_determinism(space["step"], *space["made"]()))
-"""
-
-
-def test_under_the_promise_all_agree() -> None:
-    assert alone("-c", VALIDATED) == (
+def test_under_the_promise_all_agree_also_after_programs_have_run() -> None:
+    weights, x = made()
+    assert not dist.validate_determinism(step, weights, x).same
+    with dist.deterministic():
+        report = dist.validate_determinism(step, weights, x)
+    assert str(report) == (
         "mesh_invariant: 2 results of the first run, the second run, folded onto dp=1:"
-        " the same bits\n"
+        " the same bits"
     )
+
+
+TERMS = RNG.normal(size=(8, 3)).astype(np.float32)
+LINE = functools.reduce(np.add, TERMS)
+PAIRS = functools.reduce(lambda rows, _: rows[::2] + rows[1::2], range(3), TERMS)[0]
+
+
+@pytest.mark.parametrize("level", ["run_to_run", "mesh_invariant"])
+@pytest.mark.parametrize(("tree", "want"), [("binary", PAIRS), ("ring", LINE), (None, PAIRS)])
+def test_a_reduce_tree_is_kept_at_every_level_and_on_every_fold(
+    tree: Any, level: str, want: Any
+) -> None:
+    assert PAIRS.tobytes() != LINE.tobytes()
+    for mesh in (MESH, MESH.fold(onto=2)):
+        x = ts.tensor(TERMS, mesh=mesh, layout="[8@dp, 3]")
+        with dist.deterministic(tree, level=level):
+            found = ts.jit(lambda x: x.sum(0))(x)
+        assert found.numpy().tobytes() == want.tobytes(), mesh

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.core.flags import PLAIN
 from tests.procs.harness import line_of, run_ranks
 from tests.quickly import FLAGS
 
@@ -45,7 +44,7 @@ def trained(
     folder.mkdir()
     ended = run_ranks(
         TRAINED, folder, size=processes, limit_s=300, head=HEAD, ONTO=onto, ZERO=str(zero),
-        TESSERA_DEVICES=str(devices), XLA_FLAGS=f"{PLAIN} {flags}", TESSERA_DETERMINISTIC="1",
+        TESSERA_DEVICES=str(devices), XLA_FLAGS=flags, TESSERA_DETERMINISTIC="1",
     )  # fmt: skip
     assert [e.code for e in ended] == [0] * processes, ended
     return {e.out for e in ended}

@@ -55,6 +55,7 @@ class Changes(TypedDict, total=False):
     executor: str
     determinism: str
     order: str
+    level_required: bool
 
 
 _PROGRAM = {f.name for f in fields(ProgramOptions)}

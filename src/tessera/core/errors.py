@@ -65,7 +65,8 @@ class UsageError(TesseraError, TypeError):
 
 
 class EngineWarning(UserWarning):
-    """Warns that the engine was started before Tessera could set it up, and may be wrong."""
+    """Warns of what the engine cannot do as asked: it was started before Tessera could set it up,
+    or its devices keep a lower level of determinism."""
 
 
 class OptionWarning(UserWarning):

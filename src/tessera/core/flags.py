@@ -4,16 +4,18 @@ bits the same and its own log off the user's screen."""
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from .context import settings
-
 # Without fused multiply-add: a compiler contracts a multiplication and an addition where neighbours
-# suggest it, and neighbours differ from mesh to mesh.
+# suggest it, and neighbours differ from mesh to mesh. The flag holds for all programs of a process
+# (as an option of one program it has no effect), so it is set whether or not a promise is made
+# later. Libraries of matrix products choose their own instructions.
 PLAIN = "--xla_cpu_max_isa=AVX"
+X86 = platform.machine() in ("x86_64", "AMD64")  # other processors know no such flag
 # From SINCE on, the engine hands sums and maxima on a CPU, and what they are of, to a library that
 # computes some of them wrongly, and ends the process at others. Before, it handed over plain sums,
 # and none was found that was wrong. All versions that pyproject.toml admits know the flag; one that
@@ -23,7 +25,6 @@ SINCE = (0, 10, 2)
 # Fatal errors alone: what else the engine has to say, it says in its exceptions, too.
 LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")
 _exact: list[bool] = []
-_plain: list[bool] = []
 
 
 def prepare() -> None:
@@ -31,6 +32,8 @@ def prepare() -> None:
     stays, and where the backend runs already it is too late."""
     if "jaxlib" not in sys.modules:  # which reads this once, as it is loaded
         os.environ.setdefault(*LOG)
+    if X86 and not engine_runs():
+        _add(PLAIN)
     version = _version()
     if version is not None and version < SINCE:
         _exact.append(True)
@@ -39,25 +42,9 @@ def prepare() -> None:
         _exact.append(EXACT in os.environ["XLA_FLAGS"])
 
 
-def prepare_bits() -> None:
-    """Sets the engine's flags for the level of determinism in force; called when the engine is
-    first needed."""
-    if _plain:
-        return
-    if not engine_runs() and settings().program.mesh_invariant:
-        _add(PLAIN, PLAIN)
-    _plain.append(PLAIN in os.environ.get("XLA_FLAGS", ""))
-
-
 def is_exact() -> bool:
     """Whether it is known that reductions on a CPU are right."""
     return any(_exact)
-
-
-def is_plain() -> bool:
-    """Whether a CPU engine was started without fused multiply-add."""
-    prepare_bits()
-    return _plain[0]
 
 
 def engine_runs() -> bool:
@@ -66,9 +53,9 @@ def engine_runs() -> bool:
     return bridge is not None and bridge.backends_are_initialized()
 
 
-def _add(flag: str, unless: str = "") -> None:
+def _add(flag: str) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
-    if (unless or flag.partition("=")[0]) not in flags:
+    if flag.partition("=")[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 

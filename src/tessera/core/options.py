@@ -71,20 +71,27 @@ class ProgramOptions:
     `determinism` is the level that the bits keep ("fast", "run_to_run" or "mesh_invariant"),
     `order` in which order sums over devices are added up then ("binary" or "ring"), `executor` what
     runs the program ("fused": as one, "stepped": step by step), `schedule` how it is carried out.
-    With `comm_trace` its collectives are printed when it is compiled, which changes nothing of it
-    and so is no part of the text.
+    With `level_required` a backend that cannot keep the level refuses the program, and does not
+    run it at a lower level. With `comm_trace` its collectives are printed when it is compiled.
+    Neither changes what the program computes, so they are no part of the text.
     """
 
     determinism: str = "fast"
     order: str = "binary"
     executor: str = "fused"
     schedule: ScheduleOptions = AS_IT_COMES
+    level_required: bool = field(default=False, metadata={"text": False})
     comm_trace: bool = field(default=False, metadata={"text": False})
 
     @property
     def mesh_invariant(self) -> bool:
         """Whether the program's bits are the same on every fold of its mesh."""
         return self.determinism == "mesh_invariant"
+
+    @property
+    def sum_order(self) -> str:
+        """The order of sums over devices; "" where the engine chooses it."""
+        return "" if self.determinism == "fast" else self.order
 
     def text(self) -> str:
         """The options that differ from the defaults, on one line; "" where none differs.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from ..core.checks import flag, one_of
 from ..core.context import Changes, put, replaced
+from ..core.errors import UsageError, fail
 from ..core.options import LEVELS
 from ..core.renamed import renamed_arguments
 from .record import need_before_recording
@@ -16,36 +17,49 @@ ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 
 @renamed_arguments("dist.deterministic", promise="level")
 @contextmanager
-def deterministic(reduce_tree: str = "binary", *, level: str = "mesh_invariant") -> Iterator[None]:
+def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -> Iterator[None]:
     """A context whose programs give the same bits again (guide 1, 7.8; guide 2, 4).
 
     `level` says where: "fast" nowhere for certain; "run_to_run" for the same program on the same
-    devices; "mesh_invariant" on every fold of the logical mesh. At the last, sums over devices are
-    added in the order `reduce_tree`: "binary" (or "fixed") adds adjacent pairs of places, "ring"
-    one place after the other. Raises UsageError if either is unknown.
+    devices; "mesh_invariant" on every fold of the logical mesh too, which a CPU keeps and a GPU
+    refuses. None is the strongest that the devices keep: "mesh_invariant" on a CPU, and on a GPU
+    "run_to_run", with one `ts.EngineWarning`. Sums over devices are added in the order
+    `reduce_tree` at both levels: "binary" (or "fixed", or None) adds adjacent pairs of places,
+    "ring" one place after the other. Raises UsageError if either is unknown, or an order is named
+    for "fast".
     """
-    _checked(reduce_tree, level)
-    chosen: Changes = {"determinism": level, "order": ORDERS[reduce_tree]}
-    need_before_recording("deterministic", **chosen)
+    chosen = _chosen("deterministic", reduce_tree, level)
     with replaced(**chosen):
         yield
 
 
 @renamed_arguments("dist.set_deterministic", promise="level")
 def set_deterministic(
-    on: bool = True, reduce_tree: str = "binary", *, level: str = "mesh_invariant"
+    on: bool = True, reduce_tree: str | None = None, *, level: str | None = None
 ) -> None:
     """`dist.deterministic` from this call on; `on=False` ends it.
 
-    Raises UsageError if `reduce_tree` or `level` is unknown.
+    Raises UsageError as `dist.deterministic` does.
     """
     flag("set_deterministic", "the choice", on)
-    _checked(reduce_tree, level)
-    chosen: Changes = {"determinism": level if on else "fast", "order": ORDERS[reduce_tree]}
-    need_before_recording("set_deterministic", **chosen)
+    chosen = _chosen("set_deterministic", reduce_tree, level, on)
     put(**chosen)
 
 
-def _checked(reduce_tree: object, level: object) -> None:
-    one_of("deterministic", "reduce_tree", reduce_tree, ORDERS)
-    one_of("deterministic", "level", level, LEVELS)
+def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:
+    """What `who` changes of the settings. Raises UsageError."""
+    one_of("deterministic", "reduce_tree", reduce_tree, (None, *ORDERS))
+    one_of("deterministic", "level", level, (None, *LEVELS))
+    if level == "fast" and reduce_tree is not None:
+        raise fail(
+            UsageError,
+            f"{who}: at the level fast no sum over devices has a fixed order",
+            [("reduce_tree", repr(reduce_tree))],
+            fix='ask for level="run_to_run", or leave out reduce_tree',
+        )
+    settled: Changes = {
+        "determinism": (level or "mesh_invariant") if on else "fast",
+        "order": ORDERS[reduce_tree or "binary"],
+    }
+    need_before_recording(who, **settled)
+    return {**settled, "level_required": on and level == "mesh_invariant"}

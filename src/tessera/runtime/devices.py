@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import cache, lru_cache
 
@@ -12,6 +13,7 @@ from jaxlib import version
 from ..core import environment, flags
 from ..core.errors import BackendError, EngineWarning, caller, fail
 from ..core.mesh import Mesh
+from ..core.options import ProgramOptions
 from .jax_private import processes
 from .malloc import keep_pages
 
@@ -65,24 +67,54 @@ def _smaller(mesh: Mesh | None, have: int) -> str:
     return f"mesh.fold(onto={onto}), a smaller mesh"
 
 
-def need_plain(who: str) -> None:
-    """Raises BackendError if the backend contracts multiplications and additions, or chooses
-    kernels by their speed."""
-    if jax.default_backend() != "cpu":
+def lower_level(backend: str, by: ProgramOptions) -> None:
+    """Warns, once for a backend and order, that a program runs at "run_to_run" where it asks for
+    "mesh_invariant". Raises BackendError if it requires that."""
+    if by.level_required:
         raise fail(
             BackendError,
-            f"{who}: bits that no mesh changes are kept on a CPU only",
-            [("backend", jax.default_backend())],
-            fix='ask for less: level="run_to_run"',
+            "mesh_invariant: bits that no mesh changes are kept on a CPU only",
+            [("backend", backend)],
+            fix='ask for less: level="run_to_run"; dist.deterministic() without a level takes what'
+            " the backend keeps",
         )
-    if not flags.is_plain():
-        raise fail(
-            BackendError,
-            f"{who}: this level of determinism was set after the backend had started",
-            [("backend", "contracts a multiplication and an addition where it likes")],
-            fix=f"call dist.set_deterministic() before anything runs, or set"
-            f" {environment.DETERMINISTIC}=1",
-        )
+    _warn_lower(backend, by.order)
+
+
+@cache
+def _warn_lower(backend: str, order: str) -> None:
+    warnings.warn(
+        f'deterministic: on a {backend} the level is "run_to_run" ({caller() or "here"}): the same'
+        f' devices give the same bits, and sums over devices are added in the order "{order}"; a'
+        ' folded mesh may give others. level="run_to_run" asks for that without a warning,'
+        ' level="mesh_invariant" refuses it',
+        EngineWarning,
+        stacklevel=2,
+    )
+
+
+def need_plain() -> None:
+    """Raises BackendError if this CPU's backend contracts multiplications and additions: as others
+    started it (core/flags.py), or because the processor knows no other way."""
+    if not _contracts():
+        return
+    less = 'level="run_to_run" is kept as it is'
+    raise fail(
+        BackendError,
+        "mesh_invariant: the backend contracts multiplications and additions",
+        [("started", f"with XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}")],
+        fix=f"import tessera before the first array of jax, or set XLA_FLAGS={flags.PLAIN}; {less}"
+        if flags.X86
+        else f"{less} on this processor",
+    )
+
+
+@cache
+def _contracts() -> bool:
+    """Whether a program rounds x * x - y once, not twice. The backend itself is asked: which flags
+    it was started with is not known."""
+    x = np.full(64, 1 + 2.0**-12, np.float32)  # its square ends in 2**-24, which does not fit
+    return bool(np.asarray(jax.jit(lambda x, y: x * x - y)(x, x * x)).any())
 
 
 def device_count() -> int:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..core.options import PLAIN, ProgramOptions
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.xp_numpy import identity
 from ..ops.op import OPS, Call, infer
@@ -30,13 +31,13 @@ Bodies = Callable[[Graph, Sequence[Blocks]], list[Blocks]]
 
 class Interpreter:
     """Runs graphs on a device of `mesh`, in the fold `at` or, without one, in all that it takes.
-    `order` is that of sums over places, "binary" or "ring"; "": as the engine likes."""
+    `under` are the options whose level of determinism holds."""
 
     def __init__(
-        self, mesh: Mesh | None, order: str = "", at: Mapping[str, int] | None = None
+        self, mesh: Mesh | None, under: ProgramOptions = PLAIN, at: Mapping[str, int] | None = None
     ) -> None:
-        self.folds, self.order = Folds(mesh, at), order
-        self.xp = FixedXp if order else xp_jax
+        self.folds, self.under, self.order = Folds(mesh, at), under, under.sum_order
+        self.xp = FixedXp if under.mesh_invariant else xp_jax
 
     def run(
         self, graph: Graph, values: Sequence[Blocks], bodies: Bodies | None = None,
@@ -87,7 +88,7 @@ class Interpreter:
                 blocks[i] = _masked(blocks[i], place.valid(ins[i], dim), dim, kind)
 
         def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
-            here = Interpreter(self.folds.mesh, self.order, place.at)
+            here = Interpreter(self.folds.mesh, self.under, place.at)
             return [x for (x,) in here.run(body, [Blocks((b,)) for b in given])]
 
         return op.compute(Call(self._xp(n), place, ins, n.types, n.attrs, inner), *blocks)

@@ -12,6 +12,7 @@ from jax import lax
 
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..core.options import PLAIN, ProgramOptions
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from . import xp_jax
 from .arrays import block_shape, sharding, spec
@@ -49,20 +50,20 @@ def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> 
             return interpreter.run(step.graph, values, bucket=len(step.nodes) > 1)
         case Loop(body=body):
             return interpreter.run(
-                step.graph, values, lambda _, xs: run_steps(body, xs, interpreter.order)
+                step.graph, values, lambda _, xs: run_steps(body, xs, interpreter.under)
             )
         case Region(body=body):
-            return run_steps(body, values, interpreter.order)
+            return run_steps(body, values, interpreter.under)
         case Send():
             raise AssertionError("what is sent goes from one program to another")
         case _:
             assert_never(step)
 
 
-def run_steps(schedule: Schedule, args: Sequence[Blocks], order: str) -> list[Blocks]:
+def run_steps(schedule: Schedule, args: Sequence[Blocks], under: ProgramOptions) -> list[Blocks]:
     """The results of all steps on this device, in one program."""
     env = dict(zip(schedule.inputs, args, strict=True))
-    interpreter = Interpreter(schedule.mesh, order)
+    interpreter = Interpreter(schedule.mesh, under)
     ends: list[Sequence[Blocks]] = []
     for i, step in enumerate(schedule.steps):
         values = [env[b] for b in step.reads]
@@ -87,16 +88,16 @@ def lower(
     schedule: Schedule,
     donate: Mapping[int, int] = NONE,
     options: Mapping[str, Any] | None = None,
-    order: str = "",
+    under: ProgramOptions = PLAIN,
 ) -> Callable[..., Any]:
     """The jitted program of `schedule`: device arrays in, a list of device arrays out. `donate` are
-    arguments that are given up, each with the result that takes its memory; `order` is that of sums
-    over devices ("": as the engine likes)."""
+    arguments that are given up, each with the result that takes its memory; `under` are the
+    options whose level of determinism holds."""
     mesh = schedule.mesh
     types = [schedule.buffers[b] for b in schedule.inputs]
     return jitted(
         schedule.name,
-        lambda args: run_steps(schedule, args, order),
+        lambda args: run_steps(schedule, args, under),
         types,
         [schedule.buffers[b] for b in schedule.outputs],
         mesh,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
 from ..core.limits import limits
+from ..core.options import PLAIN, ProgramOptions
 from ..core.wording import ranks_text
 from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.listener import watcher
@@ -50,10 +51,10 @@ class Stepped:
         schedule: Schedule,
         inner: bool = False,
         options: Mapping[str, Any] | None = None,
-        order: str = "",
+        under: ProgramOptions = PLAIN,
     ) -> None:
         self.schedule, self.inner = schedule, inner
-        self.options, self.order = options, order
+        self.options, self.under = options, under
         self._programs: dict[object, Program] = {}
         # Steps that run one thing may reuse the same.
         runs = (step.runs for step in schedule.steps)
@@ -158,21 +159,21 @@ class Stepped:
                 return self._inner(step.body)
             case Region() | Compute() if self.schedule.is_staged:
                 mesh, aliases = step.mesh or self.schedule.mesh, self._aliases[step.runs]
-                return kept(step.graph, mesh, self.order, aliases, lambda: self._compiled(step))
+                return kept(step.graph, mesh, self.under, aliases, lambda: self._compiled(step))
             case Compute() | Collective() | Region():
                 return self._compiled(step)
             case _:
                 assert_never(step)
 
     def _inner(self, body: Schedule) -> Stepped:
-        return Stepped(body, True, self.options, self.order)
+        return Stepped(body, True, self.options, self.under)
 
     def _compiled(self, step: Compute | Collective | Region) -> Program:
         """`step` as a program of its own."""
         mesh = step.mesh or self.schedule.mesh
 
         def body(args: Sequence[Blocks]) -> list[Blocks]:
-            return run_step(step, args, Interpreter(mesh, self.order))
+            return run_step(step, args, Interpreter(mesh, self.under))
 
         ins = [n.type for n in step.graph.inputs]
         outs = [n.type for n in step.graph.outputs]

@@ -337,7 +337,7 @@ def test_what_is_no_schedule_is_refused(call: Any, what: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("cell", ["F0", "0X0", "0F", "-1F0", "0F0;0B0", "1SEND_F0", "²F0", None])
+@pytest.mark.parametrize("cell", ["F0", "0X0", "0F", "-1F0", "0F0;0B0", "²F0", None])
 def test_a_cell_that_cannot_be_read_is_named_with_its_place(cell: Any) -> None:
     with pytest.raises(GraphError) as error:
         Table.from_rows([["0F0", "0B0"], ["1F0", cell]])
@@ -519,3 +519,9 @@ def test_an_svg_draws_every_action_inside_its_frame(name: str) -> None:
         (rect,) = g.findall("{*}rect")
         x, y, w, h = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
         assert x >= 64 and x + w <= width and y >= 30 and y + h <= height
+
+
+@pytest.mark.parametrize("cell", ["0SEND_F1", "1RECV_B0", "2UNSHARD", "0REDUCE_GRAD"])
+def test_a_dump_with_communication_names_the_one_without(cell: str) -> None:
+    with pytest.raises(GraphError, match='format="compute_only"'):
+        Table.from_csv(f"0F0,{cell},0B0")

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import tessera as ts
 from tessera import dist, nn
 from tessera.checkpoint import hf_files, load_hf, save_hf
+from tessera.checkpoint.hf_models import KNOWN
 from tessera.train.generate import generate
 
 torch = pytest.importorskip("torch")
@@ -387,3 +388,54 @@ def test_arguments_that_make_no_sense_are_errors(
 def test_the_current_mesh_is_used(folder: Callable[[str], tuple[Path, Any]]) -> None:
     with TP4:
         assert load_hf(folder("gpt2")[0], strategy=TP).embed.weight.layout == "[128@tp, 64]"
+
+
+# The keys that say nothing of what is computed, and those that a folder must not lack here.
+FAMILIES = {
+    "gpt2": GPT2,
+    "llama": {**LLAMA, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 2},
+    "mistral": {**LLAMA, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 2,
+                "sliding_window": 16, "max_position_embeddings": 8192},
+    "qwen2": {**LLAMA, "num_attention_heads": 32, "num_key_value_heads": 4,
+              "use_sliding_window": True, "sliding_window": 16, "max_position_embeddings": 8192},
+    "falcon": {**FALCON, "multi_query": False, "alibi": True, "bias": True,
+               "parallel_attn": False, "ffn_hidden_size": 96, "layer_norm_epsilon": 1e-3},
+}  # fmt: skip
+NEEDED = {
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "n_embd", "n_layer", "n_head", "n_positions",
+}  # fmt: skip
+OPTIONAL = [(k, key) for k, raw in FAMILIES.items() for key in raw if key not in NEEDED]
+
+
+@pytest.mark.parametrize(("kind", "key"), OPTIONAL)
+def test_a_missing_key_means_what_transformers_means(kind: str, key: str) -> None:
+    raw = {k: v for k, v in FAMILIES[kind].items() if k != key}
+    whole = transformers.AutoConfig.for_model(kind, **raw).to_dict()
+    assert KNOWN[kind].read(raw) == KNOWN[kind].read(whole)
+
+
+def test_a_window_that_is_null_is_none() -> None:
+    read = KNOWN["mistral"].read
+    assert read({**FAMILIES["mistral"], "sliding_window": None}).seq == 8192
+    assert read({k: v for k, v in FAMILIES["mistral"].items() if "window" not in k}).seq == 4096
+
+
+@pytest.mark.parametrize(
+    "choice", [{"stacked": False}, {"context": "ring"}, {"sequence_parallel": "tp"}], ids=str
+)
+def test_how_a_model_is_run_is_not_asked_when_it_is_saved(
+    choice: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"vocab": 16, "seq": 8, "d": 8, "layers": 2, "heads": 2}
+    plain, other = nn.GPT(nn.GPTConfig(**sizes)), nn.GPT(nn.GPTConfig(**sizes, **choice))
+    values = plain.state_dict()
+    if choice.get("stacked") is False:
+        for name in [n for n in values if n.startswith("blocks.block.")]:
+            rest, stack = name.removeprefix("blocks.block."), values.pop(name)
+            values |= {f"blocks.layers.{i}.{rest}": stack[i] for i in range(2)}
+    other.load_state_dict(values)
+    save_hf(plain, tmp_path / "plain")
+    save_hf(other, tmp_path / "other")
+    a, b = (load_file(tmp_path / x / "model.safetensors") for x in ("plain", "other"))
+    assert a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)

@@ -43,12 +43,17 @@ from .hf_files import (
     write_weights,
 )
 from .hf_models import KNOWN, LAYER, Architecture, Table
-from .hf_options import Options
 from .slices import Array, Block, Piece
 
 # What older folders hold besides the weights: masks and rates, which are computed.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 SHARD_BYTES = 5 * 2**30
+# Fields of a config that say how a model is trained and run, not what it computes.
+EXECUTION = (
+    "dropout", "loop", "remat", "stacked", "context", "context_axis", "sequence_parallel",
+)  # fmt: skip
+APART = "blocks.layers."
+"""How the names of our weights begin where each layer has its own; then comes its number."""
 
 
 @renamed_arguments("checkpoint.load_hf", plan="strategy")
@@ -80,7 +85,7 @@ def load_hf(
             "load_hf: config.json: 'quantization_config' is set, which is not supported",
             fix="load a checkpoint that is not quantized",
         )
-    config = known.config(Options(raw))
+    config = known.read(raw)
     table = known.table(config)
     model = GPT(config)
     if mesh is not None and strategy is not None:
@@ -108,14 +113,14 @@ def save_hf(
 
     A model that was loaded from such a folder keeps its architecture and the rest of its config.
     For others `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits).
-    A bias that the architecture has and the model lacks is written as zeros. Weights are gathered
+    How a model is run (`stacked`, `context`, `sequence_parallel`, `remat`) is not saved. A bias that the architecture has and the model lacks is written as zeros. Weights are gathered
     to this host, file by file of at most `shard_bytes` bytes. Raises UsageError if the folder holds
     a model already or cannot be written, or if the architecture cannot express the model.
     """
     instance("save_hf", "the model", model, GPT, "give an nn.GPT")
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     known, options, config = _described(model, architecture)
-    weights = dict(model.named_parameters(remove_duplicate=False))
+    weights = _by_layer(dict(model.named_parameters(remove_duplicate=False)))
     path = _folder("save_hf", folder)
     there = [path / CONFIG, *path.glob("*.safetensors")]
     if any(p.exists() for p in there):
@@ -126,8 +131,10 @@ def save_hf(
         )
     with file_access("save_hf", path, "written", "name another folder"):
         path.mkdir(parents=True, exist_ok=True)
-        write_weights(path, _outgoing(weights, known.table(config), config), most)
-        stored = {"dtype": weights["embed.weight"].dtype.numpy.name}
+        write_weights(
+            path, _outgoing(weights, known.table(config), config, model.config.stacked), most
+        )
+        stored = {"dtype": weights["embed.weight"][0].dtype.numpy.name}
         stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
         write_json(path / CONFIG, {**options, **stored})
 
@@ -240,7 +247,7 @@ def _choices(c: GPTConfig) -> dict[str, Any]:
     said |= {"norm_eps": c.make_norm().eps, "biases": tuple(sorted(c.biases))}
     if c.positions != "rotary":
         said.pop("rope")
-    return {k: v for k, v in said.items() if k not in ("dropout", "loop", "remat")}
+    return {k: v for k, v in said.items() if k not in EXECUTION}
 
 
 def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
@@ -260,14 +267,14 @@ def _described(
     origin = json.loads(model.origin) if model.origin else None
     if origin is not None and architecture in (None, origin["model_type"]):
         known = KNOWN[origin["model_type"]]
-        return known, origin, known.config(Options(origin))
+        return known, origin, known.read(origin)
     tried = [_architecture(architecture, "save_hf: architecture")] if architecture else None
     rows = []
     for known in tried or KNOWN.values():
         options = known.options(model.config)
         options |= {"model_type": known.kind, "architectures": [known.class_name]}
         try:
-            config = known.config(Options(options))
+            config = known.read(options)
         except UsageError as error:
             rows.append((known.kind, str(error).splitlines()[0].removeprefix("load_hf: ")))
             continue
@@ -283,14 +290,24 @@ def _described(
     )
 
 
+def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Our weights under the names of stacked ones: a stack alone, or the weights of all layers."""
+    found: dict[str, list[Tensor]] = {}
+    for name, t in weights.items():
+        if name.startswith(APART):
+            name = LAYER + name.removeprefix(APART).partition(".")[2]
+        found.setdefault(name, []).append(t)
+    return found
+
+
 def _outgoing(
-    weights: Mapping[str, Tensor], table: Table, config: GPTConfig
+    weights: Mapping[str, list[Tensor]], table: Table, config: GPTConfig, stacked: bool
 ) -> dict[str, Outgoing]:
     """The tensors of the files, each put together when it is asked for."""
 
     @cache
-    def host(ours: str) -> Array:
-        return weights[ours].numpy()
+    def host(ours: str, part: int) -> Array:
+        return weights[ours][part].numpy()
 
     parts: dict[str, list[tuple[str, int | None, Piece]]] = {}
     for ours, pieces in table.items():
@@ -302,15 +319,18 @@ def _outgoing(
     def one(name: str) -> Outgoing:
         rows = parts[name]
         shape = rows[0][2].shape
-        there = [weights[ours].dtype for ours, _, _ in rows if ours in weights]
-        dtype = (there or [weights["embed.weight"].dtype])[0].numpy
+        there = [weights[ours][0].dtype for ours, _, _ in rows if ours in weights]
+        dtype = (there or [weights["embed.weight"][0].dtype])[0].numpy
 
         def make() -> Array:
             file = np.zeros(shape, dtype)
             for ours, layer, piece in rows:
                 if ours in weights:  # a bias may not be
-                    value = host(ours)
-                    piece.write(value if layer is None else value[layer], file)
+                    if layer is None or not stacked:
+                        value = host(ours, layer or 0)
+                    else:
+                        value = host(ours, 0)[layer]
+                    piece.write(value, file)
             return file
 
         return Outgoing(prod(shape) * dtype.itemsize, make)

@@ -6,7 +6,7 @@ To add one: a function from its options to a GPTConfig and back, and a table of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ class Architecture:
     config: Callable[[Options], GPTConfig]
     options: Callable[[GPTConfig], dict[str, Any]]
     table: Callable[[GPTConfig], Table]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What `transformers` means by a key that is missing, where that is not what null means."""
+
+    def read(self, raw: Mapping[str, Any]) -> GPTConfig:
+        """The content of a config.json as our config. Raises UsageError."""
+        return self.config(Options({**self.defaults, **raw}))
 
 
 class _Names:
@@ -341,10 +347,11 @@ KNOWN: Mapping[str, Architecture] = {
         ),
         Architecture(
             "mistral", "MistralForCausalLM", "model.", _mistral_config, _mistral_options,
-            _llama_table
+            _llama_table, {"sliding_window": 4096, "num_key_value_heads": 8}
         ),
         Architecture(
-            "qwen2", "Qwen2ForCausalLM", "model.", _qwen2_config, _llama_options, _llama_table
+            "qwen2", "Qwen2ForCausalLM", "model.", _qwen2_config, _llama_options, _llama_table,
+            {"sliding_window": 4096, "num_key_value_heads": 32}
         ),
         Architecture(
             "falcon", "FalconForCausalLM", "transformer.", _falcon_config, _falcon_options,

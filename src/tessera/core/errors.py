@@ -21,6 +21,9 @@ from typing import TypeVar
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Library frames that may stand between a user's line and ours.
 _BETWEEN = ("contextlib.py", "functools.py")
+# Code that libraries make from text: the methods of dataclasses and named tuples, what JAX traces.
+_GENERATED = ("__init__", "__new__", "__eq__", "__repr__", "__hash__", "<lambda>")
+_LIBRARIES = ("tessera", "jax", "numpy", "dataclasses", "importlib", "runpy")
 E = TypeVar("E", bound="TesseraError")
 
 
@@ -93,17 +96,40 @@ def caller(frame: FrameType | None = None) -> str:
     """The innermost `file:line` outside the package, or "" where there is none; here, or seen from
     `frame` (of another thread).
 
-    A doctest or an interactive line has no file to point at, so it has no location.
+    Code of no file is a user's too: a string (`exec`, `python -c`), the standard input, a cell of a
+    notebook. A doctest or an interactive line has no place to point at, so it has no location.
     """
     frame = frame or sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(("<doctest", "<stdin")):
+        code = frame.f_code
+        if code.co_filename.startswith("<doctest") or _is_typed(frame):
             return ""
-        if not name.startswith((PACKAGE, "<")) and not name.endswith(_BETWEEN):
-            return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
+        if _is_users(frame):
+            return _place(code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether the code of `frame` is a user's; what a library makes from text is none."""
+    name = frame.f_code.co_filename
+    if name.startswith("<"):
+        home = str(frame.f_globals.get("__name__", ""))
+        made = name.startswith("<frozen") or frame.f_code.co_name in _GENERATED
+        return not made and home.partition(".")[0] not in _LIBRARIES
+    return not name.startswith(PACKAGE) and not name.endswith(_BETWEEN)
+
+
+def _is_typed(frame: FrameType) -> bool:
+    """Whether `frame` runs a line that was typed at Python's own prompt."""
+    name = frame.f_code.co_filename
+    return name.startswith(("<stdin", "<python-input")) and hasattr(sys, "ps1")
+
+
+def _place(file: str, line: int) -> str:
+    """A file's line; of a cell of a notebook, whose file is a number, only the line."""
+    cell = "ipykernel_" in file or file.startswith("<ipython-input")
+    return f"cell:{line}" if cell else f"{file.rpartition('/')[2]}:{line}"
 
 
 def lines_up() -> int:
@@ -125,9 +151,8 @@ def line_of(error: BaseException) -> str:
     """The innermost `file:line` outside the package where `error` was raised, or ""."""
     found, tb = "", error.__traceback__
     while tb is not None:
-        name = tb.tb_frame.f_code.co_filename
-        if not name.startswith((PACKAGE, "<")) and not name.endswith(_BETWEEN):
-            found = f"{name.rpartition('/')[2]}:{tb.tb_lineno}"
+        if _is_users(tb.tb_frame):
+            found = _place(tb.tb_frame.f_code.co_filename, tb.tb_lineno)
         tb = tb.tb_next
     return found
 

@@ -143,7 +143,11 @@ class Adam(Optimizer):
 @final
 @dataclass(frozen=True, slots=True)
 class AdamW(Optimizer):
-    """Adam with decoupled decay, `w - lr * (u + weight_decay * w)` (Loshchilov & Hutter 2019)."""
+    """Adam with decoupled decay, `w - lr * (u + weight_decay * w)` (Loshchilov & Hutter 2019).
+
+    Unlike those of PyTorch and optax, it leaves norms, biases and other weights of one dim as they
+    are, unless `mask` selects them: `mask=lambda name: True` decays every weight.
+    """
 
     lr: Rate = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)

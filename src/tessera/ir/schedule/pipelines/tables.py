@@ -45,6 +45,9 @@ Order = Callable[[int, int, int], Iterable["Action | str"]]
 
 _CELL = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)(OVERLAP_F_B)?")
+_COMMUNICATION = re.compile(
+    r"[0-9]+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*"
+)
 _FORMAT = "a cell is stage, kind and microbatch, e.g. 0F3, 2B1, 1I0, 1W0 or (0F7;3B2)"
 
 
@@ -282,12 +285,15 @@ def _read(cell: object, rank: int, slot: int) -> list[Action]:
                 for i, m in enumerate(found)
                 if m is not None
             ]
+    sent = text is not None and _COMMUNICATION.fullmatch(text)
     raise fail(
         GraphError,
         f"pipeline: cell {cell!r} of a table cannot be read",
         [("at", f"rank {rank}, slot {slot}")],
         at="",
-        fix=_FORMAT,
+        fix='dump the table without communication: _dump_csv(file, format="compute_only")'
+        if sent
+        else _FORMAT,
     )
 
 

@@ -1,0 +1,41 @@
+"""Does an error name the user's line, wherever the user's code comes from?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tessera.core.errors import caller
+
+CODE = "from tessera.core.errors import caller\n\ndef f():\n    return caller()\nat = f()"
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("<string>", "<string>:4"), ("<stdin>", "<stdin>:4"), ("<cell 3>", "<cell 3>:4"),
+        ("/tmp/ipykernel_7/12.py", "cell:4"), ("<ipython-input-3-abc>", "cell:4"),
+        ("/home/me/train.py", "train.py:4"), ("<doctest x>", ""),
+    ],
+)  # fmt: skip
+def test_code_of_any_source_has_its_line(file: str, place: str) -> None:
+    names = {"__name__": "__main__"}
+    exec(compile(CODE, file, "exec"), names)
+    assert names["at"] == place
+
+
+def test_what_a_library_makes_from_text_has_none() -> None:
+    names = {"__name__": "jax._src.made", "caller": caller}
+    exec(compile("at = caller()", "<string>", "exec"), names)
+    assert names["at"].startswith("test_errors.py:")
+
+
+@pytest.mark.parametrize("how", [["-c", CODE + "\nprint(at)"], ["-"]])
+def test_python_c_and_the_standard_input(how: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *how], input=CODE + "\nprint(at)\n", capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == ("<string>:4" if how[0] == "-c" else "<stdin>:4")

@@ -99,6 +99,8 @@ POSITIVE = real(5, 8, low=0.3, high=3.0)
 row("neg", X, expect=lambda x: 0 - x, kinds=NUMBER)
 row("exp", X, expect=lambda x: np.e**x, kinds=FLOAT)
 row("log", POSITIVE, expect=lambda x: np.log2(x) * math.log(2), kinds=FLOAT)
+row("log1p", POSITIVE, expect=lambda x: np.log(1 + x), kinds=FLOAT)
+row("expm1", X, expect=lambda x: np.exp(x) - 1, kinds=FLOAT)
 row("sqrt", POSITIVE, expect=lambda x: x**0.5, kinds=FLOAT)
 row("rsqrt", POSITIVE, expect=lambda x: x**-0.5, kinds=FLOAT)
 row("tanh", X, expect=lambda x: (np.exp(2 * x) - 1) / (np.exp(2 * x) + 1), kinds=FLOAT)
@@ -162,6 +164,8 @@ row("shift_left", U, SHIFT, kinds=WHOLE,
     expect=lambda x, y: np.vectorize(lambda a, n: int(a) * 2 ** int(n) % 2**32)(x, y))  # fmt: skip
 row("shift_right", U, SHIFT, kinds=WHOLE,
     expect=lambda x, y: np.vectorize(lambda a, n: int(a) // 2 ** int(n))(x, y))  # fmt: skip
+row("shift_right", ids(5, 8, below=99, low=-99), ids(5, 8, below=8), tag="signed",
+    expect=lambda x, y: np.floor(x / 2.0**y))  # fmt: skip
 row("where", bits(5, 8), X, Y, expect=lambda p, x, y: p * x + (1 - p) * y, result=f32)
 row("where", bits(5, 1), X, SCALAR, result=f32, tag="broadcast",
     expect=lambda p, x, y: p * x + (1 - p) * y)  # fmt: skip

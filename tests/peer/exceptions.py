@@ -32,6 +32,9 @@ def differs(
 refused("there is no dim 1", "an empty vector among matrices, which PyTorch lets join all", "cat")
 refused("need the same number of dims", "no ids in more dims than x has", "gather")
 refused("does not hold every whole number", "counting with roundings", "arange")
+refused("does not fit u8", "numbers below 0 in u8", "arange")
+refused("start cannot be False", "truths as bounds of numbers", "arange")
+refused("fractions do not fit", "rounding towards zero that nobody wrote", "arange")
 refused(
     "a scalar has no dims", "dim= of a scalar",
     "transpose", "gather", "index_select", "scatter_add", "index_add",
@@ -62,9 +65,12 @@ refused(
 refused("labels must be integers", "probabilities as labels", "nn.functional.cross_entropy")
 
 # ---- different on purpose ----------------------------------------------------------------------
-differs("dtype", "floor is of floats, and gives them", "floor")
+differs("dtype", "floor and ceil are of floats, and give them", "floor", "ceil")
+differs("dtype", "truths are bools, those of u8 too", "any", "all",
+        when=lambda s: s.input.dtype.itemsize == 1)  # fmt: skip
 
-differs("dtype", "losses are f32", "nn.functional.cross_entropy",
+differs("dtype", "losses are f32", "nn.functional.cross_entropy", "nn.functional.mse_loss",
+        "nn.functional.binary_cross_entropy_with_logits", "nn.functional.kl_div",
         when=lambda s: s.input.dtype.itemsize < 4)  # fmt: skip
 
 

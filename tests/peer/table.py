@@ -6,15 +6,29 @@ from typing import Any
 
 import tessera as ts
 from tessera import nn
-from tests.peer.rows import FLOATS, NUMBERS, ROWS, WHOLE, NotOffered, row
+from tests.peer.rows import ALL, FLOATS, NUMBERS, ROWS, WHOLE, NotOffered, row
 
 TABLE = ROWS
 F32 = ("f32",)
 
 # -- elementwise, one argument --------------------------------------------------------------------
-for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sin", "cos", "erf", "sigmoid", "floor"):
+for name in (
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sin",
+    "cos",
+    "erf",
+    "sigmoid",
+    "floor",
+    "ceil",
+):
     row(name, getattr(ts, name))
-for name in ("abs", "sign", "isfinite"):
+for name in ("log1p", "expm1"):
+    row(name, getattr(ts, name))
+for name in ("abs", "sign", "isfinite", "isnan", "isinf"):
     row(name, getattr(ts, name), dtypes=NUMBERS)
 row("neg", lambda x: -x, dtypes=NUMBERS)
 row("logical_not", lambda x: ~x, dtypes=("bool",))
@@ -60,6 +74,17 @@ row("logical_and", lambda x, y: x & y, dtypes=("bool",))
 row("logical_or", lambda x, y: x | y, dtypes=("bool",))
 row("where", lambda x, pick, y: ts.where(pick, x, y))
 row("masked_fill", lambda x, mask, value: ts.where(mask, value, x), dtypes=NUMBERS)
+
+row("clamp", lambda x, min=None, max=None: ts.clip(x, min, max), dtypes=NUMBERS)
+row(
+    "nn.functional.leaky_relu",
+    lambda x, negative_slope=0.01, inplace=False: nn.leaky_relu(x, negative_slope),
+    dtypes=FLOATS,
+)
+row("nn.functional.elu", lambda x, alpha=1.0, inplace=False: nn.elu(x, alpha), dtypes=FLOATS)
+for name in ("and", "or", "xor", "left_shift", "right_shift"):
+    row(f"bitwise_{name}", getattr(ts, f"bitwise_{name}"), dtypes=WHOLE)
+row("bitwise_not", ts.bitwise_not, dtypes=(*WHOLE, "bool"))
 
 # -- products -------------------------------------------------------------------------------------
 for name in ("matmul", "mm", "bmm", "mv", "dot"):
@@ -110,6 +135,18 @@ def variance(
 
 
 row("var", variance, dtypes=FLOATS)
+row(
+    "std",
+    lambda *args, **kwargs: (lambda v: ts.where(v == 0, 0.0, ts.sqrt(ts.where(v == 0, 1.0, v))))(
+        variance(*args, **kwargs)
+    ),
+    dtypes=FLOATS,
+)
+row("any", folded(ts.any))
+row("all", folded(ts.all))
+row("cumprod", lambda x, dim: ts.cumprod(x, dim), dtypes=NUMBERS, lacks=("dtype",))
+row("cummax", lambda x, dim: ts.cummax(x, dim), dtypes=NUMBERS)
+row("cummin", lambda x, dim: ts.cummin(x, dim), dtypes=NUMBERS)
 row("softmax", lambda x, dim: nn.softmax(x, dim), dtypes=FLOATS, lacks=("dtype",))
 row("log_softmax", lambda x, dim: nn.log_softmax(x, dim), dtypes=FLOATS, lacks=("dtype",))
 row("argsort", lambda x, dim=-1, descending=False, stable=False: ts.argsort(x, dim, descending))
@@ -117,9 +154,7 @@ row("sort", lambda x, dim=-1, descending=False, stable=False: ts.sort(x, dim, de
 
 
 def largest_of(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    if not largest:
-        raise NotOffered
-    return ts.topk(x, k, dim)
+    return ts.topk(x, k, dim, largest)
 
 
 row("topk", largest_of, dtypes=NUMBERS)
@@ -137,22 +172,33 @@ def flipped(x: Any, dims: Any) -> Any:
 row("flip", flipped)
 row("reshape", lambda x, shape: ts.reshape(x, shape))
 row("view", lambda x, shape: ts.reshape(x, shape))
-row("flatten", lambda x, start_dim=0, end_dim=-1: flat(x, start_dim, end_dim))
-
-
-def flat(x: Any, start: int, end: int) -> Any:
-    if not x.ndim:
-        return x.reshape(1)
-    start, end = start % x.ndim, end % x.ndim
-    return x.reshape(*x.shape[:start], -1, *x.shape[end + 1 :])
-
-
+row("flatten", lambda x, start_dim=0, end_dim=-1: x.flatten(start_dim, end_dim))
 row("transpose", lambda x, a, b: x.transpose(a, b))
 row("permute", lambda x, dims: ts.permute(x, dims))
 row("T", lambda x: x.T)
 row("mT", lambda x: x.transpose())
 row("expand", lambda x, shape: ts.broadcast_to(x, shape))
 row("broadcast_to", ts.broadcast_to)
+row("squeeze", lambda x, dim=None: ts.squeeze(x, dim))
+row("unsqueeze", ts.unsqueeze)
+row("tile", ts.tile)
+row("repeat", lambda x, *sizes: x.repeat(*sizes))
+row("repeat_interleave", lambda x, repeats, dim=None, output_size=None: repeated(x, repeats, dim))
+
+
+def repeated(x: Any, repeats: Any, dim: Any) -> Any:
+    if isinstance(repeats, ts.Tensor):  # a shape that depends on values
+        raise NotOffered
+    return ts.repeat_interleave(x, repeats, dim)
+
+
+row("roll", lambda x, shifts, dims=(): ts.roll(x, shifts, None if dims in ((), None) else dims))
+for name in ("constant", "reflect", "replicate", "circular"):
+    row(
+        f"nn.functional.pad.{name}",
+        lambda x, pad, mode=name, value=0: ts.pad(x, pad, mode, value or 0),
+        dtypes=ALL if name == "constant" else FLOATS,
+    )
 row("cat", lambda xs, dim=0: ts.concat(xs, dim))
 row("stack", lambda xs, dim=0: ts.stack(xs, dim))
 row("split_with_sizes", lambda x, sizes, dim=0: ts.split(x, sizes, dim))
@@ -355,6 +401,30 @@ def loss(x: Any, y: Any, ignore_index: int, reduction: str) -> Any:
     return nn.cross_entropy(x, y, ignore_index)
 
 
+for name in ("mse_loss", "kl_div"):
+    row(f"nn.functional.{name}", getattr(nn, name), dtypes=FLOATS)
+row(  # in PyTorch weights have no gradient; that of the logits stands in core/test_losses.py
+    "nn.functional.binary_cross_entropy_with_logits",
+    nn.binary_cross_entropy_with_logits,
+    dtypes=FLOATS,
+    grad=False,
+)
+row(
+    "linspace",
+    lambda start, end, steps, dtype=None, device=None: ts.linspace(
+        numeric(start), numeric(end), steps, dtype or ts.f32
+    ),
+    dtypes=FLOATS,
+    grad=False,
+)
+
+
+def numeric(x: Any) -> Any:
+    if isinstance(x, ts.Tensor):
+        raise NotOffered
+    return x
+
+
 row("zeros_like", lambda x, dtype=None, device=None: alike(x, 0, dtype), grad=False)
 row("ones_like", lambda x, dtype=None, device=None: alike(x, 1, dtype), grad=False)
 
@@ -366,9 +436,9 @@ def alike(x: Any, value: int, dtype: Any) -> Any:
 def counted(
     start: Any, end: Any = None, step: int = 1, dtype: Any = None, device: Any = None
 ) -> Any:
-    if step != 1 or start != 0 or type(end) is not int or dtype is None:
+    if dtype is None:  # PyTorch's are of 64 bits
         raise NotOffered
-    return ts.arange(end, dtype)
+    return ts.arange(start, end, step, dtype)
 
 
 row("arange", counted, dtypes=(*FLOATS, *WHOLE), grad=False)

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from ..core.checks import flag, number, sizes, whole
-from ..core.context import settings
-from ..core.dtypes import bool_, dtype_of, f32, int32, summed
-from ..core.errors import LayoutError, ShapeError, fail
+from ..core.checks import flag, number
+from ..core.dtypes import bool_, f32, summed, uint8
+from ..core.errors import LayoutError, fail
 from ..core.layout import TensorType
-from .checks import fitting
+from .bits import (
+    bitwise_and,
+    bitwise_left_shift,
+    bitwise_not,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+)
+from .cumulative import cummax, cummin, cumprod, cumsum
+from .elementwise import (
+    abs,
+    ceil,
+    clip,
+    cos,
+    erf,
+    exp,
+    expm1,
+    floor,
+    isfinite,
+    isinf,
+    isnan,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    round,
+    rsqrt,
+    save_for_backward,
+    sigmoid,
+    sign,
+    sin,
+    sqrt,
+    straight_through,
+    tanh,
+    where,
+)
+from .elementwise import as_float as _float
+from .elementwise import stop_gradient as stop_gradient
+from .elementwise import widened as widened
+from .filled import arange, full, full_like, linspace, ones, ones_like, zeros, zeros_like
 from .indexing import (
     argmax,
     argmin,
@@ -26,13 +63,21 @@ from .indexing import (
 from .indexing import gather_or_zero as gather_or_zero
 from .indexing import take_or_zero as take_or_zero
 from .matrices import diag, diagonal, eye, tril, triu
-from .operands import as_tensor, binary, cast, emit, matched
+from .operands import as_tensor, cast, emit
 from .products import broadcast_lead as broadcast_lead
 from .products import einsum, matmul
 from .products import narrowed as narrowed
+from .rearranging import (
+    flatten,
+    pad,
+    repeat_interleave,
+    roll,
+    squeeze,
+    tile,
+    unsqueeze,
+)
 from .shaping import (
     Dims,
-    along,
     broadcast_to,
     concat,
     dims_of,
@@ -47,157 +92,7 @@ from .subscript import getitem as getitem
 from .tensor import Like, Tensor, method
 
 
-# -- elementwise ----------------------------------------------------------------------------------
-def _float(name: str, x: Like) -> Tensor:
-    t = as_tensor(x)
-    return t if t.dtype.is_float else t.to(f32)
-
-
-def exp(x: Like) -> Tensor:
-    """e to the power of `x`, elementwise. Integers and bools are computed as f32."""
-    return emit("exp", widened(_float("exp", x)))
-
-
-def log(x: Like) -> Tensor:
-    """The natural logarithm, elementwise: NaN below 0, -inf at 0. Integers are computed as f32."""
-    return emit("log", widened(_float("log", x)))
-
-
-def sqrt(x: Like) -> Tensor:
-    """The square root, elementwise: NaN below 0. Integers are computed as f32."""
-    return emit("sqrt", _float("sqrt", x))
-
-
-def rsqrt(x: Like) -> Tensor:
-    """`1 / sqrt(x)`, elementwise: NaN below 0, inf at 0. Integers are computed as f32."""
-    return emit("rsqrt", widened(_float("rsqrt", x)))
-
-
-def tanh(x: Like) -> Tensor:
-    """The hyperbolic tangent, elementwise. Integers are computed as f32."""
-    return emit("tanh", _float("tanh", x))
-
-
-def sigmoid(x: Like) -> Tensor:
-    """`1 / (1 + exp(-x))`, elementwise. Integers are computed as f32."""
-    return emit("sigmoid", _float("sigmoid", x))
-
-
-def sin(x: Like) -> Tensor:
-    """The sine of `x` in radians, elementwise. Integers are computed as f32."""
-    return emit("sin", _float("sin", x))
-
-
-def cos(x: Like) -> Tensor:
-    """The cosine of `x` in radians, elementwise. Integers are computed as f32."""
-    return emit("cos", _float("cos", x))
-
-
-def erf(x: Like) -> Tensor:
-    """The error function `2/sqrt(pi) * integral of exp(-t*t) from 0 to x`, elementwise."""
-    return emit("erf", _float("erf", x))
-
-
-def abs(x: Like) -> Tensor:
-    """The absolute value, elementwise, in the dtype of `x`."""
-    return emit("abs", as_tensor(x))
-
-
-def sign(x: Like) -> Tensor:
-    """-1, 0 or 1 by the sign of each element, in the dtype of `x`."""
-    return emit("sign", as_tensor(x))
-
-
-def floor(x: Like) -> Tensor:
-    """The largest whole number not above `x`, elementwise. Its gradient is zero."""
-    return emit("floor", _float("floor", x))
-
-
-def round(x: Like, decimals: int = 0) -> Tensor:
-    """The nearest whole number, or the nearest number with `decimals` decimal places, elementwise.
-
-    Halves are rounded to the even neighbour. The gradient is zero. Raises UsageError if `decimals`
-    is not from -38 to 38.
-    """
-    t, places = as_tensor(x), whole("round", "decimals", decimals, -38, 38)
-    if places:
-        return round(_float("round", t) * 10.0**places) * 10.0**-places
-    if not t.dtype.is_float:
-        return t
-    low = floor(t)
-    rest = t - low
-    odd = low - floor(low * 0.5) * 2.0
-    return where((rest > 0.5) | ((rest == 0.5) & (odd == 1.0)), low + 1.0, low)
-
-
-@method("__round__")
-def _rounded(x: Tensor, decimals: int | None = None) -> Tensor:
-    return round(x, decimals or 0)
-
-
-def isfinite(x: Like) -> Tensor:
-    """True for each element that is neither infinite nor NaN."""
-    return emit("isfinite", _float("isfinite", x))
-
-
-def stop_gradient(x: Like) -> Tensor:
-    """The same value, through which no gradient flows."""
-    return emit("stop_gradient", as_tensor(x))
-
-
-def save_for_backward(x: Like) -> Tensor:
-    """Returns `x`; a loop that recomputes its body in the backward pass stores this value instead.
-
-    Without it, `ts.scan` and `ts.map_chunks` with policy "recompute" compute the value a second
-    time.
-    """
-    return emit("save_for_backward", as_tensor(x))
-
-
-def straight_through(value: Tensor, path: Tensor) -> Tensor:
-    """The value of `value` with the gradient of `path`, for example a straight-through estimator.
-
-    Both have the same shape and dtype. Raises ShapeError if the shapes differ, DTypeError if the
-    dtypes differ.
-    """
-    value, path = as_tensor(value), as_tensor(path)
-    if value.shape != path.shape:
-        raise fail(
-            ShapeError,
-            "straight_through: value and path have different shapes",
-            [("value", value.type), ("path", path.type)],
-            fix="give two expressions of one shape",
-        )
-    return emit("straight_through", value, path)
-
-
-def maximum(x: Like, y: Like) -> Tensor:
-    """The larger of `x` and `y`, elementwise, after broadcasting. A NaN in either gives NaN."""
-    return binary("maximum", x, y)
-
-
-def minimum(x: Like, y: Like) -> Tensor:
-    """The smaller of `x` and `y`, elementwise, after broadcasting. A NaN in either gives NaN."""
-    return binary("minimum", x, y)
-
-
-def where(pick: Like, x: Like, y: Like) -> Tensor:
-    """`x` where `pick` is true, else `y`, elementwise; the three are broadcast together.
-
-    Raises ShapeError if the shapes do not broadcast.
-    """
-    a, b = matched("where", x, y)
-    p = as_tensor(pick)
-    return emit("where", p if p.dtype is bool_ else p != 0, a, b)
-
-
 # -- reductions -----------------------------------------------------------------------------------
-def widened(x: Tensor) -> Tensor:
-    """Inside `ts.autocast`, a narrow float in f32: for sums and what grows without bound."""
-    narrow = settings().autocast is not None and x.dtype.is_float and x.dtype is not f32
-    return x.to(f32) if narrow else x
-
-
 def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     t = as_tensor(x)
     if op in ("sum", "prod"):
@@ -278,6 +173,40 @@ def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0
     return out.to(t.dtype)
 
 
+def std(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
+    """The standard deviation along `dim` (None: all dims): the root of `var` with `correction`.
+
+    `correction` is 0 as in NumPy (PyTorch's default is 1). The gradient where it is 0 is 0, as in
+    PyTorch. Raises ShapeError if `x` has no such dim.
+    """
+    v = var(x, dim, keepdims, correction)
+    none = v == 0.0
+    return where(none, 0.0, sqrt(where(none, 1.0, v)))
+
+
+def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """True where at least one element along `dim` (None: all dims) is true, or is not 0.
+
+    `keepdims` keeps these dims with size 1. Of no elements it is False. Raises ShapeError if `x`
+    has no such dim.
+    """
+    return reduce("max", _truth(x).to(uint8), dim, keepdims) != 0
+
+
+def all(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """True where all elements along `dim` (None: all dims) are true, or are not 0.
+
+    `keepdims` keeps these dims with size 1. Of no elements it is True. Raises ShapeError if `x` has
+    no such dim.
+    """
+    return reduce("min", _truth(x).to(uint8), dim, keepdims) != 0
+
+
+def _truth(x: Like) -> Tensor:
+    t = as_tensor(x)
+    return t if t.dtype is bool_ else t != 0
+
+
 def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """`log(sum(exp(x)))` along `dim` (None: all dims), computed in f32 without overflow."""
     t = widened(_float("logsumexp", x))
@@ -292,48 +221,6 @@ def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
         return out
     dims = dims_of("logsumexp", t, dim)
     return reshape(out, tuple(n for i, n in enumerate(t.shape) if i not in dims))
-
-
-def cumsum(x: Like, dim: int = -1) -> Tensor:
-    """The running sum along `dim`, each element included, in the shape of `x`.
-
-    Raises ShapeError if `x` has no such dim.
-    """
-    t = as_tensor(x)
-    t = widened(t.to(summed(t.dtype)))
-    return along(lambda t, d: emit("cumsum", t, dim=d), "cumsum", t, dim)
-
-
-# -- creation -------------------------------------------------------------------------------------
-def full(shape: int | Sequence[int], value: float, dtype: object = f32) -> Tensor:
-    """A tensor of `shape` filled with `value`.
-
-    Raises DTypeError if `value` does not fit `dtype`, ShapeError if a size is negative.
-    """
-    want = dtype_of(dtype)
-    return emit("full", dtype=want, shape=sizes("full", shape), value=fitting("full", value, want))
-
-
-def zeros(shape: int | Sequence[int], dtype: object = f32) -> Tensor:
-    """A tensor of `shape` filled with zeros."""
-    return full(sizes("zeros", shape), 0, dtype)
-
-
-def ones(shape: int | Sequence[int], dtype: object = f32) -> Tensor:
-    """A tensor of `shape` filled with ones."""
-    return full(sizes("ones", shape), 1, dtype)
-
-
-def zeros_like(x: Tensor) -> Tensor:
-    """Zeros with the shape, dtype and layout of `x`."""
-    t = as_tensor(x).type.complete()
-    return emit("full", dtype=t.dtype, shape=t.shape, value=0, layout=t)
-
-
-def arange(stop: int, dtype: object = int32) -> Tensor:
-    """The whole numbers 0, 1, ..., `stop` - 1 as a tensor [stop]."""
-    count = whole("arange", "stop", stop, 0)
-    return emit("iota", dtype=dtype_of(dtype), shape=sizes("arange", count), dim=0)
 
 
 # -- layout ---------------------------------------------------------------------------------------
@@ -358,10 +245,14 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 
 # What users call: `tessera` has all of these.
 __all__ = [
-    "abs", "arange", "argmax", "argmin", "argsort", "broadcast_to", "cast", "concat", "cos",
-    "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "eye", "flip", "floor", "full", "gather",
-    "isfinite", "log", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "one_hot",
-    "ones", "permute", "prod", "reshape", "round", "rsqrt", "save_for_backward", "scatter_add",
-    "sigmoid", "sign", "sin", "sort", "split", "sqrt", "stack", "straight_through", "sum", "take",
-    "tanh", "topk", "tril", "triu", "var", "where", "zeros", "zeros_like",
+    "abs", "all", "any", "arange", "argmax", "argmin", "argsort", "bitwise_and",
+    "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "broadcast_to", "cast", "ceil", "clip", "concat", "cos", "cummax", "cummin", "cumprod",
+    "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "expm1", "eye", "flatten", "flip",
+    "floor", "full", "full_like", "gather", "isfinite", "isinf", "isnan", "linspace", "log",
+    "log1p", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "one_hot", "ones",
+    "ones_like", "pad", "permute", "prod", "repeat_interleave", "reshape", "roll", "round", "rsqrt",
+    "save_for_backward", "scatter_add", "sigmoid", "sign", "sin", "sort", "split", "sqrt",
+    "squeeze", "stack", "std", "straight_through", "sum", "take", "tanh", "tile", "topk", "tril",
+    "triu", "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

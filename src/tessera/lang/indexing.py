@@ -59,8 +59,10 @@ def flip(x: Like, dim: int = -1) -> Tensor:
     return along(lambda t, d: emit("flip", t, dim=d), "flip", x, dim)
 
 
-def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
+def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """(The `k` largest elements along `dim`, largest first; their indices).
+
+    With `largest` False they are the `k` smallest, smallest first. A NaN counts as largest.
 
     Of equal elements the one with the lower index comes first. Raises ShapeError if `dim` has fewer
     than `k` elements.
@@ -74,6 +76,8 @@ def topk(x: Like, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
             [("x", t.type)],
             fix="0 <= k <= its size",
         )
+    if not flag("topk", "largest", largest):
+        return tuple(sliced(part, {d: (0, k, 1)}) for part in sort(t, d))  # type: ignore[return-value]
     if d == t.ndim - 1:
         values, ids = emit_many("top_k", t, k=k)
     else:

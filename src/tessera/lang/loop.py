@@ -15,8 +15,8 @@ from ..core.checks import flag, function_of, one_of, whole
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
+from ..ops.cast import cast as to
 from ..ops.elementwise import add
-from ..ops.elementwise import cast as to
 from ..ops.redistribute import NAMES, all_reduce
 from .eager import here
 from .functions import permute, relayout, reshape

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import int32
 from ..core.errors import UsageError, fail
 from ..core.kinds import is_whole
 from . import functions as F
@@ -114,20 +113,6 @@ def _tan(x: Like) -> Tensor:
     return F.sin(x) / F.cos(x)
 
 
-def _ceil(x: Like) -> Tensor:
-    return -F.floor(-as_tensor(x))
-
-
-def _isnan(x: Like) -> Tensor:
-    t = as_tensor(x)
-    return t != t
-
-
-def _isinf(x: Like) -> Tensor:
-    t = as_tensor(x)
-    return ~F.isfinite(t) & (t == t)
-
-
 def _not(x: Like) -> Tensor:
     return emit("logical_not", _truth(x))
 
@@ -172,6 +157,8 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.bitwise_and: lambda x1, x2: as_tensor(x1) & x2,
     np.bitwise_or: lambda x1, x2: as_tensor(x1) | x2,
     np.bitwise_xor: lambda x1, x2: as_tensor(x1) ^ x2,
+    np.left_shift: lambda x1, x2: F.bitwise_left_shift(x1, x2),
+    np.right_shift: lambda x1, x2: F.bitwise_right_shift(x1, x2),
     np.matmul: F.matmul,
     np.negative: lambda x: -x,
     np.positive: lambda x: x,
@@ -182,8 +169,10 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.reciprocal: lambda x: 1.0 / x,
     np.sqrt: F.sqrt,
     np.exp: F.exp,
+    np.expm1: F.expm1,
     np.exp2: _exp2,
     np.log: F.log,
+    np.log1p: F.log1p,
     np.log2: _scaled(F.log, 1.0 / math.log(2.0)),
     np.log10: _scaled(F.log, 1.0 / math.log(10.0)),
     np.sin: F.sin,
@@ -191,10 +180,10 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.tan: _tan,
     np.tanh: F.tanh,
     np.floor: F.floor,
-    np.ceil: _ceil,
+    np.ceil: F.ceil,
     np.isfinite: F.isfinite,
-    np.isnan: _isnan,
-    np.isinf: _isinf,
+    np.isnan: F.isnan,
+    np.isinf: F.isinf,
 }
 _REDUCED = {np.add: "np.sum", np.multiply: "np.prod", np.maximum: "np.max", np.minimum: "np.min"}
 
@@ -212,15 +201,7 @@ def _var(a: Like, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False)
 
 
 def _std(a: Like, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    return F.sqrt(_var(a, axis, ddof=ddof, keepdims=keepdims))
-
-
-def _all(a: Like, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    return F.sum((~_truth(a)).to(int32), axis, keepdims) == 0
-
-
-def _any(a: Like, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    return F.sum(_truth(a).to(int32), axis, keepdims) != 0
+    return F.std(a, axis, keepdims, ddof)
 
 
 def _along(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -349,18 +330,12 @@ def _einsum(subscripts: str, *operands: Like, optimize: object = True) -> Tensor
 
 def _clip(
     a: Like, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
-) -> Any:
-    low, high = (a_min if min is None else min), (a_max if max is None else max)
-    out = as_tensor(a) if low is None else F.maximum(a, low)
-    return out if high is None else F.minimum(out, high)
+) -> Tensor:
+    return F.clip(a, a_min if min is None else min, a_max if max is None else max)
 
 
 def _where(condition: Like, x: Like, y: Like) -> Tensor:
     return F.where(condition, x, y)
-
-
-def _ones_like(a: Tensor) -> Tensor:
-    return (F.zeros_like(a) + 1).to(a.dtype)
 
 
 # -- of values: what they give has no gradient anyway ----------------------------------------------
@@ -382,9 +357,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.mean: _over(F.mean),
     np.var: _var,
     np.std: _std,
-    np.all: _all,
-    np.any: _any,
+    np.all: _over(F.all),
+    np.any: _over(F.any),
     np.cumsum: _along(F.cumsum),
+    np.cumprod: _along(F.cumprod),
     np.argmax: _along(F.argmax),
     np.argmin: _along(F.argmin),
     np.sort: _sort,
@@ -412,11 +388,14 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.dot: _dot,
     np.outer: _outer,
     np.einsum: _einsum,
+    np.roll: lambda a, shift, axis=None: F.roll(a, shift, axis),
+    np.tile: lambda A, reps: F.tile(A, reps),
+    np.repeat: lambda a, repeats, axis=None: F.repeat_interleave(a, repeats, axis),
     np.clip: _clip,
     np.round: lambda a, decimals=0: F.round(a, decimals),
     np.where: _where,
     np.zeros_like: F.zeros_like,
-    np.ones_like: _ones_like,
+    np.ones_like: F.ones_like,
     np.copy: lambda a: a,
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,

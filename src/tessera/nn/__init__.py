@@ -2,6 +2,7 @@
 
 from ..core.peers import public
 from ..lang.parameter import Parameter
+from .activations import elu, leaky_relu, softplus
 from .context_parallel import all_to_all_attention, ring_attention, unzigzag, zigzag
 from .conv import (
     avg_pool1d,
@@ -37,19 +38,77 @@ from .functional import (
     swiglu,
 )
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
-from .losses import cross_entropy, linear_cross_entropy
+from .losses import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    kl_div,
+    linear_cross_entropy,
+    mse_loss,
+)
 from .module import Module
 from .positions import Rope
 from .transformer import GPT, GPTConfig, TransformerBlock
 
 __all__ = [
-    "GPT", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "GPTConfig", "GroupNorm",
-    "LayerNorm", "Linear", "MoE", "Module", "Parameter", "Placement", "RMSNorm", "Rope",
-    "TransformerBlock", "all_to_all_attention", "attention", "avg_pool1d", "avg_pool2d",
-    "balance_experts", "batch_norm", "conv1d", "conv2d", "conv_transpose2d", "cross_entropy",
-    "dropout", "embedding", "flash_attention", "gelu", "group_norm", "interpolate", "layer_norm",
-    "linear", "linear_cross_entropy", "log_softmax", "max_pool1d", "max_pool2d", "mlp", "moe",
-    "moe_inspection", "place_experts", "rehash_experts", "relu", "ring_attention", "rms_norm",
-    "rotary", "silu", "softmax", "swiglu", "unzigzag", "updated_expert_bias", "zigzag",
+    "GPT",
+    "BatchNorm",
+    "Conv1d",
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "GPTConfig",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "MoE",
+    "Module",
+    "Parameter",
+    "Placement",
+    "RMSNorm",
+    "Rope",
+    "TransformerBlock",
+    "all_to_all_attention",
+    "attention",
+    "avg_pool1d",
+    "avg_pool2d",
+    "balance_experts",
+    "batch_norm",
+    "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
+    "cross_entropy",
+    "dropout",
+    "elu",
+    "embedding",
+    "flash_attention",
+    "gelu",
+    "group_norm",
+    "interpolate",
+    "kl_div",
+    "layer_norm",
+    "leaky_relu",
+    "linear",
+    "linear_cross_entropy",
+    "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
+    "mlp",
+    "moe",
+    "moe_inspection",
+    "mse_loss",
+    "place_experts",
+    "rehash_experts",
+    "relu",
+    "ring_attention",
+    "rms_norm",
+    "rotary",
+    "silu",
+    "softmax",
+    "softplus",
+    "swiglu",
+    "unzigzag",
+    "updated_expert_bias",
+    "zigzag",
 ]  # fmt: skip
 __getattr__ = public("nn", globals(), {"balanced_bias": "updated_expert_bias"})

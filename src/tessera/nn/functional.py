@@ -157,9 +157,9 @@ def rotary(
         )
     seq, d = t.shape[-2], t.shape[-1]
     base = number("rotary", "base", base)
-    at = F.arange(seq, f32) if positions is None else positions.to(f32)
+    at = F.arange(seq, dtype=f32) if positions is None else positions.to(f32)
     if rates is None:
-        rates = F.exp(F.arange(d // 2, f32) * (-2.0 * math.log(base) / max(1, d)))
+        rates = F.exp(F.arange(d // 2, dtype=f32) * (-2.0 * math.log(base) / max(1, d)))
     angle = at.reshape(seq, 1) * as_tensor(rates).reshape(1, d // 2)
     c, s = F.cos(angle).to(t.dtype), F.sin(angle).to(t.dtype)
     a, b = F.split(t, 2, -1)

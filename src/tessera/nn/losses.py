@@ -1,11 +1,11 @@
-"""How far are the logits from the labels? Cross-entropy, whole or in blocks of rows, in f32."""
+"""How far is a result from what it should be? Losses, in f32; the cross-entropy in blocks too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.checks import floats, integers, number, shaped, whole
+from ..core.checks import flag, floats, integers, number, one_of, shaped, whole
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError, fail
 from ..lang import functions as F
@@ -15,6 +15,7 @@ from ..lang.index_bounds import check_ids
 from ..lang.loop import scan, to_blocks
 from ..lang.operands import as_tensor, emit, scalar
 from ..lang.tensor import Like, Tensor
+from .activations import softplus
 from .functional import ROWS, row_order, rows_of, wide
 
 
@@ -156,3 +157,95 @@ def linear_cross_entropy(
     blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
     total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
     return _mean(total, y, keep, how)
+
+
+# -- of numbers -----------------------------------------------------------------------------------
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def _reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
+    how = one_of(name, "reduction", reduction, REDUCTIONS)
+    return loss if how == "none" else F.mean(loss) if how == "mean" else F.sum(loss)
+
+
+def _pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
+    """Both in f32. Raises ShapeError unless they have one shape."""
+    a, b = as_tensor(x), as_tensor(target)
+    if a.shape != b.shape:
+        raise fail(
+            ShapeError,
+            f"{name}: the target has shape {b.shape}, not {a.shape}",
+            [("x", a.type), ("target", b.type)],
+            fix="give both one shape, e.g. by ts.squeeze, ts.unsqueeze or ts.broadcast_to",
+        )
+    return wide(a), wide(b)
+
+
+def mse_loss(x: Like, target: Like, reduction: str = "mean") -> Tensor:
+    """The squared difference of `x` and `target`, in f32: by default its mean over all elements.
+
+    `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes differ (PyTorch
+    broadcasts them), UsageError for another reduction.
+    """
+    a, b = _pair("mse_loss", x, target)
+    d = a - b
+    return _reduced("mse_loss", d * d, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    logits: Like,
+    target: Like,
+    weight: Like | None = None,
+    reduction: str = "mean",
+    pos_weight: Like | None = None,
+) -> Tensor:
+    """The cross-entropy in nats of `sigmoid(logits)` and `target` from 0 to 1, in f32.
+
+    `weight` multiplies each element's loss, `pos_weight` its part for the target 1; both broadcast
+    to the shape of `logits`. `reduction` is "mean" (over all elements), "sum" or "none". Raises
+    ShapeError if the shapes do not fit, UsageError for another reduction.
+    """
+    name = "binary_cross_entropy_with_logits"
+    z, y = _pair(name, logits, target)
+    # -log sigmoid(z) = softplus(-z), and -log(1 - sigmoid(z)) = z + softplus(-z)
+    late = softplus(-z)
+    if pos_weight is not None:
+        late = late * (y * (_spread(name, "pos_weight", pos_weight, z) - 1.0) + 1.0)
+    loss = z * (1.0 - y) + late
+    if weight is not None:
+        loss = loss * _spread(name, "weight", weight, z)
+    return _reduced(name, loss, reduction)
+
+
+def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
+    """`value` in f32, in the shape of `like`."""
+    t = wide(value)
+    if t.ndim > like.ndim or any(n not in (1, s) for n, s in zip(t.shape[::-1], like.shape[::-1])):
+        raise fail(
+            ShapeError,
+            f"{name}: {what} does not broadcast to {like.shape}",
+            [(what, t.type), ("logits", like.type)],
+            fix=f"give it the shape {like.shape}, or 1 in some dims",
+        )
+    return F.broadcast_to(t, like.shape)
+
+
+def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """`target * (log(target) - x)`, with `x` the logarithms of probabilities, in f32.
+
+    This is the Kullback-Leibler divergence of the distribution `target` from `exp(x)`. With
+    `log_target` the target is given as logarithms too. A target of 0 gives 0. `reduction` is
+    "mean" (over all elements, as in PyTorch), "batchmean" (the sum over the size of dim 0, which
+    the definition means), "sum" or "none". Raises ShapeError if the shapes differ, UsageError for
+    another reduction.
+    """
+    p, q = _pair("kl_div", x, target)
+    if flag("kl_div", "log_target", log_target):
+        each = F.exp(q) * (q - p)
+    else:
+        none = q == 0.0
+        safe = F.where(none, 1.0, q)
+        each = F.where(none, 0.0, q * (F.log(safe) - p))
+    if one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean")) == "batchmean":
+        return F.sum(each) * (1.0 / max(1, each.shape[0] if each.ndim else 1))
+    return _reduced("kl_div", each, reduction)

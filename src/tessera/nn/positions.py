@@ -53,7 +53,7 @@ class Rope:
 
     def rates(self, size: int) -> Tensor:
         """The rate of each pair of a head of size `size`, in radians per position: f32[size/2]."""
-        rate = F.exp(F.arange(size // 2, f32) * (-2.0 * math.log(self.base) / size))
+        rate = F.exp(F.arange(size // 2, dtype=f32) * (-2.0 * math.log(self.base) / size))
         if self.scaling == "linear":
             return rate * (1.0 / self.factor)
         if self.scaling == "llama3":

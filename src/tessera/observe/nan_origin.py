@@ -19,7 +19,7 @@ from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..lang import functions as F
 from ..lang.tensor import Tensor
-from ..ops.elementwise import full
+from ..ops.create import full
 from ..ops.indexing import inside_range
 from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
 

@@ -1,9 +1,11 @@
 """The closed set of ops: one value each, with shape, layout, computation and gradient."""
 
 from . import (
+    cast,
     contract,
     control,
     conv,
+    create,
     custom,
     elementwise,
     indexing,
@@ -20,9 +22,11 @@ from .op import OPS, Op, op_named
 __all__ = [
     "OPS",
     "Op",
+    "cast",
     "contract",
     "control",
     "conv",
+    "create",
     "custom",
     "elementwise",
     "indexing",

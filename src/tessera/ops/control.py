@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.errors import LayoutError, ShapeError, fail
 from ..core.layout import Factor, TensorType, dim_axes, same_type, without
-from .elementwise import narrowed
+from .cast import narrowed
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 

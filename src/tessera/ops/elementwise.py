@@ -6,21 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.checks import integers, one_dtype, shaped
+from ..core.checks import integers, one_dtype
 from ..core.dtypes import (
     DType,
     beyond,
     bool_,
-    counts_to,
     f32,
-    fp8_e4m3,
     int32,
-    promote,
     uint32,
 )
-from ..core.errors import DTypeError, LayoutError, fail
-from ..core.layout import TensorType, dim_axes, plain
-from ..core.mesh import Mesh
+from ..core.errors import DTypeError, fail
+from ..core.layout import TensorType, dim_axes
 from .index_string import elementwise_index, propagate
 from .op import (
     Array,
@@ -152,6 +148,8 @@ def const(b: Build, like: Any, value: float) -> Any:
 neg = unary("neg", lambda b, n, g: [b("neg", g)], "each", NUMBER, "cheap")
 exp = unary("exp", lambda b, n, g: [b("mul", g, n)])
 log = unary("log", lambda b, n, g: [b("div", g, n.args[0])])
+log1p = unary("log1p", lambda b, n, g: [b("div", g, b("add", n.args[0], const(b, n, 1.0)))])
+expm1 = unary("expm1", lambda b, n, g: [b("mul", g, b("exp", n.args[0]))])
 sqrt = unary("sqrt", lambda b, n, g: [b("div", b("mul", g, const(b, n, 0.5)), n)])
 rsqrt = unary(
     "rsqrt",
@@ -366,124 +364,6 @@ where = define(
     Op("where", _where_rule, lambda c, p, x, y: c.xp.where(p, x, y), _where_grad,
        elements="computed", memory="cheap", linear="joint")
 )  # fmt: skip
-
-
-def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    src, dtype = ins[0], attrs["dtype"]
-    # Widening keeps every value, so a sum may be completed after it; narrowing does not. With
-    # `terms` each term of the sum is rounded, as by a product whose results are narrow.
-    widens = src.dtype.is_float and dtype.is_float and promote(src.dtype, dtype) is dtype
-    src = (
-        src
-        if (widens or attrs.get("terms")) and all(k == "sum" for _, k in src.partial)
-        else src.complete()
-    )
-    return Inferred((src,), (src.with_dtype(dtype),))
-
-
-def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    src = n.args[0].type.dtype
-    return [b("cast", g, dtype=src) if src.is_float else None]
-
-
-def _cast_local(c: Call, x: Array) -> Array:
-    dtype = c.out.dtype
-    if dtype is fp8_e4m3 and c.ins[0].dtype.is_float:
-        # It has no infinity: what is too large for it would be no number at all.
-        top = c.xp.full((), FP8_E4M3_MAX, c.ins[0].dtype)
-        x = c.xp.maximum(c.xp.minimum(x, top), c.xp.neg(top))
-    return c.xp.cast(x, dtype)
-
-
-FP8_E4M3_MAX = 448.0
-cast = define(
-    Op("cast", _cast_rule, _cast_local, _cast_grad,
-       flops=lambda ins, outs, attrs: 0, attrs="dtype terms?", elements="computed",
-       memory="moves", linear="each", incidental=True)
-)  # fmt: skip
-
-
-def narrowed(b: Build, x: Any) -> Any:
-    """What the node `x` is made of, if that is a float of fewer bytes, converted and shown in
-    another form: as such, in that form. None for any other.
-
-    It is what crosses wires in place of `x`, sums too: a narrow product has rounded their terms.
-    """
-    if x.op == cast.name:
-        was, now = x.args[0].type.dtype, x.type.dtype
-        return x.args[0] if was.is_float and now.is_float and was.bytes < now.bytes else None
-    if x.kind.memory != "view" or x.kind.own or len(x.args) != 1:
-        return None
-    source = narrowed(b, x.args[0])
-    return None if source is None else b(x.op, source, **x.attrs)
-
-
-def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorType:
-    """The type of a value that is made from nothing: `shape`, in the layout that `attrs` ask
-    for."""
-    shape, layout = tuple(attrs["shape"]), attrs.get("layout")
-    if not isinstance(layout, TensorType):
-        return plain(dtype, shape, mesh)
-    shaped(name, "the layout", layout, shape)
-    if any(kind == "sum" for _, kind in layout.partial) and attrs.get("value") != 0:
-        raise fail(
-            LayoutError,
-            f"{name}: only zero can be made as a sum still to be completed",
-            [("layout", layout)],
-            fix="make it complete, then redistribute it",
-        )
-    return layout.with_dtype(dtype)
-
-
-def _full_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    return Inferred((), (created("full", attrs["dtype"], attrs, None),))
-
-
-full = define(
-    Op(
-        "full",
-        _full_rule,
-        lambda c: c.xp.full(c.shape, c.attrs["value"], c.out.dtype),
-        flops=lambda ins, outs, attrs: 0,
-        creates=True,
-        attrs="dtype shape value layout?",
-        memory="created",
-        incidental=True,
-    )
-)
-
-
-def _iota_local(c: Call) -> Array:
-    dim = c.attrs["dim"]
-    shape = [1] * len(c.shape)
-    shape[dim] = c.shape[dim]
-    line = c.xp.reshape(c.xp.cast(c.site.index(c.out, dim), c.out.dtype), tuple(shape))
-    return c.xp.broadcast_to(line, c.shape)
-
-
-def _iota_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    dtype, count = attrs["dtype"], tuple(attrs["shape"])[attrs["dim"]]
-    if count - 1 > counts_to(dtype):
-        raise fail(
-            DTypeError,
-            f"arange: {dtype} does not hold every whole number below {count}",
-            fix=f"count in i32, and cast where that is meant: ts.arange({count}).to('{dtype}')",
-        )
-    return _full_rule(ins, attrs)
-
-
-iota = define(
-    Op(
-        "iota",
-        _iota_rule,
-        _iota_local,
-        flops=lambda ins, outs, attrs: 0,
-        creates=True,
-        attrs="dtype shape dim layout?",
-        memory="created",
-        incidental=True,
-    )
-)
 
 
 def _inside_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.dtypes import uint32
 from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
-from .elementwise import created
+from .create import created
 from .op import Array, Attrs, Call, Inferred, Op, define
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

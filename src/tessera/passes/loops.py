@@ -15,7 +15,8 @@ from ..core.dtypes import f32
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
-from ..ops.elementwise import add, narrowed, save_for_backward
+from ..ops.cast import narrowed
+from ..ops.elementwise import add, save_for_backward
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]

@@ -14,7 +14,9 @@ from dataclasses import replace
 from ..core.dtypes import f32
 from ..core.reshard import steps_between
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
-from ..ops.elementwise import add, cast, div, full, mul, neg, straight_through, sub
+from ..ops.cast import cast
+from ..ops.create import full
+from ..ops.elementwise import add, div, mul, neg, straight_through, sub
 from ..ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
 from ..ops.op import OPS, Attrs, Op, infer
 from ..ops.redistribute import all_reduce, shard, step_attrs

@@ -33,6 +33,7 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
 
 
 neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
+log1p, expm1 = lax.log1p, lax.expm1
 tanh, sin, cos, floor, sign, abs = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign, lax.abs
 erf, isfinite, logical_not, sigmoid = lax.erf, lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
@@ -41,7 +42,7 @@ mod, floordiv = _binary(jnp.mod), _binary(jnp.floor_divide)
 eq, ne, lt, le, gt, ge = map(_binary, (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge))
 bit_and, bit_or, bit_xor = map(_binary, (lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor))
 logical_and, logical_or, logical_xor = bit_and, bit_or, bit_xor
-shift_left, shift_right = _binary(lax.shift_left), _binary(lax.shift_right_logical)
+shift_left, shift_right = _binary(lax.shift_left), _binary(jnp.right_shift)
 
 
 def where(pick: Array, x: Array, y: Array) -> Array:

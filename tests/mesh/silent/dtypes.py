@@ -37,7 +37,7 @@ def counted_too_far() -> None:
 @row("f16 counts beyond 2048", error=ts.DTypeError,
      says="arange: f16 does not hold every whole number below 3000")  # fmt: skip
 def counted_in_halves() -> None:
-    ts.arange(3000, ts.f16)
+    ts.arange(3000, dtype=ts.f16)
 
 
 @row("one_hot of u8 ids over more classes than u8 counts")

@@ -9,7 +9,7 @@ from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import steps_between
-from ...ops.elementwise import narrowed
+from ...ops.cast import narrowed
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
 from ...ops.redistribute import NAMES, step_attrs

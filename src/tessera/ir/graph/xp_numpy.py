@@ -43,6 +43,7 @@ def _erf(x: Array) -> Array:
 
 
 neg, exp, log, sqrt = map(_unary, (np.negative, np.exp, np.log, np.sqrt))
+log1p, expm1 = _unary(np.log1p), _unary(np.expm1)
 tanh, sin, cos, floor, sign = map(_unary, (np.tanh, np.sin, np.cos, np.floor, np.sign))
 abs = _unary(np.abs)  # the protocol's name
 erf = _unary(_erf)

@@ -35,10 +35,10 @@ class Rank(Tensor):
     def __xor__(self, other: Any) -> Any:
         return int(self) ^ other
 
-    def __lshift__(self, other: int) -> int:
+    def __lshift__(self, other: Any) -> Any:
         return int(self) << other
 
-    def __rshift__(self, other: int) -> int:
+    def __rshift__(self, other: Any) -> Any:
         return int(self) >> other
 
     def __and__(self, other: Any) -> Any:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from ...core.errors import GraphError, fail
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.stages import depends
-from ...ops.elementwise import full, where
+from ...ops.create import full
+from ...ops.elementwise import where
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told

@@ -1,0 +1,62 @@
+"""Functions on the bits of whole numbers. (`x & y`, `x | y`, `x ^ y` and `~x` are operators.)"""
+
+from __future__ import annotations
+
+from ..core.checks import whole
+from ..core.kinds import is_whole
+from .operands import as_tensor, binary
+from .tensor import Like, Tensor, method
+
+
+def bitwise_and(x: Like, y: Like) -> Tensor:
+    """`x & y`: of whole numbers the and of each bit, of bools the and."""
+    return as_tensor(x) & y
+
+
+def bitwise_or(x: Like, y: Like) -> Tensor:
+    """`x | y`: of whole numbers the or of each bit, of bools the or."""
+    return as_tensor(x) | y
+
+
+def bitwise_xor(x: Like, y: Like) -> Tensor:
+    """`x ^ y`: of whole numbers the exclusive or of each bit, of bools the exclusive or."""
+    return as_tensor(x) ^ y
+
+
+def bitwise_not(x: Like) -> Tensor:
+    """`~x`: of whole numbers every bit turned, of bools the other."""
+    return ~as_tensor(x)
+
+
+@method("__lshift__")
+def bitwise_left_shift(x: Like, y: Like) -> Tensor:
+    """`x << y`: the bits of whole numbers moved up by `y` places, with zeros below.
+
+    What leaves the dtype is lost. A count in `y` is from 0 to the bits of the dtype. Raises
+    DTypeError if `x` or `y` is not of whole numbers, UsageError if `y` is a negative number.
+    """
+    return _shifted("bitwise_left_shift", "shift_left", x, y)
+
+
+@method("__rshift__")
+def bitwise_right_shift(x: Like, y: Like) -> Tensor:
+    """`x >> y`: the bits of whole numbers moved down by `y` places; `x // 2**y`.
+
+    A negative number stays negative. A count in `y` is from 0 to the bits of the dtype. Raises
+    DTypeError if `x` or `y` is not of whole numbers, UsageError if `y` is a negative number.
+    """
+    return _shifted("bitwise_right_shift", "shift_right", x, y)
+
+
+@method("__rlshift__")
+def _left(y: Tensor, x: Like) -> Tensor:
+    return bitwise_left_shift(x, y)
+
+
+@method("__rrshift__")
+def _right(y: Tensor, x: Like) -> Tensor:
+    return bitwise_right_shift(x, y)
+
+
+def _shifted(name: str, op: str, x: Like, y: Like) -> Tensor:
+    return binary(op, x, whole(name, "the count", y, 0) if is_whole(y) else y)

@@ -1,0 +1,60 @@
+"""The op that converts to another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.dtypes import fp8_e4m3, promote
+from ..core.layout import TensorType
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+
+
+def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    src, dtype = ins[0], attrs["dtype"]
+    # Widening keeps every value, so a sum may be completed after it; narrowing does not. With
+    # `terms` each term of the sum is rounded, as by a product whose results are narrow.
+    widens = src.dtype.is_float and dtype.is_float and promote(src.dtype, dtype) is dtype
+    src = (
+        src
+        if (widens or attrs.get("terms")) and all(k == "sum" for _, k in src.partial)
+        else src.complete()
+    )
+    return Inferred((src,), (src.with_dtype(dtype),))
+
+
+def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    src = n.args[0].type.dtype
+    return [b("cast", g, dtype=src) if src.is_float else None]
+
+
+def _cast_local(c: Call, x: Array) -> Array:
+    dtype = c.out.dtype
+    if dtype is fp8_e4m3 and c.ins[0].dtype.is_float:
+        # It has no infinity: what is too large for it would be no number at all.
+        top = c.xp.full((), FP8_E4M3_MAX, c.ins[0].dtype)
+        x = c.xp.maximum(c.xp.minimum(x, top), c.xp.neg(top))
+    return c.xp.cast(x, dtype)
+
+
+FP8_E4M3_MAX = 448.0
+cast = define(
+    Op("cast", _cast_rule, _cast_local, _cast_grad,
+       flops=lambda ins, outs, attrs: 0, attrs="dtype terms?", elements="computed",
+       memory="moves", linear="each", incidental=True)
+)  # fmt: skip
+
+
+def narrowed(b: Build, x: Any) -> Any:
+    """What the node `x` is made of, if that is a float of fewer bytes, converted and shown in
+    another form: as such, in that form. None for any other.
+
+    It is what crosses wires in place of `x`, sums too: a narrow product has rounded their terms.
+    """
+    if x.op == cast.name:
+        was, now = x.args[0].type.dtype, x.type.dtype
+        return x.args[0] if was.is_float and now.is_float and was.bytes < now.bytes else None
+    if x.kind.memory != "view" or x.kind.own or len(x.args) != 1:
+        return None
+    source = narrowed(b, x.args[0])
+    return None if source is None else b(x.op, source, **x.attrs)

@@ -22,6 +22,7 @@ __all__ = ["oracle"]
 LEFT_OUT = {"EngineWarning", "Graph", "PipelineWarning", "Tensor", "TraceWarning"}
 # What holds from there on would hold for the tests that follow.
 LEFT_OUT |= {"set_deterministic"}
+RANDOM = ("bernoulli", "multinomial", "normal", "randint", "set_state", "uniform")
 METHODS = (
     "reshape", "transpose", "permute", "to", "sum", "mean", "max", "min", "__getitem__", "__add__",
     "__rsub__", "__pow__", "__matmul__", "__rmatmul__", "__truediv__", "__eq__", "__and__",
@@ -35,7 +36,7 @@ NONSENSE: tuple[Any, ...] = (
 
 
 def surface() -> Iterator[tuple[str, Any]]:
-    random = {n: getattr(ts.random, n) for n in ("uniform", "normal", "bernoulli", "set_state")}
+    random = {n: getattr(ts.random, n) for n in RANDOM}
     for module in (ts, dist, op, graph, nn, ts.linalg):
         names = {n: getattr(module, n) for n in module.__all__ if n not in LEFT_OUT}
         for name, found in (names | random).items():

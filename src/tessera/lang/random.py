@@ -14,21 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import number, shown, sizes, unfit, whole
-from ..core.dtypes import dtype_of, f32, int32, uint32
-from ..core.errors import UsageError, fail
+from ..core.checks import flag, number, ranked, shown, sizes, unfit, whole
+from ..core.dtypes import beyond, dtype_of, f32, int32, uint32
+from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
 from ..ops.local import as_local, joined
 from ..ops.random import GOLDEN
 from . import functions, record
+from .checks import fitting
 from .engine import engine
 from .local.view import view
-from .operands import emit, scalar
+from .operands import as_tensor, emit, scalar
 from .record import KEY_TYPE
-from .tensor import Tensor
+from .tensor import Like, Tensor
 
-__all__ = ["bernoulli", "normal", "seed", "set_state", "state", "uniform"]
+__all__ = [
+    "bernoulli", "multinomial", "normal", "randint", "seed", "set_state", "state", "uniform",
+]  # fmt: skip
 
 
 class State:
@@ -186,3 +189,75 @@ def bernoulli(shape: Sequence[int], p: float, like: TensorType | None = None) ->
     p = number("bernoulli", "p", p, least=0, most=1)
     limit = scalar(min(int(p * 2**32), 2**32 - 1), uint32)
     return emit("lt", bits(shape, like), limit)
+
+
+def randint(
+    shape: Sequence[int],
+    low: int,
+    high: int,
+    dtype: object = int32,
+    like: TensorType | None = None,
+) -> Tensor:
+    """Whole numbers of `shape`, from `low` to `high` - 1, all as likely but for 2**-32 of each.
+
+    (PyTorch's and NumPy's take the shape last; here as in `uniform`.) `like` is a TensorType whose
+    layout the result takes; the values do not depend on the layout. Raises UsageError if there is
+    no number from `low` to `high` - 1, DTypeError if `dtype` does not hold them.
+    """
+    low = whole("randint", "low", low)
+    high = whole("randint", "high", high, low + 1)
+    want = dtype_of(dtype)
+    for end in (low, high - 1):
+        fitting("randint", end, want)
+        fitting("randint", end, int32)
+    return (_below(bits(shape, like), high - low).to(int32) + low).to(want)
+
+
+def _below(b: Tensor, count: int) -> Tensor:
+    """Of uniform u32 values, whole numbers below `count`, which is 2**32 at most: the upper half of
+    the product `b * count` of 64 bits, from products of 16 bits."""
+    if count == 2**32:
+        return b
+    upper, lower = divmod(count, 2**16)
+    half, mask = scalar(16, uint32), scalar(0xFFFF, uint32)
+    b1, b0 = b >> half, b & mask
+    middle = b1 * lower + ((b0 * lower) >> half)
+    other = b0 * upper + (middle & mask)
+    return b1 * upper + (middle >> half) + (other >> half)
+
+
+def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
+    """int32 ids [..., count] of classes drawn by their weights `probs` [..., K].
+
+    A row of weights need not add up to 1. Without `replacement` no id is drawn twice (Gumbel top-k,
+    Kool et al. 2019). A weight that is negative, NaN or infinite, or a row with too few weights
+    above 0, gives the lowest int32, which is no id. (PyTorch calls `count` num_samples.) Raises
+    ShapeError if `probs` has no dim, or fewer than `count` classes without `replacement`.
+    """
+    t = as_tensor(probs)
+    t = t if t.dtype is f32 else t.to(f32)
+    many, again = (
+        whole("multinomial", "count", count, 1),
+        flag("multinomial", "replacement", replacement),
+    )
+    ranked("multinomial", "probs", t.type, 1, "give [..., K]", more=True)
+    classes = t.shape[-1]
+    if not classes or (many > classes and not again):
+        raise fail(
+            ShapeError,
+            f"multinomial: {many} ids of {classes} classes",
+            [("probs", t.type)],
+            fix="draw at most as many as there are classes, or with replacement=True",
+        )
+    bad = functions.any((t < 0) | ~functions.isfinite(t), -1, True)
+    weights = functions.log(functions.maximum(t, 0.0))
+    shape = (*t.shape[:-1], many, classes) if again else t.shape
+    # Minus the logarithm of an exponential, finite, as what is drawn is neither 0 nor 1.
+    drawn = functions.maximum(uniform(shape), 2.0**-25)
+    noise = -functions.log(-functions.log1p(-drawn))
+    if again:
+        noisy = weights.reshape((*t.shape[:-1], 1, classes)) + noise
+        ids, best = functions.argmax(noisy, -1), functions.max(noisy, -1)
+    else:
+        best, ids = functions.topk(weights + noise, many)
+    return functions.where(bad | (best == -math.inf), beyond(int32), ids)

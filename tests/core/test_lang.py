@@ -487,6 +487,41 @@ def test_what_follows_a_read_is_compiled_once_for_all_values(oracle: Oracle) -> 
     assert len(set(seen)) == 4 and compiled == [compiled[0]] * 4
 
 
+class Thing:
+    pass
+
+
+NUMBER = "pass a number that changes as a tensor, ts.tensor(x)"
+SHAPES = "give tensors of few shapes, such as lengths that are padded"
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ([{"k": 1.0}, {"k": 2.0}, {"k": 3.0}], f"more.k was 1.0, then 2.0, then 3.0; {NUMBER}"),
+    ([np.ones(n, np.float32) for n in (1, 2, 3)],
+     f"more was f32[1], then f32[2], then f32[3]; {SHAPES}"),
+    ([ts.tensor([1.0], mesh=dist.Mesh(("dp",), devices=n)) for n in (1, 2, 4)],
+     f"more was f32[1] on dp=1, then f32[1] on dp=2, then f32[1] on dp=4; {SHAPES}"),
+    ([Thing(), Thing(), Thing()],
+     "more was one object of class Thing, then another, then another;"
+     " give the same object, or one that is equal to it (a dataclass, say)"),
+    ([[1], [1, 2], [1, 2, 3]],
+     "the structure of its arguments keeps changing: more had 1, then 2, then 3 leaves;"
+     " give as many of each at each call"),
+])  # fmt: skip
+def test_the_warning_of_a_third_recording_says_what_changes(
+    oracle: Oracle, given: list[Any], said: str
+) -> None:
+    @ts.jit
+    def f(x: ts.Tensor, more: Any) -> ts.Tensor:
+        return x * 2.0
+
+    f.plan(ts.tensor([1.0]), given[0])
+    f.plan(ts.tensor([1.0]), given[1])
+    with pytest.warns(ts.TraceWarning) as caught:
+        f.plan(ts.tensor([1.0]), given[2])
+    assert str(caught[0].message).partition("): ")[2] == said
+
+
 def test_equal_gradients_outside_a_function_are_compiled_once(oracle: Oracle) -> None:
     w = ts.tensor(real(4, 2))
 

@@ -50,7 +50,7 @@ def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact() -> Non
      for p in ("whole", "dense", "experts") for d in ("f32", "bf16")],
 )  # fmt: skip
 def test_a_small_proof(program: str, dtype: str, everything: bool) -> None:
-    # A pipeline is compiled anew for its second step, as its weights lie with their stages then.
+    # A pipeline is recorded anew for its second step, as its weights lie with their stages then.
     # One that is compiled quickly shows in which order sums are taken; that the compiler leaves
     # each op its bits is shown by the table of ops and by the programs that are drawn.
     steps = "3" if everything else "1"

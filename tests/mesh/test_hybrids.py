@@ -37,7 +37,7 @@ def quietly(h: Hybrid, steps: int = 1) -> Any:
      for h in HYBRIDS],
 )  # fmt: skip
 def test_as_on_one_device(h: Hybrid, request: pytest.FixtureRequest) -> None:
-    # A pipeline is compiled anew for its second step, as its weights lie with their stages then.
+    # A pipeline is recorded anew for its second step, as its weights lie with their stages then.
     steps, run = quietly(h, STEPS if h.pp == 1 or request.config.getoption("--long") else 1)
     for (loss, *found), (whole_loss, *whole) in zip(steps, alone(h.program), strict=False):
         assert abs(loss - whole_loss) < 1e-4

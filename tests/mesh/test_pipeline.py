@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, nn, op, pipeline
+from tessera import dist, graph, nn, op, optim, pipeline
 from tessera.core.layout import parse_type
 from tessera.ir.schedule.donation import donation_aliases
 from tessera.ir.schedule.pipelines.formulas import peak_activations
 from tessera.observe import profile as profiles
 from tessera.runtime.arrays import fetch, place, sharding
+from tessera.runtime.programs import Book
 from tessera.runtime.send import sender
 from tessera.runtime.stepped import Stepped
 from tests.cases import LONG, grid
@@ -477,6 +478,42 @@ def test_a_profile_says_when_a_pipeline_waits_for_its_launches(
     monkeypatch.setattr(profiles, "LAUNCH_S", 0.0)
     assert "to launch" not in str(found)
     assert model.plan_text().splitlines()[-1].startswith(f"  {steps} steps")
+
+
+@pytest.mark.filterwarnings("ignore::tessera.pipeline.PipelineWarning")
+def test_weights_that_were_not_placed_cost_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and state lie on their stages from the second step on: it is recorded again, and what
+    the stages run was compiled in the first, the bodies of loops included."""
+    ts.seed(0)
+    compiled: list[int] = []
+    first = Book.first
+    monkeypatch.setattr(Book, "first", lambda *a: (compiled.append(1), first(*a))[1])
+    mesh, optimizer = dist.Mesh.parse("dp=2 pp=2"), optim.AdamW(1e-3)
+
+    def stage(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
+        return ts.scan(lambda x, w: (ts.tanh(x @ w), None), x, w)[0]
+
+    @pipeline.run(mesh=mesh, microbatches=2)
+    def model(weights: dict[str, ts.Tensor], x: ts.Tensor) -> ts.Tensor:
+        return stage(weights["b"], stage(weights["a"], x))
+
+    @ts.jit(donate=("weights", "state"))
+    def step(weights: dict[str, ts.Tensor], state: dict[str, Any], x: ts.Tensor) -> Any:
+        loss = ts.mean(model(weights, x) ** 2)
+        weights, state = optimizer.update(weights, ts.grad(loss, weights), state)
+        return loss, weights, state
+
+    weights = {k: dist.tensor((3, 8, 8), mesh=mesh, name=k) for k in ("a", "b")}
+    state = optimizer.init(weights)
+    x = ts.tensor(np.ones((8, 8), np.float32), mesh=mesh, layout="[8@dp, 8]")
+    counts, losses = [], []
+    for _ in range(3):
+        loss, weights, state = step(weights, state, x)
+        losses.append(loss.item())
+        counts.append(len(compiled))
+    assert counts[0] > 0 and counts == [counts[0]] * 3
+    assert losses[0] > losses[1] > losses[2]
+    assert [w.mesh for w in weights.values()] == [mesh.slice(pp=0), mesh.slice(pp=1)]
 
 
 def test_few_microbatches_warn() -> None:

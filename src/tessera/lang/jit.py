@@ -39,7 +39,7 @@ from .leaks import need_none_left
 from .operands import as_tensor
 from .parameter import Parameter
 from .record import Recorder, current
-from .retraces import changing
+from .retraces import changing, restructured
 from .segments import Reads, Recording, Run, define, held, source_of
 from .tensor import Tensor
 from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map
@@ -337,12 +337,12 @@ class Jit(Generic[P, R]):
         many = 3 + padding.count(self._pads)
         if self._recordings == many and not along_a_cut:
             before = [e for k, same in self._entries.items() if k[0] == spec for e in same]
-            names = list(map(path_name, call_paths(self._signature, spec)))
-            what = (
-                "the structure of its arguments keeps changing; give as many of each at each call"
-            )
+            structures = dict.fromkeys([*(k[0] for k in self._entries), spec])
+            names = [list(map(path_name, call_paths(self._signature, s))) for s in structures]
             if len(before) > 1 or len(self._entries) == 1:
-                what = changing([*reversed(before), entry], names)
+                what = changing([*reversed(before), entry], names[[*structures].index(spec)])
+            else:
+                what = restructured(names)
             warnings.warn(
                 f"{self.name} is recorded for the {'third' if many == 3 else f'{many}th'} time"
                 f" ({caller() or 'here'}): {what}",

@@ -2,35 +2,80 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
+from ..core.layout import TensorType
 from .cache_entry import Entry
+from .static_arguments import Same
 
 _FEW = 3
 
 
 def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
     """What differs between `entries`, the oldest first, whose leaves bear `names`; and the fix."""
-    seen: dict[int, dict[str, bool]] = {}
+    seen: dict[int, list[object]] = {}
     for e in entries:
-        leaves = [(i, str(t), True) for i, t in zip(e.dynamic, e.types, strict=True)]
-        leaves += [(i, _text(v), False) for i, v in zip(e.static, e.values, strict=True)]
-        for i, text, is_tensor in leaves:
-            seen.setdefault(i, {}).setdefault(text, is_tensor)
-    rows = [(i, texts) for i, texts in sorted(seen.items()) if len(texts) > 1 and i < len(names)]
+        leaves = [*zip(e.dynamic, e.types, strict=True), *zip(e.static, e.values, strict=True)]
+        for i, value in leaves:
+            known = seen.setdefault(i, [])
+            if not any(_equal(value, v) for v in known):
+                known.append(value)
+    rows = [(i, vs) for i, vs in sorted(seen.items()) if len(vs) > 1 and i < len(names)]
     if not rows:
         return (
             "its settings, or something that it finds outside of itself, keep changing; give it"
             " what changes as an argument, a number as a tensor, ts.tensor(x)"
         )
-    said = " and ".join(f"{names[i]} was {', then '.join(texts)}" for i, texts in rows[:_FEW])
+    said = " and ".join(f"{names[i]} was {', then '.join(_texts(vs))}" for i, vs in rows[:_FEW])
     if len(rows) > _FEW:
         said += f", and {len(rows) - _FEW} more"
-    if all(t for _, texts in rows for t in texts.values()):
+    every = [v for _, vs in rows for v in vs]
+    if all(isinstance(v, TensorType) for v in every):
         return f"{said}; give tensors of few shapes, such as lengths that are padded"
-    return f"{said}; pass a number that changes as a tensor, ts.tensor(x)"
+    if any(isinstance(v, (int, float)) for v in every):
+        return f"{said}; pass a number that changes as a tensor, ts.tensor(x)"
+    return f"{said}; give the same object, or one that is equal to it (a dataclass, say)"
+
+
+def restructured(structures: Sequence[Sequence[str]]) -> str:
+    """Which arguments differ between `structures`, the names of all leaves of each, the oldest
+    first; and the fix."""
+    counts = [Counter(re.split(r"[.\[]", name)[0] for name in names) for names in structures]
+    tops = list(dict.fromkeys(t for c in counts for t in c))
+    said = " and ".join(
+        f"{t} had {', then '.join(str(c[t]) for c in counts)} leaves"
+        for t in tops
+        if len({c[t] for c in counts}) > 1
+    )
+    said = said or "the names in its arguments"
+    return (
+        f"the structure of its arguments keeps changing: {said}; give as many of each at each call"
+    )
+
+
+def _equal(a: object, b: object) -> bool:
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # an object whose == fails is another one
+        return False
+
+
+def _texts(values: Sequence[object]) -> list[str]:
+    """`values` in words, which differ: by their meshes, or as objects, where nothing else does."""
+    texts = list(map(_text, values))
+    if len(set(texts)) == len(texts):
+        return texts
+    if all(isinstance(v, TensorType) for v in values):
+        meshes = [v.mesh for v in values if isinstance(v, TensorType)]
+        where = [f"on {m.text()}" if m is not None else "without a mesh" for m in meshes]
+        return [f"{t} {w}" for t, w in zip(texts, where, strict=True)]
+    return [texts[0], *("another" for _ in texts[1:])]
 
 
 def _text(value: object) -> str:
-    text = repr(value)
+    if isinstance(value, Same):
+        return f"one object of class {type(value.x).__name__}"
+    text = str(value) if isinstance(value, TensorType) else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.guide import runner
+from tests.guide.given import GIVEN, imported
 from tests.guide.runner import guide_path, run, snippets, substituted
 from tests.guide.substitutions import RUN, SUBSTITUTIONS
 
@@ -24,10 +25,18 @@ def guide_text(number: int) -> tuple[Path, str]:
 
 
 def in_order(guide: int, supplied: Space, sections: Sequence[str] = ()) -> Space:
-    """The namespace after the guide's snippets that run; of `sections`, where these are named."""
+    """The namespace after the guide's snippets that run; of `sections`, where these are named.
+
+    Raises LookupError if `supplied` has a name that is not in the table of what is given, and that
+    the guide does not import in another section either.
+    """
     path, text = guide_text(guide)
     table = [s for s in SUBSTITUTIONS if s.guide == guide]
-    found = {s.name: s for s in substituted(snippets(guide, text), table)}
+    changed = substituted(snippets(guide, text), table)
+    hidden = set(supplied) - set(GIVEN[guide]) - imported(changed)
+    if hidden:
+        raise LookupError(f"guide {guide}: {sorted(hidden)} are not in the table of given names")
+    found = {s.name: s for s in changed}
     space: Space = {"__name__": "guide", **supplied}
     for name in RUN:
         snippet = found.get(name)

@@ -23,6 +23,8 @@ from tessera.train.accumulate import micro_batches
 from tessera.train.config import checked
 from tessera.train.saving import checkpoints, load_checkpoint, save_checkpoint
 from tests.cases import LONG
+from tests.guide.__main__ import lines
+from tests.guide.given import GIVEN, free_names
 from tests.guide.reading import Space, guide_text, in_order
 from tests.guide.runner import snippets, substituted
 from tests.guide.substitutions import RUN, SUBSTITUTIONS, WAITING
@@ -43,6 +45,28 @@ def test_every_snippet_runs_or_waits(guide: int) -> None:
 def test_every_substitution_is_found_and_says_why(s: Any) -> None:
     before = snippets(s.guide, guide_text(s.guide)[1])
     assert substituted(before, [s]) != before and s.why
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_what_a_guide_leaves_to_the_reader_stands_in_the_table(guide: int) -> None:
+    """No name is given that no block uses, and none is used that is not in the table."""
+    table = [s for s in SUBSTITUTIONS if s.guide == guide]
+    found = substituted(snippets(guide, guide_text(guide)[1]), table)
+    assert {name for _, names in free_names(found) for name in names} == set(GIVEN[guide])
+    with pytest.raises(LookupError, match=r"\['help'\] are not in the table of given names"):
+        in_order(guide, {"help": None}, ("no section",))
+
+
+def test_each_block_is_shown_with_what_was_changed_and_given() -> None:
+    for guide in GUIDES:
+        guide_text(guide)
+    told = "\n".join(lines())
+    for name in (*RUN, *WAITING):
+        assert f"{name}  " in told
+    for s in SUBSTITUTIONS:
+        assert f"    {s.old!r} is {s.new!r}: {s.why}\n" in told
+    for given in GIVEN.values():
+        assert all(f"    {name} is given: {what}\n" in told for name, what in given.items())
 
 
 # -- guide 3 --------------------------------------------------------------------------------------
@@ -113,11 +137,10 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
     counting = np.tile(np.arange(32, dtype=np.uint16), 200)
     counting.tofile(tmp_path / "tokens.bin")
     small = {**SIZES, "data": "tokens.bin", "data_dtype": "uint16", "epochs": 10}
-    names = {name: getattr(recipe, name) for name in recipe.__all__ if not name.startswith("_")}
-    own = ("compute_loss", "training_step")  # the guide writes these itself
-    supplied = {k: v for k, v in names.items() if k not in own}
-    supplied |= {"create_dataloader": create_dataloader, "save_checkpoint": save_checkpoint}
-    supplied["create_distributed_dataloader"] = create_distributed_dataloader
+    data = {"create_dataloader": create_dataloader, "save_checkpoint": save_checkpoint}
+    supplied: Space = {**data, "create_distributed_dataloader": create_distributed_dataloader}
+    steps = (name for name, what in GIVEN[4].items() if what == "tessera.train.recipe")
+    supplied |= {name: getattr(recipe, name) for name in steps}
     made = in_order(4, {**supplied, "SMALL": small})
     # The model as the guide's own configuration says: bf16 products, layers computed again.
     made["transformer_model"] = recipe.make_model(made["create_training_config"]())

@@ -157,7 +157,7 @@ def rotary(
         )
     seq, d = t.shape[-2], t.shape[-1]
     base = number("rotary", "base", base)
-    at = F.arange(seq, dtype=f32) if positions is None else positions.to(f32)
+    at = F.arange(seq, dtype=f32) if positions is None else as_tensor(positions).to(f32)
     if rates is None:
         rates = F.exp(F.arange(d // 2, dtype=f32) * (-2.0 * math.log(base) / max(1, d)))
     angle = at.reshape(seq, 1) * as_tensor(rates).reshape(1, d // 2)
@@ -222,7 +222,7 @@ def mlp(
     y = by_rows(
         lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, rows
     )
-    return y if down_bias is None else y + down_bias.to(y.dtype)
+    return y if down_bias is None else y + as_tensor(down_bias).to(y.dtype)
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -1,0 +1,183 @@
+"""Rows of the table of options: layers, meshes, recording, pipelines, scales of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, graph, nn, optim, pipeline
+from tests.core.option_rows import (
+    COMMON,
+    DECAY,
+    EP,
+    HEADS,
+    IDS,
+    IMAGE,
+    LINE,
+    MESH,
+    OTHER,
+    RNG,
+    SQUARE,
+    STAGES,
+    TOKENS,
+    A,
+    drawn,
+    row,
+    seen,
+    sharded,
+    stepped,
+)  # fmt: skip
+
+# -- layers ----------------------------------------------------------------------------------------
+X16 = RNG.normal(size=(4, 4)).astype(np.float32)
+
+
+def layer(kind: Any, *args: Any, on: Any = X16) -> Callable[..., Any]:
+    """The weights of a layer, and what it computes."""
+
+    def run(**k: Any) -> Any:
+        ts.seed(0)
+        made = kind(*args, **k)
+        return made.parameters(), made(on)
+
+    return run
+
+
+row("tessera.nn.Linear", layer(nn.Linear, 4, 4), bias=False, std=0.3)
+row("tessera.nn.Embedding", layer(nn.Embedding, 4, 3, on=IDS), std=0.5)
+row("tessera.nn.LayerNorm", layer(nn.LayerNorm, 4), eps=0.5)
+row("tessera.nn.RMSNorm", layer(nn.RMSNorm, 4), eps=0.5)
+row("tessera.nn.GroupNorm", layer(nn.GroupNorm, 2, 4, on=IMAGE), eps=0.5)
+row("tessera.nn.Conv1d", layer(nn.Conv1d, 4, 4, 3, on=LINE), stride=2, padding=1, dilation=2,
+    groups=2, bias=False)  # fmt: skip
+row("tessera.nn.Conv2d", layer(nn.Conv2d, 4, 4, 3, on=IMAGE), stride=2, padding=1, dilation=2,
+    groups=2, bias=False)  # fmt: skip
+
+
+def batch_normed(**k: Any) -> Any:
+    made = nn.BatchNorm(4, **k)
+    return made(IMAGE), made.state_dict()
+
+
+row("tessera.nn.BatchNorm", batch_normed, momentum=0.5, eps=0.5)
+row("tessera.nn.Parameter", lambda **k: nn.Parameter(3, 4, **k), {"init": "ones"},
+    init="zeros", dtype=ts.bf16, name="w")  # fmt: skip
+row("tessera.nn.rotary", lambda **k: nn.rotary(HEADS, **k), base=100.0,
+    positions=np.arange(4)[::-1].copy())  # fmt: skip
+row("tessera.nn.mlp", lambda **k: graph.trace(
+    lambda x, w: nn.mlp(x, w, w, **k), A, SQUARE).text, up_bias=A[0], down_bias=A[0],
+    activation=nn.relu, rows=1)  # fmt: skip
+row("tessera.nn.flash_attention", lambda **k: graph.trace(
+    lambda x: nn.flash_attention(x, x, x, **k), np.tile(HEADS, (4, 1, 1, 1))).text,
+    causal=True, scale=2.0, rows=1, bias=HEADS[0, :, 0], mask=np.tri(4, dtype=bool))  # fmt: skip
+row("tessera.nn.zigzag", lambda **k: nn.zigzag(CUBE8, 2, **k), dim=0)
+row("tessera.nn.unzigzag", lambda **k: nn.unzigzag(CUBE8, 2, **k), dim=0)
+CUBE8 = RNG.normal(size=(8, 8, 8)).astype(np.float32)
+row("tessera.nn.MoE", layer(nn.MoE, 4, 4, 4, on=TOKENS[..., :4]), {"capacity": 1.0}, k=1,
+    router="sigmoid", gated=True, shared=4, activation="relu", capacity=2.0, groups=2,
+    normalize=False, mesh=EP)  # fmt: skip
+
+# -- meshes and collectives ------------------------------------------------------------------------
+row("tessera.dist.Mesh", lambda **k: dist.Mesh(("dp", "tp"), **k), {"devices": 8},
+    devices=4, shape={"dp": 8, "tp": 1})  # fmt: skip
+row("tessera.mesh.auto", lambda **k: ts.mesh.auto(**k).text(), axes=("dp", "tp"))
+row("tessera.dist.tensor", drawn(dist.tensor, (8, 8)), {"mesh": MESH}, mesh=OTHER,
+    layout="[8@dp, 8]", dtype=ts.bf16, name="w", init="zeros")  # fmt: skip
+row("tessera.dist.redistribute", lambda **k: dist.redistribute(sharded(), **k),
+    {"layout": "[8, 8]"}, layout="[8@dp, 8]")  # fmt: skip
+row("tessera.dist.all_gather", lambda **k: dist.all_gather(sharded(), **k), {"axis": "dp"},
+    axis="tp")  # fmt: skip
+row(
+    "tessera.dist.strategy",
+    lambda **k: dist.strategy("zero_redundancy_optimizer", **k),
+    axis="tp",
+    stage=1,
+)
+row("tessera.dist.inspect", lambda **k: dist.inspect(compiled(), **k), topology="h100")
+
+
+def compiled() -> Any:
+    made = ts.jit(lambda x: x.sum())
+    made.plan(sharded())
+    return made
+
+
+# -- recording -------------------------------------------------------------------------------------
+def traced(fn: Any, *args: Any) -> str:
+    return graph.trace(fn, *args).text
+
+
+row("tessera.autocast", lambda **k: traced(under(lambda: ts.autocast(**k)), A, SQUARE),
+    dtype=ts.f16, enabled=False)  # fmt: skip
+
+
+def under(context: Any) -> Any:
+    def run(x: Any, w: Any) -> Any:
+        with context():
+            return x @ w
+
+    return run
+
+
+def looped(**k: Any) -> str:
+    def run(w: Any, x: Any) -> Any:
+        return ts.grad(ts.scan(lambda h, r: (ts.tanh(h * w + r), h), w, x, **k)[0].sum(), w)
+
+    return traced(run, A[0], A)
+
+
+row("tessera.scan", looped, reverse=True, policy="recompute", name="layers")
+row("tessera.map_chunks", lambda **k: traced(
+    lambda x, w: ts.grad(ts.map_chunks(lambda r: ts.tanh(r @ w), x, rows=1, **k).sum(), w),
+    A, SQUARE), policy="save")  # fmt: skip
+row("tessera.graph.trace", lambda **k: graph.trace(lambda x: ts.sum(x), sharded().type, **k).text,
+    reduce_partial=False)  # fmt: skip
+row("tessera.grad", lambda **k: traced(
+    lambda x, w: ts.grad((x @ w).sum(), w, **k), sharded("[8@dp, 8]").type, sharded("[8, 8]").type),
+    reduce_partial=False)  # fmt: skip
+
+
+row("tessera.pipeline.run", lambda **k: run_plan(**k), {"mesh_axes": ("pp",), "mesh": STAGES},
+    schedule="GPipe", microbatches=8)  # fmt: skip
+
+
+def run_plan(**k: Any) -> str:
+    model = pipeline.run(**k)(lambda x: ts.tanh(ts.tanh(ts.tanh(x * 2.0) * 3.0) * 4.0))
+    return ts.jit(lambda x: model(x)).plan(np.ones((32, 8), np.float32)).text
+
+
+def composed(make: Any) -> Callable[..., Any]:
+    def run(**k: Any) -> str:
+        parts = [lambda x, i=i: ts.tanh(x * float(i + 2)) for i in range(4)]
+        model = make(parts, **k)
+        return ts.jit(lambda x: model(x)).plan(np.ones((32, 8), np.float32)).text
+
+    return run
+
+
+row("tessera.pipeline.compose", composed(lambda parts, **k: pipeline.compose(4, parts, **k)),
+    {"mesh": dist.Mesh(("dp", "pp"), shape={"dp": 4, "pp": 2}), "axis": "pp",
+     "schedule": "Interleaved1F1B"},
+    mesh=dist.Mesh(("pp", "dp"), shape={"dp": 2, "pp": 2}), schedule="GPipe",
+    microbatches=8)  # fmt: skip
+
+
+# -- optimizers, the rest --------------------------------------------------------------------------
+row("tessera.optim.Adafactor", stepped(optim.Adafactor), DECAY, **COMMON, decay=0.3, eps=0.1,
+    clip=0.1, factor_from=2, momentum=0.5, offset=3)  # fmt: skip
+
+
+def scaled(**k: Any) -> Any:
+    scale = optim.LossScale(**k)
+    state, said = scale.init(), []
+    for finite in (True, True, False, False, False):
+        state = scale.update(ts.tensor(finite), state)
+        said.append(seen(state["scale"]))
+    return said
+
+
+row("tessera.optim.LossScale", scaled, {"growth_interval": 2}, init_scale=8.0, growth_factor=4.0,
+    backoff_factor=0.25, growth_interval=1, min_scale=20000.0, max_scale=33000.0)  # fmt: skip

@@ -113,9 +113,9 @@ def save_hf(
 
     A model that was loaded from such a folder keeps its architecture and the rest of its config.
     For others `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits).
-    How a model is run (`stacked`, `context`, `sequence_parallel`, `remat`) is not saved. A bias that
-    the architecture has and the model lacks is written as zeros. Weights are gathered to this host,
-    file by file of at most `shard_bytes` bytes. Raises UsageError if the folder holds a model
+    How a model is run (`stacked`, `context`, `sequence_parallel`, `remat`) is not saved. A bias
+    that the architecture has and the model lacks is written as zeros. Weights are gathered to this
+    host, file by file of at most `shard_bytes` bytes. Raises UsageError if the folder holds a model
     already or cannot be written, or if the architecture cannot express the model.
     """
     instance("save_hf", "the model", model, GPT, "give an nn.GPT")

@@ -18,7 +18,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, nn, op, optim
 from tessera.core.layout import parse_type
-from tessera.core.options import ScheduleOptions
+from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.schedule import Collective, Schedule
 from tessera.passes.algorithms import algorithms
@@ -77,9 +77,13 @@ def of_step(mesh: dist.Mesh) -> Graph:
     return simplify(graph.trace(step, {k: t.on(mesh) for k, t in w.items()}, x.on(mesh)))
 
 
+def under(order: str) -> ProgramOptions:
+    return ProgramOptions("mesh_invariant", order) if order else PLAIN
+
+
 def lowered(s: Schedule, order: str = "") -> Any:
     given = [s.buffers[b] for b in s.inputs]
-    return lower(s, order=order).lower(*(
+    return lower(s, under=under(order)).lower(*(
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in given
     ))  # fmt: skip
 
@@ -141,7 +145,7 @@ def of_moved(
         bucket_bytes=bucket_bytes, algorithm=(("", algorithm),) if algorithm else None
     )
     s = algorithms(scheduled(simplify(graph.trace(moved, t)), chosen))
-    outs = lower(s, order=order)(place(X, t))
+    outs = lower(s, under=under(order))(place(X, t))
     types = [s.buffers[b].on(mesh) for b in s.outputs]
     return [fetch(a, o) for a, o in zip(outs, types, strict=True)]
 

@@ -15,7 +15,7 @@ import pytest
 import tessera as ts
 from tessera import dist, pipeline, schedule
 from tessera.core.context import replaced
-from tessera.core.options import ScheduleOptions
+from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
 from tessera.ir.schedule.schedule import Schedule
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
@@ -100,15 +100,17 @@ def paths(text: str) -> dict[str, set[str]]:
     return depends
 
 
-@pytest.mark.parametrize("order", ["", "binary"])
+@pytest.mark.parametrize("under", [PLAIN, ProgramOptions("mesh_invariant")], ids=str)
 @pytest.mark.parametrize("o", OPTIONS[1:3], ids=lambda o: o.text())
-def test_what_runs_turn_by_turn_keeps_the_order_of_the_text_too(o: Any, order: str) -> None:
+def test_what_runs_turn_by_turn_keeps_the_order_of_the_text_too(
+    o: Any, under: ProgramOptions
+) -> None:
     g = GRAPHS["step"]
     s = scheduled(g, o)
     made = {b: i for i, st in enumerate(s.steps) for b in st.writes}
     late = [st for st in s.steps if {*st.after} - {made[b] for b in st.reads if b in made}]
     given = [jax.ShapeDtypeStruct(array_shape(n.type), n.type.dtype.numpy) for n in g.inputs]
-    text = lower(s, order=order).lower(*given).as_text()
+    text = lower(s, under=under).lower(*given).as_text()
     assert text.count("optimization_barrier") == len(late) > 0
 
 

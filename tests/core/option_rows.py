@@ -102,7 +102,7 @@ row("tessera.gather", lambda **k: ts.gather(SQUARE, IDS.reshape(2, 1), **k), dim
 row("tessera.take", lambda **k: ts.take(SQUARE, IDS, **k), dim=1)
 row("tessera.scatter_add", lambda **k: ts.scatter_add(SQUARE, PLACES, SQUARE, **k), dim=0)
 row("tessera.round", lambda **k: ts.round(A, **k), decimals=1)
-row("tessera.topk", lambda **k: ts.topk(A, 2, **k), dim=0)
+row("tessera.topk", lambda **k: ts.topk(A, 2, **k), dim=0, largest=False)
 row("tessera.tril", lambda **k: ts.tril(SQUARE, **k), k=1)
 row("tessera.triu", lambda **k: ts.triu(SQUARE, **k), k=1)
 row("tessera.linalg.norm", lambda **k: ts.linalg.norm(SQUARE, **k), ord=1, dim=0, keepdims=True)

@@ -181,3 +181,30 @@ def scaled(**k: Any) -> Any:
 
 row("tessera.optim.LossScale", scaled, {"growth_interval": 2}, init_scale=8.0, growth_factor=4.0,
     backoff_factor=0.25, growth_interval=1, min_scale=20000.0, max_scale=33000.0)  # fmt: skip
+
+
+# -- more functions on tensors ---------------------------------------------------------------------
+BOOLS = A > 0
+for name in ("all", "any"):
+    row(f"tessera.{name}", lambda name=name, **k: getattr(ts, name)(BOOLS, **k), dim=0,
+        keepdims=True)  # fmt: skip
+for name in ("cummax", "cummin", "cumprod"):
+    row(f"tessera.{name}", lambda name=name, **k: getattr(ts, name)(A, **k), dim=0)
+row("tessera.std", lambda **k: ts.std(A, **k), dim=0, keepdims=True, correction=2)
+row("tessera.clip", lambda **k: ts.clip(A, **k), {"min": -0.1, "max": 0.1}, min=0.0, max=0.0)
+row("tessera.roll", lambda **k: ts.roll(A, 1, **k), dims=0)
+row("tessera.repeat_interleave", lambda **k: ts.repeat_interleave(A, 2, **k), dim=0)
+row("tessera.pad", lambda **k: ts.pad(A, (1, 1), **k), value=1.0, mode="reflect")
+row("tessera.squeeze", lambda **k: ts.squeeze(LINE[:, :1], **k), dim=0)
+row("tessera.flatten", lambda **k: ts.flatten(LINE, **k), start_dim=1, end_dim=1)
+row("tessera.linspace", lambda **k: ts.linspace(0.0, 1.0, 5, **k), dtype=ts.bf16)
+row("tessera.nn.elu", lambda **k: nn.elu(A, **k), alpha=2.0)
+row("tessera.nn.leaky_relu", lambda **k: nn.leaky_relu(A, **k), negative_slope=0.5)
+row("tessera.nn.softplus", lambda **k: nn.softplus(A, **k), beta=2.0)
+row("tessera.nn.mse_loss", lambda **k: nn.mse_loss(A, SQUARE[:3], **k), reduction="sum")
+row("tessera.nn.kl_div", lambda **k: nn.kl_div(A, np.abs(SQUARE[:3]), **k), log_target=True,
+    reduction="sum")  # fmt: skip
+row("tessera.nn.binary_cross_entropy_with_logits",
+    lambda **k: nn.binary_cross_entropy_with_logits(A, np.abs(SQUARE[:3]), **k),
+    weight=np.arange(4, dtype=np.float32), pos_weight=np.arange(4, dtype=np.float32),
+    reduction="sum")  # fmt: skip

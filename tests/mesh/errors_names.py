@@ -108,12 +108,6 @@ row('X.softmax(-1)', ts.UnknownNameError, lambda: X.softmax(-1), """
   at     : AT
   fix    : write nn.softmax
 """)
-row('X.sun()', ts.UnknownNameError, lambda: X.sun(), """
-'Tensor' object has no attribute 'sun'
-  tensor : f32[2, 3]
-  at     : AT
-  fix    : the names most like it are sum, now, min
-""")
 row('X.size()', ts.UsageError, lambda: X.size(), """
 size: it is a number, not a function
   size : 6
@@ -293,7 +287,7 @@ AdamW: 'lr' is given by place and by name
 row('ts.optim.AdamW(LAYER)', ts.UsageError, lambda: ts.optim.AdamW(LAYER), """
 AdamW: lr is a Linear
   at  : AT
-  fix : give a number or a schedule, such as optim.warmup_cosine(...); weights go to optimizer.init(params)
+  fix : give a number or a schedule: optim.warmup_cosine(...); weights go to optimizer.init
 """)
 row('ts.optim.AdamW(0.1).step()', ts.UnknownNameError, lambda: ts.optim.AdamW(0.1).step(), """
 'AdamW' object has no attribute 'step'

@@ -37,7 +37,7 @@ add: no dtype holds all values of both u32 and i32
   at  : AT
   fix : cast both: .to("i32") where all are small, .to("u32") where none is negative
 """)
-row("counting further than u8 goes", ts.DTypeError, lambda: ts.arange(300, "u8"), """
+row("counting further than u8 goes", ts.DTypeError, lambda: ts.arange(300, dtype="u8"), """
 arange: u8 does not hold every whole number below 300
   at  : AT
   fix : count in i32, and cast where that is meant: ts.arange(300).to('u8')

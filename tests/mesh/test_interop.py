@@ -190,6 +190,7 @@ def test_the_switch_says_how_many_devices() -> None:
         "3\n"
         "mesh: needs 4 devices, this machine has 3\n"
         "  backend : 3 x cpu\n"
+        "  at      : <string>:4\n"
         "  fix     : mesh.fold(onto=2), a smaller mesh,"
         " or TESSERA_DEVICES=4 (virtual CPU devices)\n"
     )

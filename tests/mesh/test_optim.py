@@ -493,7 +493,7 @@ UsageError: AdamW: a setting is out of range
     ("lr of no kind", lambda: optim.Lion("fast"), """
 UsageError: Lion: lr is a str
   at  : FILE
-  fix : give a number or a schedule, such as optim.warmup_cosine(...)"""),
+  fix : give a number or a schedule: optim.warmup_cosine(...); weights go to optimizer.init"""),
     ("mask of no kind", lambda: optim.AdamW(mask=3), """
 UsageError: AdamW: mask is a int
   at  : FILE

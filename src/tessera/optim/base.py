@@ -72,8 +72,8 @@ class Optimizer(ABC):
             raise fail(
                 UsageError,
                 f"{self._name}: lr is a {type(self.lr).__name__}",
-                fix="give a number or a schedule, such as optim.warmup_cosine(...); weights go to"
-                " optimizer.init(params)",
+                fix="give a number or a schedule: optim.warmup_cosine(...); weights go to"
+                " optimizer.init",
             )
         wrong = [(n, f"{v}, must be {rule}") for n, v, rule in mine if not _WITHIN[rule](v)]
         if wrong:

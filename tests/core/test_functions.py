@@ -78,8 +78,9 @@ def test_numbers_that_a_dtype_does_not_hold_are_refused(oracle: Oracle) -> None:
         ts.arange(0.5, 2, dtype=ts.int32)
     with pytest.raises(ts.UsageError, match="step cannot be 0"):
         ts.arange(1, 2, 0)
-    with pytest.warns(DeprecationWarning, match="arange"):
-        assert ts.arange(3, ts.f32).dtype is ts.f32  # type: ignore[arg-type]
+    for dtype in (ts.f32, "f32", np.float32):
+        with pytest.warns(DeprecationWarning, match="arange"):
+            assert ts.arange(3, dtype).dtype is ts.f32
 
 
 def test_bits_of_signed_numbers(oracle: Oracle) -> None:

@@ -60,14 +60,14 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     else f32. Of fractions the count is `ceil((stop - start) / step)`, as in NumPy. Raises
     UsageError if `step` is 0, DTypeError if `dtype` does not hold the numbers.
     """
-    if isinstance(stop, DType):
+    if isinstance(stop, (DType, str, type)):
+        stop, dtype = None, dtype_of(stop)
         warnings.warn(
             "arange(stop, dtype) is written arange(stop, dtype=...) now; the old way goes with the "
             "next version",
             DeprecationWarning,
             stacklevel=lines_up(),
         )
-        stop, dtype = None, stop
     first, end = (0, start) if stop is None else (start, stop)
     given = {"start": first, "stop": end, "step": step}
     first, end, by = (_finite("arange", k, v) for k, v in given.items())

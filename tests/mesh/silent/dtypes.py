@@ -31,7 +31,7 @@ def mixed_words() -> None:
 @row("numbers are counted in a dtype that does not hold them", error=ts.DTypeError,
      says="arange: u8 does not hold every whole number below 300")  # fmt: skip
 def counted_too_far() -> None:
-    ts.arange(300, "u8")
+    ts.arange(300, dtype="u8")
 
 
 @row("f16 counts beyond 2048", error=ts.DTypeError,

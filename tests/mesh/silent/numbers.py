@@ -144,11 +144,12 @@ def _() -> None:
     done = fresh(LATE + PROMISED)
     assert done.returncode == 0, done.stderr
     right, *seen = done.stdout.splitlines()
-    seen, said = seen[:-4], seen[-4:]
+    seen, said = seen[:-5], seen[-5:]
     if flags.X86:
         assert said == [
             "mesh_invariant: the backend contracts multiplications and additions",
             "  started : with XLA_FLAGS=''",
+            "  at      : <string>:21",
             "  fix     : import tessera before the first array of jax, or set"
             ' XLA_FLAGS=--xla_cpu_max_isa=AVX; level="run_to_run" is kept as it is',
             "[2.0, 2.0, 2.0]",
@@ -159,8 +160,8 @@ def _() -> None:
     assert right == "False", "this jaxlib is right: core/flags.py need not guard it"
     assert seen == [
         f"EngineWarning: jaxlib {version.__version__} computes some sums and maxima on a CPU"
-        " wrongly, and its backend runs without the flag that prevents it (here): import tessera"
-        " before the first array of jax, or set"
+        " wrongly, and its backend runs without the flag that prevents it (<string>:13): import"
+        " tessera before the first array of jax, or set"
         " XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=-reduce"
     ]
 

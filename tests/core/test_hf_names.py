@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera import nn
 from tessera.checkpoint.hf import _described
-from tessera.checkpoint.hf_models import KNOWN, LAYER
-from tessera.checkpoint.hf_options import Options
+from tessera.checkpoint.hf_models import KNOWN
+from tessera.checkpoint.hf_names import LAYER
 from tessera.checkpoint.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
 from tests.core.test_lang import Oracle, oracle
@@ -26,6 +26,7 @@ LLAMA = {
     "intermediate_size": 14,
 }  # fmt: skip
 FALCON = {k: v for k, v in LLAMA.items() if k != "intermediate_size"}
+MOE = {**LLAMA, "num_experts": 12, "moe_intermediate_size": 5, "norm_topk_prob": True}
 GPT2 = {"n_embd": 24, "vocab_size": 10, "n_layer": 2, "n_head": 6, "n_positions": 8}
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", GPT2),
@@ -35,6 +36,13 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {**LLAMA, "head_dim": 10, "tie_word_embeddings": True}),
     ("mistral", {**LLAMA, "num_key_value_heads": 3, "sliding_window": None}),
     ("qwen2", {**LLAMA, "num_key_value_heads": 1}),
+    ("qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 4}),
+    ("qwen3_moe", {**MOE, "num_key_value_heads": 2, "head_dim": 4}),
+    ("mixtral", {**LLAMA, "num_key_value_heads": 2, "num_local_experts": 3}),
+    ("gemma3_text", {**LLAMA, "num_key_value_heads": 2, "head_dim": 4}),
+    ("phi", {**LLAMA, "qk_layernorm": True}),
+    ("phi3", {**LLAMA, "num_key_value_heads": 3}),
+    ("gpt_neox", LLAMA),
     ("falcon", FALCON),
     ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     ("falcon", {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
@@ -45,7 +53,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "raw"), CONFIGS)
 def test_a_table_is_a_bijection(kind: str, raw: dict[str, Any]) -> None:
     known = KNOWN[kind]
-    config = known.config(Options(raw))
+    config = known.read(raw)
     table = known.table(config)
     ours = {name: t.shape for name, t in nn.GPT(config).parameters().items()}
     assert set(table) == set(ours)
@@ -125,9 +133,16 @@ def test_alibi_slopes_are_those_of_the_paper() -> None:
         ("gpt2", {**GPT2, "n_head": "six"}, "'n_head' cannot be 'six'"),
         ("gpt2", {**GPT2, "layer_norm_epsilon": True}, "'layer_norm_epsilon' cannot be True"),
         ("gpt2", {**GPT2, "tie_word_embeddings": 1}, "'tie_word_embeddings' cannot be 1"),
-        ("llama", {**LLAMA, "rope_scaling": {"type": "yarn"}}, "'rope_type' is 'yarn'"),
+        ("llama", {**LLAMA, "rope_scaling": {"type": "spiral"}}, "'rope_type' is 'spiral'"),
+        ("llama", {**LLAMA, "rope_scaling": {"type": "linear", "twist": 2}}, "'twist' is 2"),
+        ("llama", {**LLAMA, "attention_sinks": 4}, "'attention_sinks' is 4, which is not known"),
+        ("phi3", {**LLAMA, "rope_scaling": {"type": "linear"}}, "'rope_type' is 'linear'"),
+        ("gemma", {**LLAMA, "use_bidirectional_attention": True}, "'use_bidirectional_attention'"),
+        ("qwen3_moe", {**MOE, "norm_topk_prob": False}, "'norm_topk_prob' is False"),
+        ("qwen3_moe", {**MOE, "mlp_only_layers": [1]}, "'mlp_only_layers' is [1]"),
+        ("mixtral", {**LLAMA, "num_experts_per_tok": 1}, "'num_experts_per_tok' is 1"),
+        ("gemma2", {**LLAMA, "layer_types": ["linear"] * 2}, "'layer_types' is 'linear'"),
         ("llama", {**LLAMA, "rope_parameters": {"a": {}}}, "'rope_parameters' is {'a': {}}"),
-        ("llama", {**LLAMA, "partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
         ("llama", {**LLAMA, "hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
         ("falcon", {**FALCON, "num_ln_in_parallel_attn": 2}, "'num_ln_in_parallel_attn' is 2"),
         ("falcon", {**FALCON, "multi_query": False, "num_kv_heads": 2}, "'num_kv_heads' is 2"),
@@ -136,7 +151,7 @@ def test_alibi_slopes_are_those_of_the_paper() -> None:
 )
 def test_an_option_that_we_have_not_is_named(kind: str, raw: dict[str, Any], says: str) -> None:
     with pytest.raises(ts.UsageError, match=re.escape(says)) as error:
-        KNOWN[kind].config(Options(raw))
+        KNOWN[kind].read(raw)
     assert "  fix" in str(error.value)
 
 

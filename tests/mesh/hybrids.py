@@ -19,8 +19,8 @@ import numpy as np
 import tessera as ts
 from tessera import dist, nn, optim, pipeline
 from tessera.nn.context_parallel import split_sequence, whole_sequence
+from tessera.nn.self_attention import Attention
 from tessera.nn.stack import Stack
-from tessera.nn.transformer import Attention
 
 BATCH, SEQ, STEPS = 24, 16, 2
 AXES = ("dp", "pp", "ep", "cp", "tp")

@@ -31,7 +31,8 @@ from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.engine import engine
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
-from ..nn.transformer import GPT, GPTConfig
+from ..nn.gpt_config import GPTConfig
+from ..nn.transformer import GPT
 from .hf_files import (
     CONFIG,
     STORED,
@@ -42,7 +43,8 @@ from .hf_files import (
     write_json,
     write_weights,
 )
-from .hf_models import KNOWN, LAYER, Architecture, Table
+from .hf_models import KNOWN, Architecture
+from .hf_names import LAYER, Table
 from .slices import Array, Block, Piece
 
 # What older folders hold besides the weights: masks and rates, which are computed.
@@ -66,7 +68,8 @@ def load_hf(
     """The model of a HuggingFace folder (config.json, safetensors), its weights laid out by
     `strategy`.
 
-    It knows GPT-2, Llama, Mistral, Qwen2 and Falcon. Without `mesh` the current one is used;
+    It knows GPT-2, GPT-NeoX, Llama, Mistral, Mixtral, Qwen2, Qwen3 (and its experts), Gemma 1 to 3,
+    Phi, Phi-3 and Falcon. Without `mesh` the current one is used;
     without either the weights are on one device. `dtype` None keeps that of the files. If there are
     fewer heads of keys and values than devices along an axis, each device holds all of them.
     Dropout is not applied. Raises UsageError if the folder or its model is unknown or tensors are
@@ -246,6 +249,9 @@ def _choices(c: GPTConfig) -> dict[str, Any]:
     """What a config says of the weights and what is computed with them."""
     said = asdict(c) | {"kv_heads": c.groups, "hidden": c.width, "head_size": c.size}
     said |= {"norm_eps": c.make_norm().eps, "biases": tuple(sorted(c.biases))}
+    said |= {"windows": c.layer_windows, "query_scale": c.query_scale or c.size**-0.5}
+    if not c.experts:
+        said |= {"experts_per_token": 0, "capacity": None, "aux_weight": 0.0}
     if c.positions != "rotary":
         said.pop("rope")
     return {k: v for k, v in said.items() if k not in EXECUTION}

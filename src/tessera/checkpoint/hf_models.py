@@ -1,6 +1,6 @@
-"""Which models of others do we know? Per architecture: its config as ours, its tensors as ours.
+"""Which models of others do we know? A row each: its config as ours and back, its tensors' names.
 
-To add one: a function from its options to a GPTConfig and back, and a table of its names.
+To add one: a function from its options to a GPTConfig and back, and its `Names`.
 """
 
 from __future__ import annotations
@@ -9,93 +9,67 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from ..nn.gpt_config import GPTConfig
 from ..nn.positions import Rope
-from ..nn.transformer import GPTConfig
+from .hf_llama import (
+    GEMMA2,
+    LLAMA,
+    MIXTRAL,
+    PHI3,
+    QWEN3_MOE,
+    gemma2_config,
+    gemma2_options,
+    gemma3_config,
+    gemma_config,
+    gemma_options,
+    llama_config,
+    llama_options,
+    mistral_config,
+    mixtral_config,
+    mixtral_options,
+    phi3_config,
+    qwen2_config,
+    qwen3_config,
+    qwen3_moe_config,
+    qwen_options,
+    some_options,
+)
+from .hf_names import Names, Table
 from .hf_options import Options, rope_options, unsupported
-from .slices import Array, Piece
 
-LAYER = "blocks.block."
-"""How the names of our stacked weights begin; the names of their pieces have a {} for the layer."""
-Table = dict[str, list[Piece]]
 ACTIVATIONS = {
-    "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu",
-    "silu": "silu", "swish": "silu",
+    "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu", "gelu": "gelu_exact",
+    "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of model: `kind` is its model_type, `prefix` begins the names of its tensors."""
+    """A kind of model: `kind` is its model_type, `prefix` begins the names of its tensors.
+
+    `also` are keys of its config.json that say what another key says too.
+    """
 
     kind: str
     class_name: str
     prefix: str
     config: Callable[[Options], GPTConfig]
     options: Callable[[GPTConfig], dict[str, Any]]
-    table: Callable[[GPTConfig], Table]
+    names: Callable[[GPTConfig], Names]
+    also: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What `transformers` means by a key that is missing, where that is not what null means."""
 
     def read(self, raw: Mapping[str, Any]) -> GPTConfig:
-        """The content of a config.json as our config. Raises UsageError."""
-        return self.config(Options({**self.defaults, **raw}))
+        """The content of a config.json as our config. Raises UsageError for what we lack or do not
+        know."""
+        options = Options({**self.defaults, **raw})
+        config = self.config(options)
+        options.finish(also=self.also)
+        return config
 
-
-class _Names:
-    """Builds a table: `add` says which of their tensors is which of our weights."""
-
-    def __init__(self, c: GPTConfig, joined: bool) -> None:
-        self.c, self.table = c, Table()
-        self.sizes = {
-            "d": c.d, "h": c.heads, "g": c.groups, "s": c.size, "f": c.width, "v": c.vocab,
-            "n": c.seq,
-        }  # fmt: skip
-        self.joined = joined  # whether weights are [in, out]
-
-    def add(self, ours: str, letters: str, name: str, theirs: Sequence[str], **more: Any) -> None:
-        piece = Piece(name, tuple(theirs), letters, self.sizes, **more)
-        self.table.setdefault(ours, []).append(piece)
-
-    def matrix(self, ours: str, letters: str, name: str, come: str, go: str) -> None:
-        """A weight from dims `come` to dims `go`."""
-        self.add(LAYER + ours, letters, name, (come, go) if self.joined else (go, come))
-
-    def norm(self, ours: str, name: str) -> None:
-        self.add(f"{ours}.weight", "d", f"{name}.weight", ("d",))
-        if self.c.norm == "layer":
-            self.add(f"{ours}.bias", "d", f"{name}.bias", ("d",))
-
-    def bias(self, kind: str, ours: str, letters: str, name: str) -> None:
-        if kind in self.c.biases:
-            self.add(LAYER + ours, letters, name, (letters,))
-
-    def qkv(self, names: Sequence[str], fused: Sequence[Array] | None = None) -> None:
-        """Queries, keys and values: tensors of their own, or one in which each has its places."""
-        one = self.c.groups == self.c.heads
-        for i, name in enumerate(names):
-            heads = "h" if one or i == 0 else "g"
-            ours, at = ("qkv", i) if one else ("kv", i - 1) if i else ("q", -1)
-            letters = f"{'' if at < 0 else at}{heads}s"
-            more: dict[str, Any] = {}
-            if fused is not None:
-                more = {"places": fused[i], "total": sum(p.size for p in fused)}
-            out, come = f"{heads}s", "d"
-            theirs = (come, out) if self.joined else (out, come)
-            self.add(f"{LAYER}attention.{ours}", f"d{letters}", f"{name}.weight", theirs, **more)
-            if "qkv" in self.c.biases:
-                # Our bias of the queries alone has a dim of one where keys and values have two.
-                to = letters if at >= 0 else f"0{letters}"
-                name, where = f"{name}.bias", f"{LAYER}attention.{ours}_bias"
-                self.add(where, to, name, (out,), **more)
-
-    def ends(self, embed: str, norm: str) -> None:
-        """The embedding, the last norm and the head."""
-        self.add("embed.weight", "vd", f"{embed}.weight", ("v", "d"))
-        self.norm("norm", norm)
-        if not self.c.tied:
-            self.add("head", "dv", "lm_head.weight", ("v", "d"))
+    def table(self, config: GPTConfig) -> Table:
+        return self.names(config).table(config)
 
 
 # -- GPT-2 ----------------------------------------------------------------------------------------
@@ -148,104 +122,100 @@ def _gpt2_options(c: GPTConfig) -> dict[str, Any]:
     }
 
 
-def _gpt2_table(c: GPTConfig) -> Table:
-    """Where each weight of a GPT-2 lies in our tensors: q, k and v are one matrix of [in, out]."""
-    t, layer = _Names(c, joined=True), "transformer.h.{}"
-    t.ends("transformer.wte", "transformer.ln_f")
-    t.add("position", "nd", "transformer.wpe.weight", ("n", "d"))
-    t.norm(LAYER + "norm_1", f"{layer}.ln_1")
-    t.norm(LAYER + "norm_2", f"{layer}.ln_2")
-    places = np.arange(3 * c.heads * c.size).reshape(3, c.heads, c.size)
-    t.qkv([f"{layer}.attn.c_attn"] * 3, list(places))
-    t.matrix("attention.out", "hsd", f"{layer}.attn.c_proj.weight", "hs", "d")
-    t.bias("out", "attention.out_bias", "d", f"{layer}.attn.c_proj.bias")
-    t.matrix("mlp.up", "df", f"{layer}.mlp.c_fc.weight", "d", "f")
-    t.bias("mlp", "mlp.up_bias", "f", f"{layer}.mlp.c_fc.bias")
-    t.matrix("mlp.down", "fd", f"{layer}.mlp.c_proj.weight", "f", "d")
-    t.bias("mlp", "mlp.down_bias", "d", f"{layer}.mlp.c_proj.bias")
-    return t.table
+def _gpt2_names(c: GPTConfig) -> Names:
+    return Names(
+        "transformer.wte", "transformer.ln_f", "transformer.h.{}", "ln_1", "ln_2",
+        ("attn.c_attn",), "attn.c_proj", "mlp.c_fc", "mlp.c_proj", fused="kinds",
+        position="transformer.wpe", joined=True,
+    )  # fmt: skip
 
 
-# -- Llama, Mistral, Qwen2 ------------------------------------------------------------------------
-def _llama_like(o: Options, seq: int, biases: Sequence[str]) -> GPTConfig:
-    """The config that Llama, Mistral and Qwen share: RMS norms, SwiGLU, rotary positions. They
-    differ in length of context and biases, which the caller reads."""
-    d, heads = o.size("hidden_size"), o.size("num_attention_heads")
+# -- Phi, GPT-NeoX --------------------------------------------------------------------------------
+def _neox_config(o: Options) -> GPTConfig:
+    side_by_side = o.flag("use_parallel_residual", True)
+    base, part = o.number("rotary_emb_base", 1e4), o.number("rotary_pct", 0.25)
     return GPTConfig(
         vocab=o.size("vocab_size"),
-        seq=seq,
-        d=d,
+        seq=o.size("max_position_embeddings", 2048),
+        d=o.size("hidden_size"),
         layers=o.size("num_hidden_layers"),
-        heads=heads,
-        kv_heads=o.size("num_key_value_heads", heads),
+        heads=o.size("num_attention_heads"),
         hidden=o.size("intermediate_size"),
-        norm="rms",
-        activation=o.choice("hidden_act", "silu", {"silu": "swiglu", "swish": "swiglu"}),
+        activation=o.choice("hidden_act", "gelu", ACTIVATIONS),
         positions="rotary",
         tied=o.flag("tie_word_embeddings", False),
-        head_size=o.size("head_dim", d // heads),
-        norm_eps=o.number("rms_norm_eps", 1e-6),
-        rope=o.rope(),
-        biases=tuple(biases),
+        norm_eps=o.number("layer_norm_eps", 1e-5),
+        rope=o.rope(part, base),
+        block="parallel_norms" if side_by_side else "sequential",
+        biases=("qkv", "out", "mlp") if o.flag("attention_bias", True) else ("mlp",),
     )
 
 
-def _llama_config(o: Options) -> GPTConfig:
-    biases = ["qkv", "out"] if o.flag("attention_bias", False) else []
-    biases += ["mlp"] if o.flag("mlp_bias", False) else []
-    return _llama_like(o, o.size("max_position_embeddings", 2048), biases)
+def _neox_options(c: GPTConfig) -> dict[str, Any]:
+    rope = {"partial_rotary_factor": c.rope.partial, **rope_options(c.rope)}
+    return {
+        **_shared_options(c, rope),
+        "use_parallel_residual": c.block == "parallel_norms",
+        "attention_bias": "out" in c.biases,
+    }
 
 
-def _mistral_config(o: Options) -> GPTConfig:
-    most = o.window("sliding_window", o.size("max_position_embeddings", 4096 * 32))
-    return _llama_like(o, most, ())
-
-
-def _qwen2_config(o: Options) -> GPTConfig:
-    sliding = o.flag("use_sliding_window", False)
-    most = o.window("sliding_window", o.size("max_position_embeddings", 32768), sliding)
-    return _llama_like(o, most, ("qkv",))
-
-
-def _llama_options(c: GPTConfig) -> dict[str, Any]:
-    """Our config as the config.json of a Llama."""
+def _shared_options(c: GPTConfig, rope: dict[str, Any]) -> dict[str, Any]:
     return {
         "vocab_size": c.vocab,
         "max_position_embeddings": c.seq,
         "hidden_size": c.d,
         "num_hidden_layers": c.layers,
         "num_attention_heads": c.heads,
-        "num_key_value_heads": c.groups,
         "intermediate_size": c.width,
-        "hidden_act": "silu",
+        "hidden_act": _theirs(c.activation),
         "tie_word_embeddings": c.tied,
-        "head_dim": c.size,
-        "rms_norm_eps": c.make_norm().eps,
-        "rope_parameters": rope_options(c.rope),
-        "attention_bias": "out" in c.biases,
-        "mlp_bias": "mlp" in c.biases,
-        "attention_dropout": 0.0,
+        "layer_norm_eps": c.make_norm().eps,
+        "rope_parameters": rope,
         "bos_token_id": None,
         "eos_token_id": None,
     }
 
 
-def _mistral_options(c: GPTConfig) -> dict[str, Any]:
-    return {**_llama_options(c), "sliding_window": None}
+NEOX = Names(
+    "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "gpt_neox.layers.{}", "input_layernorm",
+    "post_attention_layernorm", ("attention.query_key_value",), "attention.dense",
+    "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", fused="groups", head="embed_out",
+)  # fmt: skip
 
 
-def _llama_table(c: GPTConfig) -> Table:
-    t, layer = _Names(c, joined=False), "model.layers.{}"
-    t.ends("model.embed_tokens", "model.norm")
-    t.norm(LAYER + "norm_1", f"{layer}.input_layernorm")
-    t.norm(LAYER + "norm_2", f"{layer}.post_attention_layernorm")
-    t.qkv([f"{layer}.self_attn.{x}_proj" for x in "qkv"])
-    t.matrix("attention.out", "hsd", f"{layer}.self_attn.o_proj.weight", "hs", "d")
-    t.bias("out", "attention.out_bias", "d", f"{layer}.self_attn.o_proj.bias")
-    for ours, come, go in (("up", "d", "f"), ("gate", "d", "f"), ("down", "f", "d")):
-        t.matrix(f"mlp.{ours}", come + go, f"{layer}.mlp.{ours}_proj.weight", come, go)
-        t.bias("mlp", f"mlp.{ours}_bias", go, f"{layer}.mlp.{ours}_proj.bias")
-    return t.table
+def _phi_config(o: Options) -> GPTConfig:
+    heads = o.size("num_attention_heads")
+    return GPTConfig(
+        vocab=o.size("vocab_size"),
+        seq=o.size("max_position_embeddings", 2048),
+        d=o.size("hidden_size"),
+        layers=o.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=o.size("num_key_value_heads", heads),
+        hidden=o.size("intermediate_size"),
+        activation=o.choice("hidden_act", "gelu_new", ACTIVATIONS),
+        positions="rotary",
+        tied=o.flag("tie_word_embeddings", False),
+        norm_eps=o.number("layer_norm_eps", 1e-5),
+        rope=o.rope(0.5),
+        block="parallel",
+        biases=("qkv", "out", "mlp", "head"),
+        qk_norm=o.flag("qk_layernorm", False),
+    )
+
+
+def _phi_options(c: GPTConfig) -> dict[str, Any]:
+    rope = {"partial_rotary_factor": c.rope.partial, **rope_options(c.rope)}
+    more = {"num_key_value_heads": c.groups, "qk_layernorm": c.qk_norm}
+    return {**_shared_options(c, rope), **more}
+
+
+PHI = Names(
+    "model.embed_tokens", "model.final_layernorm", "model.layers.{}", "input_layernorm", "",
+    LLAMA.qkv, "self_attn.dense", "mlp.fc1", "mlp.fc2",
+    q_norm="self_attn.q_layernorm", k_norm="self_attn.k_layernorm",
+)  # fmt: skip
 
 
 # -- Falcon ---------------------------------------------------------------------------------------
@@ -313,49 +283,63 @@ def _falcon_options(c: GPTConfig) -> dict[str, Any]:
     }
 
 
-def _falcon_table(c: GPTConfig) -> Table:
-    """Where each weight of a Falcon lies in our tensors: q, k and v are one matrix, group by
-    group."""
-    t, layer = _Names(c, joined=False), "transformer.h.{}"
-    t.ends("transformer.word_embeddings", "transformer.ln_f")
+def _falcon_names(c: GPTConfig) -> Names:
     two = c.block == "parallel_norms"
-    t.norm(LAYER + "norm_1", f"{layer}.{'ln_attn' if two else 'input_layernorm'}")
-    if c.block != "parallel":
-        t.norm(LAYER + "norm_2", f"{layer}.{'ln_mlp' if two else 'post_attention_layernorm'}")
-    # Each group's queries, its key and its value lie together: one group is multi-query.
-    each, size = c.heads // c.groups, c.size
-    places = np.arange(c.groups * (each + 2) * size).reshape(c.groups, each + 2, size)
-    fused = [places[:, :each].reshape(c.heads, size), places[:, each], places[:, each + 1]]
-    t.qkv([f"{layer}.self_attention.query_key_value"] * 3, fused)
-    t.matrix("attention.out", "hsd", f"{layer}.self_attention.dense.weight", "hs", "d")
-    t.bias("out", "attention.out_bias", "d", f"{layer}.self_attention.dense.bias")
-    t.matrix("mlp.up", "df", f"{layer}.mlp.dense_h_to_4h.weight", "d", "f")
-    t.bias("mlp", "mlp.up_bias", "f", f"{layer}.mlp.dense_h_to_4h.bias")
-    t.matrix("mlp.down", "fd", f"{layer}.mlp.dense_4h_to_h.weight", "f", "d")
-    t.bias("mlp", "mlp.down_bias", "d", f"{layer}.mlp.dense_4h_to_h.bias")
-    return t.table
+    return Names(
+        "transformer.word_embeddings", "transformer.ln_f", "transformer.h.{}",
+        "ln_attn" if two else "input_layernorm", "ln_mlp" if two else "post_attention_layernorm",
+        ("self_attention.query_key_value",), "self_attention.dense", "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h", fused="groups",
+    )  # fmt: skip
+
+
+def _row(
+    kind: str,
+    name: str,
+    read: Callable[[Options], GPTConfig],
+    options: Callable[[GPTConfig], dict[str, Any]],
+    names: Names,
+    heads: int | None = None,
+    window: int | None = None,
+    also: Sequence[str] = (),
+) -> Architecture:
+    defaults = {"num_key_value_heads": heads, "sliding_window": window}
+    prefix = names.embed.split(".")[0] + "."
+    return Architecture(
+        kind,
+        f"{name}ForCausalLM",
+        prefix,
+        read,
+        options,
+        lambda c: names,
+        tuple(also),
+        {k: v for k, v in defaults.items() if v is not None},
+    )
 
 
 KNOWN: Mapping[str, Architecture] = {
     a.kind: a
     for a in (
         Architecture(
-            "gpt2", "GPT2LMHeadModel", "transformer.", _gpt2_config, _gpt2_options, _gpt2_table
+            "gpt2", "GPT2LMHeadModel", "transformer.", _gpt2_config, _gpt2_options, _gpt2_names
         ),
-        Architecture(
-            "llama", "LlamaForCausalLM", "model.", _llama_config, _llama_options, _llama_table
-        ),
-        Architecture(
-            "mistral", "MistralForCausalLM", "model.", _mistral_config, _mistral_options,
-            _llama_table, {"sliding_window": 4096, "num_key_value_heads": 8}
-        ),
-        Architecture(
-            "qwen2", "Qwen2ForCausalLM", "model.", _qwen2_config, _llama_options, _llama_table,
-            {"sliding_window": 4096, "num_key_value_heads": 32}
-        ),
+        _row("llama", "Llama", llama_config, llama_options, LLAMA),
+        _row("mistral", "Mistral", mistral_config, some_options("mlp_bias", "attention_bias"),
+             LLAMA, 8, 4096),
+        _row("qwen2", "Qwen2", qwen2_config, qwen_options, LLAMA, 32, 4096, ("attention_bias",)),
         Architecture(
             "falcon", "FalconForCausalLM", "transformer.", _falcon_config, _falcon_options,
-            _falcon_table,
+            _falcon_names, ("multi_query", "rope_parameters"),
         ),
+        _row("qwen3", "Qwen3", qwen3_config, qwen_options, LLAMA, 32, 4096),
+        _row("gemma", "Gemma", gemma_config, gemma_options, LLAMA, 16),
+        _row("gemma2", "Gemma2", gemma2_config, gemma2_options, GEMMA2, 4, 4096),
+        _row("gemma3_text", "Gemma3", gemma3_config, gemma2_options, GEMMA2, 4, 4096,
+             ("rope_theta",)),
+        _row("mixtral", "Mixtral", mixtral_config, mixtral_options, MIXTRAL, 8),
+        _row("qwen3_moe", "Qwen3Moe", qwen3_moe_config, qwen_options, QWEN3_MOE, 4, 4096),
+        _row("phi", "Phi", _phi_config, _phi_options, PHI),
+        _row("phi3", "Phi3", phi3_config, some_options("mlp_bias", "attention_bias"), PHI3),
+        _row("gpt_neox", "GPTNeoX", _neox_config, _neox_options, NEOX),
     )
 }  # fmt: skip

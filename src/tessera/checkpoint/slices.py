@@ -14,7 +14,7 @@ one dim, and lies in our qkv [d, 3, h, s] at "d0hs", index 0 of dim 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
@@ -31,20 +31,21 @@ Get = Callable[[Block], Array]
 class Piece:
     """The tensor `name` of a file, dims `theirs`, as a part of our weight, dims `ours`.
 
-    A digit in `ours` is the index at which the piece lies in that dim. Where one tensor of the file
-    holds several pieces, `places` are this one's places in the dim that ends in "s", which is
-    `total` long.
+    A number in `ours` is the index at which the piece lies in that dim. Where one tensor of the
+    file holds several pieces, `places` are this one's places in the dim that ends in `ending`,
+    which is `total` long.
     """
 
     name: str
     theirs: tuple[str, ...]
-    ours: str
+    ours: Sequence[str]
     sizes: Mapping[str, int]
     places: Array | None = None
     total: int = 0
+    ending: str = "s"
 
     def _fused(self, letters: str) -> bool:
-        return self.places is not None and letters.endswith("s")
+        return self.places is not None and letters.endswith(self.ending)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ from .functional import (
     softmax,
     swiglu,
 )
+from .gpt_config import GPTConfig
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .losses import (
     binary_cross_entropy_with_logits,
@@ -47,7 +48,7 @@ from .losses import (
 )
 from .module import Module
 from .positions import Rope
-from .transformer import GPT, GPTConfig, TransformerBlock
+from .transformer import GPT, TransformerBlock
 
 __all__ = [
     "GPT",

@@ -9,9 +9,10 @@ from ..lang.operands import as_tensor
 from ..lang.record import named_scope
 from ..lang.store import weights
 from ..lang.tensor import Tensor
+from .gpt_config import GPTConfig
 from .module import Module
 from .stack import Stack
-from .transformer import GPTConfig, TransformerBlock
+from .transformer import TransformerBlock
 
 HEAD = 64  # the size of a head where the caller names no number of heads
 
@@ -66,7 +67,10 @@ def transformer_block(
 
 
 # What of GPTConfig is the model's, not a block's.
-_MODEL = ("vocab", "seq", "d", "layers", "heads", "hidden", "tied")
+_MODEL = (
+    "vocab", "seq", "d", "layers", "heads", "hidden", "tied", "windows", "local_rope",
+    "embed_scale", "logit_cap",
+)  # fmt: skip
 
 
 def _config(

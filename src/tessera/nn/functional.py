@@ -82,6 +82,11 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + as_tensor(bias).to(y.dtype)
 
 
+def soft_cap(x: Tensor, cap: float | None) -> Tensor:
+    """`x` within -cap to cap, smoothly: `cap * tanh(x / cap)`. None leaves it."""
+    return x if cap is None else F.tanh(x * (1.0 / cap)) * cap
+
+
 def layer_norm(
     x: Like, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -97,7 +102,7 @@ def layer_norm(
     return _scaled(y, weight, bias).to(t.dtype)
 
 
-def rms_norm(x: Like, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+def rms_norm(x: Like, weight: Like | None = None, eps: float = 1e-6) -> Tensor:
     """`x` over its root mean square along the last dim, times `weight` (Zhang & Sennrich 2019).
 
     `eps` is added to the mean square. Computed in f32; the result has the dtype of `x`.
@@ -107,7 +112,7 @@ def rms_norm(x: Like, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor
     return _scaled(w * F.rsqrt(F.mean(w * w, -1, True) + eps), weight, None).to(t.dtype)
 
 
-def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scaled(y: Tensor, weight: Like | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         y = y * wide(weight)
     return y if bias is None else y + wide(bias)
@@ -139,13 +144,18 @@ def dropout(x: Like, p: float, training: bool = True) -> Tensor:
 
 
 def rotary(
-    x: Like, base: float = 10000.0, positions: Tensor | None = None, rates: Tensor | None = None
+    x: Like,
+    base: float = 10000.0,
+    positions: Tensor | None = None,
+    rates: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """Rotary position embedding of x [..., S, D], by halves of D (Su et al. 2021).
 
-    `positions` [S] are by default 0 to S - 1. `rates` [D/2], in radians per position, replace those
-    of `base` (`nn.Rope` makes scaled ones). Raises ShapeError if D is odd or `x` has fewer than 2
-    dims.
+    `positions` [..., S] are by default 0 to S - 1; their dims before the last broadcast to those of
+    `x`. `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
+    ones); the first R elements of D are turned, and multiplied by `scale`. Raises ShapeError if D
+    is odd, `x` has fewer than 2 dims, or there are more rates than pairs.
     """
     t = as_tensor(x)
     if t.ndim < 2 or t.shape[-1] % 2:
@@ -160,10 +170,27 @@ def rotary(
     at = F.arange(seq, dtype=f32) if positions is None else as_tensor(positions).to(f32)
     if rates is None:
         rates = F.exp(F.arange(d // 2, dtype=f32) * (-2.0 * math.log(base) / max(1, d)))
-    angle = at.reshape(seq, 1) * as_tensor(rates).reshape(1, d // 2)
-    c, s = F.cos(angle).to(t.dtype), F.sin(angle).to(t.dtype)
-    a, b = F.split(t, 2, -1)
-    return F.concat([a * c - b * s, b * c + a * s], -1)
+    pairs = shaped_rates("rotary", as_tensor(rates), t)
+    angle = at.reshape(*at.shape, 1) * as_tensor(rates).reshape(1, pairs)
+    c, s = F.cos(angle), F.sin(angle)
+    if scale != 1.0:
+        c, s = c * scale, s * scale
+    c, s = c.to(t.dtype), s.to(t.dtype)
+    turned, rest = (t, []) if 2 * pairs == d else (t[..., : 2 * pairs], [t[..., 2 * pairs :]])
+    a, b = F.split(turned, 2, -1)
+    return F.concat([a * c - b * s, b * c + a * s, *rest], -1)
+
+
+def shaped_rates(name: str, rates: Tensor, x: Tensor) -> int:
+    """The number of `rates`. Raises ShapeError if they are not [n], n at most the pairs of `x`."""
+    if rates.ndim == 1 and rates.shape[0] <= x.shape[-1] // 2:
+        return rates.shape[0]
+    raise fail(
+        ShapeError,
+        f"{name}: there are more rates than pairs in the last dim",
+        [("rates", rates.type), ("x", x.type)],
+        fix=f"give at most {x.shape[-1] // 2} rates",
+    )
 
 
 def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -235,12 +262,14 @@ def attention(
     scale: float | None = None,
     bias: Like | None = None,
     mask: Like | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention of q [..., H, S, D], k [..., G, T, D] and v [..., G, T, E].
 
     The result is [..., H, S, E]; all scores [..., H, S, T] exist at once. H is a multiple of G:
     each group of H/G query heads shares one head of keys and values (grouped-query attention,
-    Ainslie et al. 2023). `scale` is by default 1/sqrt(D). `bias` [H, T] is added to the scores of
+    Ainslie et al. 2023). `scale` is by default 1/sqrt(D). `cap` bounds the scores: they are
+    `cap * tanh(scores / cap)`. `bias` [H, T] is added to the scores of
     each head by key, for example ALiBi's. `mask` broadcasts to [..., H, S, T]: a bool mask is True
     where a query sees a key, a float mask is added to the scores. A query that sees no key gives
     zeros, as in PyTorch. With `causal` the last query sees all keys and each query before it one
@@ -273,6 +302,7 @@ def attention(
             part = emit("contract", rows, k[..., :seen, :], index=index, dtype=f32) * scale
         else:
             part = F.einsum(index, rows, k[..., :seen, :]).to(f32)
+        part = soft_cap(part, cap)
         if bias is not None:
             part = part + added[..., :seen]
         hidden = []
@@ -366,6 +396,7 @@ def flash_attention(
     rows: int = 2,
     bias: Tensor | None = None,
     mask: Like | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """`attention` of [B, H, S, D], computed for `rows` sequences at a time to save memory.
 
@@ -374,12 +405,12 @@ def flash_attention(
     """
     q, k, v = map(as_tensor, (q, k, v))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
-        return attention(q, k, v, causal, scale, bias, mask)
+        return attention(q, k, v, causal, scale, bias, mask, cap)
     m = None if mask is None else as_tensor(mask)
     each = [m] if m is not None and m.ndim == 4 and m.shape[0] > 1 else []
 
     def some(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Tensor:
-        return attention(q, k, v, causal, scale, bias, own[0] if own else m)
+        return attention(q, k, v, causal, scale, bias, own[0] if own else m, cap)
 
     _masks(m, q, k, 1)
     return map_chunks(some, q, k, v, *each, rows=rows)

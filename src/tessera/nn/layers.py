@@ -65,15 +65,20 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """`nn.rms_norm` over the last dim [d], with `weight` [d]."""
+    """`nn.rms_norm` over the last dim [d], with `weight` [d].
+
+    With `offset` the norm multiplies by 1 + `weight`, which begins at zeros (Gemma).
+    """
 
     @typed
-    def __init__(self, d: int, eps: float = 1e-6):
-        self.weight = Parameter(d, init="ones")
+    def __init__(self, d: int, eps: float = 1e-6, offset: bool = False):
+        self.weight = Parameter(d, init="zeros" if offset else "ones")
         self.eps = number(type(self).__name__, "eps", eps)
+        self.offset = offset
 
     def __call__(self, x: Tensor) -> Tensor:
-        return fn.rms_norm(x, self.weight, self.eps)
+        weight = fn.wide(self.weight) + 1.0 if self.offset else self.weight
+        return fn.rms_norm(x, weight, self.eps)
 
 
 class Dropout(Module):

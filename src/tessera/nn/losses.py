@@ -16,7 +16,7 @@ from ..lang.loop import scan, to_blocks
 from ..lang.operands import as_tensor, emit, scalar
 from ..lang.tensor import Like, Tensor
 from .activations import softplus
-from .functional import ROWS, row_order, rows_of, wide
+from .functional import ROWS, linear, row_order, rows_of, soft_cap, wide
 
 
 def _check_labels(
@@ -130,10 +130,13 @@ def linear_cross_entropy(
     *,
     class_weight: Like | None = None,
     label_smoothing: float = 0.0,
+    bias: Tensor | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """`cross_entropy(x @ weight, labels)` in blocks of rows, so the logits never exist whole.
 
-    x is [..., d], weight [d, V], labels [...]. Loss and gradient are computed in one loop, so each
+    x is [..., d], weight [d, V], labels [...]. `bias` [V] is added to the logits, which `cap` then
+    bounds, as `cap * tanh(logits / cap)`. Loss and gradient are computed in one loop, so each
     block's logits are computed once. Raises the errors of `cross_entropy`.
     """
     t, y = as_tensor(x), as_tensor(labels)
@@ -152,7 +155,7 @@ def linear_cross_entropy(
 
     def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
         h, labels, keep = block
-        return total + _nll(F.matmul(h, weight), labels, keep, how), ()
+        return total + _nll(soft_cap(linear(h, weight, bias), cap), labels, keep, how), ()
 
     blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
     total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")

@@ -13,13 +13,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..core.checks import number, one_of, whole
+from ..core.checks import flag, number, one_of, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
+from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 
-SCALINGS = ("default", "linear", "llama3")
+HIGH = {"llama3": 4.0, "yarn": 32.0}
+SCALINGS = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -28,40 +30,113 @@ class Rope:
 
     `scaling` "linear" divides all rates by `factor` (Chen et al. 2023). "llama3" (Llama 3.1)
     divides by `factor` the rates with a wavelength above `original`/`low` tokens, keeps those with
-    a wavelength below `original`/`high`, and interpolates between them. Raises UsageError if
-    `scaling` is unknown, a number is not above 0, or `low` is not below `high`.
+    a wavelength below `original`/`high`, and interpolates between them. "yarn" (Peng et al. 2023)
+    interpolates by the index of the rate instead, between those that turn `high` and `low` times
+    within `original` tokens, rounded outwards if `truncate`. "dynamic" raises the base for a
+    sequence longer than `original`, by which `factor` keeps its meaning. "longrope" (Ding et al.
+    2024) divides each rate by its number of `short`, in sequences longer than `original` of `long`.
+
+    `partial` is the part of a head that is turned. `attention` multiplies the turned queries and
+    keys; None: 1, for "yarn" 0.1 ln(`factor`) + 1, for "longrope" sqrt(1 + ln(`factor`) /
+    ln(`original`)). `high` None is 4, for "yarn" 32. Raises UsageError if `scaling` is unknown, a
+    number is not above 0, or `low` is not below `high`.
     """
 
     base: float = 10000.0
     scaling: str = "default"
     factor: float = 1.0
     low: float = 1.0
-    high: float = 4.0
+    high: float | None = None
     original: int = 8192
+    partial: float = 1.0
+    attention: float | None = None
+    truncate: bool = True
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for what in ("base", "factor", "low", "high"):
-            number("Rope", what, getattr(self, what), above=0, below=math.inf)
+        for what in ("base", "factor", "low", "high", "attention"):
+            if getattr(self, what) is not None:
+                number("Rope", what, getattr(self, what), above=0, below=math.inf)
+        number("Rope", "partial", self.partial, above=0, most=1)
+        flag("Rope", "truncate", self.truncate)
+        for what in ("short", "long"):
+            if not isinstance(getattr(self, what), tuple):
+                raise unfit("Rope", what, getattr(self, what), "give a tuple of numbers")
+        for each in (*self.short, *self.long):
+            number("Rope", "a factor of longrope", each, above=0, below=math.inf)
         whole("Rope", "original", self.original, 1)
         one_of("Rope", "scaling", self.scaling, SCALINGS)
-        if self.scaling == "llama3" and self.low >= self.high:
+        if self.high is None and self.scaling in HIGH:
+            object.__setattr__(self, "high", HIGH[self.scaling])
+        if self.high is not None and self.scaling in HIGH and self.low >= self.high:
             raise fail(
                 UsageError,
                 f"Rope: low={self.low} is not below high={self.high}",
-                fix="low=1, high=4 are Llama 3.1's",
+                fix="low=1, high=4 are Llama 3.1's, low=1, high=32 those of yarn",
             )
 
-    def rates(self, size: int) -> Tensor:
-        """The rate of each pair of a head of size `size`, in radians per position: f32[size/2]."""
-        rate = F.exp(F.arange(size // 2, dtype=f32) * (-2.0 * math.log(self.base) / size))
+    @property
+    def by_length(self) -> bool:
+        """Whether the rates of a sequence longer than `original` are others."""
+        return self.scaling in ("dynamic", "longrope")
+
+    @property
+    def amplitude(self) -> float:
+        """What multiplies the turned part of queries and keys."""
+        if self.attention is not None or self.factor <= 1.0:
+            return self.attention or 1.0
+        if self.scaling == "yarn":
+            return 0.1 * math.log(self.factor) + 1.0
+        if self.scaling == "longrope":
+            return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original))
+        return 1.0
+
+    def rates(self, size: int, length: int = 0) -> Tensor:
+        """The rate of each turned pair of a head of size `size`, in radians per position: f32[n],
+        in a sequence of `length` tokens."""
+        turned = int(size * self.partial)
+        base, longer = self.base, length > self.original
+        if self.scaling == "dynamic" and longer:
+            stretch = self.factor * length / self.original - (self.factor - 1.0)
+            base *= stretch ** (turned / (turned - 2))
+        rate = F.exp(F.arange(turned // 2, dtype=f32) * (-2.0 * math.log(base) / turned))
+        high = self.high or 1.0
         if self.scaling == "linear":
             return rate * (1.0 / self.factor)
         if self.scaling == "llama3":
             turns = rate * (self.original / (2.0 * math.pi))  # within the original window
-            kept = (turns - self.low) * (1.0 / (self.high - self.low))
+            kept = (turns - self.low) * (1.0 / (high - self.low))
             kept = F.minimum(F.maximum(kept, 0.0), 1.0)
             return rate * (kept + (1.0 - kept) * (1.0 / self.factor))
+        if self.scaling == "yarn":
+            first, last = (self._index(n, turned) for n in (high, self.low))
+            if self.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, turned - 1)
+            slower = (np.arange(turned // 2) - first) / max(last - first, 0.001)
+            slower = np.clip(slower, 0.0, 1.0)
+            return rate * as_tensor((1.0 - slower + slower / self.factor).astype(np.float32))
+        if self.scaling == "longrope":
+            by = np.array(self.long if longer else self.short, np.float32)
+            shaped_factors(by, turned)
+            return rate * as_tensor(1.0 / by)
         return rate
+
+    def _index(self, turns: float, turned: int) -> float:
+        """The index of the rate that turns so often within `original` tokens."""
+        tokens = self.original / (turns * 2.0 * math.pi)
+        return turned * math.log(tokens) / (2.0 * math.log(self.base))
+
+
+def shaped_factors(by: np.ndarray[Any, Any], turned: int) -> None:
+    """Raises UsageError unless longrope has a factor for each pair."""
+    if by.shape != (turned // 2,):
+        raise fail(
+            UsageError,
+            f"Rope: longrope has {by.size} factors for {turned // 2} pairs",
+            fix=f"give {turned // 2} numbers as short and as long",
+        )
 
 
 def alibi_slopes(heads: int) -> np.ndarray[Any, Any]:

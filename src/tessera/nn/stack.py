@@ -29,8 +29,9 @@ class Stack(Module):
     all but the results of products and loops. It makes `loop` None a loop.
 
     The weights of all layers are stacked along a leading dim, or with `stacked=False` each layer
-    has tensors of its own, written out. A block that returns (x, number) makes the stack return
-    (x, the numbers of its layers [depth]).
+    has tensors of its own, written out. A call may give `each`: containers of tensors [depth, ...],
+    of which each layer gets its own. A block that returns (x, more) makes the stack return (x, the
+    tensors of `more` stacked, [depth, ...]).
     """
 
     def __init__(
@@ -76,35 +77,44 @@ class Stack(Module):
             )
         return F.stack([x] * lead[0]) if lead else x
 
-    def __call__(self, x: Tensor) -> Any:
+    def __call__(self, x: Tensor, each: Any = None, **options: Any) -> Any:
         blocks = self.__dict__.get("layers") or [self.block]
         leaves, spec = flatten(blocks[0])
         at = [i for i, v in enumerate(leaves) if isinstance(v, Tensor)]
 
-        def layer(h: Tensor, parts: Any) -> tuple[Tensor, Any]:
+        def layer(h: Tensor, given: Any) -> tuple[Tensor, Any]:
+            parts, own = given if own_tensors else (given, None)
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
             block = unflatten(spec, now)
-            out = block(h)
+            out = block(h) if own is None else block(h, unflatten(own_spec, own), **options)
             _unchanged(block, now)
             return out if isinstance(out, tuple) else (out, ())
 
         # A layer that is written out twice is merged into one by the compiler: only in a loop is
         # it computed again.
         again = self._policy != "save"
+        own_tensors, own_spec = flatten(each)
         weights = [tuple(flatten(block)[0][i] for i in at) for block in blocks]
         if "layers" not in self.__dict__:
             looped = again or not write_out(self.depth) if self.loop is None else self.loop
             if looped:
-                x, numbers = scan(layer, x, weights[0], policy=self._policy)
-                return x if isinstance(numbers, tuple) else (x, numbers)
+                xs = (weights[0], own_tensors) if own_tensors else weights[0]
+                x, more = scan(layer, x, xs, policy=self._policy)
+                return x if _nothing(more) else (x, more)
             weights = list(zip(*(emit_many("unstack", w) for w in weights[0]), strict=True))
+        owned = zip(*(emit_many("unstack", t) for t in own_tensors), strict=True)
+        given = list(zip(weights, owned, strict=True)) if own_tensors else weights
         found = []
-        for parts in weights:
-            x, number = self._once(layer, x, parts) if again else layer(x, parts)
-            found.append(number)
-        return x if isinstance(found[0], tuple) else (x, F.stack(found))
+        for parts in given:
+            x, more = self._once(layer, x, parts) if again else layer(x, parts)
+            found.append(more)
+        if _nothing(found[0]):
+            return x
+        spec = flatten(found[0])[1]
+        rows = zip(*(flatten(more)[0] for more in found), strict=True)
+        return x, unflatten(spec, [F.stack(row) for row in rows])
 
     @property
     def _policy(self) -> str:
@@ -114,9 +124,15 @@ class Stack(Module):
 
     def _once(self, layer: Any, x: Tensor, parts: Any) -> tuple[Tensor, Any]:
         """One layer as a loop of one iteration, whose insides are computed again backwards."""
-        one = tuple(w.reshape(1, *w.shape) for w in parts)
-        x, number = scan(layer, x, one, policy=self._policy)
-        return x, number if isinstance(number, tuple) else number.reshape()
+        leaves, spec = flatten(parts)
+        one = unflatten(spec, [w.reshape(1, *w.shape) for w in leaves])
+        x, more = scan(layer, x, one, policy=self._policy)
+        leaves, spec = flatten(more)
+        return x, unflatten(spec, [t.reshape(t.shape[1:]) for t in leaves])
+
+
+def _nothing(more: Any) -> bool:
+    return isinstance(more, tuple) and not more
 
 
 def _unchanged(block: Module, given: list[Any]) -> None:

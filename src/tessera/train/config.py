@@ -30,7 +30,7 @@ from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError, fail
 from ..core.kinds import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
 from ..data import config as data
-from ..nn.transformer import GPTConfig
+from ..nn.gpt_config import GPTConfig
 
 COUNT = whole_numbers(1)
 STEPS = whole_numbers(0)

@@ -37,8 +37,9 @@ from ..lang.operands import as_tensor
 from ..lang.record import current
 from ..lang.strategy import Strategy
 from ..lang.tensor import Tensor
+from ..nn.gpt_config import GPTConfig
 from ..nn.losses import cross_entropy
-from ..nn.transformer import GPT, GPTConfig
+from ..nn.transformer import GPT
 from ..optim import (
     SGD,
     Adafactor,

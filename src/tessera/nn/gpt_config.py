@@ -1,0 +1,209 @@
+"""What choices does a GPT have? One dataclass: sizes, what a block is, how it runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ..core.checks import axes_of, instance, number, one_of, probability, shown, unfit, whole
+from ..core.errors import UsageError, fail
+from ..lang.checks import annotated_fields
+from . import functional as fn
+from .layers import LayerNorm, RMSNorm
+from .positions import Rope
+
+NORMS = ("layer", "rms", "rms_offset")
+ACTIVATIONS = {
+    "gelu": fn.gelu, "gelu_exact": lambda x: fn.gelu(x, "none"), "relu": fn.relu, "silu": fn.silu,
+    "swiglu": fn.silu, "geglu": fn.gelu,
+}  # fmt: skip
+GATED = ("swiglu", "geglu")
+POSITIONS = ("learned", "rotary", "alibi")
+BLOCKS = ("sequential", "parallel", "parallel_norms", "post_norms")
+BIASES = ("qkv", "out", "mlp", "head")
+CONTEXTS = ("ring", "all_to_all")
+
+REMAT = ("save", "recompute", "products")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes and choices of a `GPT`.
+
+    - `kv_heads`: heads of keys and values; None: `heads`. `head_size`: None is d/heads.
+    - `tied`: the output layer uses the embedding's weights.
+    - `norm`: "layer", "rms", or "rms_offset", which multiplies by 1 + its weight (Gemma).
+    - `activation`: "gelu" (by tanh), "gelu_exact", "relu", "silu", or one with a gate: "swiglu",
+      or "geglu" (by tanh).
+    - `positions`: "learned", "rotary" (rates from `rope`) or "alibi".
+    - `block`: "sequential": the MLP follows attention. "parallel": both take the same norm of the
+      block's input (Wang & Komatsuzaki 2021). "parallel_norms": a norm for each. "post_norms":
+      sequential, with a norm of each sublayer's result besides (Gemma 2).
+    - `qk_norm`: queries and keys are normed, each head by itself.
+    - `query_scale`: what multiplies attention's scores; None: 1/sqrt(the size of a head).
+    - `attention_cap`, `logit_cap`: scores and logits are `cap * tanh(x / cap)`; None: as they are.
+    - `windows`: the layers' windows in turn, as often as there are layers: a token sees itself and
+      the window - 1 tokens before it; 0: all. `local_rope` are the rates of layers with a window,
+      None: those of `rope`.
+    - `embed_scale`: embeddings are multiplied by sqrt(d).
+    - `biases`: which products have a bias: "qkv", "out", "mlp", "head".
+    - `context`: "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
+      embedding to the loss. Attention is then `ring_attention`, with the sequence in zig-zag order,
+      or `all_to_all_attention`.
+    - `sequence_parallel`: the mesh axis over which tensor parallelism splits the sequence where ops
+      act on each row separately.
+    - `experts`: the MLP of each block is an `nn.MoE` of this many experts, `experts_per_token` of
+      them per token, with room for `capacity` times an even share (None: for all tokens). `loss`
+      adds `aux_weight` times the mean of their auxiliary losses.
+    - `remat`, `loop`, `stacked`: as in `Stack`. `stacked=False` gives each layer weights of its
+      own, which a pipeline needs.
+
+    Raises UsageError if a choice is unknown, or `d`, `heads` and `kv_heads` do not divide.
+    """
+
+    vocab: int = 1024
+    seq: int = 256
+    d: int = 256
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int | None = None
+    hidden: int | None = None
+    norm: str = "layer"
+    activation: str = "gelu"
+    positions: str = "learned"
+    tied: bool = False
+    dropout: float = 0.0
+    loop: bool | None = None
+    remat: bool | str = False
+    head_size: int | None = None
+    norm_eps: float | None = None
+    rope: Rope = field(default_factory=Rope)
+    block: str = "sequential"
+    biases: tuple[str, ...] = ()
+    context: str | None = None
+    context_axis: str = "cp"
+    sequence_parallel: str | None = None
+    experts: int = 0
+    experts_per_token: int = 2
+    capacity: float | None = 1.25
+    aux_weight: float = 0.01
+    stacked: bool = True
+    qk_norm: bool = False
+    query_scale: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    windows: tuple[int, ...] = ()
+    local_rope: Rope | None = None
+    embed_scale: bool = False
+
+    def __post_init__(self) -> None:
+        annotated_fields(self)
+        optional = ("kv_heads", "hidden", "head_size")
+        for what in ("vocab", "seq", "d", "layers", "heads", *optional):
+            value = getattr(self, what)
+            if value is not None or what not in optional:
+                whole("GPTConfig", what, value, 1)
+        whole("GPTConfig", "experts", self.experts, 0)
+        whole("GPTConfig", "experts_per_token", self.experts_per_token, 1)
+        number("GPTConfig", "aux_weight", self.aux_weight)
+        probability("GPTConfig", self.dropout)
+        if self.norm_eps is not None:
+            number("GPTConfig", "norm_eps", self.norm_eps)
+        for what in ("query_scale", "attention_cap", "logit_cap"):
+            if getattr(self, what) is not None:
+                number("GPTConfig", what, getattr(self, what), above=0, below=math.inf)
+        if not isinstance(self.windows, tuple):
+            raise unfit("GPTConfig", "windows", self.windows, "give a tuple of whole numbers")
+        if self.local_rope is not None:
+            instance("GPTConfig", "local_rope", self.local_rope, Rope, "give nn.Rope(base=...)")
+        for window in self.windows:
+            whole("GPTConfig", "a window", window, 0)
+        instance("GPTConfig", "rope", self.rope, Rope, "give nn.Rope(base=...)")
+        if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
+            raise unfit("GPTConfig", "biases", self.biases, "give a tuple of " + ", ".join(BIASES))
+        self._check_together()
+        groups = self.kv_heads or self.heads
+        if (self.head_size is None and self.d % self.heads) or self.heads % groups:
+            raise fail(
+                UsageError,
+                f"GPTConfig: d={self.d}, heads={self.heads}, kv_heads={groups} do not divide",
+                fix="heads divides d, kv_heads divides heads",
+            )
+        for what, value, known in (
+            ("norm", self.norm, NORMS),
+            ("activation", self.activation, ACTIVATIONS),
+            ("positions", self.positions, POSITIONS),
+            ("block", self.block, BLOCKS),
+            ("remat", "recompute" if self.remat is True else self.remat or "save", REMAT),
+            ("context", CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
+        ):
+            one_of("GPTConfig", what, value, known)
+
+        for axis in (self.context_axis, self.sequence_parallel):
+            if axis is not None and len(axes_of("GPTConfig", axis)) != 1:
+                raise fail(
+                    UsageError,
+                    f"GPTConfig: {shown(axis)} is not one axis",
+                    fix='name one axis of the mesh, e.g. "cp"',
+                )
+
+    def _check_together(self) -> None:
+        """Raises UsageError for choices that exclude each other."""
+        local = any(self.windows)
+        for wrong, what, fix in (
+            (local and self.context, "windows with context", "leave one of them"),
+            (
+                self.attention_cap and self.context,
+                "attention_cap with context",
+                "leave one of them",
+            ),
+            (local and self.positions == "alibi", "windows with ALiBi", 'use positions="rotary"'),
+            (self.local_rope and not local, "local_rope without windows", "give windows=(...)"),
+            (
+                self.local_rope and self.local_rope.partial != self.rope.partial,
+                "local_rope with another part of a head than rope",
+                "give both the same partial",
+            ),
+        ):
+            if wrong:
+                raise fail(UsageError, f"GPTConfig: {what} is not supported", fix=fix)
+
+    @property
+    def size(self) -> int:
+        """The size of one head."""
+        return self.head_size or self.d // self.heads
+
+    @property
+    def groups(self) -> int:
+        """The number of heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def width(self) -> int:
+        """The size of the hidden layer of the MLP."""
+        return self.hidden or (8 * self.d // 3 if self.gated else 4 * self.d)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate."""
+        return self.activation in GATED
+
+    @property
+    def layer_windows(self) -> list[int]:
+        """The window of each layer, 0 where it sees all; empty if all do."""
+        if not any(self.windows):
+            return []
+        return [self.windows[i % len(self.windows)] for i in range(self.layers)]
+
+    def make_norm(self, size: int | None = None) -> LayerNorm | RMSNorm:
+        """A new norm layer of `size` (None: `d`), of the kind and with the eps of this config."""
+        more = {} if self.norm_eps is None else {"eps": self.norm_eps}
+        if self.norm == "layer":
+            return LayerNorm(size or self.d, **more)
+        return RMSNorm(size or self.d, offset=self.norm == "rms_offset", **more)
+
+
+def checked(config: object) -> GPTConfig:
+    """A GPTConfig. Raises UsageError for anything else."""
+    fix = "give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)"
+    return instance("GPT", "the config", config, GPTConfig, fix)

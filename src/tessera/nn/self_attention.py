@@ -1,0 +1,124 @@
+"""What does the attention of a layer compute? Causal, with the choices of a GPTConfig."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.layout import dim_axes
+from ..lang import functions as F
+from ..lang.operands import as_tensor
+from ..lang.parameter import Parameter
+from ..lang.tensor import Tensor
+from . import cache
+from . import functional as fn
+from .context_parallel import (
+    all_to_all_attention,
+    axis_size,
+    ring_attention,
+    whole_sequence,
+    zigzag_positions,
+)
+from .gpt_config import GPTConfig
+from .layers import normal
+from .module import Module
+from .positions import alibi_bias
+
+Own = dict[str, Tensor]
+"""What one layer or call has of its own: "window" i32[], "rates" f32[n]; "at" i32[B], the place of
+each sequence's last token; "k" and "v", the cache before it."""
+
+
+class Attention(Module):
+    """Causal self-attention; the heads are a dim of the weights, so they split by head."""
+
+    def __init__(self, c: GPTConfig):
+        self.config = c
+        size, groups = c.size, c.groups
+        std = 0.02
+        biased = "qkv" in c.biases
+        if groups == c.heads:
+            self.qkv = Parameter(c.d, 3, c.heads, size, init=normal(std))
+            self.qkv_bias = Parameter(3, c.heads, size, init="zeros") if biased else None
+        else:
+            self.q = Parameter(c.d, c.heads, size, init=normal(std))
+            self.kv = Parameter(c.d, 2, groups, size, init=normal(std))
+            self.q_bias = Parameter(1, c.heads, size, init="zeros") if biased else None
+            self.kv_bias = Parameter(2, groups, size, init="zeros") if biased else None
+        self.q_norm = c.make_norm(size) if c.qk_norm else None
+        self.k_norm = c.make_norm(size) if c.qk_norm else None
+        self.out = Parameter(c.heads, size, c.d, init=normal(std / math.sqrt(2 * c.layers)))
+        self.out_bias = Parameter(c.d, init="zeros") if "out" in c.biases else None
+        self.scope_name = "attention"
+
+    def __call__(self, x: Tensor, own: Own | None = None, slots: int = 0) -> Any:
+        """[B, S, d] to [B, S, d], over whole sequences, but for the last bias.
+
+        With `slots`, or where `own` has a cache, the result is (that, {"k", "v"}), the cache after
+        these tokens.
+        """
+        own = own or {}
+        x, c = whole_sequence(x, self.config.sequence_parallel), self.config
+        batch, seq, d = x.shape
+        rows = x.reshape(batch * seq, d)
+
+        def projected(w: Tensor, bias: Tensor | None) -> list[Tensor]:
+            """Each [B, heads, S, size], from one plain matrix product."""
+            y = F.matmul(rows, w.reshape(d, -1)).reshape(batch, seq, *w.shape[1:])
+            if bias is not None:
+                y = y + bias.to(y.dtype)
+            return [y[:, :, i].transpose(1, 2) for i in range(w.shape[1])]
+
+        if "qkv" in self.__dict__:
+            q, k, v = projected(self.qkv, self.qkv_bias)
+        else:
+            (q,) = projected(self.q.reshape(d, 1, *self.q.shape[1:]), self.q_bias)
+            k, v = projected(self.kv, self.kv_bias)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        bias = mask = kept = None
+        n = axis_size("GPT", x, c.context_axis) if c.context == "ring" else 1
+        places = zigzag_positions(seq, n) if n > 1 else None
+        if "k" in own:
+            places = own["at"].reshape(batch, 1, 1)
+        if c.positions == "rotary":
+            rates = own["rates"] if "rates" in own else c.rope.rates(c.size, seq)
+            scale = c.rope.amplitude
+            q, k = (fn.rotary(t, positions=places, rates=rates, scale=scale) for t in (q, k))
+        if "k" in own:
+            kept = cache.added({"k": own["k"], "v": own["v"]}, {"k": k, "v": v}, own["at"])
+            k, v = kept["k"], kept["v"]
+            mask = cache.seen(k.shape[2], own["at"], own.get("window"))
+        else:
+            if slots:
+                kept = cache.filled({"k": k, "v": v}, own["at"], slots)
+            if "window" in own:
+                mask = cache.near(seq, own["window"])
+        if c.positions == "alibi":
+            bias = as_tensor(alibi_bias(c.heads, k.shape[2], 1.0 / math.sqrt(c.size)))
+            bias = bias if n == 1 else F.take_or_zero(bias, zigzag_positions(seq, n), 1)
+        k, v = _by_head(k, q), _by_head(v, q)
+        if c.context is None:
+            out = fn.flash_attention(
+                q, k, v, "k" not in own, c.query_scale, bias=bias, mask=mask, cap=c.attention_cap
+            )
+        else:
+            attend = ring_attention if c.context == "ring" else all_to_all_attention
+            out = attend(q, k, v, c.context_axis, True, c.query_scale, bias)
+        out = out.transpose(1, 2).reshape(batch * seq, -1)
+        out = F.matmul(out, self.out.reshape(-1, d)).reshape(batch, seq, d)
+        return out if kept is None else (out, kept)
+
+
+def _by_head(t: Tensor, q: Tensor) -> Tensor:
+    """Keys or values [B, G, S, size] repeated for the heads of `q`, where devices need it.
+
+    Fewer of them than devices lie whole on each, while the heads of `q` are split: each device
+    then takes those of its own heads, and nothing is sent.
+    """
+    (batch, groups, seq, size), heads = t.shape, q.shape[1]
+    if groups == heads or dim_axes(t.type.dims[1]) or not dim_axes(q.type.dims[1]):
+        return t
+    each = t.reshape(batch, groups, 1, seq, size)
+    each = F.broadcast_to(each, (batch, groups, heads // groups, seq, size))
+    return each.reshape(batch, heads, seq, size)

@@ -1,0 +1,83 @@
+"""Does a token that comes alone, with a cache of those before it, get the logits of the whole?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn
+
+BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+PLAN = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
+IDS = np.random.default_rng(1).integers(0, 48, (2, 16)).astype(np.int32)
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "plain": {"kv_heads": 1},
+    "ring": {"positions": "rotary", "kv_heads": 2, "windows": (4,), "loop": True},
+    "local": {
+        "positions": "rotary", "windows": (4, 0), "local_rope": nn.Rope(500.0), "qk_norm": True,
+        "block": "post_norms", "norm": "rms_offset", "activation": "geglu", "embed_scale": True,
+        "attention_cap": 5.0, "logit_cap": 3.0, "biases": ("head",), "stacked": False,
+    },
+    "alibi": {"positions": "alibi", "block": "parallel"},
+    "experts": {"experts": 4, "capacity": None, "rope": nn.Rope(partial=0.5),
+                "positions": "rotary"},
+}  # fmt: skip
+
+
+def made(**choices: Any) -> nn.GPT:
+    model = nn.GPT(nn.GPTConfig(vocab=48, seq=16, d=32, layers=2, heads=4, **choices))
+    draw = np.random.default_rng(0)
+    weights = {n: draw.normal(0, 0.3, t.shape) for n, t in model.parameters().items()}
+    model.load_parameters({n: ts.tensor(w.astype(np.float32)) for n, w in weights.items()})
+    return model
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_token_alone_gets_the_logits_of_the_whole(name: str) -> None:
+    model = made(**CHOICES[name])
+    want = ts.jit(lambda model, ids: model(ids))(model, ts.tensor(IDS)).numpy()
+    assert want.std() > 0.3
+    windows = model.config.layer_windows
+    slots = max(windows) if windows and all(windows) else 16
+    at = np.array([5, 8], np.int32)
+    if name in ("ring", "local"):
+        model = dist.place(model, PLAN, BOTH)
+
+    def batch(*arrays: Any) -> list[ts.Tensor]:
+        tensors = [ts.tensor(x) for x in arrays]
+        if name not in ("ring", "local"):
+            return tensors
+        return dist.place(tensors, PLAN, BOTH, kind="batch")  # type: ignore[no-any-return]
+
+    ids, last = batch(IDS[:, :12], at)
+    prefill = ts.jit(lambda model, ids, at: model.prefill(ids, at, slots))
+    decode = ts.jit(lambda model, ids, cache, at: model.decode(ids, cache, at))
+    got, cache = prefill(model, ids, last)
+    assert cache["k"].shape == (2, 2, model.config.groups, slots, 8)
+    layout = cache["k"].layout
+    np.testing.assert_allclose(got.numpy(), want[[0, 1], at], rtol=0, atol=2e-5)
+    for _ in range(7):
+        at += 1
+        one, last = batch(IDS[[0, 1], at], at)
+        got, cache = decode(model, one, cache, last)
+        np.testing.assert_allclose(got.numpy(), want[[0, 1], at], rtol=0, atol=2e-5)
+        assert cache["k"].layout == layout
+    if name == "ring":
+        assert layout == "[2, 2@dp, 2@tp, 4, 8]"
+
+
+def test_choices_that_exclude_each_other_are_errors() -> None:
+    for wrong, says in (
+        ({"windows": (4,), "context": "ring"}, "windows with context"),
+        ({"attention_cap": 4.0, "context": "ring"}, "attention_cap with context"),
+        ({"windows": (4,), "positions": "alibi"}, "windows with ALiBi"),
+        ({"local_rope": nn.Rope()}, "local_rope without windows"),
+        ({"windows": (4,), "local_rope": nn.Rope(partial=0.5)}, "another part of a head"),
+        ({"windows": (-1,)}, "a window cannot be -1"),
+    ):
+        with pytest.raises(ts.UsageError, match=says):
+            nn.GPTConfig(**wrong)

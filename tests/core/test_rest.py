@@ -11,6 +11,8 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, optim
 from tessera.core.layout import TensorType, parse_type, same_type
+from tessera.core.options import ProgramOptions
+from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.lang.strategy import finest
 from tessera.ops.redistribute import NAMES
@@ -36,6 +38,17 @@ def test_the_finest_blocks_are_one_choice_however_it_rests() -> None:
     for whole in ("f32[8]", "f32[12, 8]", "f32[8, 8]", "f32[6, 10]"):
         t = kind(whole)
         assert finest(ZERO.weight("w", t)) is finest(t), whole
+
+
+def test_what_rests_is_laid_out_on_a_mesh_that_was_made_anew() -> None:
+    # Types are shared: the one with the old mesh stands for both, the one that rests is new.
+    old, new = (dist.Mesh.parse("tp=2,dp=7") for _ in range(2))
+    to = finest(parse_type("f32[14, 6]", old))
+    rests = TensorType(to.dtype, to.dims, mesh=new, rest=("dp",))
+    b = Builder("again", ProgramOptions(determinism="mesh_invariant"))
+    x = b.input(rests, "x")
+    assert rests.mesh is new and to.mesh is old
+    assert b.redistribute(x, to).type is to
 
 
 USES: dict[str, Callable[[Any, Any], Any]] = {

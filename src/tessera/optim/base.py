@@ -311,7 +311,7 @@ def _flat(state: State) -> dict[str, Tensor]:
 def _loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
     """`value` in the dtype and layout of `like`, the state that it replaces."""
     if isinstance(value, Tensor):
-        if value.mesh is like.mesh:
+        if value.mesh == like.mesh:
             return F.relayout(value.to(like.dtype), like.type)
         value = value.numpy()
     found = held_as(value.dtype)

@@ -113,7 +113,7 @@ class Builder:
                 made = self._add(
                     Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
                 )
-        if made.type is not to and same_type(made.type, to) and made.type.mesh is to.mesh:
+        if made.type is not to and same_type(made.type, to) and made.type.mesh == to.mesh:
             made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
         self._moved[start, to] = made
         return made

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, optim, pipeline
+from tessera.core import devices
 from tests.core.option_rows import (
     COMMON,
     DECAY,
@@ -83,7 +85,20 @@ row("tessera.nn.MoE", layer(nn.MoE, 4, 4, 4, on=TOKENS[..., :4]), {"capacity": 1
 # -- meshes and collectives ------------------------------------------------------------------------
 row("tessera.dist.Mesh", lambda **k: dist.Mesh(("dp", "tp"), **k), {"devices": 8},
     devices=4, shape={"dp": 8, "tp": 1})  # fmt: skip
-row("tessera.mesh.auto", lambda **k: ts.mesh.auto(**k).text(), axes=("dp", "tp"))
+
+
+def of_eight(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` where eight devices are counted, and nothing has to start to count them."""
+
+    def counted(**k: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(devices, "_providers", [lambda: 8])
+            return run(**k)
+
+    return counted
+
+
+row("tessera.mesh.auto", of_eight(lambda **k: ts.mesh.auto(**k).text()), axes=("dp", "tp"))
 row("tessera.dist.tensor", drawn(dist.tensor, (8, 8)), {"mesh": MESH}, mesh=OTHER,
     layout="[8@dp, 8]", dtype=ts.bf16, name="w", init="zeros")  # fmt: skip
 row("tessera.dist.redistribute", lambda **k: dist.redistribute(sharded(), **k),

@@ -73,7 +73,9 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     first, end, by = (_finite("arange", k, v) for k, v in given.items())
     if not by:
         raise fail(UsageError, "arange: step cannot be 0", fix="give a number above or below 0")
-    count = max(0, math.ceil((end - first) / by))
+    count = math.ceil((end - first) / by)
+    if stop is not None:  # the other way there is nothing, as in NumPy
+        count = max(0, count)
     shape = sizes("arange", count)
     if not all(map(is_whole, given.values())):
         want = f32 if dtype is None else dtype_of(dtype)

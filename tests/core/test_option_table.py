@@ -24,7 +24,8 @@ from tests.core.option_rows import ROWS, seen
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
-importlib.import_module("tests.core.option_rows_programs")  # its rows
+for more in ("programs", "models"):
+    importlib.import_module(f"tests.core.option_rows_{more}")  # its rows
 MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
     "tessera.graph", "tessera.mesh", "tessera.debug", "tessera.distributed", "tessera.data",

@@ -154,3 +154,15 @@ def test_tied_weights_through_safetensors(tmp_path: Path) -> None:
     twice["head.weight"] += 1
     with pytest.raises(ts.UsageError, match="are one parameter, the values differ"):
         Tied().load_state_dict(twice)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_gpt_for_inference_draws_no_dropout(stacked: bool) -> None:
+    """As with PyTorch's modules: `eval()` reaches the dropout inside of a model."""
+    ids = np.zeros((2, 4), np.int32)
+    model = nn.GPT(nn.GPTConfig(8, 4, 8, 2, 2, dropout=0.5, stacked=stacked))
+    plain = nn.GPT(nn.GPTConfig(8, 4, 8, 2, 2, stacked=stacked))
+    plain.load_parameters(model.parameters())
+    want = ts.jit(lambda: plain(ids))().numpy()
+    np.testing.assert_array_equal(ts.jit(lambda: model.eval()(ids))().numpy(), want)
+    assert not np.allclose(ts.jit(lambda: model.train()(ids))().numpy(), want)

@@ -130,7 +130,7 @@ def linear_cross_entropy(
     *,
     class_weight: Like | None = None,
     label_smoothing: float = 0.0,
-    bias: Tensor | None = None,
+    bias: Like | None = None,
     cap: float | None = None,
 ) -> Tensor:
     """`cross_entropy(x @ weight, labels)` in blocks of rows, so the logits never exist whole.
@@ -142,7 +142,7 @@ def linear_cross_entropy(
     t, y = as_tensor(x), as_tensor(labels)
     ignore_index = _ignored("linear_cross_entropy", ignore_index)
     rows = whole("linear_cross_entropy", "rows", rows, 1)
-    weight = as_tensor(weight)
+    weight, bias = as_tensor(weight), None if bias is None else as_tensor(bias)
     classes = weight.shape[-1] if weight.ndim else 0
     _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
     if t.mesh is not None:  # a label lies with its row

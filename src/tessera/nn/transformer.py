@@ -21,7 +21,7 @@ from .cache import Cache
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
 from .experts.layer import MoE
 from .gpt_config import ACTIVATIONS, GPTConfig, checked
-from .layers import Embedding, LayerNorm, RMSNorm, normal
+from .layers import Dropout, Embedding, LayerNorm, RMSNorm, normal
 from .losses import linear_cross_entropy
 from .module import Module
 from .self_attention import Attention, Own
@@ -109,7 +109,7 @@ class TransformerBlock(Module):
             self.moe = Experts(c)
         else:
             self.mlp = MLP(c)
-        self.dropout, self.block = c.dropout, c.block
+        self.dropout, self.block = Dropout(c.dropout), c.block
         self.sequence_parallel = c.sequence_parallel
         self.scope_name = "block"
 
@@ -134,7 +134,7 @@ class TransformerBlock(Module):
         y = split_sequence(y, self.sequence_parallel)
         for bias in biases:
             y = y if bias is None else y + bias.to(y.dtype)
-        return fn.dropout(y if norm is None else norm(y), self.dropout)
+        return self.dropout(y if norm is None else norm(y))
 
 
 class GPT(Module):

@@ -192,8 +192,7 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
         losses.update(step(model, state, *batch).numpy().tobytes())
     found = hashlib.sha256()
     for name, w in sorted(model.parameters().items()):
-        whole = w if w.data.is_fully_addressable else dist.redistribute(w, str([*w.shape]))
-        found.update(name.encode() + whole.numpy().tobytes())
+        found.update(name.encode() + dist.place(w, mesh=mesh).numpy().tobytes())
     return found.hexdigest(), losses.hexdigest()
 
 

@@ -11,6 +11,7 @@ f32[] +dp
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import (
@@ -109,13 +110,21 @@ def _count_devices() -> int:
     return device_count()
 
 
+def _count_processes() -> int:
+    if "jax" not in sys.modules:  # who starts several has imported it
+        return 1
+    from .runtime.jax_private import processes
+
+    return processes()
+
+
 set_engine(_load_engine)
 
 
 def _wire() -> None:
     from .core.devices import set_device_provider
 
-    set_device_provider(_count_devices)
+    set_device_provider(_count_devices, _count_processes)
 
 
 _wire()

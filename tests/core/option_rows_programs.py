@@ -92,7 +92,7 @@ def of_eight(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def counted(**k: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(devices, "_providers", [lambda: 8])
+            patch.setattr(devices, "_providers", [(lambda: 8, lambda: 1)])
             return run(**k)
 
     return counted

@@ -123,6 +123,6 @@ def test_a_word_that_is_neither() -> None:
 
 def test_the_last_registered_provider_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_providers", [])
-    devices.set_device_provider(lambda: 2)
-    devices.set_device_provider(lambda: 8)
+    devices.set_device_provider(lambda: 2, lambda: 1)
+    devices.set_device_provider(lambda: 8, lambda: 1)
     assert devices.device_count() == 8

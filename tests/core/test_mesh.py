@@ -242,7 +242,7 @@ def test_the_open_mesh_is_the_innermost_and_may_be_entered_again() -> None:
 
 
 def test_auto_takes_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_providers", [lambda: 8])
+    monkeypatch.setattr(devices, "_providers", [(lambda: 8, lambda: 1)])
     assert auto() == Mesh(["dp"], 8)
     assert auto(("dp", "tp")).shape == (4, 2)
     assert auto(("dp", "tp"), shape={"dp": 1, "tp": 8}).shape == (1, 8)

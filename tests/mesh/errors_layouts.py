@@ -88,7 +88,7 @@ add: arguments are on different meshes
   arg 0 : f32[8@dp, 4] on dp=2 tp=4
   arg 1 : f32[8@dp, 4] on dp=4 tp=2
   at    : AT
-  fix   : build all of them on one mesh
+  fix   : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
 """)
 row("redistributed onto another mesh", ts.MeshError,
     lambda: dist.redistribute(split(), "[8@dp, 4]", OTHER), """
@@ -96,7 +96,7 @@ redistribute: the two layouts are on different meshes
   from : f32[8, 4] on dp=2 tp=4
   to   : f32[8@dp, 4] on dp=4 tp=2
   at   : AT
-  fix  : build both on one mesh
+  fix  : build both on one mesh, or outside of a function: dist.place(x, mesh=...)
 """)
 row("a reduction over an unknown axis", ts.LayoutError, lambda: dist.all_reduce(split(), "pp"), """
 layout: axis 'pp' is not an axis of the mesh

@@ -396,7 +396,7 @@ GPTConfig: layers cannot be 0
 row("an unknown norm", ts.UsageError, lambda: nn.GPTConfig(norm="batch"), """
 GPTConfig: norm cannot be 'batch'
   at  : AT
-  fix : use layer, rms
+  fix : use layer, rms, rms_offset
 """)
 row("a model without a config", ts.UsageError, lambda: nn.GPT({"d": 256}), """
 GPT: the config cannot be {'d': 256}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.procs.harness import line_of, run_ranks
 from tests.quickly import FLAGS
 
@@ -17,10 +19,11 @@ jax.distributed.initialize(
     initialization_timeout=60,
 )
 """
-# Dropout, clipping, AdamW: the dense program of `make prove`, for two steps.
+# Dropout, clipping, AdamW: programs of `make prove`, for two steps.
 TRAINED = """
 from prove import Placement, hashes
-print(*hashes(Placement("dense", os.environ["ONTO"], int(os.environ["ZERO"])), 2, "f32"))
+program, onto, zero, pipe = os.environ["RUN"].split()
+print(*hashes(Placement(program, onto, int(zero), pipe=pipe.strip("-")), 2, "f32"))
 """
 READ = """
 import numpy as np
@@ -37,26 +40,40 @@ for y in (total, x):
 """
 
 
-def trained(
-    folder: Path, processes: int, devices: int, onto: str, zero: int, flags: str
-) -> set[str]:
+def trained(folder: Path, processes: int, devices: int, run: str, flags: str) -> set[str]:
     """The hashes of weights and losses that the processes print."""
     folder.mkdir()
     ended = run_ranks(
-        TRAINED, folder, size=processes, limit_s=300, head=HEAD, ONTO=onto, ZERO=str(zero),
+        TRAINED, folder, size=processes, limit_s=300, head=HEAD, RUN=run,
         TESSERA_DEVICES=str(devices), XLA_FLAGS=flags, TESSERA_DETERMINISTIC="1",
     )  # fmt: skip
     assert [e.code for e in ended] == [0] * processes, ended
     return {e.out for e in ended}
 
 
-def test_two_processes_train_to_the_bits_of_one(tmp_path: Path, everything: bool) -> None:
+# A program, what it is folded onto, its ZeRO stage and the schedule of its pipeline: alone, by two
+# processes of two devices, by two of one. The last fold has stages of devices of both processes.
+RUNS = {
+    "dense": ("dense dp=1,tp=1 0 -", "dense dp=2,tp=2 3 -", "dense dp=1,tp=2 1 -"),
+    "pipeline": (
+        "whole dp=1,pp=1,tp=1 0 GPipe",
+        "whole dp=2,pp=2,tp=1 3 ZB-H1",
+        "whole dp=1,pp=2,tp=1 0 1F1B",
+    ),
+}
+
+
+@pytest.mark.parametrize("program", RUNS)
+def test_two_processes_train_to_the_bits_of_one(
+    program: str, tmp_path: Path, everything: bool
+) -> None:
     # Compiled quickly they show the order of sums, as test_a_small_proof says.
     flags = "" if everything else FLAGS
-    alone = trained(tmp_path / "one", 1, 1, "dp=1,tp=1", 0, flags)
+    one, four, two = RUNS[program]
+    alone = trained(tmp_path / "one", 1, 1, one, flags)
     assert len(alone) == 1
-    assert trained(tmp_path / "two of two", 2, 2, "dp=2,tp=2", 3, flags) == alone
-    assert trained(tmp_path / "two of one", 2, 1, "dp=1,tp=2", 1, flags) == alone
+    assert trained(tmp_path / "two of two", 2, 2, four, flags) == alone
+    assert trained(tmp_path / "two of one", 2, 1, two, flags) == alone
 
 
 def test_reading_what_lies_on_other_processes_says_what_to_do(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ class ProgramOptions:
     runs the program ("fused": as one, "stepped": step by step), `schedule` how it is carried out.
     With `level_required` a backend that cannot keep the level refuses the program, and does not
     run it at a lower level. With `comm_trace` its collectives are printed when it is compiled.
-    Neither changes what the program computes, so they are no part of the text.
+    `processes` run it together: each has the numbers that it gives. None of the three changes what
+    the program computes, so they are no part of the text.
     """
 
     determinism: str = "fast"
@@ -82,6 +83,7 @@ class ProgramOptions:
     schedule: ScheduleOptions = AS_IT_COMES
     level_required: bool = field(default=False, metadata={"text": False})
     comm_trace: bool = field(default=False, metadata={"text": False})
+    processes: int = field(default=1, metadata={"text": False})
 
     @property
     def mesh_invariant(self) -> bool:

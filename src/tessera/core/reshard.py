@@ -91,7 +91,7 @@ def steps_between(
             "redistribute: the two layouts are on different meshes",
             [("from", f"{src} on {src.mesh and src.mesh.text()}"),
              ("to", f"{dst} on {dst.mesh and dst.mesh.text()}")],
-            fix="build both on one mesh",
+            fix="build both on one mesh, or outside of a function: dist.place(x, mesh=...)",
         )  # fmt: skip
     return list(_steps(src, dst, in_order, topology))
 

@@ -168,12 +168,3 @@ def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     if not now.no_grad:
         out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
     return out
-
-
-def moved(t: Tensor, to: TensorType) -> Tensor:
-    """`t` in the layout `to`, at once; from one mesh to another by way of the host."""
-    if t.type is to:
-        return t
-    if t.mesh is None or t.mesh == to.mesh:
-        return redistribute_now(t, to)
-    return Tensor(engine().place(t.numpy(), to), to)

@@ -19,8 +19,8 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from .create import first_values
-from .eager import moved
 from .host_data import engine_array
+from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
 from .tensor import Tensor

@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 
 from ..core.context import settings
+from ..core.devices import process_count
 from ..core.dtypes import uint32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
@@ -119,6 +120,7 @@ class Recorder:
     ):
         if options is None:
             options = settings().program if parent is None else parent.options
+            options = replace(options, processes=process_count())
         self._builder = Builder(name, options)
         self.parent = parent
         self.reader = reader

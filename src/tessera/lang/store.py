@@ -25,7 +25,7 @@ from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
-from .eager import moved
+from .moving import moved
 from .operands import as_tensor
 from .parameter import Parameter, fits
 from .record import Recorder, current

@@ -24,7 +24,9 @@ from . import functions
 from .checks import mesh_or_none, needed_mesh
 from .collectives import split_over
 from .create import tensor
+from .moving import moved
 from .parameter import Parameter
+from .record import current
 from .tensor import Tensor
 from .tree import Path, path_name, tree_update
 
@@ -266,9 +268,10 @@ def place(
     """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says.
 
     A module is changed in place; other containers are returned as new ones. A weight that has no
-    values yet is made in its layout later; others are moved. `kind` is "weight", "gradient",
-    "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises MeshError if there is no mesh,
-    StrategyError if `strategy` or `kind` is unknown or the rules fit no weight.
+    values yet is made in its layout later; others are moved, also from another mesh. `kind` is
+    "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises
+    MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the rules fit
+    no weight.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     layout_rule(Combined(()), kind)  # is there such a kind?
@@ -286,12 +289,12 @@ def place(
         want = layout_rule(strategy, kind)(name, base) if strategy is not None else base
         if type(x) is Parameter:
             done.add(id(x))
-        if x._data is None and x._pending is not None:
+        if x.drawn and x._data is None and x._pending is not None:
             x.type = want
         elif type(x) is Parameter:
-            x.put(functions.relayout(_on(x, mesh), want))
+            x.put(_laid(x, want))
         else:
-            x = functions.relayout(_on(x, mesh), want)
+            x = _laid(x, want)
         have[name] = x.type
         return x
 
@@ -316,7 +319,9 @@ def _plain_on(x: Tensor, mesh: Mesh) -> TensorType:
     return x.type.complete().replicated().on(mesh)
 
 
-def _on(x: Tensor, mesh: Mesh) -> Tensor:
-    if x.type.mesh is None:
-        return functions.relayout(x, x.type.on(mesh))
-    return x
+def _laid(x: Tensor, want: TensorType) -> Tensor:
+    if x.mesh is None:
+        x = functions.relayout(x, x.type.on(want.mesh))
+    elif x.mesh != want.mesh and current() is None:
+        return moved(x, want)
+    return functions.relayout(x, want)

@@ -117,7 +117,7 @@ def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
                 f"{name}: arguments are on different meshes",
                 [(f"arg {i}", f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}")
                  for i, t in enumerate(ins)],
-                fix="build all of them on one mesh",
+                fix="build all on one mesh, or outside of a function: dist.place(x, mesh=...)",
             )  # fmt: skip
         mesh = t.mesh
     return mesh

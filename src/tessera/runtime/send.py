@@ -1,4 +1,5 @@
-"""How do values get to another mesh? The engine copies the blocks that are not there yet.
+"""How do values get to another mesh? The engine copies the blocks that are not there yet; between
+processes programs carry them (runtime/between.py).
 
 `jax.device_put` takes 100 to 200 µs a value to find out which copies these are: more than the
 launch of a program. From one slice of a mesh to another it is known that each block goes to the
@@ -17,6 +18,7 @@ import numpy as np
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from .arrays import sharding
+from .between import moved
 from .jax_private import Copy, block_copy
 from .throttle import throttle_of
 
@@ -24,11 +26,12 @@ Array = Any
 
 
 def sender(sources: Sequence[TensorType], to: Sequence[TensorType]) -> Callable[..., list[Array]]:
-    """Arrays of the types `sources` in, the same values as arrays of the types `to` out."""
+    """Arrays of the types `sources` in, the same values as arrays of the types `to` out. To be
+    called by each process that has a part of one of them before or after."""
     where = [sharding(t) for t in to]
     alike = all(_in_place(a.mesh, b.mesh) for a, b in zip(sources, to, strict=True))
-    copy = _engine_copy() if alike else jax.device_put
-    throttle = throttle_of(to[0].mesh)
+    copy = _engine_copy() if alike else mover()
+    throttle = throttle_of(to[0].mesh) or throttle_of(sources[0].mesh)
 
     def send(*xs: Array) -> list[Array]:
         if throttle is not None:
@@ -47,13 +50,18 @@ def _in_place(a: Mesh | None, b: Mesh | None) -> bool:
     return apart and (a.axes, a.shape, one.shape) == (b.axes, b.shape, other.shape)
 
 
+def mover() -> Copy:
+    """What copies arrays to shardings, from whatever they have."""
+    return moved if jax.process_count() > 1 else jax.device_put
+
+
 @cache
 def _engine_copy() -> Copy:
     """The copy in which `jax.device_put` ends. It is no public name: where this version of the
     engine lacks it, or it does something else, `device_put` itself."""
     every = jax.local_devices()
     if jax.process_count() > 1 or len(every) < 2:
-        return jax.device_put
+        return mover()
     try:
         copy = block_copy()
         x = jax.device_put(np.arange(2, dtype=np.float32), every[0])

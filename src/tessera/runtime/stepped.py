@@ -2,6 +2,9 @@
 
 Dispatch is asynchronous, so steps that wait for nothing of each other overlap where their devices
 differ. It makes each collective measurable, and it is the cross-check of the fused executor.
+
+Of several processes each runs the steps that its devices have a part in, in the order that the
+schedule has for all; of what the others fill it has the name and no block.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from ..ir.schedule.schedule import (
     Send,
     Step,
 )
+from .arrays import array_shape, sharding
+from .between import absent
 from .flight import arrive, flight
 from .folds import Blocks
 from .interpreter import Interpreter
@@ -59,7 +64,8 @@ class Stepped:
         # Steps that run one thing may reuse the same.
         runs = (step.runs for step in schedule.steps)
         self._aliases = dict(zip(runs, donation_aliases(schedule), strict=True))
-        self.steps = [self._program(step) for step in schedule.steps]
+        self.elsewhere = {i for i in range(len(schedule.steps)) if not self._is_here(i)}
+        self.steps = [self._program(i, step) for i, step in enumerate(schedule.steps)]
         made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
         self.launches = [
             (step, self._recorded(i, program, made), step.reads, step.writes, freed)
@@ -87,7 +93,8 @@ class Stepped:
             jax.block_until_ready(args)
             start_s = time.perf_counter()
             outs = program(*args)
-            if not isinstance(self.steps[i], Stepped | _Looped):  # it told of its own steps
+            # A loop, or what is run step by step, told of its own steps.
+            if i not in self.elsewhere and not isinstance(self.steps[i], Stepped | _Looped):
                 look.step(s, i, start_s, time.perf_counter(), _ready(outs, start_s))
             for b, x in zip(writes, outs, strict=True):
                 env[b] = x
@@ -113,9 +120,9 @@ class Stepped:
         s, step = self.schedule, self.schedule.steps[i]
         mesh = step.mesh or s.mesh
         several = jax.process_count() > 1
-        group = processes_of(mesh) if several else tuple(mesh.device_ids) if mesh else (0,)
+        group = self._processes(step) if several else tuple(mesh.device_ids) if mesh else (0,)
         moves = isinstance(step, Collective)
-        if len(group) == 1 or (not moves and not several):
+        if len(group) == 1 or (not moves and not several) or i in self.elsewhere:
             return program
         name, what, at = f"s{i}", step.what, step.at
         size = sum(s.buffers[b].local_bytes for b in step.writes)
@@ -141,7 +148,24 @@ class Stepped:
 
         return run
 
-    def _program(self, step: Step) -> Program:
+    def _processes(self, step: Step) -> tuple[int, ...]:
+        """The processes that have a part in `step`."""
+        if not isinstance(step, Send):
+            return processes_of(step.mesh or self.schedule.mesh)
+        ends = {self.schedule.buffers[b].mesh for b in (*step.reads, *step.writes)}
+        return tuple(sorted({p for mesh in ends for p in processes_of(mesh)}))
+
+    def _is_here(self, i: int) -> bool:
+        step = self.schedule.steps[i]
+        return jax.process_count() == 1 or jax.process_index() in self._processes(step)
+
+    def _program(self, i: int, step: Step) -> Program:
+        if i in self.elsewhere:
+            mesh = step.mesh or self.schedule.mesh
+            types = [self.schedule.buffers[b] for b in step.writes]
+            types = types if isinstance(step, Send) else [t.on(mesh) for t in types]
+            names = [absent(array_shape(t), t.dtype.numpy, sharding(t)) for t in types]
+            return lambda *_: names
         known = self._programs.get(step.runs)
         if known is None:
             known = self._programs[step.runs] = self._made(step)

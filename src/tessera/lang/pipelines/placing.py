@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.context import settings
-from ...ir.schedule.schedule import Schedule, Send
-from ..engine import engine
 from ..host_data import engine_array
+from ..moving import sent
 from ..operands import as_tensor
 from ..tensor import Tensor
 from ..tree import flatten, path_name, paths, unflatten
@@ -38,26 +36,10 @@ def placed(program: PipeProgram, tree: Any) -> Any:
 def _sent(program: PipeProgram, weights: list[Tensor], names: list[str]) -> list[Tensor]:
     """`weights`, sent to their stages by one schedule. One without values is made there."""
     state = program.state
-    types, steps, outs = [state.whole(t) for t in weights], list[Send](), list[int]()
-    for i, (t, name) in enumerate(zip(weights, names, strict=True)):
+    to = []
+    for t, name in zip(weights, names, strict=True):
         home = program.home(t, name)
-        to = t.type if home is None else laid_on(t.type, state.slices[home])
+        to.append(t.type if home is None else laid_on(t.type, state.slices[home]))
         if t._data is None and t._pending is not None:
-            t.type = types[i] = to
-        if t.mesh == to.mesh:
-            outs.append(i)
-            continue
-        outs.append(len(types))
-        types.append(to)
-        steps.append(Send((i,), (outs[-1],), (to,)))
-    if not steps:
-        return weights
-    ends = tuple(range(len(weights))), tuple(outs)
-    options = settings().program
-    schedule = Schedule("place", state.mesh, tuple(types), *ends, tuple(steps), options)
-    run = engine().step_by_step(schedule)
-    data = run([t.data for t in weights], tuple(t.type for t in weights))
-    new = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
-    for t, old in zip(new, weights, strict=True):
-        t.name = old.name
-    return new
+            t.type = to[-1]
+    return sent(weights, to, state.mesh)

@@ -347,12 +347,16 @@ class _Pipeline:
     def _result(self, o: Node, env: Mapping[Node, int]) -> int:
         found = env[o] if o in env else self.given[o]
         t = self.types[found]
-        if o not in self.made.back or t.mesh == self.mesh:
+        # Numbers go to the whole mesh where the processes of one stage alone would have them.
+        number = self.options.processes > 1 and not t.rank and not t.partial
+        if (o not in self.made.back and not number) or t.mesh == self.mesh:
             return found
         to = t.on(self.mesh)
         back = self.buffer(to)
         stage = self.made_on.get(found, 0)
         self.steps.append(Send((found,), (back,), (to,), stage=stage, note="back"))
+        if o not in self.made.back:
+            return back
         rests = self.types[self.given[self.made.back[o]]]
         return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
 

@@ -1,0 +1,62 @@
+"""How do tensors get from mesh to mesh? By a schedule of sends, which those processes run that have
+a part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.context import settings
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from ..ir.schedule.schedule import Schedule, Send
+from .eager import redistribute_now
+from .engine import engine
+from .tensor import Tensor
+
+
+def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> list[Tensor]:
+    """`tensors` as tensors of the types `to`, which lie on other meshes, with their names; those
+    that are on theirs stay as they are. `mesh` has all of their devices."""
+    types = [t.type if t.mesh is not None else t.type.on(mesh) for t in tensors]
+    steps, outs = list[Send](), list[int]()
+    for i, (t, want) in enumerate(zip(tensors, to, strict=True)):
+        if t.mesh == want.mesh:
+            outs.append(i)
+            continue
+        outs.append(len(types))
+        types.append(want)
+        steps.append(Send((i,), (outs[-1],), (want,)))
+    if not steps:
+        return [*tensors]
+    ends = tuple(range(len(tensors))), tuple(outs)
+    schedule = Schedule("place", mesh, tuple(types), *ends, tuple(steps), settings().program)
+    run = engine().step_by_step(schedule)
+    data = run([t.data for t in tensors], tuple(t.type for t in tensors))
+    new = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
+    for t, old in zip(new, tensors, strict=True):
+        t.name = old.name
+    return new
+
+
+def moved(t: Tensor, to: TensorType) -> Tensor:
+    """`t` in the layout `to`, at once. From mesh to mesh it goes split as it is, where both cut
+    alike, else whole."""
+    if t.type is to:
+        return t
+    if t.mesh is None or t.mesh == to.mesh:
+        return redistribute_now(t, to)
+    if to.mesh is None:
+        return Tensor(engine().place(t.numpy(), to), to)
+    goes = t.type.complete()
+    if any(_cut(t.mesh, a) != _cut(to.mesh, a) for a in goes.split_axes):
+        goes = goes.replicated()
+    every = sorted({*t.mesh.physical.device_ids, *to.mesh.physical.device_ids})
+    both = Mesh(("devices",), devices=every)
+    (there,) = sent([redistribute_now(t, goes)], [goes.on(to.mesh)], both)
+    return redistribute_now(there, to)
+
+
+def _cut(mesh: Mesh, axis: str) -> tuple[int, int]:
+    """Into how many parts `axis` cuts a dim, and how many of them a device takes."""
+    n = mesh.sizes.get(axis, 1)
+    return n, n if mesh.onto is None else mesh.folds.get(axis, 1)

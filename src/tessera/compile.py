@@ -151,8 +151,8 @@ def _buffer(t: TensorType) -> tuple[object, ...]:
 
 def _traced(s: Schedule) -> Schedule:
     """`s`, whose collectives and sends are printed where its options ask for that."""
-    if s.options.comm_trace:
-        print(*trace_lines(s), sep="\n")
+    for line in trace_lines(s) if s.options.comm_trace else ():
+        print(line)
     return s
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax import monitoring
 
 import tessera as ts
-from tessera import dist, pipeline, schedule
+from tessera import dist, graph, pipeline, schedule
 from tessera.core.context import replaced
 from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
 from tessera.ir.schedule.schedule import Schedule
@@ -141,6 +143,27 @@ def test_a_compiled_program_holds_what_is_planned(name: str) -> None:
         assert compiled_collectives(text) == planned(s.steps, results=True)
 
 
+def test_a_trace_prints_what_moves_and_nothing_for_programs_where_nothing_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mesh = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})
+
+    @pipeline.run(mesh_axes=("pp",), microbatches=4, mesh=mesh)
+    def model(x: ts.Tensor) -> ts.Tensor:
+        for _ in range(2):
+            x = ts.tanh(x * 1.23)
+        return ts.mean(x)
+
+    rows = ts.tensor(np.ones((8, 4), np.float32), mesh=mesh, layout="[8@dp, 4]")
+    with replaced(comm_trace=True):
+        alone = ts.tensor([1.0]) * 2.5 + 1.25
+        assert alone.item() == 3.75 and capsys.readouterr().out == ""
+        model(rows)
+    told = capsys.readouterr().out.splitlines()
+    assert told == graph.comm_trace(model.schedule)
+    assert {tuple(line.split()[1:3]) for line in told} == {("send", "pp"), ("all_reduce", "dp")}
+
+
 # -- profile --------------------------------------------------------------------------------------
 def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     w, x = values()
@@ -150,7 +173,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
         for _ in range(3):
             np.testing.assert_allclose(fn(w, x)[0].numpy(), want, rtol=1e-6)
     rows = {(r.what, r.where): r for r in p.rows}
-    assert p.runs == 2
+    assert p.runs == 3
     forward = rows["all_reduce tp", "layer0"]
     assert forward.transfer_s > 0 and forward.compute_s == 0 and forward.received_bytes > 0
     compute = [r for r in p.rows if r.what == "compute"]
@@ -164,7 +187,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     assert text.splitlines()[0].split() == [
         "what", "where", "times", "receives", "transfer", "wait", "compute"
     ]  # fmt: skip
-    assert "2 measured" in text and "% of it transfer" in text
+    assert "3 measured" in text and "% of it transfer" in text
 
     p.save(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -185,6 +208,39 @@ def test_a_profile_of_a_call_and_of_nothing() -> None:
     for bad in ((3,), (step, w, x)):
         with pytest.raises(ts.UsageError):
             dist.profile(*bad, runs=0 if len(bad) > 1 else 3)
+
+
+def test_a_profile_of_one_call_measures_no_compilation() -> None:
+    """Neither of a program's steps, nor of a pipeline's stages and sends."""
+    compiled_s: list[float] = []  # when a compilation ended
+
+    def seen(event: str, duration_s: float, **_: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled_s.append(time.perf_counter())
+
+    mesh = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})
+    w, x = values()
+
+    @pipeline.run(mesh_axes=("pp",), microbatches=4, mesh=mesh)
+    def model(x: ts.Tensor) -> ts.Tensor:
+        for _ in range(2):
+            x = ts.tanh(x * 1.23)
+        return ts.mean(x)
+
+    rows = ts.tensor(np.ones((8, 4), np.float32), mesh=mesh, layout="[8@dp, 4]")
+    monitoring.register_event_duration_secs_listener(seen)
+    try:
+        with dist.profile() as p:
+            ts.jit(step)(w, x)
+            model(rows)
+    finally:
+        monitoring.unregister_event_duration_listener(seen)
+    spans = [(t.start_s, t.end_s) for t in p.timed]
+    assert compiled_s and p.runs == 2
+    assert not [c for c in compiled_s for a, b in spans if a <= c <= b]
+    moved = {r.what for r in p.rows if r.transfer_s}
+    assert {"send", "all_reduce dp", "all_reduce tp"} <= moved
+    assert all(not r.compute_s for r in p.rows if r.what in moved)
 
 
 def test_the_decorator_compiles_under_its_choices() -> None:

@@ -75,10 +75,7 @@ class Row:
 
 @dataclass
 class Profile:
-    """What was measured: `str()` is the table, `.rows` its lines, `.save(path)` a Chrome trace.
-
-    The first run of each program compiles and is left out.
-    """
+    """What was measured: `str()` is the table, `.rows` its lines, `.save(path)` a Chrome trace."""
 
     timed: list[Timed] = field(default_factory=list, repr=False)
     _runs: dict[int, int] = field(default_factory=dict, repr=False)
@@ -103,20 +100,14 @@ class Profile:
 
     # -- the report -------------------------------------------------------------------------------
     @property
-    def warm(self) -> list[Timed]:
-        """The steps of runs that did not compile; all, where every program ran once."""
-        later = [t for t in self.timed if t.run[1] > 0]
-        return later or self.timed
-
-    @property
     def runs(self) -> int:
-        return len({t.run for t in self.warm})
+        return len({t.run for t in self.timed})
 
     @property
     def rows(self) -> list[Row]:
         """Collectives by kind, axes and scope, then compute by scope; the longest first."""
         groups: dict[tuple[bool, str, str], list[Timed]] = {}
-        for t in self.warm:
+        for t in self.timed:
             groups.setdefault((_moves(t.step), *_label(t.step)), []).append(t)
         rows = [
             _row(what, where, comm, ts, self.runs) for (comm, what, where), ts in groups.items()
@@ -150,7 +141,7 @@ class Profile:
             f"a run: {_ms(sum(t.values()))}, {share:.0%} of it transfer; {self.runs} measured"
         )
         for s in self._programs.values():
-            text += _bound(s, [t for t in self.warm if t.run[0] == id(s)])
+            text += _bound(s, [t for t in self.timed if t.run[0] == id(s)])
         return "\n".join(text)
 
     def events(self) -> list[dict[str, Any]]:
@@ -159,7 +150,7 @@ class Profile:
             return []
         zero = min(t.start_s for t in self.timed)
         out: list[dict[str, Any]] = []
-        for t in self.warm:
+        for t in self.timed:
             what, where = _label(t.step)
             for device, ready in sorted(t.ready_s.items()):
                 out.append({
@@ -250,16 +241,17 @@ def profile(
 ) -> Any:
     """Measures programs step by step: `with dist.profile() as p: step(batch)`, then `print(p)`.
 
-    With a function `fn`, it calls `fn` once and then `runs` times, and returns the `Profile`.
+    With a function `fn`, it calls `fn` `runs` times, and returns the `Profile`.
     Compiled functions that are called meanwhile run by the stepped executor, which is slower than
-    the fused one and computes the same. Raises UsageError if `runs` is below 1.
+    the fused one and computes the same. No compilation is measured: each step's program is called
+    once before. Raises UsageError if `runs` is below 1.
     """
     if fn is None:
         return _profiling()
     function_of("profile", "the function", fn)
     whole("profile", "runs", runs, 1)
     with _profiling() as found:
-        for _ in range(runs + 1):
+        for _ in range(runs):
             fn(*args, **kwargs)
     return found
 

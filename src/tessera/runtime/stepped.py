@@ -61,6 +61,7 @@ class Stepped:
         self.schedule, self.inner = schedule, inner
         self.options, self.under = options, under
         self._programs: dict[object, Program] = {}
+        self._warm: set[Program] = set()  # those that were called before they were measured
         # Steps that run one thing may reuse the same.
         runs = (step.runs for step in schedule.steps)
         self._aliases = dict(zip(runs, donation_aliases(schedule), strict=True))
@@ -90,17 +91,30 @@ class Stepped:
             look.begin(s)
         for i, (_, program, reads, writes, freed) in enumerate(self.launches):
             args = tuple(env[b] for b in reads)
+            # A loop, or what is run step by step, tells of its own steps.
+            told = i in self.elsewhere or isinstance(self.steps[i], Stepped | _Looped)
+            if not told and self.steps[i] not in self._warm:
+                self._call_unmeasured(i, args)
             jax.block_until_ready(args)
             start_s = time.perf_counter()
             outs = program(*args)
-            # A loop, or what is run step by step, told of its own steps.
-            if i not in self.elsewhere and not isinstance(self.steps[i], Stepped | _Looped):
+            if not told:
                 look.step(s, i, start_s, time.perf_counter(), _ready(outs, start_s))
             for b, x in zip(writes, outs, strict=True):
                 env[b] = x
             for b in freed:
                 env[b] = None
         return [env[b] for b in s.outputs]
+
+    def _call_unmeasured(self, i: int, args: Sequence[Array]) -> None:
+        """The first call of step `i`, which compiles. It is given copies of what it gives up."""
+        taken = self._aliases[self.schedule.steps[i].runs]
+        own = [
+            jax.device_put(x, x.sharding, may_alias=False) if k in taken else x
+            for k, x in enumerate(args)
+        ]
+        jax.block_until_ready(self.steps[i](*own))
+        self._warm.add(self.steps[i])
 
     def _apart(self, args: Sequence[Array]) -> Sequence[Array]:
         """`args`, each in memory of its own where some is given up: an array that is given twice

@@ -37,7 +37,7 @@ class Queue:
         self._from = jax.device_put(np.zeros(len(devices), np.int32), where)
         self._count = count(1)
         self._lock = Lock()
-        self._last: Any = None
+        self._last: Any = _mark(self._from)  # is compiled here, not while a step is measured
 
     def enter(self) -> None:
         """To be called before each launch; waits where too many have not ended."""
@@ -45,8 +45,7 @@ class Queue:
             return
         with self._lock:
             before, self._last = self._last, _mark(self._from)
-        if before is not None:
-            before.block_until_ready()
+        before.block_until_ready()
 
 
 def throttle_of(mesh: Mesh | None) -> Throttle | None:

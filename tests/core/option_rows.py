@@ -16,6 +16,8 @@ import numpy as np
 import tessera as ts
 from tessera import dist, graph, nn, op, optim, pipeline, schedule
 from tessera.core.context import replaced, settings
+from tessera.core.environment import number
+from tessera.core.ranks import rank_of
 from tessera.lang.scheduling import options
 from tessera.lang.tensor import Tensor
 from tessera.train import recipe
@@ -363,3 +365,8 @@ row("tessera.nn.GPTConfig", gpt, {}, vocab=16, seq=8, d=16, layers=3, heads=4, k
     hidden=8, norm="rms", activation="swiglu", positions="rotary", tied=True, dropout=0.1,
     loop=True, remat=True, head_size=8, norm_eps=0.5, biases=("qkv",), experts=2,
     stacked=False)  # fmt: skip
+TWO = {"RANK": "1", "WORLD_SIZE": "2", "TESSERA_COORDINATOR": "n1:1"}
+row("environment", lambda **k: rank_of(k), TWO, TESSERA_COORDINATOR="n2:1", TESSERA_JOIN="0",
+    TESSERA_TOKEN="t")  # fmt: skip
+row("environment of numbers", lambda **k: number("TESSERA_JOIN_LIMIT", 300, k), {},
+    TESSERA_JOIN_LIMIT="5")  # fmt: skip

@@ -8,10 +8,14 @@
 | `TESSERA_FLIGHT_RECORDS` | how many of the last collectives a rank remembers (a number)      |
 | `TESSERA_DETERMINISTIC` | results do not depend on how many devices run them                 |
 | `TESSERA_DEVICES`       | how many virtual devices a CPU backend starts with (a number)      |
+| `TESSERA_COORDINATOR`   | where the processes of a run meet (host:port), as their launcher says |
+| `TESSERA_JOIN`          | off: this process does not join those that were started with it    |
+| `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
+| `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
 
 A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
-`TESSERA_HEAP`, which is on.
+`TESSERA_HEAP` and `TESSERA_JOIN`, which are on.
 Each is read once, when the first settings are asked for (`core/context.py`).
 """
 
@@ -26,11 +30,15 @@ from .wording import nearest
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
 COLLECTIVE_LIMIT = "TESSERA_COLLECTIVE_LIMIT"
+COORDINATOR = "TESSERA_COORDINATOR"
 DETERMINISTIC = "TESSERA_DETERMINISTIC"
 DEVICES = "TESSERA_DEVICES"
 FLIGHT_DIR = "TESSERA_FLIGHT_DIR"
 FLIGHT_RECORDS = "TESSERA_FLIGHT_RECORDS"
 HEAP = "TESSERA_HEAP"
+JOIN = "TESSERA_JOIN"
+JOIN_LIMIT = "TESSERA_JOIN_LIMIT"
+TOKEN = "TESSERA_TOKEN"
 
 KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_"))
 OF_TESTS = "TESSERA_TEST_"

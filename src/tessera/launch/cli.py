@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from ..core.errors import TesseraError
 from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
+from . import run as launcher
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -41,7 +43,16 @@ def flight(
         console.print(part)
 
 
+app.command(context_settings=launcher.CONTEXT)(launcher.run)
+
+
 def main() -> None:
+    app()
+
+
+def tt_run() -> None:
+    """`tt-run`: the launcher under the name that guides of TT-NN use."""
+    sys.argv.insert(1, "run")
     app()
 
 

@@ -15,9 +15,11 @@ from ..core.errors import BackendError, EngineWarning, caller, fail
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from .jax_private import processes
+from .join import join
 from .malloc import keep_pages
 
-# How many virtual devices a CPU backend starts with when nobody asks for more.
+# How many virtual devices a CPU backend starts with when nobody asks for more; each of several
+# processes has one.
 VIRTUAL = 8
 
 
@@ -26,8 +28,10 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
 
     Raises BackendError if it already runs with fewer.
     """
+    join()
     if not flags.engine_runs():
-        count = max(-(-needed // processes()), environment.number(environment.DEVICES, VIRTUAL))
+        own = environment.number(environment.DEVICES, VIRTUAL if processes() == 1 else 1)
+        count = max(-(-needed // processes()), own)
         jax.config.update("jax_num_cpu_devices", count)
         keep_pages()
     _see_reductions()

@@ -1,4 +1,5 @@
-"""What do we take from jax that it does not publish? All of it stands here.
+"""What do we take from jax that it does not publish? All of it stands here, but for the service in
+coordinator.py, which is there without loading jax.
 
 A new version of jax may move these names: then this file changes, and no other.
 """
@@ -10,8 +11,11 @@ from typing import Any
 
 from jax._src import distributed
 from jax._src.array import ArrayImpl
+from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
-__all__ = ["ArrayImpl", "block_copy", "processes", "service"]
+from .coordinator import HEARTBEAT_S
+
+__all__ = ["ArrayImpl", "block_copy", "connect", "processes", "service"]
 Array = Any
 Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
 
@@ -24,6 +28,18 @@ def service() -> Any:
 def processes() -> int:
     """How many processes the user has started together; known before the backend runs."""
     return distributed.global_state.num_processes or 1
+
+
+def connect(address: str, size: int, rank: int) -> None:
+    """Makes this process number `rank` of `size`, before the backend runs: what
+    `jax.distributed.initialize` does, with a service that another process may host."""
+    state = distributed.global_state
+    client = _jax.get_distributed_runtime_client(
+        address, rank, init_timeout=60, heartbeat_timeout=HEARTBEAT_S, use_compression=True
+    )
+    client.connect()
+    state.client, state.process_id, state.num_processes = client, rank, size
+    state.coordinator_address = address
 
 
 def block_copy() -> Copy:

@@ -1,0 +1,203 @@
+"""Which process is which rank, and with which variables? A file of rank bindings says so:
+
+    rank_bindings:
+      - {rank: 0, mesh_id: 0, mesh_host_rank: 0, env_overrides: {TT_VISIBLE_DEVICES: "0,1"}}
+      - {rank: 1, mesh_id: 0, mesh_host_rank: 1, env_overrides: {TT_VISIBLE_DEVICES: "2,3"}}
+    global_env: {TESSERA_DETERMINISTIC: "1"}
+    mesh_graph_desc_path: mesh.textproto
+
+A variable that several places set has the value of the last: what the launcher gives to each rank,
+`global_env`, `env_overrides`. `$NAME` in a value is the launcher's own variable, `$$` a dollar.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
+
+from ..core.errors import UsageError, fail
+from ..core.wording import ranks_text
+
+# What `tessera run` itself tells each rank.
+OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_COORDINATOR",
+       "TESSERA_TOKEN", "TESSERA_JOIN")  # fmt: skip
+_MOST_BYTES = 1 << 20
+
+
+def _text(value: object) -> object:
+    """Numbers are taken as they are written in most files; what YAML reads otherwise is not."""
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+Value = Annotated[str, BeforeValidator(_text)]
+Number = Annotated[StrictInt, Field(ge=0, lt=1 << 31)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RankBinding(_Table):
+    """One rank: the mesh that it belongs to, its place among that mesh's hosts, its variables."""
+
+    rank: Number
+    mesh_id: Number
+    mesh_host_rank: Number | None = None
+    env_overrides: dict[str, Value] = Field(default_factory=dict)
+
+
+class Bindings(_Table):
+    """All ranks of a run, in order."""
+
+    rank_bindings: tuple[RankBinding, ...] = Field(min_length=1)
+    global_env: dict[str, Value] = Field(default_factory=dict)
+    mesh_graph_desc_path: str | None = None
+
+
+def load(path: Path) -> Bindings:
+    """What the file at `path` says. Raises UsageError, which lists all that is wrong in it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+    if len(data) > _MOST_BYTES:
+        raise _wrong(path, f"has {len(data)} bytes; 1 MiB are enough for all ranks")
+    try:
+        found = yaml.load(data.decode(), Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise _wrong(path, f"is not YAML{where}: {error.problem}") from None
+    except RecursionError:
+        raise _wrong(path, "is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise _wrong(path, f"is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict):
+        raise _wrong(path, "has no rank_bindings")
+    try:
+        made = Bindings.model_validate(found)
+    except ValidationError as error:
+        rows = [(_at(e["loc"]), _said(e)) for e in error.errors(include_url=False)]
+        raise _wrong(path, "does not fit", rows) from None
+    return _checked(path, made)
+
+
+def _checked(path: Path, made: Bindings) -> Bindings:
+    """`made` with its ranks in order and the full path of its descriptor."""
+    ranks = sorted(made.rank_bindings, key=lambda b: b.rank)
+    have = [b.rank for b in ranks]
+    rows: list[tuple[str, str]] = []
+    twice = sorted({r for r in have if have.count(r) > 1}) if len(have) > len({*have}) else []
+    missing = [r for r in range(len(have)) if r not in {*have}]
+    if twice:
+        rows.append(("rank_bindings", f"{ranks_text(twice)} more than once"))
+    elif missing:
+        rows.append(("rank_bindings", f"{ranks_text(missing)} missing: they count from 0"))
+    places: dict[tuple[int, int], int] = {}
+    for b in ranks:
+        if b.mesh_host_rank is not None:
+            first = places.setdefault((b.mesh_id, b.mesh_host_rank), b.rank)
+            if first != b.rank:
+                at = f"mesh_host_rank {b.mesh_host_rank} of mesh_id {b.mesh_id}"
+                rows.append(("rank_bindings", f"{ranks_text([first, b.rank])} both have {at}"))
+    rows += _variables("global_env", made.global_env)
+    for b in ranks:
+        rows += _variables(f"env_overrides of rank {b.rank}", b.env_overrides)
+    descriptor = made.mesh_graph_desc_path
+    if descriptor is not None:
+        there = _find(descriptor, path)
+        if there is None:
+            rows.append(("mesh_graph_desc_path", f"{descriptor!r} is not there"))
+        descriptor = str(there)
+    if rows:
+        raise _wrong(path, "does not fit", rows)
+    return made.model_copy(
+        update={"rank_bindings": tuple(ranks), "mesh_graph_desc_path": descriptor}
+    )
+
+
+def _find(name: str, path: Path) -> Path | None:
+    """The file `name`, from here or from the folder of the bindings."""
+    if not name or "\0" in name:
+        return None
+    tries = [p for p in (Path(name).expanduser(), path.parent / name) if p.is_file()]
+    return tries[0].resolve() if tries else None
+
+
+def _variables(where: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
+    rows = []
+    for name, value in given.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            rows.append((where, f"{name[:40]!r} is no name of a variable"))
+        elif name in OWN:
+            rows.append((where, f"{name} is set by the launcher: leave it out"))
+        elif "\0" in value:
+            rows.append((where, f"{name} has a zero byte"))
+        else:
+            try:
+                Template(value).substitute(os.environ)
+            except KeyError as error:
+                rows.append((where, f"{name} asks for ${error.args[0]}, which is not set here"))
+            except ValueError:
+                rows.append((where, f"{name} has a $ that is no variable's: write $$"))
+    return rows
+
+
+def environments(made: Bindings) -> tuple[dict[str, str], ...]:
+    """What the bindings give to each rank: the launcher's defaults, then `global_env`, then the
+    rank's `env_overrides`."""
+    return tuple(_environment(made, binding) for binding in made.rank_bindings)
+
+
+def _environment(made: Bindings, binding: RankBinding) -> dict[str, str]:
+    cache = Path.home() / ".cache" / f"{socket.gethostname()}_rank{binding.rank}"
+    out = {"TT_METAL_CACHE": str(cache), "TT_MESH_ID": str(binding.mesh_id)}
+    if binding.mesh_host_rank is not None:
+        out["TT_MESH_HOST_RANK"] = str(binding.mesh_host_rank)
+    if made.mesh_graph_desc_path:
+        out["TT_MESH_GRAPH_DESC_PATH"] = made.mesh_graph_desc_path
+    for given in (made.global_env, binding.env_overrides):
+        out |= {name: Template(value).substitute(os.environ) for name, value in given.items()}
+    return out
+
+
+# -- errors ---------------------------------------------------------------------------------------
+def _wrong(path: Path, what: str, rows: Sequence[tuple[str, str]] = ()) -> UsageError:
+    fix = "the form of the file: docs/many-processes.md"
+    return fail(UsageError, f"Configuration error: {str(path)!r} {what}", rows, at="", fix=fix)
+
+
+def _at(loc: Sequence[int | str]) -> str:
+    """`rank_bindings[1].rank`."""
+    text = "".join(f"[{k}]" if isinstance(k, int) else f".{str(k)[:40]}" for k in loc)
+    return text.removeprefix(".")
+
+
+def _said(error: Any) -> str:
+    given = error["input"]
+    if isinstance(given, (str, int, float, bool, type(None))) and error["type"] != "missing":
+        return f"{error['msg']}, not {str(given)[:40]!r}"
+    return str(error["msg"])
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """YAML without a key that stands twice: the second would replace the first in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value!r} stands twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return dict(super().construct_mapping(node, deep))

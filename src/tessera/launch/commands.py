@@ -1,0 +1,163 @@
+"""Which command starts the ranks of a run? One for each backend, as a list of what is started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import BackendError, UsageError, fail
+
+BACKENDS = ("local", "mpi", "slurm")
+# What mpirun hands on to other hosts, where this process has it.
+_HANDED_ON = ("PYTHONPATH", "LD_LIBRARY_PATH", "XLA_FLAGS")
+_PREFIXES = ("TESSERA_", "JAX_", "TT_", "NCCL_")
+# What another launcher has left to this process is not the ranks'.
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_JOIN")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is to be started: `program` in each rank with its variables of `environments`. They meet
+    at `coordinator`; `token` is theirs alone. `arguments` are for the backend's own command."""
+
+    environments: tuple[Mapping[str, str], ...]
+    program: tuple[str, ...]
+    coordinator: str
+    token: str
+    devices: int | None = None
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.environments)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One process that the launcher starts; `environment` is all of its variables."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def program_of(words: Sequence[str], module: bool) -> tuple[str, ...]:
+    """The command that `words` mean: a Python file, a module (`-m`) or any other program.
+
+    Raises UsageError if there is no such file or program here.
+    """
+    first, *rest = words
+    if module:
+        return (sys.executable, "-m", first, *rest)
+    if first.endswith(".py"):
+        if not Path(first).is_file():
+            raise _absent(first)
+        return (sys.executable, first, *rest)
+    if shutil.which(first) is None:
+        raise _absent(first)
+    return (first, *rest)
+
+
+def _absent(name: str) -> UsageError:
+    fix = "name a Python file, a program, or a module with -m"
+    return fail(UsageError, f"{name!r} does not exist, or cannot be run", at="", fix=fix)
+
+
+def given(run: Run, k: int) -> dict[str, str]:
+    """The variables that rank `k` gets, but for the token and for what depends on its host."""
+    own = {**run.environments[k]}
+    if run.devices is not None:
+        own.setdefault("TESSERA_DEVICES", str(run.devices))
+    own.setdefault("PYTHONUNBUFFERED", "1")  # a rank that is killed has said all that it printed
+    return own | {
+        "RANK": str(k),
+        "WORLD_SIZE": str(run.size),
+        "TESSERA_COORDINATOR": run.coordinator,
+    }
+
+
+def _around(run: Run) -> dict[str, str]:
+    """The launcher's own variables, as a child that hands them on has them."""
+    own = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    return own | {"TESSERA_TOKEN": run.token}
+
+
+def local(run: Run) -> list[Job]:
+    """Each rank is a process of this machine."""
+    around = _around(run)
+    return [Job(f"rank {k}", run.program, around | _here(run, k)) for k in range(run.size)]
+
+
+def _here(run: Run, k: int) -> dict[str, str]:
+    return {**given(run, k), "LOCAL_RANK": str(k), "LOCAL_WORLD_SIZE": str(run.size)}
+
+
+def mpi(run: Run) -> list[Job]:
+    """One `mpirun` (OpenMPI's) starts all, each with variables of its own."""
+    found = next((n for n in ("mpirun-ulfm", "mpirun") if shutil.which(n)), "mpirun")
+    hand_on = [n for n in os.environ if n in _HANDED_ON or n.startswith(_PREFIXES)]
+    command = [found, "--bind-to", "none", *run.arguments]
+    for k in range(run.size):
+        own = given(run, k)
+        names = ["TESSERA_TOKEN", *sorted({*hand_on} - {*own, *_FOREIGN, "TESSERA_TOKEN"})]
+        handed = [f"{name}={value}" for name, value in own.items()] + names
+        command += [":"] * (k > 0) + ["-np", "1", *(w for x in handed for w in ("-x", x))]
+        command += run.program
+    return [Job(found, tuple(command), _around(run))]
+
+
+def slurm(run: Run) -> list[Job]:
+    """One `srun` starts all; a shell gives each its variables by its number."""
+    cases = [
+        f"{k}) exec env {shlex.join([f'{n}={v}' for n, v in given(run, k).items()])}"
+        f" {shlex.join(run.program)};;"
+        for k in range(run.size)
+    ]
+    script = f'case "$SLURM_PROCID" in {" ".join(cases)} esac'
+    command = ("srun", f"--ntasks={run.size}", "--kill-on-bad-exit=1", *run.arguments,
+               "sh", "-c", script)  # fmt: skip
+    return [Job("srun", command, _around(run))]
+
+
+def jobs(run: Run, backend: str) -> list[Job]:
+    """What `backend` starts."""
+    return {"local": local, "mpi": mpi, "slurm": slurm}[backend](run)
+
+
+def shown(run: Run, backend: str) -> list[str]:
+    """The commands of `backend` as lines for a shell; the token is left out."""
+    if backend != "local":
+        return [shlex.join(job.command) for job in jobs(run, backend)]
+    return [
+        " ".join([*(f"{n}={shlex.quote(v)}" for n, v in _here(run, k).items()),
+                  shlex.join(run.program)])
+        for k in range(run.size)
+    ]  # fmt: skip
+
+
+def need(backend: str) -> None:
+    """Raises BackendError if the command of `backend` is not here."""
+    names = {"local": (), "mpi": ("mpirun-ulfm", "mpirun"), "slurm": ("srun",)}[backend]
+    if names and not any(map(shutil.which, names)):
+        raise fail(
+            BackendError,
+            f"backend {backend}: {names[-1]} is not installed here",
+            at="",
+            fix="install OpenMPI (apt-get install openmpi-bin), or --backend local"
+            if backend == "mpi"
+            else "start this inside of an allocation of Slurm, or --backend local",
+        )
+
+
+def words(option: str, text: str) -> tuple[str, ...]:
+    """The words of an option, as a shell splits them. Raises UsageError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        fix = "close the quotation marks"
+        raise fail(UsageError, f"{option}: {str(error).lower()}", at="", fix=fix) from None

@@ -1,0 +1,155 @@
+"""`tessera run`: how does one program become many processes, on this machine or on many?
+
+tessera run -n 4 train.py --steps 100
+tessera run --rank-binding ranks.yaml --mpi-args "--hostfile hosts" train.py
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core import environment
+from ..core.errors import TesseraError, UsageError, fail
+from ..core.ranks import split_address, with_port
+from ..runtime.rendezvous import listen
+from . import bindings, commands
+from .guard import Guard
+from .supervisor import Supervisor
+
+JOIN_LIMIT_S = 300
+# What follows the program is the program's.
+CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+def run(
+    program: Annotated[
+        list[str], typer.Argument(help="A Python file or a program, and its arguments.")
+    ],
+    nproc: Annotated[
+        int | None, typer.Option("-n", "--nproc", help="How many processes.", min=1)
+    ] = None,
+    rank_binding: Annotated[
+        Path | None, typer.Option(help="A YAML file with the ranks and their variables.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="local, mpi or slurm; local, or mpi where there are --mpi-args."),
+    ] = None,
+    mpi_args: Annotated[
+        str | None, typer.Option(help="More arguments for mpirun, in one string.")
+    ] = None,
+    slurm_args: Annotated[
+        str | None, typer.Option(help="More arguments for srun, in one string.")
+    ] = None,
+    coordinator: Annotated[
+        str,
+        typer.Option(help="HOST or HOST:PORT of this machine, as the ranks' hosts know it."),
+    ] = "127.0.0.1",
+    devices: Annotated[
+        int | None, typer.Option(help="Virtual CPU devices of each rank (1).", min=1)
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a module.")] = False,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Each line begins with its rank.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Prints the command, and runs nothing.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Prints the command, and runs it.")
+    ] = False,
+) -> None:
+    """Runs PROGRAM in many processes that are one program.
+
+    Each rank joins the others as it first uses Tessera. When one fails, all end, and its last lines
+    are shown; Ctrl-C ends all.
+    """
+    try:
+        status = _run(program, nproc, rank_binding, backend, mpi_args, slurm_args, coordinator,
+                      devices, module, prefix, dry_run, verbose)  # fmt: skip
+    except TesseraError as error:
+        typer.echo(f"tessera run: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(status)
+
+
+def _run(
+    program: list[str],
+    nproc: int | None,
+    rank_binding: Path | None,
+    backend: str | None,
+    mpi_args: str | None,
+    slurm_args: str | None,
+    coordinator: str,
+    devices: int | None,
+    module: bool,
+    prefix: bool,
+    dry_run: bool,
+    verbose: bool,
+) -> int:
+    backend = _backend(backend, mpi_args, slurm_args)
+    host, port = split_address(with_port(coordinator, 65535))
+    fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
+    run = commands.Run(
+        environments=_environments(nproc, rank_binding),
+        program=commands.program_of(program, module),
+        coordinator=f"{_bracketed(host)}:{port if fixed else 'PORT'}",
+        token=secrets.token_hex(16),
+        devices=devices,
+        arguments=commands.words("--mpi-args", mpi_args or "")
+        + commands.words("--slurm-args", slurm_args or ""),
+    )
+    if dry_run:
+        print("\n".join(commands.shown(run, backend)))
+        return 0
+    commands.need(backend)
+    sock = listen(host, port if fixed else 0)
+    run = replace(run, coordinator=f"{_bracketed(host)}:{sock.getsockname()[1]}")
+    if verbose:
+        print("\n".join(commands.shown(run, backend)), file=sys.stderr)
+    sys.stdout.flush()
+    limit_s = environment.number(environment.JOIN_LIMIT, JOIN_LIMIT_S)
+    guard = Guard(run, sock, limit_s)
+    return Supervisor(commands.jobs(run, backend), guard, prefix).run()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _backend(backend: str | None, mpi_args: str | None, slurm_args: str | None) -> str:
+    """The backend that was asked for, or that the arguments mean. Raises UsageError."""
+    meant = "mpi" if mpi_args is not None else "slurm" if slurm_args is not None else None
+    chosen = backend or meant or "local"
+    if chosen not in commands.BACKENDS:
+        fix = f"use {', '.join(commands.BACKENDS)}"
+        raise fail(UsageError, f"--backend: there is no {chosen!r}", at="", fix=fix)
+    for option, value, of in (("mpi", mpi_args, "mpi"), ("slurm", slurm_args, "slurm")):
+        if value is not None and chosen != of:
+            raise fail(
+                UsageError,
+                f"--{option}-args have no effect with --backend {chosen}",
+                at="",
+                fix=f"leave one of both out, or --backend {of}",
+            )
+    return chosen
+
+
+def _environments(nproc: int | None, rank_binding: Path | None) -> tuple[dict[str, str], ...]:
+    """The variables of each rank. Raises UsageError."""
+    if (nproc is None) == (rank_binding is None):
+        raise fail(
+            UsageError,
+            "how many processes? " + ("Nothing says so" if nproc is None else "Two options do"),
+            at="",
+            fix="give either -n 4 or --rank-binding FILE",
+        )
+    if rank_binding is None:
+        return tuple({} for _ in range(nproc or 1))
+    return bindings.environments(bindings.load(rank_binding))

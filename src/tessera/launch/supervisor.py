@@ -1,0 +1,214 @@
+"""What happens to the processes of a run while they run? Their lines are passed on, and when one
+fails or the user interrupts, all end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import BinaryIO
+
+from ..runtime.rendezvous import LOST
+from .commands import Job
+from .guard import SIGNALS, Guard
+
+GRACE_S = 5.0  # between asking the ranks to end and ending them
+LAST = 20  # lines of a failed rank that are shown again
+_MOST = 1 << 16
+
+
+@dataclass
+class _Stream:
+    """What a process writes to one file, by lines."""
+
+    name: str
+    out: BinaryIO
+    prefix: bytes
+    last: deque[bytes]
+    rest: bytes = b""
+
+    def feed(self, data: bytes, end: bool = False) -> None:
+        """Passes on whole lines; a progress bar's end in a carriage return."""
+        lines = (self.rest + data).splitlines(keepends=True)
+        self.rest = b""
+        if lines and not end and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < _MOST:
+            self.rest = lines.pop()
+        for line in lines:
+            if line.strip():
+                self.last.append(line.rstrip())
+            self.out.write(self.prefix + line)
+        if lines:
+            self.out.flush()
+
+
+@dataclass
+class _Process:
+    job: Job
+    popen: subprocess.Popen[bytes]
+    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST))
+    code: int | None = None
+
+
+class Supervisor:
+    """Runs `jobs` until all have ended. `run` returns the exit status of the whole."""
+
+    def __init__(self, jobs: Sequence[Job], guard: Guard, prefix: bool) -> None:
+        self.guard, self.prefix = guard, prefix
+        self.begin_s = time.monotonic()
+        self.selector = selectors.DefaultSelector()
+        self.signals: list[int] = []
+        self.end_s: float | None = None
+        self.jobs = jobs
+        self.processes: list[_Process] = []
+        self.failed: list[_Process] = []
+
+    def run(self) -> int:
+        """Starts the jobs and waits for them; 0, the status of the job that failed first, or
+        128 and the signal's number."""
+        wake, woken = socket.socketpair()
+        for s in (wake, woken):
+            s.setblocking(False)
+        self.selector.register(wake, selectors.EVENT_READ, None)
+        before = {n: signal.signal(n, self._signalled) for n in (*SIGNALS, signal.SIGCHLD)}
+        old = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        try:
+            for job in self.jobs:
+                self._start(job)
+            while any(p.code is None for p in self.processes):
+                self._turn()
+            self._drain()
+        finally:
+            self.guard.release()
+            signal.set_wakeup_fd(old)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            wake.close()
+            woken.close()
+        if self.failed:
+            self._report()
+        if self.signals:
+            return 128 + self.signals[0]
+        return _status(self.failed[0].code) if self.failed else 0
+
+    def _start(self, job: Job) -> None:
+        if self.signals:
+            return
+        popen = subprocess.Popen(
+            job.command,
+            env=job.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=self.guard.pid,
+        )
+        made = _Process(job, popen)
+        self.processes.append(made)
+        label = f"[{job.name}] ".encode() if self.prefix else b""
+        for file, out in ((popen.stdout, sys.stdout.buffer), (popen.stderr, sys.stderr.buffer)):
+            assert file is not None
+            os.set_blocking(file.fileno(), False)
+            stream = _Stream(job.name, out, label, made.last)
+            self.selector.register(file, selectors.EVENT_READ, stream)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGCHLD:
+            return
+        self.signals.append(number)
+        if len(self.signals) == 1:
+            self._end(number)
+        else:  # the user does not want to wait
+            self.guard.signal(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        self.guard.signal(number)
+        self.end_s = time.monotonic() + GRACE_S
+
+    def _turn(self) -> None:
+        """Waits for lines, ends of processes and signals, and passes them on."""
+        left_s = None if self.end_s is None else max(self.end_s - time.monotonic(), 0.0)
+        self._read(left_s)
+        ended = []
+        for p in self.processes:
+            if p.code is None and (code := p.popen.poll()) is not None:
+                p.code = code
+                ended.append(p)
+        if self.end_s is None:
+            self.failed = sorted((p for p in ended if p.code), key=_blame)
+            if self.failed:
+                self._end(signal.SIGTERM)
+        elif time.monotonic() >= self.end_s:
+            self.guard.signal(signal.SIGKILL)
+            self.end_s = float("inf")
+
+    def _read(self, wait_s: float | None) -> bool:
+        """Passes on what there is within `wait_s` seconds; whether there was something."""
+        if wait_s == float("inf"):
+            wait_s = None
+        found = self.selector.select(wait_s)
+        for key, _ in found:
+            data = os.read(key.fd, _MOST) if key.data else key.fileobj.recv(_MOST)  # type: ignore[union-attr]
+            if key.data:
+                key.data.feed(data, end=not data)
+                if not data:
+                    self.selector.unregister(key.fileobj)
+        return any(key.data for key, _ in found)
+
+    def _drain(self) -> None:
+        """Passes on what the processes wrote last; what they started may hold the files open."""
+        while self._read(0.1):
+            pass
+        for key in [*self.selector.get_map().values()]:
+            if key.data:
+                key.data.feed(b"", end=True)
+
+    def _report(self) -> None:
+        """Says which rank failed and how, and shows its last lines."""
+        first = self.failed[0]
+        took_s = time.monotonic() - self.begin_s
+        others = "; the others were ended" if len(self.processes) > 1 else ""
+        lines = [f"tessera run: {first.job.name} {ended(first.code)} after {took_s:.1f} s{others}"]
+        if first.last:
+            lines.append(f"  the last lines of {first.job.name}:")
+            lines += [f"  | {line.decode(errors='replace')}" for line in first.last]
+        sys.stdout.flush()
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+
+
+def _blame(p: _Process) -> tuple[int, str]:
+    """Of several that ended at one moment, the likely cause first: one that was killed, then one
+    that failed, then one whose engine or coordinator noticed the failure of another."""
+    code = p.code or 0
+    kind = 2 if code == -signal.SIGABRT else 3 if code == LOST else 0 if code < 0 else 1
+    return kind, p.job.name
+
+
+def ended(code: int | None) -> str:
+    """How a process ended, in words.
+
+    >>> ended(3), ended(-9)
+    ('exited with status 3', 'was killed by SIGKILL (by a user, or as memory ran out)')
+    >>> ended(-11)
+    'was killed by SIGSEGV'
+    """
+    if code is None or code >= 0:
+        return f"exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    why = " (by a user, or as memory ran out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{why}"
+
+
+def _status(code: int | None) -> int:
+    """The shell's status: 128 and the number of the signal, where one ended the process."""
+    return 0 if code is None else code if code >= 0 else 128 - code

@@ -1,0 +1,153 @@
+"""How does a process that others were started with become one of them? Before the engine starts it
+joins the run, if a launcher's variables say that there is one (core/ranks.py)."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import socket
+import sys
+import threading
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+
+from ..core import environment, flags
+from ..core.errors import BackendError, fail
+from ..core.ranks import Rank, rank_of, split_address
+from .coordinator import service_near
+from .jax_private import connect, service
+from .rendezvous import LOST, Member, Rendezvous, listen, reach
+
+JOIN_LIMIT_S = 300
+END_S = 10  # how long a rank that failed may take to end
+
+
+@cache
+def join() -> None:
+    """Joins the run that this process was started in; does nothing where there is none, or where
+    the program has joined by itself (`jax.distributed.initialize`).
+
+    Raises UsageError if the launcher's variables make no sense, BackendError if the processes do
+    not come together within TESSERA_JOIN_LIMIT seconds (300), or the engine runs already.
+    """
+    if service() is not None:
+        return
+    own = rank_of()
+    if own is None:
+        return
+    run = [("run", f"rank {own.rank} of {own.size}, started by {own.launcher}")]
+    if flags.engine_runs():
+        raise fail(
+            BackendError,
+            "join: the engine was started before this process joined its run",
+            run,
+            fix="call tessera.distributed.initialize() before the first array of jax, or set"
+            f" {environment.JOIN}=0, and each process is alone",
+        )
+    _take_devices(own)
+    limit_s = environment.number(environment.JOIN_LIMIT, JOIN_LIMIT_S)
+    meeting = None if own.hosted or own.rank else _host(own, limit_s)
+    member = reach(own.coordinator, own.token, limit_s, own.hosted)
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    hello = {"rank": own.rank, "size": own.size, "versions": _versions(), "who": who}
+    connect(member.meet(hello, limit_s), own.size, own.rank)
+    os.environ[environment.JOIN] = "0"  # what this process starts is no rank
+    threading.Thread(target=_watch, args=(member,), daemon=True).start()
+    atexit.register(_end, member, meeting)
+
+
+def _host(own: Rank, limit_s: float) -> Rendezvous:
+    """The coordinator, in this process."""
+    host, port = split_address(own.coordinator)
+    sock = listen(host, port, wherever=True)
+    made = Rendezvous(own.size, own.token, limit_s, lambda: service_near(sock, host, own.size))
+    made.start(sock)
+    return made
+
+
+def _versions() -> str:
+    found = []
+    for name in ("tessera", "jax", "jaxlib"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} unknown")
+    return ", ".join(found)
+
+
+def _watch(member: Member) -> None:
+    """Ends this process when another rank is lost: what waits for it would wait for ever."""
+    lost = member.wait()
+    if not _ending:
+        os.write(2, f"tessera: {lost} ended, so this rank ends too\n".encode())
+        os._exit(LOST)
+
+
+_ending: list[bool] = []
+
+
+def _end(member: Member, meeting: Rendezvous | None) -> None:
+    """Says that this rank ends as it should; after an error it says nothing, and waits for nothing
+    that other ranks should do."""
+    _ending.append(True)
+    if hasattr(sys, "last_value"):  # what ended the program
+        faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__ or 2)
+        return
+    try:
+        member.say({"bye": True})
+    except OSError:
+        return
+    if meeting is not None:
+        meeting.empty.wait()
+
+
+# -- devices --------------------------------------------------------------------------------------
+def _take_devices(own: Rank) -> None:
+    """Gives this process its part of the host's GPUs, where nobody has done so before."""
+    count = _gpus()
+    if own.local_size == 1 or count == 0 or "SLURM_GPUS_PER_TASK" in os.environ:
+        return
+    if os.environ.get("TT_VISIBLE_DEVICES") or (count == 1 and os.environ.get(_CUDA)):
+        return
+    ids = part_of(count, own.local_rank, own.local_size)
+    jax.config.update("jax_cuda_visible_devices", ",".join(map(str, ids)))
+
+
+_CUDA = "CUDA_VISIBLE_DEVICES"
+
+
+def _gpus() -> int:
+    """How many GPUs the engine would take here; known before it starts."""
+    platforms = (
+        jax.config.jax_platforms  # type: ignore[attr-defined]
+        or "cuda"
+    ).split(",")
+    plugin = any(find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
+    if not plugin or not {"cuda", "gpu"} & set(platforms):
+        return 0
+    if _CUDA in os.environ:
+        return len([i for i in os.environ[_CUDA].split(",") if i.strip()])
+    return len([*Path("/dev").glob("nvidia[0-9]*")])
+
+
+def part_of(count: int, local_rank: int, local_size: int) -> range:
+    """Which of a host's `count` devices are those of its process `local_rank`. Raises BackendError
+    unless each process gets as many.
+
+    >>> part_of(8, 1, 4), part_of(2, 1, 2)
+    (range(2, 4), range(1, 2))
+    """
+    if count % local_size:
+        raise fail(
+            BackendError,
+            f"join: {count} devices cannot be shared by {local_size} processes of this host",
+            fix="start as many processes as there are devices (tessera run -n), name each one's"
+            f" with {_CUDA}, or run on the CPU: JAX_PLATFORMS=cpu",
+        )
+    each = count // local_size
+    return range(local_rank * each, (local_rank + 1) * each)

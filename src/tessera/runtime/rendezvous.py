@@ -1,0 +1,304 @@
+"""Where do the processes of a run find each other, before the engine connects them?
+
+One process listens: the launcher's, or rank 0. Each rank says who it is; when all are there, and
+alike, each is told where the engine's service is. Otherwise each is told what is wrong. Connections
+stay: one that ends without a word is a rank that died, and the others hear of it.
+
+Both sides prove that they know the run's token (HMAC-SHA256 of the other side's nonce), so neither
+a process of another run nor a stranger on the port takes part. Messages are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..core.errors import BackendError, fail
+from ..core.ranks import split_address
+from ..core.wording import ranks_text
+
+LOST = 113  # how a rank exits because another one, or the coordinator, ended
+Message = dict[str, Any]
+HELLO_S = 10.0  # how long a connection may take to say who it is
+LOST_S = (
+    5.0  # between the end of a rank and the others': who supervises them is faster, and says more
+)
+
+
+def proof(token: str, nonce: str, of: str) -> str:
+    return hmac.new(token.encode(), f"{of} {nonce}".encode(), "sha256").hexdigest()
+
+
+def listen(host: str, port: int, wherever: bool = False) -> socket.socket:
+    """A socket that listens at `host`; where that is no address of this machine (a service in front
+    of it) and `wherever` is set, at all of its addresses. Raises BackendError."""
+    try:
+        family, *_, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return _listening(family, at)
+    except OSError as error:
+        if wherever and error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            return _listening(socket.AF_INET, ("", port))
+        raise fail(
+            BackendError,
+            f"join: the coordinator cannot listen at {host}:{port}: {error.strerror}",
+            at="",
+            fix="another program has the port: name a free one"
+            if error.errno == errno.EADDRINUSE
+            else "name an address of this machine",
+        ) from None
+
+
+def _listening(family: int, at: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(at)
+        made.listen(socket.SOMAXCONN)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Rendezvous:
+    """The side that listens. `service` starts what the ranks connect to next, once all are there,
+    and returns its address."""
+
+    def __init__(self, size: int, token: str, limit_s: float, service: Callable[[], str]) -> None:
+        self.size, self.token, self.limit_s, self.service = size, token, limit_s, service
+        self.hellos: dict[int, Message] = {}
+        self.writers: dict[int, asyncio.StreamWriter] = {}
+        self.complete = False
+        self.empty = threading.Event()  # set when rank 0 alone is left
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Answers until it is cancelled."""
+        server = await asyncio.start_server(self._member, sock=sock)
+        async with server:
+            await server.serve_forever()
+
+    def start(self, sock: socket.socket) -> None:
+        """Answers in a thread of its own, as long as this process lives."""
+        threading.Thread(target=lambda: asyncio.run(self.serve(sock)), daemon=True).start()
+
+    async def _member(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            rank = await self._greet(reader, writer)
+            if rank is None:
+                return
+            said = await self._line(reader)
+            self._leave(rank, said)
+        except (OSError, ValueError, KeyError):
+            pass  # a stranger
+        finally:
+            writer.close()
+
+    async def _line(self, reader: asyncio.StreamReader) -> Message:
+        """The next message; an empty one at the end of the connection."""
+        try:
+            line = await reader.readline()
+        except OSError:
+            line = b""
+        found = json.loads(line) if line.endswith(b"\n") else {}
+        if not isinstance(found, dict):
+            raise ValueError(line)
+        return found
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> int | None:
+        """The rank that has come; None if it may not take part, which it is told."""
+        nonce = secrets.token_hex(16)
+        _send(writer, {"nonce": nonce})
+        hello = await asyncio.wait_for(self._line(reader), HELLO_S)
+        mine = proof(self.token, str(hello.get("nonce")), "coordinator")
+        if not hmac.compare_digest(str(hello.get("proof")), proof(self.token, nonce, "rank")):
+            _refuse(writer, mine, "the coordinator there is that of another run", [], _OTHER)
+            return None
+        rank, size = hello["rank"], hello["size"]
+        if size != self.size:
+            rows = [("coordinator", f"{self.size} processes"), (f"rank {rank}", f"{size}")]
+            _refuse(writer, mine, "the processes differ in how many they are", rows, _ONE)
+            return None
+        if rank in self.writers or self.complete:
+            there = self.hellos[rank]
+            rows = [("there", there["who"]), ("new", hello["who"])]
+            _refuse(writer, mine, f"rank {rank} has come before", rows, _ONE)
+            return None
+        if not self.hellos:
+            self._keep(asyncio.create_task(self._limit()))
+        _send(writer, {"proof": mine})
+        self.hellos[rank], self.writers[rank] = hello, writer
+        if len(self.writers) == self.size:
+            await self._all_here()
+        return int(rank)
+
+    async def _all_here(self) -> None:
+        self.complete = True
+        kinds: dict[str, list[int]] = {}
+        for rank, hello in sorted(self.hellos.items()):
+            kinds.setdefault(str(hello["versions"]), []).append(rank)
+        if len(kinds) > 1:
+            rows = [(ranks_text(ranks), kind) for kind, ranks in kinds.items()]
+            self._tell_all(_error("the processes have different versions", rows, _SAME))
+            return
+        try:
+            address = await asyncio.get_running_loop().run_in_executor(None, self.service)
+            self._tell_all({"service": address})
+        except Exception as error:
+            rows = [("service", str(error).splitlines()[0])]
+            self._tell_all(_error("the engine's service does not start", rows, ""))
+
+    async def _limit(self) -> None:
+        """Ends the wait for those that do not come."""
+        await asyncio.sleep(self.limit_s)
+        if self.complete:
+            return
+        missing = [r for r in range(self.size) if r not in self.writers]
+        what = f"{ranks_text(missing)} did not come within {self.limit_s:g} s"
+        self._tell_all(_error(what, [("came", ranks_text(sorted(self.writers)))], _LATE))
+
+    def _leave(self, rank: int, said: Message) -> None:
+        self.writers.pop(rank, None)
+        if not self.complete:
+            self.hellos.pop(rank)  # another may come in its place
+        elif "bye" not in said:
+            self._keep(asyncio.create_task(self._lost(rank)))
+        if not set(self.writers) - {0}:
+            self.empty.set()
+
+    async def _lost(self, rank: int) -> None:
+        await asyncio.sleep(LOST_S)
+        self._tell_all({"lost": f"rank {rank} ({self.hellos[rank]['who']})"})
+
+    def _tell_all(self, message: Message) -> None:
+        for writer in self.writers.values():
+            _send(writer, message)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_OTHER = "two runs share a port: name another one for this run"
+_ONE = "start all processes of a run with one launcher, and one run on one port"
+_SAME = "install the same versions on all hosts"
+_LATE = "see what these ranks did instead; to wait longer, set TESSERA_JOIN_LIMIT (seconds)"
+
+
+def _send(writer: asyncio.StreamWriter, message: Message) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _error(what: str, rows: list[tuple[str, str]], fix: str) -> Message:
+    return {"error": [what, rows, fix]}
+
+
+def _refuse(
+    writer: asyncio.StreamWriter, mine: str, what: str, rows: list[tuple[str, str]], fix: str
+) -> None:
+    _send(writer, {"proof": mine, **_error(what, rows, fix)})
+
+
+class Member:
+    """The side of a rank: a connection that stays."""
+
+    def __init__(self, address: str, token: str, sock: socket.socket) -> None:
+        self.address, self.token, self.sock = address, token, sock
+        self.lines = sock.makefile("rwb")
+
+    def meet(self, hello: Message, limit_s: float) -> str:
+        """The address of the service. Raises BackendError with what the coordinator says."""
+        self.sock.settimeout(limit_s + HELLO_S)
+        mine = secrets.token_hex(16)
+        try:
+            theirs = str(self._next()["nonce"])
+            self.say({**hello, "nonce": mine, "proof": proof(self.token, theirs, "rank")})
+            answer = self._next()
+            if "error" in answer:
+                raise self._error(answer)
+            expected = proof(self.token, mine, "coordinator")
+            if not hmac.compare_digest(str(answer.get("proof")), expected):
+                raise fail(
+                    BackendError,
+                    f"join: what answers at {self.address} is not the coordinator of this run",
+                    at="",
+                    fix=_OTHER,
+                )
+            answer = self._next()
+            if "error" in answer:
+                raise self._error(answer)
+            self.sock.settimeout(None)
+            return str(answer["service"])
+        except (OSError, ValueError, KeyError):
+            raise fail(
+                BackendError,
+                f"join: the coordinator at {self.address} ended, or does not speak as one",
+                at="",
+                fix="see what the launcher, or rank 0, says",
+            ) from None
+
+    def say(self, message: Message) -> None:
+        self.lines.write(json.dumps(message).encode() + b"\n")
+        self.lines.flush()
+
+    def wait(self) -> str:
+        """Who was lost. Returns when one was, or the coordinator."""
+        try:
+            return str(self._next()["lost"])
+        except (OSError, ValueError, KeyError):
+            return f"the coordinator at {self.address}"
+
+    def _next(self) -> Message:
+        line = self.lines.readline()
+        if not line:
+            raise ConnectionResetError
+        return dict(json.loads(line))
+
+    def _error(self, answer: Message) -> BackendError:
+        what, rows, fix = answer["error"]
+        return fail(BackendError, f"join: {what}", [*map(tuple, rows)], at="", fix=fix)
+
+
+def reach(address: str, token: str, limit_s: float, hosted: bool) -> Member:
+    """A connection to the coordinator at `address`, within `limit_s` seconds. Raises BackendError.
+
+    A launcher listens before its ranks start, so where it is `hosted` 5 seconds are enough."""
+    host, port = split_address(address)
+    within_s = min(limit_s, 5.0) if hosted else limit_s
+    end_s = time.monotonic() + within_s
+    while True:
+        left_s = end_s - time.monotonic()
+        try:
+            sock = socket.create_connection((host, port), timeout=max(min(left_s, 10.0), 0.1))
+            break
+        except OSError as error:
+            if left_s <= 0.2:
+                raise _unreachable(address, within_s, error) from None
+            time.sleep(0.1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Member(address, token, sock)
+
+
+def _unreachable(address: str, within_s: float, error: OSError) -> BackendError:
+    said = error.strerror or str(error) or type(error).__name__
+    local = split_address(address)[0] in ("127.0.0.1", "::1", "localhost")
+    return fail(
+        BackendError,
+        f"join: the coordinator at {address} cannot be reached within {within_s:g} s",
+        [("here", socket.gethostname()), ("said", said)],
+        at="",
+        fix="that address is of this host alone; for other hosts, name one that they can reach:"
+        " tessera run --coordinator HOST"
+        if local
+        else "see that the host's name is right and that no firewall is between",
+    )

@@ -1,0 +1,155 @@
+"""Does a process find its place in a run from what each launcher leaves in the environment?"""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera import UsageError
+from tessera.core.ranks import Rank, rank_of
+
+TORCH = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+         "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}  # fmt: skip
+OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "42"}  # fmt: skip
+HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1",
+         "MASTER_ADDR": "n1"}  # fmt: skip
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
+         "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2",
+         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]"}  # fmt: skip
+RUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4",
+       "TESSERA_COORDINATOR": "127.0.0.1:4000", "TESSERA_TOKEN": "secret"}  # fmt: skip
+KUBE = {"JOB_COMPLETION_INDEX": "2", "NUM_PROCESSES": "3", "COORDINATOR_ADDRESS": "j-0.j",
+        "COORDINATOR_PORT": "1234"}  # fmt: skip
+
+
+def rank(launcher: str, *numbers: int, at: str, hosted: bool = False, token: str = "") -> Rank:
+    return Rank(launcher, *numbers, coordinator=at, hosted=hosted, token=token)
+
+
+FOUND = {
+    "nothing": ({}, None),
+    "torchrun": (TORCH, rank("torchrun", 1, 4, 1, 2, at="n1:29501")),
+    "the last port": (
+        {**TORCH, "MASTER_PORT": "65535"},
+        rank("torchrun", 1, 4, 1, 2, at="n1:65534"),
+    ),
+    "no port": (
+        {k: v for k, v in TORCH.items() if k != "MASTER_PORT"},
+        rank("torchrun", 1, 4, 1, 2, at="n1:29400"),
+    ),
+    "an address of IPv6": (
+        {**TORCH, "MASTER_ADDR": "fe80::1"},
+        rank("torchrun", 1, 4, 1, 2, at="[fe80::1]:29501"),
+    ),
+    "one process": ({**TORCH, "RANK": "0", "WORLD_SIZE": "1"}, None),
+    "a rank without an address": ({"RANK": "1", "WORLD_SIZE": "4"}, None),
+    "no local rank": (
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"},
+        rank("torchrun", 1, 2, 0, 1, at="n1:29400"),
+    ),
+    "mpirun": (OMPI, rank("mpirun", 1, 2, 1, 2, at="127.0.0.1:28288", token="42")),
+    "mpirun on two hosts": (
+        {**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+         "TESSERA_COORDINATOR": "n1:5"},
+        rank("mpirun", 1, 2, 0, 1, at="n1:5", token="42"),
+    ),
+    "mpirun in a job of Slurm": (
+        {**SLURM, **OMPI},
+        rank("mpirun", 1, 2, 1, 2, at="127.0.0.1:28288", token="42"),
+    ),
+    "mpiexec of MPICH": (HYDRA, rank("mpiexec", 0, 2, 0, 1, at="n1:29400")),
+    "srun": (SLURM, rank("srun", 3, 4, 1, 2, at="gpu07:20719", token="7.0")),
+    "srun on one node": (
+        {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": "3"},
+        rank("srun", 3, 4, 3, 4, at="127.0.0.1:20719", token="7.0"),
+    ),
+    "a script of sbatch, outside of srun": (
+        {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"} | {"SLURM_NTASKS": "4"},
+        None,
+    ),
+    "tessera run": (
+        RUN,
+        rank("tessera run", 2, 4, 2, 4, at="127.0.0.1:4000", hosted=True, token="secret"),
+    ),
+    "tessera run inside of others": (
+        {**TORCH, **OMPI, **SLURM, **RUN},
+        rank("tessera run", 2, 4, 2, 4, at="127.0.0.1:4000", hosted=True, token="secret"),
+    ),
+    "tessera run through mpirun": (
+        {**OMPI, **{k: v for k, v in RUN.items() if "LOCAL" not in k}},
+        rank("tessera run", 2, 4, 1, 2, at="127.0.0.1:4000", hosted=True, token="secret"),
+    ),
+    "by hand": (
+        {"RANK": "0", "WORLD_SIZE": "2", "TESSERA_COORDINATOR": "n1"},
+        rank("tessera run", 0, 2, 0, 1, at="n1:29400"),
+    ),
+    "a JobSet": (KUBE, rank("Kubernetes", 2, 3, 0, 1, at="j-0.j:1234")),
+    "a JobSet of PyTorch": (
+        {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "j-0.j",
+         "MASTER_PORT": "9"},
+        rank("Kubernetes", 1, 2, 0, 1, at="j-0.j:10"),
+    ),
+    "an indexed job": ({"JOB_COMPLETION_INDEX": "1", "NUM_PROCESSES": "2"}, None),
+    "a JAXJob": ({**KUBE, "PROCESS_ID": "1"}, rank("JAXJob", 1, 3, 0, 1, at="j-0.j:1234")),
+    "switched off": ({**TORCH, "TESSERA_JOIN": "0"}, None),
+}  # fmt: skip
+START = "start the processes with tessera run, or leave it out: unset {}, or TESSERA_JOIN=0"
+WRONG = {
+    "a word": (
+        {**TORCH, "RANK": "one"},
+        "join: RANK='one' is not a number from 0 below WORLD_SIZE=4\n  fix : "
+        + START.format("RANK"),
+    ),
+    "too great": (
+        {**TORCH, "RANK": "4"},
+        "join: RANK='4' is not a number from 0 below WORLD_SIZE=4\n  fix : " + START.format("RANK"),
+    ),
+    "none": (
+        {**OMPI, "OMPI_COMM_WORLD_SIZE": "0"},
+        "join: OMPI_COMM_WORLD_SIZE='0' is not a number from 1\n  fix : "
+        + START.format("OMPI_COMM_WORLD_SIZE"),
+    ),
+    "a port": (
+        {**TORCH, "MASTER_PORT": "70000"},
+        "join: MASTER_PORT='70000' is not a number from 1 to 65535\n  fix : "
+        + START.format("MASTER_PORT"),
+    ),
+    "an address": (
+        {**RUN, "TESSERA_COORDINATOR": "http://n1"},
+        "join: 'http://n1' is not the address of a coordinator\n"
+        "  fix : give HOST or HOST:PORT, with a port from 1 to 65535",
+    ),
+    "nowhere to meet": (
+        {**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        "join: mpirun started this process on one of several hosts, and nothing says where the"
+        " processes meet\n"
+        "  fix : set TESSERA_COORDINATOR=HOST:PORT in all of them, HOST being that of rank 0"
+        " (mpirun -x TESSERA_COORDINATOR=…); or start them with tessera run; or TESSERA_JOIN=0",
+    ),
+    "a switch": (
+        {**TORCH, "TESSERA_JOIN": "never"},
+        "TESSERA_JOIN: 'never' is neither on nor off\n  fix : set it to 1 or 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_launcher_says_who_this_process_is(name: str) -> None:
+    variables, expected = FOUND[name]
+    assert rank_of(variables) == expected
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_variables_without_a_meaning_are_refused(name: str) -> None:
+    variables, expected = WRONG[name]
+    with pytest.raises(UsageError) as raised:
+        rank_of(variables)
+    lines = [x for x in str(raised.value).splitlines() if not x.startswith("  at ")]
+    assert "\n".join(lines) == expected
+
+
+def test_both_sides_of_mpirun_meet_at_one_port() -> None:
+    mine, other = rank_of(OMPI), rank_of({**OMPI, "OMPI_COMM_WORLD_RANK": "0"})
+    assert mine and other and mine.coordinator == other.coordinator
+    third = rank_of({**OMPI, "PMIX_NAMESPACE": "43"})
+    assert third and third.coordinator != mine.coordinator

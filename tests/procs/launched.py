@@ -1,0 +1,88 @@
+"""`tessera run` as a user calls it: a process of its own; every wait has an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+LIMIT_S = 240.0  # machines that do other things, too
+HEAD = """\
+import os, sys, time
+import numpy as np
+import tessera as ts
+from tessera import dist
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+MESH = dist.Mesh(("dp",), devices=SIZE)
+X = ts.tensor(np.arange(2.0 * SIZE).reshape(SIZE, 2), mesh=MESH, layout=f"[{SIZE}@dp, 2]")
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+    took_s: float
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tessera.launch.cli", *map(str, arguments)]
+
+
+def variables(**env: str) -> dict[str, str]:
+    """The environment of a user who has only Tessera."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("TESSERA_", "XLA_", "TT_"))}
+    return {**kept, "PYTHONPATH": str(SRC), "JAX_PLATFORMS": "cpu", **env}
+
+
+def launch(
+    *arguments: object,
+    folder: Path,
+    meanwhile: Callable[[subprocess.Popen[str]], None] | None = None,
+    whole: list[str] | None = None,
+    **env: str,
+) -> Done:
+    """Runs `tessera run` with `arguments` in `folder`; `meanwhile` may do something to it."""
+    begin_s = time.monotonic()
+    with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
+        started = subprocess.Popen(
+            whole or command("run", *arguments), cwd=folder, env=variables(**env),
+            stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            if meanwhile is not None:
+                meanwhile(started)
+            started.wait(LIMIT_S)
+        finally:
+            took_s = time.monotonic() - begin_s
+            if started.poll() is None:
+                os.killpg(started.pid, signal.SIGKILL)
+                started.wait(10)
+        out.seek(0)
+        err.seek(0)
+        return Done(started.returncode, out.read(), err.read(), took_s)
+
+
+def until(met: Callable[[], object], limit_s: float = LIMIT_S) -> float:
+    """Waits for `met`; how long that took. Raises AssertionError at the limit."""
+    begin_s = time.monotonic()
+    while not met():
+        assert time.monotonic() - begin_s < limit_s, "it does not happen"
+        time.sleep(0.02)
+    return time.monotonic() - begin_s
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet collected does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"

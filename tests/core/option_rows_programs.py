@@ -229,3 +229,11 @@ row("tessera.nn.binary_cross_entropy_with_logits",
     lambda **k: nn.binary_cross_entropy_with_logits(A, np.abs(SQUARE[:3]), **k),
     weight=np.arange(4, dtype=np.float32), pos_weight=np.arange(4, dtype=np.float32),
     reduction="sum")  # fmt: skip
+
+
+# -- sums over devices -----------------------------------------------------------------------------
+for name in ("all_reduce", "reduce_scatter"):
+    row(f"tessera.dist.{name} at the level fast",
+        lambda name=name, **k: graph.trace(
+            lambda x: getattr(dist, name)(ts.sum(x, 0), "dp", **k), sharded()).text,
+        deterministic=True)  # fmt: skip

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from .core.machine.meshes import from_descriptor, preset, presets
 from .core.mesh import Mesh, auto
 from .lang.local.view import current_mesh as current
 
 
 def show(mesh: Mesh) -> None:
-    """Prints a picture of `mesh`: which device is at which place, by its id."""
+    """Prints a picture of `mesh`: which device is at which place, by its id.
+
+    `tessera mesh show` prints that of a whole machine, with its links and hosts.
+    """
     from .show.mesh_picture import show as draw  # its library is slow to import
 
     draw(mesh)
 
 
-__all__ = ["Mesh", "auto", "current", "show"]
+__all__ = ["Mesh", "auto", "current", "from_descriptor", "preset", "presets", "show"]

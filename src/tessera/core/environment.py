@@ -13,6 +13,7 @@
 | `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
+| `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |
 
 A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
 `TESSERA_HEAP` and `TESSERA_JOIN`, which are on.
@@ -39,6 +40,7 @@ HEAP = "TESSERA_HEAP"
 JOIN = "TESSERA_JOIN"
 JOIN_LIMIT = "TESSERA_JOIN_LIMIT"
 TOKEN = "TESSERA_TOKEN"
+VISIBLE_DEVICES = "TESSERA_VISIBLE_DEVICES"
 
 KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_"))
 OF_TESTS = "TESSERA_TEST_"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -42,6 +42,7 @@ from .mesh_input import (
     times,
 )
 from .renamed import renamed_attribute
+from .topology import Topology
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
@@ -60,6 +61,7 @@ class Mesh:
     ids: tuple[int, ...]
     sizes: Mapping[str, int]
     onto: Mesh | None  # the smaller mesh that runs it, where it is folded
+    links: Topology | None  # how the devices are wired, by their ids, where a machine says so
     _hash: int
 
     def __init__(self, axes: Sequence[str], devices: Devices = None, shape: Shape = None) -> None:
@@ -90,7 +92,8 @@ class Mesh:
         put(self, "ids", ids)
         put(self, "sizes", MappingProxyType(dict(zip(names, dims))))
         put(self, "onto", None)
-        put(self, "_hash", hash((names, dims, ids)))
+        put(self, "links", None)
+        put(self, "_hash", hash((names, dims, ids, None)))
 
     @staticmethod
     def parse(text: str) -> Mesh:
@@ -177,12 +180,25 @@ class Mesh:
         """
         return self._folded(folded_onto(self, onto))
 
+    def wired(self, links: Topology | None) -> Mesh:
+        """The same mesh with `links` between its devices: what is planned inside `with mesh:` is
+        priced on them. Meshes that differ in their links alone are equal. Raises UsageError if a
+        device of the mesh is not in `links`.
+        """
+        if links is not None:
+            links.coords(max(self.ids))
+        return self._made(self.onto, links)
+
     def _folded(self, onto: Mesh | None) -> Mesh:
+        return self._made(onto, self.links)
+
+    def _made(self, onto: Mesh | None, links: Topology | None) -> Mesh:
         made = object.__new__(Mesh)
         put = object.__setattr__
         for name in ("axes", "shape", "ids", "sizes"):
             put(made, name, getattr(self, name))
         put(made, "onto", onto)
+        put(made, "links", links)
         put(made, "_hash", hash((self.axes, self.shape, self.ids, onto)))
         return made
 
@@ -271,7 +287,7 @@ class Mesh:
                 f"mesh[...]: {names_text(names)} names an axis twice", "name each axis once"
             )
         part = Mesh(names, self.array().transpose(rest + kept)[(0,) * len(rest)])
-        return part if self.onto is None else part._folded(self.onto[names])
+        return part._made(self.onto and self.onto[names], self.links)
 
     def slice(self, **where: int | slice | range) -> Mesh:
         """The part of the mesh at `where`: a number drops its axis, a slice or range keeps it.
@@ -305,7 +321,7 @@ class Mesh:
                 where=str(where),
             )
         names = tuple(axis for i, axis in enumerate(self.axes) if i not in dropped)
-        made = Mesh(names, part[tuple(pick)])
+        made = Mesh(names, part[tuple(pick)])._made(None, self.links)
         if self.onto is None:
             return made
         folds, below = self.folds, {}
@@ -322,7 +338,11 @@ class Mesh:
 
     # ---- ambient -------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        context.enter(mesh=self)
+        now = context.settings()
+        chosen = now.program.schedule
+        if chosen.topology is (now.mesh and now.mesh.links):  # none, or that of the mesh outside
+            chosen = replace(chosen, topology=self.links)
+        context.enter(mesh=self, schedule=chosen)
         return self
 
     def __exit__(
@@ -355,7 +375,7 @@ class Mesh:
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         # The hash of a string differs between processes, so a mesh travels as its arguments.
-        return (_mesh, (self.axes, self.ids, self.shape, self.onto))
+        return (_mesh, (self.axes, self.ids, self.shape, self.onto, self.links))
 
     def __repr__(self) -> str:
         first = self.ids[0]
@@ -390,10 +410,13 @@ class Mesh:
 
 
 def _mesh(
-    axes: tuple[str, ...], ids: tuple[int, ...], shape: tuple[int, ...], onto: Mesh | None
+    axes: tuple[str, ...],
+    ids: tuple[int, ...],
+    shape: tuple[int, ...],
+    onto: Mesh | None,
+    links: Topology | None,
 ) -> Mesh:
-    made = Mesh(axes, ids, shape)
-    return made if onto is None else made._folded(onto)
+    return Mesh(axes, ids, shape)._made(onto, links)
 
 
 def folded_onto(mesh: Mesh, onto: object) -> Mesh:

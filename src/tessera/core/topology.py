@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 from .errors import UsageError, fail
 
-Wiring = Literal["all", "ring", "line"]
+Wiring = Literal["all", "ring", "line", "pairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`size` units joined by `link`: each to all (a switch), in a ring, or in a line.
+    """`size` units joined by `link`: all to a switch, in a ring, in a line, or each pair by a wire.
 
-    A unit is all that lies inside. On a switch each device has a port of its own, or, where
-    `shared`, all devices of a unit share one (a host with one network card).
+    A unit is all that lies inside. On a switch each device has a port of its own, and wires join
+    the devices at one place of both units; where `shared`, all devices of a unit share its port or
+    its wire (a host with one network card).
     """
 
     size: int
@@ -73,7 +74,8 @@ class Level:
 
     def __str__(self) -> str:
         link = self.link
-        shared = ", one port a unit" if self.shared else ""
+        one = "port a unit" if self.wiring == "all" else "wire for all devices of a unit"
+        shared = f", one {one}" if self.shared else ""
         return (
             f"{self.size} {self.wiring} ({link.name}, {link.latency_s * 1e6:.1f} µs, "
             f"{link.bytes_per_s / 1e9:g} GB/s{shared})"
@@ -174,13 +176,15 @@ def _way(topology: Topology, src: int, dst: int) -> tuple[Port, ...]:
     for i, level in enumerate(topology.levels):
         while at[i] != goal[i]:
             here = tuple(at)
-            at[i] = goal[i] if level.wiring == "all" else _next(level, at[i], goal[i])
+            at[i] = _next(level, at[i], goal[i])
             found.extend(_ports(topology, i, here, tuple(at)))
     return tuple(found)
 
 
 def _next(level: Level, at: int, goal: int) -> int:
-    """One hop along a line, or the shorter way round a ring."""
+    """One hop: straight to the goal, along a line, or the shorter way round a ring."""
+    if level.wiring in ("all", "pairs"):
+        return goal
     if level.wiring == "ring":
         ahead = (goal - at) % level.size
         return (at + (1 if ahead <= level.size // 2 else -1)) % level.size
@@ -192,19 +196,16 @@ def _ports(topology: Topology, i: int, here: tuple[int, ...], there: tuple[int, 
     another."""
     level = topology.levels[i]
     a, b = topology.device(here), topology.device(there)
-    link = level.link
-    if level.wiring != "all":
-        return [Port(link, (i, a, b), f"{link.name} from {a} to {b}", link.latency_s)]
+    link, unit = level.link, ""
     if level.shared:
         inside = math.prod(topology.shape[i + 1 :])
-        out, into = a // inside, b // inside
-        return [
-            Port(link, (i, out, 0), f"{link.name} out of unit {out}", link.latency_s),
-            Port(link, (i, into, 1), f"{link.name} into unit {into}", 0.0),
-        ]
+        a, b, unit = a // inside, b // inside, "unit "
+    if level.wiring != "all":
+        text = f"{link.name} from {unit}{a} to {unit}{b}"
+        return [Port(link, (i, a, b), text, link.latency_s)]
     return [
-        Port(link, (i, a, 0), f"{link.name} out of {a}", link.latency_s),
-        Port(link, (i, b, 1), f"{link.name} into {b}", 0.0),
+        Port(link, (i, a, 0), f"{link.name} out of {unit}{a}", link.latency_s),
+        Port(link, (i, b, 1), f"{link.name} into {unit}{b}", 0.0),
     ]
 
 
@@ -213,6 +214,7 @@ def _ports(topology: Topology, i: int, here: tuple[int, ...], there: tuple[int, 
 # InfiniBand are the per-step figures that NCCL 2.1x's tuner holds for its ring and simple protocol;
 # those of Ethernet, of wires between accelerator chips and of the virtual devices are estimates.
 # Measure your own before you trust a choice that is close.
+NVLINK_5 = Link("nvlink 5", 3.4e-6, 900e9)
 NVLINK_4 = Link("nvlink 4", 3.4e-6, 450e9)
 NVLINK_3 = Link("nvlink 3", 3.4e-6, 300e9)
 PCIE_4 = Link("pcie 4 x16", 5.7e-6, 32e9)
@@ -220,8 +222,10 @@ INFINIBAND_400 = Link("infiniband 400G", 9.6e-6, 50e9)
 INFINIBAND_200 = Link("infiniband 200G", 9.6e-6, 25e9)
 ETHERNET_100 = Link("ethernet 100G", 30e-6, 12.5e9)
 TWO_WIRES = Link("2 x chip ethernet 100G", 1e-6, 25e9)
+ONE_WIRE = Link("chip ethernet 100G", 1e-6, 12.5e9)
 FOUR_WIRES = Link("4 x chip ethernet 100G", 1e-6, 50e9)
 ICI_V4 = Link("ici v4", 1e-6, 50e9)
+ICI_V5P = Link("ici v5p", 1e-6, 100e9)
 MEMORY = Link("memory", 20e-6, 5e9)
 
 CLUSTERS: dict[str, Topology] = {
@@ -232,8 +236,17 @@ CLUSTERS: dict[str, Topology] = {
         Topology("pcie", (Level(4, ETHERNET_100, shared=True), Level(4, PCIE_4)), 300e9),
         Topology("tpu_v4", (Level(4, ICI_V4, "ring"),) * 3, 400e9),
         Topology("quietbox", (Level(2, TWO_WIRES, "line"), Level(4, TWO_WIRES, "line")), 90e9),
-        Topology("galaxy", (Level(8, FOUR_WIRES, "ring"), Level(4, FOUR_WIRES, "ring")), 90e9),
+        Topology("galaxy", (Level(8, FOUR_WIRES, "line"), Level(4, FOUR_WIRES, "line")), 90e9),
         Topology("virtual", (Level(8, MEMORY),), 5e9),
+        # Machines as they are sold (core/machine/presets.py has their sources).
+        Topology("n300", (Level(1, ONE_WIRE, "line"), Level(2, ONE_WIRE, "line")), 90e9),
+        Topology("t3000", (Level(2, TWO_WIRES, "line"), Level(4, TWO_WIRES, "line")), 90e9),
+        Topology("dgx_a100", (Level(1, INFINIBAND_200), Level(8, NVLINK_3)), 680e9),
+        Topology("dgx_h100", (Level(1, INFINIBAND_400), Level(8, NVLINK_4)), 1100e9),
+        Topology("dgx_h200", (Level(1, INFINIBAND_400), Level(8, NVLINK_4)), 1600e9),
+        Topology("dgx_b200", (Level(1, INFINIBAND_400), Level(8, NVLINK_5)), 2600e9),
+        Topology("gb200_nvl72", (Level(1, INFINIBAND_400), Level(72, NVLINK_5)), 2600e9),
+        Topology("tpu_v5p", (Level(4, ICI_V5P, "ring"),) * 3, 920e9),
     )
 }
 

@@ -83,11 +83,12 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
     >>> algorithm(None)
     """
     if name is None:
-        _set(algorithm=None, topology=None)
+        _set(algorithm=None, topology=_links_of_mesh())
         return
     given = dict(settings().program.schedule.algorithm or ()) if collectives else {}
     chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
-    where = _topology(topology) or (settings().program.schedule.topology if collectives else None)
+    here = settings().program.schedule.topology if collectives else _links_of_mesh()
+    where = _topology(topology) or here
     _need_topology(chosen.values(), where)
     _set(algorithm=tuple({**given, **chosen}.items()), topology=where)
 
@@ -114,12 +115,19 @@ def _topology(given: object) -> Topology | None:
     return cluster(given)
 
 
+def _links_of_mesh() -> Topology | None:
+    """Those of the mesh that is open here."""
+    mesh = settings().mesh
+    return mesh.links if mesh is not None else None
+
+
 def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
-    if CHEAPEST in names and topology is None:
+    if CHEAPEST in names and not (topology or settings().program.schedule.topology):
         raise fail(
             UsageError,
             "schedule: what is cheapest depends on the links",
-            fix='give topology="h100", or a Topology',
+            fix='give topology="h100", or a Topology, or open a mesh that has links: '
+            'with ts.mesh.preset("t3000"):',
         )
 
 

@@ -18,8 +18,10 @@ from ..core.errors import TesseraError
 from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
 from . import run as launcher
+from .mesh_cli import mesh
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(mesh, name="mesh")
 
 
 @app.callback()

@@ -101,8 +101,7 @@ class Profile:
     # -- the report -------------------------------------------------------------------------------
     @property
     def runs(self) -> int:
-        """How often the program was run that was run most often."""
-        return max((n + 1 for n in self._runs.values()), default=0)
+        return len({t.run for t in self.timed})
 
     @property
     def rows(self) -> list[Row]:

@@ -12,6 +12,7 @@ from jaxlib import version
 
 from ..core import environment, flags
 from ..core.errors import BackendError, EngineWarning, caller, fail
+from ..core.machine.visible import visible_count, visible_ids
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from .jax_private import processes
@@ -26,22 +27,48 @@ VIRTUAL = 8
 def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     """Starts the backend, on a CPU with at least `needed` virtual devices.
 
-    Raises BackendError if it already runs with fewer.
+    Raises BackendError if it already runs with fewer, or if fewer are visible.
     """
     join()
+    seen = visible_count(environment.number(environment.DEVICES, VIRTUAL))
     if not flags.engine_runs():
         own = environment.number(environment.DEVICES, VIRTUAL if processes() == 1 else 1)
         count = max(-(-needed // processes()), own)
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", seen or count)
+        _show_only(visible_ids())
         keep_pages()
+    elif seen:
+        _warn_all_visible(seen)
     _see_reductions()
     have = len(jax.devices())
     if have < needed:
+        more = f"{environment.DEVICES}={needed} (virtual CPU devices)"
         raise fail(
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",
-            [("backend", f"{have} x {jax.devices()[0].platform}")],
-            fix=f"{_smaller(mesh, have)}, or {environment.DEVICES}={needed} (virtual CPU devices)",
+            [("backend", f"{have} x {jax.devices()[0].platform}")]
+            + ([("visible", ",".join(map(str, visible_ids() or ())))] if seen else []),
+            fix=f"{_smaller(mesh, have)}, or {'more visible devices' if seen else more}",
+        )
+
+
+def _show_only(ids: tuple[int, ...] | None) -> None:
+    """Lets the engine see these GPUs of the machine alone."""
+    if ids is not None:
+        for kind in ("cuda", "rocm"):
+            jax.config.update(f"jax_{kind}_visible_devices", ",".join(map(str, ids)))
+
+
+@cache
+def _warn_all_visible(seen: int) -> None:
+    """Warns, once, where the backend was started with other devices than are visible."""
+    have = len(jax.local_devices())
+    if have != seen:
+        warnings.warn(
+            f"visible devices: {have} and not {seen}, as the backend of jax ran before Tessera"
+            f" could choose ({caller() or 'here'}): use tessera before the first array of jax",
+            EngineWarning,
+            stacklevel=2,
         )
 
 

@@ -1,0 +1,263 @@
+"""What machine does a short YAML file describe? Levels of links, outermost first, and hosts.
+
+>>> two = read(EXAMPLE)
+>>> print(two.topology)
+two_boxes, 16 devices: 2 all (infiniband 400G, ... 50 GB/s) x 8 all (nvlink 4, ... 450 GB/s)
+>>> two.hosts, read(write(two)) == two
+((2, 1), True)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ..checks import shown
+from ..errors import TesseraError
+from ..kinds import (
+    FLAG,
+    STRING,
+    Kind,
+    choices,
+    is_list,
+    is_string,
+    is_whole,
+    numbers,
+    whole_numbers,
+)
+from ..mesh_input import times
+from ..topology import Level, Link, Topology, Wiring
+from ..wording import nearest
+from .faults import Faults
+from .machine import MOST_DEVICES, Machine
+from .presets import LINKS
+
+EXAMPLE = """\
+name: two_boxes
+levels:
+  - {axis: node, size: 2, link: infiniband 400G}
+  - {axis: gpu, size: 8, link: nvlink 4}
+"""
+POSITIVE = numbers(above=0, below=math.inf)
+IDENTIFIER: Kind = ("a word of letters, digits and _", lambda x: is_string(x) and x.isidentifier())
+KEYS: dict[str, Kind] = {
+    "name": ("a word", lambda x: is_string(x) and re.fullmatch(r"[\w.-]+", x) is not None),
+    "device": STRING,
+    "levels": ("a list of levels", lambda x: isinstance(x, list) and 0 < len(x) <= 8),
+    "hosts": (
+        "a list of numbers of at least 1, one a level",
+        lambda x: is_list(x, lambda n: is_whole(n) and n > 0),
+    ),
+    "cards": (
+        "a list of lists of devices",
+        lambda x: is_list(x, lambda c: is_list(c, lambda n: is_whole(n) and n >= 0)),
+    ),
+    "express": (
+        "a list of pairs of devices",
+        lambda x: is_list(x, lambda c: is_list(c, lambda n: is_whole(n) and n >= 0, 2)),
+    ),
+    "add_gb_per_s": POSITIVE,
+    "sources": ("a list of strings", lambda x: is_list(x, is_string)),
+    "notes": ("a list of strings", lambda x: is_list(x, is_string)),
+}
+LEVEL_KEYS: dict[str, Kind] = {
+    "axis": IDENTIFIER,
+    "size": whole_numbers(1, MOST_DEVICES),
+    "link": STRING,
+    "gb_per_s": POSITIVE,
+    "latency_us": numbers(least=0, below=math.inf),
+    "wiring": choices(*get_args(Wiring)),
+    "shared": FLAG,
+}
+"""The keys of a file and of a level, and what each may be. A link that is described (LINKS) needs
+no figures; gb_per_s is one direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spotted:
+    """A value, its line, and the same of what is in it."""
+
+    value: Any
+    line: int
+    inside: dict[Any, Spotted]
+
+
+def read(text: str, where: str = "cluster") -> Machine:
+    """The machine that `text` describes. Raises MeshError with every fault and its line."""
+    faults = Faults(where, "dgx_h100")
+    root = _values(text, faults)
+    given = _checked(root, KEYS, ("name", "levels"), faults, "the file")
+    levels = [
+        _level(root.inside["levels"].inside[i], faults) for i in range(len(given.get("levels", ())))
+    ]
+    if not faults.found:
+        return _machine(root, given, levels, faults)
+    raise faults.error()
+
+
+def _machine(root: Spotted, given: dict[str, Any], levels: list[Any], faults: Faults) -> Machine:
+    """The machine, of values that are each what they may be. Raises MeshError where they do not fit
+    each other."""
+    sizes = [level.size for _, level in levels]
+    axes = [axis or _named(i, len(levels)) for i, (axis, _) in enumerate(levels)]
+    hosts = given.get("hosts", [sizes[0] if len(sizes) > 1 else 1] + [1] * (len(sizes) - 1))
+    total = math.prod(sizes)
+    at = {key: one.line for key, one in root.inside.items()}
+    if len(set(axes)) < len(axes):
+        faults.add(at["levels"], f"two levels have one axis: {', '.join(axes)}")
+    if total > MOST_DEVICES:
+        faults.add(at["levels"], f"{times(sizes)} are more than {MOST_DEVICES:,} devices")
+    if len(hosts) != len(sizes) or any(n % h for n, h in zip(sizes, hosts)):
+        faults.add(
+            at.get("hosts", root.line), f"hosts {times(hosts)} do not divide levels {times(sizes)}"
+        )
+    for key in ("cards", "express"):
+        if any(d >= total for one in given.get(key, ()) for d in one):
+            faults.add(at[key], f"{key}: there are devices 0 to {total - 1} only")
+    faults.stop()
+    adds = given.get("add_gb_per_s")
+    return Machine(
+        given.get("device", "gpu"),
+        Topology(
+            given["name"],
+            tuple(level for _, level in levels),
+            math.inf if adds is None else round(adds * 1e9, 3),
+        ),
+        tuple(axes),
+        tuple(hosts),
+        tuple(map(tuple, given.get("cards", ()))),
+        tuple((a, b) for a, b in given.get("express", ())),
+        tuple(given.get("sources", ())),
+        tuple(given.get("notes", ())),
+    )
+
+
+def _named(i: int, count: int) -> str:
+    return ("node", "gpu")[i - count] if i >= count - 2 and count <= 2 else f"level{i}"
+
+
+def _level(at: Spotted, faults: Faults) -> Any:
+    """The axis and the Level of one entry of `levels`; None where it has a fault."""
+    before = len(faults.found)
+    given = _checked(at, LEVEL_KEYS, ("size", "link"), faults, "a level")
+    if len(faults.found) > before:
+        return None
+    known = LINKS.get(given["link"])
+    figures = given.get("gb_per_s"), given.get("latency_us")
+    if known is None and None in figures:
+        faults.add(
+            at.inside["link"].line,
+            f"the link {given['link']!r} is not described; give gb_per_s and latency_us, or name "
+            + nearest(given["link"], LINKS, 2).partition(", …")[0],
+        )
+        return None
+    rate, latency = figures
+    link = Link(
+        given["link"],
+        round(latency / 1e6, 15) if latency is not None else known.latency_s if known else 0.0,
+        round(rate * 1e9, 3) if rate is not None else known.bytes_per_s if known else 0.0,
+    )
+    wiring, shared = given.get("wiring", "all"), given.get("shared", False)
+    return given.get("axis"), Level(given["size"], link, wiring, bool(shared))
+
+
+def _checked(
+    at: Spotted, keys: dict[str, Kind], needed: tuple[str, ...], faults: Faults, what: str
+) -> dict[str, Any]:
+    """The values of `at` by key, those that are what they may be; faults for the others."""
+    if not isinstance(at.value, dict):
+        faults.add(at.line, f"{what} is {shown(at.value)}; give keys: {', '.join(keys)}")
+        return {}
+    good = {}
+    for key, one in at.inside.items():
+        if key not in keys:
+            near = nearest(str(key), keys, 1).partition(",")[0]
+            faults.add(one.line, f"{what} has no key {shown(key)}; the nearest is {near}")
+        elif not keys[key][1](one.value):
+            faults.add(one.line, f"{key} cannot be {shown(one.value)}; give {keys[key][0]}")
+        else:
+            good[key] = one.value
+    for key in needed:
+        if key not in at.inside:
+            faults.add(at.line, f"{what} has no {key}; give {keys[key][0]}")
+    return good
+
+
+# ---- YAML --------------------------------------------------------------------------------------
+def _values(text: str, faults: Faults) -> Spotted:
+    """All values of `text` with their lines. Raises MeshError if it is no YAML."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                faults.add(1, "it is empty; give name and levels")
+                raise faults.error()
+            return _value(node, loader.construct_object, faults, set())
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        faults.add(mark.line + 1 if mark else 1, f"it is no YAML: {error.problem or error.context}")
+    except TesseraError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        faults.add(1, f"it is no YAML: {str(error).splitlines()[0] if str(error) else 'too deep'}")
+    raise faults.error()
+
+
+def _value(node: Any, construct: Callable[[Any], Any], faults: Faults, known: set[int]) -> Spotted:
+    """The value of one node. What stands there twice, by an alias, is refused."""
+    line = node.start_mark.line + 1
+    if id(node) in known:
+        faults.add(line, "an alias (*name) is not read; write it out")
+        return Spotted(None, line, {})
+    known.add(id(node))
+    if node.id == "scalar":
+        return Spotted(construct(node), line, {})
+    if node.id == "sequence":
+        items = [_value(n, construct, faults, known) for n in node.value]
+        return Spotted([i.value for i in items], line, dict(enumerate(items)))
+    inside: dict[Any, Spotted] = {}
+    for key, value in node.value:
+        name = construct(key) if key.id == "scalar" else shown(key.value)
+        if name in inside:
+            faults.add(key.start_mark.line + 1, f"{shown(name)} is there twice; keep one")
+        inside[name] = _value(value, construct, faults, known)
+    return Spotted({k: v.value for k, v in inside.items()}, line, inside)
+
+
+# ---- back --------------------------------------------------------------------------------------
+def write(machine: Machine) -> str:
+    """The file of `machine`, which `read` reads back."""
+    import yaml
+
+    levels = []
+    for axis, v in zip(machine.axes, machine.topology.levels):
+        one: dict[str, Any] = {"axis": axis, "size": v.size, "link": v.link.name}
+        if LINKS.get(v.link.name) != v.link:
+            one["gb_per_s"] = round(v.link.bytes_per_s / 1e9, 12)
+            one["latency_us"] = round(v.link.latency_s * 1e6, 9)
+        one |= {"wiring": v.wiring} if v.wiring != "all" else {}
+        one |= {"shared": True} if v.shared else {}
+        levels.append(one)
+    rows: dict[str, Any] = {"name": machine.name, "device": machine.device}
+    if math.isfinite(machine.topology.add_bytes_per_s):
+        rows["add_gb_per_s"] = round(machine.topology.add_bytes_per_s / 1e9, 12)
+    rows["hosts"] = list(machine.hosts)
+    for key in ("cards", "express"):
+        if found := getattr(machine, key):
+            rows[key] = [list(one) for one in found]
+    for key in ("sources", "notes"):
+        if found := getattr(machine, key):
+            rows[key] = list(found)
+    plain = all(map(str.isprintable, (machine.device, *machine.sources, *machine.notes)))
+    style: Any = {"sort_keys": False, "default_flow_style": None, "allow_unicode": plain}
+    head, body = (yaml.safe_dump(part, width=95, **style) for part in (rows, levels))
+    return f"{head}levels:\n{textwrap.indent(body, '  ')}"

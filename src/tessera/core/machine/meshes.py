@@ -1,0 +1,82 @@
+"""How does a program get the mesh of a described machine? With its links, by name or by file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..checks import whole
+from ..errors import MeshError, fail
+from ..mesh import Mesh
+from ..mesh_input import Shape
+from .presets import PRESETS
+from .presets import preset as described
+from .visible import DESCRIPTOR, descriptor_path, narrowed
+
+
+def from_descriptor(
+    source: str | Path | None = None,
+    axes: Sequence[str] | None = None,
+    shape: Shape = None,
+    *,
+    mesh_id: int | None = None,
+) -> Mesh:
+    """The mesh that a file describes: an MGD 2.0 (.textproto, guide 5, 2.4) or YAML (.yaml).
+
+    Without `source` it is the file in `TT_MESH_GRAPH_DESC_PATH`. `axes` are the names of the mesh's
+    axes, one a level of links (default: the file's: "y", "x" for two dims); one name goes over all
+    devices; with `shape` there may be any number. `mesh_id` takes one mesh of a graph of several.
+    What is planned inside `with mesh:` is priced on its links, `mesh.links`. Where
+    `TT_VISIBLE_DEVICES` or `TESSERA_VISIBLE_DEVICES` is set, the mesh of a program of one process
+    has the visible devices.
+
+    Raises MeshError with every fault of the file and its line, if the axes do not fit the levels,
+    or if the visible devices are no box; BackendError if one does not exist.
+    """
+    from .load import load  # its parsers are slow to import
+
+    if source is None:
+        source = descriptor_path()
+        if not source:
+            raise fail(
+                MeshError,
+                "from_descriptor: no file is named",
+                fix=f"give the path of a .textproto or .yaml file, or set {DESCRIPTOR}",
+            )
+    if mesh_id is not None:
+        mesh_id = whole("from_descriptor", "mesh_id", mesh_id, 0)
+    return narrowed(load(source, mesh_id)).mesh(axes, shape)
+
+
+def preset(
+    name: str,
+    axes: Sequence[str] | None = None,
+    shape: Shape = None,
+    *,
+    nodes: int | None = None,
+) -> Mesh:
+    """The mesh of a machine that is described in Tessera: "t3000", "dgx_h100", "gb200_nvl72", ...
+
+    `axes`, `shape`, the links and what is visible are as with `from_descriptor`; `nodes` is the
+    size of the outermost level, for instance how many boxes of a DGX. Raises MeshError if there is
+    no such machine, or if the axes do not fit.
+
+    >>> mesh = preset("dgx_h100", ("dp", "tp"), nodes=4)
+    >>> mesh.text()
+    'dp=4 tp=8'
+    >>> print(mesh.links.levels[1])
+    8 all (nvlink 4, 3.4 µs, 450 GB/s)
+    """
+    machine = described(name)
+    if nodes is not None:
+        machine = machine.of(whole("preset", "nodes", nodes, 1))
+    return narrowed(machine).mesh(axes, shape)
+
+
+def presets() -> tuple[str, ...]:
+    """The names of the machines that are described.
+
+    >>> presets()[:3]
+    ('n300', 't3000', 'galaxy')
+    """
+    return tuple(PRESETS)

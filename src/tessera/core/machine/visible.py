@@ -1,0 +1,137 @@
+"""Which devices does this process see? `TESSERA_VISIBLE_DEVICES` or `TT_VISIBLE_DEVICES` says so.
+
+An id is a device on PCIe. On a machine of cards, which the descriptor in `TT_MESH_GRAPH_DESC_PATH`
+names or whose mesh the program takes, it shows the other chips of its card too; elsewhere it is one
+device.
+
+>>> visible_ids({"TT_VISIBLE_DEVICES": "0,1"}), visible_ids({})
+((0, 1), None)
+>>> visible_count(8, {"TT_VISIBLE_DEVICES": "2"})
+1
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ..devices import process_count
+from ..environment import DEVICES, VISIBLE_DEVICES
+from ..errors import BackendError, fail
+from ..ranks import rank_of
+from .machine import Machine
+
+NAMES = (VISIBLE_DEVICES, "TT_VISIBLE_DEVICES")
+DESCRIPTOR = "TT_MESH_GRAPH_DESC_PATH"
+Environment = Mapping[str, str] | None
+
+
+def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
+    """The ids that are visible; None where nothing is said, and all are.
+
+    Raises BackendError if a variable is no list of distinct ids, or if both differ.
+    """
+    given = {name: _given(name, environment) for name in NAMES}
+    found = {name: _ids(name, text) for name, text in given.items() if text}
+    if len({frozenset(ids) for ids in found.values()}) > 1:
+        raise fail(
+            BackendError,
+            "visible devices: two variables say different things",
+            [(name, given[name]) for name in found],
+            fix=f"unset one of {' and '.join(found)}",
+        )
+    return next(iter(found.values()), None)
+
+
+def _given(name: str, environment: Environment) -> str:
+    return (os.environ if environment is None else environment).get(name, "").strip()
+
+
+def _ids(name: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise fail(
+            BackendError,
+            f"{name}: {text!r} is no list of device ids",
+            fix=f'set it to ids with commas between them, {name}="0,1", or unset it',
+        )
+    ids = tuple(map(int, parts))
+    twice = sorted({i for i in ids if ids.count(i) > 1})
+    if twice:
+        raise fail(
+            BackendError,
+            f"{name}: {', '.join(map(str, twice))} is there twice",
+            [("visible", text)],
+            fix="name each device once",
+        )
+    return tuple(sorted(ids))
+
+
+def descriptor_path(environment: Environment = None) -> str:
+    """The descriptor of the machine, which a launcher names; "" where none is named."""
+    return _given(DESCRIPTOR, environment)
+
+
+def visible_count(total: int, environment: Environment = None) -> int | None:
+    """How many of `total` devices this process sees; None where all are.
+
+    With a descriptor the ids are those of one of its hosts. Raises BackendError if one does not
+    exist.
+    """
+    ids = visible_ids(environment)
+    if ids is None:
+        return None
+    machine = _system(environment)
+    if machine is None:
+        _need(ids, total, f"{total} devices", f"{DEVICES}={ids[-1] + 1}")
+        return len(ids)
+    _need_on(machine, ids)
+    return len(machine.behind(ids))
+
+
+_used: list[Machine] = []  # the last one of which a part was taken
+
+
+def _system(environment: Environment) -> Machine | None:
+    """The machine that this process runs on: that of the descriptor, or the one whose mesh the
+    program took; None where there is neither."""
+    path = descriptor_path(environment)
+    if not path:
+        return _used[0] if _used else None
+    from .load import load  # its parsers are slow to import
+
+    return load(path)
+
+
+def narrowed(machine: Machine, environment: Environment = None) -> Machine:
+    """The part of `machine` that this process sees, where it is the whole program on one host.
+
+    Several processes, or hosts, are one mesh together: each sees its own part of the same machine.
+    Raises BackendError if a visible device does not exist, MeshError if they are no box.
+    """
+    ids = visible_ids(environment)
+    alone = process_count() == 1 and rank_of(environment) is None
+    if ids is None or machine.host_count > 1 or not alone:
+        return machine
+    _need_on(machine, ids)
+    part = machine.part(ids)
+    _used[:] = [machine]
+    return part
+
+
+def _need_on(machine: Machine, ids: tuple[int, ...]) -> None:
+    each = machine.size // machine.host_count
+    count = len(machine.cards) or each
+    what = "cards" if machine.cards else "devices"
+    _need(ids, count, f"{machine.name} has {count} {what} a host", "")
+
+
+def _need(ids: tuple[int, ...], count: int, have: str, more: str) -> None:
+    if ids[-1] < count:
+        return
+    raise fail(
+        BackendError,
+        f"visible devices: there is no device {ids[-1]}",
+        [("visible", ",".join(map(str, ids))), ("have", have)],
+        fix=f"name ids from 0 to {count - 1}" + (f", or set {more}" if more else ""),
+    )

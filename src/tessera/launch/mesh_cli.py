@@ -1,0 +1,56 @@
+"""`tessera mesh`: machines from descriptor files and presets, as pictures and as files.
+
+>>> from typer.testing import CliRunner
+>>> print(CliRunner().invoke(mesh, ["show", "n300", "--format", "yaml"]).output.splitlines()[0])
+name: n300
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from ..core.errors import TesseraError
+from ..core.machine.presets import PRESETS, preset
+
+mesh = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Machines and their links.")
+Format = Literal["picture", "textproto", "yaml"]
+
+
+@mesh.command()
+def show(
+    source: Annotated[str, typer.Argument(help="A .textproto or .yaml file, or a preset's name.")],
+    mesh_id: Annotated[int | None, typer.Option(help="One mesh of a graph of meshes.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="The size of the outermost level.")] = None,
+    format: Annotated[Format, typer.Option(help="What is printed.")] = "picture",
+    write: Annotated[Path | None, typer.Option(help="Write it to this file instead.")] = None,
+) -> None:
+    """Draws a machine: its levels of links, devices and hosts. Of a file it says every fault."""
+    from ..core.machine import cluster_yaml, load, mesh_graph_text
+    from ..show.machine_picture import render_machine
+
+    try:
+        machine = load.load(source, mesh_id)
+        if nodes is not None:
+            machine = machine.of(nodes)
+        if write is not None:
+            load.save(machine, write)
+            typer.echo(f"{write}: {machine.topology}")
+        elif format == "picture":
+            Console().print(render_machine(machine))
+        else:
+            writer = cluster_yaml if format == "yaml" else mesh_graph_text
+            typer.echo(writer.write(machine), nl=False)
+    except TesseraError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+@mesh.command()
+def presets() -> None:
+    """Lists the machines that are described."""
+    for name in PRESETS:
+        typer.echo(f"{name:<12} {preset(name).topology}")

@@ -1,0 +1,18 @@
+"""Options of described machines: which mesh they give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tessera as ts
+from tessera.core.machine.visible import visible_count
+from tests.core.option_rows import row
+
+TWO_MESHES = Path(__file__).parents[1] / "golden" / "machines" / "two_meshes.textproto"
+
+row("tessera.mesh.from_descriptor", ts.mesh.from_descriptor, {"source": TWO_MESHES},
+    source="t3000", axes=("pp", "dp", "tp"), shape=(4, 2, 2), mesh_id=1)  # fmt: skip
+row("tessera.mesh.preset", lambda **k: ts.mesh.preset("dgx_h100", **k), {},
+    axes=("dp", "tp"), shape=(2, 4), nodes=2)  # fmt: skip
+row("environment of visible devices", lambda **k: visible_count(8, k), {},
+    TESSERA_VISIBLE_DEVICES="0,1")  # fmt: skip

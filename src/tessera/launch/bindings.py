@@ -57,7 +57,7 @@ class RankBinding(_Table):
 class Bindings(_Table):
     """All ranks of a run, in order."""
 
-    rank_bindings: tuple[RankBinding, ...] = Field(min_length=1)
+    rank_bindings: tuple[RankBinding, ...]
     global_env: dict[str, Value] = Field(default_factory=dict)
     mesh_graph_desc_path: str | None = None
 
@@ -79,7 +79,7 @@ def load(path: Path) -> Bindings:
     except RecursionError:
         raise _wrong(path, "is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise _wrong(path, f"is not YAML: {str(error).splitlines()[0]}") from None
+        raise _wrong(path, f"is not YAML: {str(error).splitlines()[0].partition(';')[0]}") from None
     if not isinstance(found, dict):
         raise _wrong(path, "has no rank_bindings")
     try:
@@ -94,7 +94,7 @@ def _checked(path: Path, made: Bindings) -> Bindings:
     """`made` with its ranks in order and the full path of its descriptor."""
     ranks = sorted(made.rank_bindings, key=lambda b: b.rank)
     have = [b.rank for b in ranks]
-    rows: list[tuple[str, str]] = []
+    rows = [] if ranks else [("rank_bindings", "should name at least one rank")]
     twice = sorted({r for r in have if have.count(r) > 1}) if len(have) > len({*have}) else []
     missing = [r for r in range(len(have)) if r not in {*have}]
     if twice:
@@ -178,14 +178,28 @@ def _wrong(path: Path, what: str, rows: Sequence[tuple[str, str]] = ()) -> Usage
 def _at(loc: Sequence[int | str]) -> str:
     """`rank_bindings[1].rank`."""
     text = "".join(f"[{k}]" if isinstance(k, int) else f".{str(k)[:40]}" for k in loc)
-    return text.removeprefix(".")
+    return text.removeprefix(".").removesuffix(".[key]")
+
+
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "int_type": "should be a whole number",
+    "greater_than_equal": "should be at least {ge}",
+    "less_than": "should be below {lt}",
+    "string_type": "should be text: put it in quotes",
+    "tuple_type": "should be a list",
+    "dict_type": "should be a table of names and values",
+    "model_type": "should be a table of names and values",
+}
 
 
 def _said(error: Any) -> str:
+    """What is wrong with one place, and what is there."""
+    words = _WORDS.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
     given = error["input"]
-    if isinstance(given, (str, int, float, bool, type(None))) and error["type"] != "missing":
-        return f"{error['msg']}, not {str(given)[:40]!r}"
-    return str(error["msg"])
+    plain = isinstance(given, (str, int, float)) and error["type"] != "extra_forbidden"
+    return f"{words}, not {str(given)[:40]!r}" if plain else words
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

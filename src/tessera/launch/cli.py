@@ -17,6 +17,7 @@ from rich.console import Console
 from ..core.errors import TesseraError
 from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
+from . import commands
 from . import run as launcher
 from .mesh_cli import mesh
 
@@ -55,7 +56,7 @@ def main() -> None:
 def tt_run() -> None:
     """`tt-run`: the launcher under the name that guides of TT-NN use."""
     sys.argv.insert(1, "run")
-    app()
+    app(obj="mpi" if commands.has("mpi") else None)
 
 
 if __name__ == "__main__":

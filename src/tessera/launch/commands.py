@@ -13,6 +13,8 @@ from pathlib import Path
 from ..core.errors import BackendError, UsageError, fail
 
 BACKENDS = ("local", "mpi", "slurm")
+# How a backend's own command is asked to begin each line with its rank.
+PREFIX = {"local": (), "mpi": ("--tag-output",), "slurm": ("--label",)}
 # What mpirun hands on to other hosts, where this process has it.
 _HANDED_ON = ("PYTHONPATH", "LD_LIBRARY_PATH", "XLA_FLAGS")
 _PREFIXES = ("TESSERA_", "JAX_", "TT_", "NCCL_")
@@ -99,7 +101,7 @@ def _here(run: Run, k: int) -> dict[str, str]:
 
 def mpi(run: Run) -> list[Job]:
     """One `mpirun` (OpenMPI's) starts all, each with variables of its own."""
-    found = next((n for n in ("mpirun-ulfm", "mpirun") if shutil.which(n)), "mpirun")
+    found = next(filter(shutil.which, _COMMANDS["mpi"]), "mpirun")
     hand_on = [n for n in os.environ if n in _HANDED_ON or n.startswith(_PREFIXES)]
     command = [found, "--bind-to", "none", *run.arguments]
     for k in range(run.size):
@@ -140,24 +142,31 @@ def shown(run: Run, backend: str) -> list[str]:
     ]  # fmt: skip
 
 
+_COMMANDS = {"local": (), "mpi": ("mpirun-ulfm", "mpirun"), "slurm": ("srun",)}
+
+
+def has(backend: str) -> bool:
+    """Whether the command of `backend` is here."""
+    return backend == "local" or any(map(shutil.which, _COMMANDS[backend]))
+
+
 def need(backend: str) -> None:
     """Raises BackendError if the command of `backend` is not here."""
-    names = {"local": (), "mpi": ("mpirun-ulfm", "mpirun"), "slurm": ("srun",)}[backend]
-    if names and not any(map(shutil.which, names)):
+    if not has(backend):
         raise fail(
             BackendError,
-            f"backend {backend}: {names[-1]} is not installed here",
+            f"--backend {backend}: {_COMMANDS[backend][-1]} is not installed here",
             at="",
             fix="install OpenMPI (apt-get install openmpi-bin), or --backend local"
             if backend == "mpi"
-            else "start this inside of an allocation of Slurm, or --backend local",
+            else "start it inside of an allocation of Slurm, or --backend local",
         )
 
 
-def words(option: str, text: str) -> tuple[str, ...]:
-    """The words of an option, as a shell splits them. Raises UsageError."""
+def words(backend: str, text: str) -> tuple[str, ...]:
+    """More arguments for the command of `backend`, as a shell splits them. Raises UsageError."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
         fix = "close the quotation marks"
-        raise fail(UsageError, f"{option}: {str(error).lower()}", at="", fix=fix) from None
+        raise fail(UsageError, f"--{backend}-args: {str(error).lower()}", at="", fix=fix) from None

@@ -28,6 +28,7 @@ CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
 def run(
+    context: typer.Context,
     program: Annotated[
         list[str], typer.Argument(help="A Python file or a program, and its arguments.")
     ],
@@ -39,7 +40,7 @@ def run(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(help="local, mpi or slurm; local, or mpi where there are --mpi-args."),
+        typer.Option(help="local, mpi or slurm; local where neither has arguments."),
     ] = None,
     mpi_args: Annotated[
         str | None, typer.Option(help="More arguments for mpirun, in one string.")
@@ -71,8 +72,9 @@ def run(
     are shown; Ctrl-C ends all.
     """
     try:
-        status = _run(program, nproc, rank_binding, backend, mpi_args, slurm_args, coordinator,
-                      devices, module, prefix, dry_run, verbose)  # fmt: skip
+        chosen = _backend(backend, mpi_args, slurm_args, by_name=context.obj)
+        status = _run(program, nproc, rank_binding, chosen, f"{mpi_args or ''} {slurm_args or ''}",
+                      coordinator, devices, module, prefix, dry_run, verbose)  # fmt: skip
     except TesseraError as error:
         typer.echo(f"tessera run: {error}", err=True)
         raise typer.Exit(2) from None
@@ -83,9 +85,8 @@ def _run(
     program: list[str],
     nproc: int | None,
     rank_binding: Path | None,
-    backend: str | None,
-    mpi_args: str | None,
-    slurm_args: str | None,
+    backend: str,
+    arguments: str,
     coordinator: str,
     devices: int | None,
     module: bool,
@@ -93,7 +94,6 @@ def _run(
     dry_run: bool,
     verbose: bool,
 ) -> int:
-    backend = _backend(backend, mpi_args, slurm_args)
     host, port = split_address(with_port(coordinator, 65535))
     fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
     run = commands.Run(
@@ -102,8 +102,7 @@ def _run(
         coordinator=f"{_bracketed(host)}:{port if fixed else 'PORT'}",
         token=secrets.token_hex(16),
         devices=devices,
-        arguments=commands.words("--mpi-args", mpi_args or "")
-        + commands.words("--slurm-args", slurm_args or ""),
+        arguments=commands.PREFIX[backend] * prefix + commands.words(backend, arguments),
     )
     if dry_run:
         print("\n".join(commands.shown(run, backend)))
@@ -116,17 +115,20 @@ def _run(
     sys.stdout.flush()
     limit_s = environment.number(environment.JOIN_LIMIT, JOIN_LIMIT_S)
     guard = Guard(run, sock, limit_s)
-    return Supervisor(commands.jobs(run, backend), guard, prefix).run()
+    return Supervisor(commands.jobs(run, backend), guard, prefix and backend == "local").run()
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _backend(backend: str | None, mpi_args: str | None, slurm_args: str | None) -> str:
-    """The backend that was asked for, or that the arguments mean. Raises UsageError."""
+def _backend(
+    backend: str | None, mpi_args: str | None, slurm_args: str | None, by_name: str | None
+) -> str:
+    """The backend that was asked for, or that the arguments mean; else that of the command's name:
+    `tt-run` takes mpirun where it is installed. Raises UsageError."""
     meant = "mpi" if mpi_args is not None else "slurm" if slurm_args is not None else None
-    chosen = backend or meant or "local"
+    chosen = backend or meant or by_name or "local"
     if chosen not in commands.BACKENDS:
         fix = f"use {', '.join(commands.BACKENDS)}"
         raise fail(UsageError, f"--backend: there is no {chosen!r}", at="", fix=fix)

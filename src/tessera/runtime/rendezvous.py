@@ -11,6 +11,7 @@ a process of another run nor a stranger on the port takes part. Messages are lin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hmac
 import json
@@ -217,7 +218,20 @@ class Member:
         self.lines = sock.makefile("rwb")
 
     def meet(self, hello: Message, limit_s: float) -> str:
-        """The address of the service. Raises BackendError with what the coordinator says."""
+        """The address of the service. Raises BackendError with what the coordinator says, and the
+        connection is closed."""
+        try:
+            return self._meet(hello, limit_s)
+        except BackendError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.lines.close()
+        self.sock.close()
+
+    def _meet(self, hello: Message, limit_s: float) -> str:
         self.sock.settimeout(limit_s + HELLO_S)
         mine = secrets.token_hex(16)
         try:

@@ -1,0 +1,176 @@
+"""What does `tessera run` start? Its dry run shows the command, and bad arguments their way out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tessera.launch.cli import app
+
+PYTHON = shlex.quote(sys.executable)
+CACHE = f"{Path.home()}/.cache/{socket.gethostname()}_rank"
+BINDINGS = """
+rank_bindings:
+  - {rank: 0, mesh_id: 0, mesh_host_rank: 0, env_overrides: {TT_VISIBLE_DEVICES: "0,1"}}
+  - {rank: 1, mesh_id: 0, mesh_host_rank: 1, env_overrides: {TT_VISIBLE_DEVICES: "2,3"}}
+mesh_graph_desc_path: mesh.textproto
+global_env: {NAME: two words}
+"""
+AT = "TESSERA_COORDINATOR=127.0.0.1:PORT"
+OWN = ("PYTHONUNBUFFERED=1", "RANK={}", "WORLD_SIZE=2", AT)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program and bindings, a home, and no more variables than those of a shell."""
+    for name in os.environ:
+        if name.startswith(("TESSERA_", "JAX_", "TT_", "NCCL_", "XLA_", "LD_")):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("train.py", ""), ("ranks.yaml", BINDINGS), ("mesh.textproto", "")):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def said(*arguments: str, code: int = 0, by: str | None = None) -> str:
+    result = CliRunner().invoke(app, ["run", *arguments], obj=by)
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def bound(k: int, folder: Path) -> list[str]:
+    """The variables of rank `k` of BINDINGS."""
+    return [
+        f"TT_METAL_CACHE={CACHE}{k}", "TT_MESH_ID=0", f"TT_MESH_HOST_RANK={k}",
+        f"TT_MESH_GRAPH_DESC_PATH={folder}/mesh.textproto", "NAME=two words",
+        f"TT_VISIBLE_DEVICES={2 * k},{2 * k + 1}", *(v.format(k) for v in OWN),
+    ]  # fmt: skip
+
+
+def test_local_ranks() -> None:
+    assert said("--dry-run", "-n", "2", "train.py", "-n", "x y").splitlines() == [
+        f"PYTHONUNBUFFERED=1 RANK={k} WORLD_SIZE=2 {AT} LOCAL_RANK={k} LOCAL_WORLD_SIZE=2"
+        f" {PYTHON} train.py -n 'x y'"
+        for k in range(2)
+    ]
+
+
+def test_local_ranks_of_a_file(folder: Path) -> None:
+    lines = said("--rank-binding", "ranks.yaml", "--dry-run", "train.py").splitlines()
+    for k, line in enumerate(lines):
+        local = [f"LOCAL_RANK={k}", "LOCAL_WORLD_SIZE=2"]
+        assert shlex.split(line) == [*bound(k, folder), *local, sys.executable, "train.py"]
+
+
+@pytest.mark.parametrize("by", ["--backend mpi", "tt-run"])
+def test_mpirun(by: str, folder: Path) -> None:
+    options = ["--rank-binding", "ranks.yaml", "--dry-run"]
+    if by == "tt-run":
+        line = said(*options, "python", "work.py", by="mpi")
+        more = []
+    else:
+        more = ["--rankfile", "my hosts.txt", "--mca", "btl", "tcp"]
+        line = said(*options, "--mpi-args", shlex.join(more), "python", "work.py")
+    expected = ["--bind-to", "none", *more]
+    for k in range(2):
+        handed = [*bound(k, folder), "TESSERA_TOKEN"]
+        expected += [":"] * k + ["-np", "1", *(w for v in handed for w in ("-x", v))]
+        expected += ["python", "work.py"]
+    program, *rest = shlex.split(line)
+    assert program in ("mpirun", "mpirun-ulfm") and rest == expected
+
+
+def test_mpirun_hands_on_what_ranks_on_other_hosts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "TESSERA_DETERMINISTIC",
+        "JAX_PLATFORMS",
+        "PYTHONPATH",
+        "UNRELATED",
+        "TESSERA_JOIN",
+    ):
+        monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "0")
+    words = shlex.split(said("-n", "1", "--backend", "mpi", "--dry-run", "python", "x"))
+    handed = [b for a, b in itertools.pairwise(words) if a == "-x" and "=" not in b]
+    assert handed == ["TESSERA_TOKEN", "JAX_PLATFORMS", "PYTHONPATH", "TESSERA_DETERMINISTIC"]
+
+
+def test_srun() -> None:
+    words = shlex.split(
+        said("-n", "2", "--slurm-args", "--nodes=2 --gpus-per-task=1", "--prefix", "--dry-run",
+             "--coordinator", "login:4000", "python", "it's.py")
+    )  # fmt: skip
+    assert words[:6] == ["srun", "--ntasks=2", "--kill-on-bad-exit=1", "--label", "--nodes=2",
+                         "--gpus-per-task=1"]  # fmt: skip
+    own = "PYTHONUNBUFFERED=1 RANK={} WORLD_SIZE=2 TESSERA_COORDINATOR=login:4000"
+    cases = [f"{k}) exec env {own.format(k)} python 'it'\"'\"'s.py';;" for k in range(2)]
+    assert words[6:] == ["sh", "-c", f'case "$SLURM_PROCID" in {" ".join(cases)} esac']
+
+
+def test_the_token_is_on_no_command_line() -> None:
+    for backend in ("local", "mpi", "slurm"):
+        assert "TESSERA_TOKEN=" not in said(
+            "-n", "2", "--backend", backend, "--dry-run", "train.py"
+        )
+
+
+def test_a_module_and_devices() -> None:
+    assert said("-n", "1", "--devices", "4", "--dry-run", "-m", "train", "--steps", "2") == (
+        f"TESSERA_DEVICES=4 PYTHONUNBUFFERED=1 RANK=0 WORLD_SIZE=1 {AT} LOCAL_RANK=0"
+        f" LOCAL_WORLD_SIZE=1 {PYTHON} -m train --steps 2\n"
+    )
+
+
+BAD = {
+    "train.py":
+        "how many processes? Nothing says so\n  fix : give either -n 4 or --rank-binding FILE",
+    "-n 2 --rank-binding ranks.yaml train.py":
+        "how many processes? Two options do\n  fix : give either -n 4 or --rank-binding FILE",
+    "-n 2 absent.py": "'absent.py' does not exist, or cannot be run\n"
+                      "  fix : name a Python file, a program, or a module with -m",
+    "-n 2 no-such-program": "'no-such-program' does not exist, or cannot be run\n"
+                            "  fix : name a Python file, a program, or a module with -m",
+    "-n 2 --backend k8s train.py":
+        "--backend: there is no 'k8s'\n  fix : use local, mpi, slurm",
+    "-n 2 --backend local --mpi-args -v train.py":
+        "--mpi-args have no effect with --backend local\n"
+        "  fix : leave one of both out, or --backend mpi",
+    "-n 2 --backend mpi --slurm-args -v train.py":
+        "--slurm-args have no effect with --backend mpi\n"
+        "  fix : leave one of both out, or --backend slurm",
+    "-n 2 --mpi-args '\"' train.py":
+        "--mpi-args: no closing quotation\n  fix : close the quotation marks",
+    "-n 2 --coordinator a:b:c@d train.py":
+        "join: 'a:b:c@d' is not the address of a coordinator\n"
+        "  fix : give HOST or HOST:PORT, with a port from 1 to 65535",
+    "-n 2 --coordinator 192.0.2.1 train.py":
+        "join: the coordinator cannot listen at 192.0.2.1:0: Cannot assign requested address\n"
+        "  fix : name an address of this machine",
+    "--rank-binding absent.yaml train.py":
+        "Configuration error: 'absent.yaml' cannot be read: No such file or directory\n"
+        "  fix : the form of the file: docs/many-processes.md",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_arguments_have_a_way_out(arguments: str) -> None:
+    assert said(*shlex.split(arguments), code=2) == f"tessera run: {BAD[arguments]}\n"
+
+
+def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert said("-n", "2", "--backend", "mpi", "train.py", code=2) == (
+        "tessera run: --backend mpi: mpirun is not installed here\n"
+        "  fix : install OpenMPI (apt-get install openmpi-bin), or --backend local\n"
+    )
+    assert said("-n", "2", "--backend", "slurm", "train.py", code=2) == (
+        "tessera run: --backend slurm: srun is not installed here\n"
+        "  fix : start it inside of an allocation of Slurm, or --backend local\n"
+    )

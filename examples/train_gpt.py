@@ -183,7 +183,7 @@ def train(c: SimpleNamespace, console: Console) -> None:
         run.save_text("pipeline.svg", pipeline.pipeline_svg(features.table))
     ids = generate(
         model, text.tokenizer.encode(c.prompt), c.sample_tokens, window=c.seq, seed=c.seed,
-        stop=text.tokenizer.end, mesh=mesh,
+        stop=text.tokenizer.end, mesh=mesh, cache=not (config.context or config.experts),
     )  # fmt: skip
     run.save_text("sample.txt", text.tokenizer.decode(ids))
     run.save_text("graph.txt", train_step.graph.text)

@@ -84,15 +84,16 @@ def _size(shape: Iterable[int]) -> int:
 
 
 def _says(steps: Iterable[Step]) -> bool:
-    """Whether each collective of `steps` is one of the engine's: not a table of rounds or a
-    broadcast, which are made of several, nor one of a folded mesh, where devices hold several
-    places."""
+    """Whether each collective of `steps` is one of the engine's: not a table of rounds, a sum in an
+    order of its own or a broadcast, which are made of several, nor one of a folded mesh, where
+    devices hold several places."""
     for step in steps:
         if step.mesh is not None and step.mesh.onto is not None:
             return False
         match step:
             case Collective():
-                if step.op == "broadcast" or any("algorithm" in n.attrs for n in step.nodes):
+                own = any({"algorithm", "order"} & {*n.attrs} for n in step.nodes)
+                if step.op == "broadcast" or own:
                     return False
             case Loop() | Region():
                 if not _says(step.body.steps):

@@ -48,7 +48,8 @@ class Executable:
         self.types = tuple(types[b] for b in schedule.outputs)
         self.wants = tuple(types[b] for b in schedule.inputs)
         devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        options, under = determinism_of(schedule.options)
+        ordered = any("order" in n.attrs for n, _ in schedule.collectives())
+        options, under = determinism_of(schedule.options, ordered)
         self.run: Callable[..., Any]
         self.given_up: Sequence[int] = ()
         if schedule.is_staged or schedule.options.executor == "stepped":
@@ -111,8 +112,11 @@ class Executable:
         )
 
 
-def determinism_of(by: ProgramOptions) -> tuple[dict[str, Any] | None, ProgramOptions]:
-    """(compiler options, the options that this backend keeps) for a program under `by`.
+def determinism_of(
+    by: ProgramOptions, ordered: bool = False
+) -> tuple[dict[str, Any] | None, ProgramOptions]:
+    """(compiler options, the options that this backend keeps) for a program under `by`; `ordered`:
+    it has sums with an order of their own.
 
     "run_to_run": the same program on the same devices gives the same bits; sums over devices are
     added in the order that was chosen. "mesh_invariant": so does any fold of its logical mesh.
@@ -121,17 +125,20 @@ def determinism_of(by: ProgramOptions) -> tuple[dict[str, Any] | None, ProgramOp
     happens to be its neighbour. Only a CPU keeps that: elsewhere the level is "run_to_run", with
     one warning. Raises BackendError if a level that is required cannot be kept.
     """
+    # A sum of bf16 in an order of its own is rounded at each addition.
+    found: dict[str, Any] = {"xla_allow_excess_precision": False} if ordered else {}
     if by.determinism == "fast":
-        return None, by
+        return found or None, by
     backend = jax.default_backend()
     if backend != "cpu":
         if by.mesh_invariant:
             devices.lower_level(backend, by)
             by = replace(by, determinism="run_to_run")
         # Without this a kernel is chosen by its speed, which differs from run to run.
-        return {"xla_gpu_deterministic_ops": True} if backend == "gpu" else None, by
+        found |= {"xla_gpu_deterministic_ops": True} if backend == "gpu" else {}
+        return found or None, by
     if by.determinism == "run_to_run":
-        return None, by
+        return found or None, by
     devices.need_plain()
     # What the simplifier would take back, the mover of reshapes does again and again. A product
     # that takes in a transposition adds up in another order than one that is given the result, and

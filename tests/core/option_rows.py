@@ -152,6 +152,16 @@ row("tessera.nn.attention", lambda **k: nn.attention(HEADS, HEADS, HEADS, **k), 
     scale=2.0, bias=HEADS[0, :, 0], mask=np.tri(4, dtype=bool))  # fmt: skip
 row("tessera.nn.group_norm", lambda **k: nn.group_norm(IMAGE, 2, **k), weight=A[0], bias=A[0],
     eps=0.5)  # fmt: skip
+
+
+class Shifted(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+
+    def __call__(self, x: Any, by: float = 0.0) -> Any:
+        return super().__call__(ts.tensor(x)) + by
+
+
 KERNEL = RNG.normal(size=(4, 4, 3, 3)).astype(np.float32)
 GROUPED = {"groups": 2}
 row("tessera.nn.conv2d",
@@ -163,6 +173,17 @@ row("tessera.nn.conv1d",
 row("tessera.nn.conv_transpose2d",
     lambda groups=1, **k: nn.conv_transpose2d(IMAGE, KERNEL, groups=groups, **k), {"stride": 2},
     bias=A[0], stride=3, padding=1, output_padding=1, dilation=2, groups=2)  # fmt: skip
+VOLUME = RNG.normal(size=(1, 4, 5, 5, 5)).astype(np.float32)
+row("tessera.nn.conv3d",
+    lambda groups=1, **k: nn.conv3d(VOLUME, KERNEL[:, : 4 // groups, None], groups=groups, **k),
+    bias=A[0], stride=2, padding=1, dilation=2, groups=2)  # fmt: skip
+row("tessera.nn.conv_transpose1d",
+    lambda groups=1, **k: nn.conv_transpose1d(LINE, KERNEL[..., 0], groups=groups, **k),
+    {"stride": 2}, bias=A[0], stride=3, padding=1, output_padding=1, dilation=2,
+    groups=2)  # fmt: skip
+row("tessera.nn.functional_call",
+    lambda args=A, **k: nn.functional_call(Shifted(), {"weight": SQUARE}, args, **k),
+    args=(A[:2],), kwargs={"by": 1.0})  # fmt: skip
 for name in ("max_pool1d", "avg_pool1d"):
     row(f"tessera.nn.{name}", lambda name=name, **k: getattr(nn, name)(LINE, 2, **k), stride=1,
         padding=1)  # fmt: skip

@@ -25,6 +25,7 @@ from tests.core.option_rows import (
     SQUARE,
     STAGES,
     TOKENS,
+    VOLUME,
     A,
     drawn,
     row,
@@ -57,6 +58,11 @@ row("tessera.nn.Conv1d", layer(nn.Conv1d, 4, 4, 3, on=LINE), stride=2, padding=1
     groups=2, bias=False)  # fmt: skip
 row("tessera.nn.Conv2d", layer(nn.Conv2d, 4, 4, 3, on=IMAGE), stride=2, padding=1, dilation=2,
     groups=2, bias=False)  # fmt: skip
+row("tessera.nn.Conv3d", layer(nn.Conv3d, 4, 4, 2, on=VOLUME), stride=2, padding=1, dilation=2,
+    groups=2, bias=False)  # fmt: skip
+for kind, x in ((nn.ConvTranspose1d, LINE), (nn.ConvTranspose2d, IMAGE)):
+    row(f"tessera.nn.{kind.__name__}", layer(kind, 4, 4, 3, on=x), {"stride": 3}, stride=2,
+        padding=1, output_padding=1, dilation=2, groups=2, bias=False)  # fmt: skip
 
 
 def batch_normed(**k: Any) -> Any:
@@ -223,3 +229,11 @@ row("tessera.nn.binary_cross_entropy_with_logits",
     lambda **k: nn.binary_cross_entropy_with_logits(A, np.abs(SQUARE[:3]), **k),
     weight=np.arange(4, dtype=np.float32), pos_weight=np.arange(4, dtype=np.float32),
     reduction="sum")  # fmt: skip
+
+
+# -- sums over devices -----------------------------------------------------------------------------
+for name in ("all_reduce", "reduce_scatter"):
+    row(f"tessera.dist.{name} at the level fast",
+        lambda name=name, **k: graph.trace(
+            lambda x: getattr(dist, name)(ts.sum(x, 0), "dp", **k), sharded()).text,
+        deterministic=True)  # fmt: skip

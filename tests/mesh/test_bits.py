@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,57 @@ def test_a_reduce_tree_is_kept_at_every_level_and_on_every_fold(
         with dist.deterministic(tree, level=level):
             found = ts.jit(lambda x: x.sum(0))(x)
         assert found.numpy().tobytes() == want.tobytes(), mesh
+
+
+FOUR = dist.Mesh.parse("dp=4")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("columns", [8, 16_388])  # gathered at once; exchanged in parts
+def test_one_sum_keeps_its_order_at_the_level_fast_and_on_every_fold(
+    columns: int, dtype: str
+) -> None:
+    terms = ts.tensor(np.random.default_rng(1).normal(size=(4, columns)), dtype=dtype)
+
+    def plain(x: Any, on: bool) -> Any:
+        return dist.all_reduce(x.sum(0), deterministic=on)
+
+    def compiled(x: Any, on: bool) -> Any:
+        @ts.distribute(mesh_axes=("dp",))
+        def local(x: Any) -> Any:
+            part = dist.reduce_scatter(x[0], "dp", deterministic=on)
+            return dist.all_reduce(x[0], "dp", deterministic=on), dist.all_gather(part, "dp")
+
+        return ts.jit(lambda x: (plain(x, on), *local(x)))(x)
+
+    def found(run: Any, mesh: Any, on: bool, level: str = "fast") -> set[bytes]:
+        x = dist.redistribute(terms, f"[4@dp, {columns}]", mesh=mesh)
+        with mesh, dist.deterministic(level=level):
+            made = run(x, on)
+        made = made if isinstance(made, tuple) else (made,)
+        return {t.to(ts.f32).numpy().tobytes() for t in made}
+
+    meshes = [FOUR, FOUR.fold(onto=2), FOUR.fold(onto=1)]
+    for run in (plain, compiled):
+        want = found(run, FOUR, False, "mesh_invariant")
+        assert len(want) == 1
+        for mesh in meshes:
+            assert found(run, mesh, True) == want, (run, mesh)
+        assert any(found(run, mesh, False) != want for mesh in meshes), run  # else it shows nothing
+
+
+def test_experts_keep_the_order_of_sums_on_a_fold() -> None:
+    mesh, rng = dist.Mesh.parse("tp=4"), np.random.default_rng(2)
+    shapes = {"router": "[8, 2]", "up": "[2, 8, 32@tp]", "down": "[2, 32@tp, 8]"}
+    weights = {
+        k: (rng.normal(size=[int(n) for n in re.findall(r"\d+", v)]), v) for k, v in shapes.items()
+    }
+    tokens = rng.normal(size=(16, 8)).astype("f4")
+
+    def found(mesh: Any, on: bool) -> bytes:
+        w = {k: ts.tensor(v, mesh=mesh, layout=layout) for k, (v, layout) in weights.items()}
+        run = ts.jit(lambda x, w: nn.moe(x, w, k=1, capacity=2.0, deterministic=on))
+        return run(ts.tensor(tokens, mesh=mesh), w).numpy().tobytes()
+
+    ordered = found(mesh, True)
+    assert ordered == found(mesh.fold(onto=2), True) and ordered != found(mesh, False)

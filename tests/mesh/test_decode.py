@@ -9,6 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
+from tessera.train.generate import _programs, generate
 
 BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 PLAN = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
@@ -68,6 +69,84 @@ def test_a_token_alone_gets_the_logits_of_the_whole(name: str) -> None:
         assert cache["k"].layout == layout
     if name == "ring":
         assert layout == "[2, 2@dp, 2@tp, 4, 8]"
+
+
+# -- text ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [*CHOICES, "long rates", "sequence parallel"])
+def test_text_is_the_same_with_a_cache_and_without_one(name: str) -> None:
+    """Also where it grows longer than the window, from which on both are one."""
+    long = nn.Rope(scaling="dynamic", factor=4.0, original=8)
+    more = {
+        "long rates": {"positions": "rotary", "rope": long},
+        "sequence parallel": {"sequence_parallel": "tp"},
+    }
+    model, mesh = made(**{**CHOICES, **more}[name]), None
+    if name == "sequence parallel":
+        model, mesh = dist.place(model, PLAN, BOTH), BOTH
+    found = {}
+    for cache in (True, False):
+        found[cache] = [
+            generate(model, prompt, 9, window=12, temperature=0.0, mesh=mesh, cache=cache)
+            for prompt in ([7], [3, 1, 4, 1, 5, 9, 2, 6])
+        ]
+    assert found[True] == found[False]
+    assert len({*map(str, found[True])}) == 2
+
+
+def test_texts_of_all_lengths_share_two_programs() -> None:
+    _programs.cache_clear()
+    model = made(positions="rotary")
+    for prompt in ([1], [1, 2, 3], [1, 2, 3, 4, 5]):
+        generate(model, prompt, 10, window=16)
+    programs: Any = _programs(16, None, model.config)
+    counts = [sum(map(len, f._entries.values())) for f in programs]
+    assert counts == [0, 1, 1]
+
+
+def test_the_window_is_as_long_as_the_text_will_be() -> None:
+    model = made(positions="rotary", rope=nn.Rope(scaling="dynamic", factor=4.0, original=6))
+    assert generate(model, [1, 2], 4, seed=1) == generate(model, [1, 2], 4, seed=1, window=6)
+    with pytest.raises(ts.UsageError, match="generate: a function needs a window"):
+        generate(lambda ids: model(ids), [1, 2], 4)
+    with pytest.raises(ts.UsageError, match="generate: window cannot be 17"):
+        generate(model, [1, 2], 4, window=17)
+
+
+def test_text_is_written_without_dropout() -> None:
+    model = made(dropout=0.5)
+    calm = made()
+    assert generate(model, [1, 2], 8, seed=1) == generate(calm, [1, 2], 8, seed=1)
+    assert all(m.training for _, m in model.modules() if isinstance(m, nn.Dropout))
+
+
+class Loud(nn.GPT):
+    def features(self, ids: ts.Tensor) -> Any:
+        return super().features(ids) * 2.0
+
+
+def test_a_model_that_has_no_cache_says_why() -> None:
+    said = {
+        "the sequence is split by context='ring'": made(context="ring", positions="rotary"),
+        "experts with a capacity serve a token depending on the others": made(experts=4),
+        "Loud computes in a way of its own": Loud(made().config),
+    }
+    for why, model in said.items():
+        with pytest.warns(ts.OptionWarning, match=f"generate: cache=True has no effect: {why}"):
+            found = generate(model, [1, 2], 2, temperature=0.0)
+        assert found == generate(model, [1, 2], 2, temperature=0.0, cache=False)
+
+
+def test_a_place_that_only_the_devices_know_to_be_too_large_gives_no_number() -> None:
+    model = made(positions="rotary")
+
+    @ts.jit
+    def step(model: nn.GPT, ids: ts.Tensor, at: ts.Tensor) -> ts.Tensor:
+        _, cache = model.prefill(ids, at, 16)
+        return model.decode(ids[:, 0], cache, at + ts.tensor([1, 9]))[0]
+
+    got = step(model, ts.tensor(IDS[:, :8]), ts.tensor([7, 7])).numpy()
+    assert np.isfinite(got[0]).all()
+    assert np.isnan(got[1]).all()
 
 
 def test_choices_that_exclude_each_other_are_errors() -> None:

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 import tessera as ts
-from tests.mesh import errors_layouts, errors_local, errors_names, errors_programs, errors_values
+from tests.mesh import (
+    errors_layouts,
+    errors_local,
+    errors_models,
+    errors_names,
+    errors_programs,
+    errors_values,
+)
 from tests.mesh.errors import ROWS, Row
 
-MODULES = (errors_layouts, errors_local, errors_names, errors_programs, errors_values)
+MODULES = (
+    errors_layouts, errors_local, errors_models, errors_names, errors_programs, errors_values,
+)  # fmt: skip
 FILES = {Path(m.__file__).name for m in MODULES}
 LINE = re.compile(r"(\w+\.py):(\d+)")
 

@@ -281,17 +281,23 @@ def test_a_model_trained_here_goes_out(
     np.testing.assert_allclose(logits(back, on(None, None)).numpy(), want, rtol=0, atol=1e-6)
 
 
-def test_text_is_continued_as_transformers_does(folder: Callable[[str], tuple[Path, Any]]) -> None:
-    path, _ = folder("llama3")
-    model = load_hf(path, TP4, TP)
-    prompt = IDS[0, :5].tolist()
-    got = generate(model, prompt, 8, window=24, temperature=0.0, mesh=TP4)
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("llama3", True), ("qwen3-window", True), ("phi3-long", False), ("gemma2", False)],
+)
+def test_text_is_continued_as_transformers_does(
+    name: str, split: bool, folder: Callable[[str], tuple[Path, Any]]
+) -> None:
+    path, _ = folder(name)
+    mesh, plan = (TP4, TP) if split else (None, None)
     reference = transformers.AutoModelForCausalLM.from_pretrained(path)
-    ids = torch.tensor([prompt])
-    for _ in range(8):
-        with torch.no_grad():
-            ids = torch.cat([ids, reference(ids).logits[:, -1:].argmax(-1)], -1)
-    assert got == ids[0].tolist()
+    reference.generation_config.eos_token_id = None
+    for seed, count in ((0, 5), (1, 11)) if name != "phi3-long" else ((0, 11),):
+        prompt = np.random.default_rng(seed).integers(1, 128, count).tolist()
+        given = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        want = reference.generate(torch.tensor([prompt]), **given)[0].tolist()
+        got = generate(load_hf(path, mesh, plan), prompt, 12, temperature=0.0, mesh=mesh)
+        assert got == want
 
 
 def test_a_loaded_model_trains(folder: Callable[[str], tuple[Path, Any]]) -> None:

@@ -55,8 +55,11 @@ refused(
 )  # fmt: skip
 refused(
     "dims, not", "images without a batch",
-    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv_transpose2d",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d",
+    "nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d",
     "nn.functional.max_pool1d", "nn.functional.max_pool2d",
+    "nn.functional.adaptive_avg_pool1d", "nn.functional.adaptive_avg_pool2d",
+    "nn.functional.adaptive_max_pool1d", "nn.functional.adaptive_max_pool2d",
 )  # fmt: skip
 refused(
     "shapes of q, k and v do not fit", "leading dims that broadcast",

@@ -330,13 +330,17 @@ def conv(f: Any) -> Any:
 
 row("nn.functional.conv1d", conv(nn.conv1d), dtypes=FLOATS, loose=4)
 row("nn.functional.conv2d", conv(nn.conv2d), dtypes=FLOATS, loose=4)
-row(
-    "nn.functional.conv_transpose2d",
-    lambda x, w, b=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1:
-        nn.conv_transpose2d(x, w, b, stride, padding, output_padding, dilation, groups),
-    dtypes=FLOATS,
-    loose=4,
-)  # fmt: skip
+row("nn.functional.conv3d", conv(nn.conv3d), dtypes=FLOATS, loose=4)
+
+
+def conv_transpose(f: Any) -> Any:
+    return lambda x, w, b=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1: f(
+        x, w, b, stride, padding, output_padding, groups=groups, dilation=dilation
+    )
+
+
+row("nn.functional.conv_transpose1d", conv_transpose(nn.conv_transpose1d), dtypes=FLOATS, loose=4)
+row("nn.functional.conv_transpose2d", conv_transpose(nn.conv_transpose2d), dtypes=FLOATS, loose=4)
 
 
 def largest_in(f: Any) -> Any:
@@ -378,6 +382,21 @@ row("nn.functional.max_pool1d", largest_in(nn.max_pool1d), dtypes=F32)
 row("nn.functional.max_pool2d", largest_in(nn.max_pool2d), dtypes=F32)
 row("nn.functional.avg_pool1d", mean_in(nn.avg_pool1d), dtypes=FLOATS)
 row("nn.functional.avg_pool2d", mean_in(nn.avg_pool2d), dtypes=FLOATS)
+for name in ("adaptive_avg_pool1d", "adaptive_avg_pool2d"):
+    row(f"nn.functional.{name}", getattr(nn, name), dtypes=FLOATS)
+
+
+def indexless(f: Any) -> Any:
+    def call(x: Any, size: Any, return_indices: bool = False) -> Any:
+        if return_indices:
+            raise NotOffered
+        return f(x, size)
+
+    return call
+
+
+for name in ("adaptive_max_pool1d", "adaptive_max_pool2d"):
+    row(f"nn.functional.{name}", indexless(getattr(nn, name)), dtypes=F32)
 row(
     "nn.functional.scaled_dot_product_attention",
     lambda q, k, v, is_causal=False, scale=None: nn.attention(q, k, v, is_causal, scale),

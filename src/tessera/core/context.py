@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is in force: the current mesh, the autocast dtype's name, strictness, whether what is
-    computed is a constant to gradients, and the options of the programs that are recorded here."""
+    """What is in force: the current mesh, the autocast dtype's name, strictness, whether sums over
+    devices have a fixed order at every level, whether what is computed is a constant to gradients,
+    and the options of the programs that are recorded here."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
     strict: bool = False
+    ordered: bool = False
     no_grad: bool = False
     program: ProgramOptions = PLAIN
 
@@ -48,6 +50,7 @@ class Changes(TypedDict, total=False):
     mesh: Mesh | None
     autocast: str | None
     strict: bool
+    ordered: bool
     no_grad: bool
     program: ProgramOptions
     comm_trace: bool

@@ -59,6 +59,11 @@ INSTEAD: dict[str, str] = {
     "CrossEntropyLoss": "nn.cross_entropy", "Dense": "nn.Linear",
     "BatchNorm1d": "nn.BatchNorm", "BatchNorm2d": "nn.BatchNorm", "Embed": "nn.Embedding",
     "scaled_dot_product_attention": "nn.attention", "MultiheadAttention": "nn.TransformerBlock",
+    "MaxPool1d": "nn.max_pool1d", "MaxPool2d": "nn.max_pool2d", "AvgPool1d": "nn.avg_pool1d",
+    "AvgPool2d": "nn.avg_pool2d", "AdaptiveAvgPool1d": "nn.adaptive_avg_pool1d",
+    "AdaptiveAvgPool2d": "nn.adaptive_avg_pool2d",
+    "AdaptiveMaxPool1d": "nn.adaptive_max_pool1d",
+    "AdaptiveMaxPool2d": "nn.adaptive_max_pool2d", "Flatten": "lambda x: x.flatten(1)",
     "Conv": "nn.Conv2d", "RotaryEmbedding": "nn.Rope",
     "softmax_cross_entropy_with_integer_labels": "nn.cross_entropy",
     "children": "model.modules()", "named_modules": "model.modules()", "buffers":

@@ -23,6 +23,7 @@ from ..core.layout import (
 )
 from ..core.reshard import completed, gathered
 from . import functions
+from .determinism import sums_in_order
 from .local import ranks
 from .local.collectives import (
     collected,
@@ -47,14 +48,21 @@ Axis = str | Sequence[str] | None
 
 
 # -- reductions -----------------------------------------------------------------------------------
-def all_reduce(x: Any, axis: Axis = None, op: str | None = None) -> Any:
+def all_reduce(
+    x: Any, axis: Axis = None, op: str | None = None, deterministic: bool = False
+) -> Any:
     """The sum, max, min or mean over the devices along `axis`, as one value on each of them.
 
     `x` is a tensor or a tree of tensors. In a local body the values of the devices are reduced by
     `op` (None: sum); `axis` None is all local axes. In the global view pending sums are completed
     and a complete value stays as it is; `axis` None is every axis with a pending sum, and `op`
-    ("sum", "max", "min") must be what is pending (None accepts any). Raises UsageError if `op` is
-    unknown, LayoutError if another reduction is pending.
+    ("sum", "max", "min") must be what is pending (None accepts any).
+
+    With `deterministic` this sum is added in a fixed order over the places of `axis`, at the level
+    "fast" too (guide 2, 4): in the order that `dist.deterministic` chose, else adjacent pairs
+    first, on any fold of the mesh, and by no other algorithm. How the summands and the gradient are
+    computed is left to the level. Raises UsageError if `op` is unknown, LayoutError if another
+    reduction is pending.
 
     >>> import tessera as ts
     >>> from tessera import dist, op
@@ -76,7 +84,8 @@ def all_reduce(x: Any, axis: Axis = None, op: str | None = None) -> Any:
             t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
         return _completed(t, rest, op) if rest else t
 
-    return _each("all_reduce", x, reduce)
+    with sums_in_order("all_reduce", deterministic):
+        return _each("all_reduce", x, reduce)
 
 
 def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
@@ -92,22 +101,29 @@ def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
     return functions.relayout(t, completed(t.type, axes))
 
 
-def reduce_scatter(x: Tensor, axis: str | Sequence[str], dim: int = 0, op: str = "sum") -> Tensor:
+def reduce_scatter(
+    x: Tensor,
+    axis: str | Sequence[str],
+    dim: int = 0,
+    op: str = "sum",
+    deterministic: bool = False,
+) -> Tensor:
     """The sum (or mean) over the devices along `axis`; each device keeps its part of `dim`.
 
-    In the global view the pending sum is completed and the result is split over `axis`. Raises
-    UsageError if `op` is not "sum" or "mean", ShapeError if the local size of `dim` does not divide
-    by the number of devices.
+    In the global view the pending sum is completed and the result is split over `axis`.
+    `deterministic` fixes the order of this sum as in `all_reduce`. Raises UsageError if `op` is not
+    "sum" or "mean", ShapeError if the local size of `dim` does not divide by the number of devices.
     """
     one_of("reduce_scatter", "op", op, ("sum", "mean"))
     x = as_tensor(x)
     d = one_dim("reduce_scatter", x, dim)
     own, rest = _axes("reduce_scatter", axis, x, ())
-    if own:
-        key = ("reduce_scatter", own, d, op)
-        x = ranks.issue(key, x, lambda block: scattered(block, own, d, op))
-    if rest:
-        x = functions.relayout(x, split_over(completed(x.type, rest), d, rest))
+    with sums_in_order("reduce_scatter", deterministic):
+        if own:
+            key = ("reduce_scatter", own, d, op)
+            x = ranks.issue(key, x, lambda block: scattered(block, own, d, op))
+        if rest:
+            x = functions.relayout(x, split_over(completed(x.type, rest), d, rest))
     return x
 
 

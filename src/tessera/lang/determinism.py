@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from ..core.checks import flag, one_of
-from ..core.context import Changes, put, replaced
+from ..core.context import Changes, put, replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.options import LEVELS
 from ..core.renamed import renamed_arguments
@@ -44,6 +44,12 @@ def set_deterministic(
     flag("set_deterministic", "the choice", on)
     chosen = _chosen("set_deterministic", reduce_tree, level, on)
     put(**chosen)
+
+
+def sums_in_order(who: str, on: object) -> AbstractContextManager[object]:
+    """A context whose sums over devices have the order of the options at every level, if `who` is
+    asked for that (`on`) or what calls it was. Raises UsageError if `on` is not a bool."""
+    return replaced(ordered=flag(who, "deterministic", on) or settings().ordered)
 
 
 def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:

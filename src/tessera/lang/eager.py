@@ -33,12 +33,13 @@ def _program(
     by: Engine,
     options: ProgramOptions,
     strict: bool,
+    ordered: bool,
     op: str,
     types: tuple[TensorType, ...],
     attrs: tuple[Any, ...],
 ) -> Program:
     """The program of one op: all that it depends on is an argument here."""
-    b = Builder(op, options, strict)
+    b = Builder(op, options, strict, ordered)
     ins = [b.input(t) for t in types]
     if op == "redistribute":
         return by.compile(b.graph([b.redistribute(ins[0], **dict(attrs))]))
@@ -79,7 +80,8 @@ def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tens
     """Runs one op on tensors that have values, as a cached one-op program."""
     types = tuple([a.type for a in args])
     now = settings()
-    program = _program(engine(), now.program, now.strict, op, types, tuple(attrs.items()))
+    how = now.program, now.strict, now.ordered
+    program = _program(engine(), *how, op, types, tuple(attrs.items()))
     results = []
     loc = caller()
     made_of = None if now.no_grad else [a.now() for a in args]
@@ -162,8 +164,8 @@ def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     """`x` in the layout `to`, at once."""
     source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
     now = settings()
-    how = "redistribute", (source,), (("to", to),)
-    program = _program(engine(), now.program, now.strict, *how)
+    how = now.program, now.strict, now.ordered
+    program = _program(engine(), *how, "redistribute", (source,), (("to", to),))
     out = Tensor(program([x.data], (x.type,))[0], to)
     if not now.no_grad:
         out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())

@@ -142,8 +142,10 @@ class Recorder:
 
     @property
     def builder(self) -> Builder:
-        """What the graph is built with, as strict as the user's code is at this line."""
-        self._builder.strict = settings().strict
+        """What the graph is built with, as strict and as ordered as the user's code is at this
+        line."""
+        now = settings()
+        self._builder.strict, self._builder.ordered = now.strict, now.ordered
         return self._builder
 
     @property

@@ -5,18 +5,24 @@ from ..lang.parameter import Parameter
 from .activations import elu, leaky_relu, softplus
 from .context_parallel import all_to_all_attention, ring_attention, unzigzag, zigzag
 from .conv import (
-    avg_pool1d,
-    avg_pool2d,
     batch_norm,
     conv1d,
     conv2d,
+    conv3d,
+    conv_transpose1d,
     conv_transpose2d,
     group_norm,
     interpolate,
-    max_pool1d,
-    max_pool2d,
 )
-from .conv_layers import BatchNorm, Conv1d, Conv2d, GroupNorm
+from .conv_layers import (
+    BatchNorm,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    GroupNorm,
+)
 from .experts.layer import MoE, moe, moe_inspection
 from .experts.placement import Placement, balance_experts, place_experts, rehash_experts
 from .experts.routing import updated_expert_bias
@@ -47,7 +53,18 @@ from .losses import (
     mse_loss,
 )
 from .module import Module
+from .pool import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
 from .positions import Rope
+from .sequential import Sequential, functional_call
 from .transformer import GPT, TransformerBlock
 
 __all__ = [
@@ -55,6 +72,9 @@ __all__ = [
     "BatchNorm",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "Dropout",
     "Embedding",
     "GPTConfig",
@@ -67,7 +87,12 @@ __all__ = [
     "Placement",
     "RMSNorm",
     "Rope",
+    "Sequential",
     "TransformerBlock",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
     "all_to_all_attention",
     "attention",
     "avg_pool1d",
@@ -77,12 +102,15 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "conv1d",
     "conv2d",
+    "conv3d",
+    "conv_transpose1d",
     "conv_transpose2d",
     "cross_entropy",
     "dropout",
     "elu",
     "embedding",
     "flash_attention",
+    "functional_call",
     "gelu",
     "group_norm",
     "interpolate",

@@ -8,8 +8,16 @@ one shape. Each sequence has a length of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.checks import floats, integers, ranked, shaped, unfit, whole
+from ..core.errors import ShapeError, UsageError, fail
 from ..lang import functions as F
+from ..lang.index_bounds import check_ids
+from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Tensor
+from .gpt_config import GPTConfig
 
 Cache = dict[str, Tensor]
 
@@ -54,3 +62,70 @@ def near(seq: int, window: Tensor) -> Tensor:
     """Whether each query's key is within `window` tokens before it: bool [S, S]."""
     place = F.arange(seq)
     return place.reshape(seq, 1) - place.reshape(1, seq) < window
+
+
+# -- asked at the door ----------------------------------------------------------------------------
+def checked_ids(ids: Any, c: GPTConfig) -> Tensor:
+    """Token ids [B, S] with S at most `c.seq`. Raises ShapeError."""
+    t: Tensor = as_tensor(ids)
+    if t.ndim != 2 or t.shape[1] > c.seq or not t.dtype.is_int:
+        raise fail(
+            ShapeError,
+            f"GPT: ids must be integers [B, S] with S at most {c.seq}",
+            [("ids", t.type)],
+            fix="cut the sequences, or build the model with a longer config.seq",
+        )
+    return t
+
+
+def _wraps(c: GPTConfig) -> bool:
+    """Whether slots may be used again: each layer has a window, and no rate depends on how long
+    the sequence will be."""
+    return all(c.layer_windows or [0]) and not any(
+        r and r.by_length for r in (c.rope, c.local_rope)
+    )
+
+
+def prompt_of(ids: Any, at: Any, slots: Any, c: GPTConfig) -> tuple[Tensor, Tensor, int]:
+    """The arguments of `GPT.prefill`. Raises ShapeError, DTypeError, UsageError."""
+    name = "GPT.prefill"
+    _no_context(name, c)
+    ids, at = checked_ids(ids, c), as_tensor(at)
+    _last_places(name, at, ids.shape[0], ids.shape[1])
+    least = min(ids.shape[1], max(c.layer_windows)) if _wraps(c) else ids.shape[1]
+    return ids, at, whole(name, "slots", slots, max(1, least))
+
+
+def token_of(ids: Any, cache: Any, at: Any, c: GPTConfig) -> tuple[Tensor, Cache, Tensor, Tensor]:
+    """The arguments of `GPT.decode`, and 1 for each sequence, NaN for one that has no place left.
+    Raises ShapeError, DTypeError, UsageError."""
+    name = "GPT.decode"
+    _no_context(name, c)
+    if not isinstance(cache, Mapping) or set(cache) != {"k", "v"}:
+        raise unfit(name, "the cache", cache, "give the second result of prefill or decode")
+    ids, at, made = as_tensor(ids), as_tensor(at), {n: as_tensor(t) for n, t in cache.items()}
+    ranked(name, "ids", ids.type, 1, "give one token of each sequence, [B]")
+    integers(name, "ids", ids.type)
+    slots = made["k"].shape[3] if made["k"].ndim == 5 else 1
+    want = (c.layers, ids.shape[0], c.groups, slots, c.size)
+    for what, t in made.items():
+        shaped(name, f"the cache's {what}", t.type, want, ids=ids.type)
+        floats(name, f"the cache's {what}", t.type)
+    limit = c.seq if _wraps(c) and slots >= max(c.layer_windows) else min(slots, c.seq)
+    _last_places(name, at, ids.shape[0], limit)
+    return ids, made, at, emit("inside", at, size=limit)
+
+
+def _last_places(name: str, at: Tensor, batch: int, limit: int) -> None:
+    integers(name, "at", at.type)
+    shaped(name, "at", at.type, (batch,))
+    check_ids(name, "place", at, limit)
+
+
+def _no_context(name: str, c: GPTConfig) -> None:
+    if c.context is not None:
+        raise fail(
+            UsageError,
+            f"{name}: there is no cache of a sequence that is split by context={c.context!r}",
+            fix="load the weights into an nn.GPT with context=None",
+        )

@@ -88,11 +88,13 @@ def split_sequence(x: Tensor, axis: str | None, dim: int = 1) -> Tensor:
     """[B, S, ...] with S split over `axis` too; a sum pending there is completed on the way.
 
     A reduce_scatter where the sum is pending, whose gradient is an all_gather; else nothing moves.
-    With `axis` None or no mesh, `x` itself.
+    With `axis` None or no mesh, `x` itself. A token that comes alone is completed only.
     """
     n = axis_size("split_sequence", x, axis)
     if axis is None or n == 1 or axis in x.type.split_axes:
         return x
+    if x.shape[dim] == 1:
+        return F.relayout(x, completed(x.type, (axis,)))
     return F.relayout(x, split_over(completed(x.type, (axis,)), dim, (axis,)))
 
 

@@ -1,4 +1,4 @@
-"""Convolution, pooling, norms over channels, resizing: images are [N, C, H, W], signals [N, C, L].
+"""Convolution, norms over channels, resizing: images are [N, C, H, W], signals [N, C, L].
 
 The batch may be split (each device has its images), and so may channels; the spatial dims are
 whole where an op looks along them. Statistics of a batch norm are those of the whole batch, however
@@ -17,7 +17,6 @@ from ..core.checks import MOST, divides, flag, number, ranked, shaped, shown, un
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
-from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit, matched
 from ..lang.tensor import Like, Tensor
@@ -63,22 +62,28 @@ def _pads(
     return tuple((p, p) for p in spatial(name, "padding", padding, len(kernel), 0))
 
 
-def _image(name: str, x: Like, rank: int) -> Tensor:
+def image(name: str, x: Like, rank: int) -> Tensor:
+    """`x` as floats. Raises ShapeError unless it has `rank` spatial dims."""
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)
-    sizes = "length" if rank == 1 else "height, width"
+    sizes = ("length", "height, width", "depth, height, width")[rank - 1]
     ranked(name, "x", t.type, rank + 2, f"give [batch, channels, {sizes}]")
     return t
+
+
+def spatial_dims(name: str) -> int:
+    """How many spatial dims the function `name` has: 2 in "conv2d"."""
+    return int(name[-2])
 
 
 def _conv(
     name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Padding,
     dilation: Size, groups: int,
 ) -> Tensor:  # fmt: skip
-    """`conv1d` or `conv2d`, by `name`: arguments checked, channels cut into groups, one op, the
-    bias added."""
-    rank = 1 if name == "conv1d" else 2
-    t, w = F.narrowed(*matched(name, _image(name, x, rank), _image(name, weight, rank)))
+    """The convolution `name`: arguments checked, channels cut into groups, one op, the bias
+    added."""
+    rank = spatial_dims(name)
+    t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
     groups = whole(name, "groups", groups, 1)
     n, c, *sizes = t.shape
     outs, per, *kernel = w.shape
@@ -138,19 +143,23 @@ def conv2d(
     return _conv("conv2d", x, weight, bias, stride, padding, dilation, groups)
 
 
-def conv_transpose2d(
-    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Size = 0,
-    output_padding: Size = 0, dilation: Size = 1, groups: int = 1,
+def conv3d(
+    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
+    dilation: Size = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The transpose of `conv2d` as a linear map, with weight [C, O / groups, KH, KW].
+    """The cross-correlation of x [N, C, D, H, W] with weight [O, C / groups, KD, KH, KW]; otherwise
+    as `conv2d`."""
+    return _conv("conv3d", x, weight, bias, stride, padding, dilation, groups)
 
-    Each pixel of x [N, C, H, W] adds its kernel to the output at steps of `stride` pixels.
-    `output_padding` adds rows and columns at the end, to choose between the sizes that have the
-    same `conv2d`. Raises ShapeError if the shapes or `groups` do not fit; UsageError if a setting
-    is not a number that fits.
-    """
-    name = "conv_transpose2d"
-    t, w = F.narrowed(*matched(name, _image(name, x, 2), _image(name, weight, 2)))
+
+def _conv_transpose(
+    name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Size,
+    output_padding: Size, groups: int, dilation: Size,
+) -> Tensor:  # fmt: skip
+    """The transposed convolution `name`: that of x with zeros between its elements, with the kernel
+    turned round."""
+    rank = spatial_dims(name)
+    t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
     groups = whole(name, "groups", groups, 1)
     n, c, *sizes = t.shape
     ins, per, *kernel = w.shape
@@ -161,17 +170,18 @@ def conv_transpose2d(
             [("x", t.type), ("weight", w.type)],
             fix="the weight is [in, out / groups, *kernel], and groups divides in",
         )
-    strides = spatial(name, "stride", stride, 2, 1)
-    steps = spatial(name, "dilation", dilation, 2, 1)
-    cut = spatial(name, "padding", padding, 2, 0)
-    more = spatial(name, "output_padding", output_padding, 2, 0)
+    strides = spatial(name, "stride", stride, rank, 1)
+    steps = spatial(name, "dilation", dilation, rank, 1)
+    cut = spatial(name, "padding", padding, rank, 0)
+    more = spatial(name, "output_padding", output_padding, rank, 0)
     ends = [(k - 1) * d for k, d in zip(kernel, steps, strict=True)]
-    turned = F.flip(F.flip(w, 2), 3).reshape(groups, c // groups, per, *kernel)
+    for d in range(2, w.ndim):
+        w = F.flip(w, d)
     y = emit(
         "conv",
         t.reshape(n, groups, c // groups, *sizes),
-        turned.permute(0, 2, 1, 3, 4),
-        stride=(1, 1),
+        w.reshape(groups, c // groups, per, *kernel).transpose(1, 2),
+        stride=(1,) * rank,
         pads=tuple((e - p, e - p + m) for e, p, m in zip(ends, cut, more, strict=True)),
         dilation=steps,
         spread=strides,
@@ -179,64 +189,29 @@ def conv_transpose2d(
     return _biased(name, y.reshape(n, groups * per, *y.shape[3:]), bias)
 
 
-# -- pooling --------------------------------------------------------------------------------------
-def _pool(
-    name: str, kind: str, x: Like, size: Size, stride: Size | None, padding: Size
-) -> tuple[Tensor, tuple[int, ...]]:
-    """(the maximum or the sum of each window, the window's sizes)."""
-    rank = 1 if name.endswith("1d") else 2
-    t = _image(name, x, rank)
-    t = t.to(f32) if kind == "sum" else t
-    window = spatial(name, "kernel_size", size, rank, 1)
-    strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
-    pads = spatial(name, "padding", padding, rank, 0)
-    if any(2 * p > k for p, k in zip(pads, window, strict=True)):
-        raise fail(
-            UsageError,
-            f"{name}: padding {pads} is more than half of the window {window}",
-            fix="use less, so that every window meets an element",
-        )
-    both = tuple((p, p) for p in pads)
-    return emit("window", t, kind=kind, size=window, stride=strides, pads=both), window
+def conv_transpose1d(
+    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Size = 0,
+    output_padding: Size = 0, *, groups: int = 1, dilation: Size = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of `conv1d` as a linear map, of x [N, C, L] with weight [C, O / groups, K];
+    otherwise as `conv_transpose2d`."""
+    name = "conv_transpose1d"
+    return _conv_transpose(name, x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Size) -> Tensor:
-    t = as_tensor(x)
-    y, window = _pool(name, "sum", t, size, stride, padding)
-    return (y * (1.0 / math.prod(window))).to(t.dtype if t.dtype.is_float else f32)
+def conv_transpose2d(
+    x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Size = 0,
+    output_padding: Size = 0, *, groups: int = 1, dilation: Size = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of `conv2d` as a linear map, with weight [C, O / groups, KH, KW].
 
-
-@renamed_arguments("nn.max_pool1d", size="kernel_size")
-def max_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of each window of x [N, C, L]; otherwise as `max_pool2d`."""
-    return _pool("max_pool1d", "max", x, kernel_size, stride, padding)[0]
-
-
-@renamed_arguments("nn.max_pool2d", size="kernel_size")
-def max_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of each window of x [N, C, H, W], at steps of `stride` (default:
-    `kernel_size`).
-
-    Padding is never chosen. The gradient goes to the first of equal elements. Raises ShapeError if
-    x has another rank, UsageError if `padding` is more than half of the window.
+    Each pixel of x [N, C, H, W] adds its kernel to the output at steps of `stride` pixels.
+    `output_padding` adds rows and columns at the end, to choose between the sizes that have the
+    same `conv2d`. Raises ShapeError if the shapes or `groups` do not fit; UsageError if a setting
+    is not a number that fits.
     """
-    return _pool("max_pool2d", "max", x, kernel_size, stride, padding)[0]
-
-
-@renamed_arguments("nn.avg_pool1d", size="kernel_size")
-def avg_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of each window of x [N, C, L]; otherwise as `avg_pool2d`."""
-    return _mean_pool("avg_pool1d", x, kernel_size, stride, padding)
-
-
-@renamed_arguments("nn.avg_pool2d", size="kernel_size")
-def avg_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of each window of x [N, C, H, W], at steps of `stride` (default: `kernel_size`).
-
-    Padding counts as zeros. Raises ShapeError if x has another rank, UsageError if `padding` is
-    more than half of the window.
-    """
-    return _mean_pool("avg_pool2d", x, kernel_size, stride, padding)
+    name = "conv_transpose2d"
+    return _conv_transpose(name, x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 # -- norms ----------------------------------------------------------------------------------------

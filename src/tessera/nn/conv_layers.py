@@ -17,17 +17,33 @@ from .module import Module, state
 OLD_NAMES = {"inputs": "in_channels", "outputs": "out_channels", "kernel": "kernel_size"}
 
 
-def _init(name: str, inputs: int, outputs: int, kernel: Size, groups: int, rank: int) -> Tensor:
-    ins, outs = (whole(name, "a number of channels", n, 1) for n in (inputs, outputs))
-    count = whole(name, "groups", groups, 1)
-    fn.into_groups(name, count, inputs=ins, outputs=outs)
-    sizes = fn.spatial(name, "kernel_size", kernel, rank, 1)
-    fan_in = ins // count * math.prod(sizes)
-    # He et al. 2015: what a ReLU halves is put back.
-    return Parameter(outs, ins // count, *sizes, init=normal(math.sqrt(2.0 / fan_in)))
+class _Conv(Module):
+    """What convolutions share: the first values of their weights."""
+
+    turned = False
+    weight: Parameter
+    bias: Parameter | None
+
+    def _make(
+        self, rank: int, inputs: int, outputs: int, kernel: Size, stride: Size, groups: int,
+        bias: bool,
+    ) -> None:  # fmt: skip
+        name = type(self).__name__
+        ins, outs = (whole(name, "a number of channels", n, 1) for n in (inputs, outputs))
+        count = whole(name, "groups", groups, 1)
+        fn.into_groups(name, count, inputs=ins, outputs=outs)
+        sizes = fn.spatial(name, "kernel_size", kernel, rank, 1)
+        fan_in = ins // count * math.prod(sizes)
+        lead = (outs, ins // count)
+        if self.turned:  # a step of the stride leaves out all but one in so many terms
+            fan_in = max(1, fan_in // math.prod(fn.spatial(name, "stride", stride, rank, 1)))
+            lead = (ins, outs // count)
+        # He et al. 2015: what a ReLU halves is put back.
+        self.weight = Parameter(*lead, *sizes, init=normal(math.sqrt(2.0 / fan_in)))
+        self.bias = Parameter(outs, init="zeros") if flag(name, "bias", bias) else None
 
 
-class Conv1d(Module):
+class Conv1d(_Conv):
     """`nn.conv1d` with weight [out_channels, in_channels / groups, kernel_size] and bias
     [out_channels]."""
 
@@ -37,9 +53,7 @@ class Conv1d(Module):
         self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
         padding: Padding = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
     ):  # fmt: skip
-        self.weight = _init("Conv1d", in_channels, out_channels, kernel_size, groups, 1)
-        with_bias = flag("Conv1d", "bias", bias)
-        self.bias = Parameter(out_channels, init="zeros") if with_bias else None
+        self._make(1, in_channels, out_channels, kernel_size, stride, groups, bias)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -48,7 +62,7 @@ class Conv1d(Module):
         )
 
 
-class Conv2d(Module):
+class Conv2d(_Conv):
     """`nn.conv2d` with weight [out_channels, in_channels / groups, *kernel_size] and bias
     [out_channels]."""
 
@@ -58,15 +72,77 @@ class Conv2d(Module):
         self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
         padding: Padding = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
     ):  # fmt: skip
-        self.weight = _init("Conv2d", in_channels, out_channels, kernel_size, groups, 2)
-        with_bias = flag("Conv2d", "bias", bias)
-        self.bias = Parameter(out_channels, init="zeros") if with_bias else None
+        self._make(2, in_channels, out_channels, kernel_size, stride, groups, bias)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def __call__(self, x: Tensor) -> Tensor:
         return fn.conv2d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
+
+
+class Conv3d(_Conv):
+    """`nn.conv3d` with weight [out_channels, in_channels / groups, *kernel_size] and bias
+    [out_channels]."""
+
+    @typed
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
+        padding: Padding = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
+    ):  # fmt: skip
+        self._make(3, in_channels, out_channels, kernel_size, stride, groups, bias)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.conv3d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class ConvTranspose1d(_Conv):
+    """`nn.conv_transpose1d` with weight [in_channels, out_channels / groups, kernel_size]
+    and bias [out_channels]."""
+
+    turned = True
+
+    @typed
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
+        padding: Size = 0, output_padding: Size = 0, groups: int = 1, bias: bool = True,
+        dilation: Size = 1,
+    ):  # fmt: skip
+        self._make(1, in_channels, out_channels, kernel_size, stride, groups, bias)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.groups, self.dilation = groups, dilation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.conv_transpose1d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding,
+            groups=self.groups, dilation=self.dilation,
+        )  # fmt: skip
+
+
+class ConvTranspose2d(_Conv):
+    """`nn.conv_transpose2d` with weight [in_channels, out_channels / groups, *kernel_size]
+    and bias [out_channels]."""
+
+    turned = True
+
+    @typed
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
+        padding: Size = 0, output_padding: Size = 0, groups: int = 1, bias: bool = True,
+        dilation: Size = 1,
+    ):  # fmt: skip
+        self._make(2, in_channels, out_channels, kernel_size, stride, groups, bias)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.groups, self.dilation = groups, dilation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.conv_transpose2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding,
+            groups=self.groups, dilation=self.dilation,
+        )  # fmt: skip
 
 
 class BatchNorm(Module):

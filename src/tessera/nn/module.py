@@ -99,7 +99,7 @@ class Module:
             if recorder is not None and id(self) not in recorder.root.changes.born:
                 value = recorder.assign(self, name, value)
         object.__setattr__(self, name, value)
-        for t in _direct(value):
+        for t in direct(value):
             t.home = weakref.ref(self)
 
     # -- what is in it ----------------------------------------------------------------------------
@@ -281,6 +281,8 @@ class Module:
                 parts.append(f"{name}={_said(value)}")
             elif isinstance(value, (bool, int, float, str)):
                 parts.append(f"{name}={value!r}")
+            elif callable(value):
+                inner.append(f"({name}): {getattr(value, '__name__', type(value).__name__)}")
             elif value and isinstance(value, (dict, list, tuple)):
                 parts += [f"{path}={_said(t)}" for path, t in _walk(value, name)]
         first = ", ".join(parts)
@@ -341,13 +343,13 @@ def _seen(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _direct(value: Any) -> Iterator[Tensor]:
+def direct(value: Any) -> Iterator[Tensor]:
     """The tensors of an attribute that no other module holds."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (dict, list, tuple)):
         for v in value.values() if isinstance(value, dict) else value:
-            yield from _direct(v)
+            yield from direct(v)
 
 
 def _tensors(module: Module, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -82,7 +82,8 @@ class Attention(Module):
         if "k" in own:
             places = own["at"].reshape(batch, 1, 1)
         if c.positions == "rotary":
-            rates = own["rates"] if "rates" in own else c.rope.rates(c.size, seq)
+            length = own["k"].shape[2] if "k" in own else slots or seq
+            rates = own["rates"] if "rates" in own else c.rope.rates(c.size, length)
             scale = c.rope.amplitude
             q, k = (fn.rotary(t, positions=places, rates=rates, scale=scale) for t in (q, k))
         if "k" in own:

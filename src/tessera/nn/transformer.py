@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import divides
-from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import functional as fn
-from .cache import Cache
+from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
 from .experts.layer import MoE
 from .gpt_config import ACTIVATIONS, GPTConfig, checked
@@ -167,14 +166,7 @@ class GPT(Module):
         This is the part of the model that a pipeline splits into stages. Raises ShapeError if `ids`
         are not integers [B, S] with S at most `config.seq`.
         """
-        ids = as_tensor(ids)
-        if ids.ndim != 2 or ids.shape[1] > self.config.seq or not ids.dtype.is_int:
-            raise fail(
-                ShapeError,
-                f"GPT: ids must be integers [B, S] with S at most {self.config.seq}",
-                [("ids", ids.type)],
-                fix="cut the sequences, or build the model with a longer config.seq",
-            )
+        ids = checked_ids(ids, self.config)
         c = self.config
         x = self._embedded(ids)
         if c.positions == "learned":
@@ -207,24 +199,35 @@ class GPT(Module):
 
         `ids` are integers [B, S]; `at` i32[B] is the place of each sequence's last token, what
         follows is padding. The cache holds the last `slots` tokens: as many as there will be, or
-        as the largest window, if every layer has one.
+        as the largest window, if every layer has one; rates that depend on the length ("dynamic",
+        "longrope") are those of `slots` tokens. Experts with a capacity serve what they have room
+        for here, and every token in `decode`. Raises ShapeError or DTypeError if shapes or dtypes
+        do not fit or a place is outside of S, UsageError if there are fewer slots, or if the config
+        has a `context`.
         """
-        ids, at = as_tensor(ids), as_tensor(at)
+        ids, at, slots = prompt_of(ids, at, slots, self.config)
         x = self._embedded(ids)
         if self.config.positions == "learned":
             x = x + self.position[: ids.shape[1]]
-        x, cache = self._layers(x, ids.shape[1], self._every(at), slots=slots)
-        x = F.gather_or_zero(x, at.reshape(-1, 1, 1), 1)
-        return self._logits(x)[:, 0], cache
+        x, cache = self._layers(x, slots, self._every(at), slots=slots)
+        return self._logits(F.gather(x, at.reshape(-1, 1, 1), 1))[:, 0], cache
 
     def decode(self, ids: Tensor, cache: Cache, at: Tensor) -> tuple[Tensor, Cache]:
-        """(logits [B, vocab], the cache with them in) of one token more, `ids` [B], at `at` [B]."""
-        ids, at = as_tensor(ids), as_tensor(at)
+        """(logits [B, vocab], the cache with them in) of one token more, `ids` [B], at `at` [B].
+
+        Raises ShapeError or DTypeError if shapes or dtypes do not fit those of the cache, or if the
+        host knows that a place is not below the number of slots (`config.seq`, where every layer
+        has a window); where only the devices know, the logits of that sequence are NaN. Raises
+        UsageError if `cache` is not one, or if the config has a `context`.
+        """
+        ids, cache, at, inside = token_of(ids, cache, at, self.config)
         x = self._embedded(ids.reshape(-1, 1))
         if self.config.positions == "learned":
             x = x + F.take_or_zero(self.position, at.reshape(-1, 1))
-        x, cache = self._layers(x, 1, {**self._every(at), **cache})
-        return self._logits(x)[:, 0], cache
+        slots = cache["k"].shape[3]
+        x, cache = self._layers(x, slots, {**self._every(at), **cache})
+        y = self._logits(x)[:, 0]
+        return y * inside.reshape(-1, 1).to(y.dtype), cache
 
     def _every(self, at: Tensor) -> Own:
         """`at` for every layer."""

@@ -101,7 +101,8 @@ class Profile:
     # -- the report -------------------------------------------------------------------------------
     @property
     def runs(self) -> int:
-        return len({t.run for t in self.timed})
+        """How often the program was run that was run most often."""
+        return max((n + 1 for n in self._runs.values()), default=0)
 
     @property
     def rows(self) -> list[Row]:

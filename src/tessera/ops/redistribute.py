@@ -21,9 +21,12 @@ from ..core.reshard import Step, completed, gathered
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
-def step_attrs(step: Step) -> dict[str, Any]:
-    """The attributes of the node that carries out `step`."""
+def step_attrs(step: Step, x: TensorType, order: str = "") -> dict[str, Any]:
+    """The attributes of the node that carries out `step` of a value of type `x`; a sum is added in
+    `order` ("": that of the program's level)."""
     attrs: dict[str, Any] = {"axes": step.axes}
+    if order and {kind for axis, kind in x.partial if axis in step.axes} == {"sum"}:
+        attrs["order"] = order
     if step.dim >= 0:
         attrs["dim"] = step.dim
     if step.to_dim >= 0:
@@ -224,7 +227,7 @@ all_gather = define(
        elements="moved")
 )  # fmt: skip
 all_reduce = define(
-    Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm?",
+    Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm? order?",
        elements="moved", invariance="sums")
 )  # fmt: skip
 reduce_scatter = define(
@@ -234,7 +237,7 @@ reduce_scatter = define(
         _scatter_local,
         _grad,
         flops=_free,
-        attrs="axes to_dim into algorithm?",
+        attrs="axes to_dim into algorithm? order?",
         elements="moved",
         invariance="sums",
     )

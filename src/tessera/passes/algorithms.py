@@ -52,9 +52,10 @@ def _choices(o: ProgramOptions) -> dict[str, str]:
 def algorithms(s: Schedule) -> Schedule:
     """`s` with the algorithms that its options choose; `s` itself where they choose none.
 
-    Left to the engine are: maxima and minima, collectives on a folded mesh (a device joins its
-    places first), "hierarchical" over a single axis on one level of links, and what "cheapest"
-    finds no cheaper table for. Raises UsageError for a table that does not exist.
+    Left to the engine are: maxima and minima, sums that have an order of their own, collectives on
+    a folded mesh (a device joins its places first), "hierarchical" over a single axis on one level
+    of links, and what "cheapest" finds no cheaper table for. Raises UsageError for a table that
+    does not exist.
     """
     choices = _choices(s.options)
     if not choices or s.mesh is None or s.mesh.onto is not None:
@@ -110,6 +111,7 @@ class _Chooser:
         count = ways(axes, t.sizes)
         kinds = {kind for a, kind in t.partial if a in axes}
         left = want == "engine" or n.op not in table.COLLECTIVES or not 1 < count <= MOST_RANKS
+        left = left or "order" in n.attrs
         if left or kinds - {"sum"} or t.mesh is None:
             return ""
         groups = t.mesh.groups(axes)

@@ -55,7 +55,7 @@ def _is_float(n: Node) -> bool:
 
 def resume(body: Graph, around: Builder) -> Builder:
     """A builder that goes on where `body`, of a loop or a branch in `around`, ended."""
-    b = Builder(body.name, around.options, around.strict)
+    b = Builder(body.name, around.options, around.strict, around.ordered)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
     return b
 

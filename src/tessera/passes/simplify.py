@@ -74,12 +74,15 @@ def fuse_reductions(graph: Graph) -> Graph:
         whole = n.args[0]
         made = whole.args[0]
         o = graph.options
-        steps = steps_between(made.type, n.type, o.mesh_invariant, o.schedule.topology)
+        order = whole.attrs.get("order", "")
+        exact = bool(order) or o.mesh_invariant
+        steps = steps_between(made.type, n.type, exact, o.schedule.topology)
         if sum(s.wire_bytes for s in steps) >= whole.wire_bytes:
             return None
         for s in steps:
             note = n.note or whole.note
-            made = Node(s.kind, (made,), (s.type,), step_attrs(s), n.loc, n.scope, note)
+            attrs = step_attrs(s, made.type, order)
+            made = Node(s.kind, (made,), (s.type,), attrs, n.loc, n.scope, note)
             emit(made)
         return made
 

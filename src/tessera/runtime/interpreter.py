@@ -64,7 +64,8 @@ class Interpreter:
         if n.op == "scan" and any(t.size for t in n.types):
             return op.local(Call(self.xp, f.somewhere, ins, n.types, n.attrs, bodies), *values)
         several, axes = len(n.types) > 1 or op.many, f.axes(*ins, *n.types)
-        if (axes or self.order) and n.is_collective and (axes or op.mesh_invariance == "sums"):
+        ordered = op.mesh_invariance == "sums" and self._order(n)
+        if n.is_collective and (axes or ordered):
             return self._collectives([n], values)[0]
         if not axes:
             made = self._computed(n, ins, f.somewhere, [v[0] for v in values])
@@ -99,8 +100,7 @@ class Interpreter:
         for n, x in zip(nodes, values, strict=True):
             (t,) = ins = (n.args[0].type,)
             axes = f.axes(t, n.type)
-            order = "" if "algorithm" in n.attrs else self.order
-            xp = CollectiveXp(wire, f, axes, self._xp(n), order)
+            xp = CollectiveXp(wire, f, axes, self._xp(n), self._order(n))
             call = Call(xp, f.somewhere, ins, n.types, n.attrs, self.run)
             made.append(OPS[n.op].compute(call, f.to(x, f.axes(t), axes)))
         wire.carry()
@@ -108,6 +108,11 @@ class Interpreter:
             f.to(now(x), f.axes(n.args[0].type, n.type), f.axes(n.type))
             for x, n in zip(made, nodes, strict=True)
         ]
+
+    def _order(self, n: Node) -> str:
+        """The order in which the collective `n` adds up, if it does; "" where the engine or an
+        algorithm has its own."""
+        return "" if "algorithm" in n.attrs else n.attrs.get("order", self.order)
 
     def _xp(self, n: Node) -> Any:
         return by_algorithm(n.attrs["algorithm"]) if "algorithm" in n.attrs else self.xp

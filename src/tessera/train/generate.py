@@ -1,36 +1,57 @@
-"""What does the model say? Sampling token by token from a compiled function of fixed shape.
+"""What does the model say? Sampling token by token from compiled functions of fixed shapes.
 
-The window never changes its shape, so the function is compiled once: shorter texts are padded
-after their end, where a causal model cannot look.
+A GPT keeps the keys and values of the tokens so far: the prompt is one program, and each further
+token another. A model without such a cache computes the whole window for each token. The window
+never changes its shape: shorter texts are padded after their end, where a causal model cannot look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import number, whole
-from ..core.errors import UsageError, fail
+from ..core.checks import flag, number, whole
+from ..core.errors import UsageError, fail, warn_no_effect
 from ..core.mesh import Mesh
 from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.jit import jit
 from ..lang.tensor import Tensor
+from ..nn.cache import Cache
+from ..nn.gpt_config import GPTConfig
+from ..nn.module import Module
+from ..nn.transformer import GPT
 
 
 @lru_cache(maxsize=16)
-def _program(window: int, mesh: Mesh | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    """A compiled function of (model, ids i32[1, window], at i32[1]): the logits f32[V] at `at`."""
+def _programs(
+    window: int, mesh: Mesh | None, config: GPTConfig | None
+) -> tuple[Callable[..., Any], ...]:
+    """Compiled functions of a model, an `nn.GPT` if it has a `config`.
+
+    Of i32[1, window] and the place `at` i32[1] of the last token: the logits f32[V] there; the same
+    with the cache after it. Of one id i32[1], the cache before it and its place: its logits and the
+    cache after it.
+    """
 
     @jit
-    def logits_at(model: Any, ids: Tensor, at: Tensor) -> Tensor:
+    def full(model: Any, ids: Tensor, at: Tensor) -> Tensor:
         return F.take(model(ids)[0], at, 0)[0]
 
-    return logits_at
+    @jit
+    def prefill(model: GPT, ids: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
+        return model.prefill(ids, at, window)
+
+    @jit(donate="cache")
+    def decode(model: GPT, ids: Tensor, cache: Cache, at: Tensor) -> tuple[Tensor, Cache]:
+        return model.decode(ids, cache, at)
+
+    return full, prefill, decode
 
 
 def generate(
@@ -38,36 +59,115 @@ def generate(
     prompt: Sequence[int] | NDArray[Any],
     tokens: int,
     *,
-    window: int,
+    window: int | None = None,
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,
     stop: int | None = None,
     mesh: Mesh | None = None,
+    cache: bool = True,
 ) -> list[int]:
     """`prompt` continued by at most `tokens` tokens; ends early before the token `stop`.
 
     `model` maps ids [1, window] to logits [1, window, V] and is causal. The last `window` tokens
-    are what it sees. The same seed gives the same tokens. Raises UsageError.
+    are what it sees; None: for an `nn.GPT` as many as there will be, but no more than its
+    `config.seq`. A module computes as after `eval()`. The same seed gives the same tokens.
+
+    With `cache` an `nn.GPT` computes each token alone, from the keys and values of those before it,
+    until there are more than `window`; from there on, and without a cache, it computes the whole
+    window for each. The logits are the same up to rounding. Raises UsageError if an argument is not
+    what is said here.
+
+    >>> from tessera import nn
+    >>> model = nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=8, layers=1, heads=2))
+    >>> len(generate(model, [1, 2, 3], 4))
+    7
     """
     ids = [int(i) for i in prompt]
     whole("generate", "tokens", tokens, 0)
-    whole("generate", "window", window, 1)
+    number("generate", "temperature", temperature, least=0)
+    whole("generate", "top_k", top_k, 0)
     if not ids:
         raise fail(UsageError, "generate: the prompt has no token", fix="give at least one")
-    logits_at = _program(window, mesh)
+    config = model.config if isinstance(model, GPT) else None
+    window = _window(config, len(ids) + tokens) if window is None else window
+    whole("generate", "window", window, 1, None if config is None else config.seq)
+    cached = flag("generate", "cache", cache) and isinstance(model, GPT) and _has_cache(model)
+    full, prefill, decode = _programs(window, mesh, config)
     draw = np.random.Generator(np.random.Philox(seed))
-    for _ in range(tokens):
-        seen = ids[-window:]
-        padded = np.zeros((1, window), np.int32)
-        padded[0, : len(seen)] = seen
-        at = tensor(np.array([len(seen) - 1], np.int32), mesh=mesh)
-        logits = logits_at(model, tensor(padded, mesh=mesh), at).numpy()
-        chosen = sample(logits, draw, temperature, top_k)
-        if chosen == stop:
-            break
-        ids.append(chosen)
+    kept: Cache | None = None
+
+    def on(*values: int) -> Tensor:
+        return tensor(np.array(values, np.int32), mesh=mesh)
+
+    with _inference(model):
+        for _ in range(tokens):
+            seen = ids[-window:]
+            at = on(len(seen) - 1)
+            padded = np.zeros((1, window), np.int32)
+            padded[0, : len(seen)] = seen
+            if not cached or len(ids) > window:
+                logits = full(model, tensor(padded, mesh=mesh), at)
+            elif kept is None:
+                logits, kept = prefill(model, tensor(padded, mesh=mesh), at)
+            else:
+                logits, kept = decode(model, on(ids[-1]), kept, at)
+            chosen = sample(logits.numpy().reshape(-1), draw, temperature, top_k)
+            if chosen == stop:
+                break
+            ids.append(chosen)
     return ids
+
+
+def _window(c: GPTConfig | None, count: int) -> int:
+    """The tokens that a model sees of a text of `count`: a power of two, so that texts of about
+    one length share a program, or the most that it takes."""
+    if c is None:
+        fix = "give the number of tokens that the model sees"
+        raise fail(UsageError, "generate: a function needs a window", fix=fix)
+    shorter = [r.original for r in (c.rope, c.local_rope) if r and r.by_length]
+    return min([1 << max(count - 1, 0).bit_length(), c.seq, *(n for n in shorter if n >= count)])
+
+
+def _has_cache(model: GPT) -> bool:
+    """Whether `prefill` and `decode` compute what the model does; an OptionWarning says why not."""
+    c, own = model.config, type(model)
+    for wrong, why, fix in (
+        (c.context, f"the sequence is split by context={c.context!r}", "context=None"),
+        (
+            c.experts and c.capacity is not None,
+            "experts with a capacity serve a token depending on the others",
+            "capacity=None",
+        ),
+        (
+            own.features is not GPT.features or own.__call__ is not GPT.__call__,
+            f"{own.__name__} computes in a way of its own",
+            "nothing of its own",
+        ),
+    ):
+        if wrong:
+            warn_no_effect(
+                "generate: cache=True",
+                why,
+                means="the whole window is computed for each token",
+                fix=f"load the weights into an nn.GPT with {fix}, or give cache=False",
+            )
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _inference(model: object) -> Iterator[None]:
+    """The modules of `model` as after `eval()`, and then again as they were."""
+    every = [m for _, m in model.modules()] if isinstance(model, Module) else []
+    trained = [m for m in every if m.__dict__.get("training")]
+    for module in trained:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 def sample(

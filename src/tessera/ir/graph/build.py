@@ -20,13 +20,18 @@ class Builder:
     """Grows one graph. Call it to add a node: `b("mul", x, y)`; layouts are settled on the way.
 
     `options` are those of the program that the graph is, or is a part of. With `strict` a
-    collective that is to be inserted is an error.
+    collective that is to be inserted is an error. While it is `ordered`, sums over devices are
+    added in the order of the options, whatever the level.
     """
 
     def __init__(
-        self, name: str = "graph", options: ProgramOptions = PLAIN, strict: bool = False
+        self,
+        name: str = "graph",
+        options: ProgramOptions = PLAIN,
+        strict: bool = False,
+        ordered: bool = False,
     ) -> None:
-        self.name, self.options, self.strict = name, options, strict
+        self.name, self.options, self.strict, self.ordered = name, options, strict, ordered
         self.nodes: list[Node] = []
         self.inputs: list[Node] = []
         self.scope = ""
@@ -36,7 +41,7 @@ class Builder:
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
-        self._moved: dict[tuple[Node, TensorType], Node] = {}
+        self._moved: dict[tuple[Node, TensorType, bool], Node] = {}
 
     def input(self, type: TensorType, name: str = "") -> Node:
         node = input_node(type, name or f"x{len(self.inputs)}")
@@ -92,7 +97,9 @@ class Builder:
         """`x` in the layout `to`; `reason` marks the steps as inserted, "" as written."""
         if x.type is to:
             return x
-        done = self._moved.get((x, to))
+        o = self.options
+        exact = self.ordered or o.mesh_invariant
+        done = self._moved.get((x, to, exact))
         if done is not None:
             return done
         made, start = x, x
@@ -100,22 +107,22 @@ class Builder:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x):
             made = self._made(x, to, reason)
-        elif not self.options.mesh_invariant and not to.varying and (narrow := narrowed(self, x)):
+        elif not exact and not to.varying and (narrow := narrowed(self, x)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
             made = self("cast", narrow, dtype=x.type.dtype)
         else:
             if x.type.mesh is None and to.mesh is not None:
                 made = x = self("to_mesh", x, layout=to.replicated())
-            o = self.options
-            for step in steps_between(x.type, to, o.mesh_invariant, o.schedule.topology):
+            order = o.order if self.ordered and not o.mesh_invariant else ""
+            for step in steps_between(x.type, to, exact, o.schedule.topology):
                 loc = caller() if self.loc is None else self.loc
-                attrs = step_attrs(step)
+                attrs = step_attrs(step, made.type, order)
                 made = self._add(
                     Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
                 )
         if made.type is not to and same_type(made.type, to) and made.type.mesh == to.mesh:
             made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
-        self._moved[start, to] = made
+        self._moved[start, to, exact] = made
         return made
 
     def _spread(self, x: Node, to: TensorType, reason: str) -> Node:

@@ -117,7 +117,8 @@ def _kind(n: Node, o: ScheduleOptions) -> object:
     """What neighbours must share to be one step; None for what is always a step of its own."""
     if n.is_collective:
         t = n.args[0].type
-        return (n.op, n.attrs["axes"], t.dtype, dict(t.partial).get(n.attrs["axes"][0]))
+        kind = dict(t.partial).get(n.attrs["axes"][0])
+        return (n.op, n.attrs["axes"], t.dtype, kind, n.attrs.get("order"))
     if is_loop(n):
         return None
     return () if o.scope_depth is None else tuple(n.scope.split("/")[: o.scope_depth])
@@ -284,7 +285,8 @@ def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
     held: list[Node] = []
 
     def flush() -> None:
-        key = lambda n: (n.op, n.attrs["axes"])  # noqa: E731  # for sort and groupby alike
+        # For sort and groupby alike.
+        key = lambda n: (n.op, n.attrs["axes"], n.attrs.get("order", ""))  # noqa: E731
         for _, same in groupby(sorted(held, key=key), key=key):
             out.extend(same)
         held.clear()

@@ -63,7 +63,7 @@ def choose(
     rest = {p: r for p, r in groups.items() if p is not part}
 
     def branch(some: dict[Part, list[int]]) -> Graph:
-        inner = Builder(b.name, b.options, b.strict)
+        inner = Builder(b.name, b.options, b.strict, b.ordered)
         inner.scope, inner.loc = b.scope, b.loc if b.loc is not None else part.node.loc
         at = inner.input(rank.type.with_varying(()), "rank")
         given = {

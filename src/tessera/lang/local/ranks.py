@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...core.context import replaced, settings
 from ...core.errors import UsageError, caller, fail
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
@@ -94,7 +95,14 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
     t = x.type if x.type.mesh is not None else x.type.on(seen.mesh)
     own = functions.relayout(x, t.with_varying((*t.varying, *seen.axes)))
     result = recorder.builder.input(_type_of(recorder, own, build), f"{key[0]}{len(log.calls)}")
-    log.calls.append(Issued((*key, str(own.type)), caller(), recorder.node(own), result, build))
+    ordered = settings().ordered
+
+    def later(block: Tensor) -> Tensor:
+        with replaced(ordered=ordered):
+            return build(block)
+
+    key = (*key, *(["in a fixed order"] if ordered else []), str(own.type))
+    log.calls.append(Issued(key, caller(), recorder.node(own), result, later))
     return symbolic(result, recorder)
 
 

@@ -24,6 +24,7 @@ from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
+from ...lang.determinism import sums_in_order
 from ...lang.operands import as_tensor
 from ...lang.parameter import Parameter
 from ...lang.pipelines.microbatch import state_of
@@ -84,7 +85,9 @@ def moe(
       has it.
     - `transport`: "nccl", "nvshmem", "deepep" or "auto", or a dict of the fields of `Transport`: a
       preference, and how the payload is packed and cut.
-    - `deterministic`: sums a token's experts in the order of their ids.
+    - `deterministic`: sums a token's experts in the order of their ids, and values of different
+      devices in a fixed order at every level, as `dist.all_reduce(deterministic=True)` does. The
+      sums of the gradients follow the level (`dist.deterministic`).
     - `placement`: which expert's weights are in which row; replicas share tokens and gradients.
     - `block`: the number of rows in a block of dropless experts.
 
@@ -115,7 +118,7 @@ def moe(
 def _called(x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool) -> Any:
     call = settled(x.type, experts, options, mesh)
     call.warn_of_no_effect()
-    with named_scope("moe"):
+    with named_scope("moe"), sums_in_order("moe", options.deterministic):
         out, choice, dropped = call.run(x)
         made = (out, choice.routing(dropped)) if stats else out
     recorder = current()

@@ -1,0 +1,148 @@
+"""Pooling: the largest element, or the mean, of windows of [N, C, L] and [N, C, H, W].
+
+The batch and the channels may be split, the spatial dims are whole. A window of a given size is one
+op; where the number of windows is given (adaptive), their elements are first laid side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from ..core.dtypes import f32
+from ..core.errors import ShapeError, UsageError, fail
+from ..core.renamed import renamed_arguments
+from ..lang import functions as F
+from ..lang.operands import as_tensor, emit
+from ..lang.tensor import Like, Tensor
+from .conv import Size, image, spatial, spatial_dims
+
+OutputSize = int | Sequence[int | None] | None
+
+
+def _pool(
+    name: str, kind: str, x: Like, size: Size, stride: Size | None, padding: Size
+) -> tuple[Tensor, tuple[int, ...]]:
+    """(the maximum or the sum of each window, the window's sizes)."""
+    rank = spatial_dims(name)
+    t = image(name, x, rank)
+    t = t.to(f32) if kind == "sum" else t
+    window = spatial(name, "kernel_size", size, rank, 1)
+    strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
+    pads = spatial(name, "padding", padding, rank, 0)
+    if any(2 * p > k for p, k in zip(pads, window, strict=True)):
+        raise fail(
+            UsageError,
+            f"{name}: padding {pads} is more than half of the window {window}",
+            fix="use less, so that every window meets an element",
+        )
+    both = tuple((p, p) for p in pads)
+    return emit("window", t, kind=kind, size=window, stride=strides, pads=both), window
+
+
+def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Size) -> Tensor:
+    t = as_tensor(x)
+    y, window = _pool(name, "sum", t, size, stride, padding)
+    return (y * (1.0 / math.prod(window))).to(t.dtype if t.dtype.is_float else f32)
+
+
+@renamed_arguments("nn.max_pool1d", size="kernel_size")
+def max_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The largest element of each window of x [N, C, L]; otherwise as `max_pool2d`."""
+    return _pool("max_pool1d", "max", x, kernel_size, stride, padding)[0]
+
+
+@renamed_arguments("nn.max_pool2d", size="kernel_size")
+def max_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The largest element of each window of x [N, C, H, W], at steps of `stride` (default:
+    `kernel_size`).
+
+    Padding is never chosen. The gradient goes to the first of equal elements. Raises ShapeError if
+    x has another rank, UsageError if `padding` is more than half of the window.
+    """
+    return _pool("max_pool2d", "max", x, kernel_size, stride, padding)[0]
+
+
+@renamed_arguments("nn.avg_pool1d", size="kernel_size")
+def avg_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The mean of each window of x [N, C, L]; otherwise as `avg_pool2d`."""
+    return _mean_pool("avg_pool1d", x, kernel_size, stride, padding)
+
+
+@renamed_arguments("nn.avg_pool2d", size="kernel_size")
+def avg_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """The mean of each window of x [N, C, H, W], at steps of `stride` (default: `kernel_size`).
+
+    Padding counts as zeros. Raises ShapeError if x has another rank, UsageError if `padding` is
+    more than half of the window.
+    """
+    return _mean_pool("avg_pool2d", x, kernel_size, stride, padding)
+
+
+# -- a given number of windows --------------------------------------------------------------------
+def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
+    """The maximum or the mean of as many windows as `output_size` says.
+
+    Window i of n over m elements has those from floor(i m / n) to ceil((i + 1) m / n).
+    """
+    rank = spatial_dims(name)
+    t = image(name, x, rank)
+    if not all(t.shape[2:]):
+        raise fail(
+            ShapeError,
+            f"{name}: an image of no elements has no window",
+            [("x", t.type)],
+            fix="leave it out",
+        )
+    given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * rank
+    sizes = [m if n is None else n for n, m in zip_longest(given, t.shape[2:])]
+    counts = spatial(name, "output_size", sizes, rank, 1)
+    y, window, mean = t.to(f32) if kind == "sum" else t, [], kind == "sum"
+    shares: list[Tensor] = []
+    for d, (n, m) in enumerate(zip(counts, t.shape[2:], strict=True), 2):
+        i = np.arange(n, dtype=np.int32)
+        first, stop = (i * m // n)[:, None], (-(-(i + 1) * m // n))[:, None]
+        most = int((stop - first).max())
+        window.append(most)
+        if n * most != m:  # else they lie side by side already
+            # A shorter window has its last element again; zeros, where it is summed.
+            at = first + np.arange(most, dtype=np.int32)
+            at = np.where(at < stop, at, -1 if mean else stop - 1)
+            y = F.take_or_zero(y, at.reshape(-1), d)
+        share = np.float32(1.0) / (stop - first).astype(np.float32)
+        shares.append(as_tensor(share.reshape(-1, *(1,) * (t.ndim - 1 - d))))
+    y = emit("window", y, kind=kind, size=tuple(window), stride=tuple(window),
+             pads=((0, 0),) * rank)  # fmt: skip
+    for part in shares if mean else ():
+        y = y * part
+    return y.to(t.dtype)
+
+
+def adaptive_avg_pool1d(x: Like, output_size: OutputSize) -> Tensor:
+    """The means of `output_size` windows over x [N, C, L]; otherwise as `adaptive_avg_pool2d`."""
+    return _adaptive("adaptive_avg_pool1d", "sum", x, output_size)
+
+
+def adaptive_avg_pool2d(x: Like, output_size: OutputSize) -> Tensor:
+    """The means of `output_size` windows over x [N, C, H, W], equal ones as far as possible.
+
+    Window i of n over m elements has those from floor(i m / n) to ceil((i + 1) m / n), as in
+    PyTorch. `output_size` is a number or one for each dim; None is the dim's own size. Raises
+    ShapeError if x has another rank or no elements, UsageError if `output_size` is no such number.
+    """
+    return _adaptive("adaptive_avg_pool2d", "sum", x, output_size)
+
+
+def adaptive_max_pool1d(x: Like, output_size: OutputSize) -> Tensor:
+    """The largest elements of `output_size` windows over x [N, C, L]; otherwise as
+    `adaptive_avg_pool2d`."""
+    return _adaptive("adaptive_max_pool1d", "max", x, output_size)
+
+
+def adaptive_max_pool2d(x: Like, output_size: OutputSize) -> Tensor:
+    """The largest elements of `output_size` windows over x [N, C, H, W]; otherwise as
+    `adaptive_avg_pool2d`. The gradient goes to the first of equal elements."""
+    return _adaptive("adaptive_max_pool2d", "max", x, output_size)

@@ -1,0 +1,69 @@
+"""Mistakes with models. A row: name, error, mistake, message."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tessera as ts
+from tests.mesh.errors import row
+
+# fmt: off
+
+# -- a model that decodes --------------------------------------------------------------------------
+GPT = ts.nn.GPT(ts.nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2))
+IN_TURN = np.zeros((2, 4), np.int32)
+CACHE = {n: ts.zeros((1, 2, 2, 6, 4)) for n in "kv"}
+row("a prompt ends outside", ts.ShapeError, lambda: GPT.prefill(IN_TURN, [3, 4], 6), """
+GPT.prefill: place 4 at [1] is outside 0 to 3
+  places : i32[2]
+  at     : AT
+  fix    : keep each place within 0 to 3
+""")
+row("a cache that is too small", ts.UsageError, lambda: GPT.prefill(IN_TURN, [3, 3], 3), """
+GPT.prefill: slots cannot be 3
+  at  : AT
+  fix : give a whole number of at least 4
+""")
+row("ends of other sequences", ts.ShapeError, lambda: GPT.prefill(IN_TURN, [3], 6), """
+GPT.prefill: at has shape (1,), not (2,)
+  at  : i32[1]
+  at  : AT
+  fix : give it the shape (2,)
+""")
+row("a place beyond the cache", ts.ShapeError, lambda: GPT.decode([1, 2], CACHE, [5, 6]), """
+GPT.decode: place 6 at [1] is outside 0 to 5
+  places : i32[2]
+  at     : AT
+  fix    : keep each place within 0 to 5
+""")
+row("a cache of other sequences", ts.ShapeError, lambda: GPT.decode([1], CACHE, [5]), """
+GPT.decode: the cache's k has shape (1, 2, 2, 6, 4), not (1, 1, 2, 6, 4)
+  cache's k : f32[1, 2, 2, 6, 4]
+  ids       : i32[1]
+  at        : AT
+  fix       : give it the shape (1, 1, 2, 6, 4)
+""")
+row("a cache of whole numbers", ts.DTypeError, lambda: GPT.decode(
+    [1, 2], {n: t.to("i32") for n, t in CACHE.items()}, [5, 5]), """
+GPT.decode: the cache's k must be floats
+  cache's k : i32[1, 2, 2, 6, 4]
+  at        : AT
+  fix       : cast it with .to(ts.f32)
+""")
+row("no cache", ts.UsageError, lambda: GPT.decode([1, 2], {}, [5, 5]), """
+GPT.decode: the cache cannot be {}
+  at  : AT
+  fix : give the second result of prefill or decode
+""")
+row("a token that is a sequence", ts.ShapeError, lambda: GPT.decode(IN_TURN, CACHE, [5, 5]), """
+GPT.decode: ids has 2 dims, not 1
+  ids : i32[2, 4]
+  at  : AT
+  fix : give one token of each sequence, [B]
+""")
+row("a cache of a split sequence", ts.UsageError, lambda: ts.nn.GPT(ts.nn.GPTConfig(
+    vocab=8, seq=8, d=8, layers=1, heads=2, context="ring")).prefill(IN_TURN, [3, 3], 6), """
+GPT.prefill: there is no cache of a sequence that is split by context='ring'
+  at  : AT
+  fix : load the weights into an nn.GPT with context=None
+""")

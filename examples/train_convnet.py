@@ -153,7 +153,7 @@ def main(
     noise: Annotated[float, typer.Option(min=0, help="Of each pixel; stripes reach 1.")] = 1.2,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights and images.")] = 0,
 ) -> tuple[Trained, Trained]:
-    console = Console()
+    console = Console(quiet=dist.process_index() > 0)  # one process shows
     try:
         devices = dist.Mesh.parse(mesh)
         if devices.axes != ("dp",):

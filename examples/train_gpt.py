@@ -177,9 +177,7 @@ def train(c: SimpleNamespace, console: Console) -> None:
     console.print(f"\nmedian step: {run.median_speed}\n", highlight=False)
     console.print(render_losses(losses, bits), "")
     if "pp" in mesh:  # from the stages back to the whole mesh
-        whole = nn.GPT(config)
-        whole.load_parameters({k: ts.tensor(w.numpy()) for k, w in model.state_dict().items()})
-        model = dist.place(whole, plan, mesh)
+        model = dist.place(model, plan, mesh)
         run.save_text("pipeline.svg", pipeline.pipeline_svg(features.table))
     ids = generate(
         model, text.tokenizer.encode(c.prompt), c.sample_tokens, window=c.seq, seed=c.seed,
@@ -230,7 +228,7 @@ def main(
     config = SimpleNamespace(**locals())
     try:
         with ts.autocast(dtype):
-            train(config, Console())
+            train(config, Console(quiet=dist.process_index() > 0))  # one process shows
     except ts.TesseraError as error:
         typer.echo(f"error: {one_line(error)}", err=True)
         raise typer.Exit(2) from None

@@ -49,6 +49,7 @@ from .core.errors import (
 )
 from .core.flags import prepare
 from .core.peers import public
+from .core.ranks import rank_of
 from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict
@@ -110,12 +111,13 @@ def _count_devices() -> int:
     return device_count()
 
 
-def _count_processes() -> int:
-    if "jax" not in sys.modules:  # who starts several has imported it
-        return 1
-    from .runtime.jax_private import processes
+def _place() -> tuple[int, int]:
+    if sys.modules.get("jax") is None:  # as a launcher says, which this process has yet to join
+        own = rank_of()
+        return (own.rank, own.size) if own is not None else (0, 1)
+    from .runtime.devices import process_place
 
-    return processes()
+    return process_place()
 
 
 set_engine(_load_engine)
@@ -124,7 +126,7 @@ set_engine(_load_engine)
 def _wire() -> None:
     from .core.devices import set_device_provider
 
-    set_device_provider(_count_devices, _count_processes)
+    set_device_provider(_count_devices, _place)
 
 
 _wire()

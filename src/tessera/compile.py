@@ -30,7 +30,6 @@ from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
 from .runtime import arrays, devices, offload, programs, pytrees
-from .runtime.jax_private import processes
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded
 from .runtime.send import mover
@@ -183,6 +182,9 @@ class Engine:
     ) -> Any:
         return arrays.place_blocks(read, type)
 
+    def rows_here(self, type: TensorType) -> np.ndarray[Any, Any]:
+        return arrays.rows_here(type)
+
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
         return arrays.fetch(data, type)
 
@@ -213,4 +215,4 @@ class Engine:
         return isinstance(value, jax.Array)
 
 
-set_device_provider(devices.device_count, processes)
+set_device_provider(devices.device_count, devices.process_place)

@@ -1,5 +1,6 @@
 """Meshes, layouts, collectives: `from tessera import dist`."""
 
+from .core.devices import process_count, process_index
 from .core.mesh import Mesh
 from .core.peers import public
 from .lang.builtin_strategies import strategy
@@ -23,6 +24,7 @@ from .lang.create import dist_tensor as tensor
 from .lang.determinism import deterministic, set_deterministic
 from .lang.strategy import AxisStrategy, Strategy, place
 from .lang.timeouts import set_collective_timeout
+from .lang.to_host import to_host
 from .observe.inspect import inspect
 from .observe.profile import profile
 from .observe.validate import validate_determinism
@@ -31,8 +33,9 @@ allreduce = all_reduce
 __all__ = [
     "AxisStrategy", "Mesh", "ShardSpec", "Strategy", "all_gather", "all_reduce", "all_to_all",
     "allreduce", "barrier", "broadcast", "deterministic", "gather", "inspect", "permute", "place",
-    "profile", "recv", "redistribute", "reduce_scatter", "scatter", "send",
+    "process_count", "process_index", "profile", "recv", "redistribute", "reduce_scatter",
+    "scatter", "send",
     "set_collective_timeout", "set_deterministic", "shard", "shift", "strategy", "tensor",
-    "validate_determinism",
+    "to_host", "validate_determinism",
 ]  # fmt: skip
 __getattr__ = public("dist", globals(), {"set_collective_limit": "set_collective_timeout"})

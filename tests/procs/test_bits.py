@@ -40,6 +40,9 @@ for y in (total, x):
 """
 
 
+FIX = "  fix    : complete it first, in all of them:"
+
+
 def trained(folder: Path, processes: int, devices: int, run: str, flags: str) -> set[str]:
     """The hashes of weights and losses that the processes print."""
     folder.mkdir()
@@ -83,9 +86,9 @@ def test_reading_what_lies_on_other_processes_says_what_to_do(tmp_path: Path) ->
             "read: other processes hold a part of the tensor",
             "  tensor : f32[] +dp",
             f"  at     : {line_of('read', READ, HEAD)}",
-            "  fix    : complete it first, in all of them: dist.all_reduce(x)",
+            f"{FIX} dist.all_reduce(x), or read it there: dist.to_host(x)",
             "read: other processes hold a part of the tensor",
             "  tensor : f32[4@dp]",
             f"  at     : {line_of('read', READ, HEAD)}",
-            '  fix    : complete it first, in all of them: dist.redistribute(x, "[4]")',
+            f'{FIX} dist.redistribute(x, "[4]"), or read it there: dist.to_host(x)',
         ], e

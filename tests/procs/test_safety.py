@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.procs.harness import HEAD, line_of, run_ranks
 
 # Each case is a function that both ranks call; what they raise is collected, and they go on.
@@ -184,7 +186,7 @@ def test_processes_that_differ_are_named_and_nothing_runs(tmp_path: Path) -> Non
     assert first == second
     found = dict(first)
     code, total = found.pop("same")
-    assert re.fullmatch(r"[0-9a-f]{16}", code) and total == [2.0] * 3
+    assert re.fullmatch(r"[0-9a-f]{16}", code) and total == pytest.approx([2.0] * 3)
     assert found.pop("elsewhere") == 28.0
     assert found.keys() == ROWS.keys()
     for name, (step, *said) in ROWS.items():

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from .errors import BackendError, fail
 
 Count = Callable[[], int]
-_providers: list[tuple[Count, Count]] = []
+Place = Callable[[], tuple[int, int]]
+_providers: list[tuple[Count, Place]] = []
 
 
-def set_device_provider(devices: Count, processes: Count) -> None:
-    """Says how devices and processes are counted. The runtime does this, since only it may ask the
-    engine."""
+def set_device_provider(devices: Count, processes: Place = lambda: (0, 1)) -> None:
+    """Says how devices are counted, and which of how many processes this is. The runtime does this,
+    since only it may ask the engine."""
     _providers[:] = [(devices, processes)]
 
 
@@ -28,6 +29,16 @@ def device_count() -> int:
     return _providers[0][0]()
 
 
+def process_index() -> int:
+    """Which of the processes that run this program together this one is, from 0; 0 where it runs
+    alone. The first one prints and writes files.
+
+    >>> process_index(), process_count()
+    (0, 1)
+    """
+    return _providers[0][1]()[0] if _providers else 0
+
+
 def process_count() -> int:
-    """How many processes run this program together; 1 where nothing counts them."""
-    return _providers[0][1]() if _providers else 1
+    """How many processes run this program together; 1 where it runs alone."""
+    return _providers[0][1]()[1] if _providers else 1

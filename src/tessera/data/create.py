@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import divides
-from ..core.dtypes import int32
+from ..core.devices import process_count
+from ..core.dtypes import dtype_of, int32
 from ..core.errors import UsageError, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.create import tensor
+from ..lang.engine import engine
+from ..lang.tensor import Tensor
 from .config import DataConfig, read_config
 from .loader import Batch, DataLoader
 from .packing import Rows
@@ -94,8 +97,9 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     | `batch_size_per_gpu` | `batch_size` | rows of one device |
     | `data_axes` | dp, fsdp, ddp, data | the mesh axes that split the batch |
 
-    With `hosts=(which, of how many)` a process reads only the rows that its devices hold, and gets
-    them as tensors without a mesh. Devices belong to hosts in equal runs of their ids. Raises
+    Of several processes each reads only the rows that its devices hold. With `hosts=(which, of how
+    many)`, for processes that know nothing of each other, it gets these as tensors without a mesh;
+    devices belong to hosts in equal runs of their ids. Raises
     UsageError if a key is misspelt, a value is not allowed, or the data cannot be read; MeshError
     if there is no mesh.
     """
@@ -104,10 +108,14 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     where = needed_mesh(who, mesh_or_none(who, mesh))
     axes = _data_axes(where, read)
     size = _global_size(where, axes, read)
-    rows = host_rows(where, axes, size, *read.hosts)
     dims = ((Factor(size, axes),), (Factor(read.sequence_length),))
     layout = TensorType(int32, dims, (), where)
-    place = _on(layout) if read.hosts[1] == 1 else _loose
+    rows, alone = np.arange(size), read.hosts[1] > 1
+    if alone:
+        rows = host_rows(where, axes, size, *read.hosts)
+    elif process_count() > 1:
+        rows = engine().rows_here(layout)
+    place = _loose if alone else _on(layout, rows)
     return DataLoader(open_source(read.data, read.reading), read, size, rows, place)
 
 
@@ -115,11 +123,23 @@ def _loose(rows: Rows) -> Batch:
     return {name: tensor(value) for name, value in rows.items()}
 
 
-def _on(layout: TensorType) -> Callable[[Rows], Batch]:
+def _on(layout: TensorType, mine: NDArray[np.int64]) -> Callable[[Rows], Batch]:
+    """What lays out a batch of which `mine` are the rows that there are."""
+    size = layout.shape[0]
+
+    def blocks(x: NDArray[Any], t: TensorType) -> Tensor:
+        def read(cut: tuple[slice, ...]) -> NDArray[Any]:
+            first, after = np.searchsorted(mine, cut[0].indices(size)[:2])
+            return x[first:after, cut[1]]
+
+        return Tensor(engine().place_blocks(read, t), t)
+
     def place(rows: Rows) -> Batch:
         length = next(iter(rows.values())).shape[1]
         t = layout.with_dims((layout.dims[0], (Factor(length),)))
-        return {name: tensor(v, t.mesh, t) for name, v in rows.items()}
+        if len(mine) == size:
+            return {name: tensor(v, t.mesh, t) for name, v in rows.items()}
+        return {name: blocks(v, t.with_dtype(dtype_of(v.dtype))) for name, v in rows.items()}
 
     return place
 

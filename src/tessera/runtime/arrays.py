@@ -137,6 +137,14 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
     return jax.make_array_from_callback(sizes, sharding(t), block)
 
 
+def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
+    """The places along dim 0 of which the devices of this process hold something, ascending."""
+    held = np.zeros(array_shape(t)[0], bool)
+    for index in sharding(t).addressable_devices_indices_map(array_shape(t)).values():
+        held[index[0]] = True
+    return np.flatnonzero(held[: t.shape[0]])
+
+
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     """The global value on the host; partial values are completed here, by one reader. Raises
     BackendError where other processes hold a part of it."""
@@ -146,7 +154,15 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             "read: other processes hold a part of the tensor",
             [("tensor", t)],
             fix="complete it first, in all of them: "
-            + (f'dist.redistribute(x, "{[*t.shape]}")' if t.split_axes else "dist.all_reduce(x)"),
+            + (f'dist.redistribute(x, "{[*t.shape]}")' if t.split_axes else "dist.all_reduce(x)")
+            + ", or read it there: dist.to_host(x)",
+        )
+    if not data.addressable_shards:
+        raise fail(
+            BackendError,
+            "read: other processes hold the tensor",
+            [("tensor", f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}")],
+            fix="read it in all processes: dist.to_host(x)",
         )
     try:
         x = np.asarray(data).reshape(_flat_shape(t))

@@ -15,7 +15,8 @@ from ..core.errors import BackendError, EngineWarning, caller, fail
 from ..core.machine.visible import visible_count, visible_ids
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
-from .jax_private import processes
+from ..core.ranks import rank_of
+from .jax_private import place, service
 from .join import join
 from .malloc import keep_pages
 
@@ -32,8 +33,9 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     join()
     seen = visible_count(environment.number(environment.DEVICES, VIRTUAL))
     if not flags.engine_runs():
-        own = environment.number(environment.DEVICES, VIRTUAL if processes() == 1 else 1)
-        count = max(-(-needed // processes()), own)
+        processes = place()[1]
+        own = environment.number(environment.DEVICES, VIRTUAL if processes == 1 else 1)
+        count = max(-(-needed // processes), own)
         jax.config.update("jax_num_cpu_devices", seen or count)
         _show_only(visible_ids())
         keep_pages()
@@ -146,6 +148,12 @@ def _contracts() -> bool:
     it was started with is not known."""
     x = np.full(64, 1 + 2.0**-12, np.float32)  # its square ends in 2**-24, which does not fit
     return bool(np.asarray(jax.jit(lambda x, y: x * x - y)(x, x * x)).any())
+
+
+def process_place() -> tuple[int, int]:
+    """Which of how many processes this one is, also before it joins them."""
+    own = rank_of() if service() is None else None
+    return (own.rank, own.size) if own is not None else place()
 
 
 def device_count() -> int:

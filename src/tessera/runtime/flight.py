@@ -35,6 +35,7 @@ Array = Any
 _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
 TOLD = 32  # records that the others can see
 _SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two looks
+_LAST_S = 5.0  # the last look may take
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Flight:
         self.count = 0
         self.ended = ""
         self._lock = threading.Lock()
+        self._wake = threading.Event()
         self._told: object = None
         self._thread: threading.Thread | None = None
 
@@ -134,7 +136,11 @@ class Flight:
             atexit.register(self._end)
 
     def _end(self) -> None:
+        """Before the interpreter ends: a thread that is inside the engine then ends everything."""
         self.ended = "its program has ended"
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
         self._tell()
 
     def _look(self) -> None:
@@ -142,7 +148,8 @@ class Flight:
         ends the process where the first that has not waits for longer than its limit."""
         limit_s = _SLOWEST_S * 4
         while not self.ended:
-            time.sleep(min(max(limit_s / 8, _FASTEST_S), _SLOWEST_S))
+            if self._wake.wait(min(max(limit_s / 8, _FASTEST_S), _SLOWEST_S)):
+                return
             with self._lock:
                 held = list(self.open)
             for r in held:

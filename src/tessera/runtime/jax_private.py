@@ -15,7 +15,7 @@ from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
 from .coordinator import HEARTBEAT_S
 
-__all__ = ["ArrayImpl", "block_copy", "connect", "processes", "service"]
+__all__ = ["ArrayImpl", "block_copy", "connect", "place", "service"]
 Array = Any
 Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
 
@@ -25,9 +25,11 @@ def service() -> Any:
     return distributed.global_state.client
 
 
-def processes() -> int:
-    """How many processes the user has started together; known before the backend runs."""
-    return distributed.global_state.num_processes or 1
+def place() -> tuple[int, int]:
+    """Which of how many processes that the user has started together this one is; known before the
+    backend runs."""
+    state = distributed.global_state
+    return state.process_id or 0, state.num_processes or 1
 
 
 def connect(address: str, size: int, rank: int) -> None:

@@ -22,6 +22,7 @@ from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.jit import jit
 from ..lang.tensor import Tensor
+from ..lang.to_host import to_host
 from ..nn.cache import Cache
 from ..nn.gpt_config import GPTConfig
 from ..nn.module import Module
@@ -112,7 +113,7 @@ def generate(
                 logits, kept = prefill(model, tensor(padded, mesh=mesh), at)
             else:
                 logits, kept = decode(model, on(ids[-1]), kept, at)
-            chosen = sample(logits.numpy().reshape(-1), draw, temperature, top_k)
+            chosen = sample(to_host(logits).reshape(-1), draw, temperature, top_k)
             if chosen == stop:
                 break
             ids.append(chosen)

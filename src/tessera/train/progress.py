@@ -23,9 +23,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ..core.devices import process_index
+
 
 class TrainProgress:
-    """Shows a run of `steps` steps; a context manager.
+    """Shows a run of `steps` steps; a context manager. Of several processes the first one shows it.
 
     On a terminal it is one bar that moves; elsewhere it is a line every `every` steps and one for
     the last step, so that a log stays readable.
@@ -43,7 +45,9 @@ class TrainProgress:
     ) -> None:
         self.steps = steps
         self.every = max(1, every)
-        self.console = console if console is not None else Console(file=sys.stdout)
+        if console is None:
+            console = Console(file=sys.stdout, quiet=process_index() > 0)
+        self.console = console
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,8 +31,10 @@ import numpy as np
 from rich.console import Console
 
 from ..core.checks import library
+from ..core.devices import process_index
 from ..core.errors import TesseraError, UsageError, fail
 from ..lang.tensor import Tensor
+from ..lang.to_host import to_host
 from ..observe.statistics import Statistics
 from ..show.curves import Series, draw_loss_curve
 from .files import Files
@@ -62,7 +65,9 @@ class Run:
     known. `trackers` get the settings and every row too, and are closed with the run. `weights`
     gives what is saved when the run ends, also where an interrupt or an error ends it. What cannot
     be written (a full disk, a folder that is gone) is said in a line and tried again at the end,
-    then in the folder `spare`; training goes on. Raises UsageError if the folder cannot be made.
+    then in the folder `spare`; training goes on. Of several processes the first one writes and
+    shows; the others have the same values in a folder of their own that goes with them. Raises
+    UsageError if the folder cannot be made.
     """
 
     def __init__(
@@ -81,6 +86,10 @@ class Run:
     ) -> None:
         self.folder = Path(folder)
         self._weights = weights
+        if process_index():
+            self._own = TemporaryDirectory(prefix="tessera-run-")
+            self.folder, spare, trackers = Path(self._own.name), None, ()
+            console = Console(quiet=True)
         self.progress = TrainProgress(steps, console=console)
         self._files = Files(self.folder, None if spare is None else Path(spare), self.progress.note)
         others = Several(trackers, self.progress.note)
@@ -223,10 +232,14 @@ class Run:
     def save_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Writes weights.safetensors: whole tensors by name. Raises UsageError without its library.
 
-        Each tensor is gathered to this host.
+        Each tensor is gathered to the host of the first process: all processes call it.
         """
         save = library("save_weights", "safetensors.numpy", "demo").save
-        arrays = {name: np.asarray(t.numpy(), order="C") for name, t in weights.items()}
+        arrays = {}
+        for name, t in weights.items():
+            x = to_host(t)
+            if not process_index():
+                arrays[name] = np.asarray(x, order="C")
         self._files.write(WEIGHTS, save(arrays))
 
     def files(self) -> list[tuple[str, str, int]]:

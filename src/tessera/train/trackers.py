@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.checks import one_of, unfit
+from ..core.devices import process_index
 from ..core.errors import UsageError, fail
 from .metrics import MetricsWriter, Value
 
@@ -156,14 +157,15 @@ class Several:
 
 
 def tracker(name: str, folder: str | Path) -> Tracker:
-    """The tracker called `name`, writing below `folder`. Raises UsageError for another name."""
+    """The tracker called `name`, writing below `folder`; of several processes the first one has it,
+    the others one that takes nothing. Raises UsageError for another name."""
     made: dict[str, Callable[[], Tracker]] = {
         "jsonl": lambda: MetricsWriter(Path(folder, "tracked.jsonl")),
         "tensorboard": lambda: TensorBoard(Path(folder, "tensorboard")),
         "wandb": lambda: WandB(Path(folder, "wandb"), name=Path(folder).name),
     }
     one_of("tracker", "the name", name, NAMES)
-    return made[name]()
+    return Several([]) if process_index() else made[name]()
 
 
 def _missing(what: str, library: str) -> UsageError:

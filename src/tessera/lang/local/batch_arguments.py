@@ -95,9 +95,9 @@ def _tried(
     try:
         with recording(trial), owned_by(Store("trial")), collected_by(None), replaced(mesh=mesh):
             try:
-                out = once()
+                out, by_rank = once(), False
             except NeedsRank:
-                out = record_ranks(trial, once, {})
+                out, by_rank = record_ranks(trial, once, {}), True
     except Exception:  # of our rules, or of the user's own checks
         return None
     handed = {id(t) for t in inputs.values()}
@@ -107,6 +107,7 @@ def _tried(
         results,
         {i for i, t in inputs.items() if id(t) in asked},
         any(_is_weight(t) for t, _ in trial.captured),
+        by_rank,
     )
 
 
@@ -117,12 +118,13 @@ def _is_weight(x: Tensor) -> bool:
 
 @dataclass
 class Trial:
-    """A recording of the body: the types of its results, which tensors it asks gradients for, and
-    whether it used weights from outside."""
+    """A recording of the body: the types of its results, which tensors it asks gradients for,
+    whether it used weights from outside, and whether ranks do different work in it."""
 
     results: list[TensorType]
     asked: set[int]
     weights_outside: bool
+    by_rank: bool
 
 
 @dataclass
@@ -149,8 +151,9 @@ class _Question:
                 return frozenset()
             found = [c for c in map(self._least(whole), self._by_rows()) if c]
             others = self.known or self.asked or whole.weights_outside
-            if len(found) == 1 and (others or self._open() - found[0]) and self._fits(found[0]):
-                return found[0]
+            if len(found) == 1 and (others or self._open() - found[0]):
+                cut = found[0]
+                return self._by_words() if whole.by_rank and self._are_weights(cut) else cut
         return self._by_words()
 
     def _open(self) -> frozenset[int]:
@@ -189,9 +192,10 @@ class _Question:
 
         return least
 
-    def _fits(self, cut: frozenset[int]) -> bool:
-        """Whether not all of them are weights by name: then the body only updates them."""
-        return any(_said(self.paths[i]) is not False for i in cut)
+    def _are_weights(self, cut: frozenset[int]) -> bool:
+        """Whether all of them are weights by name: a body whose ranks divide work among them may be
+        one that updates them, weight by weight."""
+        return all(_said(self.paths[i]) is False for i in cut)
 
     def _by_words(self) -> frozenset[int]:
         """Which of the open arguments are the batch, by their names. Raises UsageError if a name

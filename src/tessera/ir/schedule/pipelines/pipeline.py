@@ -347,8 +347,8 @@ class _Pipeline:
     def _result(self, o: Node, env: Mapping[Node, int]) -> int:
         found = env[o] if o in env else self.given[o]
         t = self.types[found]
-        # Numbers go to the whole mesh where the processes of one stage alone would have them.
-        number = self.options.processes > 1 and not t.rank and not t.partial
+        # Losses and norms go to the whole mesh, or processes of one stage alone could read them.
+        number = self.options.processes > 1 and not t.rank and t.dtype.is_float and not t.partial
         if (o not in self.made.back and not number) or t.mesh == self.mesh:
             return found
         to = t.on(self.mesh)

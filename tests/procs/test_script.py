@@ -1,0 +1,107 @@
+"""Does one script do the same in one process and in two? It reads, loads, shows and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.procs.harness import line_of, run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """\
+import os, sys
+import jax, numpy as np
+if int(os.environ["TEST_SIZE"]) > 1:
+    jax.distributed.initialize(
+        os.environ["TEST_ADDRESS"], int(os.environ["TEST_SIZE"]), int(os.environ["TEST_RANK"]),
+        initialization_timeout=60,
+    )
+import tessera as ts
+from tessera import dist
+"""
+# Two slices of one mesh: with two processes each has one of them.
+SCRIPT = """
+import json
+from tessera.data import create_distributed_dataloader
+from tessera.train.run import Run
+whole = dist.Mesh.parse("pp=2 dp=2")
+first, last = whole.slice(pp=0), whole.slice(pp=1)
+x = ts.tensor(np.arange(8.0), mesh=first, layout="[8@dp]")
+there = ts.tensor(np.arange(6.0).reshape(3, 2), mesh=last, layout="[3, 2@dp]")
+moved = dist.place({"x": x}, mesh=last)["x"]
+try:
+    read = moved.numpy().tolist()  # read
+except ts.BackendError as error:
+    read = str(error)
+
+tokens = np.arange(200, dtype=np.int32)
+config = {"data": tokens, "global_batch_size": 8, "sequence_length": 4, "prefetch": 0}
+loader = create_distributed_dataloader(config, dist.Mesh.parse("dp=4"))
+batch = next(loader)["input_ids"]
+
+with Run(os.environ["OUT"], steps=1, tokens_per_step=1, weights=lambda: {"w": there}) as run:
+    with run.step(0) as row:
+        row["loss"] = ts.ones(()).item()
+run.save_text("sample.txt", "written once")
+back = dist.place({"w": there}, mesh=first)["w"]
+both = dist.place({"w": there}, dist.strategy("tensor_parallel", axis="dp"), whole)["w"]
+same = dist.to_host({"x": x, "moved": moved, "back": back, "both": both, "batch": batch, "n": 3})
+print(json.dumps([{k: np.asarray(v).tolist() for k, v in same.items()}, read, len(loader._rows)]))
+"""
+
+
+def said(folder: Path, size: int) -> list[tuple[list[str], Any]]:
+    """By process: the lines of the run, and what the script says."""
+    folder.mkdir()
+    out = folder / "run"
+    ended = run_ranks(
+        SCRIPT, folder, size=size, limit_s=120, head=HEAD, OUT=str(out),
+        TESSERA_DEVICES=str(4 // size),
+    )  # fmt: skip
+    assert [e.code for e in ended] == [0] * size, ended
+    assert sorted(p.name for p in out.iterdir()) == [
+        "config.json", "metrics.jsonl", "sample.txt", "weights.safetensors",
+    ]  # fmt: skip
+    lines = [e.out.splitlines() for e in ended]
+    return [(own[:-1], json.loads(own[-1])) for own in lines]
+
+
+def test_a_script_says_the_same_in_two_processes(tmp_path: Path) -> None:
+    ((shown, (want, values, rows)),) = said(tmp_path / "one", 1)
+    (first, (one, error, half)), (second, (two, same, other)) = said(tmp_path / "two", 2)
+    assert one == two == want and want["moved"] == want["x"] and want["back"] == want["both"]
+    assert (len(first), second) == (len(shown), []) and shown  # one process shows the run
+    assert (rows, half, other) == (8, 4, 4)
+    assert values == same == want["x"]
+    assert error.splitlines() == [
+        "read: other processes hold the tensor",
+        "  tensor : f32[8] on dp=2",
+        f"  at     : {line_of('read', SCRIPT, HEAD)}",
+        "  fix    : read it in all processes: dist.to_host(x)",
+    ]
+
+
+@pytest.mark.long
+def test_the_demo_learns_the_same_in_two_processes(tmp_path: Path) -> None:
+    body = f"""
+import runpy
+sys.argv = ["train_gpt.py", "--steps", "4", "--out", os.environ["OUT"], "--sample-tokens", "4"]
+runpy.run_path({str(ROOT / "examples" / "train_gpt.py")!r}, run_name="__main__")
+"""
+    losses = []
+    for size in (1, 2):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        ended = run_ranks(
+            body, folder, size=size, limit_s=400, head=HEAD, OUT=str(folder / "run"),
+            TESSERA_DEVICES=str(8 // size),
+        )  # fmt: skip
+        assert [e.code for e in ended] == [0] * size, ended
+        assert all("median step" in e.out for e in ended[:1])
+        assert all("median step" not in e.out for e in ended[1:])
+        rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        losses.append([float(row.split('"loss": ')[1].split(",")[0]) for row in rows])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

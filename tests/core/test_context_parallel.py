@@ -81,6 +81,68 @@ def test_it_is_attention_and_so_are_its_gradients(how: str, causal: bool, groups
         np.testing.assert_allclose(found, slope, rtol=1e-4, atol=1e-4)
 
 
+MORE = np.random.default_rng(12)
+MASKS = {
+    "keys": MORE.uniform(size=(2, 1, 1, 16)) < 0.6,
+    "keys of heads": MORE.uniform(size=(8, 1, 16)) < 0.6,
+    "scores": MORE.uniform(size=(16, 16)) < 0.6,
+    "scores of heads": MORE.uniform(size=(2, 8, 16, 16)) < 0.6,
+    "queries": MORE.uniform(size=(2, 1, 16, 1)) < 0.6,
+    "left padding": np.arange(16) >= np.array([9, 3]).reshape(2, 1, 1, 1),
+    "added": MORE.normal(size=(2, 8, 1, 16)).astype(np.float32),
+    "added, some hidden": np.where(np.arange(16) % 5 < 2, -np.inf, MORE.normal(size=(2, 1, 1, 16))),
+    "lowest float": np.full((2, 1, 1, 16), np.finfo(np.float32).min),
+}
+
+
+@pytest.mark.parametrize(("mask", "groups"), [(m, (8, 4)[i % 2]) for i, m in enumerate(MASKS)])
+@pytest.mark.parametrize("how", ["ring", "all_to_all"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_hide_what_they_hide_in_the_whole(
+    how: str, causal: bool, mask: str, groups: int
+) -> None:
+    mesh = dist.Mesh(("dp", "cp"), shape={"dp": 2, "cp": 4})
+    shapes = [(2, 8, 16, 6), (2, groups, 16, 6), (2, groups, 16, 6), (2, 8, 16, 6)]
+    x = [MORE.normal(size=s).astype(np.float32) for s in shapes]
+    m = MASKS[mask].astype(bool if MASKS[mask].dtype == bool else np.float32)
+    order = np.arange(16)
+    if how == "ring" and causal:
+        order = zigzag_positions(16, 4).numpy()
+    laid = [a[..., order, :] for a in x]
+    placed = m[..., order] if m.shape[-1] > 1 else m
+    placed = placed[..., order, :] if m.ndim > 1 and m.shape[-2] > 1 else placed
+
+    def run(fn: Any) -> Any:
+        def both(q: Any, k: Any, v: Any, c: Any, m: Any) -> Any:
+            y = fn(q, k, v, causal=causal, mask=m)
+            leaves = [q, k, v, m] if m.dtype.is_float else [q, k, v]
+            return y, ts.grad((y * c).sum(), leaves)
+
+        return both
+
+    text = "f32[{}@dp, {}, {}@cp, {}]".format
+    types = [parse_type(text(*s), mesh) for s in shapes]
+    split = graph.trace(run(ATTENTION[how]), *types, placed)
+    verify(split)
+    whole = graph.trace(run(nn.attention), *x, m)
+    want = list(evaluate(whole, [*x, m]))
+    want[:4] = [a[..., order, :] for a in want[:4]]
+    if len(want) > 4:
+        want[4] = want[4][..., order]
+    for each in (evaluate, evaluate_blocks):
+        for found, w in zip(each(split, [*laid, placed]), want, strict=True):
+            np.testing.assert_allclose(found, w, atol=5e-6)
+
+
+def test_a_ring_takes_no_float_mask_of_all_scores() -> None:
+    mesh = dist.Mesh(("cp",), devices=2)
+    x = ts.tensor(np.ones((1, 2, 8, 4)), mesh=mesh, layout="[1, 2, 8@cp, 4]")
+    with pytest.raises(ts.UsageError, match="a float mask of all scores would have no gradient"):
+        nn.ring_attention(x, x, x, mask=np.zeros((8, 8), np.float32))
+    with pytest.raises(ts.ShapeError, match="the mask does not broadcast to the scores"):
+        nn.ring_attention(x, x, x, mask=np.ones((4, 8), bool))
+
+
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores in blocks of 2 queries, in loops, as they are in one piece."""
     mesh = dist.Mesh(("cp",), shape={"cp": 2})

@@ -65,6 +65,7 @@ MASKS = {
     "added": RNG.normal(size=(2, 1, 5, 6)).astype(np.float32),
     "added to heads": RNG.normal(size=(4, 1, 6)).astype(np.float32),
     "minus infinity": np.where(np.tril(np.ones((5, 6))) > 0, 0.0, -np.inf).astype(np.float32),
+    "lowest float": np.where(np.tri(5, 6) > 0, 0.0, np.finfo(np.float32).min).astype(np.float32),
     "all minus infinity": np.where(np.arange(5)[:, None] == 1, -np.inf, 0.0).astype(np.float32),
 }
 
@@ -88,6 +89,18 @@ def test_attention_with_a_mask(name: str, oracle: Oracle) -> None:  # noqa: F811
 def test_causal_queries_before_the_first_key_give_zeros(oracle: Oracle) -> None:  # noqa: F811
     got = nn.attention(*(ts.tensor(x) for x in (K, K[:, :, :2], V[:, :, :2])), causal=True).numpy()
     assert (got[:, :, :4] == 0).all() and (got[:, :, 4] == V[:, :, 0]).all()
+
+
+def test_causal_queries_whose_keys_are_hidden_see_none_of_the_later_ones(
+    oracle: Oracle,  # noqa: F811
+) -> None:
+    """Left padding: the first queries see padding alone."""
+    there = np.arange(6) >= 2
+    for mask in (there, np.where(there, 0.0, np.finfo(np.float32).min).astype(np.float32)):
+        k, v = ts.tensor(K), ts.tensor(V)
+        got = nn.attention(k, k, v, causal=True, mask=mask)
+        assert (got.numpy()[:, :, :2] == 0).all() and (got.numpy()[:, :, 2] == V[:, :, 2]).all()
+        assert (ts.grad((got * got)[:, :, :2].sum(), v).numpy() == 0).all()
 
 
 def test_masks_that_mean_nothing_are_refused(oracle: Oracle) -> None:  # noqa: F811

@@ -118,6 +118,74 @@ def test_logits_come_in_the_order_of_the_tokens() -> None:
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 
+THERE = (np.arange(32) >= np.array([[0], [5], [17], [31]])).astype(np.int32)
+STARTS = np.arange(32) // np.array([[7], [32], [16], [3]]) * np.array([[7], [32], [16], [3]])
+SEES = RNG.uniform(size=(4, 1, 32, 32)) < 0.5
+TOLD: dict[str, dict[str, Any]] = {
+    "padding": {"attention_mask": THERE},
+    "documents": {"position_ids": (np.arange(32) - STARTS).astype(np.int32)},
+    "scores": {"attention_mask": SEES | np.eye(32, dtype=bool)},
+    "windows": {},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "padding": {},
+    "documents": {"positions": "rotary"},
+    "scores": {"positions": "alibi"},
+    "windows": {"positions": "rotary", "windows": (5, 0), "kv_heads": 2},
+}
+
+
+def logits_and_gradients(mesh_name: str, told: str, context: str | None) -> Any:
+    ts.seed(3)
+    axes = MESHES[mesh_name]
+    mesh = dist.Mesh(tuple(axes), shape=axes)
+    plan = dist.strategy("data_parallel")
+    plan = plan + dist.strategy("tensor_parallel") if "tp" in axes else plan
+    config = nn.GPTConfig(**SMALL, **KINDS[told], context=context)
+    model = dist.place(nn.GPT(config), plan, mesh)
+    batch = {"ids": IDS, **TOLD[told]}
+    labels = np.where(THERE > 0, LABELS, -100)
+    batch, labels = dist.place((batch, labels), plan, mesh, kind="batch")
+
+    @ts.jit
+    def both(model: Any, batch: Any, labels: Any) -> Any:
+        loss = model.loss(labels=labels, **batch)
+        return model(**batch), ts.grad(loss, model.parameters())
+
+    y, grads = both(model, batch, labels)
+    return y.numpy(), {name: g.numpy() for name, g in grads.items()}
+
+
+@cache
+def told_alone(told: str) -> Any:
+    return logits_and_gradients("one", told, None)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "context", "told"),
+    [
+        ("dp,cp", "ring", "padding"),
+        pytest.param("dp,cp", "ring", "documents", marks=LONG),
+        ("dp,cp", "ring", "scores"),
+        pytest.param("dp,cp", "ring", "windows", marks=LONG),
+        ("all", "ring", "windows"),
+        pytest.param("all", "ring", "padding", marks=LONG),
+        pytest.param("all", "all_to_all", "padding", marks=LONG),
+        ("all", "all_to_all", "documents"),
+        pytest.param("dp,cp", "all_to_all", "scores", marks=LONG),
+    ],
+)
+def test_masks_documents_and_windows_are_those_of_one_device(
+    mesh: str, context: str, told: str
+) -> None:
+    want, whole = told_alone(told)
+    y, grads = logits_and_gradients(mesh, told, context)
+    seen = THERE > 0 if told == "padding" else np.ones_like(THERE, dtype=bool)
+    np.testing.assert_allclose(y[seen], want[seen], rtol=0, atol=1e-5)
+    for name, g in whole.items():
+        np.testing.assert_allclose(grads[name], g, rtol=0, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("mesh", "context"),
     [("dp=2,cp=4", "ring"), pytest.param("dp=2,cp=2,tp=2", "all_to_all", marks=LONG)],

@@ -151,7 +151,6 @@ def test_a_place_that_only_the_devices_know_to_be_too_large_gives_no_number() ->
 
 def test_choices_that_exclude_each_other_are_errors() -> None:
     for wrong, says in (
-        ({"windows": (4,), "context": "ring"}, "windows with context"),
         ({"attention_cap": 4.0, "context": "ring"}, "attention_cap with context"),
         ({"windows": (4,), "positions": "alibi"}, "windows with ALiBi"),
         ({"local_rope": nn.Rope()}, "local_rope without windows"),

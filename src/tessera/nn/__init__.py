@@ -3,7 +3,7 @@
 from ..core.peers import public
 from ..lang.parameter import Parameter
 from .activations import elu, leaky_relu, softplus
-from .context_parallel import all_to_all_attention, ring_attention, unzigzag, zigzag
+from .context_parallel import all_to_all_attention, unzigzag, zigzag
 from .conv import (
     batch_norm,
     conv1d,
@@ -23,14 +23,13 @@ from .conv_layers import (
     ConvTranspose2d,
     GroupNorm,
 )
+from .dot_product_attention import attention, flash_attention
 from .experts.layer import MoE, moe, moe_inspection
 from .experts.placement import Placement, balance_experts, place_experts, rehash_experts
 from .experts.routing import updated_expert_bias
 from .functional import (
-    attention,
     dropout,
     embedding,
-    flash_attention,
     gelu,
     layer_norm,
     linear,
@@ -64,6 +63,7 @@ from .pool import (
     max_pool2d,
 )
 from .positions import Rope
+from .ring import ring_attention
 from .sequential import Sequential, functional_call
 from .transformer import GPT, TransformerBlock
 

@@ -2,7 +2,10 @@
 logsumexp of its scores, by which results over different keys are merged.
 
 Queries are [B, G, R, S, D], scaled, in G groups of R heads; `keys` are k [B, G, 1, T, D], v
-[B, G, 1, T, E] and perhaps a bias [1, G, R, T] that is added to the scores. What is summed is f32.
+[B, G, 1, T, E] and what belongs to them, [B, G, R, T] or 1 in place of B, G or R: a float is added
+to the scores, a bool hides its key where it is False. `masks` are bool [B, G, R, S, T], or 1 in
+place of B, G or R, and hide a key from a query. What is summed is f32. The logsumexp of a query
+that sees no key is below NONE.
 """
 
 from __future__ import annotations
@@ -16,14 +19,17 @@ from ..lang import functions as F
 from ..lang.loop import scan
 from ..lang.operands import emit
 from ..lang.tensor import Tensor
-from .functional import causal_chunks
+from .dot_product_attention import HIDDEN, causal_chunks
 
 # Scores that a device computes at once, and the least queries in one block: large enough for the
 # matrix units, small enough to stay near the cores.
 SCORES, ROWS = 1 << 21, 128
+NONE = HIDDEN / 2
 
 
-def attend(q: Tensor, keys: Sequence[Tensor], causal: bool) -> list[Tensor]:
+def attend(
+    q: Tensor, keys: Sequence[Tensor], causal: bool, masks: Sequence[Tensor] = ()
+) -> list[Tensor]:
     """[result [B, G, R, S, E], logsumexp [B, G, R, S]], both f32. Causal: query i sees keys to i.
 
     >>> from tessera.lang.functions import ones
@@ -37,14 +43,14 @@ def attend(q: Tensor, keys: Sequence[Tensor], causal: bool) -> list[Tensor]:
         near = [x[:, :, :, :stop] for x in keys]
 
         def block(nothing: Any, rows: list[Tensor], near: Any = near) -> tuple[Any, list[Tensor]]:
-            s = _scores(rows[0], near, rows[1:])
+            s = _scores(rows[0], near, rows[1:], causal)
             top = F.max(s, -1, True)
             e = F.exp(s - top)
             total = F.sum(e, -1, True)
             y = _product("bgrst,bgte->bgrse", e.to(near[1].dtype), _flat(near[1]))
             return nothing, [y * (1.0 / total), (top + F.log(total)).reshape(total.shape[:-1])]
 
-        rows = [q[:, :, :, start:stop], *_places(start, stop, causal)]
+        rows = [q[:, :, :, start:stop], *_hiding(start, stop, masks, causal)]
         found.append(_by_rows(block, [], rows, stop)[1])
     return [_joined(parts) for parts in zip(*found, strict=True)]
 
@@ -57,8 +63,11 @@ def merged(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
     return [a[0] * shares[0] + b[0] * shares[1], lse]
 
 
-def pulled(rows: Sequence[Tensor], keys: Sequence[Tensor], causal: bool) -> list[Tensor]:
-    """The gradients of q and of `keys`, f32, from one block's scores, which are computed again.
+def pulled(
+    rows: Sequence[Tensor], keys: Sequence[Tensor], causal: bool, masks: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """The gradients of q and of the floats of `keys`, f32, from one block's scores, which are
+    computed again.
 
     `rows` are q, the gradient of the whole result, the logsumexp over all keys, and the sum over E
     of gradient times result (Dao et al. 2022, appendix B).
@@ -70,22 +79,23 @@ def pulled(rows: Sequence[Tensor], keys: Sequence[Tensor], causal: bool) -> list
         def block(sums: Any, now: list[Tensor], near: Any = near) -> tuple[Any, list[Tensor]]:
             q, g, lse, share = now[:4]
             k, v = map(_flat, near[:2])
-            p = F.exp(_scores(q, near, now[4:]) - lse.reshape(*lse.shape, 1))
+            p = F.exp(_scores(q, near, now[4:], causal) - lse.reshape(*lse.shape, 1))
             dp = _product("bgrse,bgte->bgrst", g, v)
             ds = p * (dp - share.reshape(*share.shape, 1))
             narrow = ds.to(k.dtype)
             dk = _product("bgrst,bgrsd->bgtd", narrow, q)
             dv = _product("bgrst,bgrse->bgte", p.to(g.dtype), g)
             new = [dk, dv]
-            new += [F.sum(ds, (0, 3)) for _ in near[2:]]
+            new += [F.sum(ds, _whole(x)) for x in near[2:] if x.dtype.is_float]
             new = [t + x.reshape(t.shape) for t, x in zip(sums, new, strict=True)]
             return new, [_product("bgrst,bgtd->bgrsd", narrow, k)]
 
         part = [x[:, :, :, start:stop] for x in rows]
-        sums: list[Tensor] = [F.zeros(x.shape, f32) for x in near]
-        sums, (dq,) = _by_rows(block, sums, [*part, *_places(start, stop, causal)], stop)
+        sums: list[Tensor] = [F.zeros(x.shape, f32) for x in near if x.dtype.is_float]
+        part += _hiding(start, stop, masks, causal)
+        sums, (dq,) = _by_rows(block, sums, part, stop)
         dqs.append(dq)
-        sums = [_longer(t, x.shape[3]) for t, x in zip(sums, keys, strict=True)]
+        sums = [_longer(t, keys[0].shape[3]) for t in sums]
         total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
     return [_joined(dqs), *(total or [])]
 
@@ -95,18 +105,31 @@ def _chunks(q: Tensor, causal: bool) -> list[tuple[int, int]]:
     return causal_chunks(q.shape[3]) if causal else [(0, q.shape[3])]
 
 
-def _places(start: int, stop: int, causal: bool) -> list[Tensor]:
-    """Where the queries stand, where that matters."""
-    return [(F.arange(stop - start) + start).reshape(1, 1, 1, stop - start)] if causal else []
+def _hiding(start: int, stop: int, masks: Sequence[Tensor], causal: bool) -> list[Tensor]:
+    """What hides keys from the queries from `start` to `stop`: their masks, and if it is causal
+    their places."""
+    rows = [m[:, :, :, start:stop, :stop] for m in masks]
+    if causal:
+        rows.append((F.arange(stop - start) + start).reshape(1, 1, 1, stop - start))
+    return rows
 
 
-def _scores(q: Tensor, keys: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+def _scores(q: Tensor, keys: Sequence[Tensor], hiding: Sequence[Tensor], causal: bool) -> Tensor:
     s = _product("bgrsd,bgtd->bgrst", q, _flat(keys[0]))
-    for bias in keys[2:]:
-        s = s + bias.reshape(*bias.shape[:3], 1, bias.shape[3])
-    for at in places:
-        s = F.where(F.arange(s.shape[-1]) <= at.reshape(*at.shape, 1), s, -1e30)
+    for x in keys[2:]:
+        each = x.reshape(*x.shape[:3], 1, x.shape[3])
+        s = s + each if x.dtype.is_float else F.where(each, s, HIDDEN)
+    for m in hiding[:-1] if causal else hiding:
+        s = F.where(m, s, HIDDEN)
+    if causal:
+        at = hiding[-1]
+        s = F.where(F.arange(s.shape[-1]) <= at.reshape(*at.shape, 1), s, HIDDEN)
     return s
+
+
+def _whole(x: Tensor) -> tuple[int, ...]:
+    """The dims of scores [B, G, R, S, T] over which `x` [B, G, R, T] is the same."""
+    return (*(i for i in range(3) if x.shape[i] == 1), 3)
 
 
 def _product(index: str, a: Tensor, b: Tensor) -> Tensor:

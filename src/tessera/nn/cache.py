@@ -58,12 +58,6 @@ def seen(slots: int, at: Tensor, window: Tensor | None) -> Tensor:
     return sees.reshape(place.shape[0], 1, 1, slots)
 
 
-def near(seq: int, window: Tensor) -> Tensor:
-    """Whether each query's key is within `window` tokens before it: bool [S, S]."""
-    place = F.arange(seq)
-    return place.reshape(seq, 1) - place.reshape(1, seq) < window
-
-
 # -- asked at the door ----------------------------------------------------------------------------
 def checked_ids(ids: Any, c: GPTConfig) -> Tensor:
     """Token ids [B, S] with S at most `c.seq`. Raises ShapeError."""

@@ -1,9 +1,8 @@
 """Long sequences: attention over a sequence that is split over devices, and layouts between layers.
 
-Ring attention (Liu et al. 2023) hands keys and values round; each device attends with its own
-queries to what is passing, and merges what it found by the logsumexp of the scores. All-to-all
-attention (Ulysses, Jacobs et al. 2023) is a change of layout: the sequence split becomes heads
-split. `split_sequence` and `whole_sequence` are sequence parallelism (Korthikanti et al. 2022).
+All-to-all attention (Ulysses, Jacobs et al. 2023) is a change of layout: the sequence split becomes
+heads split; attention by a ring is in `ring.py`. `split_sequence` and `whole_sequence` are sequence
+parallelism (Korthikanti et al. 2022).
 
 >>> zigzag(F.arange(8), 2, 0).numpy().tolist()
 [0, 1, 6, 7, 2, 3, 4, 5]
@@ -11,27 +10,17 @@ split. `split_sequence` and `whole_sequence` are sequence parallelism (Korthikan
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-from typing import Any
-
-from ..core.checks import axes_of, divides, flag, shaped, whole
-from ..core.dtypes import f32
+from ..core.checks import axes_of, divides, flag, whole
 from ..core.errors import MeshError, ShapeError, UsageError, fail
-from ..core.layout import TensorType, dim_axes, ways, without
+from ..core.layout import dim_axes, ways
 from ..core.reshard import completed, gathered
 from ..lang import functions as F
-from ..lang.collectives import shift, split_over
-from ..lang.create import ShardSpec
-from ..lang.custom import custom_gradient
-from ..lang.local.collectives import rank_along
-from ..lang.local.distribute import distribute
+from ..lang.collectives import split_over
 from ..lang.local.view import view
 from ..lang.operands import as_tensor
 from ..lang.shaping import one_dim
 from ..lang.tensor import Like, Tensor
-from .blockwise import attend, merged, pulled
-from .functional import check_heads, flash_attention
+from .dot_product_attention import check_heads, flash_attention
 
 
 # -- the order of a causal sequence ---------------------------------------------------------------
@@ -127,7 +116,8 @@ def all_to_all_attention(
     axis: str = "cp",
     causal: bool = False,
     scale: float | None = None,
-    bias: Tensor | None = None,
+    bias: Like | None = None,
+    mask: Like | None = None,
 ) -> Tensor:
     """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose dim S is split over `axis`.
 
@@ -137,9 +127,9 @@ def all_to_all_attention(
     do not divide over it, UsageError in a local body over `axis`.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
-    axis, n = _checked("all_to_all_attention", q, k, v, axis, causal)
+    axis, n = checked("all_to_all_attention", q, k, v, axis, causal)
     if n == 1:
-        return flash_attention(q, k, v, causal, scale, bias=bias)
+        return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
     devices = n * ways([a for a in dim_axes(k.type.dims[1]) if a != axis], k.type.sizes)
     divides(
@@ -147,7 +137,7 @@ def all_to_all_attention(
         "{count} heads of keys do not divide over {parts} devices",
         "make them a multiple of {parts}, or use ring attention", q=q.type, k=k.type,
     )  # fmt: skip
-    if _in_view(axis):
+    if in_view(axis):
         raise fail(
             UsageError,
             f"all_to_all_attention: {axis!r} is local here",
@@ -165,10 +155,12 @@ def all_to_all_attention(
     else:
         parts = [_moved_to(1, axis, t) for t in parts]
     q, k, v = (t.reshape(batch, -1, seq, t.shape[-1]) for t in parts)
-    if bias is not None:
-        bias = as_tensor(bias)
-        bias = F.relayout(bias, gathered(bias.type.on(mesh), (axis,)))
-    return _moved_to(2, axis, flash_attention(q, k, v, causal, scale, bias=bias))
+    bias, mask = (
+        None if t is None else F.relayout(u := as_tensor(t), gathered(u.type.on(mesh), (axis,)))
+        for t in (bias, mask)
+    )
+    out = flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
+    return _moved_to(2, axis, out)
 
 
 def _moved_to(dim: int, axis: str, x: Tensor) -> Tensor:
@@ -179,9 +171,7 @@ def _moved_to(dim: int, axis: str, x: Tensor) -> Tensor:
     return F.relayout(x, split_over(bare, dim, (axis,)))
 
 
-def _checked(
-    name: str, q: Tensor, k: Tensor, v: Tensor, axis: str, causal: bool
-) -> tuple[str, int]:
+def checked(name: str, q: Tensor, k: Tensor, v: Tensor, axis: str, causal: bool) -> tuple[str, int]:
     """(the axis, the devices along it). Raises ShapeError, MeshError, UsageError."""
     flag(name, "causal", causal)
     check_heads(name, q, k, v)
@@ -194,150 +184,11 @@ def _checked(
             fix="give queries and keys of the same positions",
         )
     n = axis_size(name, next((t for t in (q, k, v) if t.mesh is not None), q), axis)
-    seq = q.shape[2] * (n if _in_view(axis) else 1)
+    seq = q.shape[2] * (n if in_view(axis) else 1)
     divides(name, seq, n, "a sequence of {count} does not divide over {parts} devices", q=q.type)
     return axis, n
 
 
-def _in_view(axis: str) -> bool:
+def in_view(axis: str) -> bool:
     seen = view()
     return seen is not None and axis in seen.axes
-
-
-# -- by ring --------------------------------------------------------------------------------------
-def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    axis: str = "cp",
-    causal: bool = False,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose dim S is split over `axis`.
-
-    Blocks of keys and values pass from device to device in a ring (Liu et al. 2023), in the
-    backward pass once more together with their gradients. A device never holds more than two blocks
-    of them, nor all scores of a block. With `causal` the sequence must be in zig-zag order
-    (`zigzag`); then each device computes two of four quarters of the scores in each step. `bias`
-    [H, S] is added by key, in the order of the sequence. In a local body over `axis`, q, k and v
-    are one device's blocks. Raises MeshError if the mesh has no such axis, ShapeError if S does not
-    divide or `bias` does not fit.
-    """
-    q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
-    axis, n = _checked("ring_attention", q, k, v, axis, causal)
-    local, seen = _in_view(axis), view()
-    if n == 1:
-        return flash_attention(q, k, v, causal, scale, bias=bias)
-    if seen is not None and not local:
-        raise fail(
-            UsageError,
-            f"ring_attention: the local body around it is not local over {axis!r}",
-            [("local", ", ".join(seen.axes))],
-            fix=f"name {axis!r} in its mesh_axes too, or call it in the global view",
-        )
-    (batch, heads, seq, d), groups = q.shape, k.shape[1]
-    chunks = 2 if causal else 1
-    into = f"does not divide into {chunks} chunks for each of {n} devices"
-    parts = chunks if local else chunks * n
-    divides("ring_attention", seq, parts, "a sequence of {count} " + into, q=q.type)
-    q = q * (1.0 / math.sqrt(d) if scale is None else scale)
-    q = q.reshape(batch, groups, heads // groups, seq, d)
-    k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))
-    given = [q, k, v]
-    if bias is not None:
-        bias = as_tensor(bias).to(f32)
-        shaped("ring_attention", "the bias", bias.type, (heads, seq), q=q.type)
-        given.append(bias.reshape(1, groups, heads // groups, seq))
-    if not local:
-        mesh = next(t.mesh for t in given if t.mesh is not None)
-        given = [F.relayout(t, _only(t.type.on(mesh), 3, axis)) for t in given]
-    out: Tensor = _ring(axis, n, causal)(*given)
-    return out.reshape(batch, heads, seq, v.shape[-1])
-
-
-def _only(t: TensorType, dim: int, axis: str) -> TensorType:
-    """`t` with `dim` split over `axis` and nothing else, and no other dim over `axis`."""
-    t = gathered(t.complete(), (axis,))
-    bare = without(t.dims[dim], dim_axes(t.dims[dim]), t.sizes)
-    return split_over(t.with_dims((*t.dims[:dim], bare, *t.dims[dim + 1 :])), dim, (axis,))
-
-
-@lru_cache(maxsize=64)
-def _ring(axis: str, n: int, causal: bool) -> Any:
-    """Ring attention of q [B, G, R, S, D] (scaled), k and v [B, G, 1, S, D], bias [1, G, R, S]."""
-
-    def turned(xs: list[Tensor], by: int = 1) -> list[Tensor]:
-        return [shift(x, axis, by) for x in xs]
-
-    def forward(q: Tensor, *keys: Tensor) -> list[Tensor]:
-        """[the result, the logsumexp of each query's scores]."""
-        now = list(keys)
-        found = attend(q, now, causal)
-        for step in range(1, n):
-            now = turned(now)
-            if not causal:
-                found = merged(found, attend(q, now, False))
-                continue
-            # What passes comes from a device before this one, whose early chunk all queries see, or
-            # from one after it, both of whose chunks the late queries see. In both cases the late
-            # queries see its early chunk, and one more pair of chunks is left.
-            before = rank_along((axis,)) >= step
-            (early, late), (first, last) = _halves([q, *found]), _halves(now)
-            done = merged(late[1:], attend(late[0], first, False))
-            (queries,) = _pick(before, early[:1], late[:1])
-            new = attend(queries, _pick(before, first, last), False)
-            new = merged(_pick(before, early[1:], done), new)
-            ends = _pick(before, new, early[1:]), _pick(before, done, new)
-            found = [F.concat(list(pair), 3) for pair in zip(*ends, strict=True)]
-        return [found[0].to(keys[1].dtype), found[1]]
-
-    def backward(
-        q: Tensor, keys: list[Tensor], out: Tensor, lse: Tensor, g: Tensor
-    ) -> list[Tensor]:
-        """The gradients of q and of the keys, which travel with the keys. They go round the other
-        way than forward: on the same way, each part would be kept since then instead."""
-        g = g.to(out.dtype)
-        rows = [q, g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
-        now = keys
-        dq, *grads = pulled(rows, now, causal)
-        for step in range(1, n):
-            now, grads = turned(now, -1), turned(grads, -1)
-            if not causal:
-                more, *new = pulled(rows, now, False)
-            else:
-                before = rank_along((axis,)) >= n - step
-                (early, late), (first, last) = _halves(rows), _halves(now)
-                dlate, *dfirst = pulled(late, first, False)
-                queries, others = _pick(before, early, late), _pick(before, first, last)
-                dqueries, *dothers = pulled(queries, others, False)
-                a, b = _put(before, dqueries)
-                more = F.concat([a, b + dlate], 3)
-                pairs = zip(dfirst, (_put(before, x) for x in dothers), strict=True)
-                new = [F.concat([a + d, b], 3) for d, (a, b) in pairs]
-            dq, grads = dq + more, [a + b for a, b in zip(grads, new, strict=True)]
-        return [dq, *turned(grads, -1)]
-
-    local = distribute(mesh_axes=[axis], layouts={"return": ShardSpec((3,), (axis,))})
-    ahead, back = local(forward), local(backward)
-
-    @custom_gradient
-    def ring(q: Tensor, *keys: Tensor) -> tuple[Tensor, Any]:
-        out, lse = ahead(q, *keys)
-        return out, lambda g: tuple(back(q, list(keys), out, lse, g))
-
-    return ring
-
-
-def _halves(xs: list[Tensor]) -> list[list[Tensor]]:
-    """[the early chunk of each, the late chunk of each]."""
-    return [list(part) for part in zip(*(F.split(x, 2, 3) for x in xs), strict=True)]
-
-
-def _pick(yes: Tensor, xs: list[Tensor], ys: list[Tensor]) -> list[Tensor]:
-    return [F.where(yes, x, y) for x, y in zip(xs, ys, strict=True)]
-
-
-def _put(yes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` as the first of two, or as the second, with zeros as the other."""
-    return F.where(yes, x, 0.0), F.where(yes, 0.0, x)

@@ -1,4 +1,4 @@
-"""The functions of a transformer, as composites: softmax, norms, activations, attention.
+"""The functions of a transformer, as composites: softmax, norms, activations, rotary positions.
 
 None has a sharding or gradient rule of its own. Statistics are computed in f32.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-from ..core.checks import number, one_of, probability, shaped
-from ..core.dtypes import bool_, f32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.checks import number, one_of, probability
+from ..core.dtypes import f32
+from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import typed
@@ -250,167 +249,3 @@ def mlp(
         lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, rows
     )
     return y if down_bias is None else y + as_tensor(down_bias).to(y.dtype)
-
-
-# -- attention ------------------------------------------------------------------------------------
-@typed
-def attention(
-    q: Like,
-    k: Like,
-    v: Like,
-    causal: bool = False,
-    scale: float | None = None,
-    bias: Like | None = None,
-    mask: Like | None = None,
-    cap: float | None = None,
-) -> Tensor:
-    """Scaled dot-product attention of q [..., H, S, D], k [..., G, T, D] and v [..., G, T, E].
-
-    The result is [..., H, S, E]; all scores [..., H, S, T] exist at once. H is a multiple of G:
-    each group of H/G query heads shares one head of keys and values (grouped-query attention,
-    Ainslie et al. 2023). `scale` is by default 1/sqrt(D). `cap` bounds the scores: they are
-    `cap * tanh(scores / cap)`. `bias` [H, T] is added to the scores of
-    each head by key, for example ALiBi's. `mask` broadcasts to [..., H, S, T]: a bool mask is True
-    where a query sees a key, a float mask is added to the scores. A query that sees no key gives
-    zeros, as in PyTorch. With `causal` the last query sees all keys and each query before it one
-    key less; queries are computed in chunks, each with the keys that it may see.
-
-    Raises ShapeError if the shapes, `bias` or `mask` do not fit; DTypeError if `mask` is of
-    integers.
-    """
-    q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
-    check_heads("attention", q, k, v)
-    *lead, heads, seq, d = q.shape
-    groups, keys = k.shape[-3:-1]
-    shared = heads // groups
-    by = _lead(lead) + ("gh" if shared > 1 else "g")
-    to = _lead(lead) + "g"
-    grouped = q.reshape(*lead, groups, shared, seq, d) if shared > 1 else q
-    scale = 1.0 / math.sqrt(d) if scale is None else scale
-    narrow = q.dtype is k.dtype and q.dtype is not f32
-    grouped = grouped if narrow else grouped * scale
-    if bias is not None:
-        bias = as_tensor(bias)
-        shaped("attention", "the bias", bias.type, (heads, keys), q=q.type, k=k.type)
-        added = bias.reshape(*((groups, shared) if shared > 1 else (groups,)), 1, keys)
-    seen_by = _masks(mask, q, k, shared)
-    outs = []
-    for start, stop in causal_chunks(seq) if causal and keys >= seq else [(0, seq)]:
-        seen = keys - seq + stop if causal else keys
-        index, rows = f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :]
-        if narrow:  # scores are rounded nowhere between the product and the softmax
-            part = emit("contract", rows, k[..., :seen, :], index=index, dtype=f32) * scale
-        else:
-            part = F.einsum(index, rows, k[..., :seen, :]).to(f32)
-        part = soft_cap(part, cap)
-        if bias is not None:
-            part = part + added[..., :seen]
-        hidden = []
-        for m in seen_by:
-            m = m[..., start:stop, :] if m.shape[-2] > 1 else m
-            m = m[..., :seen] if m.shape[-1] > 1 else m
-            if m.dtype is not bool_:
-                part = part + m.to(f32)
-            hidden.append(~m if m.dtype is bool_ else m == -math.inf)
-            part = F.where(hidden[-1], -1e30, part)
-        if causal:
-            last = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
-            part = F.where(F.arange(seen).reshape(1, seen) <= last, part, -1e30)
-            if keys < seq:  # the first queries see no key
-                hidden.append(F.arange(seen).reshape(1, seen) > last)
-        p = softmax(part)
-        for none in hidden:
-            p = F.where(none, 0.0, p)
-        p = p.to(v.dtype)
-        outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :seen, :]))
-    return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
-
-
-def _masks(mask: Like | None, q: Tensor, k: Tensor, shared: int) -> list[Tensor]:
-    """`mask` in dims that broadcast to those of the scores, their heads in groups of `shared`."""
-    if mask is None:
-        return []
-    m = as_tensor(mask)
-    if m.dtype.is_int:
-        raise fail(
-            DTypeError,
-            "attention: a mask of whole numbers says neither which keys are seen nor what is added",
-            [("mask", m.type)],
-            fix="give truths, mask != 0, or floats that are added to the scores",
-        )
-    scores = (*q.shape[:-1], k.shape[-2])
-    if m.ndim > len(scores) or any(n not in (1, s) for n, s in zip(m.shape[::-1], scores[::-1])):
-        raise fail(
-            ShapeError,
-            f"attention: the mask does not broadcast to the scores, {scores}",
-            [("mask", m.type), ("q", q.type), ("k", k.type)],
-            fix="a mask is [..., H, S, T], any of them 1; of keys [B, T]: mask[:, None, None]",
-        )
-    m = m.reshape(*(1,) * (2 - m.ndim), *m.shape)
-    if m.ndim > 2 and shared > 1:
-        heads = m.shape[-3]
-        by = (heads // shared, shared) if heads > 1 else (1, 1)
-        m = m.reshape(*m.shape[:-3], *by, *m.shape[-2:])
-    return [m]
-
-
-def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises ShapeError unless q is [..., H, S, D], k [..., G, T, D], v [..., G, T, E], G in H."""
-    if (
-        min(q.ndim, k.ndim, v.ndim) < 3
-        or not q.ndim == k.ndim == v.ndim
-        or q.shape[-3] % k.shape[-3]
-        or k.shape[:-3] != q.shape[:-3]
-        or k.shape[:-1] != v.shape[:-1]
-        or k.shape[-1] != q.shape[-1]
-    ):
-        raise fail(
-            ShapeError,
-            f"{name}: the shapes of q, k and v do not fit",
-            [("q", q.type), ("k", k.type), ("v", v.type)],
-            fix="q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G",
-        )
-
-
-# Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs.
-CHUNK, CHUNKS = 64, 4
-
-
-def causal_chunks(seq: int) -> list[tuple[int, int]]:
-    """[start, stop) of each chunk of `seq` queries that attend causally."""
-    count = max(n for n in range(1, CHUNKS + 1) if n == 1 or (seq % n == 0 and seq // n >= CHUNK))
-    size = seq // count
-    return [(i * size, (i + 1) * size) for i in range(count)]
-
-
-def _lead(lead: Any) -> str:
-    return "abcfijlm"[: len(lead)]
-
-
-def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    rows: int = 2,
-    bias: Tensor | None = None,
-    mask: Like | None = None,
-    cap: float | None = None,
-) -> Tensor:
-    """`attention` of [B, H, S, D], computed for `rows` sequences at a time to save memory.
-
-    The backward pass computes the scores of each block again, as FlashAttention does (Dao et al.
-    2022), but per sequence instead of per tile. Raises the errors of `attention`.
-    """
-    q, k, v = map(as_tensor, (q, k, v))
-    if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
-        return attention(q, k, v, causal, scale, bias, mask, cap)
-    m = None if mask is None else as_tensor(mask)
-    each = [m] if m is not None and m.ndim == 4 and m.shape[0] > 1 else []
-
-    def some(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Tensor:
-        return attention(q, k, v, causal, scale, bias, own[0] if own else m, cap)
-
-    _masks(m, q, k, 1)
-    return map_chunks(some, q, k, v, *each, rows=rows)

@@ -151,7 +151,6 @@ class GPTConfig:
         """Raises UsageError for choices that exclude each other."""
         local = any(self.windows)
         for wrong, what, fix in (
-            (local and self.context, "windows with context", "leave one of them"),
             (
                 self.attention_cap and self.context,
                 "attention_cap with context",

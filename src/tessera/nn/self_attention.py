@@ -15,18 +15,20 @@ from . import functional as fn
 from .context_parallel import (
     all_to_all_attention,
     axis_size,
-    ring_attention,
     whole_sequence,
     zigzag_positions,
 )
+from .dot_product_attention import flash_attention
 from .gpt_config import GPTConfig
 from .layers import normal
 from .module import Module
 from .positions import alibi_bias
+from .ring import ring_attention
+from .visible_keys import mask_of
 
 Own = dict[str, Tensor]
 """What one layer or call has of its own: "window" i32[], "rates" f32[n]; "at" i32[B], the place of
-each sequence's last token; "k" and "v", the cache before it."""
+each sequence's last token; "k" and "v", the cache before it; what is `Told` of the batch."""
 
 
 class Attention(Module):
@@ -78,9 +80,12 @@ class Attention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         bias = mask = kept = None
         n = axis_size("GPT", x, c.context_axis) if c.context == "ring" else 1
-        places = zigzag_positions(seq, n) if n > 1 else None
+        order = zigzag_positions(seq, n)
+        places = None if n == 1 else order
         if "k" in own:
             places = own["at"].reshape(batch, 1, 1)
+        elif "positions" in own:
+            places = own["positions"].reshape(batch, 1, seq)
         if c.positions == "rotary":
             length = own["k"].shape[2] if "k" in own else slots or seq
             rates = own["rates"] if "rates" in own else c.rope.rates(c.size, length)
@@ -93,19 +98,24 @@ class Attention(Module):
         else:
             if slots:
                 kept = cache.filled({"k": k, "v": v}, own["at"], slots)
-            if "window" in own:
-                mask = cache.near(seq, own["window"])
+            mask = mask_of(own, order)
         if c.positions == "alibi":
-            bias = as_tensor(alibi_bias(c.heads, k.shape[2], 1.0 / math.sqrt(c.size)))
-            bias = bias if n == 1 else F.take_or_zero(bias, zigzag_positions(seq, n), 1)
+            scale = 1.0 / math.sqrt(c.size)
+            if "positions" in own:
+                bias = as_tensor(alibi_bias(c.heads, c.seq, scale))
+                bias = F.take(bias, own["positions"], 1).transpose(0, 1)
+            else:
+                bias = as_tensor(alibi_bias(c.heads, k.shape[2], scale))
+                bias = bias if n == 1 else F.take_or_zero(bias, order, 1)
         k, v = _by_head(k, q), _by_head(v, q)
+        causal = "k" not in own and "scores" not in own
         if c.context is None:
-            out = fn.flash_attention(
-                q, k, v, "k" not in own, c.query_scale, bias=bias, mask=mask, cap=c.attention_cap
+            out = flash_attention(
+                q, k, v, causal, c.query_scale, bias=bias, mask=mask, cap=c.attention_cap
             )
         else:
             attend = ring_attention if c.context == "ring" else all_to_all_attention
-            out = attend(q, k, v, c.context_axis, True, c.query_scale, bias)
+            out = attend(q, k, v, c.context_axis, causal, c.query_scale, bias, mask)
         out = out.transpose(1, 2).reshape(batch * seq, -1)
         out = F.matmul(out, self.out.reshape(-1, d)).reshape(batch, seq, d)
         return out if kept is None else (out, kept)

@@ -29,9 +29,9 @@ class Stack(Module):
     all but the results of products and loops. It makes `loop` None a loop.
 
     The weights of all layers are stacked along a leading dim, or with `stacked=False` each layer
-    has tensors of its own, written out. A call may give `each`: containers of tensors [depth, ...],
-    of which each layer gets its own. A block that returns (x, more) makes the stack return (x, the
-    tensors of `more` stacked, [depth, ...]).
+    has tensors of its own, written out. A call may give `each`: a dict of tensors [depth, ...], of
+    which each layer gets its own, and `shared`, a dict that all get whole. A block that returns
+    (x, more) makes the stack return (x, the tensors of `more` stacked, [depth, ...]).
     """
 
     def __init__(
@@ -77,18 +77,21 @@ class Stack(Module):
             )
         return F.stack([x] * lead[0]) if lead else x
 
-    def __call__(self, x: Tensor, each: Any = None, **options: Any) -> Any:
+    def __call__(
+        self, x: Tensor, each: Any = None, shared: dict[str, Tensor] | None = None, **options: Any
+    ) -> Any:
         blocks = self.__dict__.get("layers") or [self.block]
         leaves, spec = flatten(blocks[0])
         at = [i for i, v in enumerate(leaves) if isinstance(v, Tensor)]
 
         def layer(h: Tensor, given: Any) -> tuple[Tensor, Any]:
-            parts, own = given if own_tensors else (given, None)
+            parts, own = given if own_tensors else (given, ())
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
             block = unflatten(spec, now)
-            out = block(h) if own is None else block(h, unflatten(own_spec, own), **options)
+            told = {**(unflatten(own_spec, own) or {}), **(shared or {})}
+            out = block(h, told, **options) if told else block(h)
             _unchanged(block, now)
             return out if isinstance(out, tuple) else (out, ())
 

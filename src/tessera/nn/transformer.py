@@ -14,7 +14,7 @@ from ..core.checks import divides
 from ..lang import functions as F
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor
+from ..lang.tensor import Like, Tensor
 from . import functional as fn
 from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
@@ -25,6 +25,7 @@ from .losses import linear_cross_entropy
 from .module import Module
 from .self_attention import Attention, Own
 from .stack import Stack
+from .visible_keys import Told, said_of_tokens
 
 NO_WINDOW = 2**30
 
@@ -112,10 +113,22 @@ class TransformerBlock(Module):
         self.sequence_parallel = c.sequence_parallel
         self.scope_name = "block"
 
-    def __call__(self, x: Tensor, own: Own | None = None, slots: int = 0) -> Any:
+    def __call__(
+        self,
+        x: Tensor,
+        own: Own | None = None,
+        slots: int = 0,
+        *,
+        attention_mask: Like | None = None,
+        position_ids: Like | None = None,
+    ) -> Any:
         """[B, S, d] to [B, S, d]; with experts, to that and their auxiliary loss. With a cache
-        (`Attention` says when), to the first of that and the cache."""
+        (`Attention` says when), to the first of that and the cache. `attention_mask` and
+        `position_ids` are those of `GPT`."""
         a, m = self.attention, self.__dict__.get("moe") or self.mlp
+        if attention_mask is not None or position_ids is not None:
+            name, shape = "TransformerBlock", x.shape[:2]
+            own = {**(own or {}), **said_of_tokens(name, shape, attention_mask, position_ids)}
         h = self.norm_1(x)
         y, *kept = made if isinstance(made := a(h, own, slots), tuple) else (made,)
         if self.block in ("sequential", "post_norms"):
@@ -140,8 +153,16 @@ class GPT(Module):
     """A decoder-only transformer: token ids [B, S] to logits [B, S, vocab].
 
     `loss(ids, labels)` gives the training loss without the whole logits. `config` is a `GPTConfig`.
-    Raises UsageError if it is not one, ShapeError at a call if ids are not integers [B, S] with S
-    at most `config.seq`.
+
+    Both take an `attention_mask` [B, S], 0 where a token is padding, on either side: no token sees
+    it. Positions then count the tokens that are there, as in transformers' `generate`. A mask
+    [B, 1, S, S] or [B, H, S, S] says which keys each query sees, in place of causality and windows:
+    a bool one is True where it sees, a float one is added to the scores. `position_ids` [B, S] are
+    the positions themselves; without a mask a new document begins where they do not go on by one,
+    and no token sees another document.
+
+    Raises UsageError if `config` is not one, ShapeError at a call if ids are not integers [B, S]
+    with S at most `config.seq`, or mask or positions do not fit them.
     """
 
     origin: str = ""
@@ -160,19 +181,34 @@ class GPT(Module):
         self.scope_name = "gpt"
         self.parameters()
 
-    def features(self, ids: Tensor) -> Any:
+    def features(
+        self, ids: Tensor, attention_mask: Like | None = None, position_ids: Like | None = None
+    ) -> Any:
         """The last hidden layer [B, S, d]; with experts, (that, the auxiliary losses [layers]).
 
         This is the part of the model that a pipeline splits into stages. Raises ShapeError if `ids`
         are not integers [B, S] with S at most `config.seq`.
         """
         ids = checked_ids(ids, self.config)
-        c = self.config
+        told = self._told(said_of_tokens("GPT", ids.shape, attention_mask, position_ids))
         x = self._embedded(ids)
-        if c.positions == "learned":
+        if self.config.positions == "learned" and "positions" in told:
+            x = x + fn.embedding(told["positions"], self.position)
+        elif self.config.positions == "learned":
             x = x + self._placed(self.position[: ids.shape[1]], 0)
-        x, *aux = self._layers(x, ids.shape[1])
+        x, *aux = self._layers(x, ids.shape[1], shared=told)
         return (x, *aux) if aux else x
+
+    def _told(self, told: Told) -> Told:
+        """`told` with its sequences in the order and layout that `context` wants."""
+        placed = {name: self._placed(t) for name, t in told.items() if name != "scores"}
+        if "scores" in told:
+            m = told["scores"]
+            m = m if m.shape[2] == 1 else self._placed(m, 2)
+            if self.config.context == "ring":
+                m = zigzag(m, self._devices(m), 3)
+            placed["scores"] = m
+        return placed
 
     def _embedded(self, ids: Tensor) -> Tensor:
         c = self.config
@@ -181,7 +217,7 @@ class GPT(Module):
         return x * math.sqrt(c.d) if c.embed_scale else x
 
     def _layers(
-        self, x: Tensor, length: int, given: Own | None = None, **how: int
+        self, x: Tensor, length: int, given: Own | None = None, **how: Any
     ) -> tuple[Any, ...]:
         """(the last hidden layer, perhaps what the blocks return besides)."""
         c, each = self.config, dict(given or {})
@@ -190,7 +226,7 @@ class GPT(Module):
             if c.local_rope is not None:
                 rates = [c.rope.rates(c.size, length), c.local_rope.rates(c.size, length)]
                 each["rates"] = F.stack([rates[w > 0] for w in windows])
-        made = self.blocks(x, each, **how) if each else self.blocks(x)
+        made = self.blocks(x, each or None, **how)
         x, *more = made if isinstance(made, tuple) else (made,)
         return whole_sequence(self.norm(x), c.sequence_parallel), *more
 
@@ -259,18 +295,27 @@ class GPT(Module):
         mesh = x.mesh or self.embed.weight.mesh
         return split_sequence(F.relayout(x, x.type.on(mesh)), c.context_axis, dim)
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        x = self.features(ids)
+    def __call__(
+        self, ids: Tensor, attention_mask: Like | None = None, position_ids: Like | None = None
+    ) -> Tensor:
+        x = self.features(ids, attention_mask, position_ids)
         y = self._logits(x[0] if isinstance(x, tuple) else x)
         return unzigzag(y, self._devices(y)) if self.config.context == "ring" else y
 
-    def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
+    def loss(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        attention_mask: Like | None = None,
+        position_ids: Like | None = None,
+    ) -> Tensor:
         """The mean cross-entropy in nats per token, f32[], without the whole logits.
 
-        `ids` and `labels` are integers [B, S]. With experts, `aux_weight` times the mean auxiliary
-        loss is added.
+        `ids` and `labels` are integers [B, S]. Labels of -100 do not count: those of padding are
+        to be -100, also with an `attention_mask`. With experts, `aux_weight` times the mean
+        auxiliary loss is added.
         """
-        return self.loss_of(self.features(ids), labels)
+        return self.loss_of(self.features(ids, attention_mask, position_ids), labels)
 
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
         """The same loss from the result of `features`."""

@@ -1,0 +1,193 @@
+"""Scaled dot-product attention, whole and by sequences, and which keys a query does not see.
+
+A key is hidden by a bool mask that is False, by minus infinity or less than -1e29 in a float mask,
+or by causality. A query that sees no key gives zeros, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.checks import shaped
+from ..core.dtypes import bool_, f32
+from ..core.errors import DTypeError, ShapeError, fail
+from ..core.layout import TensorType
+from ..lang import functions as F
+from ..lang.checks import typed
+from ..lang.loop import map_chunks
+from ..lang.operands import as_tensor, emit
+from ..lang.tensor import Like, Tensor
+from .functional import soft_cap, softmax
+
+# The scores of hidden keys, and what a float mask adds to hide one: so much that nothing is left of
+# the score.
+HIDDEN, LEAST = -1e30, -1e29
+
+
+@typed
+def attention(
+    q: Like,
+    k: Like,
+    v: Like,
+    causal: bool = False,
+    scale: float | None = None,
+    bias: Like | None = None,
+    mask: Like | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """Scaled dot-product attention of q [..., H, S, D], k [..., G, T, D] and v [..., G, T, E].
+
+    The result is [..., H, S, E]; all scores [..., H, S, T] exist at once. H is a multiple of G:
+    each group of H/G query heads shares one head of keys and values (grouped-query attention,
+    Ainslie et al. 2023). `scale` is by default 1/sqrt(D). `cap` bounds the scores: they are
+    `cap * tanh(scores / cap)`. `bias` [H, T] or [..., H, T] is added to the scores of each head by
+    key, for example ALiBi's. `mask` broadcasts to [..., H, S, T]: a bool mask is True where a query
+    sees a key, a float mask is added to the scores. A query that sees no key gives zeros, as in
+    PyTorch. With `causal` the last query sees all keys and each query before it one key less;
+    queries are computed in chunks, each with the keys that it may see.
+
+    Raises ShapeError if the shapes, `bias` or `mask` do not fit; DTypeError if `mask` is of
+    integers.
+    """
+    q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
+    check_heads("attention", q, k, v)
+    *lead, heads, seq, d = q.shape
+    groups, keys = k.shape[-3:-1]
+    shared = heads // groups
+    by = _lead(lead) + ("gh" if shared > 1 else "g")
+    to = _lead(lead) + "g"
+    grouped = q.reshape(*lead, groups, shared, seq, d) if shared > 1 else q
+    scale = 1.0 / math.sqrt(d) if scale is None else scale
+    narrow = q.dtype is k.dtype and q.dtype is not f32
+    grouped = grouped if narrow else grouped * scale
+    if bias is not None:
+        bias = as_tensor(bias)
+        sizes = (heads, keys) if bias.ndim == 2 else (*lead, heads, keys)
+        shaped("attention", "the bias", bias.type, sizes, q=q.type, k=k.type)
+        by_group = (groups, shared) if shared > 1 else (groups,)
+        added = bias.reshape(*bias.shape[:-2], *by_group, 1, keys)
+    scores, types = (*q.shape[:-1], keys), {"q": q.type, "k": k.type}
+    seen_by = [] if mask is None else [mask_by_group("attention", mask, scores, shared, **types)]
+    outs = []
+    for start, stop in causal_chunks(seq) if causal and keys >= seq else [(0, seq)]:
+        seen = keys - seq + stop if causal else keys
+        index, rows = f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :]
+        if narrow:  # scores are rounded nowhere between the product and the softmax
+            part = emit("contract", rows, k[..., :seen, :], index=index, dtype=f32) * scale
+        else:
+            part = F.einsum(index, rows, k[..., :seen, :]).to(f32)
+        part = soft_cap(part, cap)
+        if bias is not None:
+            part = part + added[..., :seen]
+        visible = []
+        for m in seen_by:
+            m = m[..., start:stop, :] if m.shape[-2] > 1 else m
+            m = m[..., :seen] if m.shape[-1] > 1 else m
+            if m.dtype is not bool_:
+                part = part + F.maximum(m.to(f32), LEAST)
+            visible.append(m if m.dtype is bool_ else ~(m <= LEAST))
+        if causal:
+            last = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
+            visible.append(F.arange(seen).reshape(1, seen) <= last)
+        for sees in visible:
+            part = F.where(sees, part, HIDDEN)
+        p = softmax(part)
+        if seen_by or (causal and keys < seq):  # some queries may see no key
+            for sees in visible:
+                p = F.where(sees, p, 0.0)
+        p = p.to(v.dtype)
+        outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :seen, :]))
+    return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
+
+
+def mask_by_group(
+    name: str, mask: Like, scores: tuple[int, ...], shared: int, **operands: TensorType
+) -> Tensor:
+    """`mask` in dims that broadcast to `scores` [..., H, S, T], where `shared` is above 1 with H in
+    groups of so many: [..., G, R, S, T]. Raises DTypeError or ShapeError."""
+    m = as_tensor(mask)
+    if m.dtype.is_int:
+        raise fail(
+            DTypeError,
+            f"{name}: a mask of whole numbers says neither which keys are seen nor what is added",
+            [("mask", m.type)],
+            fix="give truths, mask != 0, or floats that are added to the scores",
+        )
+    if m.ndim > len(scores) or any(n not in (1, s) for n, s in zip(m.shape[::-1], scores[::-1])):
+        raise fail(
+            ShapeError,
+            f"{name}: the mask does not broadcast to the scores, {scores}",
+            [("mask", m.type), *operands.items()],
+            fix="a mask is [..., H, S, T], any of them 1; of keys [B, T]: mask[:, None, None]",
+        )
+    m = m.reshape(*(1,) * (2 - m.ndim), *m.shape)
+    if m.ndim > 2 and shared > 1:
+        heads = m.shape[-3]
+        by = (heads // shared, shared) if heads > 1 else (1, 1)
+        m = m.reshape(*m.shape[:-3], *by, *m.shape[-2:])
+    return m
+
+
+def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises ShapeError unless q is [..., H, S, D], k [..., G, T, D], v [..., G, T, E], G in H."""
+    if (
+        min(q.ndim, k.ndim, v.ndim) < 3
+        or not q.ndim == k.ndim == v.ndim
+        or q.shape[-3] % k.shape[-3]
+        or k.shape[:-3] != q.shape[:-3]
+        or k.shape[:-1] != v.shape[:-1]
+        or k.shape[-1] != q.shape[-1]
+    ):
+        raise fail(
+            ShapeError,
+            f"{name}: the shapes of q, k and v do not fit",
+            [("q", q.type), ("k", k.type), ("v", v.type)],
+            fix="q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G",
+        )
+
+
+# Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs.
+CHUNK, CHUNKS = 64, 4
+
+
+def causal_chunks(seq: int) -> list[tuple[int, int]]:
+    """[start, stop) of each chunk of `seq` queries that attend causally."""
+    count = max(n for n in range(1, CHUNKS + 1) if n == 1 or (seq % n == 0 and seq // n >= CHUNK))
+    size = seq // count
+    return [(i * size, (i + 1) * size) for i in range(count)]
+
+
+def _lead(lead: Any) -> str:
+    return "abcfijlm"[: len(lead)]
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    rows: int = 2,
+    bias: Like | None = None,
+    mask: Like | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """`attention` of [B, H, S, D], computed for `rows` sequences at a time to save memory.
+
+    The backward pass computes the scores of each block again, as FlashAttention does (Dao et al.
+    2022), but per sequence instead of per tile. Raises the errors of `attention`.
+    """
+    q, k, v = map(as_tensor, (q, k, v))
+    if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
+        return attention(q, k, v, causal, scale, bias, mask, cap)
+    said = (("bias", bias), ("mask", mask))
+    given = {name: as_tensor(t) for name, t in said if t is not None}
+    rank = {"bias": 3, "mask": 4}  # with a batch of its own
+    own = [n for n, t in given.items() if t.ndim == rank[n] and t.shape[0] == q.shape[0] > 1]
+
+    def some(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
+        now = {**given, **dict(zip(own, parts, strict=True))}
+        return attention(q, k, v, causal, scale, cap=cap, **now)
+
+    return map_chunks(some, q, k, v, *(given[n] for n in own), rows=rows)

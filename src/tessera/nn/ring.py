@@ -1,0 +1,243 @@
+"""Attention over a split sequence by a ring (Liu et al. 2023): keys and values go round, each
+device attends with its own queries to what is passing, and merges what it found by the logsumexp of
+the scores."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from ..core.checks import divides, shaped
+from ..core.dtypes import bool_, f32
+from ..core.errors import UsageError, fail
+from ..core.layout import TensorType, dim_axes, without
+from ..core.reshard import gathered
+from ..lang import functions as F
+from ..lang.collectives import shift, split_over
+from ..lang.create import ShardSpec
+from ..lang.custom import custom_gradient
+from ..lang.local.collectives import rank_along
+from ..lang.local.distribute import distribute
+from ..lang.local.view import view
+from ..lang.operands import as_tensor
+from ..lang.tensor import Like, Tensor
+from .blockwise import NONE, attend, merged, pulled
+from .context_parallel import checked, in_view
+from .dot_product_attention import LEAST, flash_attention, mask_by_group
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    axis: str = "cp",
+    causal: bool = False,
+    scale: float | None = None,
+    bias: Like | None = None,
+    mask: Like | None = None,
+) -> Tensor:
+    """`attention` of q [B, H, S, D], k and v [B, G, S, D] whose dim S is split over `axis`.
+
+    Blocks of keys and values pass from device to device in a ring (Liu et al. 2023), in the
+    backward pass once more together with their gradients. A device never holds more than two blocks
+    of them, nor all scores of a block. With `causal` the sequence must be in zig-zag order
+    (`zigzag`); then each device computes two of four quarters of the scores in each step. `bias`
+    [H, S] or [B, H, S] is added by key, in the order of the sequence, as is `mask`. A mask by key,
+    [B, 1, 1, S] or [B, H, 1, S], passes round with the keys; of one of all scores, a bool mask
+    [B, H, S, S] with 1 in place of B or H, each device holds the rows of its queries. In a local
+    body over `axis`, q, k and v are one device's blocks, and so are `bias` and `mask`.
+
+    Raises MeshError if the mesh has no such axis, ShapeError if S does not divide, or `bias` or
+    `mask` does not fit, and UsageError for a float mask of all scores: it would have no gradient.
+    """
+    q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
+    axis, n = checked("ring_attention", q, k, v, axis, causal)
+    local, seen = in_view(axis), view()
+    if n == 1:
+        return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
+    if seen is not None and not local:
+        raise fail(
+            UsageError,
+            f"ring_attention: the local body around it is not local over {axis!r}",
+            [("local", ", ".join(seen.axes))],
+            fix=f"name {axis!r} in its mesh_axes too, or call it in the global view",
+        )
+    (batch, heads, seq, d), groups = q.shape, k.shape[1]
+    chunks = 2 if causal else 1
+    into = f"does not divide into {chunks} chunks for each of {n} devices"
+    parts = chunks if local else chunks * n
+    divides("ring_attention", seq, parts, "a sequence of {count} " + into, q=q.type)
+    q = q * (1.0 / math.sqrt(d) if scale is None else scale)
+    q = q.reshape(batch, groups, heads // groups, seq, d)
+    k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))
+    extra, masks = _extras(q, bias, mask, seq * n if local else seq)
+    given = [q, k, v, *extra]
+    if not local:
+        mesh = next(t.mesh for t in given if t.mesh is not None)
+        given, masks = (
+            [F.relayout(t, _only(t.type.on(mesh), 3, axis)) for t in ts] for ts in (given, masks)
+        )
+    q, *keys = given
+    out: Tensor = _ring(axis, n, causal)(q, keys, masks)
+    return out.reshape(batch, heads, seq, v.shape[-1])
+
+
+def _extras(
+    q: Tensor, bias: Like | None, mask: Like | None, keys: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(What goes round with the keys of q [B, G, R, S, D], the masks [B, G, R, S, `keys`])."""
+    (batch, groups, shared, seq, _), name = q.shape, "ring_attention"
+    heads, by_key = groups * shared, []
+    if bias is not None:
+        b = as_tensor(bias).to(f32)
+        sizes = (heads, seq) if b.ndim == 2 else (batch, heads, seq)
+        shaped(name, "the bias", b.type, sizes, q=q.type)
+        by_key.append(b.reshape(-1 if b.ndim == 3 else 1, groups, shared, seq))
+    if mask is None:
+        return by_key, []
+    m = as_tensor(mask)
+    rows = m.shape[-2] if m.ndim > 1 else 1
+    scores = (batch, heads, seq, keys if rows > 1 else seq)
+    m = mask_by_group(name, m.reshape(*(1,) * (4 - m.ndim), *m.shape), scores, shared, q=q.type)
+    m = m if shared > 1 else m.reshape(*m.shape[:2], 1, *m.shape[2:])
+    m = F.broadcast_to(m, (*m.shape[:-1], scores[-1]))
+    if rows > 1:
+        if m.dtype is not bool_:
+            raise fail(
+                UsageError,
+                f"{name}: a float mask of all scores would have no gradient",
+                [("mask", m.type)],
+                fix="give a bool mask, mask == 0, or a float one by key, [B, H, 1, S], or use"
+                " all_to_all_attention",
+            )
+        return by_key, [m]
+    m = m.reshape(*m.shape[:3], seq)
+    if m.dtype is not bool_:
+        by_key.append(F.maximum(m.to(f32), LEAST))
+        m = ~(m <= LEAST)
+    return [*by_key, m], []
+
+
+def _only(t: TensorType, dim: int, axis: str) -> TensorType:
+    """`t` with `dim` split over `axis` and nothing else, and no other dim over `axis`."""
+    t = gathered(t.complete(), (axis,))
+    bare = without(t.dims[dim], dim_axes(t.dims[dim]), t.sizes)
+    return split_over(t.with_dims((*t.dims[:dim], bare, *t.dims[dim + 1 :])), dim, (axis,))
+
+
+@lru_cache(maxsize=64)
+def _ring(axis: str, n: int, causal: bool) -> Any:
+    """Ring attention of q [B, G, R, S, D] (scaled), the keys and the masks of `attend`."""
+
+    def turned(xs: list[Tensor], by: int = 1) -> list[Tensor]:
+        return [shift(x, axis, by) for x in xs]
+
+    def columns(masks: list[Tensor], step: int) -> list[Tensor]:
+        """The part of each mask for the keys of the device `step` before this one."""
+        if not masks:
+            return []
+        at = ((rank_along((axis,)) + (n - step)) % n).reshape(1)
+        found = []
+        for m in masks:
+            parts = m.reshape(*m.shape[:4], n, m.shape[4] // n)
+            found.append(F.take_or_zero(parts, at, 4).reshape(*m.shape[:4], m.shape[4] // n))
+        return found
+
+    def hide(keys: list[Tensor], masks: list[Tensor]) -> bool:
+        """Whether some queries may see no key."""
+        return bool(masks) or any(x.dtype is bool_ for x in keys)
+
+    def quarters(masks: list[Tensor], before: Tensor) -> list[list[Tensor]]:
+        """The masks of the late queries and first keys, and of the other pair of chunks."""
+        halves = [[F.split(rows, 2, 4) for rows in F.split(m, 2, 3)] for m in masks]
+        others = _pick(before, [m[0][0] for m in halves], [m[1][1] for m in halves])
+        return [[m[1][0] for m in halves], others]
+
+    def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
+        """[the result, the logsumexp of each query's scores]."""
+        now = list(keys)
+        found = attend(q, now, causal, columns(masks, 0))
+        for step in range(1, n):
+            now, hiding = turned(now), columns(masks, step)
+            if not causal:
+                found = merged(found, attend(q, now, False, hiding))
+                continue
+            # What passes comes from a device before this one, whose early chunk all queries see, or
+            # from one after it, both of whose chunks the late queries see. In both cases the late
+            # queries see its early chunk, and one more pair of chunks is left.
+            before = rank_along((axis,)) >= step
+            (early, late), (first, last) = _halves([q, *found]), _halves(now)
+            below, beside = quarters(hiding, before)
+            done = merged(late[1:], attend(late[0], first, False, below))
+            (queries,) = _pick(before, early[:1], late[:1])
+            new = attend(queries, _pick(before, first, last), False, beside)
+            new = merged(_pick(before, early[1:], done), new)
+            ends = _pick(before, new, early[1:]), _pick(before, done, new)
+            found = [F.concat(list(pair), 3) for pair in zip(*ends, strict=True)]
+        out, lse = found
+        if hide(keys, masks):
+            out = F.where((lse < NONE).reshape(*lse.shape, 1), 0.0, out)
+        return [out.to(keys[1].dtype), lse]
+
+    def backward(
+        q: Tensor, keys: list[Tensor], masks: list[Tensor], out: Tensor, lse: Tensor, g: Tensor
+    ) -> list[Tensor]:
+        """The gradients of q and of the floats of the keys, which travel with the keys. They go
+        round the other way than forward: on the same way, each part would be kept since then
+        instead."""
+        g = g.to(out.dtype)
+        if hide(keys, masks):
+            g = F.where((lse < NONE).reshape(*lse.shape, 1), 0.0, g)
+        rows = [q, g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
+        now = keys
+        dq, *grads = pulled(rows, now, causal, columns(masks, 0))
+        for step in range(1, n):
+            now, grads = turned(now, -1), turned(grads, -1)
+            hiding = columns(masks, n - step)
+            if not causal:
+                more, *new = pulled(rows, now, False, hiding)
+            else:
+                before = rank_along((axis,)) >= n - step
+                (early, late), (first, last) = _halves(rows), _halves(now)
+                below, beside = quarters(hiding, before)
+                dlate, *dfirst = pulled(late, first, False, below)
+                queries, others = _pick(before, early, late), _pick(before, first, last)
+                dqueries, *dothers = pulled(queries, others, False, beside)
+                a, b = _put(before, dqueries)
+                more = F.concat([a, b + dlate], 3)
+                pairs = zip(dfirst, (_put(before, x) for x in dothers), strict=True)
+                new = [F.concat([a + d, b], 3) for d, (a, b) in pairs]
+            dq, grads = dq + more, [a + b for a, b in zip(grads, new, strict=True)]
+        return [dq, *turned(grads, -1)]
+
+    local = distribute(mesh_axes=[axis], layouts={"return": ShardSpec((3,), (axis,))})
+    ahead, back = local(forward), local(backward)
+
+    @custom_gradient
+    def ring(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> tuple[Tensor, Any]:
+        out, lse = ahead(q, keys, masks)
+
+        def pull(g: Tensor) -> Any:
+            dq, *found = back(q, keys, masks, out, lse, g)
+            grads = iter(found)
+            dkeys = [next(grads) if x.dtype.is_float else None for x in keys]
+            return (dq, dkeys, None) if masks else (dq, dkeys)
+
+        return out, pull
+
+    return ring
+
+
+def _halves(xs: list[Tensor]) -> list[list[Tensor]]:
+    """[the early chunk of each, the late chunk of each]."""
+    return [list(part) for part in zip(*(F.split(x, 2, 3) for x in xs), strict=True)]
+
+
+def _pick(yes: Tensor, xs: list[Tensor], ys: list[Tensor]) -> list[Tensor]:
+    return [F.where(yes, x, y) for x, y in zip(xs, ys, strict=True)]
+
+
+def _put(yes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x` as the first of two, or as the second, with zeros as the other."""
+    return F.where(yes, x, 0.0), F.where(yes, 0.0, x)

@@ -1,0 +1,95 @@
+"""Which keys does each query of a causal layer see, and where does each token stand, in a batch
+whose sequences are padded, or packed several to a row?
+
+>>> from tessera.lang.create import tensor
+>>> told = said_of_tokens("GPT", (1, 4), tensor([[0, 1, 1, 1]]), None)
+>>> told["there"].numpy().tolist(), told["positions"].numpy().tolist()
+([[False, True, True, True]], [[0, 0, 1, 2]])
+>>> told = said_of_tokens("GPT", (1, 5), None, tensor([[0, 1, 2, 0, 1]]))
+>>> told["documents"].numpy().tolist()
+[[0, 0, 0, 1, 1]]
+"""
+
+from __future__ import annotations
+
+from ..core.checks import integers
+from ..core.dtypes import bool_, int32
+from ..core.errors import ShapeError, fail
+from ..lang import functions as F
+from ..lang.operands import as_tensor
+from ..lang.tensor import Like, Tensor
+
+Told = dict[str, Tensor]
+"""What layers know of the tokens of a batch [B, S]: "there" bool [B, S], False for padding;
+"documents" i32[B, S], whose number is the same within one document; "positions" i32[B, S]; "scores"
+[B, H, S, S], any of them 1 but the last, the mask of all scores, in place of all else."""
+
+
+def said_of_tokens(
+    name: str, shape: tuple[int, ...], attention_mask: Like | None, position_ids: Like | None
+) -> Told:
+    """What `attention_mask` and `position_ids` say of tokens [B, S], as transformers reads them.
+
+    A mask [B, S] is 0 where a token is padding; positions then count the tokens that are there. A
+    mask [B, H, S, S] is that of `nn.attention`, and hides alone. Positions without a mask begin a
+    new document where they do not go on by one. Raises ShapeError or DTypeError.
+    """
+    told: Told = {}
+    at = None if position_ids is None else _positions(name, as_tensor(position_ids), shape)
+    if attention_mask is not None:
+        m = as_tensor(attention_mask)
+        scores = (shape[0], m.shape[1] if m.ndim == 4 else 1, shape[1], shape[1])
+        if m.shape == shape:
+            told["there"] = m if m.dtype is bool_ else m != 0
+            if at is None:
+                there = told["there"].to(int32)
+                at = (F.cumsum(there, 1) - 1) * there
+        elif m.ndim == 4 and all(n in (1, s) for n, s in zip(m.shape, scores, strict=True)):
+            told["scores"] = m
+        else:
+            raise fail(
+                ShapeError,
+                f"{name}: the attention mask fits neither the tokens nor their scores",
+                [("attention_mask", m.type), ("tokens", shape)],
+                fix=f"give {shape}, 0 for padding, or (B, 1, S, S), the keys that each query sees",
+            )
+    elif at is not None:
+        told["documents"] = F.pad(F.cumsum((at[:, 1:] - at[:, :-1] != 1).to(int32), 1), (1, 0))
+    return told if at is None else {**told, "positions": at}
+
+
+def _positions(name: str, at: Tensor, shape: tuple[int, ...]) -> Tensor:
+    integers(name, "the position ids", at.type)
+    if at.shape not in (shape, (1, shape[1]), shape[1:]):
+        raise fail(
+            ShapeError,
+            f"{name}: the position ids do not fit the tokens",
+            [("position_ids", at.type), ("tokens", shape)],
+            fix=f"give the place of each token, {shape}, or {shape[1:]} for all rows alike",
+        )
+    return F.broadcast_to(at.to(int32), shape)
+
+
+def mask_of(told: Told, places: Tensor) -> Tensor | None:
+    """The mask of scores besides causality, None where all is seen. `places` i32[S] are those of
+    the tokens in their rows; a layer with a "window" sees as far."""
+    if "scores" in told:
+        return told["scores"]
+    seen = []
+    if "window" in told:
+        seen.append(_each(places, 0) - _each(places, 1) < told["window"])
+    if "documents" in told:
+        seen.append(_each(told["documents"], 0) == _each(told["documents"], 1))
+    if "there" in told:
+        seen.append(_each(told["there"], 1))
+    mask = None
+    for m in seen:
+        mask = m if mask is None else mask & m
+    return mask
+
+
+def _each(x: Tensor, side: int) -> Tensor:
+    """x [B, S] or [S], by query (side 0) or by key (1), in dims that broadcast to the scores."""
+    by = (1, 1) if x.ndim == 2 else ()
+    seq = (x.shape[-1], 1) if side == 0 else (1, x.shape[-1])
+    return x.reshape(*x.shape[:-1], *by[1:], *seq)

@@ -56,6 +56,18 @@ def gpt_on(**k: Any) -> Any:
 row("tessera.nn.GPTConfig on a mesh", gpt_on, context="ring", sequence_parallel="tp")
 row("tessera.nn.GPTConfig of a split sequence", gpt_on, {"context": "ring"}, context="all_to_all",
     context_axis="sp")  # fmt: skip
+
+
+def of_tokens(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What `call` gives of the tokens of a model."""
+    config = nn.GPTConfig(vocab=8, seq=4, d=8, layers=1, heads=2)
+    ids = np.array([[1, 2, 3, 4]], np.int32)
+    return lambda **k: graph.trace(lambda model: call(model, ids, **k), nn.GPT(config)).text
+
+
+PADDING = {"attention_mask": np.array([[0, 1, 1, 1]]), "position_ids": np.array([[0, 1, 0, 1]])}
+row("tessera.nn.GPT.features", of_tokens(nn.GPT.features), **PADDING)
+row("tessera.nn.GPT.loss", of_tokens(lambda model, ids, **k: model.loss(ids, ids, **k)), **PADDING)
 row("tessera.nn.GPTConfig.make_norm", lambda **k: nn.GPTConfig(d=8).make_norm(**k), size=4)
 row("tessera.nn.RMSNorm of Gemma", layer(nn.RMSNorm, 4), offset=True)
 
@@ -103,7 +115,7 @@ def split_attention(attend: Callable[..., Any]) -> Callable[..., Any]:
 
 for name in ("ring_attention", "all_to_all_attention"):
     row(f"tessera.nn.{name}", split_attention(getattr(nn, name)), axis="sp", causal=True,
-        scale=2.0, bias=A[:2])  # fmt: skip
+        scale=2.0, bias=A[:2], mask=np.tri(4, dtype=bool))  # fmt: skip
 RUNNING = ts.tensor(A[0]), ts.tensor(np.abs(A[1]))
 row("tessera.nn.batch_norm", lambda **k: nn.batch_norm(IMAGE, RUNNING, **k), weight=A[0], bias=A[0],
     training=False, momentum=0.5, eps=0.5)  # fmt: skip

@@ -298,7 +298,7 @@ class GPT(Module):
     def __call__(
         self, ids: Tensor, attention_mask: Like | None = None, position_ids: Like | None = None
     ) -> Tensor:
-        x = self.features(ids, attention_mask, position_ids)
+        x = self.features(ids, **_given(attention_mask, position_ids))
         y = self._logits(x[0] if isinstance(x, tuple) else x)
         return unzigzag(y, self._devices(y)) if self.config.context == "ring" else y
 
@@ -315,7 +315,7 @@ class GPT(Module):
         to be -100, also with an `attention_mask`. With experts, `aux_weight` times the mean
         auxiliary loss is added.
         """
-        return self.loss_of(self.features(ids, attention_mask, position_ids), labels)
+        return self.loss_of(self.features(ids, **_given(attention_mask, position_ids)), labels)
 
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
         """The same loss from the result of `features`."""
@@ -325,3 +325,9 @@ class GPT(Module):
             cap=self.config.logit_cap,
         )  # fmt: skip
         return loss + self.config.aux_weight * F.mean(aux[0]) if aux else loss
+
+
+def _given(attention_mask: Like | None, position_ids: Like | None) -> dict[str, Like]:
+    """Those that are given: the `features` of a class of the user's may take none."""
+    both = (("attention_mask", attention_mask), ("position_ids", position_ids))
+    return {name: x for name, x in both if x is not None}

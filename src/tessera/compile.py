@@ -29,7 +29,7 @@ from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
-from .runtime import arrays, devices, offload, programs, pytrees
+from .runtime import arrays, devices, jaxprs, offload, programs, pytrees
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded
 from .runtime.send import mover
@@ -207,6 +207,9 @@ class Engine:
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
         return pytrees.opened(value)
+
+    def equations(self, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
+        return jaxprs.equations_of(fn, types)
 
     def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
         return arrays.adopt(data, mesh)

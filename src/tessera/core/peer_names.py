@@ -108,6 +108,7 @@ ADVICE: dict[str, str] = {
     "lr_scheduler": "give the optimizer a schedule: optim.AdamW(lr=optim.warmup_cosine(...))",
     "cpu": _PLACE, "cuda": _PLACE, "device_put": _PLACE, "Tensor.device": _PLACE,
     "device": "name a mesh of devices: dist.Mesh((\"dp\",), devices=8)", "is_cuda": _PLACE,
+    "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",
     "Module.to": f"{_PLACED}; ts.autocast(\"bf16\") computes in another dtype",
     "Module.cuda": _PLACED, "Module.cpu": _PLACED, "Module.device": _PLACED,
     "Module.half": _MODEL_DTYPE, "Module.float": _MODEL_DTYPE, "Module.bfloat16": _MODEL_DTYPE,

@@ -253,6 +253,19 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype, copy=copy)
 
+    @property
+    def __jax_array__(self) -> Any:
+        """Functions of JAX ask for it before they take a value."""
+        if self._trace is None:
+            raise AttributeError("__jax_array__")
+        raise fail(
+            UsageError,
+            "a function of JAX does not take a tensor of a recorded function",
+            [("tensor", self.type)],
+            fix="use functions of ts; ts.op makes an op of a JAX function, optim.from_optax(tx) an"
+            " optimizer of one of optax",
+        )
+
     def __dlpack__(self, **how: Any) -> Any:
         return np.array(self.numpy()).__dlpack__(**how)
 

@@ -10,6 +10,7 @@
 from ..core.peers import public
 from .base import Optimizer
 from .clipping import clip_by_global_norm, global_norm
+from .from_optax import from_optax
 from .loss_scale import LossScale, apply_if_finite
 from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Momentum
 from .schedules import (
@@ -26,8 +27,9 @@ from .schedules import (
 
 __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Lion", "LossScale", "Momentum", "Optimizer", "Schedule",
-    "apply_if_finite", "clip_by_global_norm", "constant", "cosine", "global_norm", "inverse_sqrt",
-    "join_schedules", "linear", "piecewise_constant", "warmup_cosine", "warmup_linear",
+    "apply_if_finite", "clip_by_global_norm", "constant", "cosine", "from_optax", "global_norm",
+    "inverse_sqrt", "join_schedules", "linear", "piecewise_constant", "warmup_cosine",
+    "warmup_linear",
 ]  # fmt: skip
 __getattr__ = public(
     "optim",

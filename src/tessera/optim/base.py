@@ -235,7 +235,7 @@ class Optimizer(ABC):
         fix = "give what state_dict named, of the same weights and optimizer"
         need_same_names(call, have, given, fix)
         need_same_shapes(call, have, given, fix)
-        loaded = {name: _loaded(call, name, t, given[name]) for name, t in have.items()}
+        loaded = {name: loaded(call, name, t, given[name]) for name, t in have.items()}
         out: State = {"step": loaded["step"]}
         for kind in state:
             if kind != "step":
@@ -308,7 +308,7 @@ def _flat(state: State) -> dict[str, Tensor]:
     return flat
 
 
-def _loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
+def loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
     """`value` in the dtype and layout of `like`, the state that it replaces."""
     if isinstance(value, Tensor):
         if value.mesh == like.mesh:

@@ -1,0 +1,161 @@
+"""How does an optimizer of optax run on weights that lie on a mesh? As ops that it is made of.
+
+>>> import optax, tessera as ts
+>>> opt = ts.optim.from_optax(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.5)))
+>>> params = {"w": ts.tensor([1.0, 2.0])}
+>>> params, state = opt.update(params, {"w": ts.tensor([3.0, -4.0])}, opt.init(params))
+>>> params["w"].numpy().round(3).tolist(), list(opt.state_dict(state))
+([0.5, 2.5], ['1.0.0', '1.0.1.w', '1.0.2.w'])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from ..core.checks import unfit
+from ..core.layout import TensorType
+from ..lang import functions as F
+from ..lang.jax_functions import as_ops
+from ..lang.jit import Jit
+from ..lang.operands import as_tensor
+from ..lang.parameter import trained
+from ..lang.strategy import Strategy, layout_rule
+from ..lang.tensor import Tensor
+from ..lang.tree import Path, Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
+from .base import loaded
+from .trees import named, need_same_names, need_same_shapes, one_line
+
+WHO = "from_optax"
+
+
+def from_optax(tx: Any) -> FromOptax:
+    """The optimizer `tx` of optax with the `init` and `update` of those in `optim`.
+
+    Its updates become ops of the program, so they run inside `ts.jit` on any mesh, in the layout of
+    the state: state of a weight's shape lies as the strategy says for optimizer state, the rest is
+    whole on each device. Weight decay, masks and dtypes are those of `tx`, to which a module is the
+    dict of its trained parameters by name. `update` raises UsageError if `tx` computes with
+    something that has no counterpart here, such as random keys or loops. Raises UsageError if `tx`
+    has no `init` and `update`.
+    """
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise unfit(WHO, "tx", tx, "give a GradientTransformation, such as optax.adamw(1e-3)")
+    return FromOptax(tx)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FromOptax:
+    """An optimizer of optax; made by `from_optax`."""
+
+    tx: Any
+
+    def init(self, params: Any, strategy: Strategy | None = None) -> Any:
+        """The state before the first update: a tree like that of `tx.init`, of tensors.
+
+        State of a weight's shape has the layout that `strategy.optimizer` gives, without a strategy
+        that of its weight. Raises UsageError if `params` holds anything but float tensors,
+        StrategyError if `strategy` does not fit.
+        """
+        weights = named(f"{WHO}.init", params)
+        rule = None if strategy is None else layout_rule(strategy, "optimizer")
+        spec, made = flatten(trained(params))[1], list[Spec]()
+
+        def start(*xs: Any) -> list[Any]:
+            leaves, found = flatten(self.tx.init(unflatten(spec, xs)))
+            made[:] = [found]
+            return leaves
+
+        def run(*xs: Tensor) -> list[Tensor]:
+            out = as_ops(f"{WHO}.init", start, xs)
+            of = _weights_of(spec_paths(made[0]), out, trained(params))
+            return [_laid(t, name, weights, rule) for t, name in zip(out, of, strict=True)]
+
+        leaves = Jit(run, (), True)(*weights.values())
+        return unflatten(made[0], leaves)
+
+    def update(self, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
+        """Returns (new weights, new state) after one step along `grads`, as `Optimizer.update`.
+
+        New weights and state keep the layouts of the old ones. Raises UsageError or ShapeError if
+        the trees do not match.
+        """
+        call = f"{WHO}.update"
+        ws, gs = named(f"{call} (params)", params), named(f"{call} (grads)", grads)
+        fix = "the order is update(params, grads, state), with grads of ts.grad(loss, params)"
+        need_same_names(f"{call}: params and grads", ws, gs, fix)
+        need_same_shapes(f"{call}: params and grads", ws, gs, fix)
+        tree = trained(params)
+        spec = flatten(tree)[1]
+        leaves, state_spec = flatten(state)
+        held = [as_tensor(x) for x in leaves]
+        homes = {n: (w.type if gs[n].mesh is None else gs[n].type) for n, w in ws.items()}
+        for name, t in zip(_weights_of(spec_paths(state_spec), held, tree), held, strict=True):
+            if name is not None:
+                homes[name] = t.type
+        count = len(ws)
+
+        def step(*xs: Any) -> list[Any]:
+            ps, ds = (unflatten(spec, xs[i : i + count]) for i in (0, count))
+            moves, new = self.tx.update(ds, unflatten(state_spec, xs[2 * count :]), ps)
+            pairs = zip(xs, aligned(spec, moves), strict=False)
+            return [*((p + u).astype(p.dtype) for p, u in pairs), *aligned(state_spec, new)]
+
+        with one_line("optimizer"):
+            moved = [
+                F.relayout(x, homes[n].complete().with_dtype(x.dtype))
+                for tensors in (ws, {n: gs[n] for n in ws})
+                for n, x in tensors.items()
+            ]
+            out = as_ops(call, step, [*moved, *held])
+            kept = [
+                F.relayout(t, old.type.complete().with_dtype(t.dtype))
+                for t, old in zip(out, (*ws.values(), *held), strict=True)
+            ]
+        return unflatten(spec, kept[:count]), unflatten(state_spec, kept[count:])
+
+    # -- on disk ----------------------------------------------------------------------------------
+    def state_dict(self, state: Any) -> dict[str, Tensor]:
+        """The state as one flat dict, by the dotted path of each tensor."""
+        return {path_name(p): t for p, t in zip(paths(state), flatten(state)[0], strict=True)}
+
+    def load_state_dict(self, state: Any, values: Mapping[str, Any]) -> Any:
+        """A state from `values`, named as in `state_dict`, in the layouts of `state`.
+
+        Raises UsageError if names are missing or unknown, ShapeError or DTypeError if a value does
+        not fit.
+        """
+        call, have = f"{WHO}.load_state_dict", self.state_dict(state)
+        given = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in values.items()}
+        fix = "give what state_dict named, of the same weights and optimizer"
+        need_same_names(call, have, given, fix)
+        need_same_shapes(call, have, given, fix)
+        return unflatten(flatten(state)[1], [loaded(call, n, t, given[n]) for n, t in have.items()])
+
+
+def _weights_of(found: Sequence[Path], state: Sequence[Tensor], tree: Any) -> list[str | None]:
+    """For each piece of state the name of the weight that it is about: that of its shape whose path
+    ends its own, the longest such. None for others."""
+    weights = sorted(zip(paths(tree), flatten(tree)[0], strict=True), key=lambda w: -len(w[0]))
+    return [
+        next(
+            (path_name(p) for p, w in weights
+             if at[len(at) - len(p) :] == p and t.shape == w.shape), None,
+        )
+        for at, t in zip(found, state, strict=True)
+    ]  # fmt: skip
+
+
+def _laid(t: Tensor, name: str | None, weights: Mapping[str, Tensor], rule: Any) -> Tensor:
+    """State in the layout that `rule` gives to that of the weight `name`; whole where there is no
+    such weight."""
+    if name is not None:
+        like = weights[name].type.complete().with_dtype(t.dtype)
+        return F.relayout(t, like if rule is None else rule(name, like))
+    mesh = next((w.mesh for w in weights.values() if w.mesh is not None), None)
+    whole: TensorType = t.type.complete().replicated()
+    return F.relayout(t, whole if mesh is None else whole.on(mesh))

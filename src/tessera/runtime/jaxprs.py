@@ -1,0 +1,65 @@
+"""What does a JAX function compute? Its equations, one after the other, calls written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from ..lang.jax_functions import Equation, Equations, Operand
+
+# Calls of a function that is traced already, and where their params have it.
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def equations_of(
+    fn: Callable[..., list[Any]], types: Sequence[tuple[tuple[int, ...], Any]]
+) -> Equations:
+    """The equations of `fn` for arguments of these (shape, NumPy dtype); it returns a list."""
+    closed = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types))
+    rows: list[Equation] = []
+    outs = _Writer(rows, len(types)).call(closed, list(range(len(types))))
+    return Equations(rows, outs)
+
+
+class _Writer:
+    """Writes equations to `rows`; values have numbers, the next of them is `free`."""
+
+    def __init__(self, rows: list[Equation], free: int) -> None:
+        self.rows, self.free = rows, free
+
+    def add(self, name: str, args: list[Operand], params: dict[str, Any], count: int) -> list[int]:
+        outs = list(range(self.free, self.free + count))
+        self.free += count
+        self.rows.append(Equation(name, args, params, outs))
+        return outs
+
+    def call(self, closed: Any, args: Sequence[Operand]) -> list[Operand]:
+        """The results of a traced function of these operands."""
+        jaxpr = closed.jaxpr
+        of: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
+        of |= {v: np.asarray(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
+
+        def read(v: Any) -> Operand:
+            if not isinstance(v, jex.Literal):
+                return of[v]
+            kind: Any = v.aval
+            return np.asarray(v.val, kind.dtype)
+
+        for e in jaxpr.eqns:
+            ins = [read(v) for v in e.invars]
+            inner = next((e.params[k] for k in _CALLS if k in e.params), None)
+            if e.primitive.name == "cond":
+                # Every branch is computed, and one of the results is taken.
+                every = [self.call(b, ins[1:]) for b in e.params["branches"]]
+                outs = [self.add("select_n", [ins[0], *row], {}, 1)[0] for row in zip(*every)]
+            elif inner is not None and e.primitive.name not in ("scan", "while", "pallas_call"):
+                closed_inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, ())
+                outs = self.call(closed_inner, ins)
+            else:
+                outs = self.add(e.primitive.name, ins, dict(e.params), len(e.outvars))
+            of |= dict(zip(e.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]

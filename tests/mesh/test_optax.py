@@ -1,0 +1,138 @@
+"""Do optimizers of optax give the same weights here as in JAX, on one device and where their state
+is split over a mesh, and does what cannot be had say so?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import tessera as ts
+from tessera import dist, nn, optim
+
+MESH = dist.Mesh(("dp", "tp"), shape={"dp": 4, "tp": 2})
+RNG = np.random.default_rng(6)
+VALUES = {
+    "up": {"weight": RNG.normal(size=(8, 16)).astype(np.float32), "bias": np.zeros(16, np.float32)},
+    "down": RNG.normal(size=(16, 4)).astype(np.float32),
+}
+X = RNG.normal(size=(8, 4)).astype(np.float32)
+STEPS = 4
+# Of each step, what 8 examples add to the gradient of each weight.
+PARTS = [
+    jax.tree.map(lambda v: RNG.normal(size=(8, *v.shape)).astype(np.float32), VALUES)
+    for _ in range(STEPS)
+]
+COSINE = optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 6)
+MASK = {"up": {"weight": True, "bias": False}, "down": True}
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(COSINE, momentum=0.9, nesterov=True),
+    "adam": optax.adam(0.05),
+    "clipped adamw": optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adamw(COSINE, weight_decay=0.1, mask=MASK)
+    ),
+    "adafactor": optax.adafactor(0.05, min_dim_size_to_factor=4),
+    "lion": optax.lion(0.01, weight_decay=0.1),
+    "lamb": optax.lamb(0.05),
+    "rmsprop": optax.rmsprop(optax.exponential_decay(0.1, 2, 0.5, staircase=True)),
+    "novograd": optax.novograd(0.05),
+    "schedule in the state": optax.inject_hyperparams(optax.adam)(COSINE),
+    "several steps": optax.MultiSteps(optax.adam(0.05), 2),
+    "finite": optax.apply_if_finite(optax.adam(0.05), 3),
+    "by part": optax.partition(
+        {"a": optax.adam(0.05), "b": optax.sgd(0.1)}, {"up": "a", "down": "b"}
+    ),
+}
+
+
+def by_jax(tx: Any) -> Any:
+    params = jax.tree.map(jax.numpy.asarray, VALUES)
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for parts in PARTS:
+        moves, state = step(jax.tree.map(lambda g: g.sum(0), parts), state, params)
+        params = optax.apply_updates(params, moves)
+    return params, state
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_gives_what_optax_gives(name: str) -> None:
+    want, want_state = by_jax(OPTIMIZERS[name])
+    zero = dist.strategy("zero_redundancy_optimizer", stage=1)
+    opt = optim.from_optax(OPTIMIZERS[name])
+    params = dist.place(_tensors(VALUES), zero, MESH)
+    state = opt.init(params, zero)
+    before = {n: t.type for n, t in opt.state_dict(state).items()}
+
+    @ts.jit
+    def step(params: Any, state: Any, parts: Any) -> Any:
+        pairs = zip(_leaves(params), _leaves(parts), strict=True)
+        loss = sum((ts.sum(w * g) for w, g in pairs), ts.zeros(()))
+        return opt.update(params, ts.grad(loss, params), state)
+
+    for parts in PARTS:
+        split = dist.place(_tensors(parts), zero, MESH, kind="batch")
+        params, state = step(params, state, split)
+    for a, b in zip(jax.tree.leaves(want), _leaves(params), strict=True):
+        np.testing.assert_allclose(b.numpy(), a, rtol=1e-4, atol=1e-5)
+    after = opt.state_dict(state)
+    for a, b in zip(jax.tree.leaves(want_state), after.values(), strict=True):
+        np.testing.assert_allclose(b.numpy(), a, rtol=1e-4, atol=1e-5)
+    assert {n: t.type for n, t in after.items()} == before
+    if name == "adam":  # each device has its part of the state, and sums its part of gradients
+        assert str(before["0.1.up.weight"]) == "f32[8, 16@dp]"
+        assert str(before["0.0"]) == "i32[]"
+        kinds = {n.op for n, _ in step.graph.collectives()}
+        assert kinds == {"reduce_scatter", "all_gather"}
+
+
+def _tensors(tree: Any) -> Any:
+    return {k: _tensors(v) for k, v in tree.items()} if isinstance(tree, dict) else ts.tensor(tree)
+
+
+def _leaves(tree: Any) -> list[ts.Tensor]:
+    return [t for _, v in sorted(tree.items())
+            for t in (_leaves(v) if isinstance(v, dict) else [v])]  # fmt: skip
+
+
+def test_a_module_and_its_state_on_disk() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.relu, nn.Linear(4, 1))
+    opt = optim.from_optax(optax.adam(0.1))
+    state = opt.init(model)
+    losses = []
+    for _ in range(5):
+        loss = ts.mean(model(X) ** 2)
+        params, state = opt.update(model, ts.grad(loss, model), state)
+        model.load_parameters(params)
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    saved = {n: t.numpy() for n, t in opt.state_dict(state).items()}
+    again = opt.load_state_dict(opt.init(model), saved)
+    for n, t in opt.state_dict(again).items():
+        np.testing.assert_array_equal(t.numpy(), saved[n])
+
+
+def test_what_cannot_be_had_says_so() -> None:
+    params = _tensors(VALUES)
+    with pytest.raises(ts.UsageError, match=r"tx cannot be .*\n.*\n.*give a GradientTransf"):
+        optim.from_optax("adam")
+    with pytest.raises(ts.UsageError, match=r"scan of JAX has no counterpart here"):
+        opt = optim.from_optax(optax.contrib.muon(0.1))
+        opt.update(params, params, opt.init(params))
+    opt = optim.from_optax(optax.adam(0.1))
+    state = opt.init(params)
+    with pytest.raises(ts.UsageError, match="params and grads"):
+        opt.update(params, {"up": params["up"]}, state)
+    adam = optax.adam(0.1)
+    adam, clip = optax.adam(0.1), optax.clip_by_global_norm(1.0)
+    for direct in (
+        lambda p: adam.update(p, adam.init(VALUES)),
+        lambda p: clip.update(p, optax.EmptyState()),
+        lambda p: optax.apply_updates(p, p),
+    ):
+        with pytest.raises(ts.TesseraError, match=r"optim\.from_optax"):
+            ts.jit(direct)(params)

@@ -10,8 +10,8 @@
 from ..core.peers import public
 from .base import Optimizer
 from .clipping import clip_by_global_norm, global_norm
-from .from_optax import from_optax
 from .loss_scale import LossScale, apply_if_finite
+from .optax_updates import from_optax
 from .optimizers import SGD, Adafactor, Adam, AdamW, Lion, Momentum
 from .schedules import (
     Schedule,

@@ -1,5 +1,6 @@
 """The collectives under the name that training scripts use: `ts.distributed.all_gather(...)`."""
 
+from .core.transports import Transports
 from .lang.collectives import (
     all_gather,
     all_reduce,
@@ -17,7 +18,20 @@ from .lang.collectives import (
 )
 
 allreduce = all_reduce
+
+
+def transports() -> Transports:
+    """What can carry data between this program's devices, why or why not, and what "auto" takes.
+
+    Joins the run and starts the engine. A transport that is asked for and is not there changes no
+    result: what "auto" takes carries the data. `print` it for a table.
+    """
+    from .runtime.transports import transports as found  # it loads the engine
+
+    return found()
+
+
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier", "broadcast", "gather",
-    "permute", "recv", "recv_from", "reduce_scatter", "scatter", "send", "shift",
+    "permute", "recv", "recv_from", "reduce_scatter", "scatter", "send", "shift", "transports",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ mesh_graph_desc_path: mesh.textproto
 global_env: {NAME: two words}
 """
 AT = "TESSERA_COORDINATOR=127.0.0.1:PORT"
-OWN = ("PYTHONUNBUFFERED=1", "RANK={}", "WORLD_SIZE=2", AT)
+OWN = ("PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "RANK={}", "WORLD_SIZE=2", AT)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in os.environ:
         if name.startswith(("TESSERA_", "JAX_", "TT_", "NCCL_", "XLA_", "LD_")):
             monkeypatch.delenv(name)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("PYTHONPATH", "PYTHONHASHSEED"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     for name, text in (("train.py", ""), ("ranks.yaml", BINDINGS), ("mesh.textproto", "")):
         (tmp_path / name).write_text(text)
@@ -57,8 +58,8 @@ def bound(k: int, folder: Path) -> list[str]:
 
 def test_local_ranks() -> None:
     assert said("--dry-run", "-n", "2", "train.py", "-n", "x y").splitlines() == [
-        f"PYTHONUNBUFFERED=1 RANK={k} WORLD_SIZE=2 {AT} LOCAL_RANK={k} LOCAL_WORLD_SIZE=2"
-        f" {PYTHON} train.py -n 'x y'"
+        f"PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 RANK={k} WORLD_SIZE=2 {AT} LOCAL_RANK={k}"
+        f" LOCAL_WORLD_SIZE=2 {PYTHON} train.py -n 'x y'"
         for k in range(2)
     ]
 
@@ -109,7 +110,7 @@ def test_srun() -> None:
     )  # fmt: skip
     assert words[:6] == ["srun", "--ntasks=2", "--kill-on-bad-exit=1", "--label", "--nodes=2",
                          "--gpus-per-task=1"]  # fmt: skip
-    own = "PYTHONUNBUFFERED=1 RANK={} WORLD_SIZE=2 TESSERA_COORDINATOR=login:4000"
+    own = "PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 RANK={} WORLD_SIZE=2 TESSERA_COORDINATOR=login:4000"
     cases = [f"{k}) exec env {own.format(k)} python 'it'\"'\"'s.py';;" for k in range(2)]
     assert words[6:] == ["sh", "-c", f'case "$SLURM_PROCID" in {" ".join(cases)} esac']
 
@@ -123,8 +124,8 @@ def test_the_token_is_on_no_command_line() -> None:
 
 def test_a_module_and_devices() -> None:
     assert said("-n", "1", "--devices", "4", "--dry-run", "-m", "train", "--steps", "2") == (
-        f"TESSERA_DEVICES=4 PYTHONUNBUFFERED=1 RANK=0 WORLD_SIZE=1 {AT} LOCAL_RANK=0"
-        f" LOCAL_WORLD_SIZE=1 {PYTHON} -m train --steps 2\n"
+        f"TESSERA_DEVICES=4 PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 RANK=0 WORLD_SIZE=1 {AT}"
+        f" LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 {PYTHON} -m train --steps 2\n"
     )
 
 

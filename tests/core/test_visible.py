@@ -149,7 +149,7 @@ def test_a_launcher_names_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_several_processes_are_one_mesh_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TT, "0,1")
-    monkeypatch.setattr(devices, "_providers", [(lambda: 4, lambda: 2)])
+    monkeypatch.setattr(devices, "_providers", [(lambda: 4, lambda: (0, 2))])
     assert ts.mesh.preset("t3000").text() == "y=2 x=4"
 
 

@@ -19,6 +19,7 @@ from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
 from . import commands
 from . import run as launcher
+from .doctor.command import doctor
 from .mesh_cli import mesh
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -47,6 +48,7 @@ def flight(
 
 
 app.command(context_settings=launcher.CONTEXT)(launcher.run)
+app.command()(doctor)
 
 
 def main() -> None:

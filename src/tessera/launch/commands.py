@@ -75,6 +75,8 @@ def given(run: Run, k: int) -> dict[str, str]:
     own = {**run.environments[k]}
     if run.devices is not None:
         own.setdefault("TESSERA_DEVICES", str(run.devices))
+    # hash(name) % size picks the same owner on every rank
+    own.setdefault("PYTHONHASHSEED", os.environ.get("PYTHONHASHSEED", "0"))
     own.setdefault("PYTHONUNBUFFERED", "1")  # a rank that is killed has said all that it printed
     return own | {
         "RANK": str(k),

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import distributed
 from jax._src.array import ArrayImpl
 from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
 from .coordinator import HEARTBEAT_S
 
-__all__ = ["ArrayImpl", "block_copy", "connect", "place", "service"]
+__all__ = ["ArrayImpl", "block_copy", "connect", "cpu_collectives", "place", "service"]
 Array = Any
 Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
 
@@ -42,6 +43,11 @@ def connect(address: str, size: int, rank: int) -> None:
     client.connect()
     state.client, state.process_id, state.num_processes = client, rank, size
     state.coordinator_address = address
+
+
+def cpu_collectives() -> str:
+    """What joins processes whose devices are CPUs: "gloo", "mpi" or "none"."""
+    return str(jax.config.jax_cpu_collectives_implementation or "none")  # type: ignore[attr-defined]
 
 
 def block_copy() -> Copy:

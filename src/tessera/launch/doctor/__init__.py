@@ -1,0 +1,1 @@
+"""`tessera doctor`: does everything that several devices need work here? If not, what helps?"""

@@ -247,8 +247,8 @@ place: there is no mesh
   fix : pass mesh=..., or say: with mesh:
 """)
 row("placed by something else", ts.StrategyError,
-    lambda: dist.place({"w": X}, "tensor_parallel", MESH), """
-place: the strategy cannot be 'tensor_parallel'
+    lambda: dist.place({"w": X}, "tensor", MESH), """
+place: the strategy cannot be 'tensor'
   at  : AT
   fix : give dist.strategy("data_parallel") or a sum of strategies
 """)

@@ -62,7 +62,7 @@ APART = "blocks.layers."
 def load_hf(
     folder: str | Path,
     mesh: Mesh | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | str | None = None,
     dtype: Any = None,
 ) -> GPT:
     """The model of a HuggingFace folder (config.json, safetensors), its weights laid out by
@@ -78,7 +78,7 @@ def load_hf(
     """
     mesh = mesh_or_none("load_hf", mesh) or settings().mesh
     want = None if dtype is None else dtype_of(dtype)
-    _check_strategy(strategy, mesh)
+    laid_by = _strategy(strategy, mesh)
     path = _folder("load_hf", folder)
     raw = read_json(path / CONFIG)
     known = _architecture(raw.get("model_type"), "load_hf: config.json: model_type")
@@ -91,14 +91,14 @@ def load_hf(
     config = known.read(raw)
     table = known.table(config)
     model = GPT(config)
-    if mesh is not None and strategy is not None:
-        laid = layout_rule(strategy, "weight")
+    if mesh is not None and laid_by is not None:
+        laid = layout_rule(laid_by, "weight")
         types = model.parameters().items()
-        check_reach(strategy, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
+        check_reach(laid_by, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
     with Weights(path) as files:
         entries = _checked(files.entries, table, config, known.prefix)
         made = {
-            name: _placed(name, t.shape, table[name], entries, mesh, strategy, want)
+            name: _placed(name, t.shape, table[name], entries, mesh, laid_by, want)
             for name, t in model.parameters().items()
         }
     model.load_parameters(made)
@@ -150,10 +150,11 @@ def _folder(name: str, folder: object) -> Path:
     raise unfit(name, "the folder", folder, "give a path")
 
 
-def _check_strategy(strategy: object, mesh: Mesh | None) -> None:
-    strategy_or_none("load_hf", "the strategy", strategy, "tensor_parallel")
-    if strategy is not None:
+def _strategy(given: object, mesh: Mesh | None) -> Strategy | None:
+    found = strategy_or_none("load_hf", "the strategy", given, "tensor_parallel")
+    if found is not None:
         needed_mesh("load_hf", mesh)
+    return found
 
 
 def _architecture(name: object, what: str) -> Architecture:

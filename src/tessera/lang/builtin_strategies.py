@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from ..core.checks import one_of, shown
@@ -13,6 +14,7 @@ from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType
 from ..core.wording import nearest
 from .strategy import (
+    NAMED,
     STAGES,
     AxisStrategy,
     Strategy,
@@ -196,6 +198,9 @@ def strategy(
     if kind in RULES:
         return RULES[kind](along, *([_checked_rules(rules)] if rules is not None else []))
     return DataParallel(along) if kind == "data_parallel" else ZeroRedundancy(along, stage or 2)
+
+
+NAMED.update({kind: partial(strategy, kind) for kind in KINDS})
 
 
 def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:

@@ -134,6 +134,23 @@ class Collector:
     prefix: str = ""
     own: Store | None = None
     strategy: Strategy | None = None
+    # Of a batch that is laid out: where it is, and whether another mesh is to be told of.
+    batch_on: Mesh | None = None
+    asks_for_mesh: bool = False
+
+    def met(self, pipeline: Mesh | None) -> None:
+        """Is told the mesh of a pipeline that is called. Raises NeedsMesh if the batch goes
+        there."""
+        if self.asks_for_mesh and pipeline is not None and pipeline != self.batch_on:
+            raise NeedsMesh(pipeline, True)
+
+
+class NeedsMesh(Exception):
+    """The batch of the function being recorded belongs on `mesh`: `always`, or in this call."""
+
+    def __init__(self, mesh: Mesh, always: bool) -> None:
+        self.mesh, self.always = mesh, always
+        super().__init__(f"the batch belongs on {mesh.text()}")
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,19 @@ class Strategy:
     def _stored(self, kind: str, name: str, t: TensorType) -> TensorType:
         """The layout at rest: each part says first how a weight is used, then what rests split."""
         for p in self.parts:
+            if t.mesh is None:
+                raise fail(
+                    StrategyError,
+                    f"strategy {p.kind!r}: the weight {name!r} lies on no mesh",
+                    [("weight", t)],
+                    fix="lay the model out first: dist.place(model, strategy, mesh); what a step"
+                    " makes itself lies on the mesh in force: with mesh:",
+                )
             if p.axis not in t.sizes:
                 raise fail(
                     StrategyError,
                     f"strategy {p.kind!r}: axis {p.axis!r} is not an axis of the mesh",
-                    [("mesh", t.mesh.text() if t.mesh else "none")],
+                    [("mesh", t.mesh.text())],
                     fix=f"say {p._call} with an axis of the mesh",
                 )
             if p.axis not in t.split_axes:
@@ -251,23 +259,34 @@ def zero_dim(t: TensorType, axis: str) -> int:
     return max(range(t.rank), key=rank)
 
 
+NAMED: dict[str, Callable[[], Strategy]] = {}
+"""The strategies that can be given by their names, over their usual axes: builtin_strategies.py."""
+
+
 def strategy_or_none(
     name: str, what: str, given: object, such_as: str = "data_parallel"
 ) -> Strategy | None:
-    """A strategy or None. Raises StrategyError."""
+    """The strategy that is given, or named; or None. Raises StrategyError."""
     if given is None or isinstance(given, Strategy):
         return given
+    if isinstance(given, str) and given in NAMED:
+        return NAMED[given]()
     fix = f'give dist.strategy("{such_as}") or a sum of strategies'
     raise unfit(name, what, given, fix, StrategyError)
 
 
 @renamed_arguments("dist.place", plan="strategy")
 def place(
-    tree: Any, strategy: Strategy | None = None, mesh: Mesh | None = None, kind: str = "weight"
+    tree: Any,
+    strategy: Strategy | str | None = None,
+    mesh: Mesh | None = None,
+    kind: str = "weight",
 ) -> Any:
-    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says.
+    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says;
+    "data_parallel" stands for `dist.strategy("data_parallel")`.
 
-    A module is changed in place; other containers are returned as new ones. A weight that has no
+    A module is changed in place, and its weights get their names; other containers are returned
+    as new ones. A weight that has no
     values yet is made in its layout later; others are moved, also from another mesh. `kind` is
     "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises
     MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the rules fit
@@ -275,7 +294,7 @@ def place(
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     layout_rule(Combined(()), kind)  # is there such a kind?
-    strategy_or_none("place", "the strategy", strategy)
+    laid_by = strategy_or_none("place", "the strategy", strategy)
     mesh = needed_mesh("place", mesh)
     done: set[int] = set()  # a weight that has two names is laid out by the first
     have: dict[str, TensorType] = {}
@@ -286,9 +305,10 @@ def place(
         if not isinstance(x, Tensor) or id(x) in done:
             return x
         base, name = _plain_on(x, mesh), path_name(path)
-        want = layout_rule(strategy, kind)(name, base) if strategy is not None else base
+        want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
         if type(x) is Parameter:
             done.add(id(x))
+            x.name = x.name or name
         if x.drawn and x._data is None and x._pending is not None:
             x.type = want
         elif type(x) is Parameter:
@@ -300,7 +320,7 @@ def place(
 
     out = tree_update(placed, tree)
     if kind == "weight":
-        check_reach(strategy, have)
+        check_reach(laid_by, have)
     return out
 
 

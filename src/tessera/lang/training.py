@@ -28,7 +28,7 @@ from .idle_axes import idle_axes
 from .jit import Jit
 from .operands import as_tensor
 from .record import current, named_scope
-from .store import Collector, Slot, Store
+from .store import Collector, NeedsMesh, Slot, Store
 from .strategy import Strategy, check_reach, place, strategy_or_none
 from .tensor import Tensor
 from .trace import trace
@@ -69,15 +69,20 @@ class TrainingStep(Generic[P, R]):
         self._outside: dict[int, tuple[Tensor, Slot]] = {}
         self._fn = fn
         self._places: list[tuple[Place, Tensor, str]] = []  # where those from outside are
+        self._found: Mesh | None = None  # that of the pipeline that it calls
+        self._batch_on: Mesh | None = None  # of this call
 
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             _name_variables(fn)
-            here = Collector(self._slots, module, self._store, strategy)
+            asks = strategy is not None and self._found is None
+            here = Collector(self._slots, module, self._store, strategy, self._batch_on, asks)
             with store.collected_by(here), store.owned_by(self._store), named_scope(module):
                 before = self._stand_in()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
+                if asks and self._batch_on is None and (mesh := self._mesh()) is not None:
+                    raise NeedsMesh(mesh, False)
                 if strategy is not None and not self._checked:
                     check_reach(strategy, {n: s.now.type for n, s in self._slots.items()})
                     self._checked = True
@@ -88,17 +93,29 @@ class TrainingStep(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._take_anew()
-        if self.strategy is not None and (mesh := self._mesh()) is not None:
-            args, kwargs = self._laid((args, kwargs), mesh)
-        out = self._jit(*args, **kwargs)
+        mesh = self._mesh()
+        while True:
+            try:
+                out = self._on(mesh, args, kwargs)
+                break
+            except NeedsMesh as needs:  # it is not the cause of what the next turn may raise
+                mesh = needs.mesh
+                self._found = mesh if needs.always else None
         self._see_idle()
         return out
 
+    def _on(self, mesh: Mesh | None, args: Any, kwargs: Any) -> R:
+        """Runs the step, with the batch on `mesh`."""
+        self._batch_on = mesh
+        if self.strategy is not None and mesh is not None:
+            args, kwargs = self._laid((args, kwargs), mesh)
+        return self._jit(*args, **kwargs)
+
     def _mesh(self) -> Mesh | None:
-        """The mesh in force, or that of the weights: those that the step has met, or those that
-        stand under names which it uses."""
-        if settings().mesh is not None:
-            return settings().mesh
+        """The mesh of the pipeline that it calls, the one in force, or that of the weights: those
+        that the step has met, or those that stand under names which it uses."""
+        if self._found is not None or settings().mesh is not None:
+            return self._found or settings().mesh
         named = (p.now() for p in ([] if self._slots else _variables(self._fn)))
         held = (*(s.now for s in self._slots.values()), *(x for n in named for x in flatten(n)[0]))
         return next((t.mesh for t in held if isinstance(t, Tensor) and t.mesh is not None), None)
@@ -127,9 +144,9 @@ class TrainingStep(Generic[P, R]):
             axes = ", ".join(map(repr, idle))
             warnings.warn(
                 f"{self._jit.name}: all devices along {axes} compute the same: neither the batch"
-                " nor a weight is split there\n  give a batch that is on no mesh to"
-                ' training_step(strategy=dist.strategy("data_parallel")), or lay it out:'
-                ' dist.place(batch, dist.strategy("data_parallel"), mesh, kind="batch")',
+                " nor a weight is split there\n  split the batch there: with"
+                f' strategy=dist.strategy("data_parallel", {idle[0]!r}) training_step lays out what'
+                ' is on no mesh, and dist.place(batch, strategy, mesh, kind="batch") the rest',
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
@@ -195,7 +212,8 @@ class TrainingStep(Generic[P, R]):
                     UsageError,
                     f"{self.module or 'training_step'}: two weights are called {t.name!r}",
                     [("tensor", t.type)],
-                    fix="give them names of their own",
+                    fix="name each by its place in the model: call model.parameters() before, or"
+                    " give them names of their own",
                 )
             self._outside[id(t)] = t, slot
             recorder.captured[i] = slot.held(t.name), node
@@ -245,7 +263,7 @@ def _parameters(who: str, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
 
 
 def training_step(
-    module: str = "", strategy: Strategy | None = None
+    module: str = "", strategy: Strategy | str | None = None
 ) -> Callable[[Callable[P, R]], TrainingStep[P, R]]:
     """A decorator that compiles `step(batch)` and keeps the weights that are made in it.
 
@@ -261,10 +279,10 @@ def training_step(
     weights have one name.
     """
     _named("training_step", "module", module, empty=True)
-    strategy_or_none("training_step", "the strategy", strategy)
+    laid_by = strategy_or_none("training_step", "the strategy", strategy)
 
     def decorate(fn: Callable[P, R]) -> TrainingStep[P, R]:
-        return TrainingStep(_function("training_step", fn), module, strategy)
+        return TrainingStep(_function("training_step", fn), module, laid_by)
 
     return decorate
 

@@ -31,7 +31,7 @@ from ..lang.eager import redistribute_now, run_graph, run_now
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
-from ..lang.strategy import Strategy, layout_rule
+from ..lang.strategy import Strategy, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from .schedules import Schedule
@@ -114,7 +114,7 @@ class Optimizer(ABC):
 
     # -- the state --------------------------------------------------------------------------------
     @renamed_arguments("optim.Optimizer.init", plan="strategy")
-    def init(self, params: Any, strategy: Strategy | None = None) -> State:
+    def init(self, params: Any, strategy: Strategy | str | None = None) -> State:
         """The state before the first update. It is made on the devices when it is first used.
 
         `params` is a module or a dict (or another tree) of float tensors. Each piece of state has
@@ -125,7 +125,8 @@ class Optimizer(ABC):
         weights = named(f"{self._name}.init", params)
         if self.weight_decay and isinstance(self.mask, str):
             self._need_match(weights)
-        layout = None if strategy is None else layout_rule(strategy, "optimizer")
+        laid_by = strategy_or_none(f"{self._name}.init", "the strategy", strategy)
+        layout = None if laid_by is None else layout_rule(laid_by, "optimizer")
         kinds: dict[str, dict[str, TensorType]] = {}
         masters: Slots = {}
         for name, w in weights.items():

@@ -118,7 +118,7 @@ def held(tree: Any) -> Held:
 
 
 def initial_state(
-    optimizer: Optimizer, weights: dict[str, Tensor], strategy: Strategy | None = None
+    optimizer: Optimizer, weights: dict[str, Tensor], strategy: Strategy | str | None = None
 ) -> State:
     """`optimizer.init` in host memory, the state of one weight on the devices at a time."""
     out: State = {}

@@ -200,7 +200,7 @@ def optimizer_of(config: Config) -> Optimizer:
 
 
 def initialize_optimizer_state(
-    weights: Weights, config: Config, strategy: Strategy | None = None
+    weights: Weights, config: Config, strategy: Strategy | str | None = None
 ) -> State:
     """The optimizer state before the first step; `strategy` lays it out (see `Optimizer.init`)."""
     c = checked(config)

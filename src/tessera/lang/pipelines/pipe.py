@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.context import settings
+from ...core.context import replaced, settings
 from ...core.errors import MeshError, UsageError, fail
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
@@ -22,6 +22,7 @@ from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
 from ..jit import jit
 from ..record import WHOLE, Recorder, current, named_scope
+from ..store import collector
 from ..tensor import Tensor
 from ..tree import flatten
 from .batch_inputs import NeedsPipe
@@ -62,7 +63,9 @@ class Pipe:
                 call.__signature__ = inspect.signature(self.body or self.parts[0])  # type: ignore[attr-defined]
                 self._jit = jit(call)
             return self._jit(*args, **kwargs)
-        state = state_of(recorder)
+        state, here = state_of(recorder), collector()
+        if here is not None:
+            here.met(self.mesh)
         if state is None and not recorder.compiles:
             return self._play(args, kwargs)  # as a plain function: nothing will run
         if settings().program.schedule.pipeline is False:
@@ -92,6 +95,9 @@ class Pipe:
         self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None
     ) -> Any:
         """Runs the stages, one after the other, or the body that calls them."""
+        if state is None and self.mesh is not None and settings().mesh != self.mesh:
+            with replaced(mesh=self.mesh):
+                return self._play(args, kwargs)
         if self.body is not None:
             with named_scope(self.name):
                 return self.body(*args, **kwargs)

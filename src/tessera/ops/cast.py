@@ -58,3 +58,39 @@ def narrowed(b: Build, x: Any) -> Any:
         return None
     source = narrowed(b, x.args[0])
     return None if source is None else b(x.op, source, **x.attrs)
+
+
+MOST_NODES = 256  # that are looked at
+
+
+def rounded(b: Build, x: Any) -> Any:
+    """The sum `x`, still to be completed, in the narrower dtype of what its terms are made of by
+    linear steps alone: each term is rounded. None if a term is made of anything wide, or of more
+    elements than `x` has: a sum of a device's own values stays wide.
+
+    So the gradient by the input of a norm crosses wires like that by its output, which a narrow
+    product gave.
+    """
+    if not x.type.dtype.is_float or not x.type.partial:
+        return None
+    dtypes, seen, todo = set(), set(), [x]
+    while todo:
+        n = todo.pop()
+        if n in seen or not n.type.partial:
+            continue
+        seen.add(n)
+        if n.op == "item" and n.args[0].op == "scan":
+            todo.append(n.args[0].attrs["body"].outputs[n.attrs["index"]])
+            continue
+        source = n.args[0].type if n.op == cast.name else n.type
+        if source.dtype.is_float and source.dtype.bytes < x.type.dtype.bytes:
+            alike = source.partial == x.type.partial and source.size <= x.type.size
+            dtypes.add(source.dtype if alike else x.type.dtype)
+        elif not n.kind.creates:
+            terms = [a for a in n.args if a.type.partial]
+            if not terms or len(seen) > MOST_NODES:
+                return None
+            todo.extend(terms)
+    if len(dtypes) != 1 or x.type.dtype in dtypes:
+        return None
+    return b("cast", x, dtype=dtypes.pop(), terms=True)

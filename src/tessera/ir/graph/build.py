@@ -9,7 +9,7 @@ from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import steps_between
-from ...ops.cast import narrowed
+from ...ops.cast import narrowed, rounded
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
 from ...ops.redistribute import NAMES, step_attrs
@@ -107,7 +107,7 @@ class Builder:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x):
             made = self._made(x, to, reason)
-        elif not exact and not to.varying and (narrow := narrowed(self, x)):
+        elif not exact and not to.varying and (narrow := self._narrow(x, to)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
             made = self("cast", narrow, dtype=x.type.dtype)
         else:
@@ -124,6 +124,13 @@ class Builder:
             made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
         self._moved[start, to, exact] = made
         return made
+
+    def _narrow(self, x: Node, to: TensorType) -> Node | None:
+        """What crosses wires in place of `x`, in fewer bytes."""
+        found: Node | None = narrowed(self, x)
+        if found is None and not to.partial and not x.type.varying:
+            found = rounded(self, x)
+        return found
 
     def _spread(self, x: Node, to: TensorType, reason: str) -> Node:
         """`x` as a value of its own on each device along all axes for which `to` is."""

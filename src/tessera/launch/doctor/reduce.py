@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ... import dist
-from ... import mesh as meshes
 from ...core.errors import TesseraError
+from ...core.mesh import auto
+from ...lang.collectives import all_reduce
 from ...lang.create import tensor
 from ...lang.functions import sum as total
 from ...lang.jit import jit
@@ -22,7 +22,7 @@ MOST_BYTES = 2**30  # of all devices together
 def reduce_checks() -> list[Check]:
     """The latency of an all-reduce of 4 bytes, and the bandwidth of one of 16 MiB."""
     try:
-        mesh = meshes.auto(("all",))
+        mesh = auto(("all",))
         if mesh.size == 1:
             return [Check("all_reduce", "note", "one device: there is nothing to reduce between")]
         # The large one first: a small one that comes first slows down gloo's later ones.
@@ -41,14 +41,14 @@ def reduce_checks() -> list[Check]:
 
 def _measured(devices: int, elements: int, times: int) -> tuple[float, bool]:
     """Seconds of one all-reduce of `elements` a device, and whether its sum is right."""
-    mesh = meshes.auto(("all",))
+    mesh = auto(("all",))
     block = np.arange(elements, dtype=np.float32) % 64
     data = np.broadcast_to(block, (devices, elements))
     x = tensor(data, mesh=mesh, layout=f"[{devices}@all, {elements}]")
 
     @jit
     def summed(x: Tensor) -> Tensor:
-        made: Tensor = dist.all_reduce(total(x, dim=0), axis="all")
+        made: Tensor = all_reduce(total(x, dim=0), axis="all")
         return made
 
     right = bool((summed(x).numpy() == block * devices).all())

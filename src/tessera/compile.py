@@ -29,7 +29,7 @@ from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
-from .runtime import arrays, devices, jaxprs, offload, programs, pytrees
+from .runtime import arrays, devices, first_process, jaxprs, offload, programs, pytrees
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded
 from .runtime.send import mover
@@ -187,6 +187,9 @@ class Engine:
 
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
         return arrays.fetch(data, type)
+
+    def by_first(self, name: str, run: Callable[[], Any]) -> Any:
+        return first_process.by_first(name, run)
 
     def alive(self, data: Any, type: TensorType) -> Any:
         arrays.alive([data], [type])

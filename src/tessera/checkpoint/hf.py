@@ -8,7 +8,9 @@ weight, the whole of it is in no memory. What the files call it and how they lay
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -23,12 +25,14 @@ from ..core.checks import file_access, instance, same_names, shown, unfit, whole
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.files import sync
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.engine import engine
+from ..lang.first_process import by_first, to_first
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
 from ..nn.gpt_config import GPTConfig
@@ -40,6 +44,7 @@ from .hf_files import (
     Outgoing,
     Weights,
     read_json,
+    safetensors_library,
     write_json,
     write_weights,
 )
@@ -118,7 +123,8 @@ def save_hf(
     For others `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits).
     How a model is run (`stacked`, `context`, `sequence_parallel`, `remat`) is not saved. A bias
     that the architecture has and the model lacks is written as zeros. Weights are gathered to this
-    host, file by file of at most `shard_bytes` bytes. Raises UsageError if the folder holds a model
+    host, file by file of at most `shard_bytes` bytes. Of several processes all call it, and the
+    first one writes; its errors are raised in all. Raises UsageError if the folder holds a model
     already or cannot be written, or if the architecture cannot express the model.
     """
     instance("save_hf", "the model", model, GPT, "give an nn.GPT")
@@ -126,21 +132,17 @@ def save_hf(
     known, options, config = _described(model, architecture)
     weights = _by_layer(dict(model.named_parameters(remove_duplicate=False)))
     path = _folder("save_hf", folder)
-    there = [path / CONFIG, *path.glob("*.safetensors")]
-    if any(p.exists() for p in there):
-        raise fail(
-            UsageError,
-            f"save_hf: {str(path)!r} holds a model already",
-            fix="name another folder, or empty this one",
-        )
-    with file_access("save_hf", path, "written", "name another folder"):
-        path.mkdir(parents=True, exist_ok=True)
-        write_weights(
-            path, _outgoing(weights, known.table(config), config, model.config.stacked), most
-        )
-        stored = {"dtype": weights["embed.weight"][0].dtype.numpy.name}
-        stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
-        write_json(path / CONFIG, {**options, **stored})
+    label = f"save_hf {str(path)!r}"
+    stored = {"dtype": weights["embed.weight"][0].dtype.numpy.name}
+    stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
+    out = _outgoing(weights, known.table(config), config, model.config.stacked)
+    part = by_first(label, lambda: _begun(path))
+    try:
+        write_weights(label, part or path, out, most)
+        by_first(label, lambda: _finished(part or path, path, {**options, **stored}))
+    finally:  # of a disk that is full, or an interrupt
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 # -- asked at the door ----------------------------------------------------------------------------
@@ -246,6 +248,32 @@ def _whole_heads(name: str, t: TensorType) -> TensorType:
 
 
 # -- saving ---------------------------------------------------------------------------------------
+def _begun(path: Path) -> Path:
+    """A folder in `path` for what is written, until it is whole. Raises UsageError."""
+    safetensors_library()
+    there = [path / CONFIG, *path.glob("*.safetensors")]
+    if any(p.exists() for p in there):
+        raise fail(
+            UsageError,
+            f"save_hf: {str(path)!r} holds a model already",
+            fix="name another folder, or empty this one",
+        )
+    with file_access("save_hf", path, "written", "name another folder"):
+        part = path / f".part-{os.getpid()}"
+        part.mkdir(parents=True)
+    return part
+
+
+def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
+    """The files of `part` in `path`, config.json last: with it the folder is a model."""
+    with file_access("save_hf", path, "written", "name another folder"):
+        write_json(part / CONFIG, config)
+        for file in sorted(part.iterdir(), key=lambda p: p.name == CONFIG):
+            os.replace(file, path / file.name)
+        part.rmdir()
+        sync(path)
+
+
 def _choices(c: GPTConfig) -> dict[str, Any]:
     """What a config says of the weights and what is computed with them."""
     said = asdict(c) | {"kv_heads": c.groups, "hidden": c.width, "head_size": c.size}
@@ -314,8 +342,8 @@ def _outgoing(
     """The tensors of the files, each put together when it is asked for."""
 
     @cache
-    def host(ours: str, part: int) -> Array:
-        return weights[ours][part].numpy()
+    def host(ours: str, part: int) -> Array | None:
+        return to_first(weights[ours][part])
 
     parts: dict[str, list[tuple[str, int | None, Piece]]] = {}
     for ours, pieces in table.items():
@@ -330,15 +358,14 @@ def _outgoing(
         there = [weights[ours][0].dtype for ours, _, _ in rows if ours in weights]
         dtype = (there or [weights["embed.weight"][0].dtype])[0].numpy
 
-        def make() -> Array:
+        def make() -> Array | None:
+            there = [row for row in rows if row[0] in weights]  # a bias may not be
+            values = [host(ours, 0 if stacked else layer or 0) for ours, layer, _ in there]
             file = np.zeros(shape, dtype)
-            for ours, layer, piece in rows:
-                if ours in weights:  # a bias may not be
-                    if layer is None or not stacked:
-                        value = host(ours, layer or 0)
-                    else:
-                        value = host(ours, 0)[layer]
-                    piece.write(value, file)
+            for value, (_, layer, piece) in zip(values, there, strict=True):
+                if value is None:
+                    return None
+                piece.write(value if layer is None or not stacked else value[layer], file)
             return file
 
         return Outgoing(prod(shape) * dtype.itemsize, make)

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from ..core.checks import file_access, library
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import UsageError, fail
+from ..lang.first_process import by_first
 from .slices import Array, Get
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -112,15 +114,17 @@ def _entry(part: Any) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A tensor to be written: its size, and `make`, which gives it."""
+    """A tensor to be written: its size, and `make`, which gives it, in the first process."""
 
     nbytes: int
-    make: Callable[[], Array]
+    make: Callable[[], Array | None]
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: int) -> None:
-    """Writes one file, or shards of at most `shard_bytes` (or one tensor) with their index."""
-    safetensors = safetensors_library()
+def write_weights(
+    label: str, folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: int
+) -> None:
+    """Writes one file, or shards of at most `shard_bytes` (or one tensor) with their index, into
+    `folder` of the first process. `label` says for whom."""
     shards = list(_shards(tensors, shard_bytes))
     files = [
         WEIGHTS if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
@@ -128,11 +132,22 @@ def write_weights(folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: in
     ]
     for file, names in zip(files, shards, strict=True):
         arrays = {name: tensors[name].make() for name in names}
-        safetensors.numpy.save_file(arrays, folder / file, metadata={"format": "pt"})
+        by_first(label, partial(_write_shard, folder, file, arrays))
     if len(shards) > 1:
         total = sum(t.nbytes for t in tensors.values())
         where = {n: f for f, names in zip(files, shards, strict=True) for n in names}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        by_first(label, partial(_write_index, folder, index))
+
+
+def _write_shard(folder: Path, file: str, arrays: Mapping[str, Array | None]) -> None:
+    with file_access("save_hf", folder, "written", "name another folder"):
+        save = safetensors_library().numpy.save_file
+        save(arrays, folder / file, metadata={"format": "pt"})
+
+
+def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
+    with file_access("save_hf", folder, "written", "name another folder"):
         write_json(folder / INDEX, index)
 
 

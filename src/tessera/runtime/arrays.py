@@ -134,7 +134,7 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
                     x[tuple(slice(0, b - a) for a, b in ends)] = read(cut)
         return made[key]
 
-    return jax.make_array_from_callback(sizes, sharding(t), block)
+    return jax.make_array_from_callback(sizes, sharding(t), block, dtype=t.dtype.numpy)
 
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:

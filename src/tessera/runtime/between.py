@@ -31,7 +31,9 @@ def moved(xs: Sequence[Array], to: Sequence[Sharding]) -> list[Array]:
     for i, (x, where) in enumerate(zip(xs, to, strict=True)):
         if _is_own(x) or not x.size:
             host = np.asarray(x) if x.size else np.zeros(x.shape, x.dtype)
-            out[i] = jax.make_array_from_callback(x.shape, where, host.__getitem__)
+            out[i] = jax.make_array_from_callback(
+                x.shape, where, host.__getitem__, dtype=host.dtype
+            )
         elif x.sharding == where:
             out[i] = x
         elif x.sharding.device_set == where.device_set:

@@ -116,7 +116,7 @@ def _gather(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str]
     found = {}
     end_s = time.monotonic() + limit_s
     for rank in group:
-        text = _get(f"{prefix}{rank}", end_s)
+        text = value_in_time(f"{prefix}{rank}", end_s)
         if text is None:
             return None
         found[rank] = text.decode()
@@ -129,14 +129,14 @@ def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str
     found: dict[str, str] = {}
     for rank, name in hashes.items():
         if name not in found:
-            packed = _get(f"{prefix}{rank}", end_s)
+            packed = value_in_time(f"{prefix}{rank}", end_s)
             if packed is None:
                 return None
             found[name] = zlib.decompress(packed).decode()
     return found
 
 
-def _get(key: str, end_s: float) -> bytes | None:
+def value_in_time(key: str, end_s: float) -> bytes | None:
     """The value under `key`; None if there is none in time."""
     try:
         left_ms = max(int((end_s - time.monotonic()) * 1000), 1)

@@ -12,7 +12,9 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from ..core.errors import UsageError, fail
 from ..core.files import sync, write_whole
 from ..lang import random
 from ..lang.create import tensor
+from ..lang.first_process import by_first, to_first
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, paths
@@ -54,7 +57,8 @@ def save_checkpoint(
 
     It goes below `folder`, or the configuration's `checkpoint_folder`; of older ones there,
     `keep_checkpoints` stay. `loader` has a `state_dict()`, or is such a value. Each tensor is
-    gathered to this host. Raises UsageError if the folder cannot be written, or without the
+    gathered to this host. Of several processes all call it, and the first one writes; its errors
+    are raised in all. Raises UsageError if the folder cannot be written, or without the
     `safetensors` library.
     """
     number = whole("save_checkpoint", "the step", step, 0)
@@ -69,21 +73,17 @@ def save_checkpoint(
     }  # fmt: skip
     root = Path(folder or c.checkpoint_folder)
     made = root / f"step-{number:08d}"
-    with file_access("save_checkpoint", root, "written", "name another folder"):
-        root.mkdir(parents=True, exist_ok=True)
-        part = root / f".part-{made.name}-{os.getpid()}"
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            part.mkdir()
-            _write_tensors(part / "weights.safetensors", weights)
-            _write_tensors(part / "optimizer.safetensors", optimizer_state)
-            write_whole(part / "state.json", json.dumps(about, indent=2).encode())
-            _replace(part, made)
-        finally:  # of a disk that is full, or an interrupt
+    label = f"save_checkpoint {str(made)!r}"
+    part = by_first(label, lambda: _begun(root, made))
+    try:
+        for name, tree in (("weights", weights), ("optimizer", optimizer_state)):
+            arrays = {n: to_first(t) for n, t in _flat(tree).items()}
+            file = (part or root) / f"{name}.safetensors"
+            by_first(label, partial(_write_tensors, file, arrays))
+        by_first(label, lambda: _finished(part or root, made, about, c.keep_checkpoints))
+    finally:  # of a disk that is full, or an interrupt
+        if part is not None:
             shutil.rmtree(part, ignore_errors=True)
-    if c.keep_checkpoints is not None:
-        for old in checkpoints(root)[: -c.keep_checkpoints]:
-            shutil.rmtree(root / f"step-{old:08d}")
     return made
 
 
@@ -161,11 +161,33 @@ def _like(have: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 # -- files ----------------------------------------------------------------------------------------
-def _write_tensors(path: Path, tree: Any) -> None:
+def _written(folder: Path) -> AbstractContextManager[None]:
+    return file_access("save_checkpoint", folder, "written", "name another folder")
+
+
+def _begun(root: Path, made: Path) -> Path:
+    """An empty folder for what is written, until it is whole."""
+    part = root / f".part-{made.name}-{os.getpid()}"
+    with _written(root):
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    return part
+
+
+def _write_tensors(path: Path, arrays: Mapping[str, Any]) -> None:
     save = _safetensors("save_checkpoint").save
-    write_whole(
-        path, save({name: np.asarray(t.numpy(), order="C") for name, t in _flat(tree).items()})
-    )
+    with _written(path.parent.parent):
+        write_whole(path, save({n: np.asarray(x, order="C") for n, x in arrays.items()}))
+
+
+def _finished(part: Path, made: Path, about: Mapping[str, Any], kept: int | None) -> None:
+    """`part` as the checkpoint `made`; older ones but the last that are `kept` go."""
+    with _written(made.parent):
+        write_whole(part / "state.json", json.dumps(about, indent=2).encode())
+        _replace(part, made)
+        if kept is not None:
+            for old in checkpoints(made.parent)[:-kept]:
+                shutil.rmtree(made.parent / f"step-{old:08d}")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

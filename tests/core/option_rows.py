@@ -107,7 +107,11 @@ row("tessera.round", lambda **k: ts.round(A, **k), decimals=1)
 row("tessera.topk", lambda **k: ts.topk(A, 2, **k), dim=0, largest=False)
 row("tessera.tril", lambda **k: ts.tril(SQUARE, **k), k=1)
 row("tessera.triu", lambda **k: ts.triu(SQUARE, **k), k=1)
-row("tessera.linalg.norm", lambda **k: ts.linalg.norm(SQUARE, **k), ord=1, dim=0, keepdims=True)
+for name in ("norm", "vector_norm"):
+    row(f"tessera.linalg.{name}", lambda name=name, **k: getattr(ts.linalg, name)(SQUARE, **k),
+        ord=1, dim=0, keepdims=True)  # fmt: skip
+row("tessera.linalg.matrix_norm", lambda **k: ts.linalg.matrix_norm(SQUARE, **k), {"ord": 1},
+    ord=2, dim=(1, 0), keepdims=True)  # fmt: skip
 row("tessera.linalg.solve_triangular",
     lambda **k: ts.linalg.solve_triangular(SQUARE, SQUARE, **k), lower=False)  # fmt: skip
 CUBE = RNG.normal(size=(3, 3, 3)).astype(np.float32)

@@ -196,14 +196,37 @@ def test_a_matrix_without_an_answer_gives_nan(oracle: Oracle) -> None:
     assert not np.isfinite(ts.linalg.inv(np.ones((2, 2))).numpy()).any()
 
 
-@pytest.mark.parametrize("order", [1, 2, 3.0, 0.5, np.inf])
-def test_norms(order: float, oracle: Oracle) -> None:
-    x = real(3, 4)
+@pytest.mark.parametrize("order", [0, 1, 2, 3.0, 0.5, -1, -2.5, np.inf, -np.inf])
+def test_norms_of_vectors(order: float, oracle: Oracle) -> None:
+    x, flat = real(3, 4), real(5)
     close(ts.linalg.norm(x, order, 1), np.linalg.norm(x, order, 1))
-    close(ts.linalg.norm(x, order), np.linalg.norm(x.ravel(), order))
-    t = ts.zeros(3)
+    close(ts.linalg.norm(flat, order, keepdims=True), np.linalg.norm(flat, order, keepdims=True))
+    close(ts.linalg.vector_norm(x, order), np.linalg.norm(x.ravel(), order))
+    cube = real(2, 3, 4)
+    want = np.linalg.norm(cube.transpose(1, 0, 2).reshape(3, 8), order, 1)
+    close(ts.linalg.vector_norm(cube, order, (0, 2)), want)
+    assert ts.linalg.vector_norm(cube, order, (0, 2), True).shape == (1, 3, 1)
+    for t in (ts.zeros(3), ts.tensor([0.0, 1.0])):
+        value = ts.linalg.norm(t, order)
+        with np.errstate(divide="ignore"):
+            close(value, np.linalg.norm(t.numpy(), order))
+        assert np.isfinite(ts.grad(value, t).numpy()).all()
+
+
+@pytest.mark.parametrize("order", [None, "fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf])
+def test_norms_of_matrices(order: Any, oracle: Oracle) -> None:
+    x, cube = real(3, 4), real(2, 3, 4)
+    close(ts.linalg.norm(x, order), np.linalg.norm(x, order))
+    for dims in ((0, 1), (2, 0), (-1, 1)):
+        for keep in (False, True):
+            want = np.linalg.norm(cube, order, dims, keep)
+            close(ts.linalg.norm(cube, order, dims, keep), want)
+            if order is not None:
+                close(ts.linalg.matrix_norm(cube, order, dims, keep), want)
+    t, steps = ts.tensor(x), 1e-3 * real(3, 4)
     (g,) = ts.grad(ts.linalg.norm(t, order), [t])
-    assert np.isfinite(g.numpy()).all()
+    ends = [np.linalg.norm(x.astype(float) + sign * steps, order) for sign in (1, -1)]
+    np.testing.assert_allclose((g.numpy() * steps).sum() * 2, ends[0] - ends[1], rtol=1e-3)
 
 
 def test_narrow_matrices_are_worked_on_in_f32(oracle: Oracle) -> None:
@@ -297,8 +320,12 @@ WRONG: list[tuple[Any, type[TesseraError], str]] = [
      "solve: the right side has not as many rows as the matrix"),
     (lambda: ts.linalg.solve(np.ones((2, 3, 3)), np.ones((4, 3, 1))), ShapeError,
      "solve: the leading dims (2,) and (4,) do not broadcast"),
-    (lambda: ts.linalg.norm(FLAT, 0), UsageError, "norm: ord cannot be 0"),
-    (lambda: ts.linalg.norm(FLAT, float("nan")), UsageError, "norm: ord cannot be nan"),
+    (lambda: ts.linalg.norm(FLAT[0], float("nan")), UsageError, "norm: ord cannot be nan"),
+    (lambda: ts.linalg.norm(FLAT[0], "fro"), UsageError, "norm: ord cannot be 'fro'"),
+    (lambda: ts.linalg.norm(FLAT, 3), UsageError, "matrix_norm: ord cannot be 3"),
+    (lambda: ts.linalg.norm(np.ones((2, 2, 2)), 2), ShapeError, "norm: ord=2 is a norm of vectors"),
+    (lambda: ts.linalg.matrix_norm(FLAT, dim=(1, 1)), ShapeError,
+     "matrix_norm: (1, 1) does not name the rows and the columns"),
     (lambda: ts.linalg.solve_triangular(SQUARE, SQUARE, "low"), UsageError,  # type: ignore[arg-type]
      "solve_triangular: lower cannot be 'low'"),
 ]  # fmt: skip

@@ -48,7 +48,6 @@ refused(
 refused("shape (-1", "-1 for a size that stays", "expand")
 refused("how many elements a mask picks", "a shape that depends on values", "__getitem__")
 refused("is outside 0 to", "negative ids, of gather", "take_along_dim")
-refused("norm: ord cannot be", "orders that are not positive", "linalg.vector_norm")
 refused(
     "right side has not as many rows", "b [..., n] as a batch of vectors; here, as in NumPy, it "
     "is one matrix", "linalg.solve",

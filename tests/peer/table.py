@@ -289,8 +289,20 @@ def one_triangle(a: Any, UPLO: str = "L") -> Any:
 row("linalg.eigvalsh", one_triangle, dtypes=F32, loose=8, grad=False)
 row(
     "linalg.vector_norm",
-    lambda x, ord=2, dim=None, keepdim=False: ts.linalg.norm(x, ord, dim, keepdim),
+    lambda x, ord=2, dim=None, keepdim=False: ts.linalg.vector_norm(x, ord, dim, keepdim),
     dtypes=FLOATS,
+    lacks=("dtype",),
+)
+row(
+    "linalg.norm",
+    lambda x, ord=None, dim=None, keepdim=False: ts.linalg.norm(x, ord, dim, keepdim),
+    dtypes=F32,
+    lacks=("dtype",),
+)
+row(
+    "linalg.matrix_norm",
+    lambda x, ord="fro", dim=(-2, -1), keepdim=False: ts.linalg.matrix_norm(x, ord, dim, keepdim),
+    dtypes=F32,
     lacks=("dtype",),
 )
 

@@ -14,16 +14,15 @@ or infinities, because a program cannot stop halfway.
 
 from __future__ import annotations
 
-import math
-
-from ..core.checks import flag, number
+from ..core.checks import flag
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from ..core.peers import public
 from . import functions as F
 from .matrices import diagonal, eye, trace
+from .norms import matrix_norm, norm, vector_norm
 from .operands import as_tensor, emit, emit_many, matched
-from .shaping import Dims, broadcast_to
+from .shaping import broadcast_to
 from .tensor import Like, Tensor
 
 
@@ -150,39 +149,8 @@ def svd(a: Like) -> tuple[Tensor, Tensor, Tensor]:
     return u, s, vt
 
 
-def norm(x: Like, ord: float = 2, dim: Dims = None, keepdims: bool = False) -> Tensor:
-    """The `ord`-norm `(sum of |x|**ord)**(1/ord)` of the elements along `dim` (None: all dims).
-
-    With `ord` 2 over all dims of a matrix this is the Frobenius norm. `ord` infinity is the largest
-    absolute value. The gradient at zero is zero. Raises UsageError if `ord` is not positive,
-    ShapeError if `x` has no such dim.
-    """
-    t = as_tensor(x)
-    t = t if t.dtype.is_float else t.to(f32)
-    p = float(number("norm", "ord", ord, above=0))
-    if p == math.inf:
-        return F.max(F.abs(t), dim, keepdims)
-    return _norm(t.to(f32), p, dim, keepdims).to(t.dtype)
-
-
-def _norm(t: Tensor, p: float, dim: Dims, keepdims: bool) -> Tensor:
-    size = F.abs(t)
-    if p == 1:
-        return F.sum(size, dim, keepdims)
-    # Where all is zero the root would have no slope: a one stands under it.
-    total = F.sum(t * t if p == 2 else _power(size, p), dim, keepdims)
-    none = total == 0.0
-    safe = F.where(none, 1.0, total)
-    return F.where(none, 0.0, F.sqrt(safe) if p == 2 else safe ** (1.0 / p))
-
-
-def _power(size: Tensor, p: float) -> Tensor:
-    none = size == 0.0
-    return F.where(none, 0.0, F.where(none, 1.0, size) ** p)
-
-
 __all__ = [
-    "cholesky", "det", "diagonal", "eigh", "inv", "norm", "qr", "slogdet", "solve",
-    "solve_triangular", "svd", "trace",
+    "cholesky", "det", "diagonal", "eigh", "inv", "matrix_norm", "norm", "qr", "slogdet", "solve",
+    "solve_triangular", "svd", "trace", "vector_norm",
 ]  # fmt: skip
 __getattr__ = public("ts.linalg", globals())

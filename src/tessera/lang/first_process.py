@@ -7,14 +7,10 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from ..core.context import replaced
-from ..core.devices import process_count
-from ..core.layout import plain
-from ..core.mesh import Mesh
-from .eager import redistribute_now
+from ..core.devices import process_count, process_index
 from .engine import engine
-from .moving import moved
 from .tensor import Tensor
+from .to_host import on_each_host
 
 T = TypeVar("T")
 
@@ -29,18 +25,10 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
 
 
 def to_first(t: Tensor) -> NDArray[Any] | None:
-    """The whole of `t` on the host of the first process; None in the others. All that hold a part
-    of it call this, in one order."""
-    if process_count() == 1:
-        return t.numpy()
-    if t.mesh is not None:
-        with replaced(no_grad=True):
-            if 0 in t.mesh.physical.device_ids:
-                t = redistribute_now(t, t.type.complete().replicated())
-            else:
-                t = moved(t, plain(t.dtype, t.shape, Mesh(("first",), devices=[0])))
-    here: NDArray[Any] | None = engine().by_first("read", t.numpy)
-    return here
+    """The whole of `t` on the host of the first process; None in the others, which call it too, in
+    the same order."""
+    t = on_each_host(t)
+    return None if process_index() else t.numpy()
 
 
 __all__ = ["by_first", "to_first"]

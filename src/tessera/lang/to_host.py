@@ -18,10 +18,10 @@ def to_host(tree: Any) -> Any:
     until the limit of collectives and name it. In one process it is `x.numpy()` for each tensor.
     (PyTorch calls it `full_tensor`.)
     """
-    return tree_map(lambda x: _whole(x).numpy() if isinstance(x, Tensor) else x, tree)
+    return tree_map(lambda x: on_each_host(x).numpy() if isinstance(x, Tensor) else x, tree)
 
 
-def _whole(x: Tensor) -> Tensor:
+def on_each_host(x: Tensor) -> Tensor:
     """`x` where each process can read it: whole, on a device of each."""
     processes = process_count()
     if processes == 1 or x.mesh is None:

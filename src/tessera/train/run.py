@@ -33,8 +33,8 @@ from rich.console import Console
 from ..core.checks import library
 from ..core.devices import process_index
 from ..core.errors import TesseraError, UsageError, fail
+from ..lang.first_process import to_first
 from ..lang.tensor import Tensor
-from ..lang.to_host import to_host
 from ..observe.statistics import Statistics
 from ..show.curves import Series, draw_loss_curve
 from .files import Files
@@ -237,8 +237,7 @@ class Run:
         save = library("save_weights", "safetensors.numpy", "demo").save
         arrays = {}
         for name, t in weights.items():
-            x = to_host(t)
-            if not process_index():
+            if (x := to_first(t)) is not None:
                 arrays[name] = np.asarray(x, order="C")
         self._files.write(WEIGHTS, save(arrays))
 

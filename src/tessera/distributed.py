@@ -1,5 +1,8 @@
-"""The collectives under the name that training scripts use: `ts.distributed.all_gather(...)`."""
+"""Processes, and the collectives under the name that training scripts use:
+`ts.distributed.all_gather(...)`."""
 
+from .core.devices import process_count, process_index
+from .core.peers import public
 from .core.transports import Transports
 from .lang.collectives import (
     all_gather,
@@ -16,6 +19,7 @@ from .lang.collectives import (
     send,
     shift,
 )
+from .lang.processes import initialize
 
 allreduce = all_reduce
 
@@ -33,5 +37,7 @@ def transports() -> Transports:
 
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier", "broadcast", "gather",
-    "permute", "recv", "recv_from", "reduce_scatter", "scatter", "send", "shift", "transports",
+    "initialize", "permute", "process_count", "process_index", "recv", "recv_from",
+    "reduce_scatter", "scatter", "send", "shift", "transports",
 ]  # fmt: skip
+__getattr__ = public("distributed", globals())

@@ -18,7 +18,7 @@ import os, sys, time
 import numpy as np
 import tessera as ts
 from tessera import dist
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, SIZE = dist.process_index(), dist.process_count()
 MESH = dist.Mesh(("dp",), devices=SIZE)
 X = ts.tensor(np.arange(2.0 * SIZE).reshape(SIZE, 2), mesh=MESH, layout=f"[{SIZE}@dp, 2]")
 """

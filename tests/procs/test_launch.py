@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.procs.launched import HEAD, launch, lives, until
+from tests.cases import LONG
+from tests.procs.harness import free_port
+from tests.procs.launched import HEAD, LIMIT_S, launch, lives, until, variables
 
+FIRST = """\
+import numpy as np
+import tessera as ts
+options = ts.graph.trace(lambda x: x.sum(), np.ones(2, np.float32)).options
+print(options.processes)
+"""
 TOTAL = HEAD + "print(RANK, dist.all_reduce(X.sum()).item(), ts.tensor([1.0, 2.0]).sum().item())\n"
 # A rank that says that it is there, with its number, and waits.
 WAIT = 'echo $$ > pid$RANK; exec sleep 600'  # fmt: skip
@@ -30,6 +42,15 @@ def test_ranks_join_and_compute_together(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     lines = [x for x in done.out.splitlines() if "[Gloo]" not in x]
     assert sorted(lines) == [f"[rank {k}] {k} 15.0 3.0" for k in range(3)]
+
+
+def test_a_program_is_recorded_for_all_processes_also_before_the_engine_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "first.py").write_text(FIRST)
+    for size, said in ((1, "1\n"), (2, "2\n2\n")):
+        done = launch("-n", size, "first.py", folder=tmp_path)
+        assert (done.code, done.out) == (0, said), done.err
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_shown(tmp_path: Path) -> None:
@@ -91,3 +112,194 @@ def test_a_run_that_ends_leaves_nothing_that_its_ranks_started(tmp_path: Path) -
     done = launch("-n", 2, "sh", "-c", "sleep 600 & echo $! > child$RANK", folder=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert not any(lives(int((tmp_path / f"child{k}").read_text())) for k in range(2))
+
+
+# -- ranks that compute ---------------------------------------------------------------------------
+STEPS = (
+    "import os, pathlib\n"
+    "pathlib.Path('pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
+    + HEAD
+    + """
+@ts.jit
+def step(x):
+    return dist.redistribute(x, f"[{SIZE}, 2]") / SIZE
+for k in range(100_000):
+    total = dist.all_reduce((step(X) * X.sum()).sum()).item()
+    if os.path.exists(f"fail{RANK}"):
+        raise ValueError("as the test asks")
+"""
+)
+
+
+LATER = [pytest.param(k, marks=LONG) for k in range(6, 36)]
+
+
+@pytest.mark.parametrize("seed", [*range(6), *LATER])
+def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    rank, wait_s = rng.randrange(2), rng.uniform(0, 6) if seed % 2 else rng.uniform(6, 20)
+    killed: list[float] = []
+
+    def kill(started: subprocess.Popen[str]) -> None:
+        victim = pids(tmp_path, 2)[rank]
+        time.sleep(wait_s)
+        os.kill(victim, signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    (tmp_path / "steps.py").write_text(STEPS)
+    done = launch("-n", 2, "steps.py", folder=tmp_path, meanwhile=kill)
+    assert time.monotonic() - killed[0] < 15
+    assert done.code == 128 + 9, done.err
+    assert f"tessera run: rank {rank} was killed by SIGKILL (by a user, or as memory" in done.err
+    assert not any(map(lives, pids(tmp_path, 2)))
+
+
+def test_an_error_in_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    (tmp_path / "fail1").touch()
+    done = launch("-n", 2, "steps.py", folder=tmp_path)
+    assert done.code == 1
+    assert "tessera run: rank 1 exited with status 1 after " in done.err
+    assert done.err.endswith("  | ValueError: as the test asks\n")
+
+
+def test_a_rank_that_does_not_join_is_named(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + TOTAL
+    )
+    done = launch("-n", 2, "late.py", folder=tmp_path, TESSERA_JOIN_LIMIT="2")
+    assert done.code == 1
+    assert "BackendError: join: rank 1 did not come within 2 s\n  came : rank 0\n" in done.err
+    assert "tessera run: rank 0 exited with status 1 after " in done.err
+
+
+def test_a_rank_whose_engine_runs_already_says_so(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text("import jax\njax.devices()\n" + TOTAL)
+    done = launch("-n", 2, "early.py", folder=tmp_path)
+    assert done.code == 1
+    assert "join: the engine was started before this process joined its run\n" in done.err
+
+
+def test_what_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
+    """A subprocess of a rank has the rank's variables, and is alone."""
+    (tmp_path / "alone.py").write_text("import tessera as ts\nprint(ts.ones(3).sum().item())\n")
+    more = "import subprocess\nsubprocess.run([sys.executable, 'alone.py'], check=True)\n"
+    (tmp_path / "total.py").write_text(TOTAL + more)
+    done = launch("-n", 2, "total.py", folder=tmp_path)
+    assert (done.code, done.out.count("3.0\n")) == (0, 4), done.err
+
+
+# -- without a launcher of ours -------------------------------------------------------------------
+def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess.Popen[str]]:
+    """Processes that have the variables of torchrun: rank 0 is the coordinator."""
+    (folder / "program.py").write_text(program)
+    port = free_port() - 1
+    started = []
+    for k in range(size):
+        env |= {"RANK": str(k), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+        with (folder / f"out{k}").open("w") as out, (folder / f"err{k}").open("w") as err:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "program.py"], cwd=folder, text=True, stdout=out, stderr=err,
+                    stdin=subprocess.DEVNULL, env=variables(MASTER_PORT=str(port), **env),
+                )
+            )  # fmt: skip
+    return started
+
+
+def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> None:
+    started = others(tmp_path, 2, TOTAL + "time.sleep(2 * RANK)\n")  # rank 0 waits to be last
+    assert [p.wait(LIMIT_S) for p in started] == [0, 0], (tmp_path / "err0").read_text()
+    for k in range(2):
+        lines = (tmp_path / f"out{k}").read_text().splitlines()
+        assert f"{k} 6.0 3.0" in lines
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_end_when_a_rank_is_killed(rank: int, tmp_path: Path) -> None:
+    ready = STEPS.replace("100_000):\n", "100_000):\n    open(f'ready{RANK}', 'w')\n")
+    started = others(tmp_path, 2, ready)
+    try:
+        until(lambda: all((tmp_path / f"ready{k}").exists() for k in range(2)))
+        started[rank].kill()
+        began_s = time.monotonic()
+        assert started[1 - rank].wait(LIMIT_S) != 0
+        assert time.monotonic() - began_s < 15
+    finally:
+        for p in started:
+            p.kill()
+            p.wait(10)
+
+
+# -- other backends -------------------------------------------------------------------------------
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "many-processes.md").read_text()
+
+
+def shown(kind: str) -> list[str]:
+    """The blocks of a kind in the page about many processes."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+BIG = """
+import os
+import numpy as np
+import tessera as ts
+from tessera import dist
+mesh = dist.Mesh(("hosts", "devices"), shape={"hosts": 2, "devices": 2})
+x = ts.tensor(np.arange(4.0), mesh=mesh, layout="[4@(hosts,devices)]")
+host, rank = os.environ["TT_MESH_HOST_RANK"], dist.process_index()
+print(host, rank, dist.all_reduce(x.sum()).item())
+"""
+MPI = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed here")
+# A stand-in for Slurm's command: it starts the tasks here.
+SRUN = """#!/bin/sh
+n=${1#--ntasks=}; shift 2
+for k in $(seq 0 $((n - 1))); do SLURM_PROCID=$k SLURM_LOCALID=$k SLURM_STEP_ID=0 "$@" & done
+for k in $(seq 1 $n); do wait -n || exit 1; done
+"""
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("mpi", marks=MPI), "slurm"])
+def test_one_mesh_over_ranks_of_two_devices_each(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks.yaml").write_text(shown("yaml")[0])
+    (tmp_path / "big.py").write_text(BIG)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN.replace("/bin/sh", "/bin/bash"))
+    (tmp_path / "bin" / "srun").chmod(0o700)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    more = ["--mpi-args", "--oversubscribe"] if backend == "mpi" else []
+    done = launch("--rank-binding", "ranks.yaml", "--backend", backend, *more, "big.py",
+                  folder=tmp_path, PATH=f"{tmp_path}/bin:{os.environ['PATH']}", **root)  # fmt: skip
+    assert done.code == 0, done.err
+    lines = [x for x in done.out.splitlines() if "[Gloo]" not in x]
+    assert sorted(lines) == ["0 0 6.0", "1 1 6.0"]
+
+
+def test_the_programs_of_the_page_run_on_a_mesh_for_each_process(tmp_path: Path) -> None:
+    (tmp_path / "ranks.yaml").write_text(shown("yaml")[1])
+    (tmp_path / "page.py").write_text("".join(shown("python")))
+    done = launch("--rank-binding", "ranks.yaml", "--prefix", "page.py", folder=tmp_path)
+    assert done.code == 0, done.err
+    lines = [x for x in done.out.splitlines() if "[Gloo]" not in x]
+    assert sorted(lines) == ["[rank 0] 6.0", "[rank 0] 6.0 on 2 processes", "[rank 1] 6.0"]
+
+
+@MPI
+def test_ranks_of_mpirun_join_by_themselves(tmp_path: Path) -> None:
+    (tmp_path / "total.py").write_text(TOTAL)
+    whole = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    done = launch(whole=[*whole, sys.executable, "total.py"], folder=tmp_path)
+    assert done.code == 0, done.err
+    assert {"0 6.0 3.0", "1 6.0 3.0"} <= {*done.out.splitlines()}
+
+
+@MPI
+def test_ranks_of_mpirun_end_with_the_launcher(tmp_path: Path) -> None:
+    def kill(started: subprocess.Popen[str]) -> None:
+        pids(tmp_path, 2)
+        started.kill()
+
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    launch("-n", 2, "--mpi-args", "--oversubscribe", "sh", "-c", WAIT, folder=tmp_path,
+           meanwhile=kill, **root)  # fmt: skip
+    assert until(lambda: not any(map(lives, pids(tmp_path, 2)))) < 15

@@ -80,7 +80,8 @@ INSTEAD: dict[str, str] = {
     "piecewise_constant_schedule": "optim.piecewise_constant",
     # many devices
     "init_process_group": "dist.Mesh", "init_device_mesh": "dist.Mesh", "DeviceMesh": "dist.Mesh",
-    "get_world_size": "mesh.size",
+    "get_world_size": "mesh.size", "get_rank": "dist.process_index",
+    "is_initialized": "dist.process_count",
     "distribute_tensor": "dist.shard", "DTensor": "ts.Tensor", "psum": "dist.all_reduce",
     "ppermute": "dist.permute", "psum_scatter": "dist.reduce_scatter",
     "all_gather_into_tensor": "dist.all_gather", "reduce_scatter_tensor": "dist.reduce_scatter",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import io
 import os
 import socket
 import sys
@@ -18,6 +19,7 @@ import jax
 
 from ..core import environment, flags
 from ..core.errors import BackendError, fail
+from ..core.machine.visible import visible_ids
 from ..core.ranks import Rank, rank_of, split_address
 from .coordinator import service_near
 from .jax_private import connect, service
@@ -59,6 +61,9 @@ def join() -> None:
     os.environ[environment.JOIN] = "0"  # what this process starts is no rank
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
     atexit.register(_end, member, meeting)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # lines of ranks that share a file stay whole
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _host(own: Rank, limit_s: float) -> Rendezvous:
@@ -112,7 +117,7 @@ def _take_devices(own: Rank) -> None:
     count = _gpus()
     if own.local_size == 1 or count == 0 or "SLURM_GPUS_PER_TASK" in os.environ:
         return
-    if os.environ.get("TT_VISIBLE_DEVICES") or (count == 1 and os.environ.get(_CUDA)):
+    if visible_ids() is not None or (count == 1 and os.environ.get(_CUDA)):
         return
     ids = part_of(count, own.local_rank, own.local_size)
     jax.config.update("jax_cuda_visible_devices", ",".join(map(str, ids)))

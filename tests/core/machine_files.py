@@ -92,6 +92,15 @@ GOOD_GRAPHS = {
         + GRAPH_TOP,
         "2 line x 2 line x 4 line", (2, 1, 1),
     ),
+    "a layout as a message": (
+        MESH
+        + graph(
+            instances(0, 1)
+            + "  graph_topology: { layout_type: ALL_TO_ALL channels { count: 2 } }\n"
+        )
+        + GRAPH_TOP,
+        "2 pairs x 2 line x 4 line", (2, 1, 1),
+    ),
     "one mesh in a graph": (MESH + graph(instances(0)) + GRAPH_TOP,
                             "1 line x 2 line x 4 line", (1, 1, 1)),
 }  # fmt: skip
@@ -188,6 +197,10 @@ BAD_GRAPHS = {
     "wires without channels": (
         MESH + graph(instances(0, 1) + "  graph_topology: RING\n") + GRAPH_TOP,
         [(8, "G0 has no channels; add channels { count: 2 }")]),
+    "a layout without a type and channels": (
+        MESH + graph(instances(0, 1) + "  graph_topology { }\n") + GRAPH_TOP,
+        [(13, "G0 has no channels; add channels { count: 2 }"),
+         (13, "G0 has no layout_type; add layout_type: RING")]),
     "a wire to itself": (MESH + graph(instances(0, 1) + joined(1, 1)) + GRAPH_TOP, [
         (13, "a connection joins two instances of G0"),
         (13, "the connections of G0 are no line, no ring and not all pairs of its instances in "

@@ -22,6 +22,7 @@ from tessera.core.machine.schema import ENUMS, MESSAGES
 from tessera.core.topology import Level, Link, Topology, cluster
 from tessera.launch.cli import app
 from tessera.show.machine_picture import machine_text
+from tessera.show.mesh_picture import mesh_text
 from tests.core.machine_files import (
     ALL,
     BAD_CLUSTERS,
@@ -348,3 +349,12 @@ def test_the_shell_draws_checks_and_writes(tmp_path: Path) -> None:
     assert mesh_graph.read(text.output).topology == cluster("galaxy")
     listed = run(app, ["mesh", "presets"])
     assert [line.split()[0] for line in listed.output.splitlines()] == list(PRESETS)
+
+
+def test_the_picture_of_a_mesh_says_its_links() -> None:
+    lines = mesh_text(ts.mesh.preset("n300")).splitlines()
+    assert lines[0] == "y × x mesh, 1 × 2 · 2 devices"
+    assert " ".join(lines[1:3]) == (
+        "on n300, 2 devices: 1 line (chip ethernet 100G, 1.0 µs, 12.5 GB/s) x 2 line (chip ethernet"
+        " 100G, 1.0 µs, 12.5 GB/s)"
+    )

@@ -43,7 +43,8 @@ def render_mesh(mesh: Mesh) -> RenderableType:
     """The picture of `mesh`, for a rich console. What does not fit is counted instead of drawn."""
     count = "1 device" if mesh.size == 1 else f"{mesh.size} devices"
     head = Text(f"{mesh.topology} · {count}", style="bold")
-    return Group(head, render_grid(mesh, lambda device: Text(str(device))))
+    links = [Text(f"on {mesh.links}", style="dim")] if mesh.links is not None else []
+    return Group(head, *links, render_grid(mesh, lambda device: Text(str(device))))
 
 
 def render_grid(mesh: Mesh, cell: CellText) -> RenderableType:

@@ -27,7 +27,7 @@ from ..wording import nearest
 from .faults import Faults
 from .machine import MOST_DEVICES, Machine
 from .presets import BLACKHOLE, CARDS, WORMHOLE
-from .schema import ENUMS, Spot, message, spots
+from .schema import ENUMS, Spot, class_for, spots
 
 SMALLEST = """\
 mesh_descriptors {
@@ -66,7 +66,8 @@ def _parse(text: str, faults: Faults) -> tuple[Any, Spot]:
     """The message in `text`, and its lines. Raises MeshError if it is not in the text format."""
     from google.protobuf import text_format
 
-    made = message()()
+    kind = class_for(text)
+    made = kind()
     try:
         try:
             text_format.Parse(text, made)
@@ -74,7 +75,7 @@ def _parse(text: str, faults: Faults) -> tuple[Any, Spot]:
         except text_format.ParseError as error:
             if "has no field named" not in str(error):
                 raise
-        made = message()()
+        made = kind()
         text_format.Parse(text, made, allow_unknown_field=True)
         at = spots(text)
     except text_format.ParseError as error:
@@ -362,7 +363,13 @@ class _Reader:
         if g.HasField("graph_topology"):
             if g.connections:
                 self.fault(f"{name} has graph_topology and connections; keep one", *path)
-            return WIRINGS[ENUMS["GraphTopology"][g.graph_topology - 1]], self._count(name, g, path)
+            layout, counted, at = g.graph_topology, g, path
+            if not isinstance(layout, int):  # a GraphLayout
+                counted, at = layout, (*path, "graph_topology")
+                if not layout.HasField("layout_type"):
+                    self.fault(f"{name} has no layout_type; add layout_type: RING", *at)
+                layout = layout.layout_type
+            return WIRINGS[ENUMS["GraphTopology"][layout - 1]], self._count(name, counted, at)
         if len(ids) == 1 and not g.connections:
             return "line", g.channels.count if g.channels.count > 0 else 1
         edges: dict[tuple[int, int], int] = {}

@@ -36,7 +36,7 @@ def write(machine: Machine) -> str:
     mesh.device_topology.dims.extend(v.size for v in inner)
     if any(v.wiring == "ring" for v in inner):
         kinds = (ENUMS["Wiring"].index(names[v.wiring]) + 1 for v in inner)
-        mesh.device_topology.types.extend(kinds)
+        mesh.device_topology.dim_types.extend(kinds)
     mesh.host_topology.dims.extend(machine.hosts[len(outer) :])
     mesh.channels.count = _channels(inner[0].link, wire)
     for a, b in machine.express:

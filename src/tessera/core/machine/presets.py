@@ -20,10 +20,11 @@ _GUIDE = "Programming Mesh of Devices with TT-NN, 2.1: 200 Gb/s a link, both dir
 _NCCL = "latencies: NCCL 2.1x, tuning.cc, ring with the simple protocol"
 _ESTIMATE = "latency of 1 µs: an estimate"
 WORMHOLE, BLACKHOLE = "wormhole_b0", "blackhole"
-# The devices behind a PCIe id, by the shape of a host's mesh: a card of two chips, of which one is
-# on PCIe. On a T3000 the cards are the halves of both rows, numbered round the box.
+# The devices behind a PCIe id, by the shape of a host's mesh: a card of two chips in a row, one of
+# them on PCIe. On a T3000 the cards are the halves of both rows, numbered round the box.
 CARDS: dict[tuple[str, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {
     (WORMHOLE, (1, 2)): ((0, 1),),
+    (WORMHOLE, (2, 2)): ((0, 1), (2, 3)),
     (WORMHOLE, (2, 4)): ((0, 1), (4, 5), (6, 7), (2, 3)),
 }
 

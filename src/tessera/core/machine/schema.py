@@ -19,8 +19,10 @@ from functools import cache
 from itertools import chain, repeat
 from typing import Any
 
-# name:kind, in the order in which they are written; * is repeated, | one of several.
+# name:kind, in the order in which they are written; * is repeated, | one of several. Files say the
+# topology of a graph by a word (GraphTopology), newer ones by a message (GraphLayout).
 MESSAGES = {
+    "GraphLayout": "layout_type:GraphTopology channels:Channels",
     "Dims": "dims:*int32",
     "Grid": "dims:*int32 types:*Wiring dim_types:*Wiring",
     "Channels": "count:int32 policy:Policy",
@@ -44,8 +46,8 @@ ENUMS = {
 
 
 @cache
-def message() -> Any:
-    """The class of a whole descriptor."""
+def message(layouts: bool = False) -> Any:
+    """The class of a whole descriptor; with `layouts` of one with messages of GraphLayout."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(
@@ -59,6 +61,8 @@ def message() -> Any:
             made.value.add(name=word, number=i)
     for name, fields in MESSAGES.items():
         made = file.message_type.add(name=name)
+        if layouts and name == "Graph":
+            fields = fields.replace(":GraphTopology", ":GraphLayout")
         for i, (key, kind) in enumerate((f.split(":") for f in fields.split()), 1):
             bare = kind.lstrip("*|")
             repeated = kind.startswith("*")
@@ -81,6 +85,14 @@ def message() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tessera.Descriptor"))
+
+
+LAYOUTS = re.compile(r"^[^\"'#]*graph_topology\s*:?\s*[{<]", re.MULTILINE)
+
+
+def class_for(text: str) -> Any:
+    """The class of the descriptor that `text` is."""
+    return message(LAYOUTS.search(text) is not None)
 
 
 def text_of(m: Any) -> str:

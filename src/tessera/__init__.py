@@ -33,6 +33,7 @@ from .core.dtypes import bool_ as bool
 from .core.environment import EnvironmentVariableWarning
 from .core.errors import (
     BackendError,
+    CheckpointError,
     DonatedError,
     DTypeError,
     EngineWarning,
@@ -76,7 +77,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "BackendError", "DTypeError", "DonatedError", "EngineWarning", "EnvironmentVariableWarning",
+    "BackendError", "CheckpointError", "DTypeError", "DonatedError", "EngineWarning",
+    "EnvironmentVariableWarning",
     "GraphError", "LayoutError", "MeshError", "OptionWarning", "Pad", "ShapeError", "StaticWarning",
     "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning",
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",

@@ -30,6 +30,7 @@ from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
 from .runtime import arrays, devices, first_process, jaxprs, offload, programs, pytrees
+from .runtime.exchange import gather
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded
 from .runtime.send import mover
@@ -181,6 +182,14 @@ class Engine:
         self, read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], type: TensorType
     ) -> Any:
         return arrays.place_blocks(read, type)
+
+    def blocks(
+        self, data: Any, type: TensorType, turn: int
+    ) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
+        return arrays.blocks(data, type, turn)
+
+    def gather(self, name: str, value: Any, limit_s: float) -> list[Any]:
+        return gather(name, value, limit_s)
 
     def rows_here(self, type: TensorType) -> np.ndarray[Any, Any]:
         return arrays.rows_here(type)

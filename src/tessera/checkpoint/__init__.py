@@ -1,7 +1,14 @@
-"""State on disk: models of others come in and go out."""
+"""State on disk: checkpoints that survive, and models of others that come in and go out."""
 
 from ..core.peers import public
+from .export import export
 from .hf import load_hf, save_hf
+from .listing import Keep, latest, prune, verify
+from .loading import Checkpoint, load
+from .saving import save, wait
 
-__all__ = ["load_hf", "save_hf"]
+__all__ = [
+    "Checkpoint", "Keep", "export", "latest", "load", "load_hf", "prune", "save", "save_hf",
+    "verify", "wait",
+]  # fmt: skip
 __getattr__ = public("checkpoint", globals())

@@ -63,6 +63,10 @@ class BackendError(TesseraError, RuntimeError):
     """Raised when the machine cannot do what was asked: too few devices, or no such backend."""
 
 
+class CheckpointError(TesseraError, RuntimeError):
+    """Raised when a checkpoint cannot be written, is not there, or is not what was saved."""
+
+
 class UsageError(TesseraError, TypeError):
     """Raised when a call has no meaning: a wrong kind of argument, a tensor out of its scope."""
 

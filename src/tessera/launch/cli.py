@@ -19,11 +19,13 @@ from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
 from . import commands
 from . import run as launcher
+from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .mesh_cli import mesh
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(mesh, name="mesh")
+app.add_typer(ckpt, name="ckpt")
 
 
 @app.callback()

@@ -7,7 +7,9 @@ values of their own. So every type has a `NamedSharding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -116,7 +118,8 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
     Each device here gets its own block and devices that hold the same one share a call, so no host
     has the whole, unless the layout or the lack of a mesh means so.
     """
-    if t.mesh is None or t.partial or t.varying or any(len(d) != 1 for d in t.dims):
+    plain = not t.partial and not t.varying and all(len(d) == 1 for d in t.dims)
+    if t.mesh is None or t.mesh.onto is not None or not plain:
         return place(read(tuple(slice(0, n) for n in t.shape)), t)
     sizes, made = array_shape(t), {}
 
@@ -135,6 +138,55 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
         return made[key]
 
     return jax.make_array_from_callback(sizes, sharding(t), block, dtype=t.dtype.numpy)
+
+
+def blocks(
+    data: Array, t: TensorType, turn: int
+) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
+    """What this process writes of a complete tensor: blocks in memory of their own, each with the
+    index of its first element. Of devices that hold the same block one gives it, by `turn` another
+    one, so that all processes have a part of the work."""
+    if t.mesh is None:
+        mine = turn % jax.process_count() == jax.process_index()
+        return [((0,) * t.rank, np.array(data).reshape(t.shape))] if mine else []
+    where, shape = data.sharding, data.shape
+    parts = math.prod(shape) // max(1, math.prod(where.shard_shape(shape)))
+    found: list[tuple[tuple[int, ...], np.ndarray[Any, Any]]] = []
+    for s in data.addressable_shards:
+        if s.replica_id == turn % max(1, len(where.device_set) // max(1, parts)):
+            found += _folds_of(t, [i.start or 0 for i in s.index], np.array(s.data))
+    return found
+
+
+def _folds_of(
+    t: TensorType, first: Sequence[int], x: np.ndarray[Any, Any]
+) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
+    """The blocks in `x`, which a device holds from the index `first` of the array on: one for each
+    place that it takes, without padding."""
+    dims: list[list[tuple[int, tuple[int, ...], int]]] = []  # of each dim: start, index in x, size
+    at = 0
+    folded = t.mesh is not None and t.mesh.onto is not None
+    for (f,) in t.dims:
+        places: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+        if folded:
+            for a in f.axes:
+                folds = t.mesh.folds[a]  # type: ignore[union-attr]
+                places = [
+                    (k * t.sizes[a] + first[at] * folds + i, (*index, 0, i))
+                    for k, index in places
+                    for i in range(folds)
+                ]
+                at += 2
+            local = -(-f.size // ways(f.axes, t.sizes))
+            starts = [(k * local, index) for k, index in places]
+        else:
+            local, starts = x.shape[at], [(first[at], ())]
+        dims.append([(a, i, min(local, f.size - a)) for a, i in starts])
+        at += 1
+    for choice in itertools.product(*dims):
+        if all(n > 0 for _, _, n in choice):
+            index: Any = tuple(k for _, i, n in choice for k in (*i, slice(0, n)))
+            yield tuple(a for a, _, _ in choice), x[index]
 
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:

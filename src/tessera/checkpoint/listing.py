@@ -1,0 +1,204 @@
+"""Which checkpoints are there, and which of them is the latest? Those with a manifest.
+
+The data of a checkpoint are written first, its manifest last, in one step. A folder without one is
+the rest of a save that did not end: nobody sees it, and the next save of that tag removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.checks import unfit, whole
+from ..core.errors import CheckpointError, UsageError, fail
+from .manifest import DATA, MOST_BYTES, NAME, TAG, Manifest, parse
+from .pieces import Reader
+from .storage import Storage
+
+Root = str | os.PathLike[str]
+ROOT = "checkpoints"
+"""Where checkpoints go that are given no root."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the `last` ones, those whose step divides by `every`, and the `best`
+    ones by `metric` (the smallest values, or with `largest=True` the largest)."""
+
+    last: int = 1
+    every: int | None = None
+    best: int = 0
+    metric: str = "loss"
+    largest: bool = False
+
+    def __post_init__(self) -> None:
+        whole("checkpoint.Keep", "last", self.last, 1)
+        whole("checkpoint.Keep", "best", self.best, 0)
+        if self.every is not None:
+            whole("checkpoint.Keep", "every", self.every, 1)
+
+    def stay(self, found: Sequence[Manifest]) -> set[str]:
+        """The tags that stay of `found`, the oldest first."""
+        kept = {m.tag for m in found[-self.last :]}
+        if self.every is not None:
+            kept |= {m.tag for m in found if m.step is not None and m.step % self.every == 0}
+        rated = [m for m in found if self.metric in m.metrics]
+        rated.sort(key=lambda m: m.metrics[self.metric], reverse=self.largest)
+        return kept | {m.tag for m in rated[: self.best]}
+
+
+def keep_of(given: object) -> Keep | None:
+    """A policy from an argument `keep`: a number is that many of the last ones."""
+    if given is None or isinstance(given, Keep):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Keep(last=whole("checkpoint", "keep", given, 1))
+    raise unfit(
+        "checkpoint", "keep", given, "give a number of checkpoints, or checkpoint.Keep(...)"
+    )
+
+
+def tag_of(given: object) -> str:
+    """A tag. Raises UsageError if it cannot name a folder."""
+    if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
+        return given
+    fix = 'letters, digits, ".", "_" and "-", such as "step_1000"'
+    raise unfit("checkpoint", "tag", given, f"give a name of {fix}")
+
+
+def manifest_of(storage: Storage, tag: str) -> Manifest:
+    """The manifest of a checkpoint. Raises CheckpointError if it is not there or is no good."""
+    data = storage.read(f"{tag}/{NAME}")
+    where = f"{storage.name}/{tag}"
+    if data is None:
+        there = tags(storage)
+        raise fail(
+            CheckpointError,
+            f"checkpoint: {tag!r} is not in {storage.name!r}",
+            [("there are", ", ".join(there[-5:]) or "none")],
+            fix="name one of them, or leave out the tag for the latest",
+        )
+    if len(data) > MOST_BYTES:
+        raise fail(CheckpointError, f"checkpoint: the manifest of {where!r} is too large",
+                   fix="load another checkpoint")  # fmt: skip
+    made = parse(data, where)
+    if made.tag != tag:
+        raise fail(
+            CheckpointError,
+            f"checkpoint: the manifest of {where!r} is that of {made.tag!r}",
+            fix="it was moved or copied here: rename its folder back",
+        )
+    return made
+
+
+def tags(storage: Storage) -> list[str]:
+    """The tags with a manifest, by name."""
+    found = (re.fullmatch(rf"({TAG.pattern})/{re.escape(NAME)}", k) for k in storage.listed())
+    return [m[1] for m in found if m]
+
+
+def manifests(storage: Storage) -> tuple[list[Manifest], dict[str, str]]:
+    """Those that can be read, the oldest first; and what is wrong with the others, by tag."""
+    found, wrong = list[Manifest](), dict[str, str]()
+    for tag in tags(storage):
+        try:
+            found.append(manifest_of(storage, tag))
+        except CheckpointError as error:
+            wrong[tag] = str(error)
+    return sorted(found, key=lambda m: m.sequence), wrong
+
+
+def latest(root: Root = ROOT) -> str | None:
+    """The tag of the newest checkpoint below `root` that was written to its end; None if there is
+    none.
+
+    >>> import tempfile
+    >>> latest(tempfile.mkdtemp()) is None
+    True
+    """
+    found, _ = manifests(Storage(root))
+    return found[-1].tag if found else None
+
+
+def reader(storage: Storage, manifest: Manifest) -> Reader:
+    return Reader(manifest, lambda file: storage.read(f"{manifest.tag}/{file}"))
+
+
+def verify(tag: str | None = None, root: Root = ROOT) -> int:
+    """Reads every byte of a checkpoint, without a tag of the latest, and gives their number.
+
+    Raises CheckpointError that names the file and the tensor where one is not what was saved.
+    """
+    storage = Storage(root)
+    return reader(storage, manifest_of(storage, named(storage, tag))).check()
+
+
+def named(storage: Storage, tag: str | None) -> str:
+    """`tag`, or that of the latest. Raises CheckpointError if there is none."""
+    if tag is not None and tag != "latest":
+        return tag_of(tag)
+    found, wrong = manifests(storage)
+    if found:
+        return found[-1].tag
+    rows = [(t, w.splitlines()[-2].strip() if "\n" in w else w) for t, w in wrong.items()]
+    raise fail(
+        CheckpointError,
+        f"checkpoint: {storage.name!r} has no checkpoint",
+        rows[:5],
+        fix="name the root that checkpoint.save wrote to: root=...",
+    )
+
+
+def remove(storage: Storage, tag: str) -> None:
+    """A checkpoint goes: first its manifest, so that what is left is none."""
+    mine = [k for k in storage.listed() if k.startswith(f"{tag}/")]
+    storage.delete(sorted(mine, key=lambda k: k != f"{tag}/{NAME}"))
+    storage.tidy(tag)
+
+
+def remove_rest(storage: Storage, tag: str, but: Manifest) -> None:
+    """What earlier saves left under `tag`."""
+    mine = (k for k in storage.listed() if k.startswith(f"{tag}/data-"))
+    kept = {f"{tag}/{file}" for file in but.files()}
+    storage.delete(k for k in mine if k not in kept and DATA.fullmatch(k.partition("/")[2]))
+
+
+def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
+    """Removes the checkpoints below `root` that `keep` does not name; their tags."""
+    storage, policy = Storage(root), keep_of(keep)
+    if policy is None:
+        raise UsageError("prune: say what stays: keep=3")
+    found, _ = manifests(storage)
+    kept = policy.stay(found)
+    gone = [m.tag for m in found if m.tag not in kept]
+    for tag in gone:
+        remove(storage, tag)
+    return gone
+
+
+def age_text(created_s: float, now_s: float | None = None) -> str:
+    """How long ago, for people.
+
+    >>> age_text(0, 7200)
+    '2 h ago'
+    """
+    past = max(0.0, (time.time() if now_s is None else now_s) - created_s)
+    for size, word in ((86400, "days"), (3600, "h"), (60, "min")):
+        if past >= size:
+            return f"{past / size:.0f} {word} ago"
+    return f"{past:.0f} s ago"
+
+
+def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
+    """Metrics as numbers. Raises UsageError for what is none."""
+    found = {}
+    for name, value in (given or {}).items():
+        try:
+            found[str(name)] = float(value.item() if hasattr(value, "item") else value)
+        except (TypeError, ValueError):
+            raise unfit("checkpoint", f"metrics[{name!r}]", value, "give a number") from None
+    return found

@@ -1,0 +1,195 @@
+"""How does a checkpoint come back? Onto any mesh, in any layout: a device reads its own blocks."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from ..core.checks import flag, unfit
+from ..core.devices import process_index
+from ..core.dtypes import DType, dtype_of
+from ..core.errors import CheckpointError, UsageError, fail
+from ..core.layout import TensorType
+from ..lang import random
+from ..lang.create import tensor
+from ..lang.engine import engine
+from ..lang.operands import as_tensor
+from ..lang.tensor import Tensor
+from ..lang.tree import flatten, unflatten
+from ..nn.module import Module
+from .listing import ROOT, Root, manifest_of, named, reader
+from .manifest import Manifest
+from .pieces import Reader
+from .saving import leaves, wait
+from .storage import Storage
+
+SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `load` found. `tensors` and `optimizer` are trees like those that were given to it, or
+    dicts by name; `step`, `metrics` and `state` are as they were saved."""
+
+    tag: str
+    tensors: Any
+    optimizer: Any
+    step: int | None
+    metrics: dict[str, float]
+    state: Any
+    manifest: Manifest
+
+
+def load(
+    tag: str | None = None,
+    tensors: Any = None,
+    optimizer: Any = None,
+    root: Root = ROOT,
+    *,
+    only: str | Sequence[str] | None = None,
+    dtype: Any = None,
+    restore_random: bool = True,
+) -> Checkpoint:
+    """The checkpoint `tag` below `root`; without a tag the latest that was written to its end.
+
+    `tensors` (a module or a tree of tensors) and `optimizer` (a tree) say where everything goes:
+    each tensor comes back in the layout, on the mesh and in the dtype of the one at its place, and
+    each process reads only the blocks that its devices hold. A module is changed in place. Without
+    them there are dicts by name, whose tensors have no mesh. `only` are patterns of names, such as
+    "blocks.0.*"; the rest stays as it is given. `dtype` is that of all floats. With
+    `restore_random` the random generator stands where it stood.
+
+    Raises CheckpointError if it is not there, is damaged or does not fit: with the names.
+    """
+    flag("checkpoint.load", "restore_random", restore_random)
+    wait()
+    storage = Storage(root)
+    manifest = manifest_of(storage, named(storage, tag))
+    want = None if dtype is None else dtype_of(dtype)
+    read = _Read(manifest, reader(storage, manifest), _patterns(only), want)
+    with read.bar:
+        new_tensors = read.tree("tensors", tensors)
+        new_optimizer = read.tree("optimizer", optimizer)
+    if restore_random:
+        random.set_state(manifest.random)
+    return Checkpoint(
+        manifest.tag, new_tensors, new_optimizer, manifest.step, manifest.metrics,
+        manifest.state, manifest,
+    )  # fmt: skip
+
+
+def _patterns(only: object) -> tuple[str, ...]:
+    given = (only,) if isinstance(only, str) else () if only is None else only
+    if not isinstance(given, Iterable) or not all(isinstance(p, str) for p in given):
+        raise unfit("checkpoint.load", "only", only, 'give patterns of names: only="blocks.0.*"')
+    return tuple(given)
+
+
+class _Bar:
+    """How far a load is, once it has taken a while; the first process shows it."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._begin_s = total, 0, time.monotonic()
+        self._shown: Progress | None = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.stop()
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._shown is None and time.monotonic() - self._begin_s > SHOWN_AFTER_S:
+            self._shown = Progress(console=Console(stderr=True, quiet=process_index() > 0))
+            self._task = self._shown.add_task("checkpoint: loading", total=self._total)
+            self._shown.start()
+        if self._shown is not None:
+            self._shown.update(self._task, completed=self._done)
+
+
+class _Read:
+    def __init__(
+        self, manifest: Manifest, source: Reader, only: tuple[str, ...], want: DType | None
+    ) -> None:
+        self.manifest, self.source, self.only, self.want = manifest, source, only, want
+        self.bar = _Bar(manifest.nbytes)
+
+    def tree(self, kind: str, like: Any) -> Any:
+        if like is None:
+            return self._by_name(kind)
+        rows = leaves(kind, like)
+        self._see_names(kind, rows)
+        new = [self._leaf(name, x) for name, x in rows]
+        if isinstance(like, Module):
+            like.load_state_dict({n.partition("/")[2]: x for (n, _), x in zip(rows, new)})
+            return like
+        return unflatten(flatten(like)[1], new)
+
+    def _by_name(self, kind: str) -> dict[str, Any]:
+        return {
+            name.partition("/")[2]: self.manifest.values[name]
+            if name in self.manifest.values
+            else tensor(self.source.read(name), dtype=self._dtype(self.manifest.tensors[name].kind))
+            for name in (*self.manifest.tensors, *self.manifest.values)
+            if name.startswith(kind + "/") and self._wanted(name)
+        }
+
+    def _wanted(self, name: str) -> bool:
+        bare = name.partition("/")[2]
+        return not self.only or any(fnmatch.fnmatchcase(bare, p) for p in self.only)
+
+    def _dtype(self, kind: DType) -> DType:
+        return self.want if self.want is not None and kind.is_float else kind
+
+    def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]]) -> None:
+        """Raises CheckpointError that lists what is missing, too many, or of another shape."""
+        have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self._wanted(n)}
+        asked = {name: x for name, x in rows if self._wanted(name)}
+        wrong = [*self._misfits(asked, have)]
+        wrong += [(n, "is not asked for") for n in have - asked.keys() if n.startswith(kind + "/")]
+        if wrong:
+            raise fail(
+                CheckpointError,
+                f"checkpoint.load: {len(wrong)} of {kind} do not fit {self.manifest.tag!r}",
+                [(n.partition("/")[2], why) for n, why in wrong[:5]],
+                fix='give what it was saved from, or load a part: only="blocks.*"',
+            )
+
+    def _misfits(self, asked: dict[str, Any], have: set[str]) -> Iterator[tuple[str, str]]:
+        for name, x in asked.items():
+            if name not in have:
+                yield name, "is not in the checkpoint"
+            elif name in self.manifest.tensors:
+                shape = tuple(self.manifest.tensors[name].shape)
+                if getattr(x, "shape", None) != shape:
+                    yield name, f"has shape {shape}, not {getattr(x, 'shape', 'that of a number')}"
+
+    def _leaf(self, name: str, like: Any) -> Any:
+        if not self._wanted(name):
+            return like
+        if name in self.manifest.values:
+            return self.manifest.values[name]
+        saved, base = self.manifest.tensors[name], as_tensor(like).type
+        to = base.with_dtype(self._dtype(base.dtype))
+        if to.dtype.is_float != saved.kind.is_float:
+            raise fail(
+                UsageError,
+                f"checkpoint.load: {name} was saved as {saved.dtype}, and cannot be {to.dtype}",
+                fix="give a tensor of its kind",
+            )
+        self.bar.add(saved.nbytes)
+        return Tensor(self._data(name, to), to)
+
+    def _data(self, name: str, to: TensorType) -> Any:
+        kind = to.dtype.numpy
+        return engine().place_blocks(
+            lambda cut: self.source.read(name, cut).astype(kind, copy=False), to
+        )

@@ -1,0 +1,140 @@
+"""How does a tensor become bytes, and bytes any part of a tensor? In pieces of a few megabytes.
+
+A piece is a block that one device had, or some rows of it. Many lie in one file; each has a
+checksum of its own, and a reader takes what it needs of those that meet the part it wants.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import CheckpointError, fail
+from .manifest import Manifest, Piece, Saved
+
+FILE_BYTES = 32 << 20  # a file ends with the piece that fills it
+KEPT_BYTES = 256 << 20  # of files that a reader holds
+
+Block = tuple[tuple[int, ...], NDArray[Any]]
+"""Where a part of a tensor begins, and its values."""
+
+
+def files(
+    id: str, process: int, tensors: Mapping[str, Iterable[Block]]
+) -> Iterator[tuple[str, bytes, list[tuple[str, Piece]]]]:
+    """The files that hold `tensors`: a name, the bytes, and which pieces of which tensors."""
+    count, parts, pieces, size = 0, list[memoryview](), list[tuple[str, Piece]](), 0
+    for name, blocks in tensors.items():
+        for start, x in _rows(blocks):
+            raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+            piece = Piece(
+                start=list(start), shape=list(x.shape), file=_name(id, process, count),
+                offset=size, bytes=len(raw), crc32=zlib.crc32(raw),
+            )  # fmt: skip
+            parts.append(raw)
+            pieces.append((name, piece))
+            size += len(raw)
+            if size >= FILE_BYTES:
+                yield _name(id, process, count), b"".join(parts), pieces
+                count, parts, pieces, size = count + 1, [], [], 0
+    if pieces:
+        yield _name(id, process, count), b"".join(parts), pieces
+
+
+def _name(id: str, process: int, count: int) -> str:
+    return f"data-{id}-{process:05d}-{count:05d}.bin"
+
+
+def _rows(blocks: Iterable[Block]) -> Iterator[Block]:
+    """`blocks`, of which none is larger than a file should be, as far as rows can be cut."""
+    for start, x in blocks:
+        if not x.size:
+            continue
+        most = FILE_BYTES // max(1, x.nbytes // len(x)) if x.ndim else 1
+        for i in range(0, len(x) if x.ndim else 1, max(1, most)):
+            cut = x[i : i + max(1, most)] if x.ndim else x
+            yield (start[0] + i, *start[1:]) if x.ndim else start, cut
+
+
+class Reader:
+    """Parts of the tensors of a checkpoint; `fetch` gives a file by its name, None if there is
+    none. Raises CheckpointError that names file and tensor where a byte is not what was saved."""
+
+    def __init__(self, manifest: Manifest, fetch: Callable[[str], bytes | None]) -> None:
+        self.manifest, self._fetch = manifest, fetch
+        self._sizes = manifest.files()
+        self._files: OrderedDict[str, bytes] = OrderedDict()
+        self._held = 0
+        self._lock = Lock()
+
+    def read(self, name: str, cut: tuple[slice, ...] = ()) -> NDArray[Any]:
+        """The part `cut` of a tensor, the whole without it."""
+        t = self.manifest.tensors[name]
+        bounds = [s.indices(n)[:2] for s, n in zip(cut or _all(t), t.shape, strict=True)]
+        begin, shape = [a for a, _ in bounds], [b - a for a, b in bounds]
+        out = np.empty(shape, t.kind.numpy)
+        for piece in t.pieces:
+            low = [max(a, s) for (a, _), s in zip(bounds, piece.start, strict=True)]
+            high = [min(b, e) for (_, b), e in zip(bounds, piece.end, strict=True)]
+            if any(a >= b for a, b in zip(low, high, strict=True)):
+                continue
+            x = self.piece(name, t, piece)
+            into = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))
+            part = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece.start))
+            out[into] = x[part]
+        return out
+
+    def piece(self, name: str, t: Saved, piece: Piece) -> NDArray[Any]:
+        """A piece, whose checksum fits."""
+        raw = memoryview(self._file(piece.file, name))[piece.offset : piece.offset + piece.bytes]
+        if len(raw) != piece.bytes or zlib.crc32(raw) != piece.crc32:
+            part = f"bytes {piece.offset} to {piece.offset + piece.bytes}"
+            raise self._damaged(piece.file, name, f"{part} are not those that were saved")
+        return np.frombuffer(raw, t.kind.numpy).reshape(piece.shape)
+
+    def check(self) -> int:
+        """Reads everything; the bytes."""
+        by_file: dict[str, list[tuple[str, Saved, Piece]]] = {}
+        for name, t in self.manifest.tensors.items():
+            for p in t.pieces:
+                by_file.setdefault(p.file, []).append((name, t, p))
+        for rows in by_file.values():
+            for name, t, p in rows:
+                self.piece(name, t, p)
+        return sum(self._sizes.values())
+
+    def _file(self, file: str, name: str) -> bytes:
+        with self._lock:
+            found = self._files.get(file)
+            if found is None:
+                found = self._fetch(file)
+                if found is None:
+                    raise self._damaged(file, name, "the file is missing")
+                if len(found) != self._sizes[file]:
+                    raise self._damaged(
+                        file, name, f"it has {len(found)} bytes, not {self._sizes[file]}"
+                    )
+                self._files[file] = found
+                self._held += len(found)
+                while self._held > KEPT_BYTES and len(self._files) > 1:
+                    self._held -= len(self._files.popitem(last=False)[1])
+            self._files.move_to_end(file)
+            return found
+
+    def _damaged(self, file: str, name: str, why: str) -> CheckpointError:
+        return fail(
+            CheckpointError,
+            f"checkpoint: {self.manifest.tag!r} is damaged",
+            [("file", file), ("tensor", name), ("reason", why)],
+            fix="load an earlier one: `tessera ckpt ls` shows which there are",
+        )
+
+
+def _all(t: Saved) -> tuple[slice, ...]:
+    return tuple(slice(0, n) for n in t.shape)

@@ -1,0 +1,288 @@
+"""How is a checkpoint written while training goes on? Copied to the host at once, written behind.
+
+What is saved is the state after the last step before the call. Training waits until it is copied to
+memory of the host; a thread writes it. The data of all processes are on the disk before the first
+one writes the manifest, which makes the checkpoint be there; only then do older ones go.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..core.checks import flag, unfit, whole
+from ..core.context import settings
+from ..core.devices import process_count, process_index
+from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..core.mesh import Mesh
+from ..ir.graph.text import size_text
+from ..lang import random
+from ..lang.checks import mesh_or_none
+from ..lang.eager import redistribute_now
+from ..lang.engine import engine
+from ..lang.operands import as_tensor
+from ..lang.tensor import Tensor
+from ..lang.tree import flatten, paths
+from ..nn.module import Module
+from .listing import ROOT, Keep, Root, keep_of, manifests, numbers, remove, remove_rest, tag_of
+from .manifest import NAME, Manifest, Piece, Saved
+from .pieces import Block, files
+from .storage import Storage, together
+
+LIMIT_S = 600.0
+"""How long a process may take to write its part."""
+
+
+@dataclass
+class _Job:
+    """A save, copied to the host: the blocks of this process, and what the manifest says."""
+
+    storage: Storage
+    tag: str
+    about: dict[str, Any]
+    tensors: dict[str, Saved]
+    blocks: dict[str, list[Block]]
+    keep: Keep | None
+    number: int
+    stall_s: float = 0.0
+    quiet: bool = False
+
+
+@dataclass
+class _Writer:
+    """The thread that writes, one save after the other."""
+
+    pool: ThreadPoolExecutor | None = None
+    waiting: list[tuple[str, Future[None]]] = field(default_factory=list)
+    count: int = 0
+
+    def give(self, job: _Job) -> None:
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(1, "tessera-checkpoint")
+            atexit.register(self.end)
+        self.waiting.append((job.tag, self.pool.submit(_write, job)))
+
+    def check(self, every: bool) -> None:
+        """Raises the error of a save that has failed; waits for `every` one."""
+        while self.waiting and (every or self.waiting[0][1].done()):
+            _, done = self.waiting.pop(0)
+            done.result()
+
+    def end(self) -> None:
+        """At the end of the program: what was begun is written."""
+        try:
+            self.check(True)
+        except TesseraError as error:
+            print(error, file=sys.stderr)
+
+
+_WRITER = _Writer()
+
+
+def save(
+    tag: str,
+    tensors: Any,
+    optimizer: Any = None,
+    atomic: bool = True,
+    async_io: bool = True,
+    mesh: Mesh | None = None,
+    root: Root = ROOT,
+    keep: int | Keep | None = None,
+    *,
+    step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    state: Any = None,
+    quiet: bool = False,
+) -> None:
+    """Saves a checkpoint called `tag` below `root`, a folder or "gs://..." or "s3://...".
+
+    `tensors` is a module or a tree of tensors, `optimizer` a tree of tensors, numbers and texts.
+    With them go the state of the random generator, `step`, `metrics` (numbers) and `state`, what
+    else you want to find again (JSON), such as `loader.state_dict()`. The state is that after the
+    last step before the call. With `async_io` a thread writes, and training goes on when all is
+    copied to the host; an error is raised by the next `save`, or by `wait`. Of several processes
+    each calls it and writes its own blocks.
+
+    The checkpoint is there from one moment to the next, whole, or not at all. `atomic` is always
+    so, and False is an error. `keep` (a number of checkpoints, or a `checkpoint.Keep`) removes
+    older ones once the new one is on the disk. `mesh` is what the manifest names as the mesh of
+    the run, by default that of the tensors. Raises UsageError if an argument cannot be saved,
+    CheckpointError if an earlier save has failed or `root` cannot be used (guide 2, 5.1).
+    """
+    begin_s = time.perf_counter()
+    tag_of(tag)
+    if not flag("checkpoint.save", "atomic", atomic):
+        raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
+                   fix="leave out atomic=False: it would save nothing")  # fmt: skip
+    behind = flag("checkpoint.save", "async_io", async_io)
+    policy = keep_of(keep)
+    if step is not None:
+        whole("checkpoint.save", "step", step, 0)
+    _WRITER.check(every=False)
+    named, values = _leaves(tensors, optimizer)
+    where = mesh_or_none("checkpoint.save", mesh) or next(
+        (t.mesh for t in named.values() if t.mesh is not None), None
+    )
+    about = {
+        "tag": tag, "step": step, "mesh": where.text() if where is not None else "",
+        "processes": process_count(), "numerics": settings().program.determinism,
+        "versions": {name: version(name) for name in ("tessera", "jax", "numpy")},
+        "metrics": numbers(metrics), "random": random.state(), "values": values,
+        "state": _json(state),
+    }  # fmt: skip
+    _WRITER.count += 1
+    saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
+    for i, (name, t) in enumerate(named.items()):
+        t = _plain(t)
+        saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
+        blocks[name] = engine().blocks(t.data, t.type, i)
+    storage = Storage(root)
+    job = _Job(storage, tag, about, saved, blocks, policy, _WRITER.count, quiet=quiet)
+    job.stall_s = time.perf_counter() - begin_s
+    if behind:
+        _WRITER.give(job)
+    else:
+        _WRITER.check(every=True)
+        _write(job)
+
+
+def wait() -> None:
+    """Returns when all that was given to `save` is on the disk. Raises CheckpointError if a save
+    has failed."""
+    _WRITER.check(every=True)
+
+
+# -- what is saved --------------------------------------------------------------------------------
+def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by name, and what else there is by name. Raises UsageError."""
+    named, values = dict[str, Tensor](), dict[str, Any]()
+    for kind, tree in (("tensors", tensors), ("optimizer", optimizer)):
+        for name, x in leaves(kind, tree):
+            if isinstance(x, (Tensor, np.ndarray, np.generic)) or hasattr(x, "__dlpack__"):
+                named[name] = as_tensor(x)
+            elif x is None or isinstance(x, (bool, int, float, str)):
+                values[name] = x
+            else:
+                fix = "save tensors, numbers and texts; give other things to state= as JSON"
+                raise unfit("checkpoint.save", name, x, fix)
+    return named, values
+
+
+def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree with their names: "tensors/blocks.0.up"."""
+    if tree is None:
+        return []
+    tree = tree.state_dict() if isinstance(tree, Module) else tree
+    found = zip(paths(tree), flatten(tree)[0], strict=True)
+    return [("/".join((kind, *map(str, path))), x) for path, x in found]
+
+
+def _plain(t: Tensor) -> Tensor:
+    """`t`, complete, in a layout whose dims are cut into equal blocks."""
+    to = t.type.complete()
+    if t.mesh is not None and any(len(d) != 1 for d in to.dims):
+        to = to.replicated()
+    return t if to == t.type else redistribute_now(t, to)
+
+
+def _json(state: Any) -> Any:
+    try:
+        return json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise fail(
+            UsageError,
+            f"checkpoint.save: state cannot be written as JSON: {error}",
+            fix="give dicts, lists, texts and numbers; tensors go into tensors= or optimizer=",
+        ) from None
+
+
+# -- writing --------------------------------------------------------------------------------------
+def _write(job: _Job) -> None:
+    begin_s = time.perf_counter()
+    path = f"checkpoint/{job.number}"
+    mine: dict[str, Any] = {"id": secrets.token_hex(6), "error": ""}
+    sequence = 0
+    try:
+        if process_index() == 0:
+            sequence = 1 + max((m.sequence for m in manifests(job.storage)[0]), default=0)
+            job.storage.make(job.tag)
+    except TesseraError as error:
+        mine["error"] = str(error)
+    id = _agree(path + "/begin", mine)[0]["id"]
+    pieces: list[tuple[str, Piece]] = []
+    mine = {"error": ""}
+    try:
+        pieces = _data(job, id)
+        mine["pieces"] = [(name, p.model_dump()) for name, p in pieces]
+    except TesseraError as error:
+        mine["error"] = str(error)
+    for part in _agree(path + "/data", mine):
+        for name, piece in part["pieces"]:
+            job.tensors[name].pieces.append(Piece(**piece))
+    mine = {"error": ""}
+    made = Manifest(
+        id=id, sequence=sequence, created_s=time.time(), tensors=job.tensors, **job.about
+    )
+    try:
+        if process_index() == 0:
+            job.storage.write(f"{job.tag}/{NAME}", made.to_json())
+    except TesseraError as error:
+        mine["error"] = str(error)
+    _agree(path + "/end", mine)
+    if process_index() == 0:
+        _after(job, made, time.perf_counter() - begin_s)
+
+
+def _data(job: _Job, id: str) -> list[tuple[str, Piece]]:
+    """Writes the blocks of this process; their pieces."""
+    found: list[tuple[str, Piece]] = []
+    made = files(id, process_index(), job.blocks)
+    while several := [*islice(made, 4)]:
+        jobs = [partial(job.storage.write, f"{job.tag}/{file}", data) for file, data, _ in several]
+        together(jobs)
+        found += [p for _, _, own in several for p in own]
+    job.blocks.clear()
+    return found
+
+
+def _agree(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    """What all processes say. Raises CheckpointError, in all of them, if one has failed."""
+    said = [mine]
+    if process_count() > 1:
+        said = engine().gather(path, mine, LIMIT_S)
+    wrong = [(rank, s["error"]) for rank, s in enumerate(said) if s["error"]]
+    if wrong:
+        rank, error = wrong[0]
+        lines = error.splitlines()
+        raise CheckpointError(
+            error if len(said) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]])
+        )
+    return said
+
+
+def _after(job: _Job, made: Manifest, took_s: float) -> None:
+    """The new checkpoint is on the disk: what it replaces goes."""
+    remove_rest(job.storage, job.tag, made)
+    if job.keep is not None:
+        found, _ = manifests(job.storage)
+        stay = job.keep.stay(found) | {job.tag}
+        for tag in [m.tag for m in found if m.tag not in stay]:
+            remove(job.storage, tag)
+    if not job.quiet:
+        print(
+            f"checkpoint: {job.tag} is saved in {job.storage.name}: {size_text(made.nbytes)} in"
+            f" {took_s:.1f} s; training waited {job.stall_s * 1e3:.0f} ms",
+            file=sys.stderr,
+        )

@@ -1,0 +1,178 @@
+"""`tessera ckpt`: which checkpoints there are, what is in them, and whether they are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..checkpoint.export import export as export_to
+from ..checkpoint.listing import (
+    ROOT,
+    Keep,
+    age_text,
+    manifest_of,
+    manifests,
+    named,
+    prune,
+    reader,
+)
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.storage import Storage
+from ..core.errors import TesseraError
+from ..ir.graph.text import size_text
+from ..train.cli import one_line
+
+ckpt = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Lists and checks checkpoints."
+)
+Where = Annotated[str, typer.Option("--root", help="The folder or URL that holds them.")]
+Tag = Annotated[str, typer.Argument(help="Which one; the latest without it.")]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except TesseraError as error:
+        typer.echo(one_line(error), err=True)
+        raise typer.Exit(2) from None
+
+
+def _state(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except TesseraError as error:
+        return one_line(error).partition(" (")[0]
+    return "whole"
+
+
+@ckpt.command()
+def ls(
+    root: Where = ROOT,
+    verify: Annotated[bool, typer.Option(help="Read every byte of each.")] = False,
+    metric: Annotated[str, typer.Option(help="The metric to show.")] = "",
+) -> None:
+    """Lists the checkpoints, the newest last."""
+    with _told():
+        storage = Storage(root)
+        found, wrong = manifests(storage)
+        files = set(storage.listed())
+    table = Table("tag", "step", "age", "size", "mesh", "metric", "state", box=box.SIMPLE)
+    for m in found:
+        told = (
+            {metric: m.metrics[metric]} if metric in m.metrics else dict([*m.metrics.items()][:1])
+        )
+        missing = [f for f in m.files() if f"{m.tag}/{f}" not in files]
+        state = f"{len(missing)} files are missing" if missing else "complete"
+        if verify:
+            state = _state(reader(storage, m).check)
+        table.add_row(
+            m.tag, "" if m.step is None else str(m.step), age_text(m.created_s),
+            size_text(m.nbytes), m.mesh, ", ".join(f"{k} {v:.4g}" for k, v in told.items()), state,
+        )  # fmt: skip
+    for tag in wrong:
+        table.add_row(tag, "", "", "", "", "", "its manifest cannot be used")
+    Console().print(table if found or wrong else f"no checkpoints in {storage.name}")
+
+
+@ckpt.command()
+def show(tag: Tag = "latest", root: Where = ROOT) -> None:
+    """Shows what one holds: its tensors, metrics and state."""
+    with _told():
+        m = _manifest(root, tag)
+    console = Console()
+    said = {
+        "tag": m.tag, "step": m.step, "saved": age_text(m.created_s), "mesh": m.mesh or "none",
+        "processes": m.processes, "numerics": m.numerics, "bytes": f"{m.nbytes:,}",
+        "versions": m.versions, "metrics": m.metrics, "random": m.random, "state": m.state,
+    }  # fmt: skip
+    for name, value in said.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        console.print(f"{name:10} {text}", highlight=False, markup=False, soft_wrap=True)
+    table = Table("name", "type", "pieces", "size", box=box.SIMPLE)
+    for name, t in m.tensors.items():
+        table.add_row(name, t.layout, str(len(t.pieces)), size_text(t.nbytes))
+    for name, value in m.values.items():
+        table.add_row(name, repr(value), "", "")
+    console.print(table)
+
+
+@ckpt.command()
+def verify(tag: Tag = "latest", root: Where = ROOT) -> None:
+    """Reads every byte of one; the exit status is 2 where one is not what was saved."""
+    with _told():
+        m = _manifest(root, tag)
+        count = reader(Storage(root), m).check()
+    typer.echo(f"{m.tag}: {count:,} bytes are those that were saved")
+
+
+@ckpt.command()
+def diff(
+    first: Annotated[str, typer.Argument(help="One checkpoint.")],
+    second: Annotated[str, typer.Argument(help="The other one.")],
+    root: Where = ROOT,
+) -> None:
+    """Shows which tensors and values differ; the exit status is 1 where any do."""
+    with _told():
+        storage = Storage(root)
+        a, b = _manifest(root, first), _manifest(root, second)
+        left, right = reader(storage, a), reader(storage, b)
+        rows = []
+        for name in sorted({*a.tensors, *b.tensors, *a.values, *b.values}):
+            one, other = (x.tensors.get(name) for x in (a, b))
+            if one is None or other is None:
+                if a.values.get(name, ...) != b.values.get(name, ...):
+                    rows.append((name, "only in one" if one or other else "differs"))
+            elif (one.dtype, one.shape) != (other.dtype, other.shape):
+                rows.append((name, f"{one.dtype}{one.shape}, {other.dtype}{other.shape}"))
+            else:
+                x, y = left.read(name), right.read(name)
+                if x.tobytes() != y.tobytes():
+                    apart = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
+                    rows.append((name, f"largest difference {apart:.3g}"))
+    for name, why in rows:
+        typer.echo(f"{name}: {why}")
+    typer.echo(f"{len(rows)} of {len(a.tensors) + len(a.values)} differ")
+    raise typer.Exit(1 if rows else 0)
+
+
+@ckpt.command()
+def export(
+    to: Annotated[Path, typer.Argument(help="A .safetensors or .npz file.")],
+    tag: Tag = "latest",
+    root: Where = ROOT,
+    only: Annotated[str, typer.Option(help="Names to take, such as blocks.0.*")] = "*",
+) -> None:
+    """Writes the weights of one to a file that other programs read."""
+    with _told():
+        count = export_to(to, tag, root, only=only)
+    typer.echo(f"{to}: {count} tensors")
+
+
+@ckpt.command("prune")
+def prune_command(
+    last: Annotated[int, typer.Argument(min=1, help="How many of the newest stay.")],
+    root: Where = ROOT,
+    every: Annotated[int, typer.Option(min=0, help="Each n-th step stays; 0: none.")] = 0,
+    best: Annotated[int, typer.Option(min=0, help="So many of the best stay.")] = 0,
+    metric: Annotated[str, typer.Option(help="By which metric.")] = "loss",
+    largest: Annotated[bool, typer.Option(help="The largest values are the best.")] = False,
+) -> None:
+    """Removes what no option keeps."""
+    with _told():
+        gone = prune(Keep(last, every or None, best, metric, largest), root)
+    typer.echo(f"removed {', '.join(gone) or 'nothing'}")
+
+
+def _manifest(root: str, tag: str) -> Manifest:
+    storage = Storage(root)
+    return manifest_of(storage, named(storage, tag))

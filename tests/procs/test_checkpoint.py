@@ -1,0 +1,67 @@
+"""Do processes save one checkpoint together, and is there none where one of them cannot?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import checkpoint
+from tests.procs.harness import run_ranks
+
+WRITTEN = """
+from tessera import checkpoint
+root = os.environ["ROOT"]
+mesh = dist.Mesh.parse("pp=2 dp=2")
+plan = dist.strategy("zero_redundancy_optimizer", stage=3)
+x = ts.tensor(np.arange(24.0).reshape(4, 6), mesh=mesh.slice(pp=0), layout="[4@dp, 6]")
+y = ts.tensor(np.arange(10.0), mesh=mesh.slice(pp=1))
+z = ts.tensor(np.arange(6.0), mesh=mesh, layout="[6@dp]")
+for _ in range(2):
+    checkpoint.save("t", {"x": x, "y": y, "z": z}, root=root, quiet=True)
+checkpoint.wait()
+other = ts.tensor(np.zeros((4, 6)), mesh=mesh.slice(pp=1), layout="[4, 6@dp]")
+found = checkpoint.load("t", {"x": other, "y": y, "z": z}, root=root)
+print(dist.to_host(found.tensors["x"]).sum(), found.tensors["x"].type)
+"""
+# The second one cannot write: its folder is not where the first one's is.
+REFUSED = """
+from tessera import checkpoint
+from tessera.checkpoint.storage import Storage
+root = os.environ["ROOT"]
+if RANK == 1:
+    def write(self, key, value):
+        raise ts.CheckpointError("no space is left")
+    Storage.write = write
+x = ts.tensor(np.arange(4.0), mesh=MESH, layout="[4@dp]")
+try:
+    checkpoint.save("t", {"x": x}, root=root, async_io=False)
+except ts.CheckpointError as error:
+    print(error)
+"""
+
+
+def test_two_processes_write_one_checkpoint_that_one_reads(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    ended = run_ranks(WRITTEN, tmp_path, ROOT=str(root), TESSERA_DEVICES="2")
+    assert [e.code for e in ended] == [0, 0], ended
+    assert [e.out for e in ended] == ["276.0 f32[4, 6@dp]\n"] * 2
+    found = checkpoint.load(root=root).tensors
+    assert {k: v.shape for k, v in found.items()} == {"x": (4, 6), "y": (10,), "z": (6,)}
+    np.testing.assert_array_equal(found["x"].numpy(), np.arange(24.0).reshape(4, 6))
+    manifest = json.loads((root / "t" / "manifest.json").read_text())
+    files = {p["file"] for t in manifest["tensors"].values() for p in t["pieces"]}
+    assert {f.split("-")[2] for f in files} == {"00000", "00001"}  # both have written
+    assert files | {"manifest.json"} == {p.name for p in (root / "t").iterdir()}
+
+
+def test_where_one_process_cannot_write_there_is_no_checkpoint(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    ended = run_ranks(REFUSED, tmp_path, ROOT=str(root))
+    assert [(e.code, e.out) for e in ended] == [(0, "rank 1: no space is left\n")] * 2, ended
+    assert checkpoint.latest(root) is None
+    with pytest.raises(ts.CheckpointError):
+        checkpoint.load("t", root=root)

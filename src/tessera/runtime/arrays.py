@@ -209,7 +209,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             + (f'dist.redistribute(x, "{[*t.shape]}")' if t.split_axes else "dist.all_reduce(x)")
             + ", or read it there: dist.to_host(x)",
         )
-    if not data.addressable_shards:
+    if not data.sharding.addressable_devices:  # which a donated array has, too
         raise fail(
             BackendError,
             "read: other processes hold the tensor",

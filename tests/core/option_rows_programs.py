@@ -237,3 +237,9 @@ for name in ("all_reduce", "reduce_scatter"):
         lambda name=name, **k: graph.trace(
             lambda x: getattr(dist, name)(ts.sum(x, 0), "dp", **k), sharded()).text,
         deterministic=True)  # fmt: skip
+SPLIT_ROWS = ts.tensor(SQUARE, mesh=MESH, layout="[4@dp, 4]")
+for name, gradient in (("grad", ts.grad), ("graph.backward", graph.backward)):
+    row(f"tessera.{name} of rows that are split",
+        lambda gradient=gradient, **k: graph.trace(
+            lambda w, x: gradient((x @ w).sum(), w, **k), ts.ones((4, 4)), SPLIT_ROWS).text,
+        reduce_dtype=ts.bf16)  # fmt: skip

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, nn
+from tessera import dist, graph, nn, pipeline
+from tessera.core.context import replaced
 from tessera.core.layout import parse_type
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.passes.simplify import simplify
+from tests.core.test_lang import Oracle, oracle
 
+__all__ = ["oracle"]
 MESH = dist.Mesh.parse("dp=2,tp=2")
 BATCH, SEQ, WIDTH = 8, 16, 32
 ACTIVATION = (BATCH, SEQ, WIDTH)
@@ -93,8 +96,8 @@ def test_only_the_same_bits_on_every_mesh_need_wide_sums(level: str) -> None:
 
 
 # -- a whole step ----------------------------------------------------------------------------------
-def step(strategies: tuple[str, ...], narrow: bool) -> Graph:
-    """A training step's forward and backward pass on dp=2 x tp=2, and its bytes on wires."""
+def step(strategies: tuple[str, ...], narrow: bool, reduce_dtype: Any = None) -> Graph:
+    """A training step's forward and backward pass on dp=2 x tp=2."""
     parts = {
         "dp": dist.strategy("data_parallel"),
         "zero_3": dist.strategy("zero_redundancy_optimizer", stage=3),
@@ -109,7 +112,7 @@ def step(strategies: tuple[str, ...], narrow: bool) -> Graph:
     def gradients(model: Any, x: Any, y: Any) -> Any:
         with ts.autocast(ts.bf16) if narrow else nullcontext():
             loss = model.loss(x, y)
-        return loss, ts.grad(loss, model.parameters(), layout=plan)
+        return loss, ts.grad(loss, model.parameters(), layout=plan, reduce_dtype=reduce_dtype)
 
     return simplify(graph.trace(gradients, model, *batch))
 
@@ -128,3 +131,82 @@ def test_activations_of_tensor_parallelism_are_sent_narrow(strategies: tuple[str
     # Of two layers: two results and two gradients each; the head's gradient. The embedding is f32.
     assert found == {"bf16": 9, "f32": 1}
     assert received(narrow) < 0.66 * received(plain)
+
+
+@pytest.mark.parametrize("strategies", [("dp", "tp"), ("zero_3", "tp")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("asked", "want", "most"), [(ts.bf16, {"bf16"}, 0.55), ("f32", {"f32"}, 0.75)]
+)
+def test_sums_of_gradients_are_sent_in_the_dtype_that_is_asked_for(
+    strategies: tuple[str, ...], asked: Any, want: set[str], most: float
+) -> None:
+    g = step(strategies, True, asked)
+    sums = [n for n, _ in g.collectives() if n.op in ("all_reduce", "reduce_scatter")]
+    # A number is the loss or the count of labels.
+    assert {str(n.type.dtype) for n in sums if "dp" in n.attrs["axes"] and n.type.rank} == want
+    activations = {str(n.type.dtype) for n in sums if n.type.shape == ACTIVATION}
+    assert activations == {"bf16", "f32"}  # which it does not change: the embedding is f32
+    assert received(g) < most * received(step(strategies, False))
+    assert all(o.type.dtype is ts.f32 for o in g.outputs)
+
+
+def weight_gradient(reduce_dtype: Any, layout: str, narrow: bool = True) -> Any:
+    rng = np.random.default_rng(0)
+    x = ts.tensor(rng.normal(size=(8, 16)), mesh=MESH, layout="[8@dp, 16]")
+    w = ts.tensor(rng.normal(size=(16, 4)), mesh=MESH, layout=layout)
+
+    def run(w: ts.Tensor, x: ts.Tensor) -> Any:
+        with ts.autocast(enabled=narrow):
+            loss = (x @ w).sum()
+        return ts.grad(loss, w, reduce_dtype=reduce_dtype)
+
+    g = graph.trace(run, w.type, x.type)
+    (found,) = evaluate_blocks(g, [w.numpy(), x.numpy()])
+    with replaced(autocast="bf16" if narrow else None):
+        at_once = ts.grad((x @ w).sum(), w, reduce_dtype=reduce_dtype).numpy()
+    return found, at_once, sent(g)
+
+
+@pytest.mark.parametrize("layout", ["[16, 4]", "[16@dp, 4]"])
+def test_what_was_added_up_in_f32_is_not_rounded_after(layout: str, oracle: Oracle) -> None:
+    (wide, *_), (narrow, *_) = (weight_gradient(d, layout) for d in ("f32", ts.bf16))
+    rounded = ts.tensor(wide).to(ts.bf16).to(ts.f32).numpy()
+    assert not np.array_equal(wide, rounded)
+    np.testing.assert_allclose(narrow, wide, rtol=0.02)
+    np.testing.assert_array_equal(narrow, ts.tensor(narrow).to(ts.bf16).to(ts.f32).numpy())
+
+
+def test_it_holds_without_autocast_and_at_once(oracle: Oracle) -> None:
+    plain, narrow = (weight_gradient(d, "[16, 4]", narrow=False) for d in (None, "bf16"))
+    assert plain[2] == ["f32[16, 4]"] and narrow[2] == ["bf16[16, 4]"]
+    for found in narrow[:2]:
+        np.testing.assert_array_equal(found, ts.tensor(found).to(ts.bf16).to(ts.f32).numpy())
+        assert not np.array_equal(found, plain[0])
+
+
+def test_a_pipeline_and_microbatches_send_in_it_too() -> None:
+    mesh = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})
+    rng = np.random.default_rng(0)
+    w1, w2 = (ts.tensor(rng.normal(size=(8, 8)), mesh=mesh) for _ in range(2))
+    x = ts.tensor(rng.normal(size=(16, 8)), mesh=mesh, layout="[16@dp, 8]")
+
+    def made(dtype: Any) -> set[str]:
+        stages = [lambda h, w1, w2: (ts.tanh(h @ w1), w2), lambda h, w2: h @ w2]
+
+        @pipeline.run(mesh_axes=("pp",), schedule="GPipe", microbatches=4, mesh=mesh)
+        def piped(w1: Any, w2: Any, x: Any) -> Any:
+            loss = (stages[1](*stages[0](x, w1, w2)) ** 2).mean()
+            return ts.grad(loss, (w1, w2), reduce_dtype=dtype)
+
+        nodes = [n for n, _ in ts.jit(piped).plan(w1, w2, x).collectives()]
+        return {str(n.type.dtype) for n in nodes if n.type.shape == (8, 8)}
+
+    assert made(None) == {"f32"} and made("bf16") == {"bf16"}
+
+
+def test_a_dtype_that_no_sum_is_made_in_is_refused() -> None:
+    w = ts.ones(4)
+    with pytest.raises(ts.DTypeError, match="grad: gradients cannot be summed in i32"):
+        ts.grad((w * w).sum(), w, reduce_dtype=ts.int32)
+    with pytest.raises(ts.UsageError, match="no sum over devices is made, in bf16 neither"):
+        ts.grad((w * w).sum(), w, reduce_dtype="bf16", reduce_partial=False)

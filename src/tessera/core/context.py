@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from . import environment
+from .dtypes import DType
 from .limits import limits
 from .options import PLAIN, ProgramOptions, ScheduleOptions
 
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What is in force: the current mesh, the autocast dtype's name, strictness, whether sums over
-    devices have a fixed order at every level, whether what is computed is a constant to gradients,
-    and the options of the programs that are recorded here."""
+    devices have a fixed order at every level, the dtype in which those of gradients are sent (None:
+    as they come), whether what is computed is a constant to gradients, and the options of the
+    programs that are recorded here."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
     strict: bool = False
     ordered: bool = False
+    reduce_dtype: DType | None = None
     no_grad: bool = False
     program: ProgramOptions = PLAIN
 
@@ -51,6 +54,7 @@ class Changes(TypedDict, total=False):
     autocast: str | None
     strict: bool
     ordered: bool
+    reduce_dtype: DType | None
     no_grad: bool
     program: ProgramOptions
     comm_trace: bool

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.checks import instance, shown
-from ..core.context import settings
+from ..core.context import replaced, settings
+from ..core.dtypes import DType, bf16, dtype_of, f16, f32
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
@@ -28,7 +29,12 @@ from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatte
 
 @renamed_arguments("ts.grad", finish="reduce_partial")
 def grad(
-    loss: Tensor, weights: Any = None, *, layout: Any = None, reduce_partial: bool = True
+    loss: Tensor,
+    weights: Any = None,
+    *,
+    layout: Any = None,
+    reduce_partial: bool = True,
+    reduce_dtype: object = None,
 ) -> Any:
     """The gradient of the scalar `loss` with respect to `weights`, in the structure of `weights`.
 
@@ -41,8 +47,13 @@ def grad(
     reduce_scatter. With `reduce_partial=False` sums over devices stay pending, for a
     collective that the user writes.
 
-    Raises UsageError if `loss` is not a tensor or a weight is not a float tensor; ShapeError if
-    `loss` is not a scalar; DTypeError if it is not a float; GraphError if it depends on none of the
+    `reduce_dtype` is the dtype in which these sums are sent, as in PyTorch's MixedPrecisionPolicy:
+    each device's term is rounded to it. None sends the gradients of products as they were computed
+    (bf16 inside `ts.autocast`), all others in f32. A gradient has the dtype of its weight anyway.
+
+    Raises UsageError if `loss` is not a tensor, a weight is not a float tensor, or `reduce_dtype`
+    is given where sums stay pending; ShapeError if `loss` is not a scalar; DTypeError if it is not
+    a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it depends on none of the
     weights; LayoutError if `layout` does not fit a weight's shape.
     """
     fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
@@ -61,7 +72,6 @@ def grad(
             [("loss", loss.type)],
             fix="compute it from float tensors, without a cast to integers on the way",
         )
-    recorder = current()
     if weights is None:
         weights = _named(loss)
     weights = trained(weights)
@@ -77,6 +87,30 @@ def grad(
                 fix="leave it out of the weights",
             )
     goals = _goals(leaves, spec, layout, reduce_partial)
+    with replaced(reduce_dtype=_reduced_in(reduce_dtype, reduce_partial)):
+        return _gradients(loss, leaves, spec, goals)
+
+
+def _reduced_in(dtype: object, reduce_partial: bool) -> DType | None:
+    """The dtype of sums over devices. Raises DTypeError, or UsageError where none is made."""
+    if dtype is None:
+        return settings().reduce_dtype
+    want = dtype_of(dtype)
+    if want not in (f32, bf16, f16):
+        raise fail(DTypeError, f"grad: gradients cannot be summed in {want}",
+                   fix="give ts.f32, ts.bf16 or ts.f16")  # fmt: skip
+    if not reduce_partial:
+        raise fail(
+            UsageError,
+            f"grad: with reduce_partial=False no sum over devices is made, in {want} neither",
+            fix="leave out reduce_dtype, and cast before your own collective",
+        )
+    return want
+
+
+def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorType | None]) -> Any:
+    """The gradients of `loss` by `leaves`, brought to `goals`."""
+    recorder = current()
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
         frame, end = recorder.frame, recorder.node(loss)
@@ -184,7 +218,9 @@ def _from_tape(
     order = history(loss, wanted)
     stopped = _need_whole(loss, order, leaves, spec)
     missing = wanted - {id(t) for t in order}
-    b = Builder("grad", settings().program, settings().strict)
+    now = settings()
+    b = Builder("grad", now.program, now.strict, now.ordered)
+    b.reduce_dtype = now.reduce_dtype
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
     env: dict[int, Node] = {}
     values: list[Tensor] = []

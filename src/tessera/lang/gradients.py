@@ -43,6 +43,6 @@ def laid(b: Builder, g: Node, at: Node, goal: Goal) -> Node:
         return g
     b.loc, b.scope = at.loc, "grad"
     to = goal if goal.mesh is not None else goal.on(g.type.mesh)
-    g = b.redistribute(g, to, "for the gradient")
+    g = b.summed(g, to, "for the gradient")
     b.loc, b.scope = None, ""
     return g

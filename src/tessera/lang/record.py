@@ -142,11 +142,10 @@ class Recorder:
 
     @property
     def builder(self) -> Builder:
-        """What the graph is built with, as strict and as ordered as the user's code is at this
-        line."""
-        now = settings()
-        self._builder.strict, self._builder.ordered = now.strict, now.ordered
-        return self._builder
+        """What the graph is built with, under the settings at this line of the user's code."""
+        now, b = settings(), self._builder
+        b.strict, b.ordered, b.reduce_dtype = now.strict, now.ordered, now.reduce_dtype
+        return b
 
     @property
     def options(self) -> ProgramOptions:

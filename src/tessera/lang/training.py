@@ -40,7 +40,12 @@ R = TypeVar("R")
 
 @renamed_arguments("graph.backward", finish="reduce_partial")
 def backward(
-    loss: Tensor, weights: Any = None, *, layout: Any = None, reduce_partial: bool = True
+    loss: Tensor,
+    weights: Any = None,
+    *,
+    layout: Any = None,
+    reduce_partial: bool = True,
+    reduce_dtype: object = None,
 ) -> Any:
     """`ts.grad`, with gradients in the layouts of the strategy of the enclosing `training_step`.
 
@@ -52,7 +57,9 @@ def backward(
         weights = met(recorder) or None
     if layout is None and reduce_partial and here is not None and here.strategy is not None:
         layout = here.strategy
-    return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
+    return grad(
+        loss, weights, layout=layout, reduce_partial=reduce_partial, reduce_dtype=reduce_dtype
+    )
 
 
 class TrainingStep(Generic[P, R]):

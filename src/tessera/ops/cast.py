@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtypes import fp8_e4m3, promote
+from ..core.dtypes import DType, fp8_e4m3, promote
 from ..core.layout import TensorType
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
@@ -25,7 +25,11 @@ def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src = n.args[0].type.dtype
-    return [b("cast", g, dtype=src) if src.is_float else None]
+    if not src.is_float:
+        return [None]
+    # What was summed over devices in the dtype that it has in the end is not rounded in between.
+    whole = _made_of(b, g, lambda was: was is src) if b.reduce_dtype is src else None
+    return [b("cast", g, dtype=src) if whole is None else whole]
 
 
 def _cast_local(c: Call, x: Array) -> Array:
@@ -51,12 +55,18 @@ def narrowed(b: Build, x: Any) -> Any:
 
     It is what crosses wires in place of `x`, sums too: a narrow product has rounded their terms.
     """
+    return _made_of(b, x, lambda was: was.bytes < x.type.dtype.bytes)
+
+
+def _made_of(b: Build, x: Any, fits: Callable[[DType], bool]) -> Any:
+    """What the float `x` was converted from, in the form of `x`; None if that is no float that
+    `fits`."""
     if x.op == cast.name:
-        was, now = x.args[0].type.dtype, x.type.dtype
-        return x.args[0] if was.is_float and now.is_float and was.bytes < now.bytes else None
+        was = x.args[0].type.dtype
+        return x.args[0] if was.is_float and x.type.dtype.is_float and fits(was) else None
     if x.kind.memory != "view" or x.kind.own or len(x.args) != 1:
         return None
-    source = narrowed(b, x.args[0])
+    source = _made_of(b, x.args[0], fits)
     return None if source is None else b(x.op, source, **x.attrs)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from ..core.dtypes import DType
 from ..core.errors import GraphError, fail
 from ..core.layout import TensorType
 from ..core.options import ProgramOptions
@@ -39,9 +40,11 @@ class Build(Protocol):
     """Where a gradient rule puts its nodes: `b("mul", g, y)`."""
 
     options: ProgramOptions
+    reduce_dtype: DType | None
 
     def __call__(self, op: str, /, *args: Any, **attrs: Any) -> Any: ...
     def redistribute(self, x: Any, to: TensorType, reason: str = "") -> Any: ...
+    def summed(self, g: Any, to: TensorType, reason: str) -> Any: ...
 
 
 class Site(Protocol):

@@ -202,7 +202,8 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
     exact = b.options.mesh_invariant
-    if exact and gone and set(gone) <= {*src.rest}:
+    rested = bool(gone) and set(gone) <= {*src.rest}
+    if exact and rested:
         # What only rested so is whole for the program: its gradient goes the way that it would go
         # had it been whole from the start, and is brought to its layout at the end.
         return [g]
@@ -212,10 +213,16 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
         if exact and undone:
             free = ()  # all at once, in the one order that there is
-        return [
-            b.redistribute(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")
-        ]
+        bring = b.summed if rested or _is_given(n.args[0]) else b.redistribute
+        return [bring(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")]
     return [g]
+
+
+def _is_given(n: Any) -> bool:
+    """Whether `n` is an input, as a weight is, but for its dtype and form."""
+    while len(n.args) == 1 and (n.kind.incidental or n.kind.memory == "view"):
+        n = n.args[0]
+    return bool(n.op == "input")
 
 
 def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:

@@ -57,6 +57,7 @@ def resume(body: Graph, around: Builder) -> Builder:
     """A builder that goes on where `body`, of a loop or a branch in `around`, ended."""
     b = Builder(body.name, around.options, around.strict, around.ordered)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
+    b.reduce_dtype = around.reduce_dtype
     return b
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...core.dtypes import DType
 from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.options import PLAIN, ProgramOptions
@@ -21,7 +22,8 @@ class Builder:
 
     `options` are those of the program that the graph is, or is a part of. With `strict` a
     collective that is to be inserted is an error. While it is `ordered`, sums over devices are
-    added in the order of the options, whatever the level.
+    added in the order of the options, whatever the level; sums of gradients that `summed` brings to
+    their layout are sent in `reduce_dtype` (None: in the dtype that they come in).
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Builder:
         ordered: bool = False,
     ) -> None:
         self.name, self.options, self.strict, self.ordered = name, options, strict, ordered
+        self.reduce_dtype: DType | None = None
         self.nodes: list[Node] = []
         self.inputs: list[Node] = []
         self.scope = ""
@@ -41,7 +44,7 @@ class Builder:
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
-        self._moved: dict[tuple[Node, TensorType, bool], Node] = {}
+        self._moved: dict[tuple[Node, TensorType, bool, bool], Node] = {}
 
     def input(self, type: TensorType, name: str = "") -> Node:
         node = input_node(type, name or f"x{len(self.inputs)}")
@@ -93,13 +96,27 @@ class Builder:
             )
         return self.redistribute(x, want, f"for {op}")
 
-    def redistribute(self, x: Node, to: TensorType, reason: str = "") -> Node:
-        """`x` in the layout `to`; `reason` marks the steps as inserted, "" as written."""
+    def summed(self, g: Node, to: TensorType, reason: str) -> Node:
+        """The gradient `g` in the layout `to`, its sums over devices sent in `reduce_dtype`: each
+        device's term is rounded to it."""
+        sent = self.reduce_dtype
+        if sent is None or not g.type.partial:
+            return self.redistribute(g, to, reason)
+        if sent is not g.type.dtype:
+            g = self("cast", g, dtype=sent, terms=True)
+        made = self.redistribute(g, to.with_dtype(sent), reason, as_is=True)
+        return made if sent is to.dtype else self("cast", made, dtype=to.dtype)
+
+    def redistribute(
+        self, x: Node, to: TensorType, reason: str = "", *, as_is: bool = False
+    ) -> Node:
+        """`x` in the layout `to`; `reason` marks the steps as inserted, "" as written. `as_is`
+        sends it in its own dtype, also if it was made of narrower values."""
         if x.type is to:
             return x
         o = self.options
         exact = self.ordered or o.mesh_invariant
-        done = self._moved.get((x, to, exact))
+        done = self._moved.get((x, to, exact, as_is))
         if done is not None:
             return done
         made, start = x, x
@@ -107,7 +124,7 @@ class Builder:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x):
             made = self._made(x, to, reason)
-        elif not exact and not to.varying and (narrow := self._narrow(x, to)):
+        elif not exact and not as_is and not to.varying and (narrow := self._narrow(x, to)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
             made = self("cast", narrow, dtype=x.type.dtype)
         else:
@@ -122,7 +139,7 @@ class Builder:
                 )
         if made.type is not to and same_type(made.type, to) and made.type.mesh == to.mesh:
             made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
-        self._moved[start, to, exact] = made
+        self._moved[start, to, exact, as_is] = made
         return made
 
     def _narrow(self, x: Node, to: TensorType) -> Node | None:

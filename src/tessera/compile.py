@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import starmap
 from typing import Any
 
@@ -47,17 +48,22 @@ class Executable:
         types = [t if t.mesh is not None else t.on(mesh) for t in schedule.buffers]
         self.types = tuple(types[b] for b in schedule.outputs)
         self.wants = tuple(types[b] for b in schedule.inputs)
-        devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-        ordered = any("order" in n.attrs for n, _ in schedule.collectives())
-        options, under = determinism_of(schedule.options, ordered)
-        self.run: Callable[..., Any]
-        self.given_up: Sequence[int] = ()
-        if schedule.is_staged or schedule.options.executor == "stepped":
-            # It copies what is given up and given twice.
-            self.run = guarded(Stepped(schedule, options=options, under=under), schedule, False)
-        else:
-            self.given_up = tuple(donate)
-            self.run = guarded(lower(schedule, donate, options, under), schedule, True)
+        self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
+        self._donate = donate
+        # The stepped executor copies what is given up and given twice.
+        self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
+
+    @cached_property
+    def run(self) -> Callable[..., Any]:
+        """Device arrays in, a list of device arrays out. It is made when it is first called: a
+        program that is only planned needs no device."""
+        s = self.schedule
+        devices.start(max(s.mesh.physical.device_ids) + 1 if s.mesh is not None else 1, s.mesh)
+        ordered = any("order" in n.attrs for n, _ in s.collectives())
+        options, under = determinism_of(s.options, ordered)
+        if self._is_stepped:
+            return guarded(Stepped(s, options=options, under=under), s, False)
+        return guarded(lower(s, self._donate, options, under), s, True)
 
     def __call__(
         self,

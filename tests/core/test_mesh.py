@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tessera.core import devices
 from tessera.core.errors import BackendError, MeshError
 from tessera.core.mesh import Mesh, auto, current
-from tessera.core.mesh_input import balanced
+from tessera.core.mesh_input import balanced, ids_of, ids_text
 
 
 @st.composite
@@ -550,3 +550,29 @@ def test_counting_devices_needs_an_engine(monkeypatch: pytest.MonkeyPatch) -> No
         "  at  : test_mesh.py\n"
         "  fix : import tessera, or name the devices: Mesh(['dp'], devices=range(8))"
     )
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1)
+    | st.lists(
+        st.builds(
+            lambda a, n, by: list(range(a, a + n * by, by)),
+            st.integers(0, 99),
+            st.integers(1, 9),
+            st.integers(1, 5),
+        ),
+        min_size=1,
+    ).map(lambda runs: [*itertools.chain(*runs)])
+)
+def test_ids_are_read_back_from_their_text(ids: list[int]) -> None:
+    assert ids_of(ids_text(ids)) == tuple(ids)
+
+
+def test_many_ids_are_a_short_text() -> None:
+    mesh = Mesh(("dp", "pp", "tp"), shape={"dp": 8, "pp": 8, "tp": 64})
+    assert ids_text(mesh.slice(dp=1).ids) == "512..1023"
+    assert ids_text(mesh.slice(tp=3).ids) == "3..4035:64"
+    assert ids_text(mesh.slice(pp=1).ids).split(",")[:2] == ["64..127", "576..639"]
+    for bad in ("", "a", "1..", "1..2:0"):
+        with pytest.raises(ValueError):
+            ids_of(bad)

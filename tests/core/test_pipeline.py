@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera import dist, graph, nn, optim, pipeline
 from tessera.core.context import replaced
+from tessera.core.layout import parse_type
 from tessera.core.options import ScheduleOptions
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.schedule.algorithms.check import adjacent_pairs
@@ -489,3 +490,22 @@ def test_gradients_of_a_stage_are_reduced_while_others_work(kind: str, oracle: A
     s = reduced(kind, False)
     last, reduces = ends(s)
     assert min(reduces.values()) >= max(last.values())  # all stages are done first
+
+
+@pytest.mark.usefixtures("oracle")
+@pytest.mark.parametrize(
+    ("axes", "devices"), [(("pp", "dp"), "512..1023"), (("dp", "pp"), "1..1023:2")]
+)
+def test_texts_of_a_wide_mesh_name_their_devices_as_ranges(
+    axes: tuple[str, str], devices: str
+) -> None:
+    """1,024 devices, 512 for each stage; all texts are read back."""
+    mesh = dist.Mesh(axes, shape={"pp": 2, "dp": 512})
+    model = pipeline.compose(2, [layer("a"), last], mesh=mesh, microbatches=4)
+    rows = parse_type("f32[2048@dp, 8]", mesh)
+    made = graph.trace(lambda w, x: ts.mean(model(w, x)), W, rows).schedule
+    assert f"stage 1 on devices {devices}: " in model.plan_text()
+    assert max(map(len, made.text.splitlines())) < 400
+    assert f"devices={devices}" in made.text and f'devices="{devices}"' in made.text
+    again = parse(made.text)
+    assert again.text == made.text and again.hash == made.hash

@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, pipeline
+from tessera.core.layout import parse_type
 
 MESH = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})
 RNG = np.random.default_rng(5)
@@ -132,3 +133,26 @@ def test_weights_that_nobody_laid_out_are_told_of() -> None:
         assert "fix    : lay the model out first: dist.place(model, strategy, mesh)" in str(
             caught.value
         ), kind
+
+
+def test_the_schedule_of_a_trace_has_the_stages_and_sends_that_a_call_runs() -> None:
+    """Also of types in place of arrays; and without the devices that the mesh names."""
+    given, names = BATCHES["a dict"]
+    traced = graph.trace(step := step_of("a pipeline", "data_parallel", names), *given)
+    before = traced.schedule
+    step(*given)
+    assert before.text == step._jit.schedule.text and step._jit._recordings == 1
+    assert {s.stage for s in before.steps if s.kind == "send"} == {0, 1}
+
+    wide = dist.Mesh(("dp", "pp"), shape={"dp": 32, "pp": 2})
+    model = pipeline.compose(2, [lambda x: ts.tanh(x * 2.0)] * 2, mesh=wide, microbatches=4)
+    rows = parse_type("f32[128, 8]")
+    mean = graph.trace(lambda b: ts.mean(model(b["x"]) ** 2), {"x": rows}).schedule
+    assert {"send", "compute"} <= {s.kind for s in mean.steps} and mean.mesh == wide
+    with pytest.raises(ts.BackendError, match="needs 64 devices"):
+        model(np.ones((128, 8), np.float32))
+
+
+def test_a_model_of_one_array_is_not_given_a_whole_batch() -> None:
+    with pytest.raises(ts.DTypeError, match=r"fix .*: give one of its values, as in x\['input'\]"):
+        graph.trace(model_of("a pipeline", "data_parallel"), {"input": X, "labels": Y})

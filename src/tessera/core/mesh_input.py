@@ -233,6 +233,41 @@ def some_ids(ids: Sequence[int]) -> str:
     return f"[{shown}]" if len(ids) <= 16 else f"[{shown}, ... {len(ids)} in all]"
 
 
+def ids_text(ids: Sequence[int], between: str = ",") -> str:
+    """All of `ids`, where five or more are as far apart as range: first..last, or first..last:step.
+
+    >>> ids_text(range(512)), ids_text([0, 8, 16, 24, 32, 33]), ids_text([0, 2, 4], ", ")
+    ('0..511', '0..32:8,33', '0, 2, 4')
+    """
+    texts: list[str] = []
+    at = 0
+    while at < len(ids):
+        step = ids[at + 1] - ids[at] if at + 1 < len(ids) else 1
+        end = at + 1
+        while end < len(ids) and ids[end] - ids[end - 1] == step:
+            end += 1
+        if end - at < 5 or step < 1:
+            end = at + 1
+        by = "" if step == 1 else f":{step}"
+        texts.append(str(ids[at]) if end == at + 1 else f"{ids[at]}..{ids[end - 1]}{by}")
+        at = end
+    return between.join(texts)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """The ids of which `text` is the `ids_text`. Raises ValueError if it is not one.
+
+    >>> ids_of("0..32:8,33")
+    (0, 8, 16, 24, 32, 33)
+    """
+    ids: list[int] = []
+    for part in text.split(","):
+        first, dots, rest = part.partition("..")
+        last, _, step = rest.partition(":")
+        ids += range(int(first), int(last) + 1, int(step or 1)) if dots else [int(first)]
+    return tuple(ids)
+
+
 def devices_text(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 

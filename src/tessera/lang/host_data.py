@@ -5,6 +5,7 @@ It is taken when it is given: whoever fills a buffer again does not change the t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,9 @@ def host_view(
             DTypeError,
             f"{name}: {shown(value)} holds no numbers of a dtype that is known",
             [("NumPy's dtype", x.dtype)],
-            fix="give numbers, nested lists of numbers, or an array",
+            fix=f"give one of its values, as in x[{next(iter(value))!r}]"
+            if isinstance(value, Mapping) and value
+            else "give numbers, nested lists of numbers, or an array",
         )
     want = held_as(x.dtype) if dtype is None else dtype_of(dtype)
     if x.size and x.dtype != want.numpy and want is not bool_:

@@ -135,6 +135,7 @@ class Recorder:
         self.met: dict[int, Any] = {}  # modules from outside that were called
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
+        self.piped = False  # whether a pipeline was played as a plain function
         self.frame = WHOLE
         if parent is not None:
             self.builder.scope = parent.builder.scope

@@ -27,10 +27,12 @@ Given = Tensor | TensorType | None
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded call: its graph, and what was given for each of the graph's inputs."""
+    """A recorded call: its graph, and what was given for each of the graph's inputs; `piped` where
+    a pipeline is part of it as a plain function."""
 
     graph: Graph
     given: tuple[Given, ...]
+    piped: bool
 
 
 def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwargs: Any) -> Graph:
@@ -89,4 +91,4 @@ def record_call(
         ]
     graph = recorder.builder.graph(outs)
     known = {**given, **{n: t for t, n in recorder.captured}}
-    return Recorded(graph, tuple(known.get(n) for n in graph.inputs))
+    return Recorded(graph, tuple(known.get(n) for n in graph.inputs), recorder.piped)

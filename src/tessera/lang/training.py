@@ -19,6 +19,7 @@ from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
+from ..ir.schedule.schedule import Schedule
 from . import store
 from .captured_names import Place, places_of, variables
 from .checks import signature_of
@@ -36,6 +37,7 @@ from .tree import flatten
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @renamed_arguments("graph.backward", finish="reduce_partial")
@@ -99,24 +101,31 @@ class TrainingStep(Generic[P, R]):
 
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        self._take_anew()
-        mesh = self._mesh()
-        while True:
-            try:
-                out = self._on(mesh, args, kwargs)
-                break
-            except NeedsMesh as needs:  # it is not the cause of what the next turn may raise
-                mesh = needs.mesh
-                self._found = mesh if needs.always else None
+        out = self._with_batch(self._jit, args, kwargs, self._lay)
         self._see_idle()
         return out
 
-    def _on(self, mesh: Mesh | None, args: Any, kwargs: Any) -> R:
-        """Runs the step, with the batch on `mesh`."""
-        self._batch_on = mesh
-        if self.strategy is not None and mesh is not None:
-            args, kwargs = self._laid((args, kwargs), mesh)
-        return self._jit(*args, **kwargs)
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+        """The Schedule that a call with these arguments will run. Nothing is compiled or run, and
+        the later call does not record again."""
+        return self._with_batch(self._jit.plan, args, kwargs, self._to_be_laid)
+
+    def _with_batch(
+        self, run: Callable[..., T], args: Any, kwargs: Any, lay: Callable[[Tensor, Mesh], Tensor]
+    ) -> T:
+        """`run` of the arguments, with the batch on the mesh on which the step runs."""
+        self._take_anew()
+        mesh = self._mesh()
+        while True:
+            given = args, kwargs
+            self._batch_on = mesh
+            if self.strategy is not None and mesh is not None:
+                given = self._laid(given, mesh, lay)
+            try:
+                return run(*given[0], **given[1])
+            except NeedsMesh as needs:  # it is not the cause of what the next turn may raise
+                mesh = needs.mesh
+                self._found = mesh if needs.always else None
 
     def _mesh(self) -> Mesh | None:
         """The mesh of the pipeline that it calls, the one in force, or that of the weights: those
@@ -127,18 +136,25 @@ class TrainingStep(Generic[P, R]):
         held = (*(s.now for s in self._slots.values()), *(x for n in named for x in flatten(n)[0]))
         return next((t.mesh for t in held if isinstance(t, Tensor) and t.mesh is not None), None)
 
-    def _laid(self, x: Any, mesh: Mesh) -> Any:
+    def _lay(self, t: Tensor, mesh: Mesh) -> Any:
+        return place(t, self.strategy, mesh, kind="batch")
+
+    def _to_be_laid(self, t: Tensor, mesh: Mesh) -> Tensor:
+        assert self.strategy is not None
+        return Tensor(None, self.strategy.batch(t.type.on(mesh)))
+
+    def _laid(self, x: Any, mesh: Mesh, lay: Callable[[Tensor, Mesh], Tensor]) -> Any:
         """The arrays of a batch, which lie on no mesh yet, as the strategy lays out batches."""
         if type(x) is dict:
-            return {k: self._laid(v, mesh) for k, v in x.items()}
+            return {k: self._laid(v, mesh, lay) for k, v in x.items()}
         if isinstance(x, (list, tuple)):
-            rows = [self._laid(v, mesh) for v in x]
+            rows = [self._laid(v, mesh, lay) for v in x]
             return type(x)(*rows) if hasattr(x, "_fields") else type(x)(rows)
         array = hasattr(x, "__array_interface__") or engine_array(x)
         t = as_tensor(x) if array and not isinstance(x, Tensor) else x
         if type(t) is not Tensor or t.type.mesh is not None or not t.ndim:
             return x
-        return place(t, self.strategy, mesh, kind="batch")
+        return lay(t, mesh)
 
     def _see_idle(self) -> None:
         """One StrategyWarning for axes of the mesh along which all devices do the same."""

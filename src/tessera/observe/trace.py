@@ -7,15 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.checks import whole
+from ..core.context import replaced, settings
+from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
-from ..passes.plan import plan, prepared
+from ..lang.jit import Jit
+from ..lang.tensor import Tensor
+from ..lang.training import TrainingStep
+from ..lang.tree import tree_map
+from ..passes.plan import plan, prepared, scheduled
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Trace(Graph):
-    """The Graph as recorded, and with it the later stages of the same program."""
+    """The Graph as recorded, and with it the later stages of the same program.
+
+    A pipeline in it is recorded as a plain function, on the whole batch; `.schedule` has its
+    stages, and what they send.
+    """
+
+    planned: Callable[[], Schedule] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def stages(self) -> dict[str, Graph]:
@@ -24,8 +37,9 @@ class Trace(Graph):
 
     @property
     def schedule(self) -> Schedule:
-        """The steps that the program runs in, under the options that it was recorded under."""
-        return plan(self)
+        """The steps that the program runs in, under the options that it was recorded under. Of a
+        pipeline: as a call plans them, which records the function once more."""
+        return plan(self) if self.planned is None else self.planned()
 
     def side_by_side(self, width: int = 160) -> str:
         """The stages beside each other as text of `width` columns: `-` marks what the next stage
@@ -50,5 +64,20 @@ def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwa
     `.stages` and `.show()` of the result show what the passes make of it. Raises UsageError if `fn`
     reads a value on the host.
     """
-    made = lang.trace(fn, *args, reduce_partial=reduce_partial, **kwargs)
-    return Trace(*(getattr(made, f.name) for f in dataclasses.fields(made)))
+    made = lang.record_call("trace", fn, args, kwargs, reduce_partial=reduce_partial)
+    here = settings()
+
+    def planned() -> Schedule:
+        given, named = tree_map(_standing, (args, kwargs))
+        compiled = fn if isinstance(fn, (Jit, TrainingStep)) else Jit(fn, (), reduce_partial)
+        with replaced(mesh=here.mesh, program=here.program, autocast=here.autocast):
+            return scheduled(compiled.plan(*given, **named))
+
+    g = made.graph
+    last = planned if made.piped else None
+    return Trace(g.name, g.nodes, g.inputs, g.outputs, g.options, last)
+
+
+def _standing(x: Any) -> Any:
+    """A tensor that stands for its type, where only that is given."""
+    return Tensor(None, x) if isinstance(x, TensorType) else x

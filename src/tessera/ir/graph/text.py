@@ -32,6 +32,7 @@ from ...core.dtypes import BY_NAME, DType
 from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
+from ...core.mesh_input import ids_of, ids_text
 from ...core.options import PLAIN, ProgramOptions, parse_options
 from .node import NO_ATTRS, Graph, Node
 
@@ -96,11 +97,16 @@ def _mesh_text(mesh: Mesh | None) -> str:
     if mesh is None:
         return ""
     plain = mesh.ids == tuple(range(mesh.size))
-    devices = "" if plain else f" devices={_value(mesh.ids)}"
+    devices = "" if plain else f" devices={_ids(mesh.ids)}"
     onto = ""
     if mesh.onto is not None:
-        onto = f" onto={_value(mesh.onto.shape)} at={_value(mesh.onto.ids)}"
+        onto = f" onto={_value(mesh.onto.shape)} at={_ids(mesh.onto.ids)}"
     return f"  mesh {mesh.text()}{devices}{onto}"
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    text = ids_text(ids)
+    return _value(text if ".." in text else ids)
 
 
 def _ref(n: Node, number: Mapping[Node, int]) -> str:
@@ -345,6 +351,8 @@ class _Parser:
             line.take("mark", "=")
             if axis in ("devices", "onto", "at") and line.skip("mark", "("):
                 lists[axis] = line.listed(lambda: int(line.take("number")), ")")
+            elif axis in ("devices", "at") and line.sees("string"):
+                lists[axis] = list(ids_of(line.string()))
             else:
                 sizes[axis] = int(line.take("number"))
         mesh = Mesh(tuple(sizes), devices=lists.get("devices"), shape=sizes)

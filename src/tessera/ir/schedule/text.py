@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, assert_never
 from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
+from ...core.mesh_input import ids_of, ids_text
 from ...core.options import PLAIN, ProgramOptions, parse_options
 from ..graph.node import Graph
 from ..graph.text import parse as parse_graph
@@ -59,7 +60,7 @@ def _head(s: Schedule) -> str:
 
 def _mesh(mesh: Mesh) -> str:
     plain = mesh.ids == tuple(range(mesh.size))
-    return f" {mesh.text()}" + ("" if plain else f" devices={','.join(map(str, mesh.ids))}")
+    return f" {mesh.text()}" + ("" if plain else f" devices={ids_text(mesh.ids)}")
 
 
 def _runs(step: Step, around: ProgramOptions) -> list[str]:
@@ -223,10 +224,10 @@ class _Parser:
         made = self._guard(lambda: Mesh.parse(shape))
         if not ids:
             return made
-        return Mesh(made.axes, [int(i) for i in ids.split(",")], made.shape)
+        return self._guard(lambda: Mesh(made.axes, ids_of(ids), made.shape))
 
     def _guard(self, read: Callable[[], R]) -> R:
         try:
             return read()
-        except TesseraError as error:
+        except (TesseraError, ValueError) as error:
             self.wrong(str(error).splitlines()[0])

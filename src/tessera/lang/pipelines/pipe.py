@@ -67,6 +67,7 @@ class Pipe:
         if here is not None:
             here.met(self.mesh)
         if state is None and not recorder.compiles:
+            recorder.root.piped = True
             return self._play(args, kwargs)  # as a plain function: nothing will run
         if settings().program.schedule.pipeline is False:
             return self._play(args, kwargs)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...core.errors import UsageError, fail, lines_up
 from ...core.layout import TensorType
+from ...core.mesh_input import ids_text
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.pipeline import Pipelined, pipelined
 from ...ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
@@ -54,7 +55,7 @@ class PipeProgram:
         ]
         slowest = max(division.flops, default=0.0) or 1.0
         for s, rank in enumerate(table.placement):
-            devices = ", ".join(str(d) for d in state.slices[rank].device_ids)
+            devices = ids_text(state.slices[rank].device_ids, ", ")
             lines.append(
                 f"  stage {s} on devices {devices}: {division.parts[s]} part"
                 f"{'s' if division.parts[s] != 1 else ''}, {division.flops[s]:.3g} FLOP"

@@ -125,6 +125,9 @@ row("tessera.nn.MoE on a mesh",
     lambda **k: traced(lambda m, x: m(x), nn.MoE(8, 4, 4, **{"mesh": EP, **k}), TOKENS),
     transport={"pack_dtype": "bf16"}, deterministic=True, axis="dp",
     placement=nn.place_experts(4, [3, 2, 1, 0]))  # fmt: skip
+row("tessera.nn.MoE by groups", layer(nn.MoE, 8, 4, 8, on=TOKENS),
+    {"k": 2, "expert_groups": 2, "topk_groups": 1}, expert_groups=4, topk_groups=2,
+    scale=2.0)  # fmt: skip
 
 
 def balanced(**k: Any) -> Any:
@@ -151,6 +154,9 @@ row("tessera.nn.moe with weights of its own", own_experts, hidden=4, name="share
 row("tessera.nn.moe on a mesh",
     lambda **k: traced(lambda x: op.moe(x, EXPERTS, mesh=EP, **k), TOKENS), block=2,
     transport={"pack_dtype": "bf16"})  # fmt: skip
+row("tessera.nn.moe by groups", lambda **k: op.moe(TOKENS, EXPERTS, router="sigmoid", k=1, **k),
+    {"expert_groups": 2, "topk_groups": 1}, expert_groups=4, topk_groups=2, scale=2.0,
+    network=lambda rows, w: rows @ w["up"] @ w["down"])  # fmt: skip
 row("tessera.nn.moe_inspection", lambda **k: nn.moe_inspection(EXPERTS, **{"mesh": EP, **k}),
     {"x": TOKENS, "capacity": 1.0}, x=None, k=1, transport={"pack_dtype": "bf16"},
     mesh=MESH, capacity=2.0, groups=2, axis="dp")  # fmt: skip

@@ -16,7 +16,7 @@ from tessera.core.layout import parse_type
 from tessera.core.reshard import wire_bytes
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.nn.experts.packing import BLOCK, pack, unpack
-from tessera.nn.experts.routing import choose
+from tessera.nn.experts.routing import Router, choose
 from tessera.nn.experts.transport import TRANSPORTS
 from tests.core.moe_reference import EXPERTS, HIDDEN, D, K, X, by_loops, drawn
 from tests.core.test_lang import Oracle, oracle
@@ -76,8 +76,8 @@ def test_equal_scores_go_to_the_lower_id(oracle: Oracle) -> None:
 
 def test_deterministic_takes_experts_in_the_order_of_ids(oracle: Oracle) -> None:
     x, w = ts.tensor(X.reshape(-1, D)), ts.tensor(PLAIN["router"])
-    by_score = choose(x, w, "topk", 3, None, True, False)
-    by_id = choose(x, w, "topk", 3, None, True, True)
+    by_score = choose(x, w, Router("topk", 3, True))
+    by_id = choose(x, w, Router("topk", 3, True, sort=True))
     assert (np.diff(by_score.gates.numpy()) <= 0).all()
     ids = by_id.ids.numpy()
     assert (np.diff(ids) > 0).all() and (ids != by_score.ids.numpy()).any()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...core.checks import divides, whole
+from ...core.checks import divides
 from ...core.context import settings
 from ...core.errors import ShapeError, UsageError, fail, warn_no_effect
 from ...core.layout import TensorType, dim_axes, ways
@@ -44,7 +45,7 @@ class Call:
     @property
     def rows(self) -> int:
         """The rows of weights: one an expert, more where it has replicas."""
-        return self.weights.up.shape[0]
+        return self.weights.first.shape[0]
 
     # -- what it does -----------------------------------------------------------------------------
     def run(self, x: Tensor) -> tuple[Tensor, Choice, Tensor]:
@@ -52,9 +53,7 @@ class Call:
         room)."""
         o, w, tokens = self.options, self.weights, self.tokens
         rows = tokens.grouped(F.complete(x))
-        choice = choose(
-            rows, w.router, o.router, o.k, w.bias, o.gates_sum_to_one, o.deterministic
-        )  # fmt: skip
+        choice = choose(rows, w.router, o.routing, w.bias)
         ids = self._rows_of(choice.ids)
         if self.capacity is None:
             y = dropless(rows, ids, choice.gates, self.rows, self.wire, self._network(),
@@ -68,10 +67,8 @@ class Call:
         out = tokens.ungrouped(y)
         home = x.type.complete() if x.mesh is not None else None
         if w.shared is not None:
-            up, down, gate = w.shared
             plain = F.relayout(x, home) if home is not None else tokens.ungrouped(rows)
-            h = self._hidden(F.matmul(plain, up), None if gate is None else F.matmul(plain, gate))
-            out = out + F.matmul(h, down)
+            out = out + self._through(plain, w.shared)
         out = out.to(x.dtype)
         out = F.relayout(out, home) if home is not None else F.complete(out)
         return out, choice, dropped
@@ -80,9 +77,30 @@ class Call:
         act = ACTIVATIONS[self.options.activation or ("gelu" if gate is None else "silu")]
         return act(up) if gate is None else act(gate) * up
 
+    def _through(self, rows: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+        """`rows` [*, t, d] through networks whose weights have the dims * too, or broadcast."""
+        if self.options.network is None:
+            up, gate = F.matmul(rows, w["up"]), w.get("gate")
+            h = self._hidden(up, None if gate is None else F.matmul(rows, gate))
+            return F.matmul(h, w["down"])
+        out = self.options.network(rows, w)
+        if not isinstance(out, Tensor) or out.shape != rows.shape:
+            raise fail(
+                ShapeError,
+                "moe: the network does not give a row for each row",
+                [("rows", rows.type), ("gives", out.type if isinstance(out, Tensor) else out),
+                 *((n, v.type) for n, v in w.items())],
+                fix='return a tensor of the shape of rows: rows @ w["up"] @ w["down"], and a bias'
+                ' is w["bias"].unsqueeze(-2)',
+            )  # fmt: skip
+        return out
+
     def _network(self) -> Any:
         """One device's experts, as `dispatch.Experts`."""
-        up, down, gate = self.weights.tied(self.options.placement)
+        network = self.weights.tied(self.options.placement)
+        if self.options.network is not None:
+            return self._own(network)
+        up, down, gate = network["up"], network["down"], network.get("gate")
 
         def run(parts: Tensor, mine: Tensor | None) -> Tensor:
             devices = parts.shape[1]
@@ -96,6 +114,24 @@ class Call:
 
             h = self._hidden(product(parts, up), None if gate is None else product(parts, gate))
             return product(h, down)
+
+        return run
+
+    def _own(self, network: Mapping[str, Tensor]) -> Any:
+        """`dispatch.Experts` of a network of the user's own."""
+
+        def run(parts: Tensor, mine: Tensor | None) -> Tensor:
+            devices = parts.shape[1]
+            given = {}
+            for name, w in network.items():
+                own = w.shape[1:]
+                each = w.reshape(1, devices, -1, *own)
+                if mine is not None:  # the weights of each block's expert
+                    flat = w.reshape(devices, w.shape[0] // devices, math.prod(own))
+                    each = F.einsum("a j n e, j e p -> a j n p", mine.to(w.dtype), flat)
+                    each = each.reshape(*each.shape[:3], *own)
+                given[name] = each
+            return self._through(parts, given)
 
         return run
 
@@ -160,10 +196,11 @@ class Call:
 def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> Call:
     """Everything about a call for tokens `t` [.., d] that its values do not change. Raises what
     `moe` raises."""
-    w, how, k = weights_of(experts, t), options.requested(), options.k
+    own = options.network is not None
+    w, how, k = weights_of(experts, t, own), options.requested(), options.k
     rows = _need_rows(w, options)
-    where = t.mesh or mesh_or_none("moe", mesh) or w.up.mesh or settings().mesh
-    axes = expert_axes(w.up.type, options.axis, where)
+    where = t.mesh or mesh_or_none("moe", mesh) or w.first.mesh or settings().mesh
+    axes = expert_axes(w.first.type, options.axis, where)
     devices = ways(axes, where.sizes) if where is not None else 1
     divides(
         "moe", rows, devices,
@@ -187,16 +224,16 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
 
 def _need_rows(w: Weights, options: Options) -> int:
     """The rows of weights, which are those that the router and the placement speak of."""
-    count, rows, placement = w.router.shape[1], w.up.shape[0], options.placement
+    count, rows, placement = w.router.shape[1], w.first.shape[0], options.placement
     have = placement.rows if placement is not None else range(rows)
     if len(have) != rows or max(have) + 1 != count:
         raise fail(
             ShapeError,
             f"moe: the router has {count} experts, the weights {rows} rows",
-            [("router", w.router.type), ("up", w.up.type)],
+            [("router", w.router.type), (next(iter(w.network)), w.first.type)],
             fix="give a row per expert, or the placement that says which row is whose",
         )
-    whole("moe", "k", options.k, 1, count)
+    options.routing.check(count)
     return rows
 
 
@@ -204,7 +241,9 @@ def _tokens(
     t: TensorType, w: Weights, moves: tuple[str, ...], where: Mesh | None, options: Options
 ) -> Tokens:
     """How tokens of type `t` lie before they go to experts that are split over `moves`."""
-    hidden = {a for a in dim_axes(w.up.type.in_use.dims[2]) if a not in moves}
+    up = w.network.get("up") if options.network is None else None
+    split = () if up is None else dim_axes(up.type.in_use.dims[2])
+    hidden = {a for a in split if a not in moves}
     wants = moves
     if t.mesh is None and where is not None:
         t = t.on(where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -63,6 +63,10 @@ def moe(
     zigzag: int = 1,
     stats: bool = False,
     name: str = "",
+    expert_groups: int | None = None,
+    topk_groups: int | None = None,
+    scale: float = 1.0,
+    network: Callable[[Tensor, dict[str, Tensor]], Tensor] | None = None,
 ) -> Any:
     """Sums gate * expert(token) over the `k` experts chosen for each token of x [..., d].
 
@@ -73,7 +77,9 @@ def moe(
     `op.transformer_block`.
 
     - `router`: "topk" scores the experts by softmax, "sigmoid" each one separately; of equal scores
-      the lower id wins. `normalize` divides the gates by their sum (None: if k > 1).
+      the lower id wins. `normalize` divides the gates by their sum (None: if k > 1), then they are
+      multiplied by `scale`. With `expert_groups` equal runs of experts, a token chooses among those
+      of its best `topk_groups`: a run counts as its best score, with "sigmoid" as its two best.
     - `capacity`: None serves every choice. A number c gives each expert room for c k S / E choices
       in every group of S tokens (a sequence, or `groups` equal runs of all tokens); later tokens
       are dropped.
@@ -90,6 +96,10 @@ def moe(
       sums of the gradients follow the level (`dist.deterministic`).
     - `placement`: which expert's weights are in which row; replicas share tokens and gradients.
     - `block`: the number of rows in a block of dropless experts.
+    - `network`: a function of your own, `network(rows, weights)`, for experts of another kind. What
+      `experts` has besides "router", "bias" and "shared" are its weights, [E, ...] each. It gets
+      rows [*, t, d] of one expert for each index of the dims *, and weights [*, ...] of that
+      expert, or of size 1 in some of *: it returns [*, t, d], as `rows @ w["a"] @ w["b"]` does.
 
     The result has the layout of `x`; if `x` has no mesh, its tokens are split. With `stats` it
     returns (result, Routing). Raises UsageError if an option is unknown or the experts do not
@@ -110,7 +120,7 @@ def moe(
         axis, experts = axis or experts.axis, experts.weights()
     options = Options(
         router, k, transport, deterministic, capacity, groups, normalize, activation, axis,
-        placement, block, zigzag,
+        placement, block, zigzag, expert_groups, topk_groups, scale, network,
     )  # fmt: skip
     return _called(t, experts, options, mesh, flag("moe", "stats", stats))
 
@@ -208,7 +218,8 @@ class MoE(Module):
         capacity: float | None = None, groups: int | None = None, normalize: bool | None = None,
         transport: Any = "auto", deterministic: bool = False, balance: str | None = None,
         rate: float = 1e-3, mesh: Mesh | None = None, axis: str | Sequence[str] | None = None,
-        placement: Placement | None = None,
+        placement: Placement | None = None, expert_groups: int | None = None,
+        topk_groups: int | None = None, scale: float = 1.0,
     ):  # fmt: skip
         d, hidden, experts = (whole("MoE", "a size", n, 1) for n in (d, hidden, experts))
         shared = whole("MoE", "shared", shared, 0)
@@ -219,8 +230,9 @@ class MoE(Module):
         self.router_kind, self.k, self.transport = router, k, transport_of(transport)
         self.deterministic, self.capacity, self.groups = deterministic, capacity, groups
         self.normalize, self.activation, self.placement = normalize, activation, placement
+        self.expert_groups, self.topk_groups, self.scale = expert_groups, topk_groups, scale
         self.axis = None if axis is None else axes_of("MoE", axis)
-        self.options()  # says now what cannot be
+        self.options().routing.check(experts)  # says now what cannot be
         self.balance, self.rate = balance, number("MoE", "rate", rate)
         self.training = True
         wide, tall = normal(1.0 / math.sqrt(d)), normal(1.0 / math.sqrt(hidden))

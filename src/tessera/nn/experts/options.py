@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from ...core.checks import axes_of, flag, instance, number, one_of, whole
+from ...core.checks import axes_of, flag, function_of, instance, number, one_of, whole
 from ...core.context import settings
 from ...core.errors import UsageError, fail
 from ...lang.tensor import Tensor
 from .. import functional as fn
 from .placement import Placement
-from .routing import checked_router
+from .routing import Router, checked_router
 from .transport import TRANSPORTS, Transport, transport_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -38,6 +38,10 @@ class Options:
     placement: Placement | None = None
     block: int | None = None
     zigzag: int = 1
+    expert_groups: int | None = None
+    topk_groups: int | None = None
+    scale: float = 1.0
+    network: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         transport_of(self.transport)
@@ -45,7 +49,7 @@ class Options:
         flag("moe", "deterministic", self.deterministic)
         if self.normalize is not None:
             flag("moe", "normalize", self.normalize)
-        for name in ("k", "groups", "block", "zigzag"):
+        for name in ("k", "groups", "block", "zigzag", "expert_groups", "topk_groups"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole("moe", name, value, 1))
         if self.axis is not None:
@@ -58,14 +62,36 @@ class Options:
             )
         if self.capacity is not None:
             number("moe", "capacity", self.capacity, above=0, below=inf)
+        if (self.expert_groups is None) is not (self.topk_groups is None):
+            raise fail(
+                UsageError,
+                "moe: expert_groups and topk_groups belong together",
+                fix="give both: 8 groups, of which each token uses 4",
+            )
+        if self.expert_groups is not None:
+            whole("moe", "topk_groups", self.topk_groups, 1, self.expert_groups)
+        number("moe", "scale", self.scale, above=0, below=inf)
+        if self.network is not None:
+            function_of("moe", "network", self.network)
+            if self.activation is not None:
+                raise fail(
+                    UsageError,
+                    "moe: an activation and a network of your own",
+                    fix="leave out activation=, and let the network apply it",
+                )
         one_of("moe", "activation", self.activation, (None, *ACTIVATIONS))
         if self.placement is not None:
             fix = "give nn.place_experts(experts, owners)"
             instance("moe", "placement", self.placement, Placement, fix)
 
     @property
-    def gates_sum_to_one(self) -> bool:
-        return self.k > 1 if self.normalize is None else self.normalize
+    def routing(self) -> Router:
+        """How tokens choose their experts."""
+        normalize = self.k > 1 if self.normalize is None else self.normalize
+        return Router(
+            self.router, self.k, normalize, self.deterministic, self.expert_groups or 1,
+            self.topk_groups or 1, self.scale,
+        )  # fmt: skip
 
     def requested(self) -> Transport:
         """The transport; what is left open is as `@schedule(comm_backend=, epoch=)` has it."""

@@ -7,8 +7,9 @@ Equal scores go to the lower expert id.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
-from ...core.checks import number, one_of
+from ...core.checks import divides, number, one_of, whole
 from ...core.dtypes import f32
 from ...core.errors import UsageError, fail
 from ...lang import functions as F
@@ -65,24 +66,66 @@ class Choice:
         )
 
 
-def choose(
-    x: Tensor, weight: Tensor, kind: str, k: int, bias: Tensor | None, normalize: bool, sort: bool
-) -> Choice:
-    """The `k` best experts of tokens `x` [.., d] under `weight` [d, E].
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How tokens choose: "topk" scores by softmax, "sigmoid" each expert by itself; `k` of them.
 
-    "topk" scores by softmax, "sigmoid" each expert by itself. `bias` [E] is added for the choice
-    only: no gate and no gradient sees it. `sort` puts a token's experts in order of their ids.
+    With `expert_groups` only experts of a token's best `topk_groups` groups can be chosen. A group
+    is as good as its best expert, with "sigmoid" as its two best together (DeepSeek-AI 2024).
+    `normalize` divides the gates by their sum, then they are multiplied by `scale`. `sort` puts a
+    token's experts in order of their ids.
     """
+
+    kind: str
+    k: int
+    normalize: bool
+    sort: bool = False
+    expert_groups: int = 1
+    topk_groups: int = 1
+    scale: float = 1.0
+
+    def check(self, experts: int) -> None:
+        """Raises UsageError if so many experts cannot be chosen from."""
+        whole("moe", "k", self.k, 1, experts)
+        divides(
+            "moe", experts, self.expert_groups, "{count} experts do not divide into {parts} groups",
+            "give expert_groups that divide the experts", UsageError,
+        )  # fmt: skip
+        most = experts // self.expert_groups * self.topk_groups
+        if self.k > most:
+            raise fail(
+                UsageError,
+                f"moe: k={self.k}, but {self.topk_groups} groups have {most} experts",
+                fix="choose from more groups: topk_groups",
+            )
+
+
+def choose(x: Tensor, weight: Tensor, how: Router, bias: Tensor | None = None) -> Choice:
+    """The best experts of tokens `x` [.., d] under `weight` [d, E]. `bias` [E] is added for the
+    choice only: no gate and no gradient sees it."""
     logits = F.matmul(x.to(f32), weight.to(f32))
-    scores = fn.softmax(logits) if kind == "topk" else F.sigmoid(logits)
+    scores = fn.softmax(logits) if how.kind == "topk" else F.sigmoid(logits)
     biased = F.stop_gradient(scores if bias is None else scores + bias.to(f32))
-    _, ids = F.topk(biased, k)
-    if sort:
+    if how.topk_groups < how.expert_groups:
+        biased = _in_best_groups(biased, how)
+    _, ids = F.topk(biased, how.k)
+    if how.sort:
         ids = F.sort(ids)[0]
     gates = F.gather_or_zero(scores, ids)
-    if normalize:
+    if how.normalize:
         gates = gates / F.sum(gates, -1, True)
+    if how.scale != 1.0:
+        gates = gates * how.scale
     return Choice(ids, gates, logits, scores)
+
+
+def _in_best_groups(scores: Tensor, how: Router) -> Tensor:
+    """`scores` [.., E], and minus infinity where an expert's group is not among the best."""
+    parts = scores.reshape(*scores.shape[:-1], how.expert_groups, -1)
+    of_group = F.topk(parts, min(2 if how.kind == "sigmoid" else 1, parts.shape[-1]))[0]
+    _, best = F.topk(F.sum(of_group, -1), how.topk_groups)
+    taken = F.sum(F.one_hot(best, how.expert_groups), -2) > 0
+    return F.where(taken.unsqueeze(-1), parts, -inf).reshape(scores.shape)
 
 
 def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:

@@ -24,19 +24,23 @@ NETWORK = ("up", "down", "gate")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """`up`, `gate` [R, d, h], `down` [R, h, d], `router` [d, E], `bias` [E]; those of the shared
-    expert, (up, down, gate), have no first dim."""
+    """`router` [d, E], `bias` [E], and the `network` by name: `up`, `gate` [R, d, h], `down`
+    [R, h, d], or what a network of the user's own takes; those of the shared expert have no first
+    dim."""
 
     router: Tensor
-    up: Tensor
-    down: Tensor
-    gate: Tensor | None = None
+    network: dict[str, Tensor]
     bias: Tensor | None = None
-    shared: tuple[Tensor, Tensor, Tensor | None] | None = None
+    shared: dict[str, Tensor] | None = None
+
+    @property
+    def first(self) -> Tensor:
+        """A weight of the network, which says where the experts are."""
+        return next(iter(self.network.values()))
 
     def over(self, axes: tuple[str, ...], mesh: Mesh | None) -> Weights:
         """With the rows of experts split over `axes`."""
-        if not axes and not self.up.type.rest:
+        if not axes and not self.first.type.rest:
             return self
 
         def moved(x: Tensor) -> Tensor:
@@ -45,50 +49,73 @@ class Weights:
                 return x
             return F.relayout(x, t.with_dims(((Factor(x.shape[0], axes),), *t.dims[1:])))
 
-        gate = None if self.gate is None else moved(self.gate)
-        return replace(self, up=moved(self.up), down=moved(self.down), gate=gate)
+        return replace(self, network={n: moved(w) for n, w in self.network.items()})
 
-    def tied(self, placement: Placement | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(up, down, gate), where replicas of one expert get one gradient."""
+    def tied(self, placement: Placement | None) -> dict[str, Tensor]:
+        """The network, where replicas of one expert get one gradient."""
         if placement is None or len(placement.rows) == placement.experts:
-            return self.up, self.down, self.gate
-        gate = None if self.gate is None else tied(self.gate, placement)
-        return tied(self.up, placement), tied(self.down, placement), gate
+            return self.network
+        return {n: tied(w, placement) for n, w in self.network.items()}
 
 
-def has_weights(given: Any) -> bool:
-    """Whether `given` is a dict with what every network of experts has."""
-    return isinstance(given, Mapping) and {"router", "up", "down"} <= set(given)
+def has_weights(given: Any, own: bool = False) -> bool:
+    """Whether `given` is a dict with what every network of experts has, or one of the user's `own`
+    at least."""
+    need = {"router"} if own else {"router", "up", "down"}
+    return isinstance(given, Mapping) and need <= set(given) and len(given) > 1
 
 
-def weights_of(given: Any, x: TensorType) -> Weights:
-    """The weights of `experts`, checked against x [.., d]. Raises UsageError, ShapeError,
-    DTypeError."""
-    if not has_weights(given):
+def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
+    """The weights of `experts`, checked against x [.., d]; those of a network of the user's `own`
+    have any names. Raises UsageError, ShapeError, DTypeError."""
+    if not has_weights(given, own):
         raise unfit(
             "moe",
             "experts",
             given,
-            'give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
+            'give {"router": [d, E]} and the weights of the network, [E, ...] each'
+            if own
+            else 'give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
             " number of experts",
         )
-    for name in given:
+    for name in () if own else given:
         one_of("moe", "a name in experts", name, NAMES)
     ranked("moe", "x", x, 2, "give tokens of d channels", more=True)
     floats("moe", "x", x, "embed token ids first")
     found = {n: as_tensor(w) for n, w in given.items() if w is not None and n != "shared"}
-    router, up, d = found["router"], found["up"], x.shape[-1]
-    e, h = (up.shape[0], up.shape[2]) if up.ndim == 3 else (0, 0)
+    router, bias, d = found.pop("router"), found.pop("bias", None), x.shape[-1]
     count = router.shape[1] if router.ndim == 2 else 0
-    wants = {"router": (d, count), "up": (e, d, h), "down": (e, h, d), "gate": (e, d, h)}
-    for n, w in found.items():
-        _need_shape(n, w, wants.get(n, (count,)))
+    _need_shape("router", router, (d, count))
+    if bias is not None:
+        _need_shape("bias", bias, (count,))
     shared = given.get("shared")
-    return Weights(**found, shared=None if shared is None else _shared(shared, d))
+    if own:
+        return Weights(router, _stacked(found), bias, None if shared is None else
+                       {n: as_tensor(w) for n, w in shared.items()})  # fmt: skip
+    up = found["up"]
+    e, h = (up.shape[0], up.shape[2]) if up.ndim == 3 else (0, 0)
+    wants = {"up": (e, d, h), "down": (e, h, d), "gate": (e, d, h)}
+    for n, w in found.items():
+        _need_shape(n, w, wants[n])
+    found = {n: found[n] for n in NETWORK if n in found}
+    return Weights(router, found, bias, None if shared is None else _shared(shared, d))
 
 
-def _shared(given: Any, d: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(up, down, gate or None) of the experts that all tokens use, with their shapes checked."""
+def _stacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with a row an expert each. Raises ShapeError."""
+    rows = {n: w.shape[:1] for n, w in found.items()}
+    if len(set(rows.values())) != 1 or () in rows.values():
+        raise fail(
+            ShapeError,
+            "moe: the weights of the network have not one row an expert each",
+            [(n, w.type) for n, w in found.items()],
+            fix="stack what the experts have: [E, ...] each",
+        )
+    return found
+
+
+def _shared(given: Any, d: int) -> dict[str, Tensor]:
+    """The network of the experts that all tokens use, with its shapes checked."""
     if not isinstance(given, Mapping) or not {"up", "down"} <= set(given) <= set(NETWORK):
         raise unfit(
             "moe",
@@ -100,7 +127,7 @@ def _shared(given: Any, d: int) -> tuple[Tensor, Tensor, Tensor | None]:
     h = found["up"].shape[-1] if found["up"].ndim == 2 else 0
     for n, w in found.items():
         _need_shape(f"shared {n}", w, (h, d) if n == "down" else (d, h))
-    return found["up"], found["down"], found.get("gate")
+    return found
 
 
 def _need_shape(name: str, w: Tensor, want: tuple[int, ...]) -> None:

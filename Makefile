@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-all docs fmt lint test test-all test-core bench prove soak clean
+.PHONY: help demo check check-all docs fmt lint test test-all test-core bench prove soak torture clean
 
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
 	@echo "make prove      logical programs on many placements: the same bits (ARGS=--small)"
 	@echo "make soak       long runs: steps that nobody reads, many shapes (half an hour; ARGS=queued)"
+	@echo "make torture    kills 500 saves of a checkpoint and reads what is left (ARGS=60; needs strace)"
 	@echo "make fmt        format and fix what can be fixed"
 	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
 
@@ -87,6 +88,9 @@ prove: $(READY)
 
 soak: $(READY)
 	$(BIN)/python bench/soak $(ARGS)
+
+torture: $(READY)
+	$(BIN)/python -m tests.procs.torture $(ARGS)
 
 fmt: $(READY)
 	$(BIN)/ruff format .

@@ -345,3 +345,15 @@ def test_large_tensors_are_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert all((found.tensors[k].numpy() == tree[k]).all() for k in tree)
     sizes = [p.stat().st_size for p in (tmp_path / "t").glob("*.bin")]
     assert len(sizes) == 5 and sum(sizes) == (700 + 1500 + 1) * 4
+
+
+def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorStore's own in memory: the driver is another, the code the same as for s3 and gs."""
+    kept = pytest.importorskip("tensorstore").KvStore.open("memory://").result()
+    monkeypatch.setattr(checkpoint.storage.Storage, "_store", kept)
+    root = "memory://bucket"
+    for step in (1, 2, 3):
+        checkpoint.save(f"s{step}", {"w": np.full(4, step)}, root=root, keep=2, quiet=True)
+    assert checkpoint.load(root=root).tensors["w"].numpy().tolist() == [3] * 4
+    assert checkpoint.verify("s2", root) and checkpoint.latest(root) == "s3"
+    assert [k.decode().partition("/")[0] for k in sorted(kept.list().result())] == ["s2"] * 2 + ["s3"] * 2  # noqa: E501  # fmt: skip

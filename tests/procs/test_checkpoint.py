@@ -11,6 +11,7 @@ import pytest
 import tessera as ts
 from tessera import checkpoint
 from tests.procs.harness import run_ranks
+from tests.procs.torture import trials, why_not
 
 WRITTEN = """
 from tessera import checkpoint
@@ -65,3 +66,9 @@ def test_where_one_process_cannot_write_there_is_no_checkpoint(tmp_path: Path) -
     assert checkpoint.latest(root) is None
     with pytest.raises(ts.CheckpointError):
         checkpoint.load("t", root=root)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"torture: {why_not()}")
+def test_a_save_that_is_killed_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    _, killed, losses = trials(60, tmp_path, seed=1)
+    assert not losses and killed == 60

@@ -1,27 +1,28 @@
 """Where do the files of checkpoints lie? In a folder, or in an object store, through TensorStore.
 
-Its key-value drivers write a file beside, force it to the disk, rename it and force the folder's
-names: a key holds all of a value or what it held before. `gs://bucket/path` and
-`s3://bucket/path` have the same promise from their services.
+Under a key is all of a value, or what was there before. In a folder a value is written beside,
+forced to the disk and renamed, and the folder's names are forced to the disk. (TensorStore's driver
+for folders takes over, as it is, a lock file that a killed process has left: a value that is
+shorter than the one before keeps its end. So folders are our own.) `gs://bucket/path` and `s3://bucket/path`
+have the promise of their services.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..core.checks import library, unfit
 from ..core.errors import CheckpointError, fail
-from ..core.files import sync
+from ..core.files import sync, write_whole
 
-_URL = re.compile(r"(gs|s3|memory|file)://")
-_OS_ERROR = re.compile(r"\[?os_error_code='(\d+)'")
+_URL = re.compile(r"(gs|s3|memory)://")
 
 
 class Storage:
@@ -31,29 +32,22 @@ class Storage:
         if not isinstance(root, (str, os.PathLike)) or not str(root):
             raise unfit("checkpoint", "root", root, 'name a folder, or "gs://bucket/path"')
         self.name = str(root).rstrip("/") or "/"
-        scheme = _URL.match(self.name)
-        self.folder = None if scheme else Path(self.name)
-        if scheme and scheme[1] == "file":
-            self.folder = Path(self.name.removeprefix("file://"))
+        self.folder = None if _URL.match(self.name) else Path(self.name)
 
     @cached_property
     def _store(self) -> Any:
-        kept = library("checkpoint", "tensorstore", "")
-        url = self.name if self.folder is None else self.folder.absolute().as_uri()
+        kept = library("checkpoint", "tensorstore", "cloud")
         with self._errors("used"):
-            return kept.KvStore.open(url + "/").result()
+            return kept.KvStore.open(self.name + "/").result()
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else str(error)
-            raise self._unfit(verb, why) from None
+            raise self._unfit(verb, error.strerror or str(error)) from None
         except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
-            first = str(error).splitlines()[0]
-            code = _OS_ERROR.search(str(error))
-            raise self._unfit(verb, os.strerror(int(code[1])) if code else first) from None
+            raise self._unfit(verb, str(error).splitlines()[0]) from None
 
     def _unfit(self, verb: str, why: str) -> CheckpointError:
         return fail(
@@ -72,41 +66,53 @@ class Storage:
     def write(self, key: str, value: bytes) -> None:
         """All of `value` under `key`, durable when this returns."""
         with self._errors("written"):
-            self._store.write(key, value).result()
+            if self.folder is not None:
+                write_whole(self.folder / key, value)
+            else:
+                self._store.write(key, value).result()
 
     def read(self, key: str) -> bytes | None:
         """What is under `key`; None if nothing is."""
-        if self.folder is not None and not self.folder.is_dir():
-            return None
         with self._errors("read"):
+            if self.folder is not None:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    return (self.folder / key).read_bytes()
+                return None
             found = self._store.read(key).result()
         return bytes(found.value) if found.state == "value" else None
 
     def listed(self) -> list[str]:
         """All keys, sorted."""
-        if self.folder is not None and not self.folder.is_dir():
-            return []
         with self._errors("read"):
+            if self.folder is not None:
+                found = (p for p in self.folder.glob("*/*") if p.is_file())
+                return sorted(p.relative_to(self.folder).as_posix() for p in found)
             return sorted(k.decode(errors="replace") for k in self._store.list().result())
 
     def delete(self, keys: Iterable[str]) -> None:
         """Nothing is under `keys`; those that come first go first."""
         with self._errors("deleted from"):
             for key in keys:
-                self._store.write(key, None).result()
+                if self.folder is not None:
+                    path = self.folder / key
+                    path.unlink(missing_ok=True)
+                    sync(path.parent)
+                else:
+                    self._store.write(key, None).result()
 
     def tidy(self, tag: str) -> None:
-        """An empty folder goes."""
-        if self.folder is not None:
-            with self._errors("deleted from"):
-                try:
-                    (self.folder / tag).rmdir()
-                except OSError:  # something is in it, or it is gone
-                    return
+        """The folder goes, if nothing is in it but what a killed process was writing."""
+        if self.folder is None:
+            return
+        with self._errors("deleted from"), suppress(FileNotFoundError):
+            for part in (self.folder / tag).glob(".*.part-*"):
+                part.unlink()
+            if not any((self.folder / tag).iterdir()):
+                (self.folder / tag).rmdir()
                 sync(self.folder)
 
 
-def together(jobs: Iterable[Any], workers: int = 4) -> None:
+def together(jobs: Iterable[Callable[[], object]], workers: int = 4) -> None:
     """Runs `jobs`, a few at a time; the first error of one ends it."""
     with ThreadPoolExecutor(workers, "tessera-checkpoint") as pool:
         for done in [pool.submit(job) for job in jobs]:

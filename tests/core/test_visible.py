@@ -65,6 +65,16 @@ def test_what_names_no_device_is_refused(name: str, text: str) -> None:
     assert without_line(caught.value) == BAD[text].format(name=name)
 
 
+def test_gpus_are_as_many_as_there_are() -> None:
+    assert visible_count(16, {OWN: "15"}, virtual=False) == 1
+    with pytest.raises(ts.BackendError) as caught:
+        visible_count(4, {OWN: "4"}, virtual=False)
+    assert without_line(caught.value) == (
+        "visible devices: there is no device 4\n  visible : 4\n  have    : 4 devices\n"
+        "  fix     : name ids from 0 to 3"
+    )
+
+
 def test_two_names_that_differ_are_refused() -> None:
     with pytest.raises(ts.BackendError) as caught:
         visible_ids({TT: "0", OWN: "1"})

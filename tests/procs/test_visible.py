@@ -59,6 +59,7 @@ print(*(w.message for w in said if "visible" in str(w.message)))
 """
     out = ran(body, tmp_path, TT_VISIBLE_DEVICES="0,1").out
     assert out == (
-        "visible devices: 1 and not 2, as the backend of jax ran before Tessera could choose"
-        " (prog.py:7): use tessera before the first array of jax\n"
+        "visible devices: 1 and not 2 (prog.py:7): the backend of jax ran before Tessera could"
+        " choose, or is of a kind whose devices cannot be hidden; use tessera before the first"
+        " array of jax\n"
     )

@@ -17,7 +17,7 @@ from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..core.ranks import rank_of
 from .jax_private import place, service
-from .join import join
+from .join import gpus, join
 from .malloc import keep_pages
 
 # How many virtual devices a CPU backend starts with when nobody asks for more; each of several
@@ -31,7 +31,9 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     Raises BackendError if it already runs with fewer, or if fewer are visible.
     """
     join()
-    seen = visible_count(environment.number(environment.DEVICES, VIRTUAL))
+    there = gpus()
+    on_host = there or environment.number(environment.DEVICES, VIRTUAL)
+    seen = visible_count(on_host, virtual=not there)
     if not flags.engine_runs():
         processes = place()[1]
         own = environment.number(environment.DEVICES, VIRTUAL if processes == 1 else 1)
@@ -39,8 +41,8 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         jax.config.update("jax_num_cpu_devices", seen or count)
         _show_only(visible_ids())
         keep_pages()
-    elif seen:
-        _warn_all_visible(seen)
+    if seen:
+        _warn_of_others(seen)
     _see_reductions()
     have = len(jax.devices())
     if have < needed:
@@ -62,13 +64,14 @@ def _show_only(ids: tuple[int, ...] | None) -> None:
 
 
 @cache
-def _warn_all_visible(seen: int) -> None:
-    """Warns, once, where the backend was started with other devices than are visible."""
+def _warn_of_others(seen: int) -> None:
+    """Warns, once, where the backend has other devices than are visible."""
     have = len(jax.local_devices())
     if have != seen:
         warnings.warn(
-            f"visible devices: {have} and not {seen}, as the backend of jax ran before Tessera"
-            f" could choose ({caller() or 'here'}): use tessera before the first array of jax",
+            f"visible devices: {have} and not {seen} ({caller() or 'here'}): the backend of jax ran"
+            " before Tessera could choose, or is of a kind whose devices cannot be hidden; use"
+            " tessera before the first array of jax",
             EngineWarning,
             stacklevel=2,
         )

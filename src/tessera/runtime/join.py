@@ -114,7 +114,7 @@ def _end(member: Member, meeting: Rendezvous | None) -> None:
 # -- devices --------------------------------------------------------------------------------------
 def _take_devices(own: Rank) -> None:
     """Gives this process its part of the host's GPUs, where nobody has done so before."""
-    count = _gpus()
+    count = gpus()
     if own.local_size == 1 or count == 0 or "SLURM_GPUS_PER_TASK" in os.environ:
         return
     if visible_ids() is not None or (count == 1 and os.environ.get(_CUDA)):
@@ -126,7 +126,7 @@ def _take_devices(own: Rank) -> None:
 _CUDA = "CUDA_VISIBLE_DEVICES"
 
 
-def _gpus() -> int:
+def gpus() -> int:
     """How many GPUs the engine would take here; known before it starts."""
     platforms = (
         jax.config.jax_platforms  # type: ignore[attr-defined]

@@ -72,8 +72,11 @@ def descriptor_path(environment: Environment = None) -> str:
     return _given(DESCRIPTOR, environment)
 
 
-def visible_count(total: int, environment: Environment = None) -> int | None:
-    """How many of `total` devices this process sees; None where all are.
+def visible_count(
+    total: int, environment: Environment = None, *, virtual: bool = True
+) -> int | None:
+    """How many of the host's `total` devices this process sees; None where all are. `virtual` ones
+    can be made more.
 
     With a descriptor the ids are those of one of its hosts. Raises BackendError if one does not
     exist.
@@ -83,7 +86,7 @@ def visible_count(total: int, environment: Environment = None) -> int | None:
         return None
     machine = _system(environment)
     if machine is None:
-        _need(ids, total, f"{total} devices", f"{DEVICES}={ids[-1] + 1}")
+        _need(ids, total, f"{total} devices", f"{DEVICES}={ids[-1] + 1}" if virtual else "")
         return len(ids)
     _need_on(machine, ids)
     return len(machine.behind(ids))

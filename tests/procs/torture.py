@@ -2,8 +2,8 @@
 
 A process that has loaded everything forks for each trial; the child waits until `strace` holds
 it, which kills it as it enters the k-th `rename`, `fsync`, `unlink`, ... of one of its threads.
-Then what lies in the folder is read. `python -m tests.procs.torture 500` kills 500, and its last line
-counts them.
+Then what lies in the folder is read. `python -m tests.procs.torture 500` kills 500, and counts them
+in its last line.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ what every program pays, so that a promise can be made at any time. Or,
 with `collectives`, the sum of 16 MiB a device over 8 devices: ours in a fixed order, `psum`, and an
 all_gather whose terms are added up on each device. The engine reads its flags when it is imported,
 so each side is a process of its own; steps are taken in turn.
-Run it: `python bench/price.py dp=2,tp=2,pp=2` or `python bench/price.py collectives` prints one
-line of JSON.
+With the name of a function, such as `gelu`, it is that function of 16 MiB without and with the
+instructions.
+Run it: `python bench/price.py dp=2,tp=2,pp=2`, `python bench/price.py collectives` or `python
+bench/price.py gelu` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,21 +31,26 @@ SAME = 1e-4  # how far losses may differ
 KEPT = {"TESSERA_DETERMINISTIC": "1"}
 FREE = {"XLA_FLAGS": "--xla_cpu_max_isa=AMX_FP16"}  # all instructions: core/flags.py lets it stand
 STEPS = {"fast": {}, "mesh_invariant": KEPT, "free": FREE}
+FUNCTIONS = ("exp", "gelu", "gelu_grad", "softmax", "layer_norm", "matmul")
 SUMS = {"fast": {}, "mesh_invariant": KEPT, "gather_tree": {}, "gather_sum": {}}
 
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
-    ap.add_argument("what", help="dp=8, tp=4, dp=2,tp=2,pp=2 or collectives")
+    ap.add_argument("what", help=f"dp=8, tp=4, dp=2,tp=2,pp=2, one, collectives, {FUNCTIONS}")
     ap.add_argument("--rounds", type=int, default=6)
     ap.add_argument("--layers", type=int, default=2)
     ap.add_argument("--limit", type=float, default=300.0, help="seconds until it is given up")
     ap.add_argument("--serve", default="", help=argparse.SUPPRESS)
     a = ap.parse_args()
     if a.serve:
-        serve(sums(a.serve) if a.what == "collectives" else step(a.what, a.layers))
+        known = {"collectives": lambda: sums(a.serve)}
+        known |= {name: lambda: function(a.what) for name in FUNCTIONS}
+        serve(known[a.what]() if a.what in known else step(a.what, a.layers))
         return
     sides = SUMS if a.what == "collectives" else STEPS
+    if a.what in FUNCTIONS:
+        sides = {name: sides[name] for name in ("fast", "free")}
     with ExitStack() as stack:
         command = [str(Path(__file__).resolve()), a.what, "--layers", str(a.layers), "--serve"]
         running = {
@@ -56,7 +63,7 @@ def main() -> None:
 
 def summary(found: dict[str, Steps]) -> dict[str, Any]:
     """Times and their ratios; by processor time too, which a busy machine disturbs less."""
-    fast, ours = found["fast"], found["mesh_invariant"]
+    fast, ours = found["fast"], found.get("mesh_invariant", found["fast"])
     gathered = {k: s for k, s in found.items() if k.startswith("gather")}
     return {
         "median_s": {k: s.median_s for k, s in found.items()},
@@ -79,6 +86,25 @@ def step(mesh: str, layers: int) -> Callable[[], float]:
 
     start(DEVICES)
     return ours(jax_gpt.GPTConfig(layers=layers), axes_of(mesh))[0]
+
+
+def function(name: str) -> Callable[[], float]:
+    """The function `name` of 16 MiB; gives one of its elements."""
+    import numpy as np
+
+    import tessera as ts
+
+    x = ts.tensor(np.random.default_rng(0).normal(size=(ELEMENTS // 2048, 2048)).astype("f4"))
+    made = {
+        "exp": ts.exp,
+        "gelu": ts.nn.gelu,
+        "gelu_grad": lambda x: ts.grad(ts.nn.gelu(x).sum(), x),
+        "softmax": ts.nn.softmax,
+        "layer_norm": ts.nn.layer_norm,
+        "matmul": lambda x: x @ x,
+    }
+    run = ts.jit(made[name])
+    return lambda: float(run(x).data.block_until_ready()[0, 7])
 
 
 def sums(kind: str) -> Callable[[], float]:

@@ -12,6 +12,7 @@ from tests.mesh.errors import row
 # -- a model that decodes --------------------------------------------------------------------------
 GPT = ts.nn.GPT(ts.nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2))
 IN_TURN = np.zeros((2, 4), np.int32)
+W = ts.ones((2,))
 CACHE = {n: ts.zeros((1, 2, 2, 6, 4)) for n in "kv"}
 row("a prompt ends outside", ts.ShapeError, lambda: GPT.prefill(IN_TURN, [3, 4], 6), """
 GPT.prefill: place 4 at [1] is outside 0 to 3
@@ -66,4 +67,11 @@ row("a cache of a split sequence", ts.UsageError, lambda: ts.nn.GPT(ts.nn.GPTCon
 GPT.prefill: there is no cache of a sequence that is split by context='ring'
   at  : AT
   fix : load the weights into an nn.GPT with context=None
+""")
+row("a layout of pending sums", ts.UsageError, lambda: ts.grad(
+    (W * 2.0).sum(), W, layout=W, reduce_partial=False), """
+grad: a gradient whose sums stay pending has the layout that they leave it in
+  layout : <Tensor f32[2]>
+  at     : AT
+  fix    : give reduce_partial=True, or leave out layout
 """)

@@ -51,10 +51,10 @@ def grad(
     each device's term is rounded to it. None sends the gradients of products as they were computed
     (bf16 inside `ts.autocast`), all others in f32. A gradient has the dtype of its weight anyway.
 
-    Raises UsageError if `loss` is not a tensor, a weight is not a float tensor, or `reduce_dtype`
-    is given where sums stay pending; ShapeError if `loss` is not a scalar; DTypeError if it is not
-    a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it depends on none of the
-    weights; LayoutError if `layout` does not fit a weight's shape.
+    Raises UsageError if `loss` is not a tensor, a weight is not a float tensor, or `layout` or
+    `reduce_dtype` is given where sums stay pending; ShapeError if `loss` is not a scalar;
+    DTypeError if it is not a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it
+    depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
     """
     fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
     instance("grad", "the loss", loss, Tensor, fix)
@@ -155,6 +155,13 @@ def _goals(
     leaves: list[Tensor], spec: Spec, layout: Any, reduce_partial: bool
 ) -> list[TensorType | None]:
     """The type that each gradient is brought to; None leaves it as it comes, with its sums open."""
+    if not reduce_partial and layout is not None:
+        raise fail(
+            UsageError,
+            "grad: a gradient whose sums stay pending has the layout that they leave it in",
+            [("layout", shown(layout))],
+            fix="give reduce_partial=True, or leave out layout",
+        )
     if not reduce_partial:
         return [None] * len(leaves)
     if layout is None:

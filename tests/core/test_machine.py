@@ -344,7 +344,12 @@ def test_the_shell_draws_checks_and_writes(tmp_path: Path) -> None:
     assert wrote.exit_code == 0 and load(path) == preset("dgx_h100").of(2)
     path.write_text(CLUSTER.replace("size: 8", "size: 0"))
     bad = run(app, ["mesh", "show", str(path)])
-    assert bad.exit_code == 2 and "line 4 : size cannot be 0" in bad.output
+    assert bad.exit_code == 2 and bad.output.splitlines() == [
+        "two.yaml: 1 fault",
+        "  line 4 : size cannot be 0; give a whole number from 1 to 1048576",
+        "  fix    : mend this line; tessera mesh show dgx_h100 --write FILE gives one that is"
+        " right",
+    ]
     text = run(app, ["mesh", "show", "galaxy", "--format", "textproto"])
     assert mesh_graph.read(text.output).topology == cluster("galaxy")
     listed = run(app, ["mesh", "presets"])

@@ -40,7 +40,7 @@ def told(ended: Ended) -> dict[str, Any]:
 
 def test_one_process_reduces_between_its_devices(tmp_path: Path) -> None:
     (ended,) = run_ranks(BODY, tmp_path, size=1, head="import os\n", TESSERA_DEVICES="4",
-                         limit_s=120)  # fmt: skip
+                         limit_s=300)  # fmt: skip
     checks = told(ended)
     assert checks["devices"]["facts"]["devices"] == 4
     reduced = checks["all_reduce"]
@@ -52,7 +52,7 @@ def test_one_process_reduces_between_its_devices(tmp_path: Path) -> None:
 
 def test_all_ranks_are_examined_and_one_reports(tmp_path: Path) -> None:
     """The harness gives each rank a hash seed of its own: that must be fixed."""
-    first, second = run_ranks(BODY, tmp_path, head=JOIN, TESSERA_DEVICES="2", limit_s=180)
+    first, second = run_ranks(BODY, tmp_path, head=JOIN, TESSERA_DEVICES="2", limit_s=300)
     assert first.code == 1 and second.code == 0, first.err + second.err
     assert second.out == ""
     checks = told(first)

@@ -24,7 +24,9 @@ Format = Literal["picture", "textproto", "yaml"]
 def show(
     source: Annotated[str, typer.Argument(help="A .textproto or .yaml file, or a preset's name.")],
     mesh_id: Annotated[int | None, typer.Option(help="One mesh of a graph of meshes.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="The size of the outermost level.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="The size of the outermost level.", min=1)
+    ] = None,
     format: Annotated[Format, typer.Option(help="What is printed.")] = "picture",
     write: Annotated[Path | None, typer.Option(help="Write it to this file instead.")] = None,
 ) -> None:
@@ -45,12 +47,18 @@ def show(
             writer = cluster_yaml if format == "yaml" else mesh_graph_text
             typer.echo(writer.write(machine), nl=False)
     except TesseraError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(_told(error), err=True)
         raise typer.Exit(2) from None
+
+
+def _told(error: TesseraError) -> str:
+    """An error without the line of code that it was raised at: here that is no user's."""
+    return "\n".join(x for x in str(error).splitlines() if x.split(" : ")[0].strip() != "at")
 
 
 @mesh.command()
 def presets() -> None:
     """Lists the machines that are described."""
     for name in PRESETS:
-        typer.echo(f"{name:<12} {preset(name).topology}")
+        levels = preset(name).topology.levels
+        typer.echo(f"{name:<12} {' x '.join(map(str, levels))}")

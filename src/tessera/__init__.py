@@ -55,7 +55,7 @@ from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict
 from .lang.create import tensor
-from .lang.custom import custom_gradient, value_and_grad, vjp
+from .lang.custom import custom_gradient, jvp, value_and_grad, vjp
 from .lang.engine import set_engine
 from .lang.function import function
 from .lang.functions import *  # noqa: F403  # all that it lists
@@ -70,6 +70,7 @@ from .lang.record import named_scope
 from .lang.static_arguments import StaticWarning
 from .lang.tape import stop_gradient
 from .lang.tensor import Tensor
+from .lang.vectorize import vmap
 
 if TYPE_CHECKING:
     from .core.mesh import Mesh
@@ -84,10 +85,10 @@ __all__ = [
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax",
-    "function", "grad", "graph", "int8", "int32", "jit", "linalg", "map_chunks", "mesh",
+    "function", "grad", "graph", "int8", "int32", "jit", "jvp", "linalg", "map_chunks", "mesh",
     "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule", "seed",
     "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad",
-    "vjp",
+    "vjp", "vmap",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

@@ -243,3 +243,5 @@ for name, gradient in (("grad", ts.grad), ("graph.backward", graph.backward)):
         lambda gradient=gradient, **k: graph.trace(
             lambda w, x: gradient((x @ w).sum(), w, **k), ts.ones((4, 4)), SPLIT_ROWS).text,
         reduce_dtype=ts.bf16)  # fmt: skip
+
+row("tessera.vmap", lambda **k: ts.vmap(lambda x: x.sum(0), **k)(CUBE8), in_dims=1, out_dims=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.checks import number, unfit
+from ..core.checks import number, shown, unfit
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from ..core.kinds import is_whole
@@ -37,7 +37,7 @@ def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: bool = False) -
     if given > 2 or (given == 0 and t.ndim):
         raise fail(
             ShapeError,
-            f"norm: ord={ord!r} is a norm of vectors, one dim, or of matrices, two; not of {given}",
+            f"norm: ord={shown(ord)} is of one dim, a vector, or of two, a matrix; not of {given}",
             [("x", t.type)],
             fix="name one or two dims, or use ts.linalg.vector_norm, which takes any number",
         )
@@ -54,7 +54,7 @@ def vector_norm(x: Like, ord: Order = 2, dim: Dims = None, keepdims: bool = Fals
     not a number, ShapeError if `x` has no such dim.
     """
     t = _floats(x)
-    if isinstance(ord, str) or ord is None or ord != ord:
+    if isinstance(ord, str) or (isinstance(ord, float) and math.isnan(ord)):
         raise unfit("norm", "ord", ord, "give a number, or dim=(a, b) for a norm of matrices")
     p = float(number("norm", "ord", ord))
     size = F.abs(t)
@@ -95,14 +95,14 @@ def matrix_norm(
     any other `ord`, ShapeError if `dim` is not two different dims of `a`.
     """
     t = _floats(a)
-    if ord not in OF_MATRICES or isinstance(ord, bool):
+    if not isinstance(ord, (int, float, str)) or isinstance(ord, bool) or ord not in OF_MATRICES:
         words = 'use "fro", "nuc", 1, -1, 2, -2, infinity or -infinity'
         raise unfit("matrix_norm", "ord", ord, words)
-    given = () if dim is None or is_whole(dim) else tuple(dim)  # type: ignore[arg-type]
+    given = tuple(dim) if isinstance(dim, (tuple, list, range)) else ()
     if len(given) != 2 or len(dims_of("matrix_norm", t, given)) != 2:
         raise fail(
             ShapeError,
-            f"matrix_norm: {dim} does not name the rows and the columns",
+            f"matrix_norm: {shown(dim)} does not name the rows and the columns",
             [("a", t.type)],
             fix="give two different dims of it, e.g. dim=(-2, -1)",
         )

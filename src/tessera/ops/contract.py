@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any
 
 from ..core.checks import one_dtype
@@ -10,7 +11,7 @@ from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .elementwise import NUMBER, need
 from .index_string import Index, contraction_flops, letter_sizes, parse_index, propagate
-from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
 
 def index_of(ins: Sequence[TensorType], attrs: Attrs) -> Index:
@@ -77,8 +78,19 @@ def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Att
     return contraction_flops(index, letter_sizes("contract", index, ins))
 
 
+def _batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched:
+    """One letter more, in front of each argument that has the dim."""
+    given, _, out = attrs["index"].partition("->")
+    letter = next(k for k in ascii_letters if k not in attrs["index"])
+    parts = zip(given.split(","), which, strict=True)
+    text = ",".join(f"{letter} {part}" if has else part for part, has in parts)
+    return Batched({**attrs, "index": f"{text}->{letter} {out}"})
+
+
 contract = define(
-    Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?",
+    Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?", batch=_batch,
        memory="product", invariance="sums", linear="product", sums=True)
 )  # fmt: skip
 MATMUL = "... m k, k n -> ... m n"

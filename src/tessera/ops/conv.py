@@ -16,6 +16,7 @@ from ..core.checks import one_dtype
 from ..core.dtypes import int32
 from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
+from .batch import last_dims
 from .elementwise import NUMBER, const, need
 from .index_string import Index
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
@@ -202,5 +203,5 @@ def _window_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], att
 # neither; a pad is smaller than its window.
 window = define(
     Op("window", _window_rule, _window_local, _window_grad, flops=_window_flops,
-       attrs="kind size stride pads", invariance="added")
+       attrs="kind size stride pads", batch=last_dims, invariance="added")
 )  # fmt: skip

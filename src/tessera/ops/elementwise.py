@@ -17,6 +17,7 @@ from ..core.dtypes import (
 )
 from ..core.errors import DTypeError, fail
 from ..core.layout import TensorType, dim_axes
+from .batch import last_dims
 from .index_string import elementwise_index, propagate
 from .op import (
     Array,
@@ -211,6 +212,7 @@ straight_through = define(
         lambda c, value, path: value,
         lambda b, n, g: [None, g],
         flops=lambda ins, outs, attrs: 0,
+        batch=last_dims,
         elements="same",
         memory="view",
     )

@@ -30,9 +30,10 @@ from ..core.layout import (
     parse_dim,
     unknown_axis,
 )
+from .batch import next_dim
 from .elementwise import unbroadcast
 from .index_string import Index, propagate
-from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
 
 def _check_ids(name: str, ids: TensorType, attrs: Attrs, rank: int) -> None:
@@ -166,9 +167,22 @@ def _take_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("put", ids, g, dim=dim, into=into, **_which(n.attrs)), None]
 
 
+def _take_batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched | None:
+    of_table, of_ids = which
+    if of_table and of_ids:
+        return None
+    return (
+        Batched({**attrs, "dim": attrs["dim"] + 1})
+        if of_table
+        else Batched(attrs, out=attrs["dim"])
+    )
+
+
 take = define(
     Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?",
-       memory="expensive", invariance="moves")
+       batch=_take_batch, memory="expensive", invariance="moves")
 )  # fmt: skip
 
 
@@ -213,7 +227,16 @@ def _put_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [None, b("take", g, n.args[0], dim=n.attrs["dim"], **_which(n.attrs))]
 
 
-put = define(Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?", invariance="added"))
+def _put_batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched | None:
+    return Batched({**attrs, "dim": attrs["dim"] + 1}) if which == (False, True) else None
+
+
+put = define(
+    Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?", batch=_put_batch,
+       invariance="added")
+)  # fmt: skip
 
 
 # -- take_along: one dim, elementwise in the others -----------------------------------------------
@@ -257,7 +280,7 @@ def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 take_along = define(
     Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?",
-       memory="expensive", invariance="moves")
+       batch=next_dim("dim"), memory="expensive", invariance="moves")
 )  # fmt: skip
 
 
@@ -287,5 +310,5 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 put_along = define(
     Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?",
-       invariance="added")
+       batch=next_dim("dim"), invariance="added")
 )  # fmt: skip

@@ -17,6 +17,7 @@ from ..core.checks import one_dtype
 from ..core.dtypes import int32
 from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
+from .batch import last_dims
 from .elementwise import const, need
 from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, define
 from .trailing_dims import leading, propagate_heads
@@ -59,7 +60,9 @@ def _op(
     def run(c: Call, *xs: Array) -> Array:
         return getattr(c.xp, name)(*xs, **c.attrs)
 
-    return define(Op(name, rule, run, grad, flops=flops, attrs=attrs, invariance=invariance))
+    return define(
+        Op(name, rule, run, grad, flops=flops, attrs=attrs, invariance=invariance, batch=last_dims)
+    )
 
 
 # -- what gradients are made of -------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Any
 from ..core.checks import shaped
 from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
+from .batch import next_dim, sizes
 from .elementwise import unbroadcast
 from .index_string import Index, common_mesh, propagate
-from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
 
 def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
@@ -39,6 +40,7 @@ reshape = define(
         lambda b, n, g: [b("reshape", g, shape=n.args[0].type.shape)],
         flops=_free,
         attrs="shape",
+        batch=sizes(shape=None),
         elements="moved",
         memory="view",
     )
@@ -62,9 +64,16 @@ def _transpose_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("transpose", g, perm=tuple(sorted(range(len(perm)), key=lambda i: perm[i])))]
 
 
+def _transposed_batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched:
+    return Batched({"perm": (0, *(d + 1 for d in attrs["perm"]))})
+
+
 transpose = define(
     Op("transpose", _transpose_rule, lambda c, x: c.xp.transpose(x, tuple(c.attrs["perm"])),
-       _transpose_grad, flops=_free, attrs="perm", elements="moved", memory="transposed")
+       _transpose_grad, flops=_free, attrs="perm", batch=_transposed_batch, elements="moved",
+       memory="transposed")
 )  # fmt: skip
 
 
@@ -95,10 +104,17 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 # `layout` says how the dims that x lacks are split; its other dims lie as they do in x.
+def _broadcast_batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched:
+    return Batched({"shape": (size, *attrs["shape"])}, len(attrs["shape"]))
+
+
 broadcast_to = define(
     Op("broadcast_to", _broadcast_rule, lambda c, x: c.xp.broadcast_to(x, c.shape),
        lambda b, n, g: [unbroadcast(b, g, n.args[0].type)], flops=_free,
-       attrs="shape layout?", elements="moved", memory="moves", incidental=True)
+       attrs="shape layout?", batch=_broadcast_batch, elements="moved", memory="moves",
+       incidental=True)
 )  # fmt: skip
 
 
@@ -167,7 +183,7 @@ def _slice_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 slice_ = define(
     Op("slice", _slice_rule, _slice_local, _slice_grad, flops=_free, attrs="starts stops steps",
-       elements="chosen", memory="moves")
+       batch=sizes(starts=0, stops=None, steps=1), elements="chosen", memory="moves")
 )  # fmt: skip
 
 
@@ -208,7 +224,8 @@ def _pad_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 # Places x inside zeros of `shape`: element i of a dim goes to start + i · step.
 pad = define(
     Op("pad", _pad_rule, _pad_local, _pad_grad, flops=_free, attrs="starts steps shape",
-       memory="moves", invariance="moves", linear="each")
+       batch=sizes(starts=0, steps=1, shape=None), memory="moves", invariance="moves",
+       linear="each")
 )  # fmt: skip
 
 
@@ -267,5 +284,6 @@ def _concat_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 concat = define(
     Op("concat", _concat_rule, lambda c, *xs: c.xp.concat(xs, c.attrs["dim"]), _concat_grad,
-       flops=_free, attrs="dim", memory="expensive", invariance="moves", linear="each")
+       flops=_free, attrs="dim", batch=next_dim("dim"), memory="expensive", invariance="moves",
+       linear="each")
 )  # fmt: skip

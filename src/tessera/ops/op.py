@@ -123,6 +123,22 @@ Invariance = Literal["each", "moves", "sums", "added", "library", "body", ""]
 Linear = Literal["each", "joint", "product", "quotient", ""]
 
 
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """An op on arguments that have one dim more in front, all or some of them: with `attrs`, once
+    those that have it are given dims of one element behind it up to `rank` dims besides (None: as
+    they are). `out` is the place of that dim in the result."""
+
+    attrs: Attrs
+    rank: int | None = None
+    out: int = 0
+
+
+# From the attributes, which arguments have the dim, their types without it, and its size. None: not
+# so, as where an argument lacks the dim that all need.
+Batch = Callable[[Attrs, tuple[bool, ...], tuple[TensorType, ...], int], Batched | None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """An op. `grad(b, node, g)` gives one gradient (or None) per argument; None: no gradient.
@@ -150,6 +166,18 @@ class Op:
     linear: Linear = ""  # where `elements` does not say it
     sums: bool = False  # it adds elements up over dims
     incidental: bool = False  # a layout or a dtype may bring it in where nothing else is computed
+    batch: Batch | None = None  # as `ts.vmap` applies it; what acts on each element needs none
+
+    def batched(
+        self, attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+    ) -> Batched | None:
+        """It on arguments of types `ins` of which some have one dim more in front, of `size`; None
+        where it has no such form."""
+        if self.batch is not None:
+            return self.batch(attrs, which, ins, size)
+        if self.elements in ("computed", "same"):
+            return Batched(attrs, max(t.rank for t in ins))
+        return None
 
     def compute(self, c: Call, *values: Array) -> Any:
         """Its local computation; results without elements are made without it, as most functions

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.dtypes import DType, int32
 from ..core.layout import Factor, TensorType, dim_axes, without
+from .batch import last_dims, next_dim
 from .elementwise import NUMBER, const, need
 from .index_string import Index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Local, Op, Rule, define
@@ -88,19 +89,19 @@ def _size(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 sum_ = define(
     Op("sum", _rule("sum", "sum", "each"), _fold("sum"), _sum_grad, flops=_size, attrs="dims",
-       memory="reduced", invariance="sums", linear="each", sums=True)
+       batch=next_dim("dims"), memory="reduced", invariance="sums", linear="each", sums=True)
 )  # fmt: skip
 max_ = define(
     Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims",
-       memory="reduced", invariance="moves")
+       batch=next_dim("dims"), memory="reduced", invariance="moves")
 )  # fmt: skip
 min_ = define(
     Op("min", _rule("min", "min"), _fold("min"), _extreme_grad, flops=_size, attrs="dims",
-       memory="reduced", invariance="moves")
+       batch=next_dim("dims"), memory="reduced", invariance="moves")
 )  # fmt: skip
 prod = define(
     Op("prod", _rule("prod", ""), _fold("prod"), _prod_grad, flops=_size, attrs="dims",
-       memory="reduced", invariance="sums")
+       batch=next_dim("dims"), memory="reduced", invariance="sums")
 )  # fmt: skip
 
 
@@ -120,6 +121,7 @@ argmax = define(
         lambda c, x: c.xp.argmax(x, c.attrs["dim"]),
         flops=_size,
         attrs="dim",
+        batch=next_dim("dim"),
         invariance="moves",
     )
 )
@@ -130,6 +132,7 @@ argmin = define(
         lambda c, x: c.xp.argmin(x, c.attrs["dim"]),
         flops=_size,
         attrs="dim",
+        batch=next_dim("dim"),
         invariance="moves",
     )
 )
@@ -155,7 +158,7 @@ def _flip_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 flip = define(
     Op("flip", along_rule("flip", linear="each"), lambda c, x: c.xp.flip(x, c.attrs["dim"]),
        _flip_grad, flops=lambda ins, outs, attrs: 0, attrs="dim",
-       elements="moved", memory="moves")
+       batch=next_dim("dim"), elements="moved", memory="moves")
 )  # fmt: skip
 
 
@@ -167,7 +170,7 @@ def _cumsum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 cumsum = define(
     Op("cumsum", along_rule("cumsum", linear="each"),
        lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim",
-       invariance="sums")
+       batch=next_dim("dim"), invariance="sums")
 )  # fmt: skip
 
 
@@ -182,7 +185,7 @@ def _sort_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # Stable: equal keys keep their order, so the result does not depend on the backend.
 argsort = define(
     Op("argsort", along_rule("argsort", int32), _argsort_local,
-       flops=_sort_flops, attrs="dim descending?", invariance="moves")
+       flops=_sort_flops, attrs="dim descending?", batch=next_dim("dim"), invariance="moves")
 )  # fmt: skip
 
 
@@ -203,5 +206,5 @@ def _top_k_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
 # Equal values keep the order of their ids.
 top_k = define(
     Op("top_k", _top_k_rule, lambda c, x: c.xp.top_k(x, c.attrs["k"]), _top_k_grad, attrs="k",
-       invariance="moves")
+       batch=last_dims, invariance="moves")
 )  # fmt: skip

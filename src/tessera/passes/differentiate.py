@@ -46,6 +46,8 @@ def differentiate(
             continue
         if node in asked:  # asked for itself: keep it
             grads[node, 0] = [g for g in gs[:1] if g is not None]
+        if active.isdisjoint(node.args):
+            continue
         b.loc, b.scope = node.loc, node.scope
         if _joins(node, active) and gs[0] is not None:
             # Both ways need the whole gradient, so it is completed once, before they part.

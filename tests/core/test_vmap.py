@@ -1,0 +1,229 @@
+"""Does a function of one row give for all rows at once what it gives for each alone?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, graph, nn
+from tessera.core.errors import ShapeError, TesseraError, UsageError
+from tessera.core.layout import parse_type
+from tessera.ir.graph.oracle import evaluate
+from tessera.ir.graph.verify import verify
+from tessera.lang.operands import as_tensor, emit_many
+from tessera.lang.tree import flatten
+from tests.core.table import ROWS, Row
+from tests.core.test_lang import Oracle, oracle
+
+__all__ = ["oracle"]
+RNG = np.random.default_rng(3)
+COUNT = 3
+# Ops that have no form for arguments that all have rows: these run row by row, in a loop.
+IN_A_LOOP = {"conv", "unstack", "take", "put"}
+
+
+def rows_of(x: Any) -> Any:
+    """Rows that an op takes where it takes `x`: ids stay inside, definite matrices definite."""
+    return np.stack([np.flip(x), x, np.flip(x)])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: r.name)
+def test_every_op_of_rows_is_that_of_each(row: Row) -> None:
+    ins = [np.asarray(x) for x in row.ins]
+
+    def call(*xs: Any) -> Any:
+        return tuple(emit_many(row.op, *map(as_tensor, xs), **row.attrs))
+
+    for which in itertools.product((True, False), repeat=len(ins)):
+        if not any(which):
+            continue
+        given = [rows_of(x) if w else x for x, w in zip(ins, which, strict=True)]
+        g = graph.trace(ts.vmap(call, tuple(0 if w else None for w in which)), *given)
+        verify(g)
+        if all(which) or len(ins) == 1:
+            assert ("scan" in {n.op for n in g.nodes}) == (row.op in IN_A_LOOP)
+        alone = graph.trace(call, *ins)
+        each = []
+        for i in range(COUNT):
+            own = [x[i] if w else x for x, w in zip(given, which, strict=True)]
+            each.append(evaluate(alone, own))
+        for found, want in zip(evaluate(g, given), zip(*each, strict=True), strict=True):
+            want = np.stack(want)
+            assert found.shape == want.shape and found.dtype == want.dtype
+            np.testing.assert_allclose(
+                found.astype(np.float64), want.astype(np.float64), rtol=2e-5, atol=2e-5
+            )
+
+
+X, W = RNG.normal(size=(COUNT, 4, 5)).astype(np.float32), RNG.normal(size=(5, 5)).astype("f4")
+IDS = RNG.integers(0, 5, (COUNT, 4)).astype(np.int32)
+
+
+@ts.custom_gradient
+def halved(x: Any) -> Any:
+    return x * 1.0, lambda g: g * 0.5
+
+
+def looped(x: Any) -> Any:
+    def body(h: Any, row: Any) -> Any:
+        h = ts.tanh(h + row @ W)
+        return h, ts.sum(h)
+
+    end, ys = ts.scan(body, x[0], x)
+    return end, ys
+
+
+def normed(x: Any) -> Any:
+    return nn.layer_norm(x, W[0], W[1]).sum(0)
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "product": lambda x: ts.tanh(x @ W) + W[0],
+    "attention": lambda x: nn.attention(x[None], x[None], x[None], causal=True),
+    "norm": normed,
+    "gradient": lambda x: ts.grad(ts.sum(nn.gelu(x @ W) ** 2), x),
+    "gradient of a weight": lambda x: ts.grad(ts.sum(nn.gelu(x @ ts.tensor(W)) ** 2), x),
+    "loop": looped,
+    "gradient of a loop": lambda x: ts.grad(ts.sum(looped(x)[1]), x),
+    "custom": lambda x: ts.grad(ts.sum(halved(x) ** 2), x),
+    "sort": lambda x: (ts.sort(x, 1), ts.topk(x, 2)[1], ts.argmax(x, 0)),
+    "constant": lambda x: (ts.ones((2,)), x[0, 0]),
+    "index": lambda x: x[1:, ::2],
+    "cross": lambda x: nn.cross_entropy(x, IDS[0]),
+    "matrices": lambda x: ts.linalg.norm(x, 2),
+    "rows in rows": lambda x: ts.vmap(lambda r: r * ts.sum(r @ W))(x),
+    "many": lambda x: {"a": x.sum(), "b": [x.T, x.max(1)]},
+    "branches": lambda x: ts.cumsum(ts.where(x > 0, x, ts.exp(x)), 1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str, oracle: Oracle) -> None:
+    fn = PROGRAMS[name]
+    want = [flatten(fn(ts.tensor(x)))[0] for x in X]
+    for made in (ts.vmap(fn)(ts.tensor(X)), ts.vmap(fn, 1)(X.swapaxes(0, 1)),
+                 ts.jit(ts.vmap(fn, -1))(np.moveaxis(X, 0, -1))):  # fmt: skip
+        for found, each in zip(flatten(made)[0], zip(*want, strict=True), strict=True):
+            np.testing.assert_allclose(
+                found.numpy(), np.stack([e.numpy() for e in each]), rtol=1e-5, atol=1e-5
+            )
+
+
+def test_gradients_of_each_row_and_through_all(oracle: Oracle) -> None:
+    w = ts.tensor(W)
+
+    def loss(x: Any, w: Any) -> Any:
+        return ts.sum(ts.tanh(x @ w) ** 2)
+
+    each = ts.vmap(lambda x, w: ts.grad(loss(x, w), w), (0, None))(X, w)
+    for i, x in enumerate(X):
+        alone = ts.grad(loss(ts.tensor(x), w), w)
+        np.testing.assert_allclose(each.numpy()[i], alone.numpy(), rtol=1e-5, atol=1e-6)
+    total = ts.grad(ts.vmap(loss, (0, None))(X, w).sum(), w)
+    np.testing.assert_allclose(total.numpy(), each.numpy().sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_dims_of_trees_and_results(oracle: Oracle) -> None:
+    def fn(pair: Any, by: Any, scale: float = 1.0) -> Any:
+        return pair["x"] @ by * scale, by
+
+    given = {"x": X.swapaxes(0, 2), "y": 7}
+    y, same = ts.vmap(fn, ({"x": 2, "y": None}, None), (1, None))(given, W[0, :4], scale=2.0)
+    want = np.stack([X[i].T @ W[0, :4] * 2 for i in range(COUNT)], 1)
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-5)
+    assert same.shape == (4,)
+    table = ts.tensor(W)
+    for dims, ids in ((0, IDS), (None, IDS[0])):
+        found = ts.vmap(lambda t, i: ts.take(t, i, 1), (0, dims))(
+            np.broadcast_to(W, (COUNT, 5, 5)), ids
+        )
+        for i in range(COUNT):
+            np.testing.assert_array_equal(found.numpy()[i], W[:, ids[i] if dims == 0 else ids])
+    assert ts.vmap(lambda i: nn.embedding(i, table))(IDS).shape == (COUNT, 4, 5)
+
+
+def test_rows_that_are_split_stay_split() -> None:
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 4, "tp": 2})
+    x, w = parse_type("f32[8@dp, 6]", mesh), parse_type("f32[6, 4@tp]", mesh)
+
+    def one(x: Any, w: Any) -> Any:
+        return ts.grad(ts.sum(ts.tanh(x @ w)), w)
+
+    g = graph.simplify(graph.trace(ts.vmap(one, (0, None)), x, w))
+    assert str(g.outputs[0].type) == "f32[8@dp, 6, 4@tp]"
+    assert not list(g.collectives())
+
+
+WRONG: list[tuple[Any, type[TesseraError], str]] = [
+    (lambda: ts.vmap(3), UsageError, "vmap: the function cannot be 3"),
+    (lambda: ts.vmap(ts.sum, None)(X), UsageError, "vmap: no argument is taken apart"),
+    (lambda: ts.vmap(ts.sum, 3)(X), ShapeError, "vmap: there is no dim 3 to take apart"),
+    (lambda: ts.vmap(lambda a, b: a, (0, 0))(X, W), ShapeError,
+     "vmap: the dims that are taken apart have 3, 5 rows"),
+    (lambda: ts.vmap(lambda a, b: a, (0,))(X, W), UsageError, "vmap: in_dims does not fit"),
+    (lambda: ts.vmap(ts.sum, 0, None)(X), UsageError, "vmap: a result differs between rows"),
+    (lambda: ts.vmap(ts.sum, 0, 2)(X), ShapeError, "vmap: out_dims 2 is not a dim of a result"),
+    (lambda: ts.vmap(lambda x: nn.dropout(x, 0.5))(X), UsageError,
+     "vmap: the function draws random numbers"),
+    (lambda: ts.vmap(lambda x: x.sum().item())(X), UsageError, "a value cannot be read here"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "said"), WRONG)
+def test_what_is_refused(call: Any, error: type[TesseraError], said: str, oracle: Oracle) -> None:
+    with pytest.raises(error) as e:
+        call()
+    assert said in str(e.value)
+
+
+# -- slopes along a direction ---------------------------------------------------------------------
+def rolled(x: Any) -> Any:
+    return ts.scan(lambda h, r: (ts.tanh(h + r @ W), h * 2.0), x[0], x)
+
+
+CURVES: dict[str, Callable[..., Any]] = {
+    "power": lambda x: x**3,
+    "attention": lambda x: nn.attention(x[None], x[None], x[None], causal=True),
+    "gelu of a product": lambda x: nn.gelu(x @ W),
+    "loop": rolled,
+    "several": lambda x: {"a": ts.exp(x), "b": (x.sum(), x[0])},
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_jvp_is_the_slope_along_the_tangent(name: str, oracle: Oracle) -> None:
+    fn, x, along = CURVES[name], X[0], X[1]
+    eps = 1e-2
+    ends = [flatten(fn(ts.tensor(x + s * eps * along)))[0] for s in (1, -1)]
+    for call in (ts.jvp, ts.jit(lambda p, t: ts.jvp(fn, p, t))):
+        value, slope = call(fn, (x,), (along,)) if call is ts.jvp else call((x,), (along,))
+        for a, b in zip(flatten(value)[0], flatten(fn(ts.tensor(x)))[0], strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+        for s, up, down in zip(flatten(slope)[0], *ends, strict=True):
+            want = (up.numpy().astype(float) - down.numpy()) / (2 * eps)
+            np.testing.assert_allclose(s.numpy(), want, rtol=0.02, atol=0.02)
+
+
+def test_jvp_of_many_directions_at_once_is_the_jacobian(oracle: Oracle) -> None:
+    x, eye = ts.tensor(W[0]), np.eye(5, dtype=np.float32)
+    columns = ts.vmap(lambda t: ts.jvp(lambda x: ts.tanh(x @ W), (x,), (t,))[1], out_dims=1)(eye)
+    rows = ts.vmap(lambda g: ts.vjp(lambda x: ts.tanh(x @ W), x)[1](g)[0])(eye)
+    want = (1 - np.tanh(W[0] @ W) ** 2)[:, None] * W.T
+    np.testing.assert_allclose(columns.numpy(), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rows.numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_tangents_that_do_not_fit_are_refused(oracle: Oracle) -> None:
+    for primals, tangents, error, said in (
+        (X, (X,), UsageError, "jvp: primals cannot be"),
+        ((X,), (X[0],), ShapeError, "jvp: the tangents are not like the primals"),
+        ((X,), (X, X), ShapeError, "jvp: the tangents are not like the primals"),
+    ):
+        with pytest.raises(error) as e:
+            ts.jvp(ts.exp, primals, tangents)  # type: ignore[arg-type]
+        assert said in str(e.value)

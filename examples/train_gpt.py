@@ -8,6 +8,10 @@ brings together what they hold. Over `pp` lie the stages of a pipeline, each som
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -16,7 +20,7 @@ import typer
 from rich.console import Console
 
 import tessera as ts
-from tessera import dist, nn, optim, pipeline
+from tessera import checkpoint, dist, nn, optim, pipeline
 from tessera.data.tokens import TokenBatches
 from tessera.show.pipeline_picture import render_pipeline
 from tessera.show.plan_view import flops_text, render_plan
@@ -24,7 +28,7 @@ from tessera.show.results import render_files, render_losses
 from tessera.train.cli import one_line
 from tessera.train.evaluate import mean_loss
 from tessera.train.generate import generate
-from tessera.train.run import Run, fresh_folder
+from tessera.train.run import WEIGHTS, Run, fresh_folder
 from tessera.train.text import prepare
 from tessera.train.throughput import gemm_peak, model_flops
 from tessera.train.trackers import tracker
@@ -43,6 +47,9 @@ Examples:
   --schedule ZB-H1                another order of the pipeline's microbatches
   --recompute full                layers computed again backwards instead of kept
   --fold 2                        the same program on 2 devices, in turns
+  --save-every 100                a checkpoint of all that goes on, in OUT/checkpoints
+  --resume runs/a/checkpoints     goes on from the latest of them, also on another mesh
+  --prove-resume --steps 8        kills a run, resumes it, compares it with one that never stopped
 
 TESSERA_COMM_TRACE=1 prints each collective with the line of this file that asked for it.
 """
@@ -161,11 +168,25 @@ def train(c: SimpleNamespace, console: Console) -> None:
         trackers=[tracker(name, folder) for name in c.track.split(",") if name],
         weights=lambda: model.state_dict(), spare=c.spare,
     )  # fmt: skip
+    begin = 0
+    if c.resume is not None:  # the batches follow from the seed and the step
+        found = checkpoint.load(None, model, state, root=c.resume)
+        begin, state = found.step or 0, found.optimizer
+        console.print(f"going on after step {begin}, from {found.tag} in {c.resume}\n")
     with run:
-        for step in range(c.steps):
+        for step in range(begin, c.steps):
             now = {"val_loss": validate()} if step and step % c.val_every == 0 else {}
             with run.step(step, **now) as row:
                 row.update(train_step(model, state, *on_mesh(data.batch(step))))
+            if c.save_every and (step + 1) % c.save_every == 0:
+                checkpoint.save(
+                    f"step_{step + 1:06d}", model, state, root=run.folder / "checkpoints", keep=3,
+                    step=step + 1, metrics={"loss": row["loss"]}, quiet=console.quiet,
+                )  # fmt: skip
+                if c.stop_after == step + 1:  # as a machine does that loses its power
+                    checkpoint.wait()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        checkpoint.wait()
 
     # How good is it, and what does it write?
     losses = {
@@ -188,6 +209,31 @@ def train(c: SimpleNamespace, console: Console) -> None:
     run.save_text("schedule.txt", program.text)
     run.save_curve(f"GPT on {mesh.topology}", losses)
     console.print(render_files(run.folder, run.files()))
+
+
+def prove_resume(c: SimpleNamespace) -> None:
+    """Runs this script three times: to its end, killed half way, and from there on."""
+    half = max(1, c.steps // 2)
+    folder = Path(c.out or fresh_folder("runs", "resumed"))
+    plain = [w for w in sys.argv[1:] if w != "--prove-resume"]
+    runs = {
+        "whole": [],
+        "killed": ["--save-every", str(half), "--stop-after", str(half)],
+        "resumed": ["--resume", str(folder / "killed" / "checkpoints")],
+    }
+    for name, words in runs.items():
+        command = [sys.executable, __file__, *plain, *words, "--out", str(folder / name)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        said = f"killed by signal {-done.returncode}" if done.returncode < 0 else "to its end"
+        typer.echo(f"{name:8} {said}")
+        if done.returncode != (-signal.SIGKILL if name == "killed" else 0):
+            raise typer.Exit(done.returncode)
+    one, other = ((folder / name / WEIGHTS).read_bytes() for name in ("whole", "resumed"))
+    same = one == other
+    are = "are" if same else "are NOT"
+    typer.echo(f"{folder}: the weights after step {c.steps} {are} the same, bit by bit, whether the"
+               f" run was killed after step {half} or not")  # fmt: skip
+    raise typer.Exit(0 if same else 1)
 
 
 def main(
@@ -224,8 +270,16 @@ def main(
     prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "def ",
     sample_tokens: Annotated[int, typer.Option(min=0, help="Length of the sample.")] = 200,
     track: Annotated[str, typer.Option(help="Also track in tensorboard, wandb or both.")] = "",
+    save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints.")] = 0,
+    resume: Annotated[Path | None, typer.Option(help="Checkpoints to go on from.")] = None,
+    stop_after: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
+    prove: Annotated[
+        bool, typer.Option("--prove-resume", help="Show that a killed run loses nothing.")
+    ] = False,
 ) -> None:
     config = SimpleNamespace(**locals())
+    if prove:
+        prove_resume(config)
     try:
         with ts.autocast(dtype):
             train(config, Console(quiet=dist.process_index() > 0))  # one process shows

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from safetensors.numpy import load_file
 
 from tessera.train.metrics import Row, column, read_metrics
 from tests.cases import LONG
+
+ROOT = Path(__file__).resolve().parents[2]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 STEPS = 20
@@ -212,3 +216,24 @@ def test_a_window_longer_than_the_text_is_one_line(
     with pytest.raises(example.typer.Exit):
         example.main(**{**SMALL, "seq": 10**7}, corpus=corpus, cache=tmp_path, out=tmp_path / "out")
     assert "hold no window of 10000000" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_killed_run_that_is_resumed_has_the_same_weights(tmp_path: Path) -> None:
+    """A pipeline, as the demo is; on another mesh it goes on, too."""
+    script = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), "--steps", "4"]
+    small = ["--sample-tokens", "2", "--val-batches", "1", "--d", "64", "--layers", "2"]
+    out = tmp_path / "out"
+    prove = [*script, *small, "--prove-resume", "--out", str(out)]
+    done = subprocess.run(prove, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "killed by signal 9" in done.stdout and "are the same, bit by bit" in done.stdout
+    other = ["--mesh", "dp=4", "--zero", "3", "--resume", str(out / "killed" / "checkpoints")]
+    again = [*script, *small, *other, "--out", str(tmp_path / "again")]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "going on after step 2" in done.stdout, done.stderr
+    rows = [
+        {row["step"]: row["loss"] for row in map(json.loads, path.read_text().splitlines())}
+        for path in (tmp_path / "again" / "metrics.jsonl", out / "whole" / "metrics.jsonl")
+    ]
+    assert rows[0].keys() == {2, 3} and rows[0][3] == pytest.approx(rows[1][3], rel=1e-4)

@@ -79,6 +79,14 @@ FOUND = {
         {**OMPI, **{k: v for k, v in RUN.items() if "LOCAL" not in k}},
         rank("tessera run", 2, 4, 1, 2, at="127.0.0.1:4000", hosted=True, token="secret"),
     ),
+    "tessera run through srun": (
+        {**SLURM, **{k: v for k, v in RUN.items() if "LOCAL" not in k}},
+        rank("tessera run", 2, 4, 1, 2, at="127.0.0.1:4000", hosted=True, token="secret"),
+    ),
+    "srun, a node with fewer": (
+        {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
+        rank("srun", 3, 4, 0, 1, at="gpu07:20719", token="7.0"),
+    ),
     "by hand": (
         {"RANK": "0", "WORLD_SIZE": "2", "TESSERA_COORDINATOR": "n1"},
         rank("tessera run", 0, 2, 0, 1, at="n1:29400"),

@@ -236,3 +236,13 @@ def test_a_port_in_use_and_an_address_of_others() -> None:
         listen("192.0.2.1", 0)
     with listen("192.0.2.1", 0, wherever=True) as sock:
         assert sock.getsockname()[0] == "0.0.0.0"
+
+
+def test_a_host_that_calls_itself_by_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
+
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", found)
+    for host, expected in (("n1", "0.0.0.0"), ("localhost", "127.0.1.1"), ("127.0.1.1",) * 2):
+        with listen(host, 0) as sock:
+            assert sock.getsockname()[0] == expected

@@ -38,7 +38,9 @@ def command(*arguments: object) -> list[str]:
 
 def variables(**env: str) -> dict[str, str]:
     """The environment of a user who has only Tessera."""
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(("TESSERA_", "XLA_", "TT_"))}
+    kept = {
+        n: v for n, v in os.environ.items() if not n.startswith(("TESSERA_", "XLA_", "TT_", "TF_"))
+    }
     return {**kept, "PYTHONPATH": str(SRC), "JAX_PLATFORMS": "cpu", **env}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cases import LONG
 from tests.procs.harness import free_port
-from tests.procs.launched import HEAD, LIMIT_S, launch, lives, until, variables
+from tests.procs.launched import HEAD, LIMIT_S, command, launch, lives, until, variables
 
 FIRST = """\
 import numpy as np
@@ -68,7 +68,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_shown(tmp_path: Path) -> None:
         "  | first\n"
         "  | second\n"
     )
-    assert not any(map(lives, pids(tmp_path, 3)))
+    assert not any(lives(int((tmp_path / f"pid{k}").read_text())) for k in (0, 2))
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -112,6 +112,48 @@ def test_a_run_that_ends_leaves_nothing_that_its_ranks_started(tmp_path: Path) -
     done = launch("-n", 2, "sh", "-c", "sleep 600 & echo $! > child$RANK", folder=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert not any(lives(int((tmp_path / f"child{k}").read_text())) for k in range(2))
+
+
+def test_a_coordinator_that_ends_ends_the_run(tmp_path: Path) -> None:
+    def kill(started: subprocess.Popen[str]) -> None:
+        group = os.getpgid(pids(tmp_path, 2)[0])  # the guard leads it
+        os.kill(group, signal.SIGKILL)
+
+    done = launch("-n", 2, "sh", "-c", WAIT, folder=tmp_path, meanwhile=kill)
+    said = "tessera run: the coordinator ended, so all ranks were ended\n"
+    assert (done.code, done.err) == (1, said)
+    assert not any(map(lives, pids(tmp_path, 2)))
+
+
+def test_ranks_have_the_users_variables_and_not_those_of_the_launchers_import(
+    tmp_path: Path,
+) -> None:
+    body = 'echo "$XLA_FLAGS,$TF_CPP_MIN_LOG_LEVEL,$MINE"'
+    done = launch("-n", 1, "sh", "-c", body, folder=tmp_path, XLA_FLAGS="--x=1", MINE="2")
+    assert (done.code, done.out) == (0, "--x=1,,2\n")
+    assert launch("-n", 1, "sh", "-c", body, folder=tmp_path).out == ",,\n"
+
+
+def test_what_cannot_be_started_is_an_error_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "odd").write_text("no program")
+    (tmp_path / "odd").chmod(0o700)
+    done = launch("-n", 2, "./odd", folder=tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(
+        "tessera run: rank 0: './odd' cannot be started: Exec format error\n"
+    )
+
+
+def test_a_run_outlives_its_terminal_with_nohup(tmp_path: Path) -> None:
+    def hang_up(started: subprocess.Popen[str]) -> None:
+        pids(tmp_path, 1)
+        started.send_signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+
+    body = "echo $$ > pid0; while [ ! -e go ]; do sleep 0.1; done; sleep 1; echo end"
+    whole = ["nohup", *command("run", "-n", 1, "sh", "-c", body)]
+    done = launch(whole=whole, folder=tmp_path, meanwhile=hang_up)
+    assert (done.code, done.out) == (0, "end\n")
 
 
 # -- ranks that compute ---------------------------------------------------------------------------

@@ -25,11 +25,14 @@ SINCE = (0, 10, 2)
 # Fatal errors alone: what else the engine has to say, it says in its exceptions, too.
 LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")
 _exact: list[bool] = []
+_before: dict[str, str | None] = {}
 
 
 def prepare() -> None:
     """Sets what every program needs; called when the package is imported. What the user has set
     stays, and where the backend runs already it is too late."""
+    for name in (LOG[0], "XLA_FLAGS"):
+        _before.setdefault(name, os.environ.get(name))
     if "jaxlib" not in sys.modules:  # which reads this once, as it is loaded
         os.environ.setdefault(*LOG)
     if X86 and not engine_runs():
@@ -40,6 +43,12 @@ def prepare() -> None:
     elif version is not None and not engine_runs():
         _add(EXACT)
         _exact.append(EXACT in os.environ["XLA_FLAGS"])
+
+
+def given() -> dict[str, str]:
+    """The environment as it was before `prepare`: that of programs which may not be Tessera's."""
+    old = {name: value for name, value in _before.items() if value is not None}
+    return {n: v for n, v in os.environ.items() if n not in _before} | old
 
 
 def is_exact() -> bool:

@@ -24,6 +24,7 @@ from . import environment
 from .errors import UsageError, fail
 
 PORT = 29400  # of the coordinator, where nothing says which
+_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -107,7 +108,8 @@ def _read(by: _Launcher, size_name: str, env: Mapping[str, str]) -> Rank | None:
     local_name = next((n for n in by.local_rank if env.get(n)), "")
     local = _whole(env, local_name, 0) if local_name else 0
     count_name = next((n for n in _LOCAL_SIZES if env.get(n)), "")
-    count = _whole(env, count_name, 1) if count_name else _tasks_here(by, env, size)
+    slurm = local_name == "SLURM_LOCALID"
+    count = _whole(env, count_name, 1) if count_name else tasks_here(env, size) if slurm else 1
     job = ".".join(env[n] for n in by.job if env.get(n))
     hosted = by.name == "tessera run" and bool(env.get(environment.TOKEN))
     return Rank(
@@ -122,14 +124,19 @@ def _read(by: _Launcher, size_name: str, env: Mapping[str, str]) -> Rank | None:
     )
 
 
-def _tasks_here(by: _Launcher, env: Mapping[str, str], size: int) -> int:
-    """How many of an `srun`'s tasks are on this host; 1 where nothing says so."""
-    if by.name != "srun":
-        return 1
+def tasks_here(env: Mapping[str, str], size: int) -> int:
+    """How many of an `srun`'s tasks are on this host; 1 where nothing says so.
+
+    >>> tasks_here({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 11)
+    3
+    """
     if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES")) == "1":
         return size
-    found = re.match(r"(\d+)", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    return int(found[1]) if found else 1
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get(_PER_NODE, "")):
+        counts += [int(count)] * min(int(times or 1), size)
+    node = env.get("SLURM_NODEID", "0")
+    return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else 1
 
 
 def _whole(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core import flags
 from ..core.errors import BackendError, UsageError, fail
 
 BACKENDS = ("local", "mpi", "slurm")
@@ -87,7 +88,7 @@ def given(run: Run, k: int) -> dict[str, str]:
 
 def _around(run: Run) -> dict[str, str]:
     """The launcher's own variables, as a child that hands them on has them."""
-    own = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    own = {name: value for name, value in flags.given().items() if name not in _FOREIGN}
     return own | {"TESSERA_TOKEN": run.token}
 
 
@@ -104,7 +105,7 @@ def _here(run: Run, k: int) -> dict[str, str]:
 def mpi(run: Run) -> list[Job]:
     """One `mpirun` (OpenMPI's) starts all, each with variables of its own."""
     found = next(filter(shutil.which, _COMMANDS["mpi"]), "mpirun")
-    hand_on = [n for n in os.environ if n in _HANDED_ON or n.startswith(_PREFIXES)]
+    hand_on = [n for n in flags.given() if n in _HANDED_ON or n.startswith(_PREFIXES)]
     command = [found, "--bind-to", "none", *run.arguments]
     for k in range(run.size):
         own = given(run, k)

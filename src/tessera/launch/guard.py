@@ -25,6 +25,7 @@ class Guard:
     """The launcher's handle: the group `pid`, which ends with `release` or with this process."""
 
     def __init__(self, run: Run, sock: socket.socket, limit_s: float) -> None:
+        self.gone = False
         here, self.pipe = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -39,11 +40,18 @@ class Guard:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def ended(self) -> bool:
+        """Whether the guard itself has ended, which it should not."""
+        if not self.gone:
+            self.gone = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return self.gone
+
     def release(self) -> None:
         """Ends whatever is left of the group, and the guard."""
         self.signal(signal.SIGKILL)
         os.close(self.pipe)
-        os.waitpid(self.pid, 0)
+        if not self.ended():
+            os.waitpid(self.pid, 0)
 
 
 def with_group(pid: int) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import BinaryIO
 
+from ..core.errors import BackendError, fail
 from ..runtime.rendezvous import LOST
 from .commands import Job
 from .guard import SIGNALS, Guard
@@ -69,6 +70,7 @@ class Supervisor:
         self.jobs = jobs
         self.processes: list[_Process] = []
         self.failed: list[_Process] = []
+        self.alone = False  # whether the coordinator ended before the ranks
 
     def run(self) -> int:
         """Starts the jobs and waits for them; 0, the status of the job that failed first, or
@@ -77,7 +79,9 @@ class Supervisor:
         for s in (wake, woken):
             s.setblocking(False)
         self.selector.register(wake, selectors.EVENT_READ, None)
-        before = {n: signal.signal(n, self._signalled) for n in (*SIGNALS, signal.SIGCHLD)}
+        # What is ignored stays so: nohup, a shell's job in the background.
+        heard = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {n: signal.signal(n, self._signalled) for n in (*heard, signal.SIGCHLD)}
         old = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         try:
             for job in self.jobs:
@@ -92,23 +96,34 @@ class Supervisor:
                 signal.signal(number, handler)
             wake.close()
             woken.close()
-        if self.failed:
+        if self.alone:
+            sys.stderr.write("tessera run: the coordinator ended, so all ranks were ended\n")
+        elif self.failed:
             self._report()
         if self.signals:
             return 128 + self.signals[0]
-        return _status(self.failed[0].code) if self.failed else 0
+        return _status(self.failed[0].code) if self.failed else int(self.alone)
 
     def _start(self, job: Job) -> None:
         if self.signals:
             return
-        popen = subprocess.Popen(
-            job.command,
-            env=job.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=self.guard.pid,
-        )
+        try:
+            popen = subprocess.Popen(
+                job.command,
+                env=job.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=self.guard.pid,
+            )
+        except OSError as error:
+            raise fail(
+                BackendError,
+                f"{job.name}: {job.command[0]!r} cannot be started: {error.strerror}",
+                at="",
+                fix="see that it is a program of this machine, and how many files and processes the"
+                " user may have (ulimit -n, ulimit -u)",
+            ) from None
         made = _Process(job, popen)
         self.processes.append(made)
         label = f"[{job.name}] ".encode() if self.prefix else b""
@@ -141,8 +156,9 @@ class Supervisor:
                 p.code = code
                 ended.append(p)
         if self.end_s is None:
+            self.alone = self.guard.ended()
             self.failed = sorted((p for p in ended if p.code), key=_blame)
-            if self.failed:
+            if self.failed or self.alone:
                 self._end(signal.SIGTERM)
         elif time.monotonic() >= self.end_s:
             self.guard.signal(signal.SIGKILL)

@@ -40,9 +40,12 @@ def proof(token: str, nonce: str, of: str) -> str:
 
 def listen(host: str, port: int, wherever: bool = False) -> socket.socket:
     """A socket that listens at `host`; where that is no address of this machine (a service in front
-    of it) and `wherever` is set, at all of its addresses. Raises BackendError."""
+    of it) and `wherever` is set, at all of its addresses. So it does where a machine calls itself
+    by an address that others cannot reach: Debian's hosts are 127.0.1.1. Raises BackendError."""
     try:
         family, *_, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if str(at[0]).startswith("127.") and host not in (at[0], "localhost"):
+            return _listening(socket.AF_INET, ("", port))
         return _listening(family, at)
     except OSError as error:
         if wherever and error.errno not in (errno.EADDRINUSE, errno.EACCES):

@@ -245,3 +245,14 @@ for name, gradient in (("grad", ts.grad), ("graph.backward", graph.backward)):
         reduce_dtype=ts.bf16)  # fmt: skip
 
 row("tessera.vmap", lambda **k: ts.vmap(lambda x: x.sum(0), **k)(CUBE8), in_dims=1, out_dims=1)
+
+
+def looked_up(**k: Any) -> str:
+    def run(table: Any) -> Any:
+        with ts.autocast(**k):
+            return nn.embedding(IDS, table)
+
+    return traced(run, SQUARE)
+
+
+row("tessera.autocast of an embedding", looked_up, embeddings=True)

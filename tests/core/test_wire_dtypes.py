@@ -4,7 +4,6 @@ where they have become f32; what is added up in f32 on a device stays f32."""
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,9 @@ def test_only_the_same_bits_on_every_mesh_need_wide_sums(level: str) -> None:
 
 
 # -- a whole step ----------------------------------------------------------------------------------
-def step(strategies: tuple[str, ...], narrow: bool, reduce_dtype: Any = None) -> Graph:
+def step(
+    strategies: tuple[str, ...], narrow: bool, reduce_dtype: Any = None, embeddings: bool = False
+) -> Graph:
     """A training step's forward and backward pass on dp=2 x tp=2."""
     parts = {
         "dp": dist.strategy("data_parallel"),
@@ -110,7 +111,7 @@ def step(strategies: tuple[str, ...], narrow: bool, reduce_dtype: Any = None) ->
     batch = dist.place((np.zeros((BATCH, SEQ), np.int32),) * 2, plan, MESH, kind="batch")
 
     def gradients(model: Any, x: Any, y: Any) -> Any:
-        with ts.autocast(ts.bf16) if narrow else nullcontext():
+        with ts.autocast(ts.bf16, narrow, embeddings):
             loss = model.loss(x, y)
         return loss, ts.grad(loss, model.parameters(), layout=plan, reduce_dtype=reduce_dtype)
 
@@ -148,6 +149,29 @@ def test_sums_of_gradients_are_sent_in_the_dtype_that_is_asked_for(
     assert activations == {"bf16", "f32"}  # which it does not change: the embedding is f32
     assert received(g) < most * received(step(strategies, False))
     assert all(o.type.dtype is ts.f32 for o in g.outputs)
+
+
+@pytest.mark.parametrize("strategies", [("dp", "tp"), ("zero_3", "tp")], ids=" ".join)
+def test_with_both_half_of_the_bytes_are_sent(strategies: tuple[str, ...]) -> None:
+    g, plain = step(strategies, True, ts.bf16, embeddings=True), step(strategies, False)
+    wide = [n for n, _ in g.collectives() if n.type.dtype is ts.f32 and n.type.rank > 1]
+    assert {n.op for n in wide} <= {"all_reduce", "all_gather"}
+    assert max(n.type.size for n in wide) < WIDTH * SEQ + 1  # positions, and maxima of logits
+    assert received(g) < 0.52 * received(plain)
+
+
+def test_rows_of_a_table_are_rounded_as_they_are_looked_up(oracle: Oracle) -> None:
+    table = ts.tensor(np.random.default_rng(0).normal(size=(4, 8)))
+    ids = np.array([2, 0], np.int32)
+    with ts.autocast(ts.bf16):
+        plain = nn.embedding(ids, table)
+    with ts.autocast(ts.bf16, embeddings=True):
+        narrow = nn.embedding(ids, table)
+    assert plain.dtype is narrow.dtype is ts.f32
+    np.testing.assert_array_equal(plain.numpy(), table.numpy()[ids])
+    np.testing.assert_array_equal(narrow.numpy(), table.to(ts.bf16).to(ts.f32).numpy()[ids])
+    with ts.autocast(ts.bf16, False, embeddings=True), ts.autocast(ts.f32, embeddings=True):
+        np.testing.assert_array_equal(nn.embedding(ids, table).numpy(), plain.numpy())
 
 
 def weight_gradient(reduce_dtype: Any, layout: str, narrow: bool = True) -> Any:

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is in force: the current mesh, the autocast dtype's name, strictness, whether sums over
+    """What is in force: the current mesh, the autocast dtype's name and whether it holds for
+    embeddings, strictness, whether sums over
     devices have a fixed order at every level, the dtype in which those of gradients are sent (None:
     as they come), whether what is computed is a constant to gradients, and the options of the
     programs that are recorded here."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
+    autocast_embeddings: bool = False
     strict: bool = False
     ordered: bool = False
     reduce_dtype: DType | None = None
@@ -52,6 +54,7 @@ class Changes(TypedDict, total=False):
 
     mesh: Mesh | None
     autocast: str | None
+    autocast_embeddings: bool
     strict: bool
     ordered: bool
     reduce_dtype: DType | None

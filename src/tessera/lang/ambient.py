@@ -5,12 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any
 
+from ..core.checks import flag
 from ..core.context import Settings, replaced
-from ..core.dtypes import bf16, dtype_of
+from ..core.dtypes import bf16, dtype_of, f32
 from ..core.errors import DTypeError, fail
 
 
-def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManager[Settings]:
+def autocast(
+    dtype: object = bf16, enabled: bool = True, embeddings: bool = False
+) -> AbstractContextManager[Settings]:
     """A context in which products of f32 tensors are computed in `dtype`, and sums in f32.
 
     - Products (`matmul`, `einsum`, convolutions, attention and layers made of them) convert f32
@@ -18,7 +21,8 @@ def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManag
     - Sums, means, variances, `exp`, `log` and `rsqrt` compute narrow operands in f32 and return
       f32.
     - Norms and softmax compute in f32 and return the dtype of their input. Losses return f32.
-    - All other ops follow the dtypes of their operands.
+    - All other ops follow the dtypes of their operands. With `embeddings` the rows of an f32 table
+      are rounded to `dtype` before they are looked up and sent, as by PyTorch's `param_dtype`.
 
     A gradient has the dtype of its tensor, so an f32 weight has an f32 gradient. `enabled=False` or
     `dtype=ts.f32` turns it off inside. Raises DTypeError if `dtype` is not bf16, f16 or f32.
@@ -33,7 +37,11 @@ def autocast(dtype: object = bf16, enabled: bool = True) -> AbstractContextManag
     want = dtype_of(dtype)
     if want.name not in ("bf16", "f16", "f32"):
         raise fail(DTypeError, f"autocast: cannot compute in {want}", fix="use ts.bf16 or ts.f16")
-    return replaced(autocast=want.name if enabled and want.name != "f32" else None)
+    on = enabled and want is not f32
+    return replaced(
+        autocast=want.name if on else None,
+        autocast_embeddings=flag("autocast", "embeddings", embeddings) and on,
+    )
 
 
 def strict(enabled: bool = True) -> AbstractContextManager[Settings]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from ..core.checks import number, one_of, probability
+from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from ..lang import functions as F
@@ -121,11 +122,13 @@ def embedding(ids: Like, table: Tensor) -> Tensor:
     """Rows of `table` [vocab, d] by integer ids [...]: [..., d].
 
     An id is from 0 to vocab - 1. Where the host knows the ids, one outside raises ShapeError; on
-    the device it gives a row of NaN. Raises DTypeError if `ids` are not integers.
+    the device it gives a row of NaN. The result has the dtype of `table`, rounded to the narrow one
+    inside `ts.autocast(embeddings=True)`. Raises DTypeError if `ids` are not integers.
     """
     t, at = as_tensor(table), as_tensor(ids)
     check_ids("embedding", "id", at, t.shape[0] if t.ndim else 0)
-    return emit("take", t, at, dim=0, ids="exact")
+    (rows,) = F.narrowed(t) if settings().autocast_embeddings else (t,)
+    return emit("take", rows, at, dim=0, ids="exact").to(t.dtype)
 
 
 @typed

@@ -70,7 +70,12 @@ def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwa
     def planned() -> Schedule:
         given, named = tree_map(_standing, (args, kwargs))
         compiled = fn if isinstance(fn, (Jit, TrainingStep)) else Jit(fn, (), reduce_partial)
-        with replaced(mesh=here.mesh, program=here.program, autocast=here.autocast):
+        with replaced(
+            mesh=here.mesh,
+            program=here.program,
+            autocast=here.autocast,
+            autocast_embeddings=here.autocast_embeddings,
+        ):
             return scheduled(compiled.plan(*given, **named))
 
     g = made.graph

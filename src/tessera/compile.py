@@ -53,12 +53,16 @@ class Executable:
         # The stepped executor copies what is given up and given twice.
         self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
 
+    def start(self) -> None:
+        mesh = self.schedule.mesh
+        devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
+
     @cached_property
     def run(self) -> Callable[..., Any]:
         """Device arrays in, a list of device arrays out. It is made when it is first called: a
         program that is only planned needs no device."""
+        self.start()
         s = self.schedule
-        devices.start(max(s.mesh.physical.device_ids) + 1 if s.mesh is not None else 1, s.mesh)
         ordered = any("order" in n.attrs for n, _ in s.collectives())
         options, under = determinism_of(s.options, ordered)
         if self._is_stepped:
@@ -176,7 +180,9 @@ class Engine:
         graph = prepared(graph)
         # The engine warns of what no result can take over.
         taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
-        return Executable(_traced(scheduled(graph)), taken)
+        made = Executable(_traced(scheduled(graph)), taken)
+        made.start()
+        return made
 
     def step_by_step(self, schedule: Schedule) -> Executable:
         return Executable(_traced(scheduled(schedule)))

@@ -400,6 +400,9 @@ class Program:
         self.types = tuple(n.type.on(g.mesh) for n in g.outputs)
         self.wants = tuple(n.type.on(g.mesh) for n in g.inputs)
 
+    def start(self) -> None:
+        """There are no devices."""
+
     def __call__(self, args: Sequence[Any], have: Any, done: Any = None) -> list[Any]:
         done = [] if done is None else done
         done.append(evaluate(self.graph, args))

@@ -3,6 +3,9 @@ and wherever the step has its mesh from?"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -156,3 +159,21 @@ def test_the_schedule_of_a_trace_has_the_stages_and_sends_that_a_call_runs() -> 
 def test_a_model_of_one_array_is_not_given_a_whole_batch() -> None:
     with pytest.raises(ts.DTypeError, match=r"fix .*: give one of its values, as in x\['input'\]"):
         graph.trace(model_of("a pipeline", "data_parallel"), {"input": X, "labels": Y})
+
+
+SIXTEEN = {
+    "a weight": "print(dist.tensor((16, 4), '[16@dp, 4]', mesh).numpy().shape)",
+    "a batch": "print(pipeline.compose(2, [ts.tanh] * 2, mesh=mesh)(np.ones((16, 4))).shape)",
+}
+
+
+@pytest.mark.parametrize("what", SIXTEEN)
+def test_the_first_of_a_process_starts_as_many_devices_as_its_mesh_has(what: str) -> None:
+    lines = ["import numpy as np, tessera as ts", "from tessera import dist, pipeline",
+             "mesh = dist.Mesh(('dp', 'pp'), shape={'dp': 8, 'pp': 2})", SIXTEEN[what]]  # fmt: skip
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("TESSERA_", "JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=env, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout == "(16, 4)\n", done.stderr

@@ -27,6 +27,10 @@ class Program(Protocol):
 
     wants: tuple[TensorType, ...]
 
+    def start(self) -> None:
+        """Starts the devices that it runs on, where none run yet. Raises BackendError if there are
+        too few."""
+
     def __call__(
         self,
         args: Sequence[Data],

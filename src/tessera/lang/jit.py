@@ -221,10 +221,10 @@ class Jit(Generic[P, R]):
     # -- running ----------------------------------------------------------------------------------
     def _straight(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """Runs a recording that is one program."""
-        data = list(map(_data_of, entry.pick(leaves)))
+        data, program = list(map(_data_of, entry.pick(leaves))), entry.root.program()
         if None.__class__ in map(type, data):
+            program.start()  # or the first of these would start the devices, and too few
             data = [t.data for t in entry.pick(leaves)]
-        program = entry.root.program()
         assert entry.straight is not None
         if entry.have == program.wants:
             entry.have = None  # from now on nothing needs to be moved

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tessera.launch.cli import app
+from tessera.launch.cli import app, tt_run
 
 PYTHON = shlex.quote(sys.executable)
 CACHE = f"{Path.home()}/.cache/{socket.gethostname()}_rank"
@@ -175,3 +175,21 @@ def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
         "tessera run: --backend slurm: srun is not installed here\n"
         "  fix : start it inside of an allocation of Slurm, or --backend local\n"
     )
+
+
+def test_tt_run_takes_mpirun_where_it_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = folder / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.touch(0o700)
+    options = ["--rank-binding", "ranks.yaml", "--dry-run", "train.py"]
+    begins = {}
+    for path in (program.parent, folder):
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.setattr(sys, "argv", ["tt-run", *options])
+        with pytest.raises(SystemExit) as ended:
+            tt_run()
+        assert ended.value.code == 0
+        begins[path] = capsys.readouterr().out.split()[0]
+    assert begins == {program.parent: "mpirun", folder: f"TT_METAL_CACHE={CACHE}0"}

@@ -11,7 +11,6 @@ from ...lang.create import tensor
 from ...lang.functions import sum as total
 from ...lang.jit import jit
 from ...lang.tensor import Tensor
-from ...runtime.diagnose import took_s
 from .host import first_line, way_out
 from .report import Check
 
@@ -41,6 +40,8 @@ def reduce_checks() -> list[Check]:
 
 def _measured(devices: int, elements: int, times: int) -> tuple[float, bool]:
     """Seconds of one all-reduce of `elements` a device, and whether its sum is right."""
+    from ...runtime.diagnose import took_s  # it loads the engine
+
     mesh = auto(("all",))
     block = np.arange(elements, dtype=np.float32) % 64
     data = np.broadcast_to(block, (devices, elements))

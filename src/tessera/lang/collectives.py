@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.checks import axes_of, one_of, shown, unfit, whole
-from ..core.errors import LayoutError, ShapeError, UsageError, fail
+from ..core.errors import LayoutError, ShapeError, UsageError, fail, warn_no_effect
 from ..core.layout import (
     PARTIAL_KINDS,
     Dim,
@@ -149,10 +149,16 @@ def all_gather(x: Any, axis: Axis = None, dim: int | None = None) -> Any:
 def gather(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int | None = None) -> Tensor:
     """The blocks of all devices along `axis`, joined along `dim`, for the device at place `root`.
 
-    Every device gets the result, because it runs as an all_gather. Raises UsageError if `root` is
-    not a place along `axis`.
+    Every device gets the result, because it runs as an all_gather; an OptionWarning says so for a
+    `root` other than 0. Raises UsageError if `root` is not a place along `axis`.
     """
-    _place("gather", root, axis)
+    if _place("gather", root, axis):
+        warn_no_effect(
+            f"gather: root={root}",
+            "every device gets the result",
+            means="it runs as an all_gather",
+            fix="leave out root, or write dist.all_gather",
+        )
     out: Tensor = all_gather(as_tensor(x), axis, dim)
     return out
 

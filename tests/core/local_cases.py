@@ -100,7 +100,7 @@ CASES = [
     Case("all_gather", lambda x: dist.all_gather(x), lambda b: np.concatenate(b)),
     Case("all_gather dim 1", lambda x: dist.all_gather(x, "dp", dim=1),
          lambda b: [np.concatenate(p, 1) for p in pairs(b, 0)]),
-    Case("gather", lambda x: dist.gather(x, "tp", root=1, dim=-1),
+    Case("gather", lambda x: dist.gather(x, "tp", dim=-1),
          lambda b: [np.concatenate(p, 1) for p in pairs(b, 1)]),
     Case("reduce_scatter", lambda x: dist.reduce_scatter(x, ("dp", "tp")),
          lambda b: np.split(sum(b), 4)),  # type: ignore[arg-type]

@@ -222,7 +222,7 @@ ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.p
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/operands.py",
-    "lang/operators.py", "lang/collectives.py",
+    "lang/operators.py", "lang/collectives.py", "lang/jax_functions.py",
 }  # fmt: skip
 
 

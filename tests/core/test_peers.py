@@ -51,7 +51,8 @@ def test_an_argument_that_is_offered_is_one_of_a_function() -> None:
         for n in m.__all__
         if inspect.isfunction(f := getattr(m, n)) or inspect.isclass(f)
         if not (inspect.isclass(f) and issubclass(f, Exception))
-        for p in inspect.signature(f).parameters
+        for call in (f, *filter(inspect.isfunction, [vars(f).get("__call__")]))
+        for p in inspect.signature(call).parameters
     }
     assert {n for names in ARGUMENTS.values() for n in names} <= here
 

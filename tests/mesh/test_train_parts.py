@@ -91,6 +91,7 @@ def test_the_mean_loss_is_over_batches() -> None:
 
 def test_the_gemm_peak_is_a_speed() -> None:
     assert 1e8 < gemm_peak(256, seconds=0.05) < 1e15
+    assert gemm_peak(256, seconds=0.05) == gemm_peak(256, seconds=0.05)
     with pytest.raises(UsageError, match="size cannot be 0"):
         gemm_peak(0)
 

@@ -216,6 +216,9 @@ def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
 
 
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
+    small = _small(t, init, key)
+    if small is not None:
+        return engine().place(small, t)
     seed = Tensor(None, KEY_TYPE)
     seed._pending = lambda: engine().place(key, KEY_TYPE)
     options = settings().program
@@ -224,6 +227,49 @@ def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
         return run_graph(graph, [seed, *captured])[0].data
     program = _init_program(engine(), options, t, init)
     return program([seed.data], (KEY_TYPE,))[0]
+
+
+SMALL = (1 << 12, 1 << 16)
+"""Tensors of at most so many elements are cut from draws of that size: a program for each shape
+took 0.2 s to compile, and a small model has dozens of shapes."""
+
+
+def _small(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The first values of a tensor that is small, the same as `_init_program` gives; None for
+    others."""
+    room = next((n for n in SMALL if t.size <= n), None)
+    if room is None or t.dtype is not f32 or t.partial:
+        return None
+    match init:
+        case None | "zeros":
+            return np.zeros(t.shape, np.float32)
+        case "ones":
+            return np.ones(t.shape, np.float32)
+        case int() | float():
+            return np.full(t.shape, init, np.float32)
+        case "normal":
+            std = 1.0 / math.sqrt(_fan_in(t))
+        case Normal():
+            std = init.std
+        case _:
+            return None
+    flat, number, by = plain(f32, (room,)), plain(f32, ()), engine()
+    drawn = _draws(by, settings().program, flat)(
+        [by.place(key, KEY_TYPE), by.place(np.float32(std), number)], (KEY_TYPE, number)
+    )[0]
+    found: np.ndarray[Any, Any] = by.fetch(drawn, flat)
+    return found[: t.size].reshape(t.shape).copy()
+
+
+@lru_cache(maxsize=16)
+def _draws(by: Engine, options: ProgramOptions, t: TensorType) -> Program:
+    """Normal draws: of a key and a standard deviation."""
+    recorder = Recorder("init", options=options)
+    recorder.key = recorder.node(recorder.input(KEY_TYPE, "random_key"))
+    std = recorder.input(plain(f32, ()), "std")
+    with recording(recorder):
+        drawn = random.normal(t.shape) * std
+    return by.compile(recorder.builder.graph([recorder.node(drawn)]))
 
 
 @lru_cache(maxsize=256)
@@ -282,17 +328,20 @@ def initial_value(t: TensorType, init: Init) -> Tensor:
         return made
     if isinstance(init, (int, float)):
         return functions.full(t.shape, float(init), t.dtype)
-    fan_in = max(1, t.shape[-2] if t.rank > 1 else t.size)
     match init:
         case None | "zeros":
             return functions.full(t.shape, 0.0, t.dtype)
         case "ones":
             return functions.full(t.shape, 1.0, t.dtype)
         case "normal":
-            return (random.normal(t.shape) * (1.0 / math.sqrt(fan_in))).to(t.dtype)
+            return (random.normal(t.shape) * (1.0 / math.sqrt(_fan_in(t)))).to(t.dtype)
         case _:
-            bound = 1.0 / math.sqrt(fan_in)
+            bound = 1.0 / math.sqrt(_fan_in(t))
             return (random.uniform(t.shape, -bound, bound)).to(t.dtype)
+
+
+def _fan_in(t: TensorType) -> int:
+    return max(1, t.shape[-2] if t.rank > 1 else t.size)
 
 
 # -- changing the layout --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,13 @@ def product_flops(graph: Graph) -> int:
     return total
 
 
+@cache
 def gemm_peak(size: int = 1024, dtype: Any = f32, seconds: float = 1.0) -> float:
     """The fastest FLOP/s that this machine reached in products of `size` x `size` matrices.
 
     One program on one device, which on a CPU uses every core. Products of a few milliseconds, the
-    best of what fits into `seconds`: a busy machine lets some of them pass undisturbed.
+    best of what fits into `seconds`: a busy machine lets some of them pass undisturbed. It is
+    measured once in a process.
     """
     whole("gemm_peak", "size", size, 1)
     number("gemm_peak", "seconds", seconds, above=0)

@@ -236,11 +236,11 @@ class Optimizer(ABC):
         fix = "give what state_dict named, of the same weights and optimizer"
         need_same_names(call, have, given, fix)
         need_same_shapes(call, have, given, fix)
-        loaded = {name: loaded(call, name, t, given[name]) for name, t in have.items()}
-        out: State = {"step": loaded["step"]}
+        new = {name: loaded(call, name, t, given[name]) for name, t in have.items()}
+        out: State = {"step": new["step"]}
         for kind in state:
             if kind != "step":
-                out[kind] = {name: loaded[f"{kind}.{name}"] for name in state[kind]}
+                out[kind] = {name: new[f"{kind}.{name}"] for name in state[kind]}
         return out
 
     # -- weight decay -----------------------------------------------------------------------------

@@ -223,3 +223,23 @@ for name in ("load_parameters", "load_state_dict"):
             {"weight": SQUARE}, **k)), strict=False)  # fmt: skip
 row("tessera.nn.Parameter that rests", lambda **k: nn.Parameter(3, 4, **k).requires_grad,
     requires_grad=False)  # fmt: skip
+
+# -- activations, losses and distances, the rest ---------------------------------------------------
+row("tessera.nn.hardtanh", lambda **k: nn.hardtanh(A, **k), min_val=-0.1, max_val=0.1)
+row("tessera.nn.glu", lambda **k: nn.glu(SQUARE, **k), dim=0)
+SIZES = np.abs(SQUARE[:3]) / 4
+for name in ("l1_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy"):
+    more = {"huber_loss": {"delta": 0.3}, "smooth_l1_loss": {"beta": 0.3},
+            "binary_cross_entropy": {"weight": A[0]}}.get(name, {})  # fmt: skip
+    row(f"tessera.nn.{name}", lambda name=name, **k: getattr(nn, name)(SIZES, SIZES[::-1], **k),
+        reduction="sum", **more)  # fmt: skip
+row("tessera.nn.nll_loss", lambda **k: nn.nll_loss(A[:2], IDS, **k), ignore_index=2,
+    weight=np.arange(4, dtype=np.float32), reduction="sum")  # fmt: skip
+row("tessera.nn.normalize", lambda **k: nn.normalize(A, **k), p=1.0, dim=0, eps=10.0)
+row("tessera.nn.cosine_similarity", lambda **k: nn.cosine_similarity(A, SQUARE[:3], **k), dim=0,
+    eps=10.0)  # fmt: skip
+row("tessera.diff", lambda **k: ts.diff(A, **k), n=2, dim=0)
+row("tessera.count_nonzero", lambda **k: ts.count_nonzero(A, **k), dim=0)
+row("tessera.meshgrid", lambda **k: ts.meshgrid(A[0], A[1, :2], **k), indexing="ij")
+ODD = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
+row("tessera.nan_to_num", lambda **k: ts.nan_to_num(ODD, **k), nan=1.0, posinf=2.0, neginf=3.0)

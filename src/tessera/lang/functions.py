@@ -16,6 +16,7 @@ from .bits import (
     bitwise_right_shift,
     bitwise_xor,
 )
+from .combined import count_nonzero, diff, logaddexp, meshgrid, nan_to_num, outer, tan, trunc
 from .cumulative import cummax, cummin, cumprod, cumsum
 from .elementwise import (
     abs,
@@ -247,12 +248,13 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 __all__ = [
     "abs", "all", "any", "arange", "argmax", "argmin", "argsort", "bitwise_and",
     "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
-    "broadcast_to", "cast", "ceil", "clip", "concat", "cos", "cummax", "cummin", "cumprod",
-    "cumsum", "diag", "diagonal", "einsum", "erf", "exp", "expm1", "eye", "flatten", "flip",
-    "floor", "full", "full_like", "gather", "isfinite", "isinf", "isnan", "linspace", "log",
-    "log1p", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "one_hot", "ones",
-    "ones_like", "pad", "permute", "prod", "repeat_interleave", "reshape", "roll", "round", "rsqrt",
+    "broadcast_to", "cast", "ceil", "clip", "concat", "cos", "count_nonzero", "cummax",
+    "cummin", "cumprod", "cumsum", "diag", "diagonal", "diff", "einsum", "erf", "exp", "expm1",
+    "eye", "flatten", "flip", "floor", "full", "full_like", "gather", "isfinite", "isinf",
+    "isnan", "linspace", "log", "log1p", "logaddexp", "logsumexp", "matmul", "max", "maximum",
+    "mean", "meshgrid", "min", "minimum", "nan_to_num", "one_hot", "ones", "ones_like", "outer",
+    "pad", "permute", "prod", "repeat_interleave", "reshape", "roll", "round", "rsqrt",
     "save_for_backward", "scatter_add", "sigmoid", "sign", "sin", "sort", "split", "sqrt",
-    "squeeze", "stack", "std", "straight_through", "sum", "take", "tanh", "tile", "topk", "tril",
-    "triu", "unsqueeze", "var", "where", "zeros", "zeros_like",
+    "squeeze", "stack", "std", "straight_through", "sum", "take", "tan", "tanh", "tile", "topk",
+    "tril", "triu", "trunc", "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

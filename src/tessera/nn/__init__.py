@@ -2,7 +2,19 @@
 
 from ..core.peers import public
 from ..lang.parameter import Parameter
-from .activations import elu, leaky_relu, softplus
+from .activations import (
+    elu,
+    glu,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    logsigmoid,
+    mish,
+    relu6,
+    selu,
+    softplus,
+)
 from .context_parallel import all_to_all_attention, unzigzag, zigzag
 from .conv import (
     batch_norm,
@@ -23,6 +35,7 @@ from .conv_layers import (
     ConvTranspose2d,
     GroupNorm,
 )
+from .distances import cosine_similarity, huber_loss, l1_loss, normalize, smooth_l1_loss
 from .dot_product_attention import attention, flash_attention
 from .experts.layer import MoE, moe, moe_inspection
 from .experts.placement import Placement, balance_experts, place_experts, rehash_experts
@@ -45,11 +58,13 @@ from .functional import (
 from .gpt_config import GPTConfig
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .losses import (
+    binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cross_entropy,
     kl_div,
     linear_cross_entropy,
     mse_loss,
+    nll_loss,
 )
 from .module import Module
 from .pool import (
@@ -99,12 +114,14 @@ __all__ = [
     "avg_pool2d",
     "balance_experts",
     "batch_norm",
+    "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "conv1d",
     "conv2d",
     "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "cosine_similarity",
     "cross_entropy",
     "dropout",
     "elu",
@@ -112,27 +129,40 @@ __all__ = [
     "flash_attention",
     "functional_call",
     "gelu",
+    "glu",
     "group_norm",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "huber_loss",
     "interpolate",
     "kl_div",
+    "l1_loss",
     "layer_norm",
     "leaky_relu",
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "logsigmoid",
     "max_pool1d",
     "max_pool2d",
+    "mish",
     "mlp",
     "moe",
     "moe_inspection",
     "mse_loss",
+    "nll_loss",
+    "normalize",
     "place_experts",
     "rehash_experts",
     "relu",
+    "relu6",
     "ring_attention",
     "rms_norm",
     "rotary",
+    "selu",
     "silu",
+    "smooth_l1_loss",
     "softmax",
     "softplus",
     "swiglu",

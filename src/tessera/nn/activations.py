@@ -33,3 +33,51 @@ def elu(x: Like, alpha: float = 1.0) -> Tensor:
     above = t > 0  # a large x would overflow, and its gradient with it
     low = F.expm1(F.where(above, 0.0, t)).to(t.dtype if t.dtype.is_float else f32)
     return F.where(above, t, low if a == 1 else low * a)
+
+
+def mish(x: Like) -> Tensor:
+    """`x * tanh(softplus(x))`, elementwise (Misra 2019)."""
+    t = as_tensor(x)
+    return t * F.tanh(softplus(t))
+
+
+def selu(x: Like) -> Tensor:
+    """`elu` scaled so that layers keep zero mean and unit variance (Klambauer et al. 2017)."""
+    return elu(x, 1.6732632423543772) * 1.0507009873554805
+
+
+def hardtanh(x: Like, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """`x` within `min_val` to `max_val`, elementwise. The gradient at both ends is 0."""
+    t = as_tensor(x)
+    low, high = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
+    return F.where(t <= low, low, F.where(t >= high, high, t))
+
+
+def relu6(x: Like) -> Tensor:
+    """`x` within 0 to 6, elementwise (Howard et al. 2017)."""
+    return hardtanh(x, 0.0, 6.0)
+
+
+def hardsigmoid(x: Like) -> Tensor:
+    """`x / 6 + 1/2` within 0 to 1, elementwise."""
+    return relu6(as_tensor(x) + 3.0) * (1.0 / 6.0)
+
+
+def hardswish(x: Like) -> Tensor:
+    """`x * hardsigmoid(x)`, elementwise (Howard et al. 2019)."""
+    t = as_tensor(x)
+    return t * hardsigmoid(t)
+
+
+def logsigmoid(x: Like) -> Tensor:
+    """`log(sigmoid(x))`, elementwise, without overflow."""
+    return -softplus(-as_tensor(x))
+
+
+def glu(x: Like, dim: int = -1) -> Tensor:
+    """The first half of `x` along `dim` times the sigmoid of the second (Dauphin et al. 2017).
+
+    Raises ShapeError if `dim` does not divide by 2.
+    """
+    a, gate = F.split(as_tensor(x), 2, dim)
+    return a * F.sigmoid(gate)

@@ -166,12 +166,12 @@ def linear_cross_entropy(
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def _reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
+def reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
     how = one_of(name, "reduction", reduction, REDUCTIONS)
     return loss if how == "none" else F.mean(loss) if how == "mean" else F.sum(loss)
 
 
-def _pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
+def pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
     """Both in f32. Raises ShapeError unless they have one shape."""
     a, b = as_tensor(x), as_tensor(target)
     if a.shape != b.shape:
@@ -190,9 +190,9 @@ def mse_loss(x: Like, target: Like, reduction: str = "mean") -> Tensor:
     `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes differ (PyTorch
     broadcasts them), UsageError for another reduction.
     """
-    a, b = _pair("mse_loss", x, target)
+    a, b = pair("mse_loss", x, target)
     d = a - b
-    return _reduced("mse_loss", d * d, reduction)
+    return reduced("mse_loss", d * d, reduction)
 
 
 def binary_cross_entropy_with_logits(
@@ -209,7 +209,7 @@ def binary_cross_entropy_with_logits(
     ShapeError if the shapes do not fit, UsageError for another reduction.
     """
     name = "binary_cross_entropy_with_logits"
-    z, y = _pair(name, logits, target)
+    z, y = pair(name, logits, target)
     # -log sigmoid(z) = softplus(-z), and -log(1 - sigmoid(z)) = z + softplus(-z)
     late = softplus(-z)
     if pos_weight is not None:
@@ -217,7 +217,7 @@ def binary_cross_entropy_with_logits(
     loss = z * (1.0 - y) + late
     if weight is not None:
         loss = loss * _spread(name, "weight", weight, z)
-    return _reduced(name, loss, reduction)
+    return reduced(name, loss, reduction)
 
 
 def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
@@ -233,6 +233,50 @@ def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
     return F.broadcast_to(t, like.shape)
 
 
+def nll_loss(
+    log_probs: Like,
+    labels: Like,
+    weight: Like | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Minus the log-probability of each label, in f32: by default the mean over labels that count.
+
+    `log_probs` are [..., V], `labels` integers [...] (PyTorch has the classes in dim 1). Labels of
+    `ignore_index` do not count, others as much as `weight` [V] says. `reduction` is "mean", "sum"
+    or "none". Raises DTypeError or ShapeError if labels or weights do not fit, UsageError for
+    another reduction.
+    """
+    t, at = wide(log_probs), as_tensor(labels)
+    ignore, size = _ignored("nll_loss", ignore_index), t.shape[-1] if t.ndim else 0
+    classes = _classes("nll_loss", size, weight, 0.0)
+    _check_labels("nll_loss", "log_probs", t, at, size, ignore)
+    counted = classes.counted(at, (at != ignore).to(f32))
+    hit = F.arange(t.shape[-1]) == at.to(int32).reshape(*at.shape, 1)
+    each = -F.sum(F.where(hit, t, 0.0), -1) * counted
+    if one_of("nll_loss", "reduction", reduction, REDUCTIONS) == "mean":
+        return F.sum(each) / F.sum(counted)
+    return reduced("nll_loss", each, reduction)
+
+
+def binary_cross_entropy(
+    probs: Like, target: Like, weight: Like | None = None, reduction: str = "mean"
+) -> Tensor:
+    """The cross-entropy in nats of the probabilities `probs` and `target` from 0 to 1, in f32.
+
+    Logarithms are at least -100, as in PyTorch. Of logits, `binary_cross_entropy_with_logits` is
+    more exact. `weight` multiplies each element's loss. Raises ShapeError if the shapes do not fit,
+    UsageError for another reduction.
+    """
+    name = "binary_cross_entropy"
+    p, y = pair(name, probs, target)
+    yes, no = (F.maximum(F.log(q), -100.0) for q in (p, 1.0 - p))
+    loss = -(y * yes + (1.0 - y) * no)
+    if weight is not None:
+        loss = loss * _spread(name, "weight", weight, p)
+    return reduced(name, loss, reduction)
+
+
 def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """`target * (log(target) - x)`, with `x` the logarithms of probabilities, in f32.
 
@@ -242,7 +286,7 @@ def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = Fa
     the definition means), "sum" or "none". Raises ShapeError if the shapes differ, UsageError for
     another reduction.
     """
-    p, q = _pair("kl_div", x, target)
+    p, q = pair("kl_div", x, target)
     if flag("kl_div", "log_target", log_target):
         each = F.exp(q) * (q - p)
     else:
@@ -251,4 +295,4 @@ def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = Fa
         each = F.where(none, 0.0, q * (F.log(safe) - p))
     if one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean")) == "batchmean":
         return F.sum(each) * (1.0 / max(1, each.shape[0] if each.ndim else 1))
-    return _reduced("kl_div", each, reduction)
+    return reduced("kl_div", each, reduction)

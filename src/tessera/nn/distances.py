@@ -1,0 +1,74 @@
+"""How far apart are two tensors? Losses by absolute differences, and angles between vectors."""
+
+from __future__ import annotations
+
+from ..core.checks import number
+from ..lang import functions as F
+from ..lang import norms
+from ..lang.operands import as_tensor
+from ..lang.shaping import Dims
+from ..lang.tensor import Like, Tensor
+from .functional import wide
+from .losses import pair, reduced
+
+
+def l1_loss(x: Like, target: Like, reduction: str = "mean") -> Tensor:
+    """The absolute difference of `x` and `target`, in f32: by default its mean over all elements.
+
+    `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes differ, UsageError for
+    another reduction.
+    """
+    a, b = pair("l1_loss", x, target)
+    return reduced("l1_loss", F.abs(a - b), reduction)
+
+
+def huber_loss(x: Like, target: Like, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Half the squared difference where that is below `delta`, beyond it `delta` times the absolute
+    difference less `delta / 2` (Huber 1964), in f32.
+
+    `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes differ, UsageError for
+    another reduction or if `delta` is not above 0.
+    """
+    a, b = pair("huber_loss", x, target)
+    d = number("huber_loss", "delta", delta, above=0)
+    return reduced("huber_loss", _huber(a - b, d), reduction)
+
+
+def smooth_l1_loss(x: Like, target: Like, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """`huber_loss` with delta `beta`, divided by `beta` (Girshick 2015); beta 0: `l1_loss`.
+
+    Raises ShapeError if the shapes differ, UsageError for another reduction or if `beta` is below
+    0.
+    """
+    if not (d := number("smooth_l1_loss", "beta", beta, least=0)):
+        return l1_loss(x, target, reduction)
+    a, b = pair("smooth_l1_loss", x, target)
+    return reduced("smooth_l1_loss", _huber(a - b, d) * (1.0 / d), reduction)
+
+
+def _huber(gap: Tensor, delta: float) -> Tensor:
+    size = F.abs(gap)
+    return F.where(size < delta, 0.5 * size * size, delta * (size - 0.5 * delta))
+
+
+def normalize(x: Like, p: float = 2.0, dim: Dims = -1, eps: float = 1e-12) -> Tensor:
+    """`x` divided by its `p`-norm along `dim`, or by `eps` where the norm is less.
+
+    PyTorch's `dim` is 1 by default. Raises ShapeError if `x` has no such dim.
+    """
+    t = as_tensor(x)
+    least = number("normalize", "eps", eps, least=0)
+    size = norms.vector_norm(wide(t), p, dim, True)
+    return (wide(t) / F.maximum(size, least)).to(t.dtype)
+
+
+def cosine_similarity(x: Like, y: Like, dim: int = -1, eps: float = 1e-8) -> Tensor:
+    """The cosine of the angle between `x` and `y` along `dim`; other dims broadcast.
+
+    Norms below `eps` count as `eps`. PyTorch's `dim` is 1 by default. Raises ShapeError if there is
+    no such dim.
+    """
+    a, b = wide(x), wide(y)
+    least = number("cosine_similarity", "eps", eps, least=0)
+    sizes = [F.maximum(norms.vector_norm(t, 2, dim, True), least) for t in (a, b)]
+    return F.sum((a / sizes[0]) * (b / sizes[1]), dim).to(as_tensor(x).dtype)

@@ -24,7 +24,7 @@ from tests.core.option_rows import ROWS, seen
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
-for more in ("programs", "models", "machines", "graphs", "dist"):
+for more in ("programs", "models", "machines", "graphs", "dist", "data"):
     importlib.import_module(f"tests.core.option_rows_{more}")  # its rows
 MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",

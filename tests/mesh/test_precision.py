@@ -56,6 +56,8 @@ ROWS = [
         HEADS.shape),
     Row("nn.conv1d", "product", lambda x: nn.conv1d(x, ts.ones((2, 3, 3))), "conv", (1, 3, 8)),
     Row("nn.conv2d", "product", lambda x: nn.conv2d(x, ts.ones((2, 3, 3, 3))), "conv", IMAGE.shape),
+    Row("nn.conv3d", "product", lambda x: nn.conv3d(x, ts.ones((2, 3, 3, 3, 3))), "conv",
+        (1, 3, 4, 4, 4)),
     Row("sum", "wide", lambda x: x.sum(), "sum"),
     Row("mean", "wide", lambda x: x.mean(-1), "sum"),
     Row("var", "wide", lambda x: ts.var(x, -1), "sum"),
@@ -155,6 +157,29 @@ def test_the_page_lists_each_op_under_its_rule() -> None:
         assert line is not None, rule
         names = re.findall(r"`([\w.]+)`", line[1])
         assert names == [r.name for r in ROWS if r.rule == rule]
+
+
+def test_gradients_are_summed_in_the_dtype_that_is_asked_for() -> None:
+    mesh, rng = dist.Mesh.parse("dp=2"), np.random.default_rng(0)
+    x, g = (rng.normal(size=(64, n)).astype(np.float32) for n in (8, 4))
+    rows, cotangent = (ts.tensor(v, mesh=mesh, layout=f"[64@dp, {v.shape[1]}]") for v in (x, g))
+    w = ts.tensor(np.zeros((8, 4), np.float32), mesh=mesh)
+
+    def found(dtype: Any) -> Any:
+        def run(w: ts.Tensor, rows: ts.Tensor, cotangent: ts.Tensor) -> Any:
+            with ts.autocast(ts.bf16):
+                loss = ((rows @ w).to(ts.f32) * cotangent).sum()
+            return ts.grad(loss, w, reduce_dtype=dtype)
+
+        return ts.jit(run)(w, rows, cotangent).numpy()
+
+    def rounded(v: Any) -> Any:
+        return ts.tensor(v).to(ts.bf16).to(ts.f32).numpy()
+
+    terms = [rounded(rounded(x[i : i + 32]).T @ rounded(g[i : i + 32])) for i in (0, 32)]
+    np.testing.assert_array_equal(found(ts.f32), terms[0] + terms[1])
+    for dtype in (None, "bf16"):
+        np.testing.assert_array_equal(found(dtype), rounded(terms[0] + terms[1]))
 
 
 def test_narrow_and_wide_operands_meet_in_f32() -> None:

@@ -527,6 +527,30 @@ def test_few_microbatches_warn() -> None:
     assert str(one.message).startswith("1F1B: with 4 microbatches on 4 ranks each rank idles 43%")
 
 
+def test_few_microbatches_warn_once_for_all_recordings() -> None:
+    """New weights lie on their stages, so the second step is recorded anew."""
+    mesh, recorded = dist.Mesh.parse("pp=2"), []
+
+    @pipeline.run(mesh=mesh, microbatches=2)
+    def model(w: dict[str, ts.Tensor], x: ts.Tensor) -> ts.Tensor:
+        recorded.append(1)
+        return ts.tanh(x @ w["a"]) @ w["b"]
+
+    @ts.jit
+    def step(w: dict[str, ts.Tensor], x: ts.Tensor) -> Any:
+        grads = ts.grad(ts.mean(model(w, x) ** 2), w)
+        return {n: v - grads[n] for n, v in w.items()}
+
+    w: Any = {n: ts.ones((4, 4)) for n in "ab"}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        w = step(w, np.ones((4, 4), np.float32))
+        first = len(recorded)
+        step(w, np.ones((4, 4), np.float32))
+    assert len(recorded) > first > 0
+    assert len([w for w in found if issubclass(w.category, pipeline.PipelineWarning)]) == 1
+
+
 def test_one_array_given_up_under_two_names_is_taken_over_once(steps: list[Any]) -> None:
     mesh = dist.Mesh.parse("dp=2 pp=2")
     model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, schedule="1F1B", microbatches=4)

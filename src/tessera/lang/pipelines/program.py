@@ -95,7 +95,10 @@ def pipe_program(
     state = m.state
     table = state.pipe.table_of(state)
     division = divided(m, table.stages)
-    warn_if_few(table, stacklevel=lines_up())
+    told = f"idle: {table.name}, {table.ranks} ranks, {table.microbatches} microbatches"
+    if told not in state.pipe.said:  # weights that come to lie on stages are recorded once more
+        warn_if_few(table, stacklevel=lines_up())
+        state.pipe.said.add(told)
     made = pipelined(m.recorded(division.nodes), wholes, table, state.slices, state.mesh)
     inner = {*state.batch, *state.sums, *state.ahead}
     names = {n: t.name for t, n in recorder.captured}

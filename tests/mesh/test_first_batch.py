@@ -54,10 +54,9 @@ class Net(nn.Module):
 def model_of(kind: str, strategy: Any) -> Callable[[Any], Any]:
     ts.seed(1)
     net = Net()
+    net.parameters()  # names each by its place in the net, whose parts are called by themselves
     if kind != "unplaced":
         dist.place(net, strategy, MESH if kind == "a pipeline" else ROWS)
-    else:
-        net.parameters()  # names them
 
     def last(x: Any) -> Any:
         return net.two(ts.tanh(x))

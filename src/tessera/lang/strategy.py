@@ -285,8 +285,7 @@ def place(
     """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says;
     "data_parallel" stands for `dist.strategy("data_parallel")`.
 
-    A module is changed in place, and its weights get their names; other containers are returned
-    as new ones. A weight that has no
+    A module is changed in place; other containers are returned as new ones. A weight that has no
     values yet is made in its layout later; others are moved, also from another mesh. `kind` is
     "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises
     MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the rules fit
@@ -308,7 +307,6 @@ def place(
         want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
         if type(x) is Parameter:
             done.add(id(x))
-            x.name = x.name or name
         if x.drawn and x._data is None and x._pending is not None:
             x.type = want
         elif type(x) is Parameter:

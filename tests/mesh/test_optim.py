@@ -557,9 +557,9 @@ DTypeError: Adam.load_state_dict: 'm.w' has another dtype
     ("weights on no mesh", lambda: ADAM.init(W, dist.strategy("tensor_parallel")), """
 StrategyError: strategy 'tensor_parallel': the weight 'w' lies on no mesh
   weight : f32[2, 3]
+  at     : FILE
   fix    : lay the model out first: dist.place(model, strategy, mesh); what a step makes itself \
 lies on the mesh in force: with mesh:"""),
-on the mesh in force: with mesh:"""),
     ("schedule of a number", lambda: optim.SGD(lambda t: 0.1).update(W, W, {"step": weight()}), """
 UsageError: SGD: the schedule does not give a float tensor of one number
   schedule : LAMBDA

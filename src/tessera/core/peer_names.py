@@ -160,6 +160,7 @@ INSTEAD: dict[str, str] = {
     "all_gather_into_tensor": "dist.all_gather", "reduce_scatter_tensor": "dist.reduce_scatter",
     "all_to_all_single": "dist.all_to_all", "DistributedDataParallel": "dist.strategy",
     "FullyShardedDataParallel": "dist.strategy", "fully_shard": "dist.place",
+    "MixedPrecisionPolicy": 'ts.autocast("bf16", embeddings=True), ts.grad(..., reduce_dtype=)',
 }  # fmt: skip
 """A peer's name, and what to write for it."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 LIMIT_S = 240.0  # machines that do other things, too
+END_S = 60.0  # for what takes a second, and 15 at most, where a machine does nothing else
 HEAD = """\
 import os, sys, time
 import numpy as np

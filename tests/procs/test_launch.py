@@ -17,7 +17,7 @@ import pytest
 
 from tests.cases import LONG
 from tests.procs.harness import free_port
-from tests.procs.launched import HEAD, LIMIT_S, command, launch, lives, until, variables
+from tests.procs.launched import END_S, HEAD, LIMIT_S, command, launch, lives, until, variables
 
 FIRST = """\
 import numpy as np
@@ -38,9 +38,9 @@ def pids(folder: Path, size: int) -> list[int]:
 
 
 def gone(which: Iterable[int]) -> bool:
-    """Whether these processes end within 15 seconds; a SIGKILL may take a moment."""
+    """Whether these processes end soon; a SIGKILL may take a moment."""
     numbers = [*which]
-    return until(lambda: not any(map(lives, numbers))) < 15
+    return until(lambda: not any(map(lives, numbers))) < END_S
 
 
 def test_ranks_join_and_compute_together(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
 
     (tmp_path / "steps.py").write_text(STEPS)
     done = launch("-n", 2, "steps.py", folder=tmp_path, meanwhile=kill)
-    assert time.monotonic() - killed[0] < 15
+    assert time.monotonic() - killed[0] < END_S
     assert done.code == 128 + 9, done.err
     assert f"tessera run: rank {rank} was killed by SIGKILL (by a user, or as memory" in done.err
     assert gone(pids(tmp_path, 2))
@@ -274,7 +274,7 @@ def test_the_others_end_when_a_rank_is_killed(rank: int, tmp_path: Path) -> None
         started[rank].kill()
         began_s = time.monotonic()
         assert started[1 - rank].wait(LIMIT_S) != 0
-        assert time.monotonic() - began_s < 15
+        assert time.monotonic() - began_s < END_S
     finally:
         for p in started:
             p.kill()

@@ -178,6 +178,18 @@ ADVICE: dict[str, str] = {
     "RNN": "write a cell, and ts.scan it over the steps",
     "LSTMCell": "write a cell, and ts.scan it over the steps",
     "GRUCell": "write a cell, and ts.scan it over the steps",
+    **dict.fromkeys(
+        ("acos", "asin", "atan", "atan2", "acosh", "asinh", "atanh", "arccos", "arcsin", "arctan",
+         "arctan2", "arccosh", "arcsinh", "arctanh", "erfinv", "lgamma", "digamma", "sinc", "fft"),
+        "write it in JAX, as an op: @ts.op(index=\"... -> ...\")",
+    ),
+    "pi": "write math.pi", "e": "write math.e", "inf": "write math.inf", "nan": "write math.nan",
+    "finfo": "use np.finfo", "iinfo": "use np.iinfo", "devices": "use jax.devices()",
+    "device_count": "use jax.device_count()", "complex64": "tensors are real",
+    "nansum": "use ts.sum(ts.nan_to_num(x))", "nanmean": "use ts.where(ts.isnan(x), 0.0, x)",
+    "nanmax": "use ts.max(ts.where(ts.isnan(x), -math.inf, x))",
+    "dirichlet": "draw ts.random.uniform, or pass host data", "truncated_normal":
+    "use ts.clip(ts.random.normal(shape), -2, 2)",
     "lax": "use ts.scan, ts.where, ts.distribute", "tree_map": "use jax.tree.map",
     "tree": "use jax.tree.map", "Generator": "use ts.seed", "key": "use ts.seed",
     "fold_in": "use ts.seed", "detach_": "tensors do not change: x = x.detach()",

@@ -19,6 +19,7 @@ from ..core.dtypes import beyond, dtype_of, f32, int32, uint32
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
+from ..core.peers import public
 from ..ops.local import as_local, joined
 from ..ops.random import GOLDEN
 from . import functions, record
@@ -261,3 +262,6 @@ def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
     else:
         best, ids = functions.topk(weights + noise, many)
     return functions.where(bad | (best == -math.inf), beyond(int32), ids)
+
+
+__getattr__ = public("ts.random", globals())

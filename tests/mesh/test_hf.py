@@ -358,6 +358,8 @@ def of_integers(found: dict[str, Any]) -> None:
         (config_with(model_type="t5"), ts.UsageError,
          ["model_type 't5' is not known", "known: gpt2, llama, mistral, qwen2, falcon, qwen3"]),
         (config_with(model_type=None), ts.UsageError, ["model_type None is not known"]),
+        (config_with(model_type="deepseek_v3"), ts.UsageError,
+         ["model_type 'deepseek_v3' is not known", "latent attention (MLA) is missing"]),
         (config_with(quantization_config={"bits": 4}), ts.UsageError, ["'quantization_config'"]),
         (config_with(add_cross_attention=True), ts.UsageError,
          ["'add_cross_attention' is True, which is not supported"]),

@@ -162,7 +162,10 @@ def _strategy(given: object, mesh: Mesh | None) -> Strategy | None:
 def _architecture(name: object, what: str) -> Architecture:
     if isinstance(name, str) and name in KNOWN:
         return KNOWN[name]
-    raise fail(UsageError, f"{what} {shown(name)} is not known", fix="known: " + ", ".join(KNOWN))
+    fix = "known: " + ", ".join(KNOWN)
+    if name in ("deepseek_v2", "deepseek_v3"):
+        fix += "; of DeepSeek's the latent attention (MLA) is missing, its experts are nn.MoE's"
+    raise fail(UsageError, f"{what} {shown(name)} is not known", fix=fix)
 
 
 # -- loading --------------------------------------------------------------------------------------

@@ -1,0 +1,219 @@
+"""Rows of the table of options that need devices or files: what does each of them change?
+
+`tests/core/options_with_devices.txt` lists them; `tests/core/test_option_table.py` has the others.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import checkpoint, dist, nn, random
+from tessera.runtime import programs
+from tests.core.option_rows import Row, seen
+
+ROWS: dict[str, Row] = {}
+LISTED = Path(__file__).parents[1] / "core" / "options_with_devices.txt"
+TP = dist.Mesh(("tp",), shape={"tp": 4})
+SMALL = nn.GPTConfig(
+    vocab=16, seq=8, d=8, layers=1, heads=2, norm="rms", activation="swiglu", positions="rotary",
+    biases=("qkv", "out"),
+)  # fmt: skip
+
+
+def row(name: str, run: Callable[..., Any], given: Any = None, /, **changes: Any) -> None:
+    ROWS[name] = Row(run, changes, given or {})
+
+
+def in_folder(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` with a new folder as its first argument; or what it raises."""
+
+    def call(**k: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                return run(Path(folder), **k)
+            except ts.TesseraError as error:
+                return str(error).replace(folder, "")
+
+    return call
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if p.is_file() and "bin" not in p.suffix)
+
+
+# -- models of others ------------------------------------------------------------------------------
+def gpt() -> nn.GPT:
+    ts.seed(0)
+    return nn.GPT(SMALL)
+
+
+def hf_saved(folder: Path, **k: Any) -> Any:
+    checkpoint.save_hf(gpt(), folder / "out", **k)
+    return files(folder), "qwen2" in (folder / "out" / "config.json").read_text()
+
+
+def hf_loaded(folder: Path, **k: Any) -> Any:
+    checkpoint.save_hf(gpt(), folder / "out")
+    model = checkpoint.load_hf(folder / "out", **k)
+    return [(n, str(w.type), w.mesh) for n, w in model.parameters().items()]
+
+
+row("tessera.checkpoint.save_hf", in_folder(hf_saved), architecture="gpt2", shard_bytes=1000)
+row("tessera.checkpoint.load_hf", in_folder(hf_loaded), {"mesh": TP},
+    mesh=dist.Mesh(("tp",), shape={"tp": 2}), dtype="bf16",
+    strategy=dist.strategy("tensor_parallel"))  # fmt: skip
+
+# -- checkpoints -----------------------------------------------------------------------------------
+W = {"w": ts.tensor(np.arange(8, dtype=np.float32)), "v": ts.tensor(np.ones(4, np.float32))}
+MORE = {"m": ts.tensor(np.ones(4, np.float32))}
+
+
+def after(folder: Path, **k: Any) -> Any:
+    root = folder / k.pop("root", "here")
+    for i in range(2):
+        checkpoint.save(f"s{i}", W, root=root, **{"quiet": True, **k})
+    checkpoint.wait()
+    back = checkpoint.load(root=root)
+    there = sorted(str(p.relative_to(folder)) for p in folder.glob("*/*"))
+    found = back.step, back.metrics, back.state, sorted(back.optimizer or ())
+    return there, files(folder), found, str(back.manifest.mesh)
+
+
+row("tessera.checkpoint.save", in_folder(after), atomic=False, keep=1, mesh=TP,
+    metrics={"loss": 2.0}, optimizer=MORE, root="there", state={"a": 1}, step=7)  # fmt: skip
+
+
+def kept(**k: Any) -> Any:
+    """Which of six checkpoints stay."""
+
+    def run(folder: Path) -> Any:
+        for i, loss in enumerate((3.0, 1.0, 9.0, 4.0, 5.0, 6.0)):
+            metrics = {"loss": loss, "other": -loss}
+            checkpoint.save(
+                f"s{i}", W, root=folder, keep=checkpoint.Keep(**k), step=i, metrics=metrics,
+                quiet=True, async_io=False,
+            )  # fmt: skip
+        return sorted(p.name for p in folder.iterdir() if p.is_dir())
+
+    return in_folder(run)()
+
+
+row("tessera.checkpoint.Keep", kept, {"best": 1}, last=2, every=2, best=2, metric="other",
+    largest=True)  # fmt: skip
+
+
+def two(folder: Path) -> None:
+    """Two checkpoints: the last in `a`, one more in `b`."""
+    for root, tag, scale in (("a", "s0", 1.0), ("a", "s1", 2.0), ("b", "s2", 3.0)):
+        random.seed(int(scale))
+        tensors = {n: t * scale for n, t in W.items()}
+        tensors |= MORE if tag == "s0" else {}
+        checkpoint.save(tag, tensors, MORE, root=folder / root, quiet=True, async_io=False)
+    random.seed(9)
+
+
+def of_two(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call on the checkpoints of `root`, what comes back, and where the generator stands."""
+
+    def run(folder: Path, **k: Any) -> Any:
+        two(folder)
+        made = call(folder, **{**k, "root": folder / k.get("root", "a")})
+        return made, str(random.state())
+
+    return in_folder(run)
+
+
+def loaded(folder: Path, **k: Any) -> Any:
+    made = checkpoint.load(**k)
+    return seen(made.tensors), seen(made.optimizer)
+
+
+def exported(folder: Path, **k: Any) -> Any:
+    count = checkpoint.export(folder / "out.npz", **k)
+    return count, {n: x.tolist() for n, x in np.load(folder / "out.npz").items()}
+
+
+BF16 = {n: t.to(ts.bf16) for n, t in W.items()}
+row("tessera.checkpoint.load", of_two(loaded), tag="s0", root="b", only="w", dtype="bf16",
+    restore_random=False, tensors=BF16, optimizer={"m": MORE["m"].to(ts.bf16)})  # fmt: skip
+row("tessera.checkpoint.export", of_two(exported), tag="s0", root="b", only="w")
+row("tessera.checkpoint.latest", of_two(lambda folder, **k: checkpoint.latest(**k)), root="b")
+row("tessera.checkpoint.verify", of_two(lambda folder, **k: checkpoint.verify(**k)), tag="s0",
+    root="none")  # fmt: skip
+row("tessera.checkpoint.prune", of_two(lambda folder, **k: checkpoint.prune(1, **k)), root="b")
+
+
+# -- programs --------------------------------------------------------------------------------------
+def own_gradient(**k: Any) -> Any:
+    made = ts.op(index="b d -> b", **k)(lambda x: x.sum(1))
+    x = ts.tensor(np.ones((2, 3), np.float32))
+    return ts.grad(made(x).sum(), x)
+
+
+row("tessera.op.from_jax", own_gradient, grad=lambda g, x: g[:, None] * x * 5.0)
+
+
+def limited(**k: Any) -> Any:
+    """The limits after a call; tests/mesh/test_endures.py holds that they are kept."""
+    book = programs.BOOK
+    before = book.most_maps, book.most_bytes
+    ts.set_program_cache(**k)
+    found = book.most_maps, book.most_bytes
+    ts.set_program_cache(maps=before[0], bytes=before[1])
+    return found
+
+
+row("tessera.set_program_cache", limited, maps=20000, bytes=1 << 34)
+
+
+def profiled(**k: Any) -> Any:
+    """How often a function ran under a profile, that was given it or not."""
+    count: list[int] = []
+    add = ts.jit(lambda x: x + 1.0)
+
+    def step() -> None:
+        count.append(1)
+        add(np.ones(4, np.float32))
+
+    if "fn" not in k:
+        return type(dist.profile()).__name__
+    dist.profile(step, **({"runs": k["runs"]} if "runs" in k else {}))
+    return len(count)
+
+
+row("tessera.dist.profile", profiled, fn=True)
+row("tessera.dist.profile of runs", profiled, {"fn": True}, runs=1)
+
+
+def validated(**k: Any) -> str:
+    x = ts.tensor(np.ones((8, 4), np.float32), mesh=TP, layout="[8@tp, 4]")
+    return str(dist.validate_determinism(lambda x: x.sum(), x, **k))
+
+
+row("tessera.dist.validate_determinism", validated, onto=2)
+
+
+# -- the table -------------------------------------------------------------------------------------
+def test_the_list_has_these_rows() -> None:
+    lines = (x.split(":") for x in LISTED.read_text().splitlines())
+    listed = {name: {*options.split()} for name, options in lines}
+    have: dict[str, set[str]] = {}
+    for name, each in ROWS.items():
+        have.setdefault(name.partition(" ")[0], set()).update(each.changes)
+    assert have == listed
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_each_option_changes_what_is_seen(name: str) -> None:
+    each = ROWS[name]
+    plain = seen(each.run(**each.given))
+    assert plain == seen(each.run(**each.given)), "two calls with the same options differ"
+    same = [k for k, v in each.changes.items() if seen(each.run(**{**each.given, k: v})) == plain]
+    assert not same, "these options change nothing"

@@ -34,7 +34,7 @@ GIVEN: dict[int, dict[str, str]] = {
     3: {"STAGES": "a mesh that has the axis pp, which the text's own lacks"},
     4: {
         "SMALL": "the sizes of a model that a test can train, and where its data lie",
-        "transformer_model": "tessera.train.recipe.make_model of the text's configuration",
+        "transformer_model": "tessera.train.recipe",
         "create_dataloader": "tessera.data",
         "create_distributed_dataloader": "tessera.data",
         "save_checkpoint": "tessera.train.saving",

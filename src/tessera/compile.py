@@ -54,8 +54,7 @@ class Executable:
         self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
 
     def start(self) -> None:
-        mesh = self.schedule.mesh
-        devices.start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
+        devices.start_for(self.schedule.mesh)
 
     @cached_property
     def run(self) -> Callable[..., Any]:
@@ -175,6 +174,9 @@ def _traced(s: Schedule) -> Schedule:
 
 class Engine:
     """Compiles, places and reads: what `lang/engine.py` asks for."""
+
+    def start(self, mesh: Mesh | None) -> None:
+        devices.start_for(mesh)
 
     def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
         graph = prepared(graph)

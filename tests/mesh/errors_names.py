@@ -76,7 +76,7 @@ row('X.detach_()', ts.UnknownNameError, lambda: X.detach_(), """
 'Tensor' object has no attribute 'detach_'
   tensor : f32[2, 3]
   at     : AT
-  fix    : the names most like it are detach, data, mesh
+  fix    : tensors do not change: x = x.detach()
 """)
 row('X.mT', ts.UnknownNameError, lambda: X.mT, """
 'Tensor' object has no attribute 'mT'
@@ -258,7 +258,7 @@ module 'tessera.dist' has no attribute 'init_process_group'
 row('ts.linalg.vector', ts.UnknownNameError, lambda: ts.linalg.vector, """
 module 'tessera.lang.linalg' has no attribute 'vector'
   at  : AT
-  fix : the names most like it are det, norm, solve
+  fix : the names most like it are vector_norm, det, norm
 """)
 row('ts.nn.Linear(2, 3, use_bias=False)', ts.UsageError, lambda: ts.nn.Linear(2, 3, use_bias=False), """
 Linear: there is no argument 'use_bias'

@@ -120,13 +120,14 @@ def test_weights_of_one_kind_are_drawn_by_one_program(monkeypatch: pytest.Monkey
     layers = [nn.Linear(5, 7) for _ in range(6)]
     drawn = [x.weight.numpy() for x in layers]
     assert [x.bias.numpy().any() for x in layers] == [False] * 6
-    assert compiled == ["init", "init"]
+    assert len(compiled) <= 1  # an earlier test may have drawn
+    compiled.clear()
     assert len({x.tobytes() for x in drawn}) == 6
     ts.seed(0)
     scaled = lambda shape: ts.random.normal(shape) / 5**0.5  # noqa: E731
     by_hand = [nn.Parameter(5, 7, init=scaled).numpy() for _ in range(3)]
     np.testing.assert_allclose(by_hand[0], drawn[0], rtol=1e-6)
-    assert compiled == ["init"] * 3 and (by_hand[0] != by_hand[1]).any()
+    assert compiled == ["init"] and (by_hand[0] != by_hand[1]).any()
 
 
 def test_tied_weights_through_safetensors(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
 
 
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
+    engine().start(t.mesh)  # or the first draw would start the devices, and too few
     small = _small(t, init, key)
     if small is not None:
         return engine().place(small, t)

@@ -77,6 +77,11 @@ def _warn_of_others(seen: int) -> None:
         )
 
 
+def start_for(mesh: Mesh | None) -> None:
+    """`start` with as many devices as `mesh` needs."""
+    start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
+
+
 @cache
 def _see_reductions() -> None:
     """Warns, once, where the backend fuses reductions in a way that is wrong (core/flags.py): it

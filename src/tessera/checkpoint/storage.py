@@ -46,6 +46,7 @@ class Storage:
             yield
         except OSError as error:
             raise self._unfit(verb, error.strerror or str(error)) from None
+        # TensorStore's statuses come as any of these.
         except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
             raise self._unfit(verb, str(error).splitlines()[0]) from None
 

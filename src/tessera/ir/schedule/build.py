@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from ...core.options import ScheduleOptions
 from ...ops.redistribute import all_gather
@@ -284,10 +285,11 @@ def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
     out: list[Node] = []
     held: list[Node] = []
 
+    def alike(n: Node) -> tuple[Any, ...]:
+        return n.op, n.attrs["axes"], n.attrs.get("order", "")
+
     def flush() -> None:
-        # For sort and groupby alike.
-        key = lambda n: (n.op, n.attrs["axes"], n.attrs.get("order", ""))  # noqa: E731
-        for _, same in groupby(sorted(held, key=key), key=key):
+        for _, same in groupby(sorted(held, key=alike), key=alike):
             out.extend(same)
         held.clear()
 

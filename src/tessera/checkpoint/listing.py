@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.checks import unfit, whole
-from ..core.errors import CheckpointError, UsageError, fail
+from ..core.errors import CheckpointError, fail
 from .manifest import DATA, MOST_BYTES, NAME, TAG, Manifest, parse
 from .pieces import Reader
 from .storage import Storage
@@ -108,7 +108,7 @@ def manifests(storage: Storage) -> tuple[list[Manifest], dict[str, str]]:
         try:
             found.append(manifest_of(storage, tag))
         except CheckpointError as error:
-            wrong[tag] = str(error)
+            wrong[tag] = str(error).splitlines()[0]
     return sorted(found, key=lambda m: m.sequence), wrong
 
 
@@ -144,11 +144,10 @@ def named(storage: Storage, tag: str | None) -> str:
     found, wrong = manifests(storage)
     if found:
         return found[-1].tag
-    rows = [(t, w.splitlines()[-2].strip() if "\n" in w else w) for t, w in wrong.items()]
     raise fail(
         CheckpointError,
         f"checkpoint: {storage.name!r} has no checkpoint",
-        rows[:5],
+        [*wrong.items()][:5],
         fix="name the root that checkpoint.save wrote to: root=...",
     )
 
@@ -171,7 +170,7 @@ def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
     """Removes the checkpoints below `root` that `keep` does not name; their tags."""
     storage, policy = Storage(root), keep_of(keep)
     if policy is None:
-        raise UsageError("prune: say what stays: keep=3")
+        raise unfit("checkpoint.prune", "keep", keep, "give a number, or checkpoint.Keep(...)")
     found, _ = manifests(storage)
     kept = policy.stay(found)
     gone = [m.tag for m in found if m.tag not in kept]

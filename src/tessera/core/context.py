@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What is in force: the current mesh, the autocast dtype's name and whether it holds for
-    embeddings, strictness, whether sums over
-    devices have a fixed order at every level, the dtype in which those of gradients are sent (None:
-    as they come), whether what is computed is a constant to gradients, and the options of the
-    programs that are recorded here."""
+    embeddings, strictness, whether sums over devices have a fixed order at every level, the dtype
+    in which those of gradients are sent (None: as they come), whether what is computed is a
+    constant to gradients, and the options of the programs that are recorded here."""
 
     mesh: Mesh | None = None
     autocast: str | None = None

@@ -1,4 +1,4 @@
-"""What does each process say? Values that all processes put together, for looking at a run.
+"""What does each process say? Values that all processes put together.
 
 >>> gather("greeting", {"rank": 0}, 10.0)
 [{'rank': 0}]

@@ -1,10 +1,12 @@
-"""Functions on the bits of whole numbers. (`x & y`, `x | y`, `x ^ y` and `~x` are operators.)"""
+"""Functions on the bits of numbers. (`x & y`, `x | y`, `x ^ y` and `~x` are operators.)"""
 
 from __future__ import annotations
 
 from ..core.checks import whole
+from ..core.dtypes import DType, bool_, dtype_of
+from ..core.errors import DTypeError, fail
 from ..core.kinds import is_whole
-from .operands import as_tensor, binary
+from .operands import as_tensor, binary, emit
 from .tensor import Like, Tensor, method
 
 
@@ -56,6 +58,27 @@ def _left(y: Tensor, x: Like) -> Tensor:
 @method("__rrshift__")
 def _right(y: Tensor, x: Like) -> Tensor:
     return bitwise_right_shift(x, y)
+
+
+def bitcast(x: Like, dtype: DType | str) -> Tensor:
+    """The bits of `x` [...] read as another dtype of the same width; `x.view(dtype)` of PyTorch and
+    NumPy.
+
+    Raises DTypeError if the dtypes are not equally wide, or if one of them is bool. It has no
+    gradient.
+
+    >>> bitcast(1.0, "i32").item() == 0x3F800000
+    True
+    """
+    t, to = as_tensor(x), dtype_of(dtype)
+    if t.dtype.bytes != to.bytes or bool_ in (t.dtype, to):
+        raise fail(
+            DTypeError,
+            f"bitcast: {t.dtype} and {to} are not two readings of the same bits",
+            [("x", t.type), ("bytes", f"{t.dtype.bytes} and {to.bytes}")],
+            fix="name a dtype of the same width, or convert the values with .to(dtype)",
+        )
+    return emit("bitcast", t, dtype=to)
 
 
 def _shifted(name: str, op: str, x: Like, y: Like) -> Tensor:

@@ -9,6 +9,7 @@ from ..core.dtypes import bool_, f32, summed, uint8
 from ..core.errors import LayoutError, fail
 from ..core.layout import TensorType
 from .bits import (
+    bitcast,
     bitwise_and,
     bitwise_left_shift,
     bitwise_not,
@@ -246,7 +247,8 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 
 # What users call: `tessera` has all of these.
 __all__ = [
-    "abs", "all", "any", "arange", "argmax", "argmin", "argsort", "bitwise_and",
+    "abs", "all", "any", "arange", "argmax", "argmin", "argsort", "bitcast",
+    "bitwise_and",
     "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
     "broadcast_to", "cast", "ceil", "clip", "concat", "cos", "count_nonzero", "cummax",
     "cummin", "cumprod", "cumsum", "diag", "diagonal", "diff", "einsum", "erf", "exp", "expm1",

@@ -1,4 +1,4 @@
-"""The op that converts to another dtype."""
+"""The ops that convert to another dtype: the values, or the bits."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ cast = define(
     Op("cast", _cast_rule, _cast_local, _cast_grad,
        flops=lambda ins, outs, attrs: 0, attrs="dtype terms?", elements="computed",
        memory="moves", linear="each", incidental=True)
+)  # fmt: skip
+
+
+def _bitcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    src = ins[0].complete()
+    return Inferred((src,), (src.with_dtype(attrs["dtype"]),))
+
+
+bitcast = define(
+    Op("bitcast", _bitcast_rule, lambda c, x: c.xp.bitcast(x, c.out.dtype), None,
+       flops=lambda ins, outs, attrs: 0, attrs="dtype", elements="computed", memory="cheap")
 )  # fmt: skip
 
 

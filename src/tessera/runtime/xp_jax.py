@@ -54,6 +54,10 @@ def cast(x: Array, dtype: DType) -> Array:
     return lax.convert_element_type(x, dtype.numpy)
 
 
+def bitcast(x: Array, dtype: DType) -> Array:
+    return lax.bitcast_convert_type(x, dtype.numpy)
+
+
 def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:
     return lax.full(shape, value, jnp.int32 if isinstance(dtype, str) else dtype.numpy)
 

@@ -74,6 +74,10 @@ def cast(x: Array, dtype: DType) -> Array:
     return np.asarray(x).astype(_as(dtype, x))
 
 
+def bitcast(x: Array, dtype: DType) -> Array:
+    return np.ascontiguousarray(x).view(dtype.numpy)
+
+
 def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:
     return np.full(shape, value, np.int32 if isinstance(dtype, str) else dtype.numpy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.launch.guard import TIES
 from tests.cases import LONG
 from tests.procs.harness import free_port
 from tests.procs.launched import END_S, HEAD, LIMIT_S, command, launch, lives, until, variables
@@ -35,6 +37,15 @@ def pids(folder: Path, size: int) -> list[int]:
     files = [folder / f"pid{k}" for k in range(size)]
     until(lambda: all(f.is_file() and f.read_text().strip() for f in files))
     return [int(f.read_text()) for f in files]
+
+
+def command_lines() -> dict[int, bytes]:
+    """Those of all processes here, by their numbers."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found[int(file.parent.name)] = file.read_bytes()
+    return found
 
 
 def said(out: str, line: str) -> list[str]:
@@ -121,6 +132,19 @@ def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path) -> None:
     assert done.code == -9
     children = [int((tmp_path / f"child{k}").read_text()) for k in range(2)]
     assert gone(pids(tmp_path, 2) + children)
+
+
+@pytest.mark.skipif(not TIES, reason="only Linux ends the children of a process that is killed")
+def test_no_rank_stays_when_launcher_and_guard_are_killed_at_once(tmp_path: Path) -> None:
+    def kill(started: subprocess.Popen[str]) -> None:
+        group = os.getpgid(pids(tmp_path, 2)[0])
+        os.kill(group, signal.SIGSTOP)  # so that it does nothing between the two
+        started.kill()
+        os.kill(group, signal.SIGKILL)
+
+    body = f"[ $RANK = 1 ] && trap '' TERM INT HUP; {WAIT}"
+    launch("-n", 2, "sh", "-c", body, folder=tmp_path, meanwhile=kill)
+    assert gone(pids(tmp_path, 2))
 
 
 def test_a_run_that_ends_leaves_nothing_that_its_ranks_started(tmp_path: Path) -> None:
@@ -360,10 +384,15 @@ def test_ranks_of_mpirun_join_by_themselves(tmp_path: Path) -> None:
 @MPI
 def test_ranks_of_mpirun_end_with_the_launcher(tmp_path: Path) -> None:
     def kill(started: subprocess.Popen[str]) -> None:
-        pids(tmp_path, 2)
+        ranks = pids(tmp_path, 2)
+        secret = Path(f"/proc/{ranks[0]}/environ").read_bytes()
+        (token,) = re.findall(rb"TESSERA_TOKEN=([0-9a-f]{32})", secret)
+        seen.update(n for n, line in command_lines().items() if token in line)
         started.kill()
 
+    seen: set[int] = set()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     launch("-n", 2, "--mpi-args", "--oversubscribe", "sh", "-c", WAIT, folder=tmp_path,
            meanwhile=kill, **root)  # fmt: skip
     assert gone(pids(tmp_path, 2))
+    assert not seen, "the token stands on a command line, which all users can read"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,11 +43,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One process that the launcher starts; `environment` is all of its variables."""
+    """One process that the launcher starts; `environment` is all of its variables. `orphaned` is
+    the signal that it gets when the launcher is killed."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    orphaned: signal.Signals = signal.SIGTERM  # mpirun and srun pass it on to their ranks
 
 
 def program_of(words: Sequence[str], module: bool) -> tuple[str, ...]:
@@ -95,7 +98,10 @@ def _around(run: Run) -> dict[str, str]:
 def local(run: Run) -> list[Job]:
     """Each rank is a process of this machine."""
     around = _around(run)
-    return [Job(f"rank {k}", run.program, around | _here(run, k)) for k in range(run.size)]
+    return [
+        Job(f"rank {k}", run.program, around | _here(run, k), signal.SIGKILL)
+        for k in range(run.size)
+    ]
 
 
 def _here(run: Run, k: int) -> dict[str, str]:

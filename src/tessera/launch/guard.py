@@ -1,36 +1,43 @@
 """Who stays when the launcher is killed? A child of it, the guard, which leads the process group of
 the ranks: when the pipe from the launcher ends, the guard ends the group. It also hosts the run's
-coordinator, so that any rank may die, rank 0 as well.
+coordinator, so that any rank may die, rank 0 as well. On Linux the kernel ends ranks whose launcher
+is killed, so that they end where the guard is killed with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from ..core.ranks import split_address
 from ..runtime.rendezvous import Rendezvous
 from .commands import Run
 
+TIES = sys.platform == "linux"  # whether the kernel can end the ranks of a launcher that is killed
+_SET_PDEATHSIG = 1  # of prctl(2)
 END_S = 3.0  # between asking the group to end and ending it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Guard:
-    """The launcher's handle: the group `pid`, which ends with `release` or with this process."""
+    """The launcher's handle: the group `pid`, which ends with `release` or with this process. The
+    guard `asks` the group to end before it ends it, unless the kernel does (`tied`): mpirun leaves
+    its ranks alone when it is asked twice."""
 
-    def __init__(self, run: Run, sock: socket.socket, limit_s: float) -> None:
+    def __init__(self, run: Run, sock: socket.socket, limit_s: float, asks: bool) -> None:
         self.gone = False
         here, self.pipe = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.pipe)
-            _guard(run, sock, limit_s, here)
+            _guard(run, sock, limit_s, asks, here)
         os.close(here)
         sock.close()
         with_group(self.pid)
@@ -60,7 +67,22 @@ def with_group(pid: int) -> None:
         os.setpgid(pid, pid)
 
 
-def _guard(run: Run, sock: socket.socket, limit_s: float, pipe: int) -> NoReturn:
+def tied(number: signal.Signals) -> Callable[[], None] | None:
+    """What a child of this process does before it becomes another program, so that it gets the
+    signal `number` when this process ends; None where the system cannot do that."""
+    if not TIES:
+        return None
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def tie() -> None:
+        prctl(_SET_PDEATHSIG, int(number))
+        if os.getppid() != parent:  # it ended before
+            os._exit(1)
+
+    return tie
+
+
+def _guard(run: Run, sock: socket.socket, limit_s: float, asks: bool, pipe: int) -> NoReturn:
     """What the child does; it never returns."""
     try:
         with_group(os.getpid())
@@ -77,7 +99,8 @@ def _guard(run: Run, sock: socket.socket, limit_s: float, pipe: int) -> NoReturn
         Rendezvous(run.size, run.token, limit_s, service).start(sock)
         while os.read(pipe, 1):
             pass
-        os.killpg(0, signal.SIGTERM)
+        if asks:
+            os.killpg(0, signal.SIGTERM)
         time.sleep(END_S)
         os.killpg(0, signal.SIGKILL)
     except BaseException as error:

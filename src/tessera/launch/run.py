@@ -19,7 +19,7 @@ from ..core.errors import TesseraError, UsageError, fail
 from ..core.ranks import split_address, with_port
 from ..runtime.rendezvous import listen
 from . import bindings, commands
-from .guard import Guard
+from .guard import TIES, Guard
 from .supervisor import Supervisor
 
 JOIN_LIMIT_S = 300
@@ -114,7 +114,7 @@ def _run(
         print("\n".join(commands.shown(run, backend)), file=sys.stderr)
     sys.stdout.flush()
     limit_s = environment.number(environment.JOIN_LIMIT, JOIN_LIMIT_S)
-    guard = Guard(run, sock, limit_s)
+    guard = Guard(run, sock, limit_s, asks=backend == "local" or not TIES)
     return Supervisor(commands.jobs(run, backend), guard, prefix and backend == "local").run()
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from ..core.errors import BackendError, fail
 from ..runtime.rendezvous import LOST
 from .commands import Job
-from .guard import SIGNALS, Guard
+from .guard import SIGNALS, Guard, tied
 
 GRACE_S = 5.0  # between asking the ranks to end and ending them
 LAST = 20  # lines of a failed rank that are shown again
@@ -115,6 +115,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 process_group=self.guard.pid,
+                preexec_fn=tied(job.orphaned),  # this process has one thread
             )
         except OSError as error:
             raise fail(

@@ -7,6 +7,9 @@ Options that are `given` go with each call, where another option has an effect o
 
 from __future__ import annotations
 
+import atexit
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -390,8 +393,12 @@ row("tessera.nn.GPTConfig", gpt, {}, vocab=16, seq=8, d=16, layers=3, heads=4, k
     hidden=8, norm="rms", activation="swiglu", positions="rotary", tied=True, dropout=0.1,
     loop=True, remat=True, head_size=8, norm_eps=0.5, biases=("qkv",), experts=2,
     stacked=False)  # fmt: skip
+_handle, TOKEN_FILE = tempfile.mkstemp()  # which nobody else may read
+os.write(_handle, b"from a file")
+os.close(_handle)
+atexit.register(os.unlink, TOKEN_FILE)
 TWO = {"RANK": "1", "WORLD_SIZE": "2", "TESSERA_COORDINATOR": "n1:1"}
 row("environment", lambda **k: rank_of(k), TWO, TESSERA_COORDINATOR="n2:1", TESSERA_JOIN="0",
-    TESSERA_TOKEN="t")  # fmt: skip
+    TESSERA_TOKEN="t", TESSERA_TOKEN_FILE=TOKEN_FILE)  # fmt: skip
 row("environment of numbers", lambda **k: number("TESSERA_JOIN_LIMIT", 300, k), {},
     TESSERA_JOIN_LIMIT="5")  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tessera import UsageError
@@ -161,3 +163,29 @@ def test_both_sides_of_mpirun_meet_at_one_port() -> None:
     assert mine and other and mine.coordinator == other.coordinator
     third = rank_of({**OMPI, "PMIX_NAMESPACE": "43"})
     assert third and third.coordinator != mine.coordinator
+
+
+def test_a_token_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    env = {**TORCH, "TESSERA_TOKEN_FILE": str(file)}
+    head = f"join: TESSERA_TOKEN_FILE={str(file)!r}"
+
+    def refused() -> str:
+        with pytest.raises(UsageError) as caught:
+            rank_of(env)
+        return str(caught.value)
+
+    fix = "name a file that is there on every host"
+    assert refused() == f"{head} cannot be read: No such file or directory\n  fix : {fix}"
+    file.write_text("secret\n")
+    file.chmod(0o640)
+    assert refused() == f"{head} may be read by others\n  fix : chmod 600 {file}"
+    file.chmod(0o600)
+    found = rank_of(env)
+    assert found is not None and (found.token, found.hosted) == ("secret", False)
+    both = rank_of({**env, "TESSERA_TOKEN": "other"})
+    assert both is not None and both.token == "other"
+    file.write_bytes(b"\xff")
+    assert refused() == f"{head} cannot be read: it is not text\n  fix : {fix}"
+    file.write_text("\n")
+    assert refused() == f"{head} is empty\n  fix : openssl rand -hex 16 > {file}"

@@ -12,6 +12,7 @@
 | `TESSERA_JOIN`          | off: this process does not join those that were started with it    |
 | `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
+| `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
 | `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |
 
@@ -40,6 +41,7 @@ HEAP = "TESSERA_HEAP"
 JOIN = "TESSERA_JOIN"
 JOIN_LIMIT = "TESSERA_JOIN_LIMIT"
 TOKEN = "TESSERA_TOKEN"
+TOKEN_FILE = "TESSERA_TOKEN_FILE"
 VISIBLE_DEVICES = "TESSERA_VISIBLE_DEVICES"
 
 KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_"))

@@ -120,8 +120,29 @@ def _read(by: _Launcher, size_name: str, env: Mapping[str, str]) -> Rank | None:
         local_size=max(count, local + 1),
         coordinator=_coordinator(by, env, size if count == size else 0, job),
         hosted=hosted,
-        token=env.get(environment.TOKEN, "") or job,
+        token=env.get(environment.TOKEN, "") or _token_in(env) or job,
     )
+
+
+def _token_in(env: Mapping[str, str]) -> str:
+    """What stands in the file of the token; "" where none is named. Raises UsageError if it is
+    empty or cannot be read, or if others may read it."""
+    name = env.get(environment.TOKEN_FILE, "")
+    if not name:
+        return ""
+    try:
+        with open(name, encoding="utf-8") as file:
+            others = os.fstat(file.fileno()).st_mode & 0o077
+            token = file.read(4096).strip()
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or "it is not text"
+        what, fix = f"cannot be read: {said}", "name a file that is there on every host"
+    else:
+        if token and not others:
+            return token
+        what = "may be read by others" if others else "is empty"
+        fix = f"chmod 600 {name}" if others else f"openssl rand -hex 16 > {name}"
+    raise fail(UsageError, f"join: {environment.TOKEN_FILE}={name!r} {what}", at="", fix=fix)
 
 
 def tasks_here(env: Mapping[str, str], size: int) -> int:

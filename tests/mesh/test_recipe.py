@@ -273,14 +273,21 @@ def away() -> None:
     assert held(moments).device == 0 and held(moments).host == 2 * 4 * weights
 
 
-@key("checkpoint_folder", "keep_checkpoints")
+@key("checkpoint_folder", "keep_checkpoints", "keep_every", "keep_best", "keep_metric")
 def saved(folder: Path | None = None) -> None:
     assert folder is not None
-    for keep, steps in ((None, [1, 2, 3]), (2, [2, 3])):
-        where = folder / str(keep)
-        _, weights, state = begun(checkpoint_folder=str(where), keep_checkpoints=keep)
-        for step in (1, 2, 3):
-            save_checkpoint(weights, state, step)
+    rows: list[tuple[Tree, list[int]]] = [
+        ({}, [1, 2, 3, 4]),
+        ({"keep_checkpoints": 2}, [3, 4]),
+        ({"keep_checkpoints": 1, "keep_every": 3}, [3, 4]),
+        ({"keep_checkpoints": 1, "keep_best": 1}, [2, 4]),
+        ({"keep_checkpoints": 1, "keep_best": 1, "keep_metric": "other"}, [1, 4]),
+    ]
+    for i, (keys, steps) in enumerate(rows):
+        where = folder / str(i)
+        _, weights, state = begun(checkpoint_folder=str(where), **keys)
+        for step, loss in ((1, 0.4), (2, 0.2), (3, 0.3), (4, 0.5)):
+            save_checkpoint(weights, state, step, metrics={"loss": loss, "other": step})
         assert checkpoints(where) == steps
 
 
@@ -310,6 +317,7 @@ WRONG: dict[str, Any] = {
     "mixed_precision": "fp8", "weight_dtype": "f64", "loss_scale": "static",
     "loss_scale_interval": 0, "gradient_checkpointing": "all", "offload_optimizer_state": "yes",
     "checkpoint_folder": "", "keep_checkpoints": 0,
+    "keep_every": 0, "keep_best": -1, "keep_metric": "",
 }  # fmt: skip
 
 
@@ -331,6 +339,7 @@ def test_one_error_names_every_wrong_key() -> None:
         ({"batch_size": 6, "accumulation_steps": 4}, "4 does not divide batch_size 6"),
         ({"warmup_steps": 9, "total_steps": 9}, "warmup_steps : 9 is not below total_steps 9"),
         ({"min_learning_rate": 1.0}, "min_learning_rate : 1.0 is above learning_rate 0.0003"),
+        ({"keep_best": 2}, "keep_best : says what stays besides the newest"),
         ({"d_model": 8, "hidden_size": 8}, "hidden_size : is 'hidden_size' once more"),
     ],
 )
@@ -519,6 +528,8 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
         loss, weights, state = step(next(batches), weights, state)
     again = load_checkpoint(tmp_path)
     assert again.step == 2 and again.optimizer_state["config"] == checked(c)
+    if keys.get("offload_optimizer_state"):  # saving brings nothing back to the devices
+        assert held({"m": state["m"], "m again": again.optimizer_state["m"]}).device == 0
     other = create_dataloader({**c, "data": np.arange(2000) % 32, "epochs": 10})
     other.load_state_dict(again.loader)
     w, s = again.weights, again.optimizer_state
@@ -543,6 +554,7 @@ def test_a_checkpoint_is_loaded_onto_a_mesh(mesh: dist.Mesh, tmp_path: Path) -> 
 def test_a_crash_while_saving_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a save by a thread is there once it is waited for."""
     _, weights, state = begun()
     save_checkpoint(weights, state, 1, tmp_path)
 
@@ -554,22 +566,29 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(
         save_checkpoint(weights, state, 2, tmp_path)
     monkeypatch.undo()
     assert checkpoints(tmp_path) == [1] and load_checkpoint(tmp_path).step == 1
-    save_checkpoint(weights, state, 2, tmp_path)
+    save_checkpoint(weights, state, 2, tmp_path, async_io=True)
     assert load_checkpoint(tmp_path).step == 2
 
 
 def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     _c, weights, state = begun()
-    with pytest.raises(ts.UsageError, match="has no checkpoint"):
+    with pytest.raises(ts.CheckpointError, match="has no checkpoint"):
         load_checkpoint(tmp_path)
     save_checkpoint(weights, state, 1, tmp_path)
-    with pytest.raises(ts.UsageError, match=r"of step 5\n.*steps there : 1"):
+    with pytest.raises(ts.CheckpointError, match=r"is not in .*\n.*there are : step-00000001"):
         load_checkpoint(tmp_path, 5)
     _, more, other = begun(hidden_size=32)
-    with pytest.raises(ts.UsageError, match="has shape"):
+    with pytest.raises(ts.CheckpointError, match="has shape"):
         load_checkpoint(tmp_path, like=(more, other))
     with pytest.raises(ts.UsageError, match="optimizer_state cannot be"):
         save_checkpoint(weights, {}, 1, tmp_path)
+    ts.checkpoint.save("own", weights, root=tmp_path / "own", async_io=False, quiet=True)
+    with pytest.raises(ts.CheckpointError, match=r"'own' in .* has no configuration"):
+        load_checkpoint(tmp_path / "own")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ts.UsageError, match="cannot be written"):
+    with pytest.raises(ts.CheckpointError, match="cannot be written"):
         save_checkpoint(weights, state, 1, tmp_path / "file")
+    (tmp_path / "old" / "step-00000007").mkdir(parents=True)
+    (tmp_path / "old" / "step-00000007" / "state.json").write_text("{}")
+    with pytest.raises(ts.CheckpointError, match=r"older form(.*\n)+.*: step-00000007"):
+        load_checkpoint(tmp_path / "old")

@@ -19,6 +19,7 @@ from ..core.layout import TensorType
 from ..lang import random
 from ..lang.create import tensor
 from ..lang.engine import engine
+from ..lang.offloaded import away, copy_of
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
@@ -186,7 +187,8 @@ class _Read:
                 fix="give a tensor of its kind",
             )
         self.bar.add(saved.nbytes)
-        return Tensor(self._data(name, to), to)
+        made = Tensor(self._data(name, to), to)
+        return away(made)[0] if isinstance(like, Tensor) and copy_of(like) is not None else made
 
     def _data(self, name: str, to: TensorType) -> Any:
         kind = to.dtype.numpy

@@ -32,6 +32,7 @@ from ..lang import random
 from ..lang.checks import mesh_or_none
 from ..lang.eager import redistribute_now
 from ..lang.engine import engine
+from ..lang.offloaded import back
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, paths
@@ -145,7 +146,7 @@ def save(
     _WRITER.count += 1
     saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
     for i, (name, t) in enumerate(named.items()):
-        t = _plain(t)
+        t = _plain(back(t))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
     storage = Storage(root)

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint import Keep
 from ..core.checks import mapping, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError, fail
@@ -104,6 +105,16 @@ class TrainingConfig:
     # Files.
     checkpoint_folder: str = _key("checkpoints", TEXT, "where `save_checkpoint` writes")
     keep_checkpoints: int | None = _key(None, or_none(COUNT), "newest checkpoints kept; None: all")
+    keep_every: int | None = _key(None, or_none(COUNT), "those whose step it divides are kept, too")
+    keep_best: int = _key(0, STEPS, "checkpoints kept, too, for the smallest `keep_metric`")
+    keep_metric: str = _key("loss", TEXT, "metric of `save_checkpoint` by which they are best")
+
+    @property
+    def keep(self) -> Keep | None:
+        """Which checkpoints stay; None: all."""
+        if self.keep_checkpoints is None:
+            return None
+        return Keep(self.keep_checkpoints, self.keep_every, self.keep_best, self.keep_metric)
 
     @property
     def compute(self) -> DType | None:
@@ -202,6 +213,14 @@ def _together(c: TrainingConfig) -> list[tuple[str, str]]:
             c.min_learning_rate > c.learning_rate,
             "min_learning_rate",
             f"{c.min_learning_rate} is above learning_rate {c.learning_rate}",
+        ),
+        *(
+            (
+                c.keep_checkpoints is None and getattr(c, key),
+                key,
+                "says what stays besides the newest: say how many, keep_checkpoints",
+            )
+            for key in ("keep_every", "keep_best")
         ),
     ]
     return [(name, why) for bad, name, why in found if bad]

@@ -17,8 +17,9 @@ from typing import Any
 from ..core.checks import instance
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
-from ..lang.engine import HostCopy, engine
+from ..lang.engine import engine
 from ..lang.jit import Jit, jit
+from ..lang.offloaded import away, back, copy_of
 from ..lang.strategy import Strategy
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_map
@@ -70,30 +71,12 @@ def offload(tree: Any) -> Any:
 
     Copies are started, not waited for; everything that is no tensor stays as it is.
     """
-    return tree_map(lambda t: _away(t)[0] if isinstance(t, Tensor) else t, tree)
+    return tree_map(lambda t: away(t)[0] if isinstance(t, Tensor) else t, tree)
 
 
 def fetched(tree: Any) -> Any:
     """The same tree with its tensors on the devices; the copies in host memory stay behind."""
-    return tree_map(lambda t: _back(t) if isinstance(t, Tensor) else t, tree)
-
-
-def _away(t: Tensor) -> tuple[Tensor, HostCopy]:
-    copy = _copy_of(t) or engine().offload(t.data, t.type)
-    out = Tensor(None, t.type)
-    out.name, out._pending = t.name, copy
-    return out, copy
-
-
-def _back(t: Tensor) -> Tensor:
-    copy = _copy_of(t)
-    return t if copy is None else Tensor(copy(), t.type)
-
-
-def _copy_of(t: Tensor) -> HostCopy | None:
-    """The copy of a tensor that is in host memory only."""
-    pending: Any = t._pending if t._data is None else None
-    return pending if hasattr(pending, "wait") else None
+    return tree_map(lambda t: back(t) if isinstance(t, Tensor) else t, tree)
 
 
 @dataclass(frozen=True)
@@ -109,7 +92,7 @@ def held(tree: Any) -> Held:
     device = host = 0
     for t in flatten(tree)[0]:
         if isinstance(t, Tensor):
-            copy = _copy_of(t)
+            copy = copy_of(t)
             if copy is not None:
                 host += copy.bytes
             elif t._data is not None:
@@ -127,9 +110,9 @@ def initial_state(
             if kind == "step":
                 out[kind] = part
             else:
-                out.setdefault(kind, {})[name], copy = _away(part[name])
+                out.setdefault(kind, {})[name], copy = away(part[name])
                 copy.wait()
-    return {**out, "step": _away(out["step"])[0]}
+    return {**out, "step": away(out["step"])[0]}
 
 
 Kept = Callable[[Tensor | None, Any, Any], Any]
@@ -159,12 +142,12 @@ class StreamedUpdate:
         before = fetched(state["step"])
         step = before
         for name, w in weights.items():
-            slots = {kind: _back(state[kind][name]) for kind in kinds if name in state[kind]}
+            slots = {kind: back(state[kind][name]) for kind in kinds if name in state[kind]}
             out[name], slots, step = self._program(name)(w, grads[name], slots, before, finite)
             for kind, t in slots.items():
-                new[kind][name], copy = _away(t)
+                new[kind][name], copy = away(t)
                 copy.wait()
-        return out, {"step": _away(step)[0], **new}
+        return out, {"step": away(step)[0], **new}
 
     def _program(self, name: str) -> Jit[..., Any]:
         if name not in self.programs:

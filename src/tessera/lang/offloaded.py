@@ -1,0 +1,37 @@
+"""Where does a tensor wait that no program needs now? In host memory, until it is used again.
+
+>>> import tessera as ts
+>>> t, copy = away(ts.zeros((4, 8)))
+>>> copy_of(t) is copy, copy.bytes, copy_of(back(t)) is None
+(True, 128, True)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .engine import HostCopy, engine
+from .tensor import Tensor
+
+
+def away(t: Tensor) -> tuple[Tensor, HostCopy]:
+    """The same tensor in host memory, and the copy, which is started, not waited for."""
+    copy = copy_of(t) or engine().offload(t.data, t.type)
+    out = Tensor(None, t.type)
+    out.name, out._pending = t.name, copy
+    return out, copy
+
+
+def back(t: Tensor) -> Tensor:
+    """The same tensor on the devices; its copy in host memory stays behind."""
+    copy = copy_of(t)
+    return t if copy is None else Tensor(copy(), t.type)
+
+
+def copy_of(t: Tensor) -> HostCopy | None:
+    """The copy of a tensor that is in host memory only."""
+    pending: Any = t._pending if t._data is None else None
+    return pending if hasattr(pending, "wait") else None
+
+
+__all__ = ["away", "back", "copy_of"]

@@ -43,7 +43,7 @@ def planned(steps: Iterable[Step], times: int = 1, results: bool = False) -> Cou
             case Collective():
                 found[step.op, sum(map(size, step.nodes))] += times
             case Loop():
-                found += planned(step.body.steps, times * step.length, results)
+                found += planned(step.body.steps, times * step.times, results)
             case Region():
                 found += planned(step.body.steps, times, results)
             case Compute() | Send():

@@ -71,6 +71,7 @@ from .lang.static_arguments import StaticWarning
 from .lang.tape import stop_gradient
 from .lang.tensor import Tensor
 from .lang.vectorize import vmap
+from .lang.while_loop import while_loop
 
 if TYPE_CHECKING:
     from .core.mesh import Mesh
@@ -88,7 +89,7 @@ __all__ = [
     "function", "grad", "graph", "int8", "int32", "jit", "jvp", "linalg", "map_chunks", "mesh",
     "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule", "seed",
     "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad",
-    "vjp", "vmap",
+    "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

@@ -171,7 +171,6 @@ _PLACED = "weights lie where the mesh is: dist.place(model, strategy, mesh)"
 _WIDE = "the widest dtypes are ts.f32 and ts.int32; host data is narrowed on the way in"
 _MODEL_DTYPE = 'compute in another dtype: with ts.autocast("bf16")'
 ADVICE: dict[str, str] = {
-    "while_loop": "use ts.scan over the most steps; ts.where keeps the carry once it is done",
     "switch": "use ts.where, which computes all branches",
     "LSTM": "write a cell, and ts.scan it over the steps",
     "GRU": "write a cell, and ts.scan it over the steps",

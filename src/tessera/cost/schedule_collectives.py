@@ -75,7 +75,7 @@ def _rows(
             yield from _row(index, step.nodes, times, topology)
         case Loop():
             for inner in step.body.steps:
-                yield from _rows(inner, index, times * step.length, topology)
+                yield from _rows(inner, index, times * step.times, topology)
         case Region():
             for inner in step.body.steps:
                 yield from _rows(inner, index, times, topology)

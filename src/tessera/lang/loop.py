@@ -6,6 +6,7 @@ for it (passes/loops.py). Random numbers in a body are those of the same iterati
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,20 +56,26 @@ def scan(
     function_of("scan", "the body", body)
     flag("scan", "reverse", reverse)
     one_of("scan", "policy", policy, POLICIES)
-    start, carry_spec = flatten(carry)
+    start, carry_spec = tensors(carry)
     rows, xs_spec = flatten(xs)
-    start = [as_tensor(t) for t in start]
     rows = [_unsplit_first(as_tensor(t)) for t in rows]
     length = _length("scan", rows)
 
     def call(c: Sequence[Tensor], x: Sequence[Tensor]) -> Any:
         return body(unflatten(carry_spec, c), unflatten(xs_spec, x))
 
-    iteration = _settled(name, call, carry_spec, start, rows)
-    ends, ys, seen = _emitted(iteration, start, rows, length, reverse, policy)
+    iteration = settled(name, call, carry_spec, start, rows)
+    ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
         here().show(output.tensors, output.act)
     return unflatten(carry_spec, ends), unflatten(iteration.y_spec, ys)
+
+
+def tensors(tree: Any) -> tuple[list[Tensor], Spec]:
+    """The leaves of `tree` as tensors, and the structure that it has with them."""
+    leaves, spec = flatten(tree)
+    made = [as_tensor(t) for t in leaves]
+    return made, flatten(unflatten(spec, made))[1]
 
 
 def _length(name: str, rows: Sequence[Tensor]) -> int:
@@ -95,29 +102,43 @@ class _Iteration:
     ys: list[Tensor]
     y_spec: Spec
 
-    @property
-    def carry_types(self) -> list[TensorType]:
+    def carry_types(self, decides: bool) -> list[TensorType]:
         """The types that the carry takes on by itself in this iteration."""
         types = []
+        alike = self.ends[0].type.varying if decides else ()
         for end, start in zip(self.ends, self.carry, strict=True):
-            t = _natural(self.recorder.node(end), self.recorder.node(start))
-            types.append(t.with_varying((*t.varying, *start.type.varying)))
+            last, first = self.recorder.node(end), self.recorder.node(start)
+            t = _natural(last, first)
+            if decides and not (last.op == add.name and first in last.args):
+                t = t.complete()
+            own = (*start.type.varying, *alike)
+            if own and t.mesh is None:
+                t = t.on(start.type.mesh or self.ends[0].type.mesh)
+            types.append(t.with_varying((*t.varying, *own)))
         return types
 
 
 Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 
-def _settled(
-    name: str, call: Call, carry_spec: Spec, start: Sequence[Tensor], rows: Sequence[Tensor]
+def settled(
+    name: str,
+    call: Call,
+    carry_spec: Spec,
+    start: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    decides: bool = False,
 ) -> _Iteration:
     """The body, recorded with a carry of the layout that the body gives it: a sum stays partial
-    until after the loop."""
+    until after the loop. In a while loop the first carry `decides` whether to go on: all carries
+    differ over the devices over which it does, and as it may read them, a sum stays partial only
+    while it is added up."""
     types = [t.type for t in start]
-    for _ in range(2):
+    for turn in itertools.count():
         iteration = _recorded(name, call, carry_spec, types, rows)
-        made = iteration.carry_types
-        if made == types:
+        made = iteration.carry_types(decides)
+        grown = any(a.varying != b.varying for a, b in zip(types, made, strict=True))
+        if made == types or (turn and not grown):
             break
         types = made
     with recording(iteration.recorder):
@@ -145,8 +166,7 @@ def _recorded(
                 f"scan: the body gave a {type(given).__name__}, not a pair",
                 fix="return (carry, y); y may be ()",
             )
-        (new, new_spec), (ys, y_spec) = map(flatten, given)
-        ends = [as_tensor(e) for e in new]
+        (ends, new_spec), (ys, y_spec) = tensors(given[0]), flatten(given[1])
         if new_spec != carry_spec or any(
             e.shape != c.shape or e.dtype is not c.dtype for e, c in zip(ends, carry, strict=True)
         ):
@@ -160,11 +180,11 @@ def _recorded(
     return _Iteration(r, carry, xs, ends, ys, y_spec)
 
 
-def _emitted(
+def emitted(
     iteration: _Iteration,
     start: Sequence[Tensor],
     rows: Sequence[Tensor],
-    length: int,
+    length: int | None,
     reverse: bool,
     policy: str,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -174,7 +194,7 @@ def _emitted(
     draws = r.draws or []
     seen = r.host_tensors
     outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *seen)]
-    every = [*rows, *iteration_keys(length, draws)]
+    every = list(rows) if length is None else [*rows, *iteration_keys(length, draws)]
     graph, consts = _body(r, [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)], outs)
     carry = [relayout(t, c.type) for t, c in zip(start, iteration.carry, strict=True)]
     results = emit_many(

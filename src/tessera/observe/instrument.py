@@ -205,7 +205,7 @@ def _copied(
     args = tuple(new[a] for a in n.args)
     made = n.with_args(args)
     inner: list[tuple[Spot, int]] = []
-    if n.op == "scan":
+    if n.op == "scan" and n.attrs["length"] is not None:  # a while loop stacks nothing
         body, inner = _added(n.attrs["body"], choose, measure, n, (*loops, n))
         if inner:
             attrs = {**n.attrs, "body": body}

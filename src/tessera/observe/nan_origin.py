@@ -222,7 +222,7 @@ class _Search:
 
 def order(loop: Node) -> Iterable[int]:
     """The iterations of a loop, first to last."""
-    iterations = range(loop.attrs["length"])
+    iterations = range(loop.attrs["length"] or 0)  # those of a while loop are not measured
     return reversed(iterations) if loop.attrs["reverse"] else iterations
 
 
@@ -282,15 +282,16 @@ def _state(largest: Array) -> Array:
 
 def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
     """What these nodes hold, by a second run."""
-    spots = {at.spot(r) for at, n in wanted for r in _results(at, n)}
-    chosen = {s.node for s in spots}
+    chosen = {r for at, n in wanted for r in _results(at, n)}
     made: dict[Spot, list[Array]] = {}
     for spot, values in measured(run, lambda g, loop: chosen, _range):
         made[spot] = values
     found = []
     for at, n in wanted:
         iterations = tuple(i for _, i in at.iterations)
-        parts = [[a[iterations] for a in made[at.spot(r)]] for r in _results(at, n)]
+        # Of several results some may be unused, and so have no value.
+        spots = [at.spot(r) for r in _results(at, n)]
+        parts = [[a[iterations] for a in made[spot]] for spot in spots if spot in made]
         low, high = min(p[0].min() for p in parts), max(p[1].max() for p in parts)
         size = sum(t.size for t in n.types)
         nans, infs = (int(sum(p[i].sum() for p in parts)) for i in (2, 3))

@@ -1,5 +1,7 @@
 """Ops with structure: `scan` runs a body graph over the leading dim, `item` picks one result.
 
+A `scan` of length None is a while loop: it runs as long as its first carry, a bool, is true.
+
 `scan` is behind repeated layers (the carry is the activation, the weights are scanned over),
 behind losses and MLPs (token blocks are scanned over, gradients are the carry), and behind
 attention in blocks.
@@ -10,15 +12,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.dtypes import bool_
 from ..core.errors import LayoutError, ShapeError, fail
 from ..core.layout import Factor, TensorType, dim_axes, same_type, without
 from .cast import narrowed
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
-def stacked(t: TensorType, length: int) -> TensorType:
+def stacked(t: TensorType, length: int | None) -> TensorType:
     """`length` values of type `t` along a new, unsplit leading dim."""
+    assert length is not None, "a while loop stacks nothing"
     return t.with_dims(((Factor(length),), *t.dims))
+
+
+def turns(length: int | None) -> int:
+    """How often the body of a loop of this length runs, as far as it is known: once for a while
+    loop."""
+    return 1 if length is None else length
 
 
 def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -47,7 +57,36 @@ def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
                 [("before", start), ("after", end)],
                 fix="redistribute the carry at the end of the body",
             )
+    if length is None:
+        _check_while(ins, attrs)
     return Inferred(outer, (*results[:carries], *(stacked(t, length) for t in results[carries:])))
+
+
+def _check_while(ins: tuple[TensorType, ...], attrs: Attrs) -> None:
+    body, consts, carries = attrs["body"], attrs["consts"], attrs["carries"]
+    if len(ins) != consts + carries or len(body.outputs) != carries or attrs["reverse"]:
+        raise fail(
+            ShapeError,
+            "scan: without a length there are no rows to take, to give or to reverse",
+            [("given", ", ".join(map(str, ins)))],
+            fix="give carries alone, the first of which says whether to go on",
+        )
+    go = body.inputs[consts].type if carries else None
+    if go is None or go.dtype is not bool_ or go.rank or go.partial:
+        raise fail(
+            ShapeError,
+            "scan: without a length the first carry is one bool, the same on all devices",
+            [("carries", ", ".join(str(n.type) for n in body.inputs[consts:]))],
+            fix="carry whether to go on",
+        )
+    if go.varying and any(True for _ in body.collectives()):
+        raise fail(
+            LayoutError,
+            "while_loop: devices go on for different numbers of turns, and wait for each other in "
+            "the body",
+            [("goes on", go)],
+            fix="decide together, e.g. dist.all_reduce(go, axis, op='max')",
+        )
 
 
 def _scan_local(c: Call, *args: Array) -> tuple[Array, ...]:
@@ -59,12 +98,14 @@ def _scan_local(c: Call, *args: Array) -> tuple[Array, ...]:
         return tuple(out[:carries]), tuple(out[carries:])
 
     start, xs = args[consts : consts + carries], args[consts + carries :]
+    if c.attrs["length"] is None:
+        return tuple(c.xp.while_loop(lambda carry: step(carry, ())[0], tuple(start)))
     end, ys = c.xp.scan(step, tuple(start), tuple(xs), c.attrs["length"], c.attrs["reverse"])
     return (*end, *ys)
 
 
 def _scan_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    return int(attrs["length"] * attrs["body"].flops)
+    return int(turns(attrs["length"]) * attrs["body"].flops)
 
 
 # Its gradient is a pass of its own (passes/loops.py): it builds a second body.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..core.dtypes import f32
+from ..core.errors import GraphError, fail
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
@@ -29,7 +30,17 @@ def scan_gradient(
     wanted: Sequence[bool],
     differentiate: Differentiate,
 ) -> list[Node | None]:
-    """One gradient (or None) per argument of the scan `node`, given those of its results."""
+    """One gradient (or None) per argument of the scan `node`, given those of its results. Raises
+    GraphError if it is a while loop."""
+    if node.attrs["length"] is None:
+        raise fail(
+            GraphError,
+            "while_loop: it has no gradient, as nothing says how often its body runs",
+            [("result", ", ".join(map(str, node.types[1:])))],
+            at=node.loc,
+            fix="use ts.scan over the most turns, with ts.where to keep the carry once it is done; "
+            "or ts.stop_gradient where no gradient is meant",
+        )
     given = [i for i, g in enumerate(gs) if g is not None]
     together = node.attrs["policy"] == "together" and len(given) == 1 and _adds_up(node, given[0])
     run = _together if together else _backwards

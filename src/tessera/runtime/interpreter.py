@@ -61,7 +61,8 @@ class Interpreter:
     def _node(self, n: Node, values: Sequence[Blocks], bodies: Bodies) -> Any:
         """The result of `n`; of a node with several, a list of them."""
         f, op, ins = self.folds, OPS[n.op], tuple([a.types[0] for a in n.args])
-        if n.op == "scan" and any(t.size for t in n.types):
+        apart = n.op == "scan" and n.attrs["length"] is None and f.axes(n.types[0])
+        if n.op == "scan" and any(t.size for t in n.types) and not apart:
             return op.local(Call(self.xp, f.somewhere, ins, n.types, n.attrs, bodies), *values)
         several, axes = len(n.types) > 1 or op.many, f.axes(*ins, *n.types)
         ordered = op.mesh_invariance == "sums" and self._order(n)

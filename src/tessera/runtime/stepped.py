@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
@@ -246,7 +247,9 @@ class _Looped:
         fixed, carry, rows = args[: step.consts], args[step.consts : first], args[first:]
         leads = [_lead(n.type) for n in types.inputs[first:]]
         ends: list[list[Array]] = []
-        order = range(step.length)
+        while step.length is None and _is_true(carry[0]):
+            carry = tuple(self.body(*fixed, *carry))
+        order = range(step.length or 0)
         for i in reversed(order) if step.reverse else order:
             xs = [self._next(_row, x, i, lead) for x, lead in zip(rows, leads, strict=True)]
             outs = self.body(*fixed, *carry, *xs)
@@ -262,6 +265,11 @@ class _Looped:
             return self._next(_stack, parts, _lead(types.outputs[k].type))
 
         return list(map(result, step.gives))
+
+
+def _is_true(x: Array) -> bool:
+    """A bool that all devices have alike."""
+    return bool(np.asarray(x.addressable_shards[0].data).any())
 
 
 def _lead(t: TensorType) -> int:

@@ -238,6 +238,12 @@ def scan(
     return lax.scan(step, carry, xs, length=length, reverse=reverse)
 
 
+def while_loop(
+    step: Callable[[tuple[Array, ...]], tuple[Array, ...]], carry: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    return lax.while_loop(lambda now: jax.tree.leaves(now[0])[0], step, carry)
+
+
 def cond(
     pick: Array,
     yes: Callable[[Sequence[Array]], tuple[Array, ...]],

@@ -21,6 +21,7 @@ from ..lang.create import tensor
 from ..lang.jit import jit
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
+from ..ops.control import turns
 from ..passes.plan import prepared
 
 FORWARD_AND_BACKWARD = 3
@@ -42,7 +43,7 @@ def product_flops(graph: Graph) -> int:
         if n.kind.memory in ("product", "conv"):
             total += n.kind.flops(tuple(a.type for a in n.args), n.types, n.attrs)
         elif n.op == "scan":
-            total += n.attrs["length"] * product_flops(n.attrs["body"])
+            total += turns(n.attrs["length"]) * product_flops(n.attrs["body"])
     return total
 
 

@@ -13,6 +13,7 @@ from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import wire_bytes
+from ...ops.control import turns
 from ...ops.op import BODIES, INPUT, OPS, Op
 from ...ops.redistribute import COLLECTIVES, all_gather
 
@@ -245,7 +246,7 @@ def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]
         if n.is_collective:
             yield n, times
         elif n.op == "scan":
-            yield from _collectives(n.attrs["body"].nodes, times * n.attrs["length"])
+            yield from _collectives(n.attrs["body"].nodes, times * turns(n.attrs["length"]))
 
 
 def reachable(outputs: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:

@@ -335,6 +335,7 @@ def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[li
         args,
         lambda values: run_blocks(n.attrs["body"], values, mesh),
         lambda x, t, i: [b[i] for b in x],
+        lambda go, new, old, t: [x if g else y for g, x, y in zip(go, new, old, strict=True)],
     )
     outs = n.types[len(carry) :]
     every = range(len(every_coords(mesh)))
@@ -356,6 +357,7 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
         args,
         lambda values: evaluate(n.attrs["body"], values),
         lambda x, t, i: np.take(x, i, axis=len(t.varying)),
+        lambda go, new, old, t: np.where(_on_dims(go, n.types[0], t), new, old),
     )
     outs = n.types[len(carry) :]
     shapes = [(*(t.sizes[a] for a in t.varying), *t.shape) for t in outs]
@@ -363,18 +365,30 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
     return (*carry, *rows)
 
 
+def _on_dims(go: Array, of: TensorType, t: TensorType) -> Array:
+    """Each device's own bool, of type `of`, over the dims of a value of type `t`."""
+    own = [t.sizes[a] if a in of.varying else 1 for a in t.varying]
+    return np.reshape(go, (*own, *(1,) * t.rank))
+
+
 def _iterations(
     n: Node,
     args: list[Any],
     run: Callable[[list[Any]], list[Any]],
     pick: Callable[[Any, TensorType, int], Any],
+    stay: Callable[[Any, Any, Any, TensorType], Any],
 ) -> tuple[list[Any], list[list[Any]]]:
-    """(the last carry, per stacked result what each iteration gave) of the scan `n`."""
-    consts, carries = n.attrs["consts"], n.attrs["carries"]
+    """(the last carry, per stacked result what each iteration gave) of the scan `n`. `pick` takes a
+    row; `stay(go, new, old, type)` is the new value on the devices that go on, else the old one.
+    """
+    consts, carries, length = n.attrs["consts"], n.attrs["carries"], n.attrs["length"]
     fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
     types = [a.type for a in n.args[consts + carries :]]
     ys: list[list[Any]] = []
-    order = range(n.attrs["length"])
+    while length is None and np.any(carry[0]):
+        new = run([*fixed, *carry])
+        carry = [stay(carry[0], *found) for found in zip(new, carry, n.types, strict=True)]
+    order = range(length or 0)
     for i in reversed(order) if n.attrs["reverse"] else order:
         out = run([*fixed, *carry, *(pick(x, t, i) for x, t in zip(xs, types, strict=True))])
         carry = out[:carries]

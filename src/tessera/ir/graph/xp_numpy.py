@@ -243,6 +243,14 @@ def scan(
     return carry, tuple(np.stack(column) for column in zip(*rows, strict=True))
 
 
+def while_loop(
+    step: Callable[[tuple[Array, ...]], tuple[Array, ...]], carry: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    while bool(carry[0]):
+        carry = step(carry)
+    return carry
+
+
 def cond(
     pick: Array,
     yes: Callable[[Sequence[Array]], tuple[Array, ...]],

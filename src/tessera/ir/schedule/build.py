@@ -153,6 +153,7 @@ def _step(
             after=after,
         )  # fmt: skip
     new: dict[Node, Node] = {}
+    made = set(group)
     inputs: list[Node] = []
     nodes: list[Node] = []
     reads: list[int] = []
@@ -160,7 +161,7 @@ def _step(
         for a in n.args:
             if a in new:
                 continue
-            if a in buffer:
+            if a in buffer and a not in made:  # what is free may be made below its reader
                 new[a] = input_node(a.type, f"b{buffer[a]}")
                 inputs.append(new[a])
                 reads.append(buffer[a])
@@ -168,8 +169,9 @@ def _step(
                 assert is_free(a), a.op
                 new[a] = a
                 nodes.append(a)
-        new[n] = n.with_args(tuple([new[a] for a in n.args]))
-        nodes.append(new[n])
+        if n not in new:
+            new[n] = n.with_args(tuple([new[a] for a in n.args]))
+            nodes.append(new[n])
     ends = tuple(inputs), tuple(new[n] for n in out)
     graph = Graph(whole.name, (*inputs, *nodes), *ends, whole.options)
     kind = Collective if first.is_collective else Compute

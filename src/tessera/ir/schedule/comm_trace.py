@@ -50,7 +50,7 @@ def _steps(s: Schedule, times: int) -> Iterator[Row]:
                 for t in step.types:
                     yield step.kind, axes, size_text(t.local_bytes), str(t), why
             case Loop():
-                yield from _steps(step.body, times * step.length)
+                yield from _steps(step.body, times * step.times)
             case Region():
                 yield from _steps(step.body, times)
             case Compute():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, assert_never
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
-from ...ops.control import item, scan, stacked
+from ...ops.control import item, scan, stacked, turns
 from ..graph.node import Graph, Node, copied, input_node
 
 
@@ -132,7 +132,8 @@ class Region(_Step):
 
 @dataclass(frozen=True, eq=False)
 class Loop(_Step):
-    """Runs `body`, which has collectives, `length` times.
+    """Runs `body`, which has collectives, `length` times; if that is None, as long as the first
+    carry is true.
 
     The body takes `consts` values that stay, `carries` that it gives anew, and a row of each other
     value, from the last one if it runs in `reverse`. The results are the carries at the end and
@@ -141,7 +142,7 @@ class Loop(_Step):
     """
 
     body: Schedule
-    length: int
+    length: int | None
     consts: int
     carries: int
     reverse: bool
@@ -149,6 +150,11 @@ class Loop(_Step):
     loc: str = ""
     scope: str = ""
     kind = "loop"
+
+    @property
+    def times(self) -> int:
+        """How often it runs, as far as it is known: once for a loop without a length."""
+        return turns(self.length)
 
     @cached_property
     def graph(self) -> Graph:
@@ -206,7 +212,7 @@ class Schedule:
                 case Collective():
                     yield from ((n, 1) for n in step.nodes)
                 case Loop():
-                    yield from ((n, times * step.length) for n, times in step.body.collectives())
+                    yield from ((n, times * step.times) for n, times in step.body.collectives())
                 case Region():
                     yield from step.body.collectives()
                 case Compute() | Send():

@@ -96,7 +96,7 @@ def _buffers(ids: tuple[int, ...]) -> str:
 
 
 _LINE = re.compile(
-    r"s(?P<number>\d+) (?P<kind>compute|collective|send|region|loop length=(?P<length>\d+)"
+    r"s(?P<number>\d+) (?P<kind>compute|collective|send|region|loop length=(?P<length>\d+|None)"
     r" consts=(?P<consts>\d+) carries=(?P<carries>\d+)(?P<reverse> reverse)?"
     r" gives=(?P<gives>[\d,]*))"
     r" stage=(?P<stage>\d+) \((?P<reads>(?:b\d+ ?)*)\) -> \((?P<writes>(?:b\d+ ?)*)\)"
@@ -187,7 +187,8 @@ class _Parser:
             return (Compute if kind == "compute" else Collective)(reads, writes, runs, **rest)
         if kind == "region":
             return Region(reads, writes, runs, **rest)
-        length, consts, carries = (int(found[k]) for k in ("length", "consts", "carries"))
+        length = None if found["length"] == "None" else int(found["length"])
+        consts, carries = int(found["consts"]), int(found["carries"])
         gives = tuple(int(k) for k in found["gives"].split(",") if k)
         where = found["loc"] or "", found["scope"] or ""
         return Loop(

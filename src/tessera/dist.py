@@ -3,6 +3,7 @@
 from .core.devices import process_count, process_index
 from .core.mesh import Mesh
 from .core.peers import public
+from .elastic import resize
 from .lang.builtin_strategies import strategy
 from .lang.collectives import (
     all_gather,
@@ -34,7 +35,7 @@ __all__ = [
     "AxisStrategy", "Mesh", "ShardSpec", "Strategy", "all_gather", "all_reduce", "all_to_all",
     "allreduce", "barrier", "broadcast", "deterministic", "gather", "inspect", "permute", "place",
     "process_count", "process_index", "profile", "recv", "redistribute", "reduce_scatter",
-    "scatter", "send",
+    "resize", "scatter", "send",
     "set_collective_timeout", "set_deterministic", "shard", "shift", "strategy", "tensor",
     "to_host", "validate_determinism",
 ]  # fmt: skip

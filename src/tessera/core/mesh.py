@@ -166,6 +166,11 @@ class Mesh:
         """The mesh of the devices that run it: this mesh, or the one that it is folded onto."""
         return self.onto or self
 
+    @property
+    def unfolded(self) -> Mesh:
+        """The same logical mesh, run by a device for each of its places."""
+        return self._folded(None) if self.onto is not None else self
+
     def fold(self, onto: object) -> Mesh:
         """The same logical mesh, run by fewer devices that each run several places in turn.
 
@@ -381,7 +386,7 @@ class Mesh:
         first = self.ids[0]
         run = range(first, first + len(self.ids))
         if self.onto is not None:
-            return f"{self._folded(None)!r}.fold({self.onto.text()!r})"
+            return f"{self.unfolded!r}.fold({self.onto.text()!r})"
         if self.ids != tuple(run):
             return f"Mesh({self.axes}, devices={list(self.ids)}, shape={self.shape})"
         devices = "" if first == 0 else f", devices={run}"

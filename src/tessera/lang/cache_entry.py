@@ -40,6 +40,12 @@ class Entry:
         self.have: tuple[TensorType, ...] | None = None
         self.checks: list[tuple[int, Check]] = []  # at each call, of which of its tensors
 
+    def logical(self) -> tuple[Any, ...]:
+        """What it was recorded for, whichever devices the places of a mesh are on."""
+        mesh = self.setting.mesh
+        types = [t if t.mesh is None else t.on(t.mesh.unfolded) for t in self.types]
+        return types, self.values, mesh and mesh.unfolded
+
     def cover(self, leaves: Sequence[Any]) -> None:
         """Takes `leaves`, arguments and what is around them, for what it was recorded with."""
         self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]

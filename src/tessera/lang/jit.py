@@ -331,7 +331,10 @@ class Jit(Generic[P, R]):
 
     def _warn(self, along_a_cut: bool, entry: Entry, spec: Any) -> None:
         """Warns, once, when the function has been recorded for the third time, and says which
-        argument keeps changing."""
+        argument keeps changing. One that goes on with other devices is recorded for them."""
+        others = (e for k, same in self._entries.items() if k[0] == spec for e in same)
+        if not along_a_cut and any(e.logical() == entry.logical() for e in others):
+            return
         self._recordings += not along_a_cut
         # One recording for each size that arguments are padded to is what was asked for.
         many = 3 + padding.count(self._pads)

@@ -82,12 +82,7 @@ class PipeState(Frame):
     ) -> PipeState:
         """The state of a recording on the first slice of the mesh along the pipeline's axis. Raises
         UsageError if `rows` do not divide into microbatches."""
-        mesh = given
-        if len(mesh.axes) == 1:
-            axes = (*mesh.axes, "one")
-            mesh = Mesh(axes, mesh.array()[..., None])
-            if given.onto is not None:
-                mesh = mesh.fold(Mesh(axes, given.onto.array()[..., None]))
+        mesh = with_two_axes(given)
         count = pipe.microbatches(mesh.sizes[pipe.axis])
         if not trial:
             text = "a batch of {count} does not divide into {parts} microbatches"
@@ -266,6 +261,15 @@ class PipeState(Frame):
         made = recorder.builder.input(node.type, f"mean{len(self.ahead)}")
         self.ahead[made] = node
         return symbolic(made, recorder), self.count
+
+
+def with_two_axes(mesh: Mesh) -> Mesh:
+    """`mesh`; one of a single axis with an axis of size 1 besides, so that its slices have one."""
+    if len(mesh.axes) > 1:
+        return mesh
+    axes = (*mesh.axes, "one")
+    wide = Mesh(axes, mesh.array()[..., None])
+    return wide if mesh.onto is None else wide.fold(Mesh(axes, mesh.onto.array()[..., None]))
 
 
 def laid_on(t: TensorType, mesh: Mesh) -> TensorType:

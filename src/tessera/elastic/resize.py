@@ -1,0 +1,111 @@
+"""How does a run come to have more devices, or fewer? What it holds moves to another mesh.
+
+>>> import tessera as ts
+>>> from tessera import dist
+>>> mesh = dist.Mesh.parse("dp=8")
+>>> weights = {"w": dist.tensor((10, 4), layout="[10@dp, 4]", mesh=mesh)}
+>>> weights = dist.resize(mesh.fold(onto=2), weights)
+>>> weights["w"].layout, weights["w"].mesh.physical.size
+('[10@dp, 4]', 2)
+>>> dist.resize(dist.Mesh.parse("dp=3"), weights)["w"].type.local_shape
+(4, 4)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import MeshError, UsageError, fail
+from ..core.layout import TensorType, without
+from ..core.mesh import Mesh
+from ..lang.checks import mesh_or_none, needed_mesh
+from ..lang.moving import moved
+from ..lang.parameter import Parameter
+from ..lang.pipelines.microbatch import with_two_axes
+from ..lang.record import current
+from ..lang.tensor import Tensor
+from ..lang.tree import Path, flatten, tree_update
+
+
+def resize(mesh: Mesh, *trees: Any) -> Any:
+    """Moves modules, optimizer states and other trees of tensors to `mesh`, which has more devices
+    than their own, or fewer; gives the tree, or a tuple of the trees.
+
+    Each tensor keeps its layout: what was split over an axis is split over the axis of that name,
+    into as many blocks as it has now (the last ones are short where the dim does not divide), and
+    over an axis that `mesh` does not have no longer. A tensor without a mesh stays as it is. A
+    module is changed in place, other containers are returned as new ones. Weights that lie on
+    slices of a mesh, as those of a pipeline's stages, go to the same slices of `mesh`: it needs
+    the same axes and sizes then, and is folded onto other devices.
+
+    `mesh.fold(onto=4)` leaves the logical mesh as it is, and so, at the level "mesh_invariant",
+    the bits of what is computed. Raises MeshError if `mesh` is no mesh, or lacks the slices.
+    """
+    if current() is not None:
+        raise fail(
+            UsageError,
+            "dist.resize: a compiled function runs on the mesh that it is recorded for",
+            fix="resize between two calls of the function",
+        )
+    mesh = needed_mesh("dist.resize", mesh_or_none("dist.resize", mesh))
+    if not trees:
+        raise fail(
+            UsageError,
+            "dist.resize: there is nothing to move",
+            fix="model, state = dist.resize(mesh, model, state)",
+        )
+    where: dict[Mesh, Mesh] = {}
+    for t in flatten(trees)[0]:
+        if isinstance(t, Tensor) and t.mesh is not None:
+            where[t.mesh] = mesh
+    if len(where) > 1:
+        where = {old: _place_of(old, mesh) for old in where}
+    done: set[int] = set()
+
+    def put(path: Path, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.mesh is None or id(x) in done:
+            return x
+        to = type_on(x.type.complete(), where[x.mesh])
+        if type(x) is Parameter:
+            done.add(id(x))
+        if to is x.type:
+            return x
+        if x.drawn and x._data is None and x._pending is not None:
+            x.type = to
+        elif type(x) is Parameter:
+            x.put(moved(x.now(), to))
+        else:
+            name, x = x.name, moved(x, to)
+            x.name = name
+        return x
+
+    out = tree_update(put, trees)
+    return out[0] if len(out) == 1 else out
+
+
+def type_on(t: TensorType, mesh: Mesh) -> TensorType:
+    """`t` on `mesh`: put together along the axes that `mesh` lacks, else in the same layout."""
+    lost = [a for a in t.split_axes if a not in mesh]
+    dims = [without(d, lost, t.sizes) for d in t.dims]
+    return TensorType(t.dtype, dims, t.partial, mesh, (), t.rest)
+
+
+def _place_of(old: Mesh, mesh: Mesh) -> Mesh:
+    """Where on `mesh` the tensors go that lie on `old`: the whole, or a slice of it. Raises
+    MeshError."""
+    wide = with_two_axes(mesh)
+    for one in (mesh, wide):
+        if (old.axes, old.ids, old.shape) == (one.axes, one.ids, one.shape):
+            return one
+    if set(old.axes) < set(wide.axes) and set(old.ids) <= set(wide.ids):
+        at = wide.coords(old.ids[0])
+        part = wide.slice(**{a: i for a, i in at.items() if a not in old})
+        if (part.axes, part.ids, part.shape) == (old.axes, old.ids, old.shape):
+            return part
+    raise fail(
+        MeshError,
+        "dist.resize: the tensors lie on several meshes, and one of them is no slice of the new",
+        [("one of them", old), ("the new", mesh)],
+        fix="give the mesh that they are slices of, folded: mesh.fold(onto=4); or lay them out"
+        " anew: dist.place(model, strategy, mesh)",
+    )

@@ -28,6 +28,7 @@ from tessera.show.results import render_files, render_losses
 from tessera.train.cli import one_line
 from tessera.train.evaluate import mean_loss
 from tessera.train.generate import generate
+from tessera.train.guard import Guard, TrainState
 from tessera.train.run import WEIGHTS, Run, fresh_folder
 from tessera.train.text import prepare
 from tessera.train.throughput import gemm_peak, model_flops
@@ -48,6 +49,7 @@ Examples:
   --recompute full                layers computed again backwards instead of kept
   --fold 2                        the same program on 2 devices, in turns
   --save-every 100                a checkpoint of all that goes on, in OUT/checkpoints
+  --out runs/a --save-every 100   the same command, given again, goes on where it ended
   --resume runs/a/checkpoints     goes on from the latest of them, also on another mesh
   --prove-resume --steps 8        kills a run, resumes it, compares it with one that never stopped
 
@@ -162,31 +164,28 @@ def train(c: SimpleNamespace, console: Console) -> None:
     untrained, peak = validate(), gemm_peak(dtype=c.dtype)
     console.print(f"measured GEMM peak: {flops_text(peak)}/s in {c.dtype}\n", highlight=False)
     folder = c.out or fresh_folder("runs", "gpt-" + c.mesh.replace("=", "").replace(",", "-"))
+    kept = bool(c.save_every) and Path(folder, "checkpoints").exists()
     run = Run(
         folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
         peak_flops=peak, settings=vars(c), console=console,
         trackers=[tracker(name, folder) for name in c.track.split(",") if name],
-        weights=lambda: model.state_dict(), spare=c.spare,
+        weights=lambda: model.state_dict(), spare=c.spare, resume=kept,
     )  # fmt: skip
-    begin = 0
-    if c.resume is not None:  # the batches follow from the seed and the step
-        found = checkpoint.load(None, model, state, root=c.resume)
-        begin, state = found.step or 0, found.optimizer
-        console.print(f"going on after step {begin}, from {found.tag} in {c.resume}\n")
-    with run:
-        for step in range(begin, c.steps):
+    # Saves, goes on from what is there, and looks at each loss. Batches follow from seed and step.
+    guard = Guard(
+        run, TrainState(model, state), every=c.save_every or None,
+        keep=checkpoint.Keep(c.keep, c.keep_every or None), resume=c.resume or kept,
+        on_bad_loss=c.on_bad_loss, hang_s=c.hang or None,
+    )  # fmt: skip
+    with run, guard:
+        for step in guard:
             now = {"val_loss": validate()} if step and step % c.val_every == 0 else {}
             with run.step(step, **now) as row:
-                row.update(train_step(model, state, *on_mesh(data.batch(step))))
-            if c.save_every and (step + 1) % c.save_every == 0:
-                checkpoint.save(
-                    f"step_{step + 1:06d}", model, state, root=run.folder / "checkpoints", keep=3,
-                    step=step + 1, metrics={"loss": row["loss"]}, quiet=console.quiet,
-                )  # fmt: skip
-                if c.stop_after == step + 1:  # as a machine does that loses its power
-                    checkpoint.wait()
-                    os.kill(os.getpid(), signal.SIGKILL)
-        checkpoint.wait()
+                batch = on_mesh(data.batch(step + guard.skipped))
+                row.update(train_step(model, state, *batch))
+            if c.stop_after and step == c.stop_after:  # as a machine does that loses its power
+                checkpoint.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
 
     # How good is it, and what does it write?
     losses = {
@@ -272,6 +271,12 @@ def main(
     track: Annotated[str, typer.Option(help="Also track in tensorboard, wandb or both.")] = "",
     save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Checkpoints to go on from.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that stay, the newest.")] = 3,
+    keep_every: Annotated[int, typer.Option(min=0, help="Those of each so many steps, too.")] = 0,
+    on_bad_loss: Annotated[
+        str, typer.Option(help="A loss that is NaN: stop, rollback or ignore.")
+    ] = "stop",
+    hang: Annotated[float, typer.Option(min=0, help="Seconds of a step; 0: no limit.")] = 1800,
     stop_after: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
     prove: Annotated[
         bool, typer.Option("--prove-resume", help="Show that a killed run loses nothing.")

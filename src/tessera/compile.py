@@ -30,8 +30,17 @@ from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
 from .lang.engine import Program
 from .passes.plan import prepared, scheduled
-from .runtime import arrays, devices, first_process, jaxprs, offload, programs, pytrees
-from .runtime.exchange import gather
+from .runtime import (
+    arrays,
+    devices,
+    exchange,
+    first_process,
+    jaxprs,
+    offload,
+    programs,
+    pytrees,
+)
+from .runtime.flight import flight
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded
 from .runtime.send import mover
@@ -203,7 +212,16 @@ class Engine:
         return arrays.blocks(data, type, turn)
 
     def gather(self, name: str, value: Any, limit_s: float) -> list[Any]:
-        return gather(name, value, limit_s)
+        return exchange.gather(name, value, limit_s)
+
+    def from_first(self, name: str, number: int, value: Any, limit_s: float) -> Any:
+        return exchange.from_first(name, number, value, limit_s)
+
+    def asked(self, name: str, value: Any = None) -> Any:
+        return exchange.asked(name, value)
+
+    def last_collectives(self, count: int) -> list[str]:
+        return flight().lines(count)
 
     def rows_here(self, type: TensorType) -> np.ndarray[Any, Any]:
         return arrays.rows_here(type)

@@ -231,7 +231,7 @@ def test_a_killed_run_that_is_resumed_has_the_same_weights(tmp_path: Path) -> No
     other = ["--mesh", "dp=4", "--zero", "3", "--resume", str(out / "killed" / "checkpoints")]
     again = [*script, *small, *other, "--out", str(tmp_path / "again")]
     done = subprocess.run(again, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "going on after step 2" in done.stdout, done.stderr
+    assert done.returncode == 0 and "goes on after step 2" in done.stdout, done.stderr
     rows = [
         {row["step"]: row["loss"] for row in map(json.loads, path.read_text().splitlines())}
         for path in (tmp_path / "again" / "metrics.jsonl", out / "whole" / "metrics.jsonl")

@@ -112,6 +112,12 @@ def manifests(storage: Storage) -> tuple[list[Manifest], dict[str, str]]:
     return sorted(found, key=lambda m: m.sequence), wrong
 
 
+def unfinished(storage: Storage) -> list[str]:
+    """The tags of saves that ended before their manifest was written."""
+    parts = (key.partition("/") for key in storage.listed())
+    return sorted({tag for tag, _, file in parts if DATA.fullmatch(file)} - {*tags(storage)})
+
+
 def latest(root: Root = ROOT) -> str | None:
     """The tag of the newest checkpoint below `root` that was written to its end; None if there is
     none.

@@ -12,7 +12,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,7 @@ from .storage import Storage, together
 
 LIMIT_S = 600.0
 """How long a process may take to write its part."""
+Tell = Callable[[str], None]
 
 
 @dataclass
@@ -57,8 +58,8 @@ class _Job:
     blocks: dict[str, list[Block]]
     keep: Keep | None
     number: int
+    tell: Tell | None
     stall_s: float = 0.0
-    quiet: bool = False
 
 
 @dataclass
@@ -75,21 +76,21 @@ class _Writer:
             atexit.register(self.end)
         self.waiting.append((job.tag, self.pool.submit(_write, job)))
 
-    def check(self, every: bool) -> None:
-        """Raises the error of a save that has failed; waits for `every` one."""
-        while self.waiting and (every or self.waiting[0][1].done()):
+    def check(self, most: int) -> None:
+        """Raises the error of a save that has failed; waits until at most `most` are not done."""
+        while self.waiting and (len(self.waiting) > most or self.waiting[0][1].done()):
             _, done = self.waiting.pop(0)
             done.result()
 
     def end(self) -> None:
         """At the end of the program: what was begun is written."""
-        try:
-            self.check(True)
-        except TesseraError as error:
-            print(error, file=sys.stderr)
+        for _, error in failures(wait=True):
+            _to_stderr(str(error))
 
 
 _WRITER = _Writer()
+AHEAD = 1
+"""How many saves may wait for the one that is being written: each holds a copy in host memory."""
 
 
 def save(
@@ -122,16 +123,35 @@ def save(
     the run, by default that of the tensors. Raises UsageError if an argument cannot be saved,
     CheckpointError if an earlier save has failed or `root` cannot be used (guide 2, 5.1).
     """
-    begin_s = time.perf_counter()
-    tag_of(tag)
     if not flag("checkpoint.save", "atomic", atomic):
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
                    fix="leave out atomic=False: it would save nothing")  # fmt: skip
     behind = flag("checkpoint.save", "async_io", async_io)
+    tell = None if flag("checkpoint.save", "quiet", quiet) else _to_stderr
+    start(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell)
+    if not behind:
+        _WRITER.check(0)
+
+
+def start(
+    tag: str,
+    tensors: Any,
+    optimizer: Any,
+    mesh: Mesh | None,
+    root: Root,
+    keep: int | Keep | None,
+    step: int | None,
+    metrics: Mapping[str, Any] | None,
+    state: Any,
+    tell: Tell | None,
+) -> None:
+    """As `save` with `async_io`; `tell` takes the line that says how it went."""
+    begin_s = time.perf_counter()
+    tag_of(tag)
     policy = keep_of(keep)
     if step is not None:
         whole("checkpoint.save", "step", step, 0)
-    _WRITER.check(every=False)
+    _WRITER.check(AHEAD)
     named, values = _leaves(tensors, optimizer)
     where = mesh_or_none("checkpoint.save", mesh) or next(
         (t.mesh for t in named.values() if t.mesh is not None), None
@@ -150,19 +170,37 @@ def save(
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
     storage = Storage(root)
-    job = _Job(storage, tag, about, saved, blocks, policy, _WRITER.count, quiet=quiet)
+    job = _Job(storage, tag, about, saved, blocks, policy, _WRITER.count, tell)
     job.stall_s = time.perf_counter() - begin_s
-    if behind:
-        _WRITER.give(job)
-    else:
-        _WRITER.check(every=True)
-        _write(job)
+    _WRITER.give(job)
 
 
 def wait() -> None:
     """Returns when all that was given to `save` is on the disk. Raises CheckpointError if a save
     has failed."""
-    _WRITER.check(every=True)
+    _WRITER.check(0)
+
+
+def failures(wait: bool = False) -> list[tuple[str, TesseraError]]:
+    """The saves that have failed since one last asked, by tag; with `wait`, once all are through.
+    Who asks gets no error of them from `save` or `wait`."""
+    found = []
+    while _WRITER.waiting and (wait or _WRITER.waiting[0][1].done()):
+        tag, done = _WRITER.waiting.pop(0)
+        try:
+            done.result()
+        except TesseraError as error:
+            found.append((tag, error))
+    return found
+
+
+def pending() -> int:
+    """How many saves are not through."""
+    return sum(not done.done() for _, done in _WRITER.waiting)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 # -- what is saved --------------------------------------------------------------------------------
@@ -281,9 +319,8 @@ def _after(job: _Job, made: Manifest, took_s: float) -> None:
         stay = job.keep.stay(found) | {job.tag}
         for tag in [m.tag for m in found if m.tag not in stay]:
             remove(job.storage, tag)
-    if not job.quiet:
-        print(
+    if job.tell is not None:
+        job.tell(
             f"checkpoint: {job.tag} is saved in {job.storage.name}: {size_text(made.nbytes)} in"
-            f" {took_s:.1f} s; training waited {job.stall_s * 1e3:.0f} ms",
-            file=sys.stderr,
+            f" {took_s:.1f} s; training waited {job.stall_s * 1e3:.0f} ms"
         )

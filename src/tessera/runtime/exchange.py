@@ -52,3 +52,47 @@ def together(name: str, limit_s: float) -> None:
             [("service", str(error).splitlines()[0])],
             fix="see whether all ranks run, and reach the coordinator",
         ) from None
+
+
+# -- what the first process decides ----------------------------------------------------------------
+_KEPT = 1000  # words of the first process that slower ones may still have to read
+
+
+def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
+    """What the first process gives as its word `number` (1, 2, ...): it waits for nobody, the
+    others wait for it. Raises BackendError where that takes longer than `limit_s` seconds."""
+    client = service()
+    key = f"tessera/word/{name}/"
+    if jax.process_count() == 1:
+        return value
+    if jax.process_index() == 0:
+        client.key_value_set_bytes(f"{key}{number}", json.dumps(value).encode())
+        if number > _KEPT:
+            client.key_value_delete(f"{key}{number - _KEPT}")
+        return value
+    try:
+        return json.loads(
+            client.blocking_key_value_get_bytes(key + str(number), int(limit_s * 1000))
+        )
+    except RuntimeError as error:
+        raise fail(
+            BackendError,
+            f"from_first: the first process said nothing within {limit_s:g} s",
+            [("service", str(error).splitlines()[0])],
+            fix="see whether it runs, and reaches the coordinator",
+        ) from None
+
+
+def asked(name: str, value: Any = None) -> Any:
+    """What some process asks of the first one under `name`, None if none has; with `value` this
+    process asks."""
+    if jax.process_count() == 1:
+        return value
+    key = f"tessera/asked/{name}"
+    if value is not None:
+        service().key_value_set_bytes(key, json.dumps(value).encode(), True)
+        return value
+    try:
+        return json.loads(service().key_value_try_get_bytes(key))
+    except RuntimeError:  # nobody has
+        return None

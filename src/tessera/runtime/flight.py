@@ -128,6 +128,14 @@ class Flight:
         with self._lock:
             self.open = [r for r in self.open if r is not record]
 
+    def lines(self, count: int) -> list[str]:
+        """The last records, a line each."""
+        return [
+            f"{r.text()}: "
+            + (f"raised {r.error}" if r.error else "done" if r.end_s else "not done")
+            for r in list(self.ring)[-count:]
+        ]
+
     # -- the watch --------------------------------------------------------------------------------
     def _watch(self) -> None:
         if self._thread is None:

@@ -85,6 +85,16 @@ class MetricsWriter:
         handle = self._file.fileno()
         return os.pread(handle, os.fstat(handle).st_size, 0) + self._late
 
+    def cut(self, step: int) -> int:
+        """Takes out the rows from `step` on, which are to come again; how many there were."""
+        rows = self.content().splitlines(keepends=True)
+        kept = [row for row in rows if _step(row) < step]
+        self._late = b"".join(kept)
+        self._file.truncate(0)
+        self._file.seek(0)
+        self._write()
+        return len(rows) - len(kept)
+
     def write(self, step: int, **values: Value | np.generic) -> None:
         """`log` with the values as keywords."""
         self.log(step, values)
@@ -104,6 +114,14 @@ class MetricsWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _step(row: bytes) -> float:
+    """The step of a row; of one that is cut off none that stays."""
+    try:
+        return float(json.loads(row)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _to_stderr(line: str) -> None:

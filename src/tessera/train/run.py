@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from signal import Signals
 from statistics import median
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -58,6 +59,15 @@ CONTENTS = {
 SPEED_WINDOW = 20  # the bar shows the median speed of so many steps
 
 
+class Preempted(SystemExit):
+    """Ends a program that was asked to end by `signal`, with the status of a shell for that: 128
+    and its number. `saved` says where its state is."""
+
+    def __init__(self, number: int, saved: str) -> None:
+        super().__init__(128 + number)
+        self.signal, self.saved = Signals(number).name, saved
+
+
 class Run:
     """A run of `steps` steps and its folder; a context manager around the training loop.
 
@@ -66,8 +76,9 @@ class Run:
     gives what is saved when the run ends, also where an interrupt or an error ends it. What cannot
     be written (a full disk, a folder that is gone) is said in a line and tried again at the end,
     then in the folder `spare`; training goes on. Of several processes the first one writes and
-    shows; the others have the same values in a folder of their own that goes with them. Raises
-    UsageError if the folder cannot be made.
+    shows; the others have the same values in a folder of their own that goes with them. With
+    `resume` the files of an earlier run in `folder` stay, and its rows go on. Raises UsageError if
+    the folder cannot be made.
     """
 
     def __init__(
@@ -83,8 +94,9 @@ class Run:
         trackers: Sequence[Tracker] = (),
         weights: Callable[[], Mapping[str, Tensor]] | None = None,
         spare: str | Path | None = None,
+        resume: bool = False,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = self.shared = Path(folder)
         self._weights = weights
         if process_index():
             self._own = TemporaryDirectory(prefix="tessera-run-")
@@ -95,7 +107,7 @@ class Run:
         others = Several(trackers, self.progress.note)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in CONTENTS:  # of an earlier run: they would be taken for this one's
+            for name in () if resume else CONTENTS:  # they would be taken for this run's
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise self._unfit(error) from None
@@ -103,12 +115,16 @@ class Run:
         self.model_flops, self.peak_flops = model_flops, peak_flops
         self.save_text("config.json", json.dumps(dict(settings or {}), indent=2, default=str))
         try:
-            self.metrics = MetricsWriter(self.folder / "metrics.jsonl", tell=self.progress.note)
+            self.metrics = MetricsWriter(
+                self.folder / "metrics.jsonl", append=resume, tell=self.progress.note
+            )
         except OSError as error:
             raise self._unfit(error) from None
         self.tracker = Several([self.metrics, *others.trackers], self.progress.note)
         self.tracker.config(settings or {})
         self._times: list[float] = []
+        self.last: Row = {}
+        """The row of the step that was made last."""
 
     def _unfit(self, error: OSError) -> UsageError:
         return fail(
@@ -139,6 +155,7 @@ class Run:
         row = {name: v for k, given in row.items() for name, v in _numbers(k, given).items()}
         step_s = time.perf_counter() - start
         self._times.append(step_s)
+        self.last = {"step": number, **row}
         self.tracker.log(number, {**row, "step_s": round(step_s, 6), **self._speed(step_s)})
         shown = self._speed(median(self._times[-SPEED_WINDOW:]))
         self.progress.update(number, loss=row.get("loss", float("nan")), **shown)
@@ -159,6 +176,11 @@ class Run:
         """The rows so far."""
         return read_metrics(self.metrics.path)
 
+    def cut(self, step: int) -> int:
+        """Takes out the rows from `step` on, which is made once more; how many there were."""
+        self.last = {}
+        return self.metrics.cut(step)
+
     def __enter__(self) -> Self:
         self.progress.__enter__()
         return self
@@ -172,7 +194,7 @@ class Run:
         self.progress.__exit__(kind, error, traceback)
         lost = None
         try:
-            if self._weights is not None and self._times:
+            if self._weights is not None and self._times and kind is not Preempted:
                 lost = self._save_at_end()
         finally:
             content = self.metrics.content()
@@ -200,6 +222,8 @@ class Run:
 
     def _ended_by(self, error: BaseException, lost: str | None) -> str:
         """One line: what ended the run, and where its weights are."""
+        if isinstance(error, Preempted):
+            return f"run: ended by {error.signal} after {len(self._times)} steps; {error.saved}"
         what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
         begin = f"run: {what} after {len(self._times)} of {self.steps} steps; "
         if self._weights is None:

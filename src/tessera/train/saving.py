@@ -103,7 +103,7 @@ def load_checkpoint(
     tag = None if step is None else step_tag(whole("load_checkpoint", "the step", step, 0))
     found = checkpoint.load(tag, weights, tensors, root=folder)
     about = found.state
-    if not isinstance(about, dict) or "config" not in about or found.step is None:
+    if not isinstance(about, dict) or not about.get("config") or found.step is None:
         raise fail(
             CheckpointError,
             f"load_checkpoint: {found.tag!r} in {str(folder)!r} has no configuration",

@@ -1,0 +1,458 @@
+"""What keeps a run alive? It saves, goes on where it ended, and looks at each step's loss.
+
+    live = TrainState(model, optimizer.init(model.parameters()), loader)
+    with Run(folder, steps=1000, ...) as run, Guard(run, live, every=100) as guard:
+        for step in guard:
+            with run.step(step) as row:
+                row["loss"] = train_step(live.weights, live.optimizer, next(loader))
+
+A run that is started once more goes on from its newest checkpoint, with the bits of one that never
+stopped. SIGTERM and SIGUSR1, by which schedulers announce the end, save after the step that runs.
+What the processes of a run do after a step the first one decides for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from statistics import median
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ..checkpoint import Keep, load, verify
+from ..checkpoint.listing import Root, age_text, keep_of, manifests, unfinished
+from ..checkpoint.loading import Checkpoint
+from ..checkpoint.saving import failures, pending, start
+from ..checkpoint.storage import Storage
+from ..core.checks import number, one_of, unfit, whole
+from ..core.devices import process_count, process_index
+from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..lang.engine import engine
+from ..lang.tensor import Tensor
+from ..nn.module import Module
+from .config import TrainingConfig
+from .run import Preempted, Run
+from .saving import step_tag
+from .watchdog import Watchdog
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+POLICIES = ("stop", "rollback", "ignore")
+WATCHED = ("loss", "grad_norm")
+RECENT = 50  # losses with which a new one is compared
+FEW = 8  # losses that say nothing yet
+_LIMIT_S = 3600.0  # of a wait for another process where no limit is given
+_COUNT = itertools.count(1)
+
+
+class LossError(TesseraError, ArithmeticError):
+    """Raised when a loss is no number, or too large, and the policy is to stop."""
+
+
+@dataclass
+class TrainState:
+    """What a step changes: `weights` (a module, or a dict of tensors), `optimizer` (its state, a
+    dict), and `loader`, which has `state_dict()` and `load_state_dict()`. A step that makes new
+    dicts puts them back here."""
+
+    weights: Any
+    optimizer: dict[str, Any]
+    loader: Any = None
+
+
+class Guard:
+    """Gives out the steps of `run` that are still to be made, and guards the state `live`.
+
+    It saves after each `every` steps and after the last one (without `every` only when a signal
+    ends the run) into `root`, by default the run's folder `checkpoints`; `keep` says what stays. A
+    save that fails is said in a line: training goes on, and the checkpoints before it stay. While
+    one is still being written, the next one waits.
+
+    With `resume` it goes on from the newest checkpoint in `root` that is whole; another folder that
+    `resume` names is read where `root` has none.
+
+    A `loss` or `grad_norm` in a row that is no finite number, or a loss above `spike` times the
+    median of the last 50, is handled by `on_bad_loss`: "stop" raises LossError, "rollback" goes
+    back to the newest checkpoint and leaves out the batches up to the bad one, "ignore" goes on. A
+    loader is moved on; where there is none, take batch `step + guard.skipped`. After `rollbacks` of
+    them within the run LossError is raised.
+
+    A step (or a save at the end) that takes longer than `hang_s` seconds ends the process with
+    status 124, the stacks of its threads and its last collectives; None sets no limit. The limit
+    holds for the first step, too, which compiles.
+
+    Raises UsageError if an argument has no meaning, CheckpointError if what is found does not fit
+    or if the last save of the run fails.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        live: TrainState,
+        *,
+        root: Root | None = None,
+        every: int | None = None,
+        keep: int | Keep | None = None,
+        resume: bool | Root = True,
+        on_bad_loss: str = "stop",
+        spike: float | None = None,
+        rollbacks: int = 3,
+        hang_s: float | None = 1800.0,
+    ) -> None:
+        if not isinstance(live.weights, (dict, Module)):
+            raise unfit(
+                "Guard", "live.weights", live.weights, "give a module, or a dict of tensors"
+            )
+        if not isinstance(live.optimizer, dict):
+            raise unfit("Guard", "live.optimizer", live.optimizer, "give optimizer.init(weights)")
+        self.run, self.live = run, live
+        self._storage = Storage(root if root is not None else run.shared / "checkpoints")
+        self._every = None if every is None else whole("Guard", "every", every, 1)
+        config = live.optimizer.get("config")
+        self._config = config if isinstance(config, TrainingConfig) else None
+        self._keep = keep_of(keep) or (self._config.keep if self._config is not None else None)
+        self._resume = resume if isinstance(resume, bool) else Storage(resume)
+        self._policy = one_of("Guard", "on_bad_loss", on_bad_loss, POLICIES)
+        self._spike = None if spike is None else number("Guard", "spike", spike, above=1)
+        self._most = whole("Guard", "rollbacks", rollbacks, 0)
+        self._hang_s = None if hang_s is None else number("Guard", "hang_s", hang_s, above=0)
+        self._name = f"guard/{next(_COUNT)}"
+        self._turn = itertools.count(1)
+        self._dog: Watchdog | None = None
+        self._before: dict[int, Any] = {}
+        self._signal = 0
+        self._owed = self._told_late = False
+        self._losses: list[float] = []
+        self._saved: int | None = None  # the step that was saved last
+        self._mark: Any = None
+        self._rolled, self._base, self._bad_tags = 0, -1, set[str]()  # of rollbacks
+        self.begin = 0
+        self.skipped = 0
+
+    # -- the loop ---------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        if self._hang_s is not None:
+            self._dog = Watchdog(self._hang_s)
+        try:
+            self._at("reading the checkpoint")
+            self._begin()
+            if threading.current_thread() is threading.main_thread():
+                self._before = {n: signal.signal(n, self._signalled) for n in SIGNALS}
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        step = self.begin
+        self._mark = self._marked()
+        while step < self.run.steps:
+            self._at(f"step {step}")
+            yield step
+            self._at(f"the end of step {step}")
+            word = self._word(step)
+            if word["bad"]:
+                step = self._bad(step, word["bad"])
+                continue
+            step += 1
+            last = self._every is not None and step == self.run.steps
+            if word["save"] or word["signal"] or last:
+                self._save(step)
+            if word["signal"]:
+                self._finish()
+                raise self._preempted(word["signal"])
+        if self.begin >= self.run.steps:
+            self.run.progress.note(f"run: all {self.run.steps} steps were made before")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                failed = self._finish()
+                if failed is not None:
+                    raise failed
+                if self._signal:
+                    raise self._preempted(self._signal)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
+        if self._dog is not None:
+            self._dog.close()
+
+    def _at(self, what: str) -> None:
+        if self._dog is not None:
+            self._dog.at(what)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self._signal:  # a second one does not wait
+            raise SystemExit(128 + number)
+        self._signal = number
+        name = signal.Signals(number).name
+        self.run.progress.note(
+            f"run: {name}: it saves after this step and ends; once more ends now"
+        )
+
+    def _preempted(self, number: int) -> Preempted:
+        newest = self._newest()
+        where = "it is not saved"
+        if newest is not None:
+            where = f"{newest} in {self._storage.name} is what it goes on from"
+        return Preempted(number, where)
+
+    def _word(self, step: int) -> dict[str, Any]:
+        """What all processes do after `step`, as the first one says."""
+        self._settle()
+        row = self.run.last if self.run.last.get("step") == step else {}
+        if self._every is not None and (step + 1) % self._every == 0:
+            self._owed, self._told_late = True, False
+        save = self._owed and not pending()
+        if self._owed and not save and not self._told_late:
+            self.run.progress.note(
+                f"run: {step_tag(step + 1)} waits: the save before it is still being written"
+            )
+            self._told_late = True
+        mine = {"bad": self._why(row), "save": save, "signal": self._signal}
+        if process_count() > 1:
+            if process_index() == 0 or self._signal:
+                mine["signal"] = engine().asked(self._name, self._signal or None) or 0
+            mine = self._of_first(mine)
+        self._owed = self._owed and not mine["save"]
+        return mine
+
+    # -- saving -----------------------------------------------------------------------------------
+    def _save(self, step: int) -> None:
+        if step == self._saved:
+            return
+        mark = self._marked()
+        if mark is not None and mark is self._mark:
+            raise fail(
+                UsageError,
+                f"Guard: the optimizer's state is after step {step} what it was before",
+                fix="put what a step gives back: loss, live.weights, live.optimizer = step(...)",
+            )
+        self._mark = mark
+        self._bad_tags.discard(step_tag(step))
+        live, c = self.live, self._config
+        position = live.loader.state_dict() if live.loader is not None else None
+        numbers = {k: v for k, v in self.run.last.items() if _finite(v) and k != "step"}
+        start(
+            step_tag(step), live.weights, self._tensors(), None, self._storage.name, self._keep,
+            step, numbers,
+            {"config": None if c is None else asdict(c), "loader": position,
+             "skipped": self.skipped},
+            self.run.progress.note,
+        )  # fmt: skip
+        self._saved = step
+
+    def _tensors(self) -> dict[str, Any]:
+        return {name: x for name, x in self.live.optimizer.items() if name != "config"}
+
+    def _marked(self) -> Any:
+        """An array that each step of an optimizer replaces: the count of its steps."""
+        count = self.live.optimizer.get("step")
+        return count._data if isinstance(count, Tensor) else None
+
+    def _settle(self, wait: bool = False) -> TesseraError | None:
+        """Says which saves have failed; the last error."""
+        last = None
+        for tag, last in failures(wait):
+            what = str(last).splitlines()[0]
+            stays = self._newest()
+            self.run.progress.note(
+                f"run: {tag} is not saved: {what}; "
+                + (f"{stays} stays" if stays else "there is no other checkpoint")
+            )
+            if self._saved is not None and tag == step_tag(self._saved):
+                self._saved = None
+        return last
+
+    def _finish(self) -> TesseraError | None:
+        """Waits for what is being written; the error of the last save."""
+        self._at("the last save")
+        error = self._settle(wait=True)
+        return error if self._saved is None else None
+
+    def _newest(self) -> str | None:
+        with suppress(CheckpointError):
+            found, _ = manifests(self._storage)
+            return found[-1].tag if found else None
+        return None
+
+    # -- going on ---------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Goes on from what is there, and says from what."""
+        if self._resume is False:
+            return
+        places = [self._storage]
+        if isinstance(self._resume, Storage):
+            places.append(self._resume)
+        for place in places:
+            tags = self._of_first([m.tag for m in reversed(manifests(place)[0])])
+            rest = unfinished(place)
+            found = self._restore(place, tags)
+            if found is not None:
+                self._stand_at(found)
+                self._tell_begin(place, found, rest)
+                return
+            if rest:
+                self.run.progress.note(
+                    f"run: {place.name} has only saves that did not end ({', '.join(rest)}): it"
+                    " begins anew"
+                )
+        if isinstance(self._resume, Storage):
+            raise fail(
+                CheckpointError,
+                f"Guard: there is no checkpoint to go on from in {self._resume.name!r}",
+                fix="name the root that it was saved to, or leave out resume=",
+            )
+
+    def _tell_begin(self, place: Storage, found: Checkpoint, rest: Sequence[str]) -> None:
+        again = self.run.cut(self.begin)
+        age = age_text(found.manifest.created_s)
+        parts = [
+            f"run: found {found.tag} of {age} in {place.name}: it goes on after step {self.begin}"
+        ]
+        parts += [f"{again} steps that came after it are made again"] if again else []
+        parts += [f"left out: saves that did not end ({', '.join(rest)})"] if rest else []
+        self.run.progress.note("; ".join(parts))
+
+    def _restore(self, place: Storage, tags: Sequence[str]) -> Checkpoint | None:
+        """The first of `tags` that is whole, in all processes; `live` has its state."""
+        for tag in tags:
+            mine: dict[str, Any] = {"error": "", "damaged": False}
+            found = None
+            try:
+                found = load(tag, self.live.weights, self._tensors(), root=place.name)
+            except CheckpointError as error:
+                mine = {"error": str(error), "damaged": _damaged(tag, place)}
+            said = [mine]
+            if process_count() > 1:
+                turn, limit_s = next(self._turn), self._hang_s or _LIMIT_S
+                said = engine().gather(f"{self._name}/{turn}", mine, limit_s)
+            wrong = [s for s in said if s["error"]]
+            if not wrong:
+                return found
+            if not all(s["damaged"] for s in wrong):
+                raise CheckpointError(next(s["error"] for s in wrong if not s["damaged"]))
+            lines = [line.strip() for line in wrong[0]["error"].splitlines()]
+            self.run.progress.note("run: " + "; ".join(lines[:-1]) + "; the one before it is tried")
+        return None
+
+    def _stand_at(self, found: Checkpoint) -> None:
+        live, about = self.live, found.state if isinstance(found.state, dict) else {}
+        if found.step is None:
+            raise fail(
+                CheckpointError,
+                f"Guard: {found.tag!r} has no step to go on after",
+                fix="save with step=, or name another folder",
+            )
+        if isinstance(live.weights, dict):
+            live.weights.update(found.tensors)
+        live.optimizer.update(found.optimizer)
+        self._saved = self.begin = found.step
+        self.skipped = int(about.get("skipped", 0))
+        if live.loader is not None and about.get("loader") is not None:
+            live.loader.load_state_dict(about["loader"])
+
+    def _of_first(self, value: Any) -> Any:
+        if process_count() == 1:
+            return value
+        limit_s = self._hang_s or _LIMIT_S
+        return engine().from_first(self._name, next(self._turn), value, limit_s)
+
+    # -- losses -----------------------------------------------------------------------------------
+    def _why(self, row: dict[str, Any]) -> str:
+        """What is wrong with the values of a step, "" if nothing is."""
+        if self._policy == "ignore":
+            return ""
+        for name in WATCHED:
+            if isinstance(row.get(name), (float, np.floating)) and not _finite(row[name]):
+                return f"its {name} is {row[name]}"
+        loss: Any = row.get("loss")
+        if self._spike is None or not _finite(loss):
+            return ""
+        usual = median(self._losses) if len(self._losses) >= FEW else math.inf
+        if loss > self._spike * usual > 0:
+            return f"its loss is {loss:.4g}, and that of the steps before it {usual:.4g}"
+        self._losses = [*self._losses[1 - RECENT :], loss]
+        return ""
+
+    def _bad(self, step: int, why: str) -> int:
+        """The step that comes next, after one whose loss is bad."""
+        self._settle(wait=True)
+        newest = self._newest()
+        rows = [("newest checkpoint", f"{newest} in {self._storage.name}" if newest else "none")]
+        if self._policy == "stop":
+            fix = (
+                'on_bad_loss="rollback" goes back and leaves the batch out; ts.debug.nan_origin'
+                " says where a NaN comes from"
+            )
+            raise fail(LossError, f"Guard: step {step} is bad: {why}", rows, fix=fix)
+        self._rolled += 1
+        if self._rolled > self._most:
+            fix = "look at the data and the rate; rollbacks= allows more"
+            what = f"Guard: step {step} is bad: {why}; it went back {self._most} times before"
+            raise fail(LossError, what, rows, fix=fix)
+        if self._base == step:  # with other batches too: it is the weights that are bad
+            self._bad_tags.add(step_tag(step))
+        there = [
+            m.tag for m in reversed(manifests(self._storage)[0])
+            if m.step is not None and m.step <= step
+        ]  # fmt: skip
+        tags = [tag for tag in there if tag not in self._bad_tags] or there
+        batch = step + self.skipped
+        found = self._restore(self._storage, self._of_first(tags))
+        if found is None:
+            fix = "save one at the beginning: every= of fewer steps"
+            what = f"Guard: step {step} is bad: {why}, and there is no checkpoint to go back to"
+            raise fail(LossError, what, rows, fix=fix)
+        self._stand_at(found)
+        before = self.begin + self.skipped
+        self._base, self.skipped = self.begin, batch + 1 - self.begin
+        for _ in range(batch + 1 - before if self.live.loader is not None else 0):
+            _give_out(self.live.loader)
+        self.run.cut(self.begin)
+        self._mark = self._marked()
+        self.run.progress.note(
+            f"run: step {step} is bad: {why}; it goes back to {found.tag} and leaves out batches"
+            f" {before} to {batch}"
+        )
+        return self.begin
+
+
+def _give_out(loader: Any) -> None:
+    """One batch that nobody takes, at the end of an epoch of the next one."""
+    try:
+        next(loader)
+    except StopIteration:
+        next(iter(loader))
+
+
+def _finite(value: Any) -> bool:
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _damaged(tag: str, place: Storage) -> bool:
+    """Whether a checkpoint is not what was saved, rather than one of something else."""
+    try:
+        verify(tag, place.name)
+    except CheckpointError:
+        return True
+    return False
+
+
+__all__ = ["Guard", "LossError", "TrainState"]

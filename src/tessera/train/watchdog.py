@@ -1,0 +1,59 @@
+"""What if a step never ends? After a limit the process says where it stands, and ends.
+
+A thread of Python's writes the report. If it cannot run, as the engine holds the interpreter's
+lock, `faulthandler` writes the stacks a little later and ends the process all the same.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+import time
+
+from ..lang.engine import engine
+
+HUNG = 124
+"""The status of a process that was ended, as `timeout` of the shell has it."""
+_SPARE_S = 10.0
+_LAST = 5  # collectives in the report
+
+
+class Watchdog:
+    """Ends the process when what it was told of last has taken longer than `limit_s` seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._what, self._since_s = "", time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="tessera-watchdog", daemon=True)
+        self._thread.start()
+
+    def at(self, what: str) -> None:
+        """The program comes to `what`, and its time begins."""
+        self._what, self._since_s = what, time.monotonic()
+        faulthandler.dump_traceback_later(self.limit_s + _SPARE_S, exit=True, file=2)
+
+    def close(self) -> None:
+        self._closed.set()
+        faulthandler.cancel_dump_traceback_later()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._closed.wait(min(1.0, self.limit_s / 8)):
+            if time.monotonic() - self._since_s > self.limit_s:
+                self._end()
+
+    def _end(self) -> None:
+        lines = [
+            f"run: {self._what} has not ended within {self.limit_s:g} s, so this process ends:"
+            " hang_s= is that limit"
+        ]
+        last = engine().last_collectives(_LAST)
+        lines += ["the last collectives:", *(f"  {line}" for line in last)] if last else []
+        os.write(2, ("\n".join([*lines, "the stacks of all threads:"]) + "\n").encode())
+        faulthandler.dump_traceback(file=2, all_threads=True)
+        os._exit(HUNG)
+
+
+__all__ = ["HUNG", "Watchdog"]

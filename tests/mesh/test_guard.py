@@ -1,0 +1,406 @@
+"""Does a guarded run lose nothing: neither steps nor samples nor bits, whatever ends it?"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tessera as ts
+from tessera import checkpoint, dist, nn, optim
+from tessera.data import create_dataloader
+from tessera.train import recipe
+from tessera.train.guard import Guard, LossError, TrainState
+from tessera.train.metrics import read_metrics
+from tessera.train.run import Preempted, Run
+from tessera.train.saving import load_checkpoint
+from tessera.train.watchdog import HUNG
+from tests.cases import grid
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "sequence_length": 4,
+    "batch_size": 2, "learning_rate": 1e-2, "total_steps": 100, "dropout": 0.1,
+    "data": np.arange(900) % 16, "seed": 3,
+}  # fmt: skip
+STEPS = 6
+
+
+def written(slow: bool = False) -> None:
+    """Returns when what was saved is through: these steps are faster than a disk."""
+    while checkpoint.saving.pending() and not slow:
+        time.sleep(0.01)
+
+
+class Trained:
+    """A run of the recipe in `folder`, as a script would write it: its state, rows and lines."""
+
+    def __init__(self, folder: Path, steps: int = STEPS, **config: Any) -> None:
+        self.c = {**SMALL, **config}
+        weights = recipe.initialize_model_weights(self.c)
+        state = recipe.initialize_optimizer_state(weights, self.c)
+        self.live = TrainState(weights, state, create_dataloader(self.c))
+        self.step = recipe.make_step(self.c)
+        self.said = io.StringIO()
+        self.folder, self.steps = folder, steps
+        self.seen: list[Any] = []
+        self.slow = False
+
+    def __call__(self, after: Any = None, loss_of: Any = None, **guard: Any) -> Trained:
+        console = Console(file=self.said, width=1000)
+        live = self.live
+        run = Run(self.folder, steps=self.steps, tokens_per_step=8, console=console, resume=True)
+        with run, Guard(run, live, **{"every": 2, **guard}) as self.guard:
+            for step in self.guard:
+                with run.step(step) as row:
+                    batch = next(live.loader)
+                    self.seen.append(batch["input_ids"].numpy().tobytes())
+                    row["loss"], live.weights, live.optimizer = self.step(
+                        batch, live.weights, live.optimizer
+                    )
+                    if loss_of is not None:
+                        row["loss"] = loss_of(step, self.guard, row["loss"])
+                written(self.slow)
+                if after is not None:
+                    after(step)
+        return self
+
+    @property
+    def bits(self) -> dict[str, bytes]:
+        weights = {k: w.numpy().tobytes() for k, w in self.live.weights.items()}
+        moments = {f"m {k}": w.numpy().tobytes() for k, w in self.live.optimizer["m"].items()}
+        return weights | moments
+
+    @property
+    def losses(self) -> list[float]:
+        rows = read_metrics(self.folder / "metrics.jsonl")
+        assert [r["step"] for r in rows] == list(range(len(rows)))
+        return [float(r["loss"]) for r in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run that nothing disturbs."""
+    return Trained(tmp_path_factory.mktemp("whole"))()
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(step: int) -> Any:
+    def after(done: int) -> None:
+        if done == step:
+            raise Crash
+
+    return after
+
+
+def test_a_run_that_crashes_goes_on_with_the_same_bits(whole: Trained, tmp_path: Path) -> None:
+    """Weights, moments, rows, dropout and the order of the data; and it says from where."""
+    first = Trained(tmp_path)
+    with pytest.raises(Crash):
+        first(crash_at(4))
+    checkpoint.wait()
+    (tmp_path / "checkpoints" / "step-00000005").mkdir()
+    rest = tmp_path / "checkpoints" / "step-00000005" / f"data-{'0' * 12}-00000-00000.bin"
+    rest.write_bytes(b"a save that was killed")
+    again = Trained(tmp_path)()
+    assert again.seen == whole.seen[4:] and again.losses == whole.losses
+    assert again.bits == whole.bits
+    line = next(x for x in again.said.getvalue().splitlines() if "found" in x)
+    assert line.startswith("run: found step-00000004 of 0 s ago in ")
+    assert "goes on after step 4; 1 steps that came after it are made again" in line
+    assert line.endswith("left out: saves that did not end (step-00000005)")
+    assert "checkpoint: step-00000006 is saved" in again.said.getvalue()
+    done = Trained(tmp_path)()
+    assert done.seen == [] and "all 6 steps were made before" in done.said.getvalue()
+    assert done.bits == whole.bits
+    more = Trained(tmp_path / "other", STEPS + 1)(resume=tmp_path / "checkpoints")
+    assert len(more.seen) == 1
+    found = load_checkpoint(tmp_path / "checkpoints")  # one format
+    assert found.step == STEPS and found.loader["sample"] == 2 * STEPS
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Path) -> None:
+    before = signal.getsignal(signum)
+
+    def after(done: int) -> None:
+        if done == 2:
+            os.kill(os.getpid(), signum)
+
+    first = Trained(tmp_path)
+    with pytest.raises(Preempted) as caught:
+        first(after)
+    assert caught.value.code == 128 + signum and signal.getsignal(signum) is before
+    said = first.said.getvalue()
+    name = signal.Signals(signum).name
+    assert f"run: {name}: it saves after this step" in said
+    assert f"run: ended by {name} after 3 steps; step-00000003 in" in said
+    again = Trained(tmp_path)()
+    assert again.seen == whole.seen[3:] and again.bits == whole.bits
+
+
+def test_a_damaged_checkpoint_is_passed_over(whole: Trained, tmp_path: Path) -> None:
+    Trained(tmp_path, 4)()
+    (file,) = (tmp_path / "checkpoints" / "step-00000004").glob("data-*")
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    again = Trained(tmp_path)()
+    assert "'step-00000004' is damaged" in again.said.getvalue()
+    assert "found step-00000002" in again.said.getvalue() and again.bits == whole.bits
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000006")
+    with pytest.raises(ts.CheckpointError, match="do not fit 'step-0000000"):
+        Trained(tmp_path, num_layers=2)()
+
+
+def bad_where(data: set[int], value: float = float("nan")) -> Any:
+    """Losses of the batches `data` are `value`."""
+    return lambda step, guard, loss: value if step + guard.skipped in data else loss
+
+
+def test_a_bad_loss_goes_back_and_leaves_the_batches_out(whole: Trained, tmp_path: Path) -> None:
+    run = Trained(tmp_path)(loss_of=bad_where({3}), on_bad_loss="rollback")
+    assert run.guard.skipped == 2 and len(run.losses) == STEPS
+    # Steps 0 to 3, then from step 2 on with what comes after batch 3.
+    long = Trained(tmp_path / "long", 8)(every=None)
+    assert run.seen == long.seen[:4] + long.seen[4:]
+    assert "step 3 is bad: its loss is nan; it goes back to step-00000002" in run.said.getvalue()
+    assert "leaves out batches 2 to 3" in run.said.getvalue()
+    # What was left out stays so after a crash.
+    more = Trained(tmp_path, 7)(on_bad_loss="rollback")
+    assert more.guard.skipped == 2 and more.live.loader.state_dict()["sample"] == 2 * 9
+
+
+def test_weights_that_were_saved_bad_are_not_used_again(tmp_path: Path) -> None:
+    """All batches from 4 on fail with what step 3 left: the checkpoint of step 2 is the way."""
+    state = {"bad": True}
+
+    def loss_of(step: int, guard: Guard, loss: Any) -> Any:
+        if guard._bad_tags:
+            state["bad"] = False
+        return float("inf") if state["bad"] and step >= 4 else loss
+
+    run = Trained(tmp_path)(loss_of=loss_of, on_bad_loss="rollback")
+    said = run.said.getvalue()
+    assert said.count("it goes back to step-00000004") == 1
+    assert said.count("it goes back to step-00000002") == 1 and len(run.losses) == STEPS
+
+
+def test_a_bad_loss_has_an_end(tmp_path: Path) -> None:
+    always = bad_where(set(range(3, 99)))
+    with pytest.raises(LossError, match="it went back 2 times before") as caught:
+        Trained(tmp_path)(loss_of=always, on_bad_loss="rollback", rollbacks=2)
+    assert "newest checkpoint : step-00000002" in str(caught.value)
+    with pytest.raises(LossError, match="step 3 is bad: its loss is nan"):
+        Trained(tmp_path / "stop")(loss_of=always)
+    with pytest.raises(LossError, match="there is no checkpoint to go back to"):
+        Trained(tmp_path / "none")(loss_of=always, on_bad_loss="rollback", every=None)
+    assert len(Trained(tmp_path / "go on")(loss_of=always, on_bad_loss="ignore").losses) == STEPS
+
+
+def test_a_spike_is_a_bad_loss(tmp_path: Path) -> None:
+    run = Trained(tmp_path, 12)(
+        loss_of=bad_where({10}, 90.0), on_bad_loss="rollback", spike=3.0, keep=2
+    )
+    assert "step 10 is bad: its loss is 90, and that of the steps before it" in run.said.getvalue()
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """As on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_full_disk_is_said_once_a_save_and_training_goes_on(
+    whole: Trained, tmp_path: Path
+) -> None:
+    full = files_of_at_most(2000)
+
+    def after(done: int) -> None:
+        if done == 2:
+            full.__enter__()
+        if done == 4:
+            full.__exit__(None, None, None)
+
+    run = Trained(tmp_path)(after)
+    lines = [x for x in run.said.getvalue().splitlines() if "is not saved" in x]
+    assert len(lines) == 1 and "step-00000004 is not saved: checkpoint: " in lines[0]
+    assert "File too large; step-00000002 stays" in lines[0]
+    assert run.bits == whole.bits and checkpoint.latest(tmp_path / "checkpoints") == "step-00000006"
+    assert checkpoint.verify("step-00000002", tmp_path / "checkpoints")
+
+
+def test_a_folder_that_goes_is_made_again_and_a_last_save_that_fails_is_an_error(
+    whole: Trained, tmp_path: Path
+) -> None:
+    root = tmp_path / "checkpoints"
+
+    def gone(done: int) -> None:
+        if done == 2:
+            shutil.rmtree(root)
+
+    assert Trained(tmp_path)(gone).bits == whole.bits
+    assert checkpoint.latest(root) == "step-00000006"
+
+    def blocked(done: int) -> None:
+        if done == 4:
+            shutil.rmtree(root)
+            root.write_text("no folder")
+
+    run = Trained(tmp_path / "blocked")
+    root = tmp_path / "blocked" / "checkpoints"
+    with pytest.raises(ts.CheckpointError, match="cannot be"):
+        run(blocked)
+    assert "there is no other checkpoint" in run.said.getvalue()
+
+
+def test_a_slow_drive_delays_saves_and_not_steps(
+    whole: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.saving._write
+
+    def slow(job: Any) -> None:
+        while len(run.seen) < 5:
+            time.sleep(0.01)
+        write(job)
+
+    monkeypatch.setattr(checkpoint.saving, "_write", slow)
+    run = Trained(tmp_path)
+    run.slow = True
+    run()
+    assert "run: step-00000004 waits: the save before it is still being" in run.said.getvalue()
+    assert run.bits == whole.bits
+    assert checkpoint.latest(tmp_path / "checkpoints") == "step-00000006"
+
+
+ZERO3 = dist.strategy("zero_redundancy_optimizer", stage=3)
+TP = dist.strategy("tensor_parallel")
+MESHES: dict[str, tuple[Any, Any]] = {
+    "dp=4": (lambda: dist.Mesh.parse("dp=4 tp=2"), ZERO3 + TP),
+    "folded": (lambda: dist.Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1"), ZERO3 + TP),
+    "one": (lambda: dist.Mesh.parse("dp=4 tp=2").fold(onto=1), ZERO3 + TP),
+}
+
+
+def modular(folder: Path, place: str, after: Any = None) -> tuple[dict[str, bytes], str]:
+    """A module that is changed in place, under `mesh_invariant`; the bits of its weights."""
+    make, plan = MESHES[place]
+    mesh, optimizer, said = make(), optim.AdamW(1e-2), io.StringIO()
+    ts.seed(0)
+    model = dist.place(nn.GPT(nn.GPTConfig(16, 4, 8, 1, 2, dropout=0.1)), plan, mesh)
+    live = TrainState(model, optimizer.init(model.parameters(), plan))
+
+    @ts.jit
+    def train_step(model: Any, state: Any, ids: Any) -> Any:
+        loss = model.loss(ids, ids)
+        weights = model.parameters()
+        weights, new = optimizer.update(weights, ts.grad(loss, weights, layout=plan), state)
+        model.load_parameters(weights)
+        state.update(new)
+        return loss
+
+    rows = np.random.default_rng(0).integers(0, 16, (STEPS, 8, 4)).astype(np.int32)
+    console = Console(file=said, width=1000)
+    with dist.deterministic(level="mesh_invariant"):
+        run = Run(folder, steps=STEPS, tokens_per_step=8, console=console, resume=True)
+        with run, Guard(run, live, every=2) as guard:
+            for step in guard:
+                with run.step(step) as row:
+                    ids = dist.place(rows[step + guard.skipped], plan, mesh, kind="batch")
+                    row["loss"] = train_step(model, live.optimizer, ids)
+                written()
+                if after is not None:
+                    after(step)
+    weights = {k: w.numpy().tobytes() for k, w in model.parameters().items()}
+    return weights, (folder / "metrics.jsonl").read_text().count("\n").__str__()
+
+
+@pytest.mark.parametrize(("stops", "goes_on"), grid(["dp=4", "folded"], ["folded", "one", "dp=4"]))
+def test_another_mesh_goes_on_with_the_same_bits(stops: str, goes_on: str, tmp_path: Path) -> None:
+    want, rows = modular(tmp_path / "whole", "dp=4")
+    with pytest.raises(Crash):
+        modular(tmp_path / "run", stops, crash_at(3))
+    assert modular(tmp_path / "run", goes_on) == (want, rows)
+
+
+def test_a_state_that_is_not_put_back_is_an_error(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=4, tokens_per_step=8, console=Console(file=io.StringIO()))
+    trained = Trained(tmp_path)
+    with run, Guard(run, trained.live, every=2) as guard:  # noqa: SIM117
+        with pytest.raises(ts.UsageError, match="put what a step gives back"):
+            trained.live.optimizer["step"].item()
+            for step in guard:
+                with run.step(step) as row:
+                    row["loss"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"every": 0}, "every cannot be 0"),
+        ({"on_bad_loss": "skip"}, "use stop, rollback, ignore"),
+        ({"spike": 1.0}, "spike cannot be 1.0"),
+        ({"hang_s": 0}, "hang_s cannot be 0"),
+        ({"rollbacks": -1}, "rollbacks cannot be -1"),
+        ({"resume": "no/where"}, "no checkpoint to go on from in 'no/where'"),
+    ],
+)
+def test_arguments_without_a_meaning(given: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ts.TesseraError, match=says) as caught:
+        Trained(tmp_path)(**given)
+    assert "fix" in str(caught.value)
+
+
+HANGS = """
+import sys, time, io
+import numpy as np
+import tessera as ts
+from tessera.train.guard import Guard, TrainState
+from tessera.train.run import Run
+
+def gets_stuck():
+    time.sleep(100)
+
+state = {"step": ts.tensor(0)}
+run = Run(sys.argv[1], steps=9, tokens_per_step=1)
+with run, Guard(run, TrainState({"w": ts.tensor([1.0])}, state), hang_s=4) as guard:
+    for step in guard:
+        if step == 2:
+            gets_stuck()
+        with run.step(step) as row:
+            row["loss"] = 1.0
+            state["step"] = state["step"] + 1
+"""
+
+
+def test_a_step_that_hangs_is_reported_and_ended(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == HUNG, done.stderr
+    assert "run: step 2 has not ended within 4 s, so this process ends" in done.stderr
+    assert "in gets_stuck" in done.stderr

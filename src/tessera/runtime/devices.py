@@ -31,29 +31,33 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     Raises BackendError if it already runs with fewer, or if fewer are visible.
     """
     join()
-    there = gpus()
-    on_host = there or environment.number(environment.DEVICES, VIRTUAL)
-    seen = visible_count(on_host, virtual=not there)
     if not flags.engine_runs():
         processes = place()[1]
         own = environment.number(environment.DEVICES, VIRTUAL if processes == 1 else 1)
         count = max(-(-needed // processes), own)
-        jax.config.update("jax_num_cpu_devices", seen or count)
+        jax.config.update("jax_num_cpu_devices", _visible() or count)
         _show_only(visible_ids())
         keep_pages()
-    if seen:
-        _warn_of_others(seen)
+    _warn_of_others()
     _see_reductions()
     have = len(jax.devices())
     if have < needed:
+        ids = visible_ids()
         more = f"{environment.DEVICES}={needed} (virtual CPU devices)"
         raise fail(
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")]
-            + ([("visible", ",".join(map(str, visible_ids() or ())))] if seen else []),
-            fix=f"{_smaller(mesh, have)}, or {'more visible devices' if seen else more}",
+            + ([("visible", ",".join(map(str, ids)))] if ids else []),
+            fix=f"{_smaller(mesh, have)}, or {'more visible devices' if ids else more}",
         )
+
+
+def _visible() -> int | None:
+    """How many of this machine's devices this process sees; None where all are."""
+    there = gpus()
+    on_host = there or environment.number(environment.DEVICES, VIRTUAL)
+    return visible_count(on_host, virtual=not there)
 
 
 def _show_only(ids: tuple[int, ...] | None) -> None:
@@ -64,10 +68,11 @@ def _show_only(ids: tuple[int, ...] | None) -> None:
 
 
 @cache
-def _warn_of_others(seen: int) -> None:
-    """Warns, once, where the backend has other devices than are visible."""
-    have = len(jax.local_devices())
-    if have != seen:
+def _warn_of_others() -> None:
+    """Warns, once, where the backend has other devices than are visible. Looked at once, too: a
+    program is started often, and this asks the file system."""
+    seen, have = _visible(), len(jax.local_devices())
+    if seen and have != seen:
         warnings.warn(
             f"visible devices: {have} and not {seen} ({caller() or 'here'}): the backend of jax ran"
             " before Tessera could choose, or is of a kind whose devices cannot be hidden; use"

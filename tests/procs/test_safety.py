@@ -170,7 +170,7 @@ def step(x):
 def go():
     for turn in range(5):
         if RANK == 1 and turn == 3:
-            time.sleep(40)  # asleep
+            time.sleep(90)  # asleep
         y = step(X)
         y.numpy()
     print("done")
@@ -205,9 +205,9 @@ def test_processes_that_differ_are_named_and_nothing_runs(tmp_path: Path) -> Non
 
 def never(executor: str, folder: Path) -> str:
     ended = run_ranks(NEVER.replace("EXECUTOR", executor), folder,
-                      TESSERA_COLLECTIVE_LIMIT="2", limit_s=30)  # fmt: skip
+                      TESSERA_COLLECTIVE_LIMIT="2", limit_s=80)  # fmt: skip
     assert ended[0].code == 1, ended[0].out + ended[0].err
-    assert ended[0].took_s < 25
+    assert ended[0].took_s < 70
     return ended[0].err
 
 

@@ -6,17 +6,30 @@ A new version of jax may move these names: then this file changes, and no other.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import distributed
+import numpy as np
+from jax._src import cache_key, compiler, distributed
 from jax._src.array import ArrayImpl
 from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
 from .coordinator import HEARTBEAT_S
 
-__all__ = ["ArrayImpl", "block_copy", "connect", "cpu_collectives", "place", "service"]
+__all__ = [
+    "ArrayImpl",
+    "Compilation",
+    "around_compile",
+    "block_copy",
+    "connect",
+    "cpu_collectives",
+    "place",
+    "service",
+]
 Array = Any
 Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
 
@@ -63,3 +76,79 @@ def block_copy() -> Copy:
         return shard_args(where, [None] * n, [reuse] * n, xs)
 
     return copy
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One program that the engine is about to compile: `key` is the same in all processes whose
+    processors are alike, `processes` are those whose devices run it. `compile` makes its executable
+    here; `packed` gives the bytes of that, and `unpacked` makes them one of this process. What came
+    from jax's own cache is packed as nothing: the engine leaves half of it out."""
+
+    key: str
+    processes: tuple[int, ...]
+    compile: Callable[[], Any]
+    packed: Callable[[], bytes]
+    unpacked: Callable[[bytes], Any]
+
+
+_COMPILE = ("backend", "computation", "devices", "compile_options", "host_callbacks",
+            "executable_devices", "pgle_profiler")  # fmt: skip
+_HASH = ("hash_obj", "accelerators")
+
+
+def around_compile(share: Callable[[Compilation], Any], alike: str) -> bool:
+    """Lets `share` make the executable of each program of CPUs of several processes, once for all.
+    `alike` is the same where processors are; it takes the place of this process's device ids in the
+    keys of jax's own cache, too, so that each process finds there what the first has written.
+    Returns False, and nothing changes, if this version of jax compiles in another way."""
+    compile, hash_devices = compiler.compile_or_get_cached, cache_key._hash_accelerator_config
+    for function, names in ((compile, _COMPILE), (hash_devices, _HASH)):
+        if tuple(inspect.signature(function).parameters) != names:
+            return False
+
+    hits = 0
+
+    def hash_alike(hash_obj: Any, accelerators: Any) -> None:
+        if len({d.process_index for d in accelerators.flat}) == 1 or _kind(accelerators) != "cpu":
+            return hash_devices(hash_obj, accelerators)
+        hash_obj.update(alike.encode())
+
+    def compile_once(
+        backend: Any, computation: Any, devices: Any, options: Any, callbacks: Any, *rest: Any
+    ) -> Any:
+        given = (backend, computation, devices, options, callbacks, *rest)
+        processes = tuple(sorted({d.process_index for d in np.asarray(devices).flat}))
+        if len(processes) == 1 or callbacks or _kind(devices) != "cpu":
+            return compile(*given)
+        key = cache_key.get(computation, devices, options, backend)
+        made: Any = None
+        before = hits
+
+        def here() -> Any:
+            nonlocal made
+            made = compile(*given)
+            return made
+
+        return share(
+            Compilation(
+                hashlib.sha256(key.encode()).hexdigest(),
+                processes,
+                here,
+                lambda: backend.serialize_executable(made) if hits == before else b"",
+                lambda data: backend.deserialize_executable(data, rest[0], options),
+            )
+        )
+
+    def hear(event: str, **_: Any) -> None:
+        nonlocal hits
+        hits += event == "/jax/compilation_cache/cache_hits"
+
+    jax.monitoring.register_event_listener(hear)
+    cache_key._hash_accelerator_config = hash_alike
+    compiler.compile_or_get_cached = compile_once
+    return True
+
+
+def _kind(devices: Any) -> str:
+    return str(np.asarray(devices).flat[0].platform)

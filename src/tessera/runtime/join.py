@@ -21,6 +21,7 @@ from ..core import environment, flags
 from ..core.errors import BackendError, fail
 from ..core.machine.visible import visible_ids
 from ..core.ranks import Rank, rank_of, split_address
+from . import compile_once
 from .coordinator import service_near
 from .jax_private import connect, service
 from .rendezvous import LOST, Member, Rendezvous, listen, reach
@@ -38,6 +39,7 @@ def join() -> None:
     not come together within TESSERA_JOIN_LIMIT seconds (300), or the engine runs already.
     """
     if service() is not None:
+        compile_once.start()
         return
     own = rank_of()
     if own is None:
@@ -58,6 +60,7 @@ def join() -> None:
     who = f"process {os.getpid()} on {socket.gethostname()}"
     hello = {"rank": own.rank, "size": own.size, "versions": _versions(), "who": who}
     connect(member.meet(hello, limit_s), own.size, own.rank)
+    compile_once.start()
     os.environ[environment.JOIN] = "0"  # what this process starts is no rank
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
     atexit.register(_end, member, meeting)

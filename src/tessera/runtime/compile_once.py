@@ -1,0 +1,90 @@
+"""Who compiles a program of several processes? The first of them, once; it hands the executable to
+the others through the run's store.
+
+A process that hears nothing of it compiles by itself, which is always right: processors that are
+not alike, processes that come to a program at very different times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..core import environment
+from .jax_private import Compilation, around_compile, service
+
+BEGUN_MS = 10_000  # how long the first may take to begin
+TURN_MS = 600_000  # it compiles for as long as it takes; while it lives it is waited for
+
+
+def start() -> None:
+    """From now on programs are compiled once; `TESSERA_COMPILE_ONCE=0` leaves all as it is."""
+    if environment.is_on(environment.COMPILE_ONCE, default=True):
+        around_compile(Sharing(), _processor())
+
+
+def _processor() -> str:
+    """The same for processors that run each other's code."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
+    said = {x for x in lines if x.partition(":")[0].strip() in ("flags", "model name", "Features")}
+    text = "\n".join([platform.machine(), platform.processor(), *sorted(said)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Sharing:
+    """Makes the executable of each program: the first process compiles, the others take."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, tuple[int, ...]]] = set()
+        self.alone = False  # the first process did something else
+
+    def __call__(self, program: Compilation) -> Any:
+        place = (program.key, program.processes)
+        if self.alone or place in self.seen:  # what one process had let go of is its own
+            return program.compile()
+        self.seen.add(place)
+        path = f"tessera/program/{program.key}/{'.'.join(map(str, program.processes))}"
+        if jax.process_index() == program.processes[0]:
+            return _given(program, path)
+        return self._taken(program, path)
+
+    def _taken(self, program: Compilation, path: str) -> Any:
+        if _value(f"{path}/begun", BEGUN_MS) is None:
+            self.alone = True
+            return program.compile()
+        data = None
+        while data is None:
+            data = _value(f"{path}/data", TURN_MS)
+        if service().key_value_increment(f"{path}/taken", 1) == len(program.processes) - 1:
+            service().key_value_delete(path)
+        return program.unpacked(zlib.decompress(data)) if data else program.compile()
+
+
+def _given(program: Compilation, path: str) -> Any:
+    """Compiles, and hands the executable on; nothing where it failed, or where it stood in jax's
+    own cache: then the others do the same."""
+    client, data = service(), b""
+    client.key_value_set_bytes(f"{path}/begun", b"1")
+    try:
+        made = program.compile()
+        packed = program.packed()
+        data = zlib.compress(packed, 1) if packed else b""
+        return made
+    finally:
+        client.key_value_set_bytes(f"{path}/data", data)
+
+
+def _value(key: str, limit_ms: int) -> bytes | None:
+    """The value under `key`; None if there is none in time."""
+    try:
+        return bytes(service().blocking_key_value_get_bytes(key, limit_ms))
+    except RuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise

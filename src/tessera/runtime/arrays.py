@@ -91,9 +91,11 @@ def sharding(t: TensorType) -> Any:
 
 
 def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
-    """A host array on the devices, in the layout `t`."""
-    x = np.ascontiguousarray(value, t.dtype.numpy).reshape([f.size for d in t.dims for f in d])
-    rows = [(0, _padded(f, t) - f.size) for d in t.dims for f in d]
+    """A host array on the devices, in the layout `t`: what `fetch` gives of it."""
+    own = [t.sizes[a] for a in t.varying]
+    x = np.ascontiguousarray(value, t.dtype.numpy)
+    x = x.reshape([*own, *(f.size for d in t.dims for f in d)])
+    rows = [(0, 0)] * len(own) + [(0, _padded(f, t) - f.size) for d in t.dims for f in d]
     if any(after for _, after in rows):
         x = np.pad(x, rows)
     for axis, kind in t.partial:

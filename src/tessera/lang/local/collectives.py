@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ...core.checks import divides
 from ...core.errors import LayoutError, fail
 from ...core.layout import Digit, Factor, TensorType, digits, grouped, ways
+from ...core.mesh import Mesh
 from ...core.reshard import completed, gathered
 from ...ops.local import joined, joined_dim, with_dim
 from .. import functions
@@ -22,7 +23,7 @@ def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
     or minimum has a gradient for those that hold it."""
     recorder = recorder_now()
     if op == "mean":
-        return reduced(x, axes, "sum") * (1.0 / ways(axes, view_now().mesh.sizes))
+        return reduced(x, axes, "sum") * (1.0 / ways(axes, mesh_of(x).sizes))
     pending = [a for a in axes if a in x.type.partial_axes]  # an unfinished gradient
     done = functions.relayout(x, completed(x.type, pending))
     rest = tuple(a for a in axes if a not in pending)
@@ -136,6 +137,11 @@ def view_now() -> View:
     return seen
 
 
+def mesh_of(x: Tensor) -> Mesh:
+    """The mesh of `x`: its own, or that of the body."""
+    return x.type.mesh or view_now().mesh
+
+
 def rank_along(axes: tuple[str, ...]) -> Tensor:
     """This device's place along `axes`, as a number or a symbol."""
     seen, recorder = view_now(), recorder_now()
@@ -145,13 +151,12 @@ def rank_along(axes: tuple[str, ...]) -> Tensor:
 
 def each_own(x: Tensor, axes: Sequence[str]) -> Tensor:
     """`x` as each device's own along `axes`, also where all hold the same."""
-    mesh = view_now().mesh
-    t = x.type if x.type.mesh is not None else x.type.on(mesh)
+    t = x.type if x.type.mesh is not None else x.type.on(mesh_of(x))
     return functions.relayout(x, t.with_varying((*t.varying, *axes)))
 
 
 def divided(name: str, x: Tensor, dim: int, axes: Sequence[str]) -> int:
-    n = ways(axes, view_now().mesh.sizes)
+    n = ways(axes, mesh_of(x).sizes)
     text = f"dim {dim} of {{count}} does not divide by {{parts}} devices"
     divides(name, x.shape[dim], n, text, "pad it, or choose another dim", x=x.type)
     return n

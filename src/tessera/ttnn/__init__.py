@@ -1,0 +1,75 @@
+"""TT-NN's mesh API on any machine: `import tessera.ttnn as ttnn`.
+
+Programs that are written for meshes of Tenstorrent devices run as they are, on the devices of this
+machine (docs/ttnn.md). A tensor is one of Tessera's, each device's own; ops, collectives and
+replayed traces are programs of the same engine.
+"""
+
+from . import (
+    ccl,
+    configs,
+    create,
+    device,
+    distribution,
+    dtypes,
+    elementwise,
+    experimental,
+    mapping,
+    model_preprocessing,
+    movement,
+    names,
+    products,
+    shapes,
+    show,
+    tensor,
+    trace,
+    transfer,
+    transformer,
+)
+from .ccl import *
+from .configs import *
+from .create import *
+from .device import *
+from .distribution import *
+from .dtypes import *
+from .dtypes import DataType, Layout
+from .elementwise import *
+from .faults import TTNNError
+from .mapping import *
+from .movement import *
+from .products import *
+from .shapes import *
+from .show import *
+from .tensor import *
+from .trace import *
+from .transfer import *
+from .transfer import combine_device_tensors
+from .transformer import fill_cache, update_cache
+
+# Element types and layouts by the names that programs use.
+bfloat16, float32, uint32 = DataType.BFLOAT16, DataType.FLOAT32, DataType.UINT32
+int32, uint16, uint8 = DataType.INT32, DataType.UINT16, DataType.UINT8
+bfloat8_b, bfloat4_b = DataType.BFLOAT8_B, DataType.BFLOAT4_B
+TILE_LAYOUT, ROW_MAJOR_LAYOUT = Layout.TILE, Layout.ROW_MAJOR
+kv_cache = transformer
+aggregate_as_tensor = combine_device_tensors
+globals().update(elementwise.OPS)
+
+__all__ = [
+    *(
+        name
+        for module in (
+            ccl, configs, create, device, distribution, dtypes, elementwise, mapping, movement,
+            products, shapes, show, tensor, trace, transfer,
+        )
+        for name in module.__all__
+    ),
+    *elementwise.OPS,
+    "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "TTNNError", "aggregate_as_tensor", "bfloat16", "bfloat4_b",
+    "bfloat8_b", "experimental", "fill_cache", "float32", "int32", "kv_cache",
+    "model_preprocessing", "transformer", "uint16", "uint32", "uint8", "update_cache",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    raise names.no_name(name, __all__)

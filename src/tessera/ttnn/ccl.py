@@ -1,0 +1,395 @@
+"""Which collectives does TT-NN have? They act on the devices of the whole mesh, row by row, or of
+each of its lines along `cluster_axis`: 0 joins the devices of a column, 1 those of a row.
+
+Arguments that say by which wires and workers (`topology`, `num_workers`, semaphores, ...) have no
+effect on values; `num_links` is held against the links of the machine, if one is described.
+
+>>> import numpy as np
+>>> from tessera import ttnn
+>>> device = ttnn.open_mesh_device(ttnn.MeshShape(1, 4))
+>>> cut = ttnn.ShardTensorToMesh(device, dim=0)
+>>> x = ttnn.from_torch(np.arange(8.0), device=device, mesh_mapper=cut)
+>>> x.shape, ttnn.all_gather(x, dim=0).shape
+(Shape([2]), Shape([8]))
+>>> ttnn.get_device_tensors(ttnn.all_reduce(x))[3].to_list()
+[12.0, 16.0]
+>>> ttnn.close_mesh_device(device)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.dtypes import int32
+from ..lang import functions as F
+from ..lang.local import collectives as local
+from ..lang.local.view import View
+from ..lang.tensor import Tensor as Value
+from .configs import Topology
+from .device import MeshDevice, system
+from .faults import wrong
+from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
+from .run import HOW, run_many
+from .shapes import MeshCoordinate
+from .tensor import Tensor
+
+Axes = tuple[str, ...]
+_WIRES = re.compile(r"(\d+) x ")  # how a link of several wires begins: "2 x chip ethernet 100G"
+# Keywords of these ops that say by which way, and never what.
+WAYS = HOW | {
+    "num_links", "topology", "mesh_device", "num_workers_per_link", "chunks_per_sync",
+    "intermediate_memory_config", "multi_device_global_semaphore", "barrier_semaphore",
+    "persistent_output_buffer", "persistent_output_tensor", "persistent_intermediate_buffer",
+    "chunk_size", "use_broadcast", "worker_mode", "dispatch_algorithm", "linear_barrier",
+    "init_semaphore", "cross_device_semaphore", "drain_sync_tilizer_core",
+}  # fmt: skip
+
+
+class _Call:
+    """One call of a collective: over which axes, and what of its options matters."""
+
+    def __init__(
+        self, name: str, x: Tensor, cluster_axis: Any, older: Sequence[Any], options: dict[str, Any]
+    ) -> None:
+        for given in older:  # forms of 2024: all_gather(x, dim, cluster_axis, mesh_device)
+            if isinstance(given, int) and not isinstance(given, bool):
+                cluster_axis = given
+            elif not isinstance(given, MeshDevice | type(None) | type(Topology.Ring)):
+                raise wrong(
+                    f"{name}: what is {given!r}?",
+                    fix="give arguments after the dim by their names",
+                )
+        unknown = [k for k in options if k not in WAYS]
+        if unknown:
+            raise wrong(
+                f"{name}: it has no argument {unknown[0]!r}",
+                fix="drop it; it takes dim, cluster_axis, memory_config, num_links, topology, ...",
+            )
+        self.name, self.x, self.options = name, x, options
+        shape, mesh = x.grid_, x.value.type.mesh
+        assert shape is not None and mesh is not None
+        if cluster_axis is not None and not 0 <= cluster_axis < len(shape):
+            raise wrong(
+                f"{name}: cluster_axis {cluster_axis} is none of the mesh's",
+                [("mesh", shape)],
+                fix=f"give a number from 0 to {len(shape) - 1}, or none for the whole mesh",
+            )
+        self.axis: int | None = cluster_axis
+        every = mesh.axes
+        self.axes: Axes = every if cluster_axis is None else (every[cluster_axis],)
+        # Along an axis of one device nothing happens.
+        self.moving = tuple(a for a in self.axes if mesh.sizes[a] > 1)
+        self.count = 1
+        for a in self.axes:
+            self.count *= mesh.sizes[a]
+        links = options.get("num_links")
+        most = _links()
+        if links is not None and (links < 1 or (most and links > most)):
+            raise wrong(
+                f"{name}: num_links={links}",
+                [("links between neighbours", most or "unknown")],
+                fix=f"give a number from 1 to {most}" if most else "give at least 1",
+            )
+
+    def run(self, body: Any, topology: TensorTopology, *more: Tensor, **options: Any) -> Tensor:
+        """The result of `body`, which gets the axes that have more than one device."""
+        return self.run_many(body, topology, *more, **options)[0]
+
+    def run_many(
+        self, body: Any, topology: TensorTopology, *more: Tensor, **options: Any
+    ) -> list[Tensor]:
+        """The results of `body`."""
+        keys = ("output_tensor", "persistent_output_tensor", "persistent_output_buffer")
+        into = next((t for k in keys if isinstance(t := self.options.get(k), Tensor)), None)
+        memory = self.options.get("memory_config")
+        options = {"output": into, "memory_config": memory} | options
+        return run_many(
+            self.name, body, [self.x, *more], topology=topology, axes=self.moving, **options
+        )
+
+    def labels(self, new: Placement, only: PlacementShard | None = None) -> TensorTopology:
+        """How the result lies: `new` along the axis (along all, of the whole mesh). With `only`, an
+        axis is relabelled only if it was so."""
+        have, grid = self.x.topology, self.x.grid_
+        assert grid is not None
+        rank = len(self.x.shape)
+        labels = [_from_the_front(p, rank) for p in have.placements()]
+        if have.distribution_shape() != grid:
+            # One dim over all devices, row by row: it lies along each axis of the mesh.
+            cut = labels[0] if len(labels) == 1 else PlacementReplicate()
+            labels = [cut] * len(grid)
+        for i in range(len(grid)) if self.axis is None else [self.axis]:
+            if only is None or labels[i] == _from_the_front(only, rank):
+                labels[i] = new
+        return TensorTopology(grid, tuple(labels), tuple(have.mesh_coords()))
+
+
+def _from_the_front(p: Placement, rank: int) -> Placement:
+    return PlacementShard(p.dim % rank) if isinstance(p, PlacementShard) else p
+
+
+def _links() -> int:
+    """How many links two neighbours of the system have; 0 where nobody says so."""
+    machine = system().machine
+    names = [level.link.name for level in machine.topology.levels] if machine is not None else []
+    counts = [int(found[1]) if (found := _WIRES.match(n)) else 1 for n in names]
+    return min(counts, default=0)
+
+
+def _own(x: Value) -> Value:
+    """`x` as each device's own, along every axis of its mesh."""
+    assert x.type.mesh is not None
+    return F.relayout(x, x.type.with_varying(x.type.mesh.axes))
+
+
+def _dim(name: str, x: Tensor, dim: int) -> int:
+    rank = len(x.shape)
+    if not -rank <= dim < rank:
+        raise wrong(
+            f"{name}: the tensor has no dim {dim}",
+            [("tensor", x.shape)],
+            fix=f"name a dim from {-rank} to {rank - 1}",
+        )
+    return dim % rank
+
+
+def all_gather(
+    input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None, **options: Any
+) -> Tensor:
+    """On each device the parts of all, one after the other along `dim`."""
+    call = _Call("all_gather", input_tensor, cluster_axis, older, options)
+    dim = _dim(call.name, input_tensor, dim)
+    labels = call.labels(PlacementReplicate(), PlacementShard(dim))
+    return call.run(_all_gather, labels, dim=dim)
+
+
+def _all_gather(x: Value, axes: Axes, dim: int) -> Value:
+    return _own(local.collected(x, axes, dim)) if axes else x
+
+
+def all_reduce(
+    input_tensor: Tensor, *older: Any, cluster_axis: int | None = None, math_op: Any = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """On each device the sum of all parts."""
+    call = _Call("all_reduce", input_tensor, cluster_axis, older, options)
+    return call.run(_all_reduce, call.labels(PlacementReplicate()))
+
+
+def _all_reduce(x: Value, axes: Axes) -> Value:
+    return _own(local.reduced(x, axes, "sum")) if axes else x
+
+
+def reduce_scatter(
+    input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None,
+    math_op: Any = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """On each device its part along `dim` of the sum of all. Raises ShapeError if `dim` is not
+    divided by as many devices."""
+    call = _Call("reduce_scatter", input_tensor, cluster_axis, older, options)
+    dim = _dim(call.name, input_tensor, dim)
+    return call.run(_reduce_scatter, call.labels(PlacementShard(dim)), dim=dim)
+
+
+def _reduce_scatter(x: Value, axes: Axes, dim: int) -> Value:
+    return _own(local.scattered(x, axes, dim, "sum")) if axes else x
+
+
+def _place(call: _Call, coord: Sequence[int]) -> tuple[MeshCoordinate, int]:
+    """A place of the mesh, and its number along the axes of the call."""
+    device = call.x.device_
+    assert device is not None and call.x.grid_ is not None
+    at, shape = device.place(coord), call.x.grid_
+    number = 0
+    for i in range(len(shape)) if call.axis is None else [call.axis]:
+        number = number * shape[i] + at[i]
+    return MeshCoordinate(at), number
+
+
+def broadcast(
+    input_tensor: Tensor, sender_coord: Sequence[int], *, cluster_axis: int | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """On each device the part of the one at `sender_coord`; along `cluster_axis`, of the one of its
+    line that has the sender's place there."""
+    call = _Call("broadcast", input_tensor, cluster_axis, (), options)
+    _, root = _place(call, sender_coord)
+    return call.run(_broadcast, call.labels(PlacementReplicate()), root=root)
+
+
+def _broadcast(x: Value, axes: Axes, root: int) -> Value:
+    return _own(local.sent(x, axes, root)) if axes else x
+
+
+def all_broadcast(
+    input_tensor: Tensor, *, cluster_axis: int | None = None, **options: Any
+) -> list[Tensor]:
+    """On each device the parts of all: a tensor for each."""
+    call = _Call("all_broadcast", input_tensor, cluster_axis, (), options)
+    labels = call.labels(PlacementReplicate())
+    return [call.run(_broadcast, labels, root=i) for i in range(call.count)]
+
+
+def point_to_point(
+    input_tensor: Tensor, sender_coord: Any, receiver_coord: Any, *older: Any,
+    output_tensor: Tensor | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """The sender's part on the receiver. The other devices have what `output_tensor` has there, or
+    their own part.
+
+    (Programs of 2025 named the receiver first: name both, `sender_coord=..., receiver_coord=...`.)
+    """
+    call = _Call("point_to_point", input_tensor, None, older, options)
+    (_, source), (_, target) = _place(call, sender_coord), _place(call, receiver_coord)
+    more = [output_tensor] if output_tensor is not None else []
+    return call.run(
+        _point_to_point, input_tensor.topology, *more, source=source, target=target,
+        output=output_tensor,
+    )  # fmt: skip
+
+
+def _point_to_point(x: Value, *there: Value, axes: Axes, source: int, target: int) -> Value:
+    if not axes:
+        return x
+    moved = _own(local.permuted(x, axes, ((source, target),)))
+    return F.where(_rank(x, axes) == target, moved, there[0] if there else x)
+
+
+def _rank(x: Value, axes: Axes) -> Value:
+    """Each device's number along `axes`."""
+    assert x.type.mesh is not None
+    return View(x.type.mesh, axes).symbol(local.recorder_now())
+
+
+def mesh_partition(
+    input_tensor: Tensor, dim: int, cluster_axis: int | None = None, **options: Any
+) -> Tensor:
+    """On each device its own part of `dim`: what undoes `all_gather`. It moves nothing."""
+    call = _Call("mesh_partition", input_tensor, cluster_axis, (), options)
+    dim = _dim(call.name, input_tensor, dim)
+    size = input_tensor.shape[dim]
+    if size % call.count:
+        raise wrong(
+            f"mesh_partition: dim {dim} of {size} is not divided by {call.count} devices",
+            [("tensor", input_tensor.shape), ("mesh", input_tensor.grid_)],
+            fix="pad it, or take another dim",
+        )
+    labels = call.labels(PlacementShard(dim))
+    return call.run(_mesh_partition, labels, dim=dim, parts=call.count)
+
+
+def _mesh_partition(x: Value, axes: Axes, dim: int, parts: int) -> Value:
+    if not axes:
+        return x
+    rows = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
+    mine = F.arange(parts) == _rank(x, axes)
+    mine = mine.reshape(*([1] * dim), parts, *([1] * (rows.ndim - dim - 1)))
+    return F.sum(F.where(mine, rows, F.zeros_like(rows)), dim)
+
+
+# -- experts --------------------------------------------------------------------------------------
+def all_to_all_dispatch(
+    input_tensor: Tensor, expert_indices_tensor: Tensor, expert_mapping_tensor: Tensor, *,
+    cluster_axis: int | None = None, output_concat_dim: int = 1, output_tensors: Any = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Tokens to the devices of their experts.
+
+    Of each device come tokens [B, 1, S, H] and the experts chosen for each, [B, 1, S, K];
+    `expert_mapping_tensor` [1, 1, E, D] is 1 where a device (of the whole mesh) has an expert. Each
+    device gets [1, B * n, S, H] of the n devices of its line: the tokens with an expert of its own,
+    zeros for the others; and the choices of all, [1, B * n, S, K]. With `output_concat_dim=2` it is
+    the sequence that is joined: [1, B, S * n, H].
+    """
+    name = "all_to_all_dispatch"
+    call = _Call(name, input_tensor, cluster_axis, (), options)
+    joined = _token_dim(name, output_concat_dim)
+    kinds = [input_tensor.dtype, expert_indices_tensor.dtype]
+    into = {"output": list(output_tensors)} if output_tensors else {"output": None}
+    found = call.run_many(
+        _dispatch, call.labels(PlacementReplicate()), expert_indices_tensor, expert_mapping_tensor,
+        dtype=kinds, count=2, dim=joined, **into,
+    )  # fmt: skip
+    return found[0], found[1]
+
+
+def _token_dim(name: str, dim: int) -> int:
+    if dim not in (1, 2):
+        raise wrong(f"{name}: tokens are joined along dim 1 or 2", [("given", dim)], fix="give 1")
+    return dim
+
+
+def _dispatch(
+    x: Value, experts: Value, mapping: Value, axes: Axes, dim: int
+) -> tuple[Value, Value]:
+    tokens, chosen = (F.permute(v, (1, 0, 2, 3)) for v in (x, experts.to(int32)))
+    if axes:
+        tokens = _own(local.collected(tokens, axes, dim))
+        chosen = _own(local.collected(chosen, axes, dim))
+    mine = _mine(x, mapping)
+    here = F.max(F.take(mine, chosen.reshape(-1), 0).reshape(*chosen.shape), -1, keepdims=True)
+    return F.where(here > 0, tokens, F.zeros_like(tokens)), chosen
+
+
+def _mine(x: Value, mapping: Value) -> Value:
+    """Which experts this device has, [E]: 1 or 0."""
+    assert x.type.mesh is not None
+    experts, devices = mapping.shape[-2:]
+    table = mapping.to(int32).reshape(experts, devices)
+    if devices == 1:
+        return table.reshape(experts)
+    column = F.arange(devices) == _rank(x, x.type.mesh.axes)
+    return F.sum(F.where(column, table, F.zeros_like(table)), -1)
+
+
+def all_to_all_combine(
+    input_tensor: Tensor, expert_mapping_tensor: Tensor, expert_metadata_tensor: Tensor, *,
+    local_reduce: bool = False, cluster_axis: int | None = None, output_shard_dim: int = 1,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """What experts made of tokens, back where the tokens came from.
+
+    A device has [E / D, B * n, S, H] of its experts (with `local_reduce` their sum, [1, ...]), and
+    the choices of all tokens from `all_to_all_dispatch`. It gets [K, B, S, H]: for each of its
+    tokens what each of the K chosen experts made; after `local_reduce` a device's sum stands at the
+    first of its experts that was chosen, and zeros at the others.
+    """
+    name = "all_to_all_combine"
+    call = _Call(name, input_tensor, cluster_axis, (), options)
+    dim = _token_dim(name, output_shard_dim)
+    return call.run(
+        _combine, call.labels(PlacementShard(dim)), expert_mapping_tensor, expert_metadata_tensor,
+        dim=dim, reduced=local_reduce,
+    )  # fmt: skip
+
+
+def _combine(x: Value, mapping: Value, chosen: Value, axes: Axes, dim: int, reduced: bool) -> Value:
+    mine = _mine(x, mapping)
+    chosen = chosen.to(int32)
+    b, s, k = chosen.shape[1:]
+    # The place of each expert among those of its device, and whether it is here.
+    place = F.cumsum(mine, 0) - 1
+    flat = chosen.reshape(-1)
+    here = F.take(mine, flat, 0).reshape(b, s, k)
+    rows = []
+    before = F.zeros_like(here[..., 0])
+    for i in range(k):
+        if reduced:
+            row, wanted = x[0], (here[..., i] > 0) & (before == 0)
+            before = before + here[..., i]
+        else:
+            at = F.maximum(F.take(place, chosen[0, :, :, i].reshape(-1), 0), 0).reshape(b, s)
+            pick = F.arange(x.shape[0]).reshape(-1, 1, 1) == at
+            row = F.sum(F.where(F.unsqueeze(pick, -1), x, F.zeros_like(x)), 0)
+            wanted = here[..., i] > 0
+        rows.append(F.where(F.unsqueeze(wanted, -1), row, F.zeros_like(row)))
+    found = F.stack(rows, 0)
+    return _own(local.scattered(found, axes, dim, "sum")) if axes else found
+
+
+__all__ = [
+    "all_broadcast", "all_gather", "all_reduce", "all_to_all_combine", "all_to_all_dispatch",
+    "broadcast", "mesh_partition", "point_to_point", "reduce_scatter",
+]  # fmt: skip

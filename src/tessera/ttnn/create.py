@@ -1,0 +1,221 @@
+"""How are tensors of TT-NN made without data of the host, and how are they kept in files?"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
+from .device import MeshDevice
+from .dtypes import DataType, Layout
+from .faults import wrong
+from .mapping import PlacementReplicate, PlacementShard, TensorToMesh, TensorTopology
+from .shapes import MeshCoordinate, MeshShape
+from .tensor import Tensor, dtype_of, host_array
+from .transfer import from_torch, to_device
+
+_random = np.random.default_rng(0)
+
+
+def manual_seed(seed: int) -> None:
+    """Begins the numbers of `rand` anew."""
+    global _random
+    _random = np.random.default_rng(seed)
+
+
+def full(
+    shape: Sequence[int], fill_value: float, dtype: DataType | None = None,
+    layout: Layout | None = None, device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """A tensor of one number, on all devices."""
+    return from_torch(
+        np.full(tuple(shape), fill_value, np.float32), dtype or DataType.BFLOAT16,
+        layout=layout or Layout.TILE, device=device, memory_config=memory_config,
+    )  # fmt: skip
+
+
+def zeros(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
+    """Zeros, on all devices."""
+    return full(shape, 0.0, *given, **options)
+
+
+def ones(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
+    """Ones, on all devices."""
+    return full(shape, 1.0, *given, **options)
+
+
+def empty(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
+    """A tensor whose values are to be written: zeros until then."""
+    return full(shape, 0.0, *given, **options)
+
+
+def full_like(tensor: Tensor, fill_value: float, **options: Any) -> Tensor:
+    """A tensor of one number, otherwise like another one."""
+    facts = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device_}
+    return full(tensor.shape, fill_value, **facts | options)
+
+
+def zeros_like(tensor: Tensor, **options: Any) -> Tensor:
+    """Zeros, otherwise like another tensor."""
+    return full_like(tensor, 0.0, **options)
+
+
+def ones_like(tensor: Tensor, **options: Any) -> Tensor:
+    """Ones, otherwise like another tensor."""
+    return full_like(tensor, 1.0, **options)
+
+
+def empty_like(tensor: Tensor, **options: Any) -> Tensor:
+    """A tensor whose values are to be written, otherwise like another one."""
+    return full_like(tensor, 0.0, **options)
+
+
+def arange(*bounds: int, dtype: DataType = DataType.BFLOAT16, device: MeshDevice | None = None,
+           layout: Layout | None = None, **options: Any) -> Tensor:  # fmt: skip
+    """Numbers from a start, before an end, in steps."""
+    numbers = np.arange(*bounds)
+    return from_torch(numbers, dtype, layout=layout or Layout.TILE, device=device)
+
+
+def rand(
+    shape: Sequence[int], *, dtype: DataType = DataType.BFLOAT16, layout: Layout = Layout.TILE,
+    device: MeshDevice | None = None, memory_config: MemoryConfig | None = None, low: float = 0.0,
+    high: float = 1.0, seed: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Random numbers from `low` to `high`, the same on all devices."""
+    source = np.random.default_rng(seed) if seed else _random
+    numbers = source.uniform(low, high, tuple(shape)).astype(np.float32)
+    return from_torch(numbers, dtype, layout=layout, device=device, memory_config=memory_config)
+
+
+# -- files ----------------------------------------------------------------------------------------
+SUFFIX, MAGIC = ".tensorbin", b"tessera-ttnn 1\n"
+
+
+def dump_tensor(file_name: str | Path, tensor: Tensor) -> None:
+    """Writes a tensor into a file, whose name ends with ".tensorbin". Raises TTNNError if not."""
+    path = _named("dump_tensor", file_name)
+    if not isinstance(tensor, Tensor):
+        raise wrong(
+            f"dump_tensor: {type(tensor).__name__} is no tensor of ttnn",
+            fix="ttnn.from_torch(array) first",
+        )
+    parts, topology = tensor.host_parts(), tensor.topology
+    distinct: list[np.ndarray[Any, Any]] = []
+    which = []
+    for part in parts:  # parts that are alike are written once
+        i = next((i for i, p in enumerate(distinct) if p is part or _same(p, part)), None)
+        which.append(len(distinct) if i is None else i)
+        if i is None:
+            distinct.append(part)
+    facts = {
+        "dtype": tensor.dtype.name, "layout": tensor.layout.name, "shape": list(tensor.shape),
+        "grid": list(topology.distribution_shape()), "parts": which,
+        "placements": [p.dim if isinstance(p, PlacementShard) else None
+                       for p in topology.placements()],
+        "coords": [list(c) for c in topology.mesh_coords()],
+    }  # fmt: skip
+    body = io.BytesIO()
+    for part in distinct:
+        body.write(np.ascontiguousarray(part).tobytes())
+    path.write_bytes(MAGIC + json.dumps(facts).encode() + b"\n" + body.getvalue())
+
+
+def _same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def load_tensor(file_name: str | Path, device: MeshDevice | None = None) -> Tensor:
+    """The tensor of a file that `dump_tensor` wrote; on `device` if one is named. Raises TTNNError
+    if it is none. Nothing in it is executed."""
+    path = _named("load_tensor", file_name)
+    try:
+        head, _, rest = path.read_bytes().removeprefix(MAGIC).partition(b"\n")
+        facts = json.loads(head)
+        dtype, shape = DataType[facts["dtype"]], [int(n) for n in facts["shape"]]
+        count = max(facts["parts"]) + 1
+        size = math.prod(shape) * dtype.held.numpy.itemsize
+        if len(rest) != count * size:
+            raise ValueError(f"{len(rest)} bytes of data, not {count * size}")
+        rows = [rest[i * size : (i + 1) * size] for i in range(count)]
+        distinct = [np.frombuffer(r, dtype.held.numpy).reshape(shape) for r in rows]
+        labels = [PlacementReplicate() if d is None else PlacementShard(int(d))
+                  for d in facts["placements"]]  # fmt: skip
+        coords = tuple(MeshCoordinate(c) for c in facts["coords"])
+        topology = TensorTopology(MeshShape(facts["grid"]), tuple(labels), coords)
+        parts = [distinct[i] for i in facts["parts"]]
+        layout = Layout[facts["layout"]]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise wrong(
+            f"load_tensor: {path} is no tensor of a file",
+            [("said", error)],
+            fix="name a file that ttnn.dump_tensor wrote here",
+        ) from None
+    made = Tensor.of_parts(
+        parts, dtype=dtype, layout=layout, topology=topology, memory_config_=DRAM_MEMORY_CONFIG
+    )
+    return made if device is None else to_device(made, device)
+
+
+def _named(name: str, file_name: str | Path) -> Path:
+    if not str(file_name).endswith(SUFFIX):
+        raise wrong(
+            f"{name}: the file {file_name} must have {SUFFIX} extension",
+            fix=f"name it {Path(file_name).stem}{SUFFIX}",
+        )
+    return Path(file_name)
+
+
+def as_tensor(
+    tensor: Any, dtype: DataType | None = None, *, layout: Layout | None = None,
+    device: MeshDevice | None = None, memory_config: MemoryConfig | None = None,
+    cache_file_name: str | Path | None = None,
+    preprocess: Callable[[Any], Any] | None = None, mesh_mapper: TensorToMesh | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """`from_torch`, kept in a file: a second call with the same `cache_file_name`, type, layout and
+    mapper reads it, and does not look at `tensor`."""
+
+    def make() -> Tensor:
+        given = preprocess(tensor) if preprocess is not None else tensor
+        return from_torch(given, dtype, layout=layout, mesh_mapper=mesh_mapper)
+
+    if cache_file_name is None:
+        made = make()
+    else:
+        kind = (dtype or from_dtype(tensor)).name
+        form = (layout or Layout.ROW_MAJOR).name
+        cut = "" if mesh_mapper is None else f"_{_mapper_text(mesh_mapper)}"
+        path = Path(f"{cache_file_name}_dtype_{kind}_layout_{form}{cut}{SUFFIX}")
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            dump_tensor(path, make())
+        made = load_tensor(path)
+    if device is not None:
+        made = to_device(made, device)
+    if memory_config is not None:
+        made.memory_config_ = memory_config
+    return made
+
+
+def from_dtype(tensor: Any) -> DataType:
+    """The element type that `from_torch` gives data where none is named."""
+    return dtype_of(host_array(tensor))
+
+
+def _mapper_text(mapper: TensorToMesh) -> str:
+    cuts = [p.dim if isinstance(p, PlacementShard) else "r" for p in mapper.placements]
+    return f"{'x'.join(map(str, mapper.grid))}_{'_'.join(map(str, cuts))}".replace("-", "m")
+
+
+__all__ = [
+    "arange", "as_tensor", "dump_tensor", "empty", "empty_like", "full", "full_like", "load_tensor",
+    "manual_seed", "ones", "ones_like", "rand", "zeros", "zeros_like",
+]  # fmt: skip

@@ -1,0 +1,30 @@
+"""TT-NN's ops that live under `ttnn.experimental`; all collectives do too."""
+
+from .ccl import (
+    all_broadcast,
+    all_gather,
+    all_reduce,
+    all_to_all_combine,
+    all_to_all_dispatch,
+    broadcast,
+    point_to_point,
+    reduce_scatter,
+)
+from .transformer import (
+    nlp_concat_heads,
+    nlp_create_qkv_heads,
+    paged_update_cache,
+    rotary_embedding,
+    rotary_embedding_llama,
+)
+
+all_gather_async = all_gather
+all_reduce_async = all_reduce
+reduce_scatter_minimal_async = reduce_scatter_async = reduce_scatter
+__all__ = [
+    "all_broadcast", "all_gather", "all_gather_async", "all_reduce", "all_reduce_async",
+    "all_to_all_combine", "all_to_all_dispatch", "broadcast", "nlp_concat_heads",
+    "nlp_create_qkv_heads", "paged_update_cache", "point_to_point", "reduce_scatter",
+    "reduce_scatter_async", "reduce_scatter_minimal_async", "rotary_embedding",
+    "rotary_embedding_llama",
+]  # fmt: skip

@@ -1,0 +1,366 @@
+"""Which device of a mesh gets what of a tensor, and how is the whole made of the parts?
+
+A mapper names, for each dim of a grid, which dim of the tensor is cut along it, or that the tensor
+is the same there. The grid is the mesh, or another one (`mesh_shape_override`) that lies on it:
+place for place where it has as many dims and fits, else row by row.
+
+>>> mapping = MeshMapperConfig([PlacementReplicate(), PlacementShard(3)])
+>>> mapping
+MeshMapperConfig(placements: [PlacementReplicate(), PlacementShard(3)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .device import MeshDevice
+from .faults import wrong
+from .shapes import MeshCoordinate, MeshShape
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class PlacementReplicate:
+    """The tensor is the same along a dim of the grid."""
+
+    def __repr__(self) -> str:
+        return "PlacementReplicate()"
+
+
+@dataclass(frozen=True)
+class PlacementShard:
+    """Dim `dim` of the tensor is cut along a dim of the grid."""
+
+    dim: int
+
+    def __repr__(self) -> str:
+        return f"PlacementShard({self.dim})"
+
+
+Placement = PlacementReplicate | PlacementShard
+
+
+@dataclass(frozen=True)
+class TensorTopology:
+    """How a tensor lies on a mesh: over which grid, what along each of its dims, and where."""
+
+    _shape: MeshShape
+    _placements: tuple[Placement, ...]
+    _coords: tuple[MeshCoordinate, ...]
+
+    def distribution_shape(self) -> MeshShape:
+        """The grid over which the tensor was distributed."""
+        return self._shape
+
+    def placements(self) -> list[Placement]:
+        """What the tensor is along each dim of that grid."""
+        return [*self._placements]
+
+    def mesh_coords(self) -> list[MeshCoordinate]:
+        """The places of the mesh that have a part, in the order of the grid."""
+        return [*self._coords]
+
+
+def replicated(shape: Sequence[int]) -> TensorTopology:
+    """The topology of what all devices of a mesh have alike."""
+    return TensorTopology(
+        MeshShape(shape), (PlacementReplicate(),) * len(shape), tuple(coordinates(shape))
+    )
+
+
+def coordinates(shape: Sequence[int]) -> list[MeshCoordinate]:
+    """The places of a mesh, row by row."""
+    return [MeshCoordinate(at) for at in np.ndindex(*shape)]
+
+
+class _Config:
+    """Placements, or dims, and the grid that they are of."""
+
+    def __init__(self, given: Sequence[Any], override: Sequence[int] | None) -> None:
+        self.given = [*given]
+        self.mesh_shape_override = MeshShape(override) if override is not None else None
+
+    def __repr__(self) -> str:
+        over = self.mesh_shape_override
+        more = f", mesh_shape_override={over}" if over else ""
+        word = "placements" if isinstance(self, MeshMapperConfig) else "dims"
+        return f"{type(self).__name__}({word}: {self.given}{more})"
+
+
+class MeshMapperConfig(_Config):
+    """What a tensor is along each dim of the grid: `placements`, or the dim that is cut along rows
+    and along columns (None: the tensor is the same there)."""
+
+    def __init__(
+        self,
+        placements: Sequence[Placement] | int | None = None,
+        mesh_shape_override: Sequence[int] | int | None = None,
+        *,
+        row_dim: int | None = None,
+        col_dim: int | None = None,
+    ) -> None:
+        if isinstance(placements, Sequence):
+            super().__init__(placements, mesh_shape_override)  # type: ignore[arg-type]
+            return
+        rows = placements if placements is not None else row_dim
+        cols = mesh_shape_override if isinstance(mesh_shape_override, int) else col_dim
+        super().__init__([_placement(rows), _placement(cols)], None)
+
+    @property
+    def placements(self) -> list[Placement]:
+        """What the tensor is along each dim of the grid."""
+        return [*self.given]
+
+
+def _placement(dim: int | None) -> Placement:
+    return PlacementReplicate() if dim is None else PlacementShard(dim)
+
+
+class MeshComposerConfig(_Config):
+    """The dims along which parts are joined, one a dim of the grid."""
+
+    def __init__(
+        self,
+        dims: Sequence[int] | int,
+        mesh_shape_override: Sequence[int] | int | None = None,
+        *,
+        col_dim: int | None = None,
+    ) -> None:
+        if isinstance(dims, Sequence):
+            super().__init__(dims, mesh_shape_override)  # type: ignore[arg-type]
+            return
+        cols = mesh_shape_override if isinstance(mesh_shape_override, int) else col_dim
+        super().__init__([dims] if cols is None else [dims, cols], None)
+
+    @property
+    def dims(self) -> list[int]:
+        """The dims along which parts are joined."""
+        return [*self.given]
+
+
+def compute_distribution_to_mesh_mapping(
+    distribution_shape: Sequence[int], mesh_shape: Sequence[int]
+) -> list[MeshCoordinate]:
+    """Where on the mesh each place of the grid lies, in the order of the grid.
+
+    Raises TTNNError if the grid is larger than the mesh.
+
+    >>> [tuple(c) for c in compute_distribution_to_mesh_mapping((2, 1), (2, 4))]
+    [(0, 0), (1, 0)]
+    >>> [tuple(c) for c in compute_distribution_to_mesh_mapping((3,), (2, 2))]
+    [(0, 0), (0, 1), (1, 0)]
+    """
+    grid, mesh = MeshShape(distribution_shape), MeshShape(mesh_shape)
+    if grid.mesh_size() > mesh.mesh_size():
+        raise wrong(
+            f"a grid of {grid} does not lie on a mesh of {mesh}",
+            [("grid", f"{grid.mesh_size()} places"), ("mesh", f"{mesh.mesh_size()} devices")],
+            fix="give a grid of at most as many places",
+        )
+    if len(grid) == len(mesh) and all(a <= b for a, b in zip(grid, mesh)):
+        return coordinates(grid)
+    return coordinates(mesh)[: grid.mesh_size()]
+
+
+@dataclass(frozen=True)
+class TensorToMesh:
+    """A mapper: what each device of `device` gets of a tensor on the host."""
+
+    device: MeshDevice = field(repr=False)
+    grid: MeshShape
+    placements: tuple[Placement, ...]
+
+    def parts(self, x: Array) -> tuple[list[Array], TensorTopology]:
+        """The parts of `x`, in the order of the grid, and how they lie. Raises TTNNError if `x` has
+        no such dim, or is not cut into equal parts."""
+        grid, cuts = [*self.grid], {}
+        for i, (n, p) in enumerate(zip(self.grid, self.placements, strict=True)):
+            if isinstance(p, PlacementReplicate):
+                continue
+            dim = self._dim(p.dim, x)
+            if dim in cuts:
+                raise wrong(
+                    f"a mapper cuts dim {dim} along two dims of the grid",
+                    [("placements", [*self.placements])],
+                    fix="cut each dim once",
+                )
+            size = -(-x.shape[dim] // n)
+            chunks = -(-x.shape[dim] // size) if size else 0
+            if chunks != n and len(grid) == 1:
+                grid = [chunks]  # of one dim there may be fewer parts than devices
+            if size == 0 or x.shape[dim] % size or chunks != grid[i]:
+                raise wrong(
+                    f"dim {dim} of {x.shape[dim]} is not cut into {n} equal parts",
+                    [("tensor", list(x.shape)), ("grid", self.grid)],
+                    fix=f"pad it to a multiple of {n}, or cut another dim",
+                )
+            cuts[dim] = (i, size)
+        found = []
+        for at in np.ndindex(*grid):
+            pick = [slice(None)] * x.ndim
+            for dim, (i, size) in cuts.items():
+                pick[dim] = slice(at[i] * size, (at[i] + 1) * size)
+            found.append(x[tuple(pick)])
+        where = compute_distribution_to_mesh_mapping(grid, self.device.shape)
+        if len(grid) == 1:  # row by row, of which there are as many as parts
+            where = coordinates(self.device.shape)[: grid[0]]
+        return found, TensorTopology(MeshShape(grid), self.placements, tuple(where))
+
+    def _dim(self, dim: int, x: Array) -> int:
+        if not -x.ndim <= dim < x.ndim:
+            raise wrong(
+                f"a mapper cuts dim {dim}, which the tensor does not have",
+                [("tensor", list(x.shape))],
+                fix=f"name a dim from {-x.ndim} to {x.ndim - 1}",
+            )
+        return dim % x.ndim
+
+
+def create_mesh_mapper(mesh_device: MeshDevice, config: MeshMapperConfig) -> TensorToMesh:
+    """The mapper of `config` on `mesh_device`. Raises TTNNError unless it has a placement for each
+    dim of the grid, and the grid lies on the mesh."""
+    grid = config.mesh_shape_override or mesh_device.shape
+    if len(config.placements) != len(grid):
+        raise wrong(
+            f"a mapper of {len(config.placements)} placements for a grid of {len(grid)} dims",
+            [("placements", config.placements), ("grid", grid)],
+            fix="give one placement a dim of the grid",
+        )
+    compute_distribution_to_mesh_mapping(grid, mesh_device.shape)
+    return TensorToMesh(mesh_device, grid, tuple(config.placements))
+
+
+def shard_tensor_to_mesh_mapper(mesh_device: MeshDevice, dim: int) -> TensorToMesh:
+    """Cuts dim `dim` over all devices, row by row."""
+    grid = MeshShape(mesh_device.get_num_devices())
+    return create_mesh_mapper(mesh_device, MeshMapperConfig([PlacementShard(dim)], grid))
+
+
+def replicate_tensor_to_mesh_mapper(mesh_device: MeshDevice) -> TensorToMesh:
+    """Gives all devices the whole tensor."""
+    same = [PlacementReplicate()] * len(mesh_device.shape)
+    return create_mesh_mapper(mesh_device, MeshMapperConfig(same))
+
+
+def ShardTensorToMesh(mesh_device: MeshDevice, dim: int) -> TensorToMesh:
+    """Cuts dim `dim` over all devices, row by row."""
+    return shard_tensor_to_mesh_mapper(mesh_device, dim)
+
+
+def ReplicateTensorToMesh(mesh_device: MeshDevice) -> TensorToMesh:
+    """Gives all devices the whole tensor."""
+    return replicate_tensor_to_mesh_mapper(mesh_device)
+
+
+def ShardTensor2dMesh(
+    mesh_device: MeshDevice, mesh_shape: Sequence[int], dims: Sequence[int | None]
+) -> TensorToMesh:
+    """Cuts `dims[0]` along the rows of a grid of `mesh_shape` and `dims[1]` along its columns; None
+    is a dim of the grid along which the tensor is the same."""
+    if len(dims) != 2 or len(mesh_shape) != 2:
+        raise wrong(
+            "ShardTensor2dMesh: it takes two dims and a grid of two",
+            [("dims", dims), ("mesh_shape", mesh_shape)],
+            fix="write dims=(row, column), with None where the tensor is the same",
+        )
+    config = MeshMapperConfig([_placement(d) for d in dims], MeshShape(mesh_shape))
+    return create_mesh_mapper(mesh_device, config)
+
+
+@dataclass(frozen=True)
+class MeshToTensor:
+    """A composer: how the whole is made of the devices' parts."""
+
+    grid: MeshShape
+    dims: tuple[int, ...]
+    mesh: MeshShape
+
+    def whole(self, parts: Sequence[Array], topology: TensorTopology) -> Array:
+        """The parts, in the order of `topology`, as one. Raises TTNNError if they are not those of
+        the composer's grid."""
+        at = dict(zip(topology.mesh_coords(), parts, strict=True))
+        if len(self.grid) == 1:
+            found = [at[c] for c in coordinates(self.mesh) if c in at]
+            grid = [len(found)]
+        else:
+            where = compute_distribution_to_mesh_mapping(self.grid, self.mesh)
+            missing = [c for c in where if c not in at]
+            if missing:
+                raise wrong(
+                    f"the composer joins {self.grid}, of which {missing[0]} has no part",
+                    [("parts", len(parts))],
+                    fix="give the grid over which the tensor lies",
+                )
+            found, grid = [at[c] for c in where], [*self.grid]
+        for n, dim in zip(reversed(grid), reversed(self.dims)):
+            if not -found[0].ndim <= dim < found[0].ndim:
+                raise wrong(
+                    f"the composer joins dim {dim}, which the parts do not have",
+                    [("a part", list(found[0].shape))],
+                    fix=f"name a dim from {-found[0].ndim} to {found[0].ndim - 1}",
+                )
+            found = [np.concatenate(found[i : i + n], dim) for i in range(0, len(found), n)]
+        return found[0]
+
+
+def create_mesh_composer(mesh_device: MeshDevice, config: MeshComposerConfig) -> MeshToTensor:
+    """The composer of `config`. Raises TTNNError unless it names a dim for each dim of the grid,
+    and each once."""
+    grid = config.mesh_shape_override or mesh_device.shape
+    if len(config.dims) != len(grid) or len(set(config.dims)) != len(config.dims):
+        raise wrong(
+            f"a composer of dims {config.dims} for a grid of {len(grid)} dims",
+            [("grid", grid)],
+            fix="give a dim of the tensor for each dim of the grid, each once",
+        )
+    compute_distribution_to_mesh_mapping(grid, mesh_device.shape)
+    return MeshToTensor(grid, tuple(config.dims), mesh_device.shape)
+
+
+def concat_mesh_to_tensor_composer(mesh_device: MeshDevice, dim: int) -> MeshToTensor:
+    """Joins the parts of all devices along `dim`, row by row."""
+    grid = MeshShape(mesh_device.get_num_devices())
+    return create_mesh_composer(mesh_device, MeshComposerConfig([dim], grid))
+
+
+def ConcatMeshToTensor(mesh_device: MeshDevice, dim: int) -> MeshToTensor:
+    """Joins the parts of all devices along `dim`, row by row."""
+    return concat_mesh_to_tensor_composer(mesh_device, dim)
+
+
+def ConcatMesh2dToTensor(
+    mesh_device: MeshDevice, mesh_shape: Sequence[int], dims: Sequence[int]
+) -> MeshToTensor:
+    """Joins the parts along a grid's rows at `dims[0]`, along its columns at `dims[1]`."""
+    return create_mesh_composer(mesh_device, MeshComposerConfig(dims, MeshShape(mesh_shape)))
+
+
+def joint(topologies: Sequence[TensorTopology]) -> TensorTopology:
+    """How the result of an op lies whose operands lie so: cut where one of them is.
+
+    Where grids differ it is that of the first that is cut at all.
+    """
+    first = topologies[0]
+    for t in topologies[1:]:
+        if t._shape == first._shape and t._coords == first._coords:
+            pairs = zip(first._placements, t._placements, strict=True)
+            both = tuple(b if isinstance(a, PlacementReplicate) else a for a, b in pairs)
+            first = TensorTopology(first._shape, both, first._coords)
+        elif not any(isinstance(p, PlacementShard) for p in first._placements):
+            first = t if len(t._coords) >= len(first._coords) else first
+    return first
+
+
+__all__ = [
+    "ConcatMesh2dToTensor", "ConcatMeshToTensor", "MeshComposerConfig", "MeshMapperConfig",
+    "MeshToTensor", "PlacementReplicate", "PlacementShard", "ReplicateTensorToMesh",
+    "ShardTensor2dMesh", "ShardTensorToMesh", "TensorToMesh", "TensorTopology",
+    "compute_distribution_to_mesh_mapping", "concat_mesh_to_tensor_composer",
+    "create_mesh_composer", "create_mesh_mapper", "replicate_tensor_to_mesh_mapper",
+    "shard_tensor_to_mesh_mapper",
+]  # fmt: skip

@@ -1,0 +1,224 @@
+"""Which ops of TT-NN join many elements in one? Products, norms, sums, and what is largest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import nn
+from ..lang import functions as F
+from ..lang.shaping import swap
+from ..lang.tensor import Tensor as Value
+from .dtypes import DataType, Layout
+from .elementwise import activated, named
+from .run import how, run, run_many
+from .tensor import Tensor
+
+
+# -- products -------------------------------------------------------------------------------------
+def matmul(
+    input_tensor_a: Tensor,
+    input_tensor_b: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: DataType | None = None,
+    activation: Any = None,
+    **options: Any,
+) -> Tensor:
+    """The product of [..., M, K] and [..., K, N]; `transpose_a` and `transpose_b` swap the last two
+    dims first. Raises ShapeError if they do not fit."""
+    return linear(
+        input_tensor_a, input_tensor_b, transpose_a=transpose_a, transpose_b=transpose_b,
+        dtype=dtype, activation=activation, **options,
+    )  # fmt: skip
+
+
+def linear(
+    input_tensor_a: Tensor,
+    input_tensor_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: DataType | None = None,
+    activation: Any = None,
+    **options: Any,
+) -> Tensor:
+    """`matmul` with a `bias` that is broadcast to the product, and a function at the end."""
+    tensors = [input_tensor_a, input_tensor_b, *([bias] if bias is not None else [])]
+    return run(
+        "linear", _linear, tensors, dtype, **how("linear", options), activation=activation,
+        transpose_a=transpose_a, transpose_b=transpose_b,
+    )  # fmt: skip
+
+
+def _linear(
+    x: Value, w: Value, bias: Value | None = None, *, transpose_a: bool, transpose_b: bool,
+    activation: Any,
+) -> Value:  # fmt: skip
+    y = F.matmul(swap(x, -2, -1) if transpose_a else x, swap(w, -2, -1) if transpose_b else w)
+    return activated(y if bias is None else y + bias, activation)
+
+
+def addmm(
+    input_tensor: Tensor, mat1: Tensor, mat2: Tensor, *, alpha: float = 1.0, beta: float = 1.0,
+    dtype: DataType | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """`beta * input + alpha * (mat1 @ mat2)`."""
+    said = how("addmm", options)
+    return run("addmm", _addmm, [input_tensor, mat1, mat2], dtype, **said, alpha=alpha, beta=beta)
+
+
+def _addmm(x: Value, a: Value, b: Value, *, alpha: float, beta: float) -> Value:
+    return beta * x + alpha * (a @ b)
+
+
+# -- norms and sums -------------------------------------------------------------------------------
+def softmax(
+    input_tensor: Tensor, dim: int = -1, *, numeric_stable: bool = True, dtype: Any = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """Softmax along `dim`. It is always the stable form."""
+    return run("softmax", _softmax, [input_tensor], dtype, **how("softmax", options), dim=dim)
+
+
+def _softmax(x: Value, dim: int) -> Value:
+    return nn.softmax(x, dim)
+
+
+def layer_norm(
+    input_tensor: Tensor, *, epsilon: float = 1e-12, weight: Tensor | None = None,
+    bias: Tensor | None = None, residual_input_tensor: Tensor | None = None, dtype: Any = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """The last dim with mean 0 and variance 1, times `weight` plus `bias`; of the sum with
+    `residual_input_tensor` if one is given."""
+    return _norm("layer_norm", _layer_norm, input_tensor, epsilon, weight, bias,
+                 residual_input_tensor, dtype, options)  # fmt: skip
+
+
+def rms_norm(
+    input_tensor: Tensor, *, epsilon: float = 1e-12, weight: Tensor | None = None,
+    bias: Tensor | None = None, residual_input_tensor: Tensor | None = None, dtype: Any = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """The last dim divided by its root mean square, times `weight` plus `bias`; of the sum with
+    `residual_input_tensor` if one is given."""
+    return _norm("rms_norm", _rms_norm, input_tensor, epsilon, weight, bias,
+                 residual_input_tensor, dtype, options)  # fmt: skip
+
+
+def _norm(
+    name: str, body: Callable[..., Value], x: Tensor, epsilon: float, weight: Tensor | None,
+    bias: Tensor | None, residual: Tensor | None, dtype: Any, options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    given = {"weight": weight, "bias": bias, "residual": residual}
+    there = {k: v for k, v in given.items() if v is not None}
+    tensors = [x, *there.values()]
+    said = how(name, options)
+    return run(name, body, tensors, dtype, **said, there=tuple(there), epsilon=epsilon)
+
+
+def _layer_norm(x: Value, *more: Value, there: tuple[str, ...], epsilon: float) -> Value:
+    return _scaled(x, more, there, epsilon, True)
+
+
+def _rms_norm(x: Value, *more: Value, there: tuple[str, ...], epsilon: float) -> Value:
+    return _scaled(x, more, there, epsilon, False)
+
+
+def _scaled(
+    x: Value, more: Sequence[Value], there: tuple[str, ...], epsilon: float, centre: bool
+) -> Value:
+    given = dict(zip(there, more))
+    if "residual" in given:
+        x = x + given["residual"]
+    if centre:
+        x = x - F.mean(x, -1, keepdims=True)
+    x = x * F.rsqrt(F.mean(x * x, -1, keepdims=True) + epsilon)
+    width = x.shape[-1]
+    # A weight may come in rows of a tile, [..., width / 32, 32].
+    flat = {k: v.reshape(width) for k, v in given.items() if k != "residual"}
+    x = x * flat["weight"] if "weight" in flat else x
+    return x + flat["bias"] if "bias" in flat else x
+
+
+def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
+    """The op that makes one number of the elements along `dim`: one, several, or all."""
+
+    def local(x: Value, dim: Any, keepdim: bool, scalar: float, correction: int) -> Value:
+        more = {"correction": correction} if name in ("std", "var") else {}
+        return body(x, dim, keepdim, **more) * scalar
+
+    local.__name__ = name
+
+    def op(
+        input_tensor: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
+        scalar: float = 1.0, correction: bool = True, dtype: Any = None, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        dims = tuple(dim) if isinstance(dim, Sequence) else dim
+        return run(name, local, [input_tensor], dtype, **how(name, options), dim=dims,
+                   keepdim=keepdim, scalar=scalar, correction=int(correction))  # fmt: skip
+
+    return named(op, name, f"`{name}` along `dim`: one, several, or all (None).")
+
+
+sum, mean, max, min = (reduction(f.__name__, f) for f in (F.sum, F.mean, F.max, F.min))
+std, var, prod = (reduction(f.__name__, f) for f in (F.std, F.var, F.prod))
+
+
+def argmax(
+    input_tensor: Tensor, dim: int | None = None, keepdim: bool = False, **options: Any
+) -> Tensor:
+    """Where along `dim` the largest element is (the first of equal ones), as uint32; without `dim`
+    in the whole part."""
+    options = {k: v for k, v in options.items() if k != "use_multicore"}
+    said = how("argmax", options)
+    rows = Layout.ROW_MAJOR
+    return run("argmax", _argmax, [input_tensor], DataType.UINT32, **said, layout=rows, dim=dim,
+               keepdim=keepdim)  # fmt: skip
+
+
+def _argmax(x: Value, dim: int | None, keepdim: bool) -> Value:
+    if dim is None:
+        found = F.argmax(x.reshape(-1), 0)
+        return found.reshape((1,) * x.ndim) if keepdim else found
+    found = F.argmax(x, dim)
+    return F.unsqueeze(found, dim) if keepdim else found
+
+
+def topk(
+    input_tensor: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True,
+    **options: Any,
+) -> list[Tensor]:  # fmt: skip
+    """The `k` largest (or smallest) elements along `dim`, and where they are (uint16)."""
+    said = how("topk", options) | {"output": options.get("output_tensor")}
+    kinds = [None, DataType.UINT16]
+    return run_many("topk", _topk, [input_tensor], kinds, **said, count=2, k=k, dim=dim,
+                              largest=largest)  # fmt: skip
+
+
+def _topk(x: Value, k: int, dim: int, largest: bool) -> tuple[Value, Value]:
+    moved = x if dim in (-1, x.ndim - 1) else swap(x, dim, -1)
+    values, places = F.topk(moved, k, largest=largest)
+    if moved is x:
+        return values, places
+    return swap(values, dim, -1), swap(places, dim, -1)
+
+
+def cumsum(input_tensor: Tensor, dim: int, *, dtype: Any = None, **options: Any) -> Tensor:
+    """The sums of the elements along `dim` up to each."""
+    return run("cumsum", _cumsum, [input_tensor], dtype, **how("cumsum", options), dim=dim)
+
+
+def _cumsum(x: Value, dim: int) -> Value:
+    return F.cumsum(x, dim)
+
+
+setattr(Tensor, "__matmul__", matmul)  # noqa: B010  # it is above the class
+
+__all__ = [
+    "addmm", "argmax", "cumsum", "layer_norm", "linear", "matmul", "max", "mean", "min", "prod",
+    "rms_norm", "softmax", "std", "sum", "topk", "var",
+]  # fmt: skip

@@ -1,0 +1,169 @@
+"""How does an op of TT-NN run? As one program of Tessera's on each device's own parts.
+
+An op is a function of values. It gets floats as f32 and its result is rounded to the element type
+of the result: what an op does within is never narrower. The program is kept by the op, its options
+and its operands' types. While a trace is captured, what runs is written down too (trace.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..core.dtypes import f32
+from ..core.layout import TensorType
+from ..lang.jit import jit
+from ..lang.tensor import Tensor as Value
+from .configs import MemoryConfig
+from .device import MeshDevice
+from .dtypes import DataType, Layout, stored
+from .faults import wrong
+from .mapping import TensorTopology, joint
+from .tensor import Tensor
+
+Body = Callable[..., Any]
+Options = tuple[tuple[str, Any], ...]
+
+
+@lru_cache(maxsize=4096)
+def program(
+    body: Body, options: Options, dtypes: tuple[DataType, ...], types: tuple[TensorType, ...]
+) -> Callable[..., Any]:
+    """The program of `body` with its options, for operands of `types`; `dtypes` are those of its
+    results."""
+
+    def op(*values: Value) -> tuple[Value, ...]:
+        wide = [v.to(f32) if v.dtype.is_float and v.dtype is not f32 else v for v in values]
+        found = body(*wide, **dict(options))
+        many = found if isinstance(found, tuple | list) else (found,)
+        return tuple(stored(v, d) for v, d in zip(many, dtypes, strict=True))
+
+    op.__name__ = op.__qualname__ = body.__name__
+    return jit(op)
+
+
+def run_many(
+    name: str,
+    body: Body,
+    tensors: Sequence[Tensor],
+    dtype: DataType | Sequence[DataType | None] | None = None,
+    memory_config: MemoryConfig | None = None,
+    layout: Layout | None = None,
+    topology: TensorTopology | None = None,
+    output: Tensor | Sequence[Tensor] | None = None,
+    count: int = 1,
+    **options: Any,
+) -> list[Tensor]:
+    """The `count` results of `body` on `tensors`, which are on one mesh.
+
+    `dtype`, `layout` and `memory_config` are by default those of the first operand. With `output`
+    the result is written into that tensor. Raises TTNNError if the operands are not on one mesh.
+    """
+    device = device_of(name, tensors)
+    given = dtype if isinstance(dtype, Sequence) else [dtype] * count
+    dtypes = tuple(d or tensors[0].dtype for d in given)
+    static = tuple(sorted(options.items()))
+    values = [t.value for t in tensors]
+    key = (body, static, dtypes, tuple(v.type for v in values))
+    _count(name, device, key)
+    call = program(*key)
+    with device.mesh:
+        results = call(*values)
+    outputs: Sequence[Tensor | None] = (
+        [output] if isinstance(output, Tensor) else output or [None] * count
+    )
+    lies = topology or joint([t.topology for t in tensors])
+    made = []
+    for value, kind, into in zip(results, dtypes, outputs, strict=True):
+        made.append(
+            write(name, into, value)
+            if into is not None
+            else Tensor.on(
+                device, value, tensors[0], dtype=kind, topology=lies,
+                layout=layout or tensors[0].layout,
+                memory_config_=memory_config or tensors[0].memory_config_,
+            )
+        )  # fmt: skip
+    device.last = results[0]
+    for holder in device.ancestry():
+        if holder.capture is not None:
+            holder.capture.add(device, call, tensors, made)
+    return made
+
+
+def run(name: str, body: Body, tensors: Sequence[Tensor], *given: Any, **options: Any) -> Tensor:
+    """The one result of `body` on `tensors`; as `run_many`."""
+    return run_many(name, body, tensors, *given, **options)[0]
+
+
+def write(name: str, into: Tensor, value: Value) -> Tensor:
+    """Writes `value` into the tensor `into`. Raises TTNNError unless it has its shape and type."""
+    have = into.value.type
+    if (have.shape, have.dtype, have.mesh) != (value.shape, value.dtype, value.mesh):
+        raise wrong(
+            f"{name}: the result does not fit the tensor that it should be written into",
+            [("result", value.type), ("tensor", have)],
+            fix="give one of the result's shape and element type",
+        )
+    into.value_ = value
+    return into
+
+
+def device_of(name: str, tensors: Sequence[Tensor]) -> MeshDevice:
+    """The mesh that the tensors are on. Raises TTNNError if one is not, or on another one."""
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise wrong(
+                f"{name}: {t!r} is no tensor of ttnn",
+                fix="ttnn.from_torch(array, device=device)",
+            )
+    found = tensors[0].device_
+    for t in tensors:
+        if t.device_ is None or t.value_ is None:
+            raise t.absent()
+        if t.device_ is not found or t.value.type.mesh is not tensors[0].value.type.mesh:
+            raise wrong(
+                f"{name}: the tensors are on different meshes",
+                [("first", f"{found}, {t.grid_}"), ("other", f"{t.device_}, {t.grid_}")],
+                fix="move one: ttnn.to_device(ttnn.from_device(tensor), device)",
+            )
+    assert found is not None
+    return found
+
+
+def _count(name: str, device: MeshDevice, key: Any) -> None:
+    """Counts a program as one of the device's, and of the meshes that it is a part of."""
+    for holder in device.ancestry():
+        if key in holder.programs:
+            continue
+        if not holder.misses_allowed:
+            raise wrong(
+                f"{name}: it has not run with such arguments, and the device allows no new program",
+                [("device", holder)],
+                fix="run it once before device.set_program_cache_misses_allowed(False)",
+            )
+        if holder.caches:
+            holder.programs.add(key)
+
+
+# Keywords that say how, and never what: they are accepted by every op.
+HOW = {
+    "memory_config", "program_config", "compute_kernel_config", "core_grid", "queue_id", "cq_id",
+    "sub_core_grids", "output_tensor", "optional_output_tensor", "output_mem_config",
+    "output_layout", "output_tile", "global_cb", "sub_device_id", "subdevice_id", "use_legacy",
+    "optional_input_tensors", "intermediate_tensor", "num_workers", "num_buffers_per_channel",
+}  # fmt: skip
+
+
+def how(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What of `options` reaches `run`. Raises TTNNError for a keyword that no op has."""
+    unknown = [k for k in options if k not in HOW]
+    if unknown:
+        raise wrong(
+            f"{name}: it has no argument {unknown[0]!r}",
+            fix=f"drop it; accepted without effect are {', '.join(sorted(HOW))}",
+        )
+    into = options.get("output_tensor", options.get("optional_output_tensor"))
+    memory = options.get("memory_config", options.get("output_mem_config"))
+    return {"output": into, "memory_config": memory}

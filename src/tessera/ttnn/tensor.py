@@ -1,0 +1,185 @@
+"""What is a tensor of TT-NN? One part for each device of a mesh, all of one shape, on the host or
+on the devices.
+
+On the devices it is one value of Tessera's, each device's own (`f32[32, 32] varying y,x`): an op on
+it is a local op, computed from each device's own part, and only collectives move anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..lang.tensor import Tensor as Value
+from .configs import DRAM_MEMORY_CONFIG, MemoryConfig, StorageType
+from .device import MeshDevice
+from .dtypes import BY_NUMPY, DataType, Layout, rounded
+from .faults import TTNNError, wrong
+from .mapping import Array, TensorTopology, coordinates, replicated
+from .shapes import MeshShape, Shape, padded
+
+
+class Tensor:
+    """A tensor of TT-NN: `shape`, `dtype`, `layout`, and the parts of the devices.
+
+    `Tensor(array, dtype)` makes one on the host of an array of NumPy or PyTorch. Its shape is that
+    of a part. Ops give new tensors; those with a `_` at the end of their name, caches and
+    `copy_host_to_device_tensor` write into one that exists.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        dtype: DataType | None = None,
+        layout: Layout = Layout.ROW_MAJOR,
+        *,
+        memory_config: MemoryConfig | None = None,
+    ) -> None:
+        array = host_array(data)
+        self.dtype = dtype or dtype_of(array)
+        self.layout = layout
+        self.memory_config_ = memory_config or DRAM_MEMORY_CONFIG
+        self.topology = replicated((1,))
+        self.device_: MeshDevice | None = None
+        self.grid_: MeshShape | None = None  # that of the mesh, which may be reshaped later
+        self.value_: Value | None = None
+        self.parts_: list[Array] | None = [rounded(array, self.dtype)]
+
+    @classmethod
+    def of_parts(cls, parts: list[Array], like: Tensor | None = None, **facts: Any) -> Tensor:
+        """A tensor on the host; what `facts` leaves out is that of `like`."""
+        made = object.__new__(cls)
+        for name in ("dtype", "layout", "memory_config_", "topology"):
+            setattr(made, name, facts[name] if name in facts else getattr(like, name))
+        made.device_, made.grid_, made.value_, made.parts_ = None, None, None, parts
+        return made
+
+    @classmethod
+    def on(
+        cls, device: MeshDevice, value: Value, like: Tensor | None = None, **facts: Any
+    ) -> Tensor:
+        """A tensor on `device`; what `facts` leaves out is that of `like`."""
+        made = cls.of_parts([], like, **facts)
+        made.device_, made.grid_, made.value_, made.parts_ = device, device.shape, value, None
+        device.remember(made)
+        return made
+
+    # -- what it is -------------------------------------------------------------------------------
+    @property
+    def shape(self) -> Shape:
+        """The shape of a device's part."""
+        if self.parts_ is not None:
+            return Shape(list(self.parts_[0].shape))
+        return Shape(list(self.value.shape))
+
+    @property
+    def padded_shape(self) -> Shape:
+        """The shape of a part with what pads it to whole tiles."""
+        return padded(self.shape, self.layout is Layout.TILE)
+
+    @property
+    def value(self) -> Value:
+        """The value on the devices. Raises TTNNError if there is none."""
+        if self.value_ is None:
+            raise self.absent()
+        return self.value_
+
+    def absent(self) -> TTNNError:
+        """The error that it is not on a device."""
+        gone = "it was deallocated" if self.parts_ is None else "it is on the host"
+        return wrong(f"the tensor is not on a device: {gone}", fix="ttnn.to_device(tensor, device)")
+
+    def device(self) -> MeshDevice | None:
+        """The mesh that it is on; None on the host."""
+        return self.device_
+
+    def storage_type(self) -> Any:
+        """`StorageType.HOST` or `DEVICE`."""
+        return StorageType.HOST if self.parts_ is not None else StorageType.DEVICE
+
+    def memory_config(self) -> MemoryConfig:
+        """Where it is said to lie in a device's memories."""
+        return self.memory_config_
+
+    def get_layout(self) -> Layout:
+        """`layout`."""
+        return self.layout
+
+    def get_dtype(self) -> DataType:
+        """`dtype`."""
+        return self.dtype
+
+    def is_allocated(self) -> bool:
+        """Whether it still has values."""
+        return self.parts_ is not None or self.value_ is not None
+
+    def is_sharded(self) -> bool:
+        """Whether it is said to be cut over the cores of a device."""
+        return self.memory_config_.is_sharded()
+
+    def tensor_topology(self) -> TensorTopology:
+        """How it lies on the mesh."""
+        return self.topology
+
+    def volume(self) -> int:
+        """How many elements a part has."""
+        return int(np.prod(self.shape))
+
+    logical_volume = volume
+
+    def host_parts(self) -> list[Array]:
+        """The parts on the host, in the order of `tensor_topology().mesh_coords()`."""
+        if self.parts_ is not None:
+            return self.parts_
+        assert self.grid_ is not None or self.value_ is None
+        rows = self.value.numpy().reshape(-1, *self.value.shape)
+        places = coordinates(self.grid_ or MeshShape(1))
+        at = {c: np.asarray(rows[i]) for i, c in enumerate(places)}
+        return [at[c] for c in self.topology.mesh_coords()]
+
+    # -- to and from ------------------------------------------------------------------------------
+    def cpu(self, blocking: bool = True, cq_id: int = 0) -> Tensor:
+        """The same tensor on the host."""
+        return self if self.parts_ is not None else Tensor.of_parts(self.host_parts(), self)
+
+    def deallocate(self, force: bool = True) -> None:
+        """Lets go of the values: what reads them afterwards is an error."""
+        self.value_ = self.parts_ = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    __hash__ = object.__hash__
+
+
+# -- arrays ---------------------------------------------------------------------------------------
+def host_array(data: Any) -> Array:
+    """Data of NumPy, PyTorch or lists as an array; PyTorch's bfloat16 as that of ml_dtypes."""
+    if type(data).__module__.partition(".")[0] == "torch":
+        import torch
+
+        held = data.detach().cpu()
+        if held.dtype is torch.bfloat16:
+            return np.asarray(held.float().numpy(), BF16)
+        return np.array(held.numpy())
+    if isinstance(data, Tensor):
+        raise wrong("the data is a tensor of ttnn already", fix="use it as it is, or ttnn.clone")
+    return np.array(data)
+
+
+BF16 = DataType.BFLOAT16.held.numpy
+
+
+def dtype_of(array: Array) -> DataType:
+    """The element type that an array becomes where none is named. Raises TTNNError for others."""
+    found = BY_NUMPY.get(array.dtype.name)
+    if found is None:
+        raise wrong(
+            f"an array of {array.dtype} has no element type of TT-NN",
+            fix=f"convert it to one of {', '.join(BY_NUMPY)}",
+        )
+    return found
+
+
+__all__ = ["Tensor"]

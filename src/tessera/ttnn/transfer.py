@@ -1,0 +1,388 @@
+"""How does a tensor of TT-NN come from data of the host to the devices of a mesh, and back?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.checks import library
+from ..core.layout import plain
+from ..lang.engine import engine
+from ..lang.tensor import Tensor as Value
+from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
+from .device import MeshDevice
+from .distribution import composer_now, mapper_now
+from .dtypes import DataType, Layout, rounded
+from .faults import wrong
+from .mapping import (
+    Array,
+    MeshToTensor,
+    TensorToMesh,
+    TensorTopology,
+    coordinates,
+    replicated,
+)
+from .run import how, run
+from .shapes import MeshShape, Shape
+from .tensor import Tensor, dtype_of, host_array
+
+
+def from_torch(
+    tensor: Any,
+    dtype: DataType | None = None,
+    *,
+    spec: Any = None,
+    tile: Any = None,
+    pad_value: float | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None,
+    mesh_mapper: TensorToMesh | None = None,
+    cq_id: int | None = None,
+    **older: object,
+) -> Tensor:
+    """A tensor of an array of PyTorch, or NumPy: on the host, or on `device` if one is named.
+
+    `mesh_mapper` says which device gets what; without one all get the whole. Raises TTNNError if
+    `dtype` needs tiles and `layout` says otherwise, or if the mapper does not fit.
+    """
+    array = host_array(tensor)
+    dtype = dtype or dtype_of(array)
+    tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
+    if dtype.bits and tiled is Layout.ROW_MAJOR:
+        raise wrong(
+            f"from_torch: {dtype} is of tiles, not of rows",
+            [("layout", tiled)],
+            fix="layout=ttnn.TILE_LAYOUT",
+        )
+    mapper = mesh_mapper or mapper_now()
+    parts, topology = [array], replicated((1,))
+    if mapper is not None:
+        parts, topology = mapper.parts(array)
+    elif device is not None:
+        topology = replicated(device.shape)
+        parts = [array] * device.get_num_devices()
+    memory = memory_config or DRAM_MEMORY_CONFIG
+    held = {id(p): rounded(p, dtype) for p in parts}
+    made = Tensor.of_parts(
+        [held[id(p)] for p in parts], None, dtype=dtype, layout=tiled, topology=topology,
+        memory_config_=memory,
+    )  # fmt: skip
+    return made if device is None else to_device(made, device, cq_id=cq_id)
+
+
+def to_torch(
+    tensor: Tensor,
+    dtype: Any = None,
+    *,
+    torch_rank: int | None = None,
+    mesh_composer: MeshToTensor | None = None,
+    device: MeshDevice | None = None,
+    cq_id: int | None = None,
+) -> Any:
+    """The tensor as one of PyTorch: its only part, or what `mesh_composer` makes of the parts.
+
+    Whole numbers come back in a type that has all of them. Raises TTNNError if there are several
+    parts and no composer, or if `torch_rank` would lose a dim that is not one.
+    """
+    torch = library("ttnn.to_torch", "torch", "torch")
+    if device is not None:
+        device.queue(cq_id)
+    array = composed(tensor, mesh_composer)
+    if torch_rank is not None:
+        array = array.reshape(Shape(list(array.shape)).to_rank(torch_rank))
+    if tensor.dtype is DataType.BFLOAT16:
+        found = torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    elif tensor.dtype.is_float:
+        found = torch.from_numpy(array.astype(np.float32))
+    else:
+        wide = {DataType.UINT8: np.uint8, DataType.UINT32: np.int64}.get(tensor.dtype, np.int32)
+        found = torch.from_numpy(array.astype(wide))
+    return found if dtype is None else found.to(dtype)
+
+
+def composed(tensor: Tensor, composer: MeshToTensor | None) -> Array:
+    """The parts as one array on the host. Raises TTNNError if there are several and no composer."""
+    parts = tensor.host_parts()
+    composer = composer or composer_now()
+    if composer is not None and len(parts) > 1:
+        return composer.whole(parts, tensor.topology)
+    if len(parts) > 1:
+        raise wrong(
+            "Can't convert a tensor distributed on "
+            f"{tensor.grid_ or tensor.topology.distribution_shape()} mesh to row-major logical"
+            " tensor. Supply a mesh composer to concatenate multi-device shards.",
+            fix="mesh_composer=ttnn.ConcatMeshToTensor(device, dim=...), or"
+            " ttnn.get_device_tensors(tensor)[0] where all are alike",
+        )
+    return parts[0]
+
+
+def to_device(
+    tensor: Tensor,
+    device: MeshDevice,
+    memory_config: MemoryConfig | None = None,
+    *,
+    cq_id: int | None = None,
+) -> Tensor:
+    """The tensor on the devices of a mesh; one that is there stays.
+
+    A tensor of one part goes to all devices. Raises TTNNError if the mesh lacks a place of it.
+    """
+    if not isinstance(device, MeshDevice):
+        raise wrong(
+            f"to_device: {device!r} is no device",
+            fix="open one: ttnn.open_mesh_device(ttnn.MeshShape(1, 2))",
+        )
+    device.queue(cq_id)
+    mesh = device.mesh
+    if tensor.parts_ is None and tensor.device_ is device:
+        found = Tensor.on(device, tensor.value, tensor)
+        found.memory_config_ = memory_config or tensor.memory_config_
+        return found
+    parts, topology = tensor.host_parts(), tensor.topology
+    places = coordinates(device.shape)
+    if len(parts) == 1:
+        topology = replicated(device.shape)
+        parts = parts * len(places)
+    at = dict(zip(topology.mesh_coords(), parts, strict=True))
+    missing = [c for c in at if c not in places]
+    if missing:
+        raise wrong(
+            f"to_device: the tensor has a part for {missing[0]}, which is not on the mesh",
+            [("mesh", device.shape)],
+            fix="use a mapper of the mesh that it goes to",
+        )
+    nothing = np.zeros_like(parts[0])
+    rows = np.stack([at.get(c, nothing) for c in places])
+    t = plain(tensor.dtype.held, parts[0].shape, mesh).with_varying(mesh.axes)
+    value = Value(engine().place(rows.reshape((*[t.sizes[a] for a in t.varying], *t.shape)), t), t)
+    made = Tensor.on(device, value, tensor, topology=topology)
+    made.memory_config_ = memory_config or tensor.memory_config_
+    return made
+
+
+def from_device(tensor: Tensor, blocking: bool = True, *, cq_id: int | None = None) -> Tensor:
+    """The tensor on the host."""
+    return tensor.cpu()
+
+
+def to_layout(
+    tensor: Tensor,
+    layout: Layout,
+    dtype: DataType | None = None,
+    memory_config: MemoryConfig | None = None,
+    **older: object,
+) -> Tensor:
+    """The tensor in rows or tiles; what pads it to tiles is never seen. Raises TTNNError if its
+    element type needs tiles."""
+    if dtype is not None and dtype is not tensor.dtype:
+        tensor = typecast(tensor, dtype)
+    if tensor.dtype.bits and layout is Layout.ROW_MAJOR:
+        raise wrong(
+            f"to_layout: {tensor.dtype} is of tiles, not of rows",
+            fix="ttnn.typecast(tensor, ttnn.bfloat16) first",
+        )
+    facts = {"layout": layout, "memory_config_": memory_config or tensor.memory_config_}
+    if tensor.parts_ is not None:
+        return Tensor.of_parts(tensor.parts_, tensor, **facts)
+    assert tensor.device_ is not None
+    return Tensor.on(tensor.device_, tensor.value, tensor, **facts)
+
+
+def get_device_tensors(tensor: Tensor) -> list[Tensor]:
+    """Each device's part as a tensor of its own, in the order of the mesh: on the host, or on a
+    mesh of that device."""
+    coords = tensor.topology.mesh_coords()
+    one = replicated((1,))
+    parts = [Tensor.of_parts([p], tensor, topology=one) for p in tensor.host_parts()]
+    if tensor.parts_ is not None or tensor.device_ is None:
+        return parts
+    device = tensor.device_
+    singles = device.singles()
+    return [
+        to_device(p, singles[at]) if len(coords) > 1 else tensor for p, at in zip(parts, coords)
+    ]
+
+
+def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **more: Any) -> Tensor:
+    """One tensor on the host of a part a device, row by row. Raises TTNNError unless the parts are
+    alike and as many as the mesh's devices."""
+    shape = MeshShape(mesh_shape)
+    _alike("from_host_shards", tensors)
+    if len(tensors) != shape.mesh_size():
+        raise wrong(
+            f"from_host_shards: {len(tensors)} parts for a mesh of {shape}",
+            fix="give one part a device",
+        )
+    topology = TensorTopology(shape, replicated(shape)._placements, tuple(coordinates(shape)))
+    parts = [p for t in tensors for p in t.cpu().host_parts()]
+    return Tensor.of_parts(parts, tensors[0].cpu(), topology=topology)
+
+
+def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor of the parts that `get_device_tensors` gives, on the mesh of their devices. Raises
+    TTNNError unless they are alike, and each is on a device of one mesh."""
+    _alike("combine_device_tensors", tensors)
+    devices = [t.device_ for t in tensors]
+    parent = devices[0].parent if devices[0] is not None else None
+    if parent is None or any(d is None or d.parent is not parent for d in devices):
+        raise wrong(
+            "combine_device_tensors: the tensors are not parts of one mesh's devices",
+            fix="give what ttnn.get_device_tensors(tensor) gave; host tensors:"
+            " ttnn.from_host_shards",
+        )
+    places = {d.get_device_ids()[0]: c for c, d in parent.singles().items()}
+    coords = tuple(places[d.get_device_ids()[0]] for d in devices if d is not None)
+    parts = [p for t in tensors for p in t.host_parts()]
+    whole = replicated(parent.shape)
+    topology = TensorTopology(whole._shape, whole._placements, coords)
+    return to_device(Tensor.of_parts(parts, tensors[0], topology=topology), parent)
+
+
+def _alike(name: str, tensors: Sequence[Tensor]) -> None:
+    kinds = {(t.shape, t.dtype, t.layout) for t in tensors}
+    if len(kinds) != 1:
+        raise wrong(
+            f"{name}: the parts are not alike" if kinds else f"{name}: there are no parts",
+            [(str(shape), f"{dtype}, {layout}") for shape, dtype, layout in kinds],
+            fix="give parts of one shape, element type and layout",
+        )
+
+
+def distribute_tensor(
+    tensor: Tensor, mapper: TensorToMesh, mesh_device: MeshDevice | None = None
+) -> Tensor:
+    """The parts that `mapper` makes of a tensor on the host; on `mesh_device` if one is named.
+    Raises TTNNError if the tensor has several parts already."""
+    whole = tensor.host_parts()
+    if len(whole) > 1:
+        raise wrong(
+            "distribute_tensor: the tensor is distributed already",
+            [("grid", tensor.topology.distribution_shape())],
+            fix="join it first: ttnn.aggregate_tensor(tensor, composer)",
+        )
+    parts, topology = mapper.parts(whole[0])
+    made = Tensor.of_parts(parts, tensor, topology=topology)
+    return made if mesh_device is None else to_device(made, mesh_device)
+
+
+def aggregate_tensor(tensor: Tensor, composer: MeshToTensor) -> Tensor:
+    """The tensor on the host that `composer` makes of the parts."""
+    whole = composed(tensor, composer)
+    return Tensor.of_parts([whole], tensor, topology=replicated((1,)))
+
+
+def allocate_tensor_on_device(
+    shape: Any,
+    dtype: DataType = DataType.BFLOAT16,
+    layout: Layout = Layout.TILE,
+    device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None,
+) -> Tensor:
+    """A tensor on a mesh whose values are to be written: zeros until then."""
+    zeros = np.zeros(tuple(shape), np.float32)
+    return from_torch(zeros, dtype, layout=layout, device=device, memory_config=memory_config)
+
+
+def copy_host_to_device_tensor(
+    host_tensor: Tensor, device_tensor: Tensor, cq_id: int | None = None
+) -> None:
+    """Writes the values of a tensor on the host into one on a mesh, which stays the same tensor.
+    Raises TTNNError unless both are alike."""
+    device = device_tensor.device_
+    if device is None:
+        raise wrong("copy_host_to_device_tensor: the second tensor is on the host", fix="swap them")
+    device.queue(cq_id)
+    _alike("copy_host_to_device_tensor", [host_tensor, device_tensor])
+    moved = to_device(host_tensor, device)
+    device_tensor.value_, device_tensor.topology = moved.value, moved.topology
+
+
+def copy_device_to_host_tensor(
+    device_tensor: Tensor, host_tensor: Tensor, blocking: bool = True, cq_id: int | None = None
+) -> None:
+    """Writes the values of a tensor on a mesh into one on the host. Raises TTNNError unless both
+    are alike."""
+    _alike("copy_device_to_host_tensor", [host_tensor, device_tensor])
+    host_tensor.parts_ = device_tensor.host_parts()
+    host_tensor.topology = device_tensor.topology
+
+
+def deallocate(tensor: Tensor, force: bool = True) -> None:
+    """Lets go of a tensor's values: what reads them afterwards is an error."""
+    tensor.deallocate(force)
+
+
+def get_memory_config(tensor: Tensor) -> MemoryConfig:
+    """Where a tensor is said to lie in a device's memories."""
+    return tensor.memory_config_
+
+
+def is_tensor_storage_on_device(tensor: Tensor) -> bool:
+    """Whether a tensor is on a mesh."""
+    return tensor.parts_ is None
+
+
+def identity(x: Value) -> Value:
+    """The op that changes nothing but the form."""
+    return x
+
+
+def typecast(input_tensor: Tensor, dtype: DataType, *older: Any, **options: Any) -> Tensor:
+    """The elements as another type."""
+    if older:  # typecast(tensor, from, to)
+        dtype = older[0]
+    if input_tensor.parts_ is not None:
+        parts = [rounded(p, dtype) for p in input_tensor.parts_]
+        return Tensor.of_parts(parts, input_tensor, dtype=dtype)
+    return run("typecast", identity, [input_tensor], dtype, **how("typecast", options))
+
+
+# -- methods of tensors ---------------------------------------------------------------------------
+def to(self: Tensor, *where: Any, **options: Any) -> Tensor:
+    """The same tensor on a mesh, or in another layout."""
+    found = self
+    for what in (*where, *options.values()):
+        if isinstance(what, MeshDevice):
+            found = to_device(found, what)
+        elif isinstance(what, Layout):
+            found = to_layout(found, what)
+        elif isinstance(what, MemoryConfig):
+            found.memory_config_ = what
+        elif isinstance(what, DataType):
+            found = typecast(found, what)
+        elif not isinstance(what, int | None):
+            raise wrong(
+                f"tensor.to: what is {what!r}?", fix="give a mesh, a layout, or a memory config"
+            )
+    return found
+
+
+def numpy(self: Tensor) -> Array:
+    """The only part, on the host. Raises TTNNError if there are several."""
+    return composed(self, None)
+
+
+def item(self: Tensor) -> Any:
+    """The only number of the only part."""
+    return numpy(self).item()
+
+
+def to_list(self: Tensor) -> Any:
+    """The only part as nested lists."""
+    return numpy(self).astype(np.float32 if self.dtype.is_float else np.int64).tolist()
+
+
+for _method in (to, to_torch, numpy, item, to_list):
+    setattr(Tensor, _method.__name__, _method)
+
+
+__all__ = [
+    "aggregate_tensor", "allocate_tensor_on_device", "combine_device_tensors",
+    "copy_device_to_host_tensor", "copy_host_to_device_tensor", "deallocate", "distribute_tensor",
+    "from_device", "from_host_shards", "from_torch", "get_device_tensors", "get_memory_config",
+    "is_tensor_storage_on_device", "to_device", "to_layout", "to_torch", "typecast",
+]  # fmt: skip

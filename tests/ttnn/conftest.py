@@ -1,0 +1,33 @@
+"""What does this tier need? Meshes of TT-NN on 8 virtual devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tessera as ts
+from tessera import ttnn
+from tests.issued import checked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def started() -> Iterator[None]:
+    """The devices run before any test; every program issues what its schedule holds."""
+    ts.ones((1,)).numpy()
+    with checked():
+        yield
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[ttnn.MeshDevice]:
+    """2 x 4, as a QuietBox is."""
+    with ttnn.create_mesh_device(ttnn.MeshShape(2, 4)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ttnn.MeshDevice]:
+    """1 x 2, as an N300 is."""
+    with ttnn.create_mesh_device(ttnn.MeshShape(1, 2)) as found:
+        yield found

@@ -1,0 +1,196 @@
+"""Do TT-NN's collectives move what they say, over the whole mesh and along each of its axes?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tessera import ttnn
+
+RNG = np.random.default_rng(0)
+R, S = ttnn.PlacementReplicate, ttnn.PlacementShard
+
+
+def on(device: ttnn.MeshDevice, *shape: int, dtype: Any = ttnn.float32) -> Any:
+    """A tensor with parts of its own, and its parts as an array [rows, columns, ...]."""
+    rows, cols = device.shape
+    x = RNG.integers(-50, 50, (rows * cols, *shape)).astype(np.float32)
+    whole = x.reshape(rows * cols * shape[0], *shape[1:])
+    cut = ttnn.ShardTensorToMesh(device, 0)
+    there = ttnn.from_torch(whole, dtype, device=device, mesh_mapper=cut)
+    return there, x.reshape(rows, cols, *shape)
+
+
+def parts(x: ttnn.Tensor) -> Any:
+    found = [ttnn.to_torch(t).float().numpy() for t in ttnn.get_device_tensors(x)]
+    return np.stack(found).reshape(2, 4, *found[0].shape)
+
+
+def lines(x: Any, axis: int | None) -> list[tuple[list[tuple[int, int]], list[Any]]]:
+    """The groups of places that a collective joins, with their parts."""
+    every = [(r, c) for r in range(2) for c in range(4)]
+    if axis is None:
+        groups = [every]
+    else:
+        groups = [[p for p in every if p[1 - axis] == k] for k in range((4, 2)[axis])]
+    return [(g, [x[p] for p in g]) for g in groups]
+
+
+AXES = pytest.mark.parametrize("axis", [None, 0, 1])
+
+
+@AXES
+@pytest.mark.parametrize("dim", [0, -1])
+def test_all_gather(axis: int | None, dim: int, device: ttnn.MeshDevice) -> None:
+    x, a = on(device, 3, 8)
+    got = parts(ttnn.all_gather(x, dim=dim, cluster_axis=axis, num_links=1))
+    for places, values in lines(a, axis):
+        for p in places:
+            np.testing.assert_array_equal(got[p], np.concatenate(values, dim))
+
+
+@AXES
+def test_sums(axis: int | None, device: ttnn.MeshDevice) -> None:
+    x, a = on(device, 3, 16)
+    whole = parts(ttnn.all_reduce(x, cluster_axis=axis, topology=ttnn.Topology.Ring))
+    cut = parts(ttnn.reduce_scatter(x, 1, cluster_axis=axis))
+    for places, values in lines(a, axis):
+        total = np.sum(values, 0)
+        pieces = np.split(total, len(places), 1)
+        for p, piece in zip(places, pieces, strict=True):
+            np.testing.assert_array_equal(whole[p], total)
+            np.testing.assert_array_equal(cut[p], piece)
+
+
+@AXES
+def test_one_to_all_and_each_to_all(axis: int | None, device: ttnn.MeshDevice) -> None:
+    x, a = on(device, 2, 3)
+    sender = ttnn.MeshCoordinate(1, 2)
+    got = parts(ttnn.broadcast(x, sender, cluster_axis=axis))
+    each = [parts(t) for t in ttnn.all_broadcast(x, cluster_axis=axis)]
+    for places, values in lines(a, axis):
+        root = next(i for i, p in enumerate(places) if (axis is None and p == (1, 2))
+                    or (axis is not None and p[axis] == sender[axis]))  # fmt: skip
+        for p in places:
+            np.testing.assert_array_equal(got[p], values[root])
+            for found, value in zip(each, values, strict=True):
+                np.testing.assert_array_equal(found[p], value)
+
+
+def test_one_to_one(device: ttnn.MeshDevice) -> None:
+    x, a = on(device, 2, 3)
+    got = parts(ttnn.point_to_point(x, (0, 1), (1, 3), topology=ttnn.Topology.Linear))
+    want = a.copy()
+    want[1, 3] = a[0, 1]
+    np.testing.assert_array_equal(got, want)
+    into, b = on(device, 2, 3)
+    found = ttnn.point_to_point(
+        x, receiver_coord=ttnn.MeshCoordinate(0, 0), sender_coord=(1, 1), output_tensor=into
+    )
+    assert found is into
+    b[0, 0] = a[1, 1]
+    np.testing.assert_array_equal(parts(into), b)
+
+
+@AXES
+def test_a_partition_undoes_a_gather(axis: int | None, device: ttnn.MeshDevice) -> None:
+    x, a = on(device, 3, 8)
+    gathered = ttnn.all_gather(x, 1, cluster_axis=axis)
+    np.testing.assert_array_equal(parts(ttnn.mesh_partition(gathered, 1, axis)), a)
+
+
+def test_labels(device: ttnn.MeshDevice) -> None:
+    x = np.zeros((4, 8, 8, 16), np.float32)
+    both = ttnn.ShardTensor2dMesh(device, (2, 4), (2, 3))
+    t = ttnn.from_torch(x, device=device, mesh_mapper=both)
+    assert t.tensor_topology().placements() == [S(2), S(3)]
+    for result, labels in (
+        (ttnn.all_gather(t, 3, cluster_axis=1), [S(2), R()]),
+        (ttnn.all_gather(t, 3, cluster_axis=0), [S(2), S(3)]),
+        (ttnn.all_gather(t, -2, cluster_axis=0), [R(), S(3)]),
+        (ttnn.all_reduce(t, cluster_axis=1), [S(2), R()]),
+        (ttnn.reduce_scatter(t, 0, cluster_axis=1), [S(2), S(0)]),
+        (ttnn.mesh_partition(t, 1, 0), [S(1), S(3)]),
+        (ttnn.gelu(t), [S(2), S(3)]),
+    ):
+        assert result.tensor_topology().placements() == labels
+    line = ttnn.from_torch(x, device=device, mesh_mapper=ttnn.ShardTensorToMesh(device, 3))
+    assert line.tensor_topology().distribution_shape() == (8,)
+    inner = ttnn.all_gather(line, 3, cluster_axis=1).tensor_topology()
+    assert (inner.distribution_shape(), inner.placements()) == ((2, 4), [S(3), R()])
+    every = ttnn.all_gather(line, 3).tensor_topology()
+    assert every.placements() == [R(), R()]
+
+
+def test_experts(device: ttnn.MeshDevice) -> None:
+    """Tokens go to their experts and come back: what each chosen expert makes of them."""
+    batch, seq, hidden, experts, k, devices = 2, 3, 4, 16, 2, 8
+    x, a = on(device, batch, 1, seq, hidden)
+    chosen = np.stack([
+        RNG.permuted(np.tile(np.arange(experts), (batch, 1, seq, 1)), axis=-1)[..., :k]
+        for _ in range(devices)
+    ])  # fmt: skip
+    ids = ttnn.from_torch(chosen.reshape(-1, 1, seq, k), ttnn.uint16, device=device,
+                          mesh_mapper=ttnn.ShardTensorToMesh(device, 0))  # fmt: skip
+    owner = RNG.permutation(np.repeat(np.arange(devices), experts // devices))
+    mapping = (owner[:, None] == np.arange(devices)).astype(np.int32)[None, None]
+    table = ttnn.from_torch(mapping, ttnn.uint16, device=device)
+    tokens, metadata = ttnn.all_to_all_dispatch(x, ids, table)
+    assert tokens.shape == (1, batch * devices, seq, hidden)
+    every = chosen.reshape(1, batch * devices, seq, k)
+    np.testing.assert_array_equal(parts(metadata)[1, 2], every)
+    flat = a.reshape(1, batch * devices, seq, hidden)
+    for d in range(devices):
+        here = (owner[every] == d).any(-1, keepdims=True)
+        np.testing.assert_array_equal(parts(tokens)[divmod(d, 4)], np.where(here, flat, 0))
+    # Expert e adds e: of its own tokens each device has the rows of its experts.
+    mine = [np.flatnonzero(owner == d) for d in range(devices)]
+    rows = np.stack([parts(tokens)[divmod(d, 4)] + e for d in range(devices) for e in mine[d]])
+    made = ttnn.from_torch(rows.reshape(-1, batch * devices, seq, hidden), device=device,
+                           mesh_mapper=ttnn.ShardTensorToMesh(device, 0))  # fmt: skip
+    back = parts(ttnn.all_to_all_combine(made, table, metadata))
+    for d in range(devices):
+        own = chosen[d, :, 0]  # [batch, seq, k]
+        want = np.stack([a[divmod(d, 4)][:, 0] + own[..., i, None] for i in range(k)])
+        np.testing.assert_array_equal(back[divmod(d, 4)], want)
+
+
+def test_wrong_calls(
+    device: ttnn.MeshDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    x, _ = on(device, 3, 8)
+    for call, says in (
+        (lambda: ttnn.all_gather(x, 2), "the tensor has no dim 2"),
+        (lambda: ttnn.all_gather(x, 0, cluster_axis=2), "cluster_axis 2 is none of the mesh's"),
+        (lambda: ttnn.all_reduce(x, num_links=0), "num_links=0"),
+        (lambda: ttnn.all_reduce(x, colour="red"), "it has no argument 'colour'"),
+        (lambda: ttnn.mesh_partition(x, 0), "dim 0 of 3 is not divided by 8 devices"),
+        (lambda: ttnn.all_gather(ttnn.from_torch(np.ones(2)), 0), "it is on the host"),
+    ):
+        with pytest.raises(ttnn.TTNNError, match=says):
+            call()
+    from tessera.core.machine.mesh_graph_text import write
+    from tessera.core.machine.presets import preset
+
+    (tmp_path / "t3000.textproto").write_text(write(preset("t3000")))
+    monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", str(tmp_path / "t3000.textproto"))
+    assert (ttnn.get_num_pcie_devices(), ttnn.get_pcie_device_ids()) == (4, [0, 4, 6, 2])
+    ttnn.all_reduce(x, num_links=2)
+    with pytest.raises(ttnn.TTNNError, match="num_links=3\n  links between neighbours : 2"):
+        ttnn.all_reduce(x, num_links=3)
+
+
+def test_the_older_forms(device: ttnn.MeshDevice) -> None:
+    x = torch.rand(1, 1, 32, 256, dtype=torch.bfloat16)
+    there = ttnn.from_torch(x, layout=ttnn.TILE_LAYOUT, device=device,
+                            mesh_mapper=ttnn.ShardTensorToMesh(device, dim=3))  # fmt: skip
+    for found in (
+        ttnn.all_gather(there, 3, 0, device, num_links=1, topology=ttnn.Topology.Linear),
+        ttnn.all_gather(there, dim=3, cluster_axis=0, mesh_device=device, num_workers=2),
+    ):
+        pieces = torch.split(x, 32, 3)
+        for i, t in enumerate(ttnn.get_device_tensors(found)):
+            assert torch.equal(ttnn.to_torch(t), torch.cat([pieces[i % 4], pieces[i % 4 + 4]], 3))

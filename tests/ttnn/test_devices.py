@@ -1,0 +1,107 @@
+"""Are meshes, their parts and their other shapes those of TT-NN?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera import ttnn
+
+
+def test_shapes_and_places_are_as_in_tt_nn() -> None:
+    shape = ttnn.MeshShape(2, 4)
+    rows, cols = shape
+    assert (rows, cols, shape[1], shape.dims(), shape.mesh_size()) == (2, 4, 4, 2, 8)
+    assert (repr(shape), tuple(shape), list(shape)) == ("MeshShape([2, 4])", (2, 4), [2, 4])
+    assert shape == ttnn.MeshShape([2, 4]) == ttnn.MeshShape(y=2, x=4)
+    assert len({ttnn.MeshCoordinate(0, 1), ttnn.MeshCoordinate([0, 1])}) == 1
+    box = ttnn.MeshCoordinateRange(ttnn.MeshShape(2, 2))
+    assert len(box) == 4 and (1, 1) in box and (2, 0) not in box
+    both = ttnn.MeshCoordinateRangeSet([box, ttnn.MeshCoordinateRange((1, 1), (1, 2))])
+    assert len(both.coords()) == 5
+
+
+def test_meshes_lie_in_the_system(device: ttnn.MeshDevice) -> None:
+    assert repr(device) == "MeshDevice(2x4 grid, 8 devices)"
+    assert (ttnn.get_num_devices(), ttnn.get_device_ids()) == (8, [*range(8)])
+    with ttnn.create_mesh_device(ttnn.MeshShape(1, 8)) as line:  # each beside the next
+        assert line.get_device_ids() == [0, 1, 2, 3, 7, 6, 5, 4]
+    with ttnn.create_mesh_device(ttnn.MeshShape(4, 2)) as turned:
+        assert turned.get_device_ids() == [0, 4, 1, 5, 2, 6, 3, 7]
+    with ttnn.create_mesh_device(ttnn.MeshShape(1, 2), offset=(1, 2)) as part:
+        assert part.get_device_ids() == [6, 7]
+    with ttnn.create_mesh_device(ttnn.MeshShape(1, 2), [5, 3, 1]) as named:
+        assert named.get_device_ids() == [5, 3]
+    with ttnn.manage_device(3) as one:
+        assert (one.get_device_ids(), one.shape) == ([3], ttnn.MeshShape(1, 1))
+
+
+def test_parts_and_other_shapes(device: ttnn.MeshDevice) -> None:
+    halves = device.create_submeshes(ttnn.MeshShape(2, 2))
+    assert [h.get_device_ids() for h in halves] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    halves[0].reshape(ttnn.MeshShape(1, 4))
+    assert (halves[0].shape, halves[0].get_device_ids()) == ((1, 4), [0, 1, 5, 4])
+    halves[0].reshape(ttnn.MeshShape(2, 2))
+    assert halves[0].get_device_ids() == [0, 1, 4, 5]
+    one = device.create_submesh(ttnn.MeshShape(1, 1), offset=ttnn.MeshCoordinate(1, 1))
+    assert one.get_device_ids() == [5] and one in device.get_submeshes()
+    assert device.get_device_id(ttnn.MeshCoordinate(1, 2)) == 6
+    view = device.get_view()
+    assert (view.shape(), view.num_devices(), view.is_local((0, 0))) == ((2, 4), 8, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d: ttnn.open_mesh_device(ttnn.MeshShape(3, 3)), "Requested mesh is too big"),
+        (lambda d: ttnn.open_mesh_device((1, 2), physical_device_ids=[1, 1]), "are named make no"),
+        (lambda d: d.create_submesh((2, 2), offset=(1, 0)), "is not on the mesh"),
+        (lambda d: d.create_submeshes((2, 3)), "do not fill the mesh"),
+        (lambda d: d.reshape((3, 3)), "has not as many devices"),
+        (lambda d: d.get_device_id((2, 0)), "is no place on the mesh"),
+        (lambda d: d.queue(1), "there is no command queue 1"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_an_error(call: Any, says: str, device: ttnn.MeshDevice) -> None:
+    with pytest.raises(RuntimeError, match=says):
+        call(device)
+
+
+def test_a_closed_mesh_runs_nothing() -> None:
+    device = ttnn.open_mesh_device(ttnn.MeshShape(1, 2))
+    x = ttnn.ones((2, 2), device=device)
+    ttnn.close_mesh_device(device)
+    with pytest.raises(ttnn.TTNNError, match="the mesh device is closed"):
+        ttnn.relu(x)
+
+
+def test_pictures(
+    pair: ttnn.MeshDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ttnn.visualize_mesh_device(pair)
+    side = "─" * 30
+    cells = [f"Dev. ID: {i}".center(30) for i in (0, 1)]
+    text = capsys.readouterr().out
+    assert "MeshDevice(rows=1, cols=2):" in text and f"┌{side}┬{side}┐\n│{'│'.join(cells)}│" in text
+    data = np.ones((1, 1, 32, 64), np.float32)
+    cut = ttnn.MeshMapperConfig([ttnn.PlacementReplicate(), ttnn.PlacementShard(3)])
+    x = ttnn.from_torch(data, device=pair, mesh_mapper=ttnn.create_mesh_mapper(pair, cut))
+    ttnn.visualize_tensor(x, svg=tmp_path / "x.svg")
+    text = capsys.readouterr().out
+    assert "[PlacementReplicate(), PlacementShard(3)]" in text
+    assert "Tensor(storage: DEVICE)" in text and "[:, :, :, 32:64]" in text
+    colours = {line.split('"')[1] for line in (tmp_path / "x.svg").read_text().split("<rect fill=")}
+    assert len(colours) >= 3  # two parts, and what is around
+    ttnn.visualize_system_mesh()
+    text = capsys.readouterr().out
+    assert "SystemMesh Global Shape: (2, 4) | Local Shape: (2, 4)" in text
+
+
+def test_a_name_that_is_not_here() -> None:
+    with pytest.raises(AttributeError, match="TT-NN has it, and it is not provided here"):
+        ttnn.conv2d  # noqa: B018
+    with pytest.raises(AttributeError, match=r"names most like it are all_gather"):
+        ttnn.allgather  # noqa: B018

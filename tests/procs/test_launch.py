@@ -196,33 +196,37 @@ def test_a_run_outlives_its_terminal_with_nohup(tmp_path: Path) -> None:
 
 
 # -- ranks that compute ---------------------------------------------------------------------------
+# Files say how far a rank is: pid (it has begun), joined, ready (all have computed together).
 STEPS = (
     "import os, pathlib\n"
     "pathlib.Path('pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
     + HEAD
     + """
+open(f"joined{RANK}", "w").close()
 @ts.jit
 def step(x):
     return dist.redistribute(x, f"[{SIZE}, 2]") / SIZE
 for k in range(100_000):
     total = dist.all_reduce((step(X) * X.sum()).sum()).item()
+    open(f"ready{RANK}", "w").close()
     if os.path.exists(f"fail{RANK}"):
         raise ValueError("as the test asks")
 """
 )
-
-
+MOMENTS = ("pid", "joined", "ready")
 LATER = [pytest.param(k, marks=LONG) for k in range(6, 36)]
 
 
 @pytest.mark.parametrize("seed", [*range(6), *LATER])
 def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
-    rng = random.Random(seed)
-    rank, wait_s = rng.randrange(2), rng.uniform(0, 6) if seed % 2 else rng.uniform(6, 20)
+    """Each rank at each of the moments, and up to a second after it."""
+    rank, moment = seed % 2, MOMENTS[seed // 2 % 3]
+    wait_s = random.Random(seed).uniform(0, 1)
     killed: list[float] = []
 
     def kill(started: subprocess.Popen[str]) -> None:
         victim = pids(tmp_path, 2)[rank]
+        until(lambda: (tmp_path / f"{moment}{rank}").exists())
         time.sleep(wait_s)
         os.kill(victim, signal.SIGKILL)
         killed.append(time.monotonic())
@@ -299,14 +303,11 @@ def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> Non
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("joined", [True, False], ids=["computing", "before it joins"])
 def test_the_others_end_when_a_rank_is_killed(joined: bool, rank: int, tmp_path: Path) -> None:
-    if joined:  # the first sum of all ranks has been computed
-        program = STEPS.replace(".item()\n", ".item()\n    open(f'ready{RANK}', 'w')\n", 1)
-        started = others(tmp_path, 2, program)
-    else:
-        program = "import pathlib, os\npathlib.Path('ready' + os.environ['RANK']).touch()\n" + STEPS
-        started = others(tmp_path, 2, program, TESSERA_JOIN_LIMIT="3")
+    more = {} if joined else {"TESSERA_JOIN_LIMIT": "3"}
+    started = others(tmp_path, 2, STEPS, **more)
+    moment = "ready" if joined else "pid"
     try:
-        until(lambda: all((tmp_path / f"ready{k}").exists() for k in range(2)))
+        until(lambda: all((tmp_path / f"{moment}{k}").exists() for k in range(2)))
         started[rank].kill()
         began_s = time.monotonic()
         assert started[1 - rank].wait(LIMIT_S) != 0

@@ -41,8 +41,25 @@ row("tessera.nn.GPTConfig of attention", gpt, ROTARY, rope=nn.Rope(100.0), qk_no
     block="parallel")  # fmt: skip
 row("tessera.nn.GPTConfig of local layers", gpt, {**ROTARY, "windows": (2, 0)},
     local_rope=nn.Rope(100.0))  # fmt: skip
-row("tessera.nn.GPTConfig of experts", gpt, {"experts": 4}, experts_per_token=1, capacity=None,
-    aux_weight=0.5)  # fmt: skip
+row(
+    "tessera.nn.GPTConfig of experts",
+    gpt,
+    {"experts": 4},
+    experts_per_token=1,
+    capacity=None,
+    aux_weight=0.5,
+    router="sigmoid",
+    shared_experts=1,
+    normalize_gates=False,
+    gate_scale=2.0,
+)
+row(
+    "tessera.nn.GPTConfig of experts in groups",
+    gpt,
+    {"experts": 4, "expert_groups": 4, "topk_groups": 2},
+    expert_groups=2,
+    topk_groups=3,
+)
 
 
 def gpt_on(**k: Any) -> Any:
@@ -82,7 +99,7 @@ def turned(**k: Any) -> Any:
 ONES, TWOS = (1.0, 1.0, 1.0, 1.0), (2.0, 1.0, 1.0, 1.0)
 row("tessera.nn.Rope", turned, base=100.0, partial=0.5, attention=2.0)
 row("tessera.nn.Rope by a factor", turned, {"scaling": "linear", "factor": 2.0}, factor=4.0,
-    scaling="default")  # fmt: skip
+    scaling="dynamic")  # fmt: skip
 row("tessera.nn.Rope of Llama", turned, {"scaling": "llama3", "factor": 2.0, "original": 64},
     low=2.0, high=8.0, original=16)  # fmt: skip
 row("tessera.nn.Rope of yarn", turned, {"scaling": "yarn", "factor": 2.0, "original": 4096},

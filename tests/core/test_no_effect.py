@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, op, schedule
+from tessera import dist, nn, op, schedule
 from tessera.train import recipe
 from tests.core.test_lang import Oracle, oracle
 
@@ -25,6 +25,9 @@ def moe(x: Any, **transport: Any) -> ts.Tensor:
     w = {"router": np.ones((8, 4)), "up": np.ones((4, 8, 4)), "down": np.ones((4, 4, 8))}
     out: ts.Tensor = op.moe(x, w, capacity=2.0, groups=1, mesh=EP, transport=transport)
     return out
+
+
+LAYER = nn.MoE(8, 4, 4, capacity=2.0, groups=1, mesh=EP, transport={"bucket_bytes": 64})
 
 
 def trained(model_of: Callable[[Any], Any], **keys: Any) -> None:
@@ -89,6 +92,7 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
 HEARD: dict[str, Callable[[], object]] = {
     "several buckets": lambda: moe(X, epoch="hard", bucket_bytes=64),
     "by the schedule": lambda: schedule(epoch="hard")(lambda x: moe(x, bucket_bytes=64))(X),
+    "by the schedule, of a layer": lambda: schedule(epoch="hard")(LAYER)(X),
     "a soft epoch": lambda: schedule(epoch="soft")(lambda x: x * 2.0)(X),
     "a model of the configuration": lambda: trained(
         recipe.make_model, mixed_precision=True, gradient_checkpointing=True, dropout=0.1
@@ -110,3 +114,38 @@ def test_it_is_said(name: str, oracle: Oracle) -> None:
 @pytest.mark.parametrize("name", HEARD)
 def test_nothing_is_said_where_it_has_one(name: str, oracle: Oracle) -> None:
     HEARD[name]()
+
+
+def test_a_layer_sends_as_the_schedule_says(oracle: Oracle) -> None:
+    """What its own transport leaves open; and a call by the layer has the layer's options."""
+    said: list[str] = []
+
+    def served(x: Any) -> ts.Tensor:
+        said.append(str(nn.moe_inspection(LAYER, x)))
+        return LAYER(x)
+
+    schedule(epoch="hard")(served)(X)
+    assert "hard epochs" in said[0] and "soft epochs" in str(nn.moe_inspection(LAYER, X))
+    one = nn.MoE(8, 4, 4, k=1, capacity=0.5, groups=2, router="sigmoid", scale=3.0)
+    assert nn.moe_inspection(one, X).k == 1 and nn.moe_inspection(one, X, k=3).k == 3
+    np.testing.assert_array_equal(op.moe(X, one).numpy(), one(ts.tensor(X)).numpy())
+    wide = op.moe(X, one, capacity=4.0, scale=6.0).numpy()
+    np.testing.assert_allclose(wide[0], one(ts.tensor(X)).numpy()[0] * 2, rtol=1e-6)
+
+
+def test_a_model_routes_as_its_configuration_says(oracle: Oracle) -> None:
+    """Each of its options of experts is that of the layer, and its result that of such layers."""
+    c = nn.GPTConfig(
+        vocab=8, seq=4, d=8, layers=1, heads=2, experts=8, experts_per_token=3, capacity=None,
+        router="sigmoid", shared_experts=2, normalize_gates=False, gate_scale=2.5,
+        expert_groups=4, topk_groups=2, stacked=False,
+    )  # fmt: skip
+    layer = nn.GPT(c).blocks.layers[0].moe
+    same = nn.MoE(
+        8, c.width, 8, 3, router="sigmoid", shared=2, normalize=False, scale=2.5,
+        expert_groups=4, topk_groups=2, activation="gelu",
+    )  # fmt: skip
+    assert layer.options() == same.options()
+    assert {n: w.shape for n, w in layer.named_parameters()} == {
+        n: w.shape for n, w in same.named_parameters()
+    }

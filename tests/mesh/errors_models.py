@@ -9,6 +9,44 @@ from tests.mesh.errors import row
 
 # fmt: off
 
+# -- choices that nothing reads --------------------------------------------------------------------
+row("rates of no rotation", ts.UsageError, lambda: ts.nn.GPTConfig(rope=ts.nn.Rope(100.0)), """
+GPTConfig: rope=an object of type Rope has no effect: positions are "learned"
+  at  : AT
+  fix : give positions="rotary"
+""")
+row("room for no experts", ts.UsageError, lambda: ts.nn.GPTConfig(capacity=2.0), """
+GPTConfig: capacity=2.0 has no effect: no layer has experts
+  at  : AT
+  fix : give experts=8
+""")
+row("biases of experts", ts.UsageError, lambda: ts.nn.GPTConfig(experts=4, biases=("mlp",)), """
+GPTConfig: biases=('mlp',) has no effect: experts have no biases
+  at  : AT
+  fix : leave out "mlp"
+""")
+row("an axis that splits nothing", ts.UsageError, lambda: ts.nn.GPTConfig(context_axis="sp"), """
+GPTConfig: context_axis='sp' has no effect: the sequence is not split
+  at  : AT
+  fix : give context="ring" or "all_to_all"
+""")
+row("a factor of no scaling", ts.UsageError, lambda: ts.nn.Rope(factor=4.0), """
+Rope: factor=4.0 has no effect: scaling is "default"
+  at  : AT
+  fix : give scaling="linear" or "llama3" or "dynamic" or "yarn" or "longrope"
+""")
+row("a rate of no balance", ts.UsageError, lambda: ts.nn.MoE(4, 4, 4, rate=0.1), """
+MoE: rate=0.1 has no effect: the load is not balanced by a bias
+  at  : AT
+  fix : give balance="bias"
+""")
+LAYER = ts.nn.MoE(4, 4, 4)
+row("a width of given weights", ts.UsageError, lambda: ts.op.moe(W, LAYER, hidden=8), """
+moe: hidden=8 is for weights that it makes itself
+  at  : AT
+  fix : leave it out, or give a number of experts
+""")
+
 # -- a model that decodes --------------------------------------------------------------------------
 GPT = ts.nn.GPT(ts.nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2))
 IN_TURN = np.zeros((2, 4), np.int32)

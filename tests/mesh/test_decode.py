@@ -153,8 +153,11 @@ def test_choices_that_exclude_each_other_are_errors() -> None:
     for wrong, says in (
         ({"attention_cap": 4.0, "context": "ring"}, "attention_cap with context"),
         ({"windows": (4,), "positions": "alibi"}, "windows with ALiBi"),
-        ({"local_rope": nn.Rope()}, "local_rope without windows"),
-        ({"windows": (4,), "local_rope": nn.Rope(partial=0.5)}, "another part of a head"),
+        ({"positions": "rotary", "local_rope": nn.Rope()}, "local_rope without windows"),
+        (
+            {"positions": "rotary", "windows": (4,), "local_rope": nn.Rope(partial=0.5)},
+            "another part of a head",
+        ),
         ({"windows": (-1,)}, "a window cannot be -1"),
     ):
         with pytest.raises(ts.UsageError, match=says):

@@ -11,6 +11,7 @@ bounds, a size that divides, the dims and the dtype of a tensor, equal names, a 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -258,6 +259,17 @@ def alike(who: str, have: TensorType, given: TensorType, fix: str, exactly: bool
         return
     error, what = (ShapeError, "shape") if have.shape != given.shape else (DTypeError, "dtype")
     raise fail(error, f"{who} has another {what}", [("have", have), ("given", given)], fix=fix)
+
+
+def unread(name: str, options: object, fields: Iterable[str], why: str, fix: str) -> None:
+    """Raises UsageError if one of the `fields` of the dataclass `options`, which nothing reads
+    because of `why`, is not at its default."""
+    for f in dataclasses.fields(options):  # type: ignore[arg-type]  # any dataclass
+        if f.name not in fields:
+            continue
+        value, made = getattr(options, f.name), f.default_factory
+        if value != (f.default if made is dataclasses.MISSING else made()):
+            raise fail(UsageError, f"{name}: {f.name}={shown(value)} has no effect: {why}", fix=fix)
 
 
 # -- outside of the program -----------------------------------------------------------------------

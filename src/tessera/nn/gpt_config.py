@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..core.checks import axes_of, instance, number, one_of, probability, shown, unfit, whole
+from ..core.checks import (
+    axes_of,
+    instance,
+    number,
+    one_of,
+    probability,
+    shown,
+    unfit,
+    unread,
+    whole,
+)
 from ..core.errors import UsageError, fail
 from ..lang.checks import annotated_fields
 from . import functional as fn
@@ -22,6 +32,10 @@ POSITIONS = ("learned", "rotary", "alibi")
 BLOCKS = ("sequential", "parallel", "parallel_norms", "post_norms")
 BIASES = ("qkv", "out", "mlp", "head")
 CONTEXTS = ("ring", "all_to_all")
+EXPERTS = (
+    "experts_per_token", "capacity", "aux_weight", "router", "shared_experts", "normalize_gates",
+    "gate_scale", "expert_groups", "topk_groups",
+)  # fmt: skip
 
 REMAT = ("save", "recompute", "products")
 
@@ -54,11 +68,14 @@ class GPTConfig:
       act on each row separately.
     - `experts`: the MLP of each block is an `nn.MoE` of this many experts, `experts_per_token` of
       them per token, with room for `capacity` times an even share (None: for all tokens). `loss`
-      adds `aux_weight` times the mean of their auxiliary losses.
+      adds `aux_weight` times the mean of their auxiliary losses. `router`, `shared_experts`,
+      `normalize_gates`, `gate_scale`, `expert_groups` and `topk_groups` are `router`, `shared`,
+      `normalize`, `scale`, `expert_groups` and `topk_groups` of `nn.MoE`.
     - `remat`, `loop`, `stacked`: as in `Stack`. `stacked=False` gives each layer weights of its
       own, which a pipeline needs.
 
-    Raises UsageError if a choice is unknown, or `d`, `heads` and `kv_heads` do not divide.
+    Raises UsageError if a choice is unknown, `d`, `heads` and `kv_heads` do not divide, or a choice
+    has no effect beside the others.
     """
 
     vocab: int = 1024
@@ -87,6 +104,12 @@ class GPTConfig:
     experts_per_token: int = 2
     capacity: float | None = 1.25
     aux_weight: float = 0.01
+    router: str = "topk"
+    shared_experts: int = 0
+    normalize_gates: bool | None = None
+    gate_scale: float = 1.0
+    expert_groups: int | None = None
+    topk_groups: int | None = None
     stacked: bool = True
     qk_norm: bool = False
     query_scale: float | None = None
@@ -148,7 +171,18 @@ class GPTConfig:
                 )
 
     def _check_together(self) -> None:
-        """Raises UsageError for choices that exclude each other."""
+        """Raises UsageError for choices that exclude each other, or that nothing reads."""
+        for read, of, why, fix in (
+            (self.positions == "rotary", ("rope", "local_rope"),
+             f'positions are "{self.positions}"', 'give positions="rotary"'),
+            (self.experts, EXPERTS, "no layer has experts", "give experts=8"),
+            (self.context, ("context_axis",), "the sequence is not split",
+             'give context="ring" or "all_to_all"'),
+            (not self.experts or "mlp" not in self.biases, ("biases",),
+             "experts have no biases", 'leave out "mlp"'),
+        ):  # fmt: skip
+            if not read:
+                unread("GPTConfig", self, of, why, fix)
         local = any(self.windows)
         for wrong, what, fix in (
             (

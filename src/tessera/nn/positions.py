@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..core.checks import flag, number, one_of, unfit, whole
+from ..core.checks import flag, number, one_of, unfit, unread, whole
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
@@ -21,6 +21,13 @@ from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 
 HIGH = {"llama3": 4.0, "yarn": 32.0}
+# The scalings that read a field; the other fields all of them read.
+READ = {
+    "factor": ("linear", "llama3", "dynamic", "yarn", "longrope"),
+    "low": ("llama3", "yarn"), "high": ("llama3", "yarn"), "truncate": ("yarn",),
+    "original": ("llama3", "dynamic", "yarn", "longrope"),
+    "short": ("longrope",), "long": ("longrope",),
+}  # fmt: skip
 SCALINGS = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 
@@ -38,8 +45,8 @@ class Rope:
 
     `partial` is the part of a head that is turned. `attention` multiplies the turned queries and
     keys; None: 1, for "yarn" 0.1 ln(`factor`) + 1, for "longrope" sqrt(1 + ln(`factor`) /
-    ln(`original`)). `high` None is 4, for "yarn" 32. Raises UsageError if `scaling` is unknown, a
-    number is not above 0, or `low` is not below `high`.
+    ln(`original`)). `high` None is 4, for "yarn" 32. Raises UsageError if `scaling` is unknown or
+    does not read what is given, a number is not above 0, or `low` is not below `high`.
     """
 
     base: float = 10000.0
@@ -67,6 +74,12 @@ class Rope:
             number("Rope", "a factor of longrope", each, above=0, below=math.inf)
         whole("Rope", "original", self.original, 1)
         one_of("Rope", "scaling", self.scaling, SCALINGS)
+        for field, scalings in READ.items():
+            if self.scaling not in scalings:
+                unread(
+                    "Rope", self, (field,), f'scaling is "{self.scaling}"',
+                    "give scaling=" + " or ".join(f'"{s}"' for s in scalings),
+                )  # fmt: skip
         if self.high is None and self.scaling in HIGH:
             object.__setattr__(self, "high", HIGH[self.scaling])
         if self.high is not None and self.scaling in HIGH and self.low >= self.high:

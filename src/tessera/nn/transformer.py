@@ -78,6 +78,8 @@ class Experts(MoE):
         self.even = c.aux_weight > 0
         super().__init__(
             c.d, c.width, c.experts, c.experts_per_token, gated=c.gated, capacity=c.capacity,
+            router=c.router, shared=c.shared_experts, normalize=c.normalize_gates,
+            scale=c.gate_scale, expert_groups=c.expert_groups, topk_groups=c.topk_groups,
             activation={"swiglu": "silu", "geglu": "gelu"}.get(c.activation, c.activation),
         )  # fmt: skip
 

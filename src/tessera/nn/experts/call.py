@@ -22,7 +22,7 @@ from .dispatch import Wire, by_capacity, dropless
 from .options import ACTIVATIONS, Options
 from .routing import Choice, choose
 from .tokens import Tokens, tokens_of
-from .transport import CARRIERS, MoEInspection, Transport, buckets_of, hops, row_bytes
+from .transport import CARRIERS, MoEInspection, Transport, buckets_of, hops, row_bytes, transport_of
 from .weights import Weights, expert_axes, weights_of
 
 
@@ -178,7 +178,7 @@ class Call:
                     means="how many queue pairs of a network card carry the tokens",
                     fix="leave it out; NCCL reads NCCL_IB_QPS_PER_CONNECTION",
                 )
-        said = self.options.says("epoch") and t.epoch == "hard"
+        said = transport_of(self.options.transport).epoch == "hard"
         if said and self.wire.axes and self.wire.buckets == 1:
             warn_no_effect(
                 "moe: transport: epoch='hard'",

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import axes_of, divides, flag, number, one_of, ranked, unfit, whole
+from ...core.checks import axes_of, divides, flag, number, one_of, ranked, shown, unfit, whole
 from ...core.dtypes import f32
-from ...core.errors import UsageError, lines_up
+from ...core.errors import UsageError, fail, lines_up
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...ir.schedule.pipelines.simulate import PipelineWarning
@@ -41,6 +41,7 @@ from .transport import MoEInspection, transport_of
 from .weights import NETWORK, expert_axes, has_weights
 
 BALANCE = (None, "bias")
+RATE = 1e-3
 
 
 def moe(
@@ -72,9 +73,9 @@ def moe(
 
     `experts` is a dict of weights {"router" [d, E], "up" [E, d, h], "down" [E, h, d]}, with "gate"
     [E, d, h] for a gated network, "bias" [E] to steer the choice, and "shared" {"up" [d, h],
-    "down", "gate"} for an expert of all tokens. It may also be an `nn.MoE`, or a number of experts:
-    then the weights (`hidden` wide, default 4 d) belong to the enclosing function, as in
-    `op.transformer_block`.
+    "down", "gate"} for an expert of all tokens. It may also be an `nn.MoE`, which brings the
+    options that are not given; or a number of experts: then the weights (`hidden` wide, default
+    4 d) belong to the enclosing function, as in `op.transformer_block`.
 
     - `router`: "topk" scores the experts by softmax, "sigmoid" each one separately; of equal scores
       the lower id wins. `normalize` divides the gates by their sum (None: if k > 1), then they are
@@ -115,14 +116,25 @@ def moe(
     t = as_tensor(x)
     if isinstance(experts, (int, np.integer)) and not isinstance(experts, bool):
         experts = _made(t, whole("moe", "experts", experts, 1), hidden, k, name)
-    if isinstance(experts, MoE):
-        placement = placement or experts.placement
-        axis, experts = axis or experts.axis, experts.weights()
+    elif hidden is not None or name:
+        which = f"hidden={shown(hidden)}" if hidden is not None else f"name={shown(name)}"
+        raise fail(
+            UsageError,
+            f"moe: {which} is for weights that it makes itself",
+            fix="leave it out, or give a number of experts",
+        )
     options = Options(
         router, k, transport, deterministic, capacity, groups, normalize, activation, axis,
         placement, block, zigzag, expert_groups, topk_groups, scale, network,
     )  # fmt: skip
+    if isinstance(experts, MoE):
+        options, experts = _of_layer(experts, options), experts.weights()
     return _called(t, experts, options, mesh, flag("moe", "stats", stats))
+
+
+def _of_layer(layer: MoE, options: Options) -> Options:
+    """The `options` of a call; those at their defaults are as the layer has them."""
+    return replace(layer.options(), **options.given())
 
 
 def _called(x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool) -> Any:
@@ -153,13 +165,13 @@ def moe_inspection(
 ) -> MoEInspection:
     """A report of what `moe` with these arguments does, without running it.
 
-    It says which transport is used, where the experts are and how many bytes are sent. An `nn.MoE`
-    brings its own options. `x` may be a type; without it there are no sizes in the report. Raises
-    the errors of `moe`.
+    It says which transport is used, where the experts are and how many bytes are sent. Of an
+    `nn.MoE` what is not given is as the layer has it. `x` may be a type; without it there are no
+    sizes in the report. Raises the errors of `moe`.
     """
     options = Options("topk", k, transport, False, capacity, groups, None, None, axis, placement)
     if isinstance(experts, MoE):
-        options, experts = experts.options(), experts.weights()
+        options, experts = _of_layer(experts, options), experts.weights()
     if x is not None:
         t = x if isinstance(x, TensorType) else as_tensor(x).type
         return settled(t, experts, options, mesh).inspection()
@@ -217,7 +229,7 @@ class MoE(Module):
         gated: bool = False, shared: int = 0, activation: str | None = None,
         capacity: float | None = None, groups: int | None = None, normalize: bool | None = None,
         transport: Any = "auto", deterministic: bool = False, balance: str | None = None,
-        rate: float = 1e-3, mesh: Mesh | None = None, axis: str | Sequence[str] | None = None,
+        rate: float = RATE, mesh: Mesh | None = None, axis: str | Sequence[str] | None = None,
         placement: Placement | None = None, expert_groups: int | None = None,
         topk_groups: int | None = None, scale: float = 1.0,
     ):  # fmt: skip
@@ -233,6 +245,12 @@ class MoE(Module):
         self.expert_groups, self.topk_groups, self.scale = expert_groups, topk_groups, scale
         self.axis = None if axis is None else axes_of("MoE", axis)
         self.options().routing.check(experts)  # says now what cannot be
+        if balance is None and rate != RATE:
+            raise fail(
+                UsageError,
+                f"MoE: rate={shown(rate)} has no effect: the load is not balanced by a bias",
+                fix='give balance="bias"',
+            )
         self.balance, self.rate = balance, number("MoE", "rate", rate)
         self.training = True
         wide, tall = normal(1.0 / math.sqrt(d)), normal(1.0 / math.sqrt(hidden))

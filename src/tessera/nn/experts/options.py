@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
 
@@ -98,11 +98,9 @@ class Options:
         how, chosen = transport_of(self.transport), settings().program.schedule
         if how.type == "auto" and chosen.backend in TRANSPORTS:
             how = replace(how, type=chosen.backend)
-        epoch = None if self.says("epoch") else chosen.epoch
-        return how if epoch is None else replace(how, epoch=epoch)
+        return replace(how, epoch=how.epoch or chosen.epoch or "soft")
 
-    def says(self, field: str) -> bool:
-        """Whether the transport was given with `field`."""
-        return isinstance(self.transport, Transport) or (
-            isinstance(self.transport, Mapping) and field in self.transport
-        )
+    def given(self) -> dict[str, Any]:
+        """Those that are not at their defaults."""
+        every = ((f, getattr(self, f.name)) for f in fields(self))
+        return {f.name: value for f, value in every if value != f.default}

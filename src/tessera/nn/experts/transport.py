@@ -22,21 +22,22 @@ TRANSPORTS = {
 }
 CARRIERS = "(NCCL between GPUs, shared memory or gloo between CPUs)"
 PACKINGS = (None, "fp8_e4m3", "bf16")
-EPOCHS = ("soft", "hard")
+EPOCHS = (None, "soft", "hard")
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
     """`type` is one of `TRANSPORTS`; `pack_dtype` packs the payload; `bucket_bytes` cuts what one
     device sends into pieces of about so many bytes. An epoch is one dispatch and combine: "hard"
-    ends each bucket before the next begins, "soft" lets them overlap. `multi_qp` and `num_qps` are
+    ends each bucket before the next begins, "soft" lets them overlap; None is "soft", or what
+    `@schedule(epoch=)` says. `multi_qp` and `num_qps` are
     for transports that have queue pairs; what is here has none, and an OptionWarning says so.
     Raises UsageError."""
 
     type: str = "auto"
     pack_dtype: str | None = None
     bucket_bytes: int | None = None
-    epoch: str = "soft"
+    epoch: str | None = None
     multi_qp: bool = False
     num_qps: int | None = None
 

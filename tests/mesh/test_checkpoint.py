@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import tessera as ts
 from tessera import checkpoint, dist, nn, optim
 from tessera.checkpoint.manifest import Manifest
+from tessera.checkpoint.pieces import Reader
 from tessera.launch.cli import app
 
 CONFIG = nn.GPTConfig(64, 16, 32, 2, 4, dropout=0.1)
@@ -161,6 +162,34 @@ def test_a_part_is_read_where_a_part_is_held(tmp_path: Path) -> None:
     np.testing.assert_array_equal(part.tensors["b.w"].numpy(), x.numpy() * 2)
     manifest = Manifest.model_validate(json.loads((tmp_path / "t" / "manifest.json").read_text()))
     assert [p.start for p in manifest.tensors["tensors/a.w"].pieces] == [[0, 0], [2, 0], [4, 0], [6, 0]]  # noqa: E501  # fmt: skip
+
+
+def test_a_folded_mesh_reads_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where blocks are short or empty, or a dim lies over two axes."""
+    mesh = dist.Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
+    tree, like = {}, {}
+    shapes = {"[10@dp, 6@tp]": (10, 6), "[9@(dp,tp), 5]": (9, 5), "[3, 7@(tp,dp)]": (3, 7)}
+    for layout, shape in {**shapes, "[5@tp]": (5,)}.items():
+        tree[layout] = RNG.normal(size=shape).astype(np.float32)
+        like[layout] = ts.tensor(np.zeros(shape, np.float32), mesh=mesh, layout=layout)
+    checkpoint.save("t", {**tree, "one": np.float32(2)}, root=tmp_path, quiet=True)
+    cuts, read = list[Any](), Reader.read
+
+    def seen(self: Any, name: str, cut: Any = ()) -> Any:
+        cuts.append((name, [s.stop - s.start for s in cut]))
+        return read(self, name, cut)
+
+    monkeypatch.setattr(Reader, "read", seen)
+    one = ts.tensor(np.float32(0), mesh=mesh)
+    found = checkpoint.load("t", {**like, "one": one}, root=tmp_path).tensors
+    assert {k: v.numpy().tolist() for k, v in found.items()} == {
+        **{k: v.tolist() for k, v in tree.items()}, "one": 2.0,
+    }  # fmt: skip
+    most = {"[10@dp, 6@tp]": [3, 3], "[9@(dp,tp), 5]": [2, 5], "[3, 7@(tp,dp)]": [3, 1]}
+    for layout, size in most.items():
+        assert max(c for n, c in cuts if n == f"tensors/{layout}") == size
 
 
 def test_policies_of_keeping(tmp_path: Path) -> None:

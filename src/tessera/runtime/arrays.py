@@ -117,27 +117,20 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
 def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: TensorType) -> Array:
     """An array in the layout `t` whose blocks `read` gives, a function of slices of the tensor.
 
-    Each device here gets its own block and devices that hold the same one share a call, so no host
-    has the whole, unless the layout or the lack of a mesh means so.
+    Each device here gets its own block, fold by fold, and devices that hold the same one share it,
+    so no host has the whole, unless the layout or the lack of a mesh means so.
     """
-    plain = not t.partial and not t.varying and all(len(d) == 1 for d in t.dims)
-    if t.mesh is None or t.mesh.onto is not None or not plain:
+    if t.mesh is None or t.partial or t.varying or any(len(d) != 1 for d in t.dims):
         return place(read(tuple(slice(0, n) for n in t.shape)), t)
     sizes, made = array_shape(t), {}
 
     def block(index: Any) -> np.ndarray[Any, Any]:
-        bounds = [s.indices(n)[:2] for s, n in zip(index, sizes, strict=True)]
-        key = tuple(bounds)
-        if key not in made:
-            ends = [(min(a, n), min(b, n)) for (a, b), n in zip(bounds, t.shape, strict=True)]
-            cut = tuple(slice(*e) for e in ends)
-            if ends == bounds:
-                made[key] = read(cut)
-            else:  # a last block, which is short or has nothing
-                x = made[key] = np.zeros([b - a for a, b in bounds], t.dtype.numpy)
-                if all(a < b for a, b in ends):
-                    x[tuple(slice(0, b - a) for a, b in ends)] = read(cut)
-        return made[key]
+        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, sizes, strict=True))
+        if bounds not in made:
+            x = made[bounds] = np.zeros([b - a for a, b in bounds], t.dtype.numpy)
+            for start, part in _folds_of(t, [a for a, _ in bounds], x):
+                part[...] = read(tuple(slice(a, a + n) for a, n in zip(start, part.shape)))
+        return made[bounds]
 
     return jax.make_array_from_callback(sizes, sharding(t), block, dtype=t.dtype.numpy)
 
@@ -163,8 +156,8 @@ def blocks(
 def _folds_of(
     t: TensorType, first: Sequence[int], x: np.ndarray[Any, Any]
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
-    """The blocks in `x`, which a device holds from the index `first` of the array on: one for each
-    place that it takes, without padding."""
+    """The blocks of `x`, which a device holds from the index `first` of the array on: one for each
+    place that it takes, without padding. They are parts of its memory."""
     dims: list[list[tuple[int, tuple[int, ...], int]]] = []  # of each dim: start, index in x, size
     at = 0
     folded = t.mesh is not None and t.mesh.onto is not None
@@ -188,7 +181,7 @@ def _folds_of(
     for choice in itertools.product(*dims):
         if all(n > 0 for _, _, n in choice):
             index: Any = tuple(k for _, i, n in choice for k in (*i, slice(0, n)))
-            yield tuple(a for a, _, _ in choice), x[index]
+            yield tuple(a for a, _, _ in choice), x[(*index, ...)]
 
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import tessera as ts
-from tessera import dist, op
+from tessera import checkpoint, dist, nn, op, optim
 
 Space = dict[str, Any]
 RNG = np.random.default_rng(2)
@@ -31,7 +33,7 @@ def logits(space: Space) -> ts.Tensor:
     return op.matmul(x, ts.tensor(WEIGHT, mesh=DP, name="w"))
 
 
-GIVES = {
+GIVES: dict[str, Any] = {
     "out": logits,
     "labels": lambda s: ts.tensor(LABELS, mesh=DP, layout="[48@dp]"),
     "H": lambda s: 16,
@@ -41,6 +43,21 @@ GIVES = {
     "experts": lambda s: {"router": normal(D, EXPERTS), "up": normal(EXPERTS, D, H) / 10,
                           "down": normal(EXPERTS, H, D) / 4},
 }  # fmt: skip
+
+
+def adam(space: Space) -> SimpleNamespace:
+    """An optimizer after a step, whose `state_dict` needs no argument."""
+    rule, w = optim.AdamW(1e-2), space["model"].trainable_parameters()
+    state = rule.init(w)
+    w, state = rule.update(w, {n: ts.ones(t.shape) for n, t in w.items()}, state)
+    space["model"].load_parameters(w)
+    return SimpleNamespace(state_dict=partial(rule.state_dict, state))
+
+
+GIVES |= {
+    "model": lambda s: nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=16, layers=1, heads=2)),
+    "optimizer": adam,
+}
 
 
 def the_mesh(space: Space, shown: str) -> None:
@@ -123,6 +140,20 @@ def the_schedule(space: Space, shown: str) -> None:
     assert chosen.text() in space["train_step"].compiled.schedule.text
 
 
+def the_checkpoint(space: Space, shown: str) -> None:
+    """weights and state as they were when it was called, whatever training does meanwhile: loaded
+    whole, to the bit, under the tag"""
+    model, want = space["model"], space["optimizer"].state_dict()
+    weights = {n: t.numpy().copy() for n, t in model.parameters().items()}
+    model.load_parameters({n: t * 2.0 for n, t in model.parameters().items()})
+    checkpoint.wait()
+    assert checkpoint.latest() == "step_100k" and want
+    found = checkpoint.load("step_100k")
+    for have, saved in ((weights, found.tensors), (want, found.optimizer)):
+        assert have.keys() == saved.keys()
+        assert all(np.array_equal(np.asarray(have[n]), saved[n].numpy()) for n in have)
+
+
 CHECKS = {
     "2/2.1/code": the_mesh,
     "2/3.1/code": the_gradients,
@@ -131,4 +162,5 @@ CHECKS = {
     "2/3.3/step": the_pipeline,
     "2/3.4/code": the_experts,
     "2/3.4/train_step": the_schedule,
+    "2/5.1/code": the_checkpoint,
 }

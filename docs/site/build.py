@@ -26,7 +26,7 @@ FACES = {
     "mesh": "The mesh in force.",
     "distributed": "Processes, and collectives by the names of PyTorch.",
     "data": "Loaders of tokens.",
-    "checkpoint": "Models in the formats of others.",
+    "checkpoint": "State on disk, and models in the formats of others.",
     "debug": "Where a NaN began; what a program held.",
     "linalg": "Linear algebra.",
     "random": "Random numbers, the same on every mesh.",

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import nn
-from tessera.checkpoint.hf import _described
-from tessera.checkpoint.hf_models import KNOWN
-from tessera.checkpoint.hf_names import LAYER
-from tessera.checkpoint.slices import Block, Piece
+from tessera.interop.hf import _described
+from tessera.interop.hf_models import KNOWN
+from tessera.interop.hf_names import LAYER
+from tessera.interop.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
 from tests.core.test_lang import Oracle, oracle
 

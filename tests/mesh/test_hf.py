@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 import tessera as ts
 from tessera import dist, nn
-from tessera.checkpoint import hf_files, load_hf, save_hf
-from tessera.checkpoint.hf_models import KNOWN
+from tessera.checkpoint import load_hf, save_hf
+from tessera.interop import hf_files
+from tessera.interop.hf_models import KNOWN
 from tessera.train.generate import generate
 
 torch = pytest.importorskip("torch")

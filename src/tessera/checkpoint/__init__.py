@@ -1,8 +1,8 @@
 """State on disk: checkpoints that survive, and models of others that come in and go out."""
 
 from ..core.peers import public
+from ..interop import load_hf, save_hf
 from .export import export
-from .hf import load_hf, save_hf
 from .listing import Keep, latest, prune, verify
 from .loading import Checkpoint, load
 from .saving import save, wait

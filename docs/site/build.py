@@ -27,6 +27,7 @@ FACES = {
     "distributed": "Processes, and collectives by the names of PyTorch.",
     "data": "Loaders of tokens.",
     "checkpoint": "State on disk, and models in the formats of others.",
+    "elastic": "Runs that go on when devices are lost, and when they come back.",
     "debug": "Where a NaN began; what a program held.",
     "linalg": "Linear algebra.",
     "random": "Random numbers, the same on every mesh.",

@@ -20,6 +20,7 @@ from . import (
     debug,
     dist,
     distributed,
+    elastic,
     graph,
     mesh,
     nn,
@@ -34,6 +35,7 @@ from .core.environment import EnvironmentVariableWarning
 from .core.errors import (
     BackendError,
     CheckpointError,
+    DeviceLostError,
     DonatedError,
     DTypeError,
     EngineWarning,
@@ -79,17 +81,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "BackendError", "CheckpointError", "DTypeError", "DonatedError", "EngineWarning",
-    "EnvironmentVariableWarning",
+    "BackendError", "CheckpointError", "DTypeError", "DeviceLostError", "DonatedError",
+    "EngineWarning", "EnvironmentVariableWarning",
     "GraphError", "LayoutError", "MeshError", "OptionWarning", "Pad", "ShapeError", "StaticWarning",
     "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning",
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
-    "debug", "dist", "distribute", "distributed", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax",
-    "function", "grad", "graph", "int8", "int32", "jit", "jvp", "linalg", "map_chunks", "mesh",
-    "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule", "seed",
-    "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32", "value_and_grad",
-    "vjp", "vmap", "while_loop",
+    "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
+    "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "linalg", "map_chunks",
+    "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule",
+    "seed", "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32",
+    "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

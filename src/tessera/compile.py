@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .core.devices import set_device_provider
+from .core.devices import LOST, need_devices, set_device_provider
 from .core.errors import BackendError, DonatedError, TesseraError, fail
 from .core.layout import TensorType
 from .core.mesh import Mesh
@@ -83,6 +83,8 @@ class Executable:
         have: Sequence[TensorType] | None,
         done: list[list[Any]] | None = None,
     ) -> list[Any]:
+        if LOST and self.schedule.mesh is not None:
+            need_devices(self.schedule.name, self.schedule.mesh.physical.ids)
         arrays.alive(args, self.wants)
         if self.given_up and len({*map(id, args)}) < len(args):
             self._see_twice(args)
@@ -199,11 +201,13 @@ class Engine:
         return Executable(_traced(scheduled(schedule)))
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
+        need_devices("a placement", type.mesh.physical.ids if type.mesh is not None else ())
         return arrays.place(value, type)
 
     def place_blocks(
         self, read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], type: TensorType
     ) -> Any:
+        need_devices("a placement", type.mesh.physical.ids if type.mesh is not None else ())
         return arrays.place_blocks(read, type)
 
     def blocks(
@@ -245,6 +249,13 @@ class Engine:
 
     def program_cache(self, maps: int | None, size: int | None) -> None:
         programs.BOOK.limit(maps, size)
+
+    def delete(self, data: Any) -> None:
+        if isinstance(data, jax.Array):
+            data.delete()
+
+    def answers(self, device: int) -> bool:
+        return devices.answers(device)
 
     def clear_caches(self) -> None:
         programs.BOOK.drop()

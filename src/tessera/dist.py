@@ -3,7 +3,7 @@
 from .core.devices import process_count, process_index
 from .core.mesh import Mesh
 from .core.peers import public
-from .elastic import resize
+from .elastic import elastic, resize
 from .lang.builtin_strategies import strategy
 from .lang.collectives import (
     all_gather,
@@ -33,7 +33,8 @@ from .observe.validate import validate_determinism
 allreduce = all_reduce
 __all__ = [
     "AxisStrategy", "Mesh", "ShardSpec", "Strategy", "all_gather", "all_reduce", "all_to_all",
-    "allreduce", "barrier", "broadcast", "deterministic", "gather", "inspect", "permute", "place",
+    "allreduce", "barrier", "broadcast", "deterministic", "elastic", "gather", "inspect", "permute",
+    "place",
     "process_count", "process_index", "profile", "recv", "redistribute", "reduce_scatter",
     "resize", "scatter", "send",
     "set_collective_timeout", "set_deterministic", "shard", "shift", "strategy", "tensor",

@@ -29,7 +29,8 @@ for more in ("programs", "models", "machines", "graphs", "dist", "data"):
 MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
     "tessera.graph", "tessera.mesh", "tessera.debug", "tessera.distributed", "tessera.data",
-    "tessera.optim", "tessera.checkpoint", "tessera.lang.linalg", "tessera.lang.random",
+    "tessera.optim", "tessera.checkpoint", "tessera.elastic",
+    "tessera.lang.linalg", "tessera.lang.random",
 )  # fmt: skip
 METHODS = (FunctionType, classmethod, staticmethod)
 # Lines "name: option option" of what has no row yet. Only to be made shorter.

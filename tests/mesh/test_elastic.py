@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, nn, optim, pipeline
+from tessera import dist, elastic, nn, optim, pipeline
+from tessera.core.devices import LOST
 from tessera.elastic.fitting import folded_to_fit
+from tessera.runtime import devices
 from tests.cases import LONG
 
 RNG = np.random.default_rng(11)
@@ -61,6 +63,12 @@ CASES = {
 REST = ("dp", "zero-1", "tp", "experts")
 
 
+def bits(model: Any, state: Any) -> list[bytes]:
+    kept = [*model.parameters().values(), state["step"]]
+    kept += [t for slot in state.values() if isinstance(slot, dict) for t in slot.values()]
+    return [ts.tensor(t).numpy().tobytes() for t in kept]
+
+
 def trained(case: Case, sizes: Iterable[Any]) -> list[bytes]:
     """Weights and state after as many steps as there are `sizes`, each on so many devices."""
     ts.seed(5)
@@ -80,8 +88,8 @@ def trained(case: Case, sizes: Iterable[Any]) -> list[bytes]:
     mesh = folded_to_fit(whole, range(8))
     model = dist.place(case.model(), plan, mesh)
     state = optimizer.init(model.parameters(), plan)
-    for i, devices in enumerate(sizes):
-        mesh = folded_to_fit(whole, devices if isinstance(devices, list) else range(devices))
+    for i, there in enumerate(sizes):
+        mesh = folded_to_fit(whole, there if isinstance(there, list) else range(there))
         model, state = dist.resize(mesh, model, state)
         assert {t.mesh.physical.size for t in model.parameters().values()} <= {
             mesh.physical.size, mesh.physical.size // mesh.physical.sizes.get("pp", 1)
@@ -94,9 +102,7 @@ def trained(case: Case, sizes: Iterable[Any]) -> list[bytes]:
             state = optimizer.init(model.parameters(), plan)
         with mesh:
             step(model, state, x, y)
-    kept = [*model.parameters().values(), state["step"]]
-    kept += [t for slot in state.values() if isinstance(slot, dict) for t in slot.values()]
-    return [ts.tensor(t).numpy().tobytes() for t in kept]
+    return bits(model, state)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +136,161 @@ def test_what_cannot_move_is_said() -> None:
         dist.resize(mesh)
     with pytest.raises(ts.UsageError, match="resize between two calls"):
         ts.jit(lambda x: dist.resize(mesh.fold(onto=2), x))(one)
+
+
+# -- loops that go back ---------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def all_devices() -> Iterator[None]:
+    yield
+    for device in [*LOST]:
+        elastic.restore(device)
+
+
+class Rows:
+    """A loader that counts the batches that it gave out."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def next(self) -> tuple[Any, Any]:
+        self.at += 1
+        return X[(self.at - 1) % 5], Y[(self.at - 1) % 5]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def loop(text: str, count: int, events: dict[int, Any], safe_point: Any = 1) -> tuple[Any, Any]:
+    """The bits after `count` steps, and the (step, devices) that were made. `events` drop devices
+    (-1 - device) or restore them (device), before a step or in its midst."""
+    ts.seed(5)
+    plan = dist.strategy("zero_redundancy_optimizer", stage=2)
+    optimizer = optim.Adam(1e-2)
+
+    @ts.jit(donate=("model", "state"))
+    def train_step(model: Any, state: Any, x: Any, y: Any) -> Any:
+        loss = ((model(x) - y) ** 2).mean()
+        grads = ts.grad(loss, model.parameters(), layout=plan)
+        new, made = optimizer.update(model.parameters(), grads, state)
+        model.load_parameters(new)
+        state.update(made)
+        return loss
+
+    model = dist.place(Dense(), plan, elastic.fit(dist.Mesh.parse(text)))
+    state = optimizer.init(model.parameters(), plan)
+    rows, made, events = Rows(), [], dict(events)
+    everything = {"model": model, "optimizer": state, "rows": rows, "seen": 0.0}
+
+    def happen(when: float) -> None:
+        for event in events.pop(when, ()):
+            elastic.restore(event) if event >= 0 else elastic.drop(-1 - event)
+
+    with dist.elastic(safe_point=safe_point):
+        for step in elastic.steps(everything, count):
+            with step as i:
+                happen(i)
+                x, y = (dist.place(v, plan, kind="batch") for v in rows.next())
+                happen(i + 0.25)
+                loss = train_step(model, state, x, y)
+                happen(i + 0.5)
+                everything["seen"] += loss.item()
+                made.append((i, step.mesh.physical.size))
+            happen(i + 0.75)
+    return [*bits(model, state), everything["seen"], rows.at], made
+
+
+def test_a_loop_goes_back_and_on_and_its_bits_are_those_of_one_that_lost_nothing(
+    capfd: Any,
+) -> None:
+    lose, back = (lambda *ids: [-1 - i for i in ids]), lambda *ids: [*ids]
+    events = {
+        1.5: lose(0, 3, 5, 6),  # after a step ran: 4 are left
+        2.25: lose(1, 7),  # before it runs: 2
+        3.75: back(0, 1, 3, 5, 6, 7),
+    }
+    with dist.deterministic(level="mesh_invariant"):
+        disturbed, made = loop("dp=8", 5, events)
+        said = capfd.readouterr().err
+        quiet, plain = loop("dp=8", 5, {})
+    assert plain == [(i, 8) for i in range(5)]
+    assert made == [(0, 8), (1, 4), (2, 2), (3, 2), (4, 8)]
+    assert disturbed == quiet
+    assert "elastic: devices 0, 3, 5, 6 are lost in step 1: goes on after 1 step on 4 of 8" in said
+    assert "elastic: devices are back after 4 steps: goes on on 8 of 8 devices (dp=8)" in said
+
+
+def test_a_safe_point_every_third_step_repeats_those_after_it() -> None:
+    with dist.deterministic(level="mesh_invariant"):
+        disturbed, made = loop("dp=8", 6, {5.5: [-1]}, safe_point=3)
+        quiet, _ = loop("dp=8", 6, {})
+    assert made == [(i, 8) for i in range(5)] + [(i, 4) for i in (3, 4, 5)]
+    assert disturbed == quiet
+
+
+def test_what_needs_a_lost_device_says_so_and_outside_of_the_context_it_is_raised() -> None:
+    mesh = dist.Mesh.parse("dp=8")
+    x = ts.tensor(X[0], mesh=mesh, layout="[24@dp, 6]")
+    elastic.drop(2)
+    for use in (lambda: x.numpy(), lambda: x + 1, lambda: ts.tensor(X[0], mesh=mesh) + 1):
+        with pytest.raises(ts.DeviceLostError, match="device 2 is lost"):
+            use()
+    with pytest.raises(ts.DeviceLostError, match="device 2 is lost"):
+        dist.resize(mesh.fold(onto=2), x)
+    whole = ts.tensor(X[0], mesh=mesh.fold(onto=2), layout="[24@dp, 6]")
+    with pytest.raises(ts.DeviceLostError):
+        for step in elastic.steps({"x": whole}, 2):
+            with step:
+                elastic.drop(1)
+                _ = whole + 1
+
+
+def test_other_errors_are_raised_and_a_device_that_does_not_answer_is_lost(
+    monkeypatch: Any,
+) -> None:
+    state = {"x": ts.tensor(X[0], mesh=dist.Mesh.parse("dp=8"), layout="[24@dp, 6]")}
+    with pytest.raises(ZeroDivisionError), dist.elastic():
+        for step in elastic.steps(state, 2):
+            with step:
+                _ = 1 / 0
+    with pytest.raises(ts.BackendError, match="engine"), dist.elastic():
+        for step in elastic.steps(state, 2):
+            with step:
+                raise ts.BackendError("the engine failed")  # and all devices answer
+    monkeypatch.setattr(devices, "answers", lambda i: i != 6)
+    with dist.elastic():
+        for step in elastic.steps(state, 1):
+            with step:
+                state["x"] = state["x"] + 1
+                if step.mesh.physical.size == 8:
+                    raise ts.BackendError("the engine failed")
+    assert state["x"].mesh.physical.size == 4
+    np.testing.assert_array_equal(state["x"].numpy(), X[0] + 1)
+
+
+def test_loops_that_could_not_go_back_are_errors() -> None:
+    x = ts.tensor(X[0], mesh=dist.Mesh.parse("dp=8"))
+    with pytest.raises(ts.UsageError, match="has no `with` block"):
+        for _ in elastic.steps({"x": x}, 2):
+            pass
+    with pytest.raises(ts.UsageError, match="changed nothing in the state"):
+        for step in elastic.steps({"x": x}, 2):
+            with step:
+                _ = x + 1
+    with pytest.raises(ts.UsageError, match="cannot be kept"):
+        elastic.steps({"x": x, "draws": np.random.default_rng(0)}, 2)
+    with pytest.raises(ts.MeshError, match="lies on a mesh"):
+        elastic.steps({"x": ts.tensor(X[0])}, 2)
+    with pytest.warns(ts.EngineWarning, match="no loop in it can go back"), dist.elastic():
+        pass
+    state = {"x": x}
+    with pytest.raises(ts.MeshError, match="no device of the mesh is left"), dist.elastic():
+        for step in elastic.steps(state, 2):
+            with step:
+                state["x"] = state["x"] + 1
+                for i in range(8):
+                    elastic.drop(i)
+    with pytest.raises(ts.UsageError, match="is not lost"):
+        elastic.restore(9)

@@ -280,14 +280,14 @@ def test_a_folder_that_goes_is_made_again_and_a_last_save_that_fails_is_an_error
 def test_a_slow_drive_delays_saves_and_not_steps(
     whole: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoint.saving._write
+    write = checkpoint.saving.written
 
     def slow(job: Any) -> None:
         while len(run.seen) < 5:
             time.sleep(0.01)
         write(job)
 
-    monkeypatch.setattr(checkpoint.saving, "_write", slow)
+    monkeypatch.setattr(checkpoint.saving, "written", slow)
     run = Trained(tmp_path)
     run.slow = True
     run()

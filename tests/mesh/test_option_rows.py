@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import checkpoint, dist, nn, random
+from tessera import checkpoint, dist, elastic, nn, random
 from tessera.runtime import programs
 from tests.core.option_rows import Row, seen
 
@@ -198,6 +198,28 @@ def validated(**k: Any) -> str:
 
 
 row("tessera.dist.validate_determinism", validated, onto=2)
+
+
+def on_devices(**k: Any) -> list[tuple[int, int]]:
+    """On how many devices each step ran, when one is lost in the second, and then comes back."""
+    x, made, lose = ts.tensor(np.ones(4, np.float32), mesh=TP), [], True
+    state = {"x": x}
+    of_loop = {"mesh": k.pop("mesh")} if "mesh" in k else {}
+    with dist.elastic(**k):
+        for step in elastic.steps(state, 3, **of_loop):
+            with step as i:
+                made.append((i, step.mesh.physical.size))
+                state["x"] = state["x"] + 1
+                if i == 1 and lose:
+                    lose = False
+                    elastic.drop(0)
+                elif i == 1:
+                    elastic.restore(0)
+    return made
+
+
+row("tessera.dist.elastic", on_devices, rejoin=False, safe_point=2)
+row("tessera.elastic.steps", on_devices, mesh=TP.fold(onto=2))
 
 
 # -- the table -------------------------------------------------------------------------------------

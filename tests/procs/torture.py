@@ -24,7 +24,7 @@ import numpy as np
 from tessera.checkpoint import pieces
 from tessera.checkpoint.listing import Keep, manifests, reader
 from tessera.checkpoint.manifest import Saved
-from tessera.checkpoint.saving import _Job, _write
+from tessera.checkpoint.saving import _Job, written
 from tessera.checkpoint.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def write(root: str, scene: Scene) -> None:
     }  # fmt: skip
     tensors = {n: Saved(dtype="f32", shape=shape, layout="", pieces=[]) for n in names}
     blocks = {n: [((0, 0), x)] for n in names}
-    _write(_Job(Storage(root), scene.tag, about, tensors, blocks, Keep(scene.keep), 1, quiet=True))
+    written(_Job(Storage(root), scene.tag, about, tensors, blocks, Keep(scene.keep), 1, quiet=True))
 
 
 def serve() -> None:

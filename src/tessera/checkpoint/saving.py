@@ -74,7 +74,7 @@ class _Writer:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(1, "tessera-checkpoint")
             atexit.register(self.end)
-        self.waiting.append((job.tag, self.pool.submit(_write, job)))
+        self.waiting.append((job.tag, self.pool.submit(written, job)))
 
     def check(self, most: int) -> None:
         """Raises the error of a save that has failed; waits until at most `most` are not done."""
@@ -147,11 +147,29 @@ def start(
 ) -> None:
     """As `save` with `async_io`; `tell` takes the line that says how it went."""
     begin_s = time.perf_counter()
+    _WRITER.check(AHEAD)
+    job = taken(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell)
+    job.stall_s = time.perf_counter() - begin_s
+    _WRITER.give(job)
+
+
+def taken(
+    tag: str,
+    tensors: Any,
+    optimizer: Any,
+    mesh: Mesh | None,
+    root: Root,
+    keep: int | Keep | None,
+    step: int | None,
+    metrics: Mapping[str, Any] | None,
+    state: Any,
+    tell: Tell | None,
+) -> _Job:
+    """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
     tag_of(tag)
     policy = keep_of(keep)
     if step is not None:
         whole("checkpoint.save", "step", step, 0)
-    _WRITER.check(AHEAD)
     named, values = _leaves(tensors, optimizer)
     where = mesh_or_none("checkpoint.save", mesh) or next(
         (t.mesh for t in named.values() if t.mesh is not None), None
@@ -170,9 +188,7 @@ def start(
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
     storage = Storage(root)
-    job = _Job(storage, tag, about, saved, blocks, policy, _WRITER.count, tell)
-    job.stall_s = time.perf_counter() - begin_s
-    _WRITER.give(job)
+    return _Job(storage, tag, about, saved, blocks, policy, _WRITER.count, tell)
 
 
 def wait() -> None:
@@ -248,7 +264,7 @@ def _json(state: Any) -> Any:
 
 
 # -- writing --------------------------------------------------------------------------------------
-def _write(job: _Job) -> None:
+def written(job: _Job) -> None:
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
     mine: dict[str, Any] = {"id": secrets.token_hex(6), "error": ""}

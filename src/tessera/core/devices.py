@@ -3,9 +3,9 @@ gives functions that count them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
-from .errors import BackendError, fail
+from .errors import BackendError, DeviceLostError, fail
 
 Count = Callable[[], int]
 Place = Callable[[], tuple[int, int]]
@@ -27,6 +27,31 @@ def device_count() -> int:
             fix="import tessera, or name the devices: Mesh(['dp'], devices=range(8))",
         )
     return _providers[0][0]()
+
+
+LOST: set[int] = set()
+"""The devices, by their ids, that this program has lost."""
+
+
+def need_devices(what: str, ids: Iterable[int]) -> None:
+    """Raises DeviceLostError if one of the devices `ids` was lost, which `what` needs."""
+    gone = sorted(LOST.intersection(ids))
+    if gone:
+        raise fail(
+            DeviceLostError,
+            f"{what}: {devices_text(gone)} lost",
+            fix="go on with the others: `for step in elastic.steps(...): with step: ...` inside"
+            " `with dist.elastic():`",
+        )
+
+
+def devices_text(ids: Sequence[int]) -> str:
+    """
+    >>> devices_text([3]), devices_text([3, 5])
+    ('device 3 is', 'devices 3, 5 are')
+    """
+    text = ", ".join(map(str, ids))
+    return f"device {text} is" if len(ids) == 1 else f"devices {text} are"
 
 
 def process_index() -> int:

@@ -12,6 +12,7 @@
 | `TESSERA_COORDINATOR`   | where the processes of a run meet (host:port), as their launcher says |
 | `TESSERA_JOIN`          | off: this process does not join those that were started with it    |
 | `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
+| `TESSERA_ELASTIC`       | where the processes of a run keep safe points (a folder) |
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
@@ -37,6 +38,7 @@ COMPILE_ONCE = "TESSERA_COMPILE_ONCE"
 COORDINATOR = "TESSERA_COORDINATOR"
 DETERMINISTIC = "TESSERA_DETERMINISTIC"
 DEVICES = "TESSERA_DEVICES"
+ELASTIC = "TESSERA_ELASTIC"
 FLIGHT_DIR = "TESSERA_FLIGHT_DIR"
 FLIGHT_RECORDS = "TESSERA_FLIGHT_RECORDS"
 HEAP = "TESSERA_HEAP"
@@ -101,6 +103,11 @@ def folder(name: str, environment: Mapping[str, str] | None = None) -> str:
     ('.', '/tmp/dumps')
     """
     return (os.environ if environment is None else environment).get(name, "").strip() or "."
+
+
+def text(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """What the switch `name` says, "" when unset."""
+    return (os.environ if environment is None else environment).get(name, "").strip()
 
 
 def number(name: str, default: int, environment: Mapping[str, str] | None = None) -> int:

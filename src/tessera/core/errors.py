@@ -63,6 +63,10 @@ class BackendError(TesseraError, RuntimeError):
     """Raised when the machine cannot do what was asked: too few devices, or no such backend."""
 
 
+class DeviceLostError(BackendError):
+    """Raised when a program, a read or a move needs a device that was lost."""
+
+
 class CheckpointError(TesseraError, RuntimeError):
     """Raised when a checkpoint cannot be written, is not there, or is not what was saved."""
 
@@ -90,8 +94,8 @@ class UnknownNameError(TesseraError, AttributeError):
 
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
-    DonatedError, BackendError, UsageError, UnknownNameError, EngineWarning, OptionWarning,
-    StrategyWarning,
+    DonatedError, BackendError, DeviceLostError, UsageError, UnknownNameError, EngineWarning,
+    OptionWarning, StrategyWarning,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 

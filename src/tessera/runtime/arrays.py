@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..core.devices import need_devices
 from ..core.dtypes import dtype_of
 from ..core.errors import BackendError, DonatedError, LayoutError, fail
 from ..core.layout import Factor, TensorType, ways
@@ -243,6 +244,9 @@ def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
 
 
 def donated(t: TensorType) -> DonatedError:
+    """What is wrong with a tensor whose memory is gone. Raises DeviceLostError if a device is."""
+    if t.mesh is not None:
+        need_devices(f"the tensor {t}", t.mesh.physical.ids)
     return fail(
         DonatedError,
         "a tensor is used after its buffer was donated to a function",

@@ -54,12 +54,7 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
             "dist.resize: there is nothing to move",
             fix="model, state = dist.resize(mesh, model, state)",
         )
-    where: dict[Mesh, Mesh] = {}
-    for t in flatten(trees)[0]:
-        if isinstance(t, Tensor) and t.mesh is not None:
-            where[t.mesh] = mesh
-    if len(where) > 1:
-        where = {old: _place_of(old, mesh) for old in where}
+    where = places({t.mesh for t in flatten(trees)[0] if isinstance(t, Tensor)}, mesh)
     done: set[int] = set()
 
     def put(path: Path, x: Any) -> Any:
@@ -81,6 +76,12 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
 
     out = tree_update(put, trees)
     return out[0] if len(out) == 1 else out
+
+
+def places(held: set[Mesh | None], mesh: Mesh) -> dict[Mesh, Mesh]:
+    """Where on `mesh` the tensors go that lie on each of the meshes `held`. Raises MeshError."""
+    olds = [old for old in held if old is not None]
+    return {old: _place_of(old, mesh) if len(olds) > 1 else mesh for old in olds}
 
 
 def type_on(t: TensorType, mesh: Mesh) -> TensorType:

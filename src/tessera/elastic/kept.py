@@ -1,0 +1,191 @@
+"""What is kept of a run at a safe point? The tensors, numbers and positions of data in a dict.
+
+A safe point is a checkpoint in the memory of this host, so processes may end, and others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint.listing import Keep, manifests, reader
+from ..checkpoint.saving import taken, written
+from ..checkpoint.storage import Storage
+from ..core.checks import shown
+from ..core.errors import UsageError, fail
+from ..core.layout import TensorType
+from ..core.mesh import Mesh
+from ..lang import random
+from ..lang.engine import engine
+from ..lang.host_data import engine_array
+from ..lang.parameter import Parameter
+from ..lang.tensor import Tensor
+from ..lang.tree import Path as Where
+from ..lang.tree import tree_update
+from ..nn.module import Module
+
+MEMORY = Path("/dev/shm")
+_PREFIX = "tessera-elastic-"
+State = dict[str, Any]
+
+
+def memory_folder() -> str:
+    """A new folder in the memory of this host, where it has one for files."""
+    there = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    where = MEMORY if there else Path(tempfile.gettempdir())
+    for old in where.glob(_PREFIX + "*-*"):  # of processes that were killed
+        if not _lives(old.name.split("-")[2]):
+            shutil.rmtree(old, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=where)
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class Kept:
+    """The last safe point of `state`, in `folder`."""
+
+    def __init__(self, folder: str, state: State, own: bool = False) -> None:
+        self.storage, self.state = Storage(folder), state
+        self.own = own  # whether the folder goes with this loop
+
+    def keep(self, tag: str, step: int, mesh: Mesh, about: dict[str, Any]) -> None:
+        """Keeps the state as it is, after `step` steps; the safe point before goes."""
+        tensors, values, loaders = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        for name, x in named(self.state):
+            if _is_array(x):
+                tensors[name] = x.now() if isinstance(x, Parameter) else x
+            elif _is_loader(x):
+                loaders[name] = x.state_dict()
+            else:
+                values[name] = x
+        job = taken(
+            tag, {"tensors": tensors, "values": values}, None, mesh, self.storage.name,
+            Keep(1), step, None, {"loaders": loaders, **about}, None,
+        )  # fmt: skip
+        written(job)
+
+    def last(self) -> Any:
+        """The manifest of the last safe point; None if there is none."""
+        found, _ = manifests(self.storage)
+        return found[-1] if found else None
+
+    def put_back(self, where: Callable[[TensorType], TensorType]) -> int:
+        """Writes the last safe point into the state, each tensor in the layout that `where` gives
+        for its own, and sets the random generator; after how many steps that was."""
+        manifest = self.last()
+        source = reader(self.storage, manifest)
+        new: dict[str, Any] = {}
+        for name, x in named(self.state):
+            if _is_loader(x):
+                x.load_state_dict(manifest.state["loaders"][name])
+                new[name] = x
+            elif f"tensors/values/{name}" in manifest.values:
+                new[name] = manifest.values[f"tensors/values/{name}"]
+            elif f"tensors/tensors/{name}" not in manifest.tensors:
+                raise fail(
+                    UsageError,
+                    f"elastic: the safe point after step {manifest.step} has no {name!r}",
+                    fix="give elastic.steps the same state each time",
+                )
+            elif isinstance(x, Tensor):
+                to = where(x.type.complete())
+                t = Tensor(_read(source, f"tensors/tensors/{name}", to), to)
+                t.name = x.name
+                new[name] = t
+            else:
+                new[name] = source.read(f"tensors/tensors/{name}")
+        _write(self.state, new)
+        random.set_state(manifest.random)
+        return int(manifest.step)
+
+    def end(self) -> None:
+        if self.own:
+            shutil.rmtree(self.storage.name, ignore_errors=True)
+
+
+def _read(source: Any, name: str, to: TensorType) -> Any:
+    kind = to.dtype.numpy
+    return engine().place_blocks(lambda cut: source.read(name, cut).astype(kind, copy=False), to)
+
+
+# -- what is in a state ---------------------------------------------------------------------------
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (Tensor, np.ndarray)) or engine_array(x)
+
+
+def _is_loader(x: Any) -> bool:
+    return hasattr(x, "state_dict") and hasattr(x, "load_state_dict")
+
+
+def named(state: State) -> list[tuple[str, Any]]:
+    """What is kept of `state`, by name. Raises UsageError for what cannot be."""
+    found: list[tuple[str, Any]] = []
+
+    def take(name: str, x: Any) -> Any:
+        found.append((name, x))
+        return x
+
+    _go(state, (), take)
+    return found
+
+
+def _write(state: State, new: dict[str, Any]) -> None:
+    _go(state, (), lambda name, x: new[name])
+
+
+def _go(tree: Any, path: Where, f: Callable[[str, Any], Any]) -> Any:
+    """`f` on all that is kept of `tree`; modules, dicts and lists are changed in place."""
+    name = "/".join(map(str, path))
+    if isinstance(tree, Module):
+
+        def tensor(inner: Where, x: Any) -> Any:
+            if not _is_array(x):
+                return x  # a setting of the module
+            made = f("/".join(map(str, (*path, *inner))), x)
+            if type(x) is not Parameter or made is x:
+                return made
+            x.put(made)
+            return x
+
+        return tree_update(tensor, tree)
+    if isinstance(tree, (dict, list)):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, x in [*pairs]:
+            made = _go(x, (*path, key), f)
+            if made is not x:
+                tree[key] = made
+        return tree
+    if isinstance(tree, tuple):
+        parts = [_go(x, (*path, i), f) for i, x in enumerate(tree)]
+        if all(a is b for a, b in zip(parts, tree, strict=True)):
+            return tree
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if tree is None or _is_constant(tree):
+        return tree
+    if _is_array(tree) or _is_loader(tree) or isinstance(tree, (bool, int, float, str)):
+        return f(name, tree)
+    raise fail(
+        UsageError,
+        f"elastic: state[{name!r}] is {shown(tree)}, which cannot be kept",
+        fix="give modules, tensors, numbers, texts, and what has state_dict and load_state_dict",
+    )
+
+
+def _is_constant(x: Any) -> bool:
+    """Whether it is a value that no step changes, such as a configuration."""
+    made = getattr(type(x), "__dataclass_params__", None)
+    return made is not None and made.frozen

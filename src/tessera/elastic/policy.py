@@ -1,0 +1,63 @@
+"""Does a run go on when devices are lost? `with dist.elastic(): ...` says so."""
+
+from __future__ import annotations
+
+import warnings
+from contextvars import ContextVar, Token
+from types import TracebackType
+
+from ..core.checks import flag, one_of, whole
+from ..core.errors import EngineWarning, lines_up
+from ..core.kinds import is_whole
+
+
+class elastic:
+    """A context in which a training loop goes on when devices are lost, and when they come back.
+
+    The loop is one of `elastic.steps`. At each safe point the state of the loop is copied to the
+    memory of the host. When a device is lost, the loop goes back to the last safe point: its mesh
+    is folded onto the devices that are left, and the state is put there. With `rejoin` a device
+    that is there again is taken back at the next safe point. A safe point is the end of a step,
+    where no stage of a pipeline holds a microbatch: "pipeline_boundary", or "step". A number `n`
+    means each n-th step, which copies less, and repeats up to n steps.
+
+    Raises UsageError if `rejoin` is no bool or `safe_point` no such word or number; warns if no
+    loop of `elastic.steps` ran in it (guide 2, 5.2).
+    """
+
+    def __init__(self, rejoin: bool = True, safe_point: str | int = "pipeline_boundary") -> None:
+        self.rejoin = flag("dist.elastic", "rejoin", rejoin)
+        if is_whole(safe_point):
+            self.every = whole("dist.elastic", "safe_point", safe_point, 1)
+        else:
+            one_of("dist.elastic", "safe_point", safe_point, ("pipeline_boundary", "step"))
+            self.every = 1
+        self.loops = 0
+        self._tokens: list[Token[elastic | None]] = []
+
+    def __enter__(self) -> elastic:
+        self._tokens.append(_POLICY.set(self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _POLICY.reset(self._tokens.pop())
+        if kind is None and not self.loops:
+            warnings.warn(
+                "dist.elastic: no loop in it can go back, so a lost device ends the program: write"
+                " it as `for step in elastic.steps(state, 100): with step as i: ...`",
+                EngineWarning,
+                stacklevel=lines_up(),
+            )
+
+
+_POLICY: ContextVar[elastic | None] = ContextVar("elastic", default=None)
+
+
+def policy() -> elastic | None:
+    """What is in force here."""
+    return _POLICY.get()

@@ -193,9 +193,26 @@ def test_a_rank_that_is_lost_is_named_and_one_that_leaves_is_not(start: Start) -
     members[1].close()
     members[2].close()
     members[0].sock.settimeout(20)
-    assert members[0].wait() == "rank 2 (process 2)"
+    assert members[0].wait() == "rank 2 (process 2) ended"
     assert made.empty.wait(10)
     assert LOST == 113
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_is_told_to_all_others_at_once(rank: int, start: Start) -> None:
+    made, address = start(3)
+    members = all_come(*(lambda k=k: come(address, k, 3) for k in range(3)))
+    members[rank].say({"failed": "ValueError: text"})
+    for k in {0, 1, 2} - {rank}:
+        members[k].sock.settimeout(20)
+        assert members[k].wait() == f"rank {rank} (process {rank}) failed: ValueError: text"
+    members[rank].close()  # which says nothing new
+    for k in {0, 1, 2} - {rank}:
+        members[k].sock.settimeout(0.5)
+        assert members[k].wait() == f"the coordinator at {address} ended"  # that is, nothing
+    for k in {0, 1, 2} - {rank}:
+        members[k].close()
+    assert made.empty.wait(10)
 
 
 def test_a_service_that_does_not_start_is_told(start: Start) -> None:

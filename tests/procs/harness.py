@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def run_ranks(
-    body: str, folder: Path, *, size: int = 2, limit_s: float = 60, head: str = HEAD, **env: str
+    body: str, folder: Path, *, size: int = 2, limit_s: float = 240, head: str = HEAD, **env: str
 ) -> list[Ended]:
     """Runs `body` (after `head`) in `size` processes of one device each; how each ended.
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.procs.harness import free_port
+
 SRC = Path(__file__).resolve().parents[2] / "src"
 LIMIT_S = 240.0  # machines that do other things, too
 END_S = 60.0  # for what takes a second, and 15 at most, where a machine does nothing else
@@ -71,6 +73,24 @@ def launch(
         out.seek(0)
         err.seek(0)
         return Done(started.returncode, out.read(), err.read(), took_s)
+
+
+def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess.Popen[str]]:
+    """Processes that have the variables of torchrun: rank 0 is the coordinator. Rank K writes to
+    outK and errK."""
+    (folder / "program.py").write_text(program)
+    port = free_port() - 1
+    started = []
+    for k in range(size):
+        env |= {"RANK": str(k), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+        with (folder / f"out{k}").open("w") as out, (folder / f"err{k}").open("w") as err:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "program.py"], cwd=folder, text=True, stdout=out, stderr=err,
+                    stdin=subprocess.DEVNULL, env=variables(MASTER_PORT=str(port), **env),
+                )
+            )  # fmt: skip
+    return started
 
 
 def until(met: Callable[[], object], limit_s: float = LIMIT_S) -> float:

@@ -18,8 +18,16 @@ import pytest
 
 from tessera.launch.guard import TIES
 from tests.cases import LONG
-from tests.procs.harness import free_port
-from tests.procs.launched import END_S, HEAD, LIMIT_S, command, launch, lives, until, variables
+from tests.procs.launched import (
+    END_S,
+    HEAD,
+    LIMIT_S,
+    command,
+    launch,
+    lives,
+    others,
+    until,
+)
 
 FIRST = """\
 import numpy as np
@@ -275,23 +283,6 @@ def test_what_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
 
 
 # -- without a launcher of ours -------------------------------------------------------------------
-def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess.Popen[str]]:
-    """Processes that have the variables of torchrun: rank 0 is the coordinator."""
-    (folder / "program.py").write_text(program)
-    port = free_port() - 1
-    started = []
-    for k in range(size):
-        env |= {"RANK": str(k), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-        with (folder / f"out{k}").open("w") as out, (folder / f"err{k}").open("w") as err:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "program.py"], cwd=folder, text=True, stdout=out, stderr=err,
-                    stdin=subprocess.DEVNULL, env=variables(MASTER_PORT=str(port), **env),
-                )
-            )  # fmt: skip
-    return started
-
-
 def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> None:
     started = others(tmp_path, 2, TOTAL + "time.sleep(2 * RANK)\n")  # rank 0 waits to be last
     assert [p.wait(LIMIT_S) for p in started] == [0, 0], (tmp_path / "err0").read_text()

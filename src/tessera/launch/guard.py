@@ -96,7 +96,7 @@ def _guard(run: Run, sock: socket.socket, limit_s: float, asks: bool, pipe: int)
 
             return service_near(sock, host, run.size)
 
-        Rendezvous(run.size, run.token, limit_s, service).start(sock)
+        Rendezvous(run.size, run.token, limit_s, service, apart=True).start(sock)
         while os.read(pipe, 1):
             pass
         if asks:

@@ -4,16 +4,19 @@ joins the run, if a launcher's variables say that there is one (core/ranks.py)."
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import io
 import os
 import socket
 import sys
 import threading
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -64,6 +67,7 @@ def join() -> None:
     os.environ[environment.JOIN] = "0"  # what this process starts is no rank
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
     atexit.register(_end, member, meeting)
+    sys.excepthook = partial(_failed, member, sys.excepthook)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # lines of ranks that share a file stay whole
             stream.reconfigure(line_buffering=True, write_through=False)
@@ -91,20 +95,35 @@ def _versions() -> str:
 def _watch(member: Member) -> None:
     """Ends this process when another rank is lost: what waits for it would wait for ever."""
     lost = member.wait()
+    if _errors:  # which is what this rank has to say
+        os._exit(1)
     if not _ending:
-        os.write(2, f"tessera: {lost} ended, so this rank ends too\n".encode())
+        os.write(2, f"tessera: {lost}, so this rank ends too\n".encode())
         os._exit(LOST)
 
 
 _ending: list[bool] = []
+_errors: list[BaseException] = []  # what ended the program
+
+
+def _failed(member: Member, show: Callable[..., Any], kind: Any, error: Any, trace: Any) -> None:
+    """Shows an error that ends the program, and tells the others of it: what they wait for may
+    never come, and this process may take its time to end."""
+    show(kind, error, trace)
+    if not hasattr(sys, "ps1"):  # a prompt goes on
+        _errors.append(error)
+        with contextlib.suppress(OSError):
+            member.say({"failed": f"{kind.__name__}: {error}".splitlines()[0].removesuffix(": ")})
 
 
 def _end(member: Member, meeting: Rendezvous | None) -> None:
-    """Says that this rank ends as it should; after an error it says nothing, and waits for nothing
-    that other ranks should do."""
+    """Says that this rank ends as it should; after an error it waits for nothing that other ranks
+    should do, but that they hear of it."""
     _ending.append(True)
-    if hasattr(sys, "last_value"):  # what ended the program
+    if _errors:
         faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__ or 2)
+        if meeting is not None:
+            meeting.empty.wait(END_S / 2)
         return
     try:
         member.say({"bye": True})

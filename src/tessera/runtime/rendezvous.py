@@ -74,10 +74,18 @@ def _listening(family: int, at: Any) -> socket.socket:
 
 class Rendezvous:
     """The side that listens. `service` starts what the ranks connect to next, once all are there,
-    and returns its address."""
+    and returns its address. It is `apart` where no rank is in its process."""
 
-    def __init__(self, size: int, token: str, limit_s: float, service: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        size: int,
+        token: str,
+        limit_s: float,
+        service: Callable[[], str],
+        apart: bool = False,
+    ) -> None:
         self.size, self.token, self.limit_s, self.service = size, token, limit_s, service
+        self.apart = apart
         self.hellos: dict[int, Message] = {}
         self.writers: dict[int, asyncio.StreamWriter] = {}
         self.complete = False
@@ -100,6 +108,9 @@ class Rendezvous:
             if rank is None:
                 return
             said = await self._line(reader)
+            if "failed" in said:
+                self._keep(asyncio.create_task(self._tell_lost(rank, f"failed: {said['failed']}")))
+                await self._line(reader)  # it ends when the program has
             self._leave(rank, said)
         except (OSError, ValueError, KeyError):
             pass  # a stranger
@@ -175,18 +186,21 @@ class Rendezvous:
         self.writers.pop(rank, None)
         if not self.complete:
             self.hellos.pop(rank)  # another may come in its place
-        elif "bye" not in said:
-            self._keep(asyncio.create_task(self._lost(rank)))
+        elif not said:
+            self._keep(asyncio.create_task(self._tell_lost(rank, "ended")))
         if not set(self.writers) - {0}:
             self.empty.set()
 
-    async def _lost(self, rank: int) -> None:
-        await asyncio.sleep(LOST_S)
-        self._tell_all({"lost": f"rank {rank} ({self.hellos[rank]['who']})"})
+    async def _tell_lost(self, rank: int, how: str) -> None:
+        who = f"rank {rank} ({self.hellos[rank]['who']}) {how}"
+        if rank or self.apart:  # else the coordinator ends with it
+            await asyncio.sleep(LOST_S)
+        self._tell_all({"lost": who}, but=rank)
 
-    def _tell_all(self, message: Message) -> None:
-        for writer in self.writers.values():
-            _send(writer, message)
+    def _tell_all(self, message: Message, but: int | None = None) -> None:
+        for rank, writer in self.writers.items():
+            if rank != but:
+                _send(writer, message)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -273,7 +287,7 @@ class Member:
         try:
             return str(self._next()["lost"])
         except (OSError, ValueError, KeyError):
-            return f"the coordinator at {self.address}"
+            return f"the coordinator at {self.address} ended"
 
     def _next(self) -> Message:
         line = self.lines.readline()

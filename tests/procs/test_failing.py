@@ -1,0 +1,42 @@
+"""A rank fails, and no launcher of ours sees it: do the others hear of it, with its error?"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.procs.launched import END_S, HEAD, LIMIT_S, others, until
+
+# The others wait for what only the engine's store can tell; the thread keeps the failed one alive.
+PROGRAM = """
+import threading
+total = dist.all_reduce(X.sum()).item()
+open(f"ready{RANK}", "w").close()
+if str(RANK) == os.environ["FAILS"]:
+    threading.Thread(target=time.sleep, args=(20.0 * RANK,)).start()
+    raise ValueError("as the test asks\\nin two lines")
+print(ts.jit(lambda x: x.max())(X).item())
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_one_rank_ends_those_that_wait_for_it(rank: int, tmp_path: Path) -> None:
+    started = others(tmp_path, 3, HEAD + PROGRAM, FAILS=str(rank))
+    try:
+        until(lambda: all((tmp_path / f"ready{k}").exists() for k in range(3)))
+        began_s = time.monotonic()
+        codes = [p.wait(LIMIT_S) for p in started]
+        assert time.monotonic() - began_s < END_S
+    finally:
+        for p in started:
+            p.kill()
+            p.wait(10)
+    assert codes.pop(rank) == 1
+    assert codes == [113, 113]
+    said = rf"tessera: rank {rank} \(process {started[rank].pid} on .*\) failed: ValueError: as the"
+    for k in {0, 1, 2} - {rank}:
+        err = (tmp_path / f"err{k}").read_text()
+        assert re.search(said + " test asks, so this rank ends too\n", err), err

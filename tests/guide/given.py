@@ -47,6 +47,13 @@ GIVEN: dict[int, dict[str, str]] = {
             "tessera.train.recipe",
         ),
     },
+    5: {
+        "transformers": "the library, which the text does not import",
+        "assert_with_pcc": "asserts how much two arrays correlate, and at least 0.99",
+        "activations": "rows for the MLP of section 7",
+        "hybrid": "the MLP of section 7, with weights on each part of the mesh",
+        "results": "a dict for the results of the parts",
+    },
 }  # fmt: skip
 
 
@@ -66,7 +73,9 @@ def names_of(code: CodeType) -> tuple[set[str], set[str]]:
 def free_names(found: Iterable[Snippet]) -> Iterator[tuple[Snippet, list[str]]]:
     """Each snippet, with the names it uses that no snippet of the guide defines."""
     every = [(s, *names_of(compile(s.code, s.name, "exec"))) for s in found]
-    known = set(dir(builtins)).union({"__name__"}, *(stores for _, _, stores in every))
+    known = set(dir(builtins)).union(
+        {"__name__", "__annotations__"}, *(stores for _, _, stores in every)
+    )
     for snippet, loads, _ in every:
         yield snippet, sorted(loads - known)
 

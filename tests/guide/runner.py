@@ -8,6 +8,7 @@ section is the number that its heading starts with, or the heading.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,15 +72,28 @@ def _blocks(text: str) -> Iterator[tuple[str, str, int]]:
             heading = HEADING.match(line)
             if heading:
                 section = heading[1] or heading[2]
-            elif line.startswith("```python"):
+            elif line.startswith(("```python", "```py\n")):
                 code, start = [], number + 1
         elif line.startswith("```"):
-            yield section, "".join(code), start
+            yield section, _typed("".join(code)), start
             code = None
         else:
             code.append(line)
     if code:
         yield section, "".join(code), start
+
+
+def _typed(code: str) -> str:
+    """What of a block is typed: all of it, without an indent that all lines have. Of a transcript,
+    with `>` before what is typed or between it and what is printed, that alone."""
+    lines = textwrap.dedent(code).splitlines(keepends=True)
+    if ">\n" in lines:
+        shown = lines.index(">\n")
+        return "".join(lines[:shown]) + "\n" * (len(lines) - shown)
+    if any(line.startswith("> ") for line in lines):
+        said = (line[2:] if line.startswith("> ") and line[2] != "<" else "\n" for line in lines)
+        return "".join(said)
+    return "".join(lines)
 
 
 def _chunks(code: str, line: int) -> Iterator[tuple[str, int]]:

@@ -53,6 +53,80 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
         '    return ts.distributed.all_reduce(output, axis="tp")',
         "the text ends in the middle of the function; this finishes it",
     ),
+    Substitution(
+        5, "2.1.1", "ttnn.visualize_system_mesh()",
+        "import tessera.ttnn as ttnn\nttnn.visualize_system_mesh()",
+        "the import stands in the section below",
+    ),
+    Substitution(
+        5, "2.2.1", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "3.2", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "5.2.1", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "5.2.2", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "6.1", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "7.1", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "9.2", "import ttnn\n", "import tessera.ttnn as ttnn\n", "the one import that changes"
+    ),
+    Substitution(
+        5, "4.2.1", "torch_input_tensor", "torch_tensor", "a slip: the name of the line above"
+    ),
+    Substitution(
+        5, "4.2.2", "torch_input_tensor", "torch_tensor", "a slip: the name of the line above"
+    ),
+    Substitution(
+        5, "5.2.2", "torch_input_tensor", "torch_tensor", "a slip: the name of the line above"
+    ),
+    Substitution(
+        5, "6.1", 'FalconConfig.from_pretrained("tiiuae/falcon-7b-instruct")',
+        "FalconConfig(hidden_size=128, num_attention_heads=4)",
+        "random weights of a test's width: nothing is downloaded",
+    ),
+    Substitution(
+        5, "6.1", "torch_model.forward", "model.forward", "a slip: the model is called model"
+    ),
+    Substitution(
+        5, "7.1", 'FalconConfig.from_pretrained("tiiuae/falcon-7b-instruct")',
+        "FalconConfig(hidden_size=128, num_attention_heads=4)",
+        "random weights of a test's width: nothing is downloaded",
+    ),
+    Substitution(
+        5, "7.1", "t3k_mesh_device", "mesh_device", "a slip: the mesh is called mesh_device"
+    ),
+    Substitution(
+        5, "8.3.2", "MeshShape(2, 4)", "MeshShape(1, 4)", "two parts of a test's 8 devices"
+    ),
+    Substitution(
+        5, "8.3.2", "model.forward(activations, device=submesh_device, ...)",
+        "results[submesh_device] = hybrid(activations, device=submesh_device)",
+        "the text leaves the model to its reader: hybrid is the MLP of section 7",
+    ),
+    Substitution(
+        5, "9.2", "cluster_axis=0", "cluster_axis=1",
+        "along axis 0 of a mesh of 1 x 2 nothing is gathered",
+    ),
+    Substitution(
+        5, "9.2", "torch.cuda.device_count()", "2", "PyTorch's half runs on CPUs too"
+    ),
+    Substitution(
+        5, "9.2", "torch.device(f'cuda:{i}')", "torch.device('cpu')",
+        "PyTorch's half runs on CPUs too",
+    ),
+    Substitution(
+        5, "9.2", "torch.cuda.device(devices[i])", "torch.device(devices[i])",
+        "PyTorch's half runs on CPUs too",
+    ),
 )  # fmt: skip
 
 # The snippets that run, in the order in which they run; a guide's share one namespace.
@@ -93,6 +167,34 @@ RUN: tuple[str, ...] = (
     "4/Advanced Data Parallel Features/zero_optimizer_step",
     "4/Tensor Parallelism Implementation/tensor_parallel_linear",
     "4/Tensor Parallelism Implementation/tensor_parallel_attention",
+    "5/2.1.1/code",
+    "5/2.2.1/code",
+    "5/2.2.1/code 2",
+    "5/2.2.1/code 3",
+    "5/3.2/code",
+    "5/3.2/code 2",
+    "5/3.2/code 3",
+    "5/3.2/code 4",
+    "5/3.2/code 5",
+    "5/4.2.1/code",
+    "5/4.2.2/code",
+    "5/5.2.1/code",
+    "5/5.2.2/code",
+    "5/6.1/code",
+    "5/6.1/TtFalconMLP",
+    "5/6.1/code 2",
+    "5/6.1/code 3",
+    "5/6.1/code 4",
+    "5/7.1/code",
+    "5/7.1/TtFalconMLP",
+    "5/7.1/code 2",
+    "5/7.1/code 3",
+    "5/8.3.2/code",
+    "5/8.3.2/code 2",
+    "5/8.3.2/code 3",
+    "5/8.3.2/code 4",
+    "5/9.2/code",
+    "5/9.2/code 2",
 )
 
 # Snippets that wait, each for what is named. Whoever builds that moves the name to RUN.

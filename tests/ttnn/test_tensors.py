@@ -70,6 +70,11 @@ def test_what_is_cut_is_joined_again(device: ttnn.MeshDevice) -> None:
         assert torch.equal(ttnn.to_torch(there, mesh_composer=composer), x)
         host = ttnn.distribute_tensor(ttnn.from_torch(x), mapper)
         assert torch.equal(ttnn.to_torch(ttnn.aggregate_tensor(host, composer)), x)
+    mapper = ttnn.shard_tensor_to_2d_mesh_mapper(device, mesh_shape=(2, 4), dims=(0, 3))
+    there = ttnn.distribute_tensor(ttnn.from_torch(x, device=device), mapper, device)
+    composer = ttnn.concat_2d_mesh_to_tensor_composer(device, dims=(0, 3), mesh_shape=(2, 4))
+    for parted in (there, ttnn.get_device_tensors(there)):
+        assert torch.equal(ttnn.to_torch(ttnn.aggregate_tensor(parted, composer)), x)
     rows = ttnn.ShardTensor2dMesh(device, (2, 4), (0, None))
     with ttnn.distribute(rows):
         there = ttnn.from_torch(x, device=device)

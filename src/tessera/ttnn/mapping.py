@@ -272,6 +272,13 @@ def ShardTensor2dMesh(
     return create_mesh_mapper(mesh_device, config)
 
 
+def shard_tensor_to_2d_mesh_mapper(
+    mesh_device: MeshDevice, mesh_shape: Sequence[int], dims: Sequence[int | None]
+) -> TensorToMesh:
+    """`ShardTensor2dMesh`."""
+    return ShardTensor2dMesh(mesh_device, mesh_shape, dims)
+
+
 @dataclass(frozen=True)
 class MeshToTensor:
     """A composer: how the whole is made of the devices' parts."""
@@ -340,6 +347,13 @@ def ConcatMesh2dToTensor(
     return create_mesh_composer(mesh_device, MeshComposerConfig(dims, MeshShape(mesh_shape)))
 
 
+def concat_2d_mesh_to_tensor_composer(
+    mesh_device: MeshDevice, dims: Sequence[int], mesh_shape: Sequence[int]
+) -> MeshToTensor:
+    """`ConcatMesh2dToTensor`."""
+    return ConcatMesh2dToTensor(mesh_device, mesh_shape, dims)
+
+
 def joint(topologies: Sequence[TensorTopology]) -> TensorTopology:
     """How the result of an op lies whose operands lie so: cut where one of them is.
 
@@ -360,7 +374,8 @@ __all__ = [
     "ConcatMesh2dToTensor", "ConcatMeshToTensor", "MeshComposerConfig", "MeshMapperConfig",
     "MeshToTensor", "PlacementReplicate", "PlacementShard", "ReplicateTensorToMesh",
     "ShardTensor2dMesh", "ShardTensorToMesh", "TensorToMesh", "TensorTopology",
-    "compute_distribution_to_mesh_mapping", "concat_mesh_to_tensor_composer",
-    "create_mesh_composer", "create_mesh_mapper", "replicate_tensor_to_mesh_mapper",
+    "compute_distribution_to_mesh_mapping", "concat_2d_mesh_to_tensor_composer",
+    "concat_mesh_to_tensor_composer", "create_mesh_composer", "create_mesh_mapper",
+    "replicate_tensor_to_mesh_mapper", "shard_tensor_to_2d_mesh_mapper",
     "shard_tensor_to_mesh_mapper",
 ]  # fmt: skip

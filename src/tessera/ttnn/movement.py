@@ -295,6 +295,6 @@ __all__ = [
     "chunk", "clone", "concat", "embedding", "expand", "interleaved_to_sharded", "pad", "permute",
     "repeat", "repeat_interleave", "reshape", "sharded_to_interleaved", "slice", "split", "squeeze",
     "stack", "tilize", "tilize_with_val_padding", "tilize_with_zero_padding", "to_dtype",
-    "to_memory_config", "transpose", "typecast", "unsqueeze", "unsqueeze_to_4D", "untilize",
+    "to_memory_config", "transpose", "unsqueeze", "unsqueeze_to_4D", "untilize",
     "untilize_with_unpadding", "view",
 ]  # fmt: skip

@@ -122,7 +122,7 @@ def device_of(name: str, tensors: Sequence[Tensor]) -> MeshDevice:
     for t in tensors:
         if t.device_ is None or t.value_ is None:
             raise t.absent()
-        if t.device_ is not found or t.value.type.mesh is not tensors[0].value.type.mesh:
+        if t.device_ is not found or t.value.type.mesh != tensors[0].value.type.mesh:
             raise wrong(
                 f"{name}: the tensors are on different meshes",
                 [("first", f"{found}, {t.grid_}"), ("other", f"{t.device_}, {t.grid_}")],

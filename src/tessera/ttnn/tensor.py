@@ -183,3 +183,7 @@ def dtype_of(array: Array) -> DataType:
 
 
 __all__ = ["Tensor"]
+
+__all__ = [
+    "Tensor",
+]  # fmt: skip

@@ -19,6 +19,7 @@ from .faults import wrong
 from .mapping import (
     Array,
     MeshToTensor,
+    PlacementShard,
     TensorToMesh,
     TensorTopology,
     coordinates,
@@ -255,10 +256,10 @@ def _alike(name: str, tensors: Sequence[Tensor]) -> None:
 def distribute_tensor(
     tensor: Tensor, mapper: TensorToMesh, mesh_device: MeshDevice | None = None
 ) -> Tensor:
-    """The parts that `mapper` makes of a tensor on the host; on `mesh_device` if one is named.
-    Raises TTNNError if the tensor has several parts already."""
-    whole = tensor.host_parts()
-    if len(whole) > 1:
+    """The parts that `mapper` makes of a tensor; on `mesh_device` if one is named. Raises TTNNError
+    if the tensor has different parts already."""
+    whole, labels = tensor.host_parts(), tensor.topology.placements()
+    if len(whole) > 1 and any(isinstance(p, PlacementShard) for p in labels):
         raise wrong(
             "distribute_tensor: the tensor is distributed already",
             [("grid", tensor.topology.distribution_shape())],
@@ -269,8 +270,11 @@ def distribute_tensor(
     return made if mesh_device is None else to_device(made, mesh_device)
 
 
-def aggregate_tensor(tensor: Tensor, composer: MeshToTensor) -> Tensor:
-    """The tensor on the host that `composer` makes of the parts."""
+def aggregate_tensor(tensor: Tensor | Sequence[Tensor], composer: MeshToTensor) -> Tensor:
+    """The tensor on the host that `composer` makes of the parts; they may be a list of tensors, one
+    for each device of the composer's mesh."""
+    if isinstance(tensor, Sequence):
+        tensor = from_host_shards([t.cpu() for t in tensor], composer.mesh)
     whole = composed(tensor, composer)
     return Tensor.of_parts([whole], tensor, topology=replicated((1,)))
 

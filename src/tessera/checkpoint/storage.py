@@ -37,8 +37,17 @@ class Storage:
     @cached_property
     def _store(self) -> Any:
         kept = library("checkpoint", "tensorstore", "cloud")
+        where: Any = self.name + "/"
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        if self.name.startswith("s3://") and endpoint:  # TensorStore does not read them
+            bucket, _, path = where.removeprefix("s3://").partition("/")
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            where = {
+                "driver": "s3", "bucket": bucket, "path": path, "endpoint": endpoint,
+                "aws_region": region or "us-east-1",
+            }  # fmt: skip
         with self._errors("used"):
-            return kept.KvStore.open(self.name + "/").result()
+            return kept.KvStore.open(where).result()
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:

@@ -28,11 +28,12 @@ from ..lang.local import collectives as local
 from ..lang.local.view import View
 from ..lang.tensor import Tensor as Value
 from .configs import Topology
-from .device import MeshDevice, system
+from .device import MeshDevice
 from .faults import wrong
 from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
 from .run import HOW, run_many
 from .shapes import MeshCoordinate
+from .system import system
 from .tensor import Tensor
 
 Axes = tuple[str, ...]

@@ -1,10 +1,5 @@
 """Which devices does a program of TT-NN run on? A `MeshDevice`: a grid of devices of the system.
 
-The system is the machine of `TT_MESH_GRAPH_DESC_PATH`, of which `TT_VISIBLE_DEVICES` may leave a
-part. Without one it is a grid of this program's devices: 8 are a QuietBox, 2 x 4, 32 a Galaxy,
-8 x 4. On CPUs devices are virtual, so that before the first one runs the system grows to what is
-asked for.
-
 >>> device = open_mesh_device(MeshShape(1, 2))
 >>> device, device.get_device_ids()
 (MeshDevice(1x2 grid, 2 devices), [0, 1])
@@ -21,71 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core import environment, flags
-from ..core.devices import device_count
-from ..core.machine.machine import Machine
-from ..core.machine.visible import descriptor_path, narrowed, visible_count
+from ..core import environment
 from ..core.mesh import Mesh
-from ..core.mesh_input import balanced
 from .configs import Arch, CoreCoord, CoreGrid
 from .faults import wrong
 from .shapes import MeshCoordinate, MeshShape
+from .system import Grid, System, folded, line, system
 
 if TYPE_CHECKING:
     from .trace import Capture
 
-_SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2), 8: (2, 4), 32: (8, 4)}  # as the systems are built
 _AXES = ("w", "z", "y", "x")
-Grid = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class System:
-    """All devices that this process may use, as the grid in which they are wired."""
-
-    ids: Grid
-    machine: Machine | None
-
-    @property
-    def shape(self) -> MeshShape:
-        return MeshShape(self.ids.shape)
-
-    @property
-    def pcie_ids(self) -> list[int]:
-        """The devices that the host reaches itself; the others are behind them."""
-        cards = self.machine.cards if self.machine else ()
-        return [card[0] for card in cards] or self.ids.ravel().tolist()
-
-
-def system(needed: int = 1) -> System:
-    """The system, of at least `needed` devices where it can grow."""
-    path = descriptor_path()
-    if path:
-        from ..core.machine.load import load  # its parsers are slow to import
-
-        machine = narrowed(load(path))
-        shape = machine.shape if len(machine.shape) > 1 else (1, machine.size)
-        return System(np.arange(machine.size).reshape(shape), machine)
-    if flags.engine_runs():
-        count = device_count()
-    else:
-        own = environment.number(environment.DEVICES, 8)
-        grown = next((n for n in sorted(_SHAPES) if n >= needed), needed)
-        count = visible_count(own) or max(own, grown if needed > own else 0)
-    return System(np.arange(count).reshape(_SHAPES.get(count) or balanced(count, 2)), None)
-
-
-def line(grid: Grid) -> Grid:
-    """The devices of a grid in a line, each beside the next: every other row backwards."""
-    rows = grid.reshape(-1, grid.shape[-1])
-    return np.concatenate([r[::-1] if i % 2 else r for i, r in enumerate(rows)])
-
-
-def folded(ids: Grid, shape: Sequence[int]) -> Grid:
-    """The grid of `shape` whose `line` is `ids`."""
-    rows = ids.reshape(-1, shape[-1]).copy()
-    rows[1::2] = rows[1::2, ::-1]
-    return rows.reshape(shape)
 
 
 class MeshDevice:

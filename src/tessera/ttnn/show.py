@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .configs import StorageType
-from .device import MeshDevice, system
+from .device import MeshDevice
 from .dtypes import DataType
 from .faults import wrong
 from .mapping import Array, PlacementShard
 from .shapes import MeshCoordinate, MeshShape
+from .system import system
 from .tensor import Tensor
 
 CELL = 30  # letters of a cell

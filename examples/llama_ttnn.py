@@ -1,10 +1,10 @@
-"""A small Llama that writes text on a mesh, with TT-NN's API: tensor parallel within each part of the
-mesh, data parallel over the parts, one captured trace for a token.
+"""A small Llama that writes text on a mesh, with TT-NN's API: tensor parallel within each part of
+the mesh, data parallel over the parts, one captured trace for a token.
 
-Each part of 1 x N devices holds the whole model, cut over its devices: a device has some of the heads
-with their cache, and some of the columns of the MLP. A token takes one trace of all parts, which
-reads the tokens of the step before and writes the next ones. The weights are random, and the tokens
-are those of `transformers` on the same weights.
+Each part of 1 x N devices holds the whole model, cut over its devices: a device has some of the
+heads with their cache, and some of the columns of the MLP. A token takes one trace of all parts,
+which reads the tokens of the step before and writes the next ones. The weights are random, and the
+tokens are those of `transformers` on the same weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def weights_on(device: ttnn.MeshDevice, model: LlamaForCausalLM) -> dict[str, An
         return ttnn.from_torch(rows, layout=ttnn.TILE_LAYOUT, device=device, mesh_mapper=mapper)
 
     def heads(attention: Any) -> torch.Tensor:
-        """[width, ...]: for each device its heads' queries, keys and values, one after the other."""
+        """[width, ...]: for each device the queries, keys and values of its heads."""
         parts = [p.weight.T.chunk(n, -1) for p in (attention.q_proj, attention.k_proj,
                                                    attention.v_proj)]  # fmt: skip
         return torch.cat([part for each in zip(*parts) for part in each], -1)

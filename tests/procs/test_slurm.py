@@ -1,0 +1,81 @@
+"""Does a run work under Slurm itself? On a cluster of this machine, with its own daemons."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.procs import slurm
+from tests.procs.launched import END_S, HEAD, launch, lives, until
+
+WHY_NOT = slurm.missing()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "Slurm is here")
+TOTAL = HEAD + "print(RANK, SIZE, dist.all_reduce(X.sum()).item())\n"
+SUMS = {"0 2 6.0", "1 2 6.0"}
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as found:
+        yield found
+
+
+def test_tasks_of_srun_join_by_themselves(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "total.py").write_text(TOTAL)
+    whole = ["srun", "--ntasks=2", sys.executable, "total.py"]
+    done = launch(whole=whole, folder=tmp_path, **env)
+    assert done.code == 0, done.err
+    assert {*done.out.splitlines()} >= SUMS
+
+
+def test_the_launcher_starts_ranks_by_srun(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "total.py").write_text(TOTAL)
+    done = launch("-n", 2, "--slurm-args", "--nodes=1", "total.py", folder=tmp_path, **env)
+    assert done.code == 0, done.err
+    assert {*done.out.splitlines()} >= SUMS
+
+
+WAIT = """
+import os, re, signal, time, pathlib
+rank = os.environ["RANK"]
+token = os.environ["TESSERA_TOKEN"].encode()
+seen = []
+for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        seen += [str(file)] if token in file.read_bytes() else []
+    except OSError:
+        pass
+pathlib.Path("seen" + rank).write_text(" ".join(seen))
+pathlib.Path("part" + rank).write_text(str(os.getpid()))
+os.rename("part" + rank, "pid" + rank)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("what", ["a rank", "the launcher"])
+def test_all_ranks_end(what: str, env: dict[str, str], tmp_path: Path) -> None:
+    """When a rank is killed, and when the launcher is; no command line has shown the token."""
+    (tmp_path / "wait.py").write_text(WAIT)
+    ranks: list[int] = []
+
+    def kill(started: subprocess.Popen[str]) -> None:
+        files = [tmp_path / f"pid{k}" for k in range(2)]
+        until(lambda: all(f.exists() for f in files))
+        ranks.extend(int(f.read_text()) for f in files)
+        os.kill(ranks[1] if what == "a rank" else started.pid, 9)
+
+    done = launch("-n", 2, "--slurm-args", "--nodes=1", "wait.py", folder=tmp_path,
+                  meanwhile=kill, **env)  # fmt: skip
+    if what == "a rank":  # srun exits as one of those that were killed or ended
+        assert done.code in (137, 143), done.err
+        assert f"tessera run: srun exited with status {done.code} after " in done.err
+        assert "task 1: Killed\n" in done.err
+    else:
+        assert done.code == -9
+    assert until(lambda: not any(map(lives, ranks))) < END_S
+    assert [(tmp_path / f"seen{k}").read_text() for k in range(2)] == ["", ""]

@@ -192,6 +192,28 @@ def dispatch(_: int) -> list[str]:
     ]  # fmt: skip
 
 
+def ttnn_calls(_: int) -> list[str]:
+    found = measure("ttnn_calls.py")
+    return [
+        *prose(
+            f"""The replay of a captured MLP (linear, gelu, all_gather, linear) over 8 devices,
+            against `jax.jit` of the same by `shard_map`: {found["more_us"]:+.1f} µs
+            ({within(found["more_us"], 60, " µs")}). An eager gelu over 8 devices against PyTorch's
+            gelu of as many elements on one."""
+        ),
+        *table(
+            ("call", "until it returns, µs", "until it is done, µs"),
+            [
+                (name, found[f"{key}_call_us"], found[f"{key}_whole_us"])
+                for name, key in (
+                    ("replay", "replay"), ("jax.jit", "jax"), ("eager gelu", "eager"),
+                    ("PyTorch's gelu", "torch"),
+                )
+            ],
+        ),
+    ]  # fmt: skip
+
+
 def startup(_: int) -> list[str]:
     r = measure("startup.py")
     more = r["import_tessera_s"] - r["import_numpy_s"]
@@ -410,6 +432,7 @@ SECTIONS = {
     "ddp": Section("Against PyTorch DDP", ddp),
     "fsdp": Section("ZeRO-3 against FSDP2", fsdp),
     "dispatch": Section("What a call costs", dispatch),
+    "ttnn": Section("TT-NN's calls", ttnn_calls),
     "startup": Section("How long until a program runs", startup),
     "growth": Section("How planning grows with the model", growth),
     "loader": Section("What a loader gives out", loader),

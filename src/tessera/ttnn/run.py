@@ -68,8 +68,7 @@ def run_many(
     key = (body, static, dtypes, tuple(v.type for v in values))
     _count(name, device, key)
     call = program(*key)
-    with device.mesh:
-        results = call(*values)
+    results = call(*values)
     outputs: Sequence[Tensor | None] = (
         [output] if isinstance(output, Tensor) else output or [None] * count
     )
@@ -129,6 +128,7 @@ def device_of(name: str, tensors: Sequence[Tensor]) -> MeshDevice:
                 fix="move one: ttnn.to_device(ttnn.from_device(tensor), device)",
             )
     assert found is not None
+    _ = found.mesh  # it is open, or an error says so
     return found
 
 

@@ -76,8 +76,7 @@ class Segment:
 
     def run(self) -> None:
         assert self.program is not None
-        with self.device.mesh:
-            found = self.program(*[t.value for t in self.inputs.values()])
+        found = self.program(*[t.value for t in self.inputs.values()])
         for t, value in zip(self.outputs.values(), found, strict=True):
             t.value_ = value
         self.device.last = found[-1] if found else None

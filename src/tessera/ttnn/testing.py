@@ -1,0 +1,110 @@
+"""Which fixtures do tests have that were written for TT-NN's hardware? Those names, on the devices
+of this machine: put `pytest_plugins = ["tessera.ttnn.testing"]` in a conftest.py.
+
+`mesh_device` takes what tests pass to it: a number of devices, (rows, columns), or nothing for all;
+`device_params` its other arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .configs import Arch
+from .device import MeshDevice, close_mesh_device, open_device, open_mesh_device
+from .shapes import MeshShape
+from .system import system
+from .tensor import host_array
+
+OPTIONS = ("l1_small_size", "trace_region_size", "num_command_queues", "worker_l1_size")
+
+
+def _opened(shape: Any, params: dict[str, Any]) -> Iterator[MeshDevice]:
+    if shape is not None:
+        shape = MeshShape(1, shape) if isinstance(shape, int) else MeshShape(shape)
+        if shape.mesh_size() > system(shape.mesh_size()).ids.size:
+            pytest.skip(f"the system has no {shape}")
+    device = open_mesh_device(shape, **{k: v for k, v in params.items() if k in OPTIONS})
+    yield device
+    close_mesh_device(device)
+
+
+@pytest.fixture
+def device_params(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How a device is opened: a dict that the test passes."""
+    found: dict[str, Any] = getattr(request, "param", {})
+    return found
+
+
+@pytest.fixture
+def device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """One device."""
+    found = open_device(0, **{k: v for k, v in device_params.items() if k in OPTIONS})
+    yield found
+    close_mesh_device(found)
+
+
+@pytest.fixture
+def mesh_device(
+    request: pytest.FixtureRequest, device_params: dict[str, Any]
+) -> Iterator[MeshDevice]:
+    """A mesh of the shape that the test passes, or of all devices."""
+    yield from _opened(getattr(request, "param", None), device_params)
+
+
+pcie_mesh_device = mesh_device
+
+
+@pytest.fixture
+def n300_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """1 x 2."""
+    yield from _opened((1, 2), device_params)
+
+
+@pytest.fixture
+def t3k_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """2 x 4."""
+    yield from _opened((2, 4), device_params)
+
+
+@pytest.fixture
+def silicon_arch_name() -> str:
+    """The name of the chip whose figures are shown."""
+    return str(Arch.WORMHOLE_B0.name).lower()
+
+
+@pytest.fixture
+def silicon_arch_wormhole_b0() -> None:
+    """Tests for this chip run."""
+
+
+@pytest.fixture
+def reset_seeds() -> None:
+    """Random numbers of PyTorch and NumPy begin anew."""
+    import torch
+
+    torch.manual_seed(213919)
+    np.random.seed(213919)
+
+
+def comp_pcc(golden: Any, calculated: Any, pcc: float = 0.99) -> tuple[bool, float]:
+    """Whether two arrays correlate at least so much, and how much they do. Equal arrays do wholly;
+    with a NaN in one they do not at all."""
+    a, b = (host_array(x).astype(np.float64).ravel() for x in (golden, calculated))
+    if a.shape != b.shape or np.isnan(a).any() != np.isnan(b).any():
+        return False, 0.0
+    if np.array_equal(a, b) or not a.size:
+        return True, 1.0
+    found = float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
+    return found >= pcc, found
+
+
+def assert_with_pcc(expected: Any, actual: Any, pcc: float = 0.9999) -> tuple[bool, float]:
+    """Asserts that two arrays have a shape and correlate at least so much."""
+    assert list(expected.shape) == list(actual.shape), f"{expected.shape} and {actual.shape}"
+    fits, found = comp_pcc(expected, actual, pcc)
+    assert fits, f"they correlate at {found}, not at {pcc}"
+    return fits, found

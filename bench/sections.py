@@ -421,6 +421,53 @@ def growth(rounds: int) -> list[str]:
     ]
 
 
+def checkpoints(rounds: int) -> list[str]:
+    r = measure("checkpoints.py", "--rounds", str(min(rounds, 3)))
+    names = {
+        "ours": "ours",
+        "orbax": "Orbax {orbax}, async",
+        "torch": "PyTorch {torch}, async_save",
+    }
+    sides, step_s = r["sides"], r["step_s"]
+    stall = sides["ours"]["stall_s"] / step_s
+    faster = sides["ours"]["mb_s"] / r["dd_mb_s"]
+    finds = [
+        names[n].format(**r["versions"]).partition(" ")[0]
+        for n, side in sides.items()
+        if not side["finds_a_flipped_byte"]
+    ]
+    missing = [n for n in ("orbax", "torch") if n not in sides]
+    return [
+        *prose(
+            f"""`bench/checkpoints.py`: {r["nbytes"] / 1e9:.2f} GB of f32 weights over
+            {r["devices"]} virtual devices, each side in turn on one disk. Stall is how long
+            training waits; a step that reads and writes all weights takes {step_s:.2f} s, so one
+            save costs {stall:.2f} steps. `dd` with `conv=fsync` writes as much at
+            {r["dd_mb_s"]:.0f} MB/s; ours reaches {faster:.2f} of that, with a checksum for each
+            piece. Loads follow saves: files come from memory."""
+        ),
+        *table(
+            ("side", "stall s", "on the disk after s", "MB/s", "load s", "finds a flipped byte"),
+            [
+                (
+                    names[n].format(**r["versions"]),
+                    f"{side['stall_s']:.3f} (min {side['min_stall_s']:.3f})",
+                    f"{side['saved_s']:.2f}", f"{side['mb_s']:.0f}", f"{side['load_s']:.2f}",
+                    "yes" if side["finds_a_flipped_byte"] else "**no**",
+                )
+                for n, side in sides.items()
+            ],
+        ),
+        *prose(
+            ("Not installed: " + ", ".join(missing) + ". " if missing else "")
+            + (f"{' and '.join(finds)} load a flipped byte as a weight. " if finds else "")
+            + """A stall that is shorter than a copy means that arrays are not copied: Orbax keeps
+            those of a CPU until they are written, and a step cannot take over their memory.
+            PyTorch has one process and plain tensors of the host."""
+        ),
+    ]  # fmt: skip
+
+
 GUARDED = {
     "attention": "attention, 4 x 8 heads, 512 x 64",
     "norms": "layer_norm, softmax, rms_norm of 16384 x 64",
@@ -437,6 +484,7 @@ SECTIONS = {
     "growth": Section("How planning grows with the model", growth),
     "loader": Section("What a loader gives out", loader),
     "moe": Section("Experts: dispatch and combine", moe),
+    "checkpoints": Section("What a checkpoint costs", checkpoints),
     "pipeline": Section("A pipelined step", pipeline),
     "stepped": Section("Step by step against fused", stepped),
     "price": Section("The price of the same bits", price),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import numpy as np
 import pytest
 
 from tessera import ttnn
+from tessera.core.machine.mesh_graph_text import write
+from tessera.core.machine.presets import preset as described
 
 
 def test_shapes_and_places_are_as_in_tt_nn() -> None:
@@ -98,6 +103,42 @@ def test_pictures(
     ttnn.visualize_system_mesh()
     text = capsys.readouterr().out
     assert "SystemMesh Global Shape: (2, 4) | Local Shape: (2, 4)" in text
+
+
+SYSTEM = """
+from tessera import ttnn
+print(ttnn.get_num_devices(), ttnn.get_num_pcie_devices())
+device = ttnn.open_mesh_device({shape})
+x = ttnn.ones((2, 2), device=device)
+print(device.shape, len(ttnn.get_device_tensors(ttnn.all_reduce(x))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("preset", "visible", "shape", "says"),
+    [
+        ("n300", "", "", "2 1\nMeshShape([1, 2]) 2\n"),
+        ("t3000", "0,1", "", "4 2\nMeshShape([2, 2]) 4\n"),
+        ("t3000", "2", "ttnn.MeshShape(1, 2)", "2 1\nMeshShape([1, 2]) 2\n"),
+        ("", "", "ttnn.MeshShape(8, 4)", "8 8\nMeshShape([8, 4]) 32\n"),  # it grows
+        ("", "0,1", "", "2 2\nMeshShape([1, 2]) 2\n"),
+    ],
+)
+def test_the_system_in_a_fresh_process(
+    preset: str, visible: str, shape: str, says: str, tmp_path: Path
+) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("TESSERA_", "TT_"))}
+    env |= {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    if visible:
+        env["TT_VISIBLE_DEVICES"] = visible
+    if preset:
+        (tmp_path / "system.textproto").write_text(write(described(preset)))
+        env["TT_MESH_GRAPH_DESC_PATH"] = str(tmp_path / "system.textproto")
+    done = subprocess.run(
+        [sys.executable, "-c", SYSTEM.format(shape=shape)], env=env, capture_output=True,
+        text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.stdout == says, done.stderr
 
 
 def test_a_name_that_is_not_here() -> None:

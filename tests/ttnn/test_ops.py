@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as T
 
 from tessera import ttnn
+from tests.cases import grid
 
 RNG = np.random.default_rng(0)
 Op = Callable[..., Any]
@@ -57,9 +58,12 @@ POSITIVE: dict[str, Op] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*UNARY, *POSITIVE])
-def test_ops_of_one(name: str, pair: ttnn.MeshDevice) -> None:
-    x, want = on(pair, 5, 33, kind="positive" if name in POSITIVE else "normal")
+SHAPES = [(5, 33), (2, 3, 17, 31), (1, 1, 32, 64), (7,), (3, 1, 40)]
+
+
+@pytest.mark.parametrize(("name", "shape"), grid([*UNARY, *POSITIVE], SHAPES))
+def test_ops_of_one(name: str, shape: tuple[int, ...], pair: ttnn.MeshDevice) -> None:
+    x, want = on(pair, *shape, kind="positive" if name in POSITIVE else "normal")
     same(getattr(ttnn, name)(x), (UNARY | POSITIVE)[name](want))
 
 
@@ -73,9 +77,10 @@ BINARY: dict[str, Op] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BINARY)
-def test_ops_of_two(name: str, pair: ttnn.MeshDevice) -> None:
-    (x, a), (y, b) = on(pair, 3, 5, 33), on(pair, 3, 1, 33)
+@pytest.mark.parametrize(("name", "shape"), grid(BINARY, SHAPES))
+def test_ops_of_two(name: str, shape: tuple[int, ...], pair: ttnn.MeshDevice) -> None:
+    other = shape if len(shape) < 2 else (*shape[:-2], 1, shape[-1])
+    (x, a), (y, b) = on(pair, *shape), on(pair, *other)
     same(getattr(ttnn, name)(x, y), BINARY[name](a, b))
 
 

@@ -23,7 +23,7 @@ help:
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
 	@echo "make prove      logical programs on many placements: the same bits (ARGS=--small)"
 	@echo "make soak       long runs: steps that nobody reads, many shapes (half an hour; ARGS=queued)"
-	@echo "make torture    kills 500 saves of a checkpoint and reads what is left (ARGS=60; needs strace)"
+	@echo "make torture    kills 500 saves of a checkpoint and reads what is left (needs strace; ARGS=elastic)"
 	@echo "make fmt        format and fix what can be fixed"
 	@echo "make clean      remove caches and build outputs; .venv and runs/ stay"
 

@@ -26,6 +26,7 @@ from tessera.checkpoint.listing import Keep, manifests, reader
 from tessera.checkpoint.manifest import Saved
 from tessera.checkpoint.saving import _Job, written
 from tessera.checkpoint.storage import Storage
+from tests.procs.elastic_torture import torture as torture_elastic
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = ("openat", "write", "fsync", "rename", "close", "unlink", "mkdir", "rmdir")
@@ -197,6 +198,9 @@ def main() -> None:
     if sys.argv[1:] == ["serve"]:
         serve()
         return
+    if sys.argv[1:2] == ["elastic"]:
+        with tempfile.TemporaryDirectory() as folder:
+            sys.exit(torture_elastic(Path(folder), *map(int, sys.argv[2:])) or None)
     if why := why_not():
         sys.exit(f"torture: {why}")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 500

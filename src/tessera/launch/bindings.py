@@ -28,7 +28,7 @@ from ..core.wording import ranks_text
 
 # What `tessera run` itself tells each rank.
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_COORDINATOR",
-       "TESSERA_TOKEN", "TESSERA_JOIN")  # fmt: skip
+       "TESSERA_TOKEN", "TESSERA_JOIN", "TESSERA_ELASTIC")  # fmt: skip
 _MOST_BYTES = 1 << 20
 
 

@@ -10,7 +10,7 @@ import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from ..core.errors import TesseraError, UsageError, fail
 from ..core.ranks import split_address, with_port
 from ..runtime.rendezvous import listen
 from . import bindings, commands
+from .generations import REJOIN_AFTER_S, Generations, elastic_sizes
 from .guard import TIES, Guard
 from .supervisor import Supervisor
 
@@ -34,6 +35,14 @@ def run(
     ],
     nproc: Annotated[
         int | None, typer.Option("-n", "--nproc", help="How many processes.", min=1)
+    ] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(help="MIN:MAX processes; when one is lost, the run goes on with the others."),
+    ] = None,
+    rejoin_after: Annotated[
+        int | None,
+        typer.Option(help="Seconds until an --elastic run has MAX processes again (60).", min=1),
     ] = None,
     rank_binding: Annotated[
         Path | None, typer.Option(help="A YAML file with the ranks and their variables.")
@@ -73,8 +82,10 @@ def run(
     """
     try:
         chosen = _backend(backend, mpi_args, slurm_args, by_name=context.obj)
+        sizes = elastic_sizes(elastic, chosen, nproc, rank_binding, rejoin_after)
         status = _run(program, nproc, rank_binding, chosen, f"{mpi_args or ''} {slurm_args or ''}",
-                      coordinator, devices, module, prefix, dry_run, verbose)  # fmt: skip
+                      coordinator, devices, module, prefix, dry_run, verbose, sizes,
+                      rejoin_after or REJOIN_AFTER_S)  # fmt: skip
     except TesseraError as error:
         typer.echo(f"tessera run: {error}", err=True)
         raise typer.Exit(2) from None
@@ -93,14 +104,16 @@ def _run(
     prefix: bool,
     dry_run: bool,
     verbose: bool,
+    sizes: tuple[int, int] | None,
+    rejoin_after_s: float,
 ) -> int:
     host, port = split_address(with_port(coordinator, 65535))
     fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
     run = commands.Run(
-        environments=_environments(nproc, rank_binding),
+        environments=_environments(nproc if sizes is None else sizes[1], rank_binding),
         program=commands.program_of(program, module),
         coordinator=f"{_bracketed(host)}:{port if fixed else 'PORT'}",
-        token=secrets.token_hex(16),
+        token="",
         devices=devices,
         arguments=commands.PREFIX[backend] * prefix + commands.words(backend, arguments),
     )
@@ -108,14 +121,21 @@ def _run(
         print("\n".join(commands.shown(run, backend)))
         return 0
     commands.need(backend)
-    sock = listen(host, port if fixed else 0)
-    run = replace(run, coordinator=f"{_bracketed(host)}:{sock.getsockname()[1]}")
-    if verbose:
-        print("\n".join(commands.shown(run, backend)), file=sys.stderr)
-    sys.stdout.flush()
     limit_s = environment.number(environment.JOIN_LIMIT, JOIN_LIMIT_S)
-    guard = Guard(run, sock, limit_s, asks=backend == "local" or not TIES)
-    return Supervisor(commands.jobs(run, backend), guard, prefix and backend == "local").run()
+
+    def supervised(run: commands.Run, **how: Any) -> Supervisor:
+        sock = listen(host, port if fixed else 0)
+        address = f"{_bracketed(host)}:{sock.getsockname()[1]}"
+        run = replace(run, coordinator=address, token=secrets.token_hex(16))
+        if verbose:
+            print("\n".join(commands.shown(run, backend)), file=sys.stderr)
+        sys.stdout.flush()
+        guard = Guard(run, sock, limit_s, asks=backend == "local" or not TIES)
+        return Supervisor(commands.jobs(run, backend), guard, prefix and backend == "local", **how)
+
+    if sizes is not None:
+        return Generations(run, sizes[0], rejoin_after_s, supervised).run()
+    return supervised(run).run()
 
 
 def _bracketed(host: str) -> str:

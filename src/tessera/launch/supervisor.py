@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
@@ -22,6 +23,7 @@ from .commands import Job
 from .guard import SIGNALS, Guard, tied
 
 GRACE_S = 5.0  # between asking the ranks to end and ending them
+LOOK_S = 1.0  # between two looks at processes that may be stopped
 LAST = 20  # lines of a failed rank that are shown again
 _MOST = 1 << 16
 
@@ -61,8 +63,20 @@ class _Process:
 class Supervisor:
     """Runs `jobs` until all have ended. `run` returns the exit status of the whole."""
 
-    def __init__(self, jobs: Sequence[Job], guard: Guard, prefix: bool) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        guard: Guard,
+        prefix: bool,
+        *,
+        stopped_s: float | None = None,
+        may_end: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """A process that has been stopped for `stopped_s` seconds is ended, as if it had failed.
+        All end, without a failure, once `may_end` says so; it is asked each second."""
         self.guard, self.prefix = guard, prefix
+        self.stopped_s, self.may_end, self.was_ended = stopped_s, may_end, False
+        self._stopped: dict[int, float] = {}
         self.begin_s = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
@@ -150,6 +164,8 @@ class Supervisor:
     def _turn(self) -> None:
         """Waits for lines, ends of processes and signals, and passes them on."""
         left_s = None if self.end_s is None else max(self.end_s - time.monotonic(), 0.0)
+        if self.stopped_s is not None and self.end_s is None:
+            left_s = LOOK_S
         self._read(left_s)
         ended = []
         for p in self.processes:
@@ -161,9 +177,24 @@ class Supervisor:
             self.failed = sorted((p for p in ended if p.code), key=_blame)
             if self.failed or self.alone:
                 self._end(signal.SIGTERM)
+            elif self.stopped_s is not None:
+                self._look(self.stopped_s)
         elif time.monotonic() >= self.end_s:
             self.guard.signal(signal.SIGKILL)
             self.end_s = float("inf")
+
+    def _look(self, stopped_s: float) -> None:
+        """Ends processes that are stopped, and all of them when it is time."""
+        now_s = time.monotonic()
+        for p in self.processes:
+            if p.code is None and _is_stopped(p.popen.pid):
+                if now_s - self._stopped.setdefault(p.popen.pid, now_s) >= stopped_s:
+                    p.popen.kill()
+            else:
+                self._stopped.pop(p.popen.pid, None)
+        if not self._stopped and self.may_end():
+            self.was_ended = True
+            self._end(signal.SIGTERM)
 
     def _read(self, wait_s: float | None) -> bool:
         """Passes on what there is within `wait_s` seconds; whether there was something."""
@@ -198,6 +229,15 @@ class Supervisor:
         sys.stdout.flush()
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, where the system tells (Linux)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] == "T"
 
 
 def _blame(p: _Process) -> tuple[int, str]:

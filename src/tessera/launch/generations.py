@@ -1,0 +1,146 @@
+"""What becomes of a run whose process is lost? All end, and fewer begin where it was.
+
+The processes of a generation keep their safe points in a folder in the memory of this host, which
+outlives them (elastic/kept.py). When one is lost, the others end, and a new generation of the
+processes that are left begins at the last safe point; after a while there is one of all.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.listing import manifests
+from ..checkpoint.storage import Storage
+from ..core.environment import ELASTIC
+from ..core.errors import UsageError, fail
+from ..elastic.kept import memory_folder
+from .commands import Run
+from .supervisor import Supervisor
+
+REJOIN_AFTER_S = 60
+STOPPED_S = 10.0  # after which a process that was stopped counts as lost
+TRIES = 3  # generations in a row without a step, after which the run is given up
+
+
+def elastic_sizes(
+    text: str | None,
+    backend: str,
+    nproc: int | None,
+    rank_binding: Path | None,
+    rejoin_after: int | None,
+) -> tuple[int, int] | None:
+    """What `--elastic MIN:MAX` says; None without it. Raises UsageError."""
+    if text is None:
+        if rejoin_after is not None:
+            raise fail(
+                UsageError,
+                "--rejoin-after has no effect without --elastic",
+                at="",
+                fix="say how many processes there may be: --elastic 2:8",
+            )
+        return None
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    low, high = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= low <= high:
+        raise fail(
+            UsageError,
+            f"--elastic: {text!r} is not MIN:MAX",
+            at="",
+            fix="give the fewest and the most processes: --elastic 2:8",
+        )
+    other = "-n" if nproc is not None else "--rank-binding" if rank_binding is not None else ""
+    if other or backend != "local":
+        raise fail(
+            UsageError,
+            f"--elastic does not go with {other or f'--backend {backend}'}",
+            at="",
+            fix="it says itself how many processes of this machine there are; over several machines"
+            " save checkpoints, and let the scheduler start the run again",
+        )
+    return low, high
+
+
+class Generations:
+    """Runs `run` with as many processes as it has, and with fewer, `low` at least, when some are
+    lost. `run()` returns the exit status of the whole."""
+
+    def __init__(
+        self, run: Run, low: int, rejoin_after_s: float, supervised: Callable[..., Supervisor]
+    ) -> None:
+        self.whole, self.low, self.rejoin_after_s = run, low, rejoin_after_s
+        self.supervised = supervised
+        self.folder = memory_folder()
+
+    def run(self) -> int:
+        try:
+            return self._run()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self) -> int:
+        most = n = self.whole.size
+        tries = 0
+        while True:
+            begin_s, before = time.monotonic(), self._last()
+            own = tuple({**e, ELASTIC: self.folder} for e in self.whole.environments[:n])
+
+            def may_grow(begin_s: float = begin_s, n: int = n, before: Any = before) -> bool:
+                waited = time.monotonic() - begin_s >= self.rejoin_after_s
+                last = self._last() if waited and n < most else None
+                if last is None or last.id == _name(before):  # no step was made since it began
+                    return False
+                return bool(last.state["rejoin"])
+
+            now = self.supervised(
+                replace(self.whole, environments=own), stopped_s=STOPPED_S, may_end=may_grow
+            )
+            status = now.run()
+            if now.signals or not (status or now.was_ended):
+                return status
+            last = self._last()
+            if now.was_ended:
+                n = most
+                _say(f"goes on with all {most} processes{_from(last)}")
+                continue
+            tries = tries + 1 if _name(last) == _name(before) else 0
+            lost = 0 if now.alone else max(1, sum(_was_killed(p.code) for p in now.failed))
+            if tries >= TRIES:
+                _say(f"{TRIES} times in a row no step was made, so the run ends")
+                return status
+            if n - lost < self.low:
+                _say(f"{n - lost} processes are left, and --elastic asks for {self.low} at least")
+                return status
+            n -= lost
+            _say(f"goes on with {n} of {most} processes{_from(last)}")
+
+    def _last(self) -> Any:
+        """The manifest of the last safe point; None before the first."""
+        found, _ = manifests(Storage(self.folder))
+        return found[-1] if found else None
+
+
+def _was_killed(code: int | None) -> bool:
+    return code is not None and code < 0 and code != -signal.SIGABRT  # which an engine sends itself
+
+
+def _name(manifest: Any) -> str:
+    return "" if manifest is None else manifest.id
+
+
+def _from(manifest: Any) -> str:
+    if manifest is None:
+        return ", from the beginning"
+    step = manifest.step
+    return f", from its last safe point, after {step} step{'s' * (step != 1)}"
+
+
+def _say(text: str) -> None:
+    print(f"tessera run: {text}", file=sys.stderr, flush=True)

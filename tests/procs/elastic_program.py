@@ -1,0 +1,98 @@
+"""A run that is disturbed: it trains in a loop that goes back, and prints the hash of what it has
+at the end. Its arguments are the number of steps, the logical mesh, a folder, how long a step takes
+besides its work (seconds), and how often it loses devices by itself.
+
+In the folder, the first process appends to `steps` a line for each step that was made, and each
+process writes its id to a file of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, elastic, nn, optim
+from tessera.core.devices import LOST
+
+COUNT, MESH, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+PAUSE_S, LOSSES = float(sys.argv[4]), int(sys.argv[5])
+RNG = np.random.default_rng(3)
+X, Y = (RNG.normal(size=(8, 24, 6)).astype(np.float32) for _ in range(2))
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        self.up, self.down = nn.Parameter(6, 10), nn.Parameter(10, 6)
+
+    def __call__(self, x: Any) -> Any:
+        return nn.dropout(ts.tanh(x @ self.up), 0.1) @ self.down
+
+
+class Losses:
+    """Makes 4, 6, 2, 8, 4, ... of 8 devices be there, `LOSSES` times, before or in steps."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random(0)
+        self.left = [(4, 6, 2, 8)[i % 4] for i in range(2 * LOSSES)]
+        self.count = 0  # how often some were lost
+
+    def maybe(self) -> None:
+        if self.count >= LOSSES or self.draw.random() < 0.5:
+            return
+        there, want = [i for i in range(8) if i not in LOST], self.left.pop(0)
+        self.count += want < len(there)
+        for i in self.draw.sample(there, max(0, len(there) - want)):
+            elastic.drop(i)
+        for i in self.draw.sample(sorted(LOST), max(0, want - len(there))):
+            elastic.restore(i)
+
+
+def main() -> None:
+    rank, losses = dist.process_index(), Losses()
+    (FOLDER / f"rank-{rank}").write_text(str(os.getpid()))
+    plan = dist.strategy("zero_redundancy_optimizer", stage=2)
+    optimizer = optim.Adam(1e-2)
+
+    @ts.jit(donate=("model", "state"))
+    def train_step(model: Any, state: Any, x: Any, y: Any) -> Any:
+        loss = ((model(x) - y) ** 2).mean()
+        grads = ts.grad(loss, model.parameters(), layout=plan)
+        new, made = optimizer.update(model.parameters(), grads, state)
+        model.load_parameters(new)
+        state.update(made)
+        return loss
+
+    ts.seed(1)
+    model = dist.place(Dense(), plan, elastic.fit(dist.Mesh.parse(MESH)))
+    state = optimizer.init(model.parameters(), plan)
+    loop = elastic.steps({"model": model, "optimizer": state}, COUNT)
+    with dist.elastic():
+        for step in loop:
+            with step as i:
+                losses.maybe()
+                x, y = (dist.place(v[i % 8], plan, kind="batch") for v in (X, Y))
+                loss = train_step(model, state, x, y)
+                losses.maybe()
+                dist.to_host(loss)
+                time.sleep(PAUSE_S)
+                if rank == 0:
+                    with (FOLDER / "steps").open("a") as file:
+                        file.write(f"{i} {step.mesh.physical.size}\n")
+    found = hashlib.sha256()
+    tensors = [*model.parameters().values(), state["step"], *state["m"].values()]
+    for x in dist.to_host(tensors):
+        found.update(np.asarray(x).tobytes())
+    if rank == 0:
+        print("lost", losses.count, *(f"{s:.3f}" for s in loop.recovered_s))
+        print("hash", found.hexdigest(), flush=True)
+
+
+main()

@@ -1,0 +1,49 @@
+"""Does `tessera run --elastic` go on when a process is killed, and end with the same bits?"""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.procs.elastic_torture import Disturbed, alone
+from tests.procs.launched import launch
+
+
+def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
+    tmp_path: Path,
+) -> None:
+    run = Disturbed(24, tmp_path / "killed", most=2)
+    assert run.until(3)
+    run.lose(random.Random(0), signal.SIGKILL)
+    status, out, said = run.end()
+    assert status == 0, said
+    assert "tessera run: goes on with 1 of 2 processes, from its last safe point, after " in said
+    assert "tessera run: goes on with all 2 processes, from its last safe point, after " in said
+    assert out.split()[-1] == alone(24, tmp_path / "quiet")[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--elastic 3:2", "'3:2' is not MIN:MAX"),
+        ("--elastic 2", "'2' is not MIN:MAX"),
+        ("--elastic 1:2 -n 2", "--elastic does not go with -n"),
+        ("--elastic 1:2 --backend mpi", "--elastic does not go with --backend mpi"),
+        ("-n 2 --rejoin-after 5", "--rejoin-after has no effect without --elastic"),
+    ],
+)
+def test_what_makes_no_sense_is_said(words: str, error: str, tmp_path: Path) -> None:
+    done = launch(*words.split(), "true", folder=tmp_path)
+    assert done.code == 2 and error in done.err
+
+
+def test_a_program_that_makes_no_step_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
+    done = launch("--elastic", "1:9", "fails.py", folder=tmp_path)
+    assert done.code == 3
+    assert done.err.count("goes on with") == 2 and "3 times in a row no step was made" in done.err
+    done = launch("--elastic", "2:2", "fails.py", folder=tmp_path)
+    assert "1 processes are left, and --elastic asks for 2 at least" in done.err

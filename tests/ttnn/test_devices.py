@@ -14,6 +14,8 @@ import pytest
 from tessera import ttnn
 from tessera.core.machine.mesh_graph_text import write
 from tessera.core.machine.presets import preset as described
+from tessera.ttnn import processes
+from tests.procs.launched import launch
 
 
 def test_shapes_and_places_are_as_in_tt_nn() -> None:
@@ -146,3 +148,26 @@ def test_a_name_that_is_not_here() -> None:
         ttnn.conv2d  # noqa: B018
     with pytest.raises(AttributeError, match=r"names most like it are all_gather"):
         ttnn.allgather  # noqa: B018
+
+
+def test_one_process_is_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_begun", [])
+    assert not ttnn.distributed_context_is_initialized()
+    with pytest.raises(ttnn.TTNNError, match="the processes have not been joined"):
+        ttnn.distributed_context_get_rank()
+    ttnn.init_distributed_context()
+    assert (ttnn.distributed_context_get_rank(), ttnn.distributed_context_get_size()) == (0, 1)
+    ttnn.distributed_context_barrier()
+
+
+def test_two_processes_meet(tmp_path: Path) -> None:
+    program = """
+from tessera import ttnn
+ttnn.init_distributed_context()
+for _ in range(3):
+    ttnn.distributed_context_barrier()
+print(ttnn.distributed_context_get_rank(), "of", ttnn.distributed_context_get_size())
+"""
+    (tmp_path / "meet.py").write_text(program)
+    done = launch("-n", 2, "meet.py", folder=tmp_path)
+    assert (done.code, sorted(done.out.splitlines())) == (0, ["0 of 2", "1 of 2"]), done.err

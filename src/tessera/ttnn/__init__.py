@@ -18,6 +18,7 @@ from . import (
     model_preprocessing,
     movement,
     names,
+    processes,
     products,
     shapes,
     show,
@@ -37,6 +38,7 @@ from .elementwise import *
 from .faults import TTNNError
 from .mapping import *
 from .movement import *
+from .processes import *
 from .products import *
 from .shapes import *
 from .show import *
@@ -60,7 +62,7 @@ __all__ = [
         name
         for module in (
             ccl, configs, create, device, distribution, dtypes, elementwise, mapping, movement,
-            products, shapes, show, tensor, trace, transfer,
+            processes, products, shapes, show, tensor, trace, transfer,
         )
         for name in module.__all__
     ),

@@ -15,8 +15,8 @@ _TEXT = """
     get_fabric_config MeshSocket SocketConfig SocketMemoryConfig SocketConnection MeshCoreCoord
     create_socket_pair H2DSocket D2HSocket create_global_circular_buffer create_global_semaphore
     get_global_semaphore_address reset_global_semaphore_value send_async recv_async
-    init_distributed_context distributed_context_is_initialized distributed_context_get_rank
-    distributed_context_get_size distributed_context_barrier using_distributed_env
+    
+    using_distributed_env
     light_metal_begin_capture light_metal_end_capture LightMetalReplay
     num_cores_to_corerangeset split_work_to_cores grid_to_cores corerange_to_cores
     dump_device_memory_state get_memory_view ReadDeviceProfiler start_tracy_zone stop_tracy_zone

@@ -158,7 +158,7 @@ row("tessera.nn.MoE that is balanced", balanced, {"balance": "bias", "router": "
     rate=0.5, balance=None)  # fmt: skip
 row("tessera.nn.MoE.routed",
     lambda **k: traced(lambda m, x: m.routed(x, **k)[0], nn.MoE(8, 4, 4, capacity=1.0), TOKENS),
-    zigzag=2)  # fmt: skip
+    zigzag=2, mask=np.zeros(TOKENS.shape[:-1], bool))  # fmt: skip
 
 
 def own_experts(**k: Any) -> Any:
@@ -170,7 +170,7 @@ def own_experts(**k: Any) -> Any:
 row("tessera.nn.moe with weights of its own", own_experts, hidden=4, name="shared")
 row("tessera.nn.moe on a mesh",
     lambda **k: traced(lambda x: op.moe(x, EXPERTS, mesh=EP, **k), TOKENS), block=2,
-    transport={"pack_dtype": "bf16"})  # fmt: skip
+    transport={"pack_dtype": "bf16"}, mask=np.zeros(TOKENS.shape[:-1], bool))  # fmt: skip
 row("tessera.nn.moe by groups", lambda **k: op.moe(TOKENS, EXPERTS, router="sigmoid", k=1, **k),
     {"expert_groups": 2, "topk_groups": 1}, expert_groups=4, topk_groups=2, scale=2.0,
     network=lambda rows, w: rows @ w["up"] @ w["down"])  # fmt: skip

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf
+from tessera.lang.tree import flatten
 from tests.cases import grid
 from tests.mesh.test_hf import IDS, MESHES, MODELS, made
 
@@ -127,3 +128,40 @@ def test_a_mask_of_scores_is_taken_as_it_is(
     for mesh, mask in (("one", sees), ("dp2tp2", added)):
         got = mine(path, mesh, attention_mask=mask)
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+
+
+def padded(model: nn.GPT, batch: dict[str, Any], pipe: Callable[..., Any]) -> Any:
+    """The logits, the loss and its gradients."""
+    told = {n: x for n, x in batch.items() if n not in ("ids", "labels")}
+    x = pipe(model, batch["ids"], **told)
+    loss = model.loss_of(x, batch["labels"])
+    return loss, ts.grad(loss, model.trainable_parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "experts"), [("left", 0), ("scores", 0), ("packed", 0), ("left", 4)]
+)
+def test_a_pipeline_cuts_masks_with_their_rows(kind: str, experts: int) -> None:
+    """Loss and gradients of four microbatches are those of the model without a pipeline; what is
+    the same for all rows is whole for each microbatch."""
+    rng, (rows, size) = np.random.default_rng(5), (8, 6)
+    ids = rng.integers(0, 16, (rows, size)).astype(np.int32)
+    mask = (np.arange(size) >= rng.integers(0, size, (rows, 1))).astype(np.int32)
+    told = {
+        "left": {"attention_mask": mask},
+        "scores": {"attention_mask": rng.uniform(size=(rows, 1, size, size)) < 0.5},
+        "packed": {"position_ids": np.array([0, 1, 0, 1, 2, 0], np.int32)[None]},
+    }[kind]
+    routes = {"experts": experts, "capacity": None, "aux_weight": 0.0} if experts else {}
+    c = nn.GPTConfig(vocab=16, seq=size, d=8, layers=2, heads=2, stacked=False, **routes)
+    ts.seed(0)
+    model = nn.GPT(c)
+    batch = {"ids": ids, "labels": np.where(mask, ids, -100).astype(np.int32), **told}
+    want = ts.jit(lambda model, batch: padded(model, batch, nn.GPT.features))(model, batch)
+    with dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2}):
+        pipe = pipeline.run(("pp",), schedule="1F1B", microbatches=4)(
+            lambda model, ids, **told: model.features(ids, **told)
+        )
+        got = ts.jit(lambda model, batch: padded(model, batch, pipe))(model, batch)
+    for a, b in zip(flatten(got)[0], flatten(want)[0], strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)

@@ -57,8 +57,11 @@ class MLP(Module):
             h = activation(h)
         return F.matmul(h, self.down)
 
-    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> tuple[Tensor, ...]:
-        """([B, S, d],) of [B, S, d], in blocks of rows, each normed first where there is a `norm`.
+    def whole(
+        self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """([B, S, d],) of [B, S, d], in blocks of rows, each normed first where there is a `norm`;
+        of padding, too.
 
         But for the last bias: it comes after the blocks, or the sum over devices would be completed
         in each.
@@ -83,11 +86,13 @@ class Experts(MoE):
             activation={"swiglu": "silu", "geglu": "gelu"}.get(c.activation, c.activation),
         )  # fmt: skip
 
-    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None) -> tuple[Tensor, ...]:
-        """[B, S, d] to [B, S, d] and the auxiliary loss."""
+    def whole(
+        self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """[B, S, d] to [B, S, d] and the auxiliary loss, of the tokens that are `there` [B, S]."""
         zigzag = axis_size("GPT", x, self.ring_axis)
         route = self.routed if self.even else self._routed
-        y, routing = route(x if norm is None else norm(x), zigzag)
+        y, routing = route(x if norm is None else norm(x), zigzag, there)
         return y, routing.aux_loss
 
 
@@ -131,14 +136,17 @@ class TransformerBlock(Module):
         if attention_mask is not None or position_ids is not None:
             name, shape = "TransformerBlock", x.shape[:2]
             own = {**(own or {}), **said_of_tokens(name, shape, attention_mask, position_ids)}
+        there = (own or {}).get("there")
+        if slots and "moe" in self.__dict__:  # what follows a prompt's last token is padding
+            there = F.arange(x.shape[1]) <= (own or {})["at"].reshape(-1, 1)
         h = self.norm_1(x)
         y, *kept = made if isinstance(made := a(h, own, slots), tuple) else (made,)
         if self.block in ("sequential", "post_norms"):
             x = x + self._done(y, self.post_norm_1, a.out_bias)
-            y, *aux = m.whole(x, self.norm_2)
+            y, *aux = m.whole(x, self.norm_2, there)
             x = x + self._done(y, self.post_norm_2, m.down_bias)
         else:
-            z, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2)
+            z, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2, there)
             x = x + self._done(y + z, None, a.out_bias, m.down_bias)
         more = kept or aux
         return (x, *more) if more else x
@@ -326,7 +334,8 @@ class GPT(Module):
             x, self._head(), self._placed(as_tensor(labels)), bias=self.head_bias,
             cap=self.config.logit_cap,
         )  # fmt: skip
-        return loss + self.config.aux_weight * F.mean(aux[0]) if aux else loss
+        share = self.config.aux_weight
+        return loss + share * F.mean(aux[0]) if aux and share else loss
 
 
 def _given(attention_mask: Like | None, position_ids: Like | None) -> dict[str, Like]:

@@ -48,21 +48,24 @@ class Call:
         return self.weights.first.shape[0]
 
     # -- what it does -----------------------------------------------------------------------------
-    def run(self, x: Tensor) -> tuple[Tensor, Choice, Tensor]:
+    def run(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Choice, Tensor]:
         """(Σ gate · expert(token) for tokens x [.., d], what was chosen, how many choices found no
-        room)."""
+        room). Tokens for which `mask` [..] is False go to no expert."""
         o, w, tokens = self.options, self.weights, self.tokens
         rows = tokens.grouped(F.complete(x))
-        choice = choose(rows, w.router, o.routing, w.bias)
+        there = None if mask is None else tokens.each(F.complete(mask))
+        choice = choose(rows, w.router, o.routing, w.bias, there)
         ids = self._rows_of(choice.ids)
+        if there is not None:
+            ids = F.where(there, ids, self.rows)
         if self.capacity is None:
             y = dropless(rows, ids, choice.gates, self.rows, self.wire, self._network(),
-                         o.block or 0)  # fmt: skip
+                         o.block or 0, there is None)  # fmt: skip
             dropped = F.zeros(())
         else:
             y, dropped = by_capacity(
                 rows, ids, choice.gates, self.rows, self.capacity, self.wire, self._network(),
-                tokens.runs(),
+                tokens.runs(), all_served=there is None,
             )  # fmt: skip
         out = tokens.ungrouped(y)
         home = x.type.complete() if x.mesh is not None else None

@@ -140,10 +140,11 @@ def in_buckets(rows: Tensor, wire: Wire, each: Callable[[Tensor], Tensor]) -> Te
 # -- with a capacity ------------------------------------------------------------------------------
 def by_capacity(
     x: Tensor, ids: Tensor, gates: Tensor, experts: int, capacity: int, wire: Wire, run: Experts,
-    runs: Tensor | None = None,
+    runs: Tensor | None = None, all_served: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(result, choices dropped): each expert takes the first `capacity` choices of a group, in the
-    order of its tokens, wherever their parts are. `runs` are as in `Tokens.runs`."""
+    order of its tokens, wherever their parts are. `runs` are as in `Tokens.runs`. Unless
+    `all_served`, a choice that is `experts` goes to none."""
     g, p, s, d = x.shape
     k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
     flat = ids.reshape(g, p, s * k)
@@ -155,6 +156,9 @@ def by_capacity(
     elif p > 1:  # what the parts before have taken
         before = F.cumsum(counts, 1) - counts
         keep = at + F.gather_or_zero(before, flat, -1) < capacity
+    dropped = ~keep
+    if not all_served:
+        keep, dropped = keep & (flat < experts), dropped & (flat < experts)
     room = wire.room(min(capacity, s))
     slot = F.where(keep, flat * room + at, -1)
     choice = filled(slot, line(slot), experts * room)
@@ -172,7 +176,7 @@ def by_capacity(
         return exchange(y, wire.combine_layout(home), wire.combine_packing) if wire.axes else y
 
     y = in_buckets(rows, wire, through).reshape(g, p, experts * room, -1)
-    return combined(y, slot, choice, gates), F.sum((~keep).to(f32))
+    return combined(y, slot, choice, gates), F.sum(dropped.to(f32))
 
 
 def _rank(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
@@ -183,14 +187,16 @@ def _rank(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
     at, counts = places(mine, experts)
     sums = F.take(counts, F.argsort(runs), 1)
     before = F.take(F.cumsum(sums, 1) - sums, runs, 1)
-    return (at + F.gather(before, mine, -1)).reshape(g, p, n)
+    return (at + F.gather_or_zero(before, mine, -1)).reshape(g, p, n)
 
 
 # -- dropless -------------------------------------------------------------------------------------
 def dropless(
-    x: Tensor, ids: Tensor, gates: Tensor, experts: int, wire: Wire, run: Experts, block: int
-) -> Tensor:
-    """Every choice is served: each device of experts gets room for all that may come to it.
+    x: Tensor, ids: Tensor, gates: Tensor, experts: int, wire: Wire, run: Experts, block: int,
+    all_served: bool = True,
+) -> Tensor:  # fmt: skip
+    """Every choice is served: each device of experts gets room for all that may come to it. Unless
+    `all_served`, a choice that is `experts` goes to none.
 
     That is S min(k, El) rows from a part of S tokens to a device of El experts. There they are
     sorted by expert into blocks of `block` rows (0: chosen), the last of each expert padded, so the
@@ -205,6 +211,8 @@ def dropless(
     goal = flat // own
     at, _ = places(goal, devices)
     slot = goal * size + at
+    if not all_served:
+        slot = F.where(flat < experts, slot, -1)
     choice = filled(slot, line(slot), devices * size)
     token = filled(slot, line(slot) // k, devices * size)
     kind = filled(slot, flat - goal * own, devices * size).reshape(g, p, devices, size)

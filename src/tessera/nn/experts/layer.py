@@ -15,8 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import axes_of, divides, flag, number, one_of, ranked, shown, unfit, whole
-from ...core.dtypes import f32
+from ...core.checks import (
+    axes_of,
+    divides,
+    flag,
+    number,
+    one_of,
+    ranked,
+    shaped,
+    shown,
+    unfit,
+    whole,
+)
+from ...core.dtypes import bool_, f32
 from ...core.errors import UsageError, fail, lines_up
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
@@ -30,7 +41,7 @@ from ...lang.parameter import Parameter
 from ...lang.pipelines.microbatch import state_of
 from ...lang.record import current, named_scope
 from ...lang.store import weights
-from ...lang.tensor import Tensor
+from ...lang.tensor import Like, Tensor
 from ..layers import normal
 from ..module import Module, state
 from .call import settled
@@ -68,6 +79,7 @@ def moe(
     topk_groups: int | None = None,
     scale: float = 1.0,
     network: Callable[[Tensor, dict[str, Tensor]], Tensor] | None = None,
+    mask: Like | None = None,
 ) -> Any:
     """Sums gate * expert(token) over the `k` experts chosen for each token of x [..., d].
 
@@ -102,6 +114,9 @@ def moe(
       rows [*, t, d] of one expert for each index of the dims *, and weights [*, ...] of that
       expert, or of size 1 in some of *: it returns [*, t, d], as `rows @ w["a"] @ w["b"]` does.
 
+    - `mask` [...]: 0 or False where a token is padding: it goes to no expert, takes no room, counts
+      in no number of the `Routing`, and gets zeros (but for an expert of all tokens).
+
     The result has the layout of `x`; if `x` has no mesh, its tokens are split. With `stats` it
     returns (result, Routing). Raises UsageError if an option is unknown or the experts do not
     divide, ShapeError if shapes do not fit, DTypeError if x is not of floats, LayoutError if the
@@ -129,7 +144,7 @@ def moe(
     )  # fmt: skip
     if isinstance(experts, MoE):
         options, experts = _of_layer(experts, options), experts.weights()
-    return _called(t, experts, options, mesh, flag("moe", "stats", stats))
+    return _called(t, experts, options, mesh, flag("moe", "stats", stats), mask)
 
 
 def _of_layer(layer: MoE, options: Options) -> Options:
@@ -137,11 +152,17 @@ def _of_layer(layer: MoE, options: Options) -> Options:
     return replace(layer.options(), **options.given())
 
 
-def _called(x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool) -> Any:
+def _called(
+    x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool, mask: Like | None
+) -> Any:
+    if mask is not None:
+        mask = as_tensor(mask)
+        shaped("moe", "the mask", mask.type, x.shape[:-1], x=x.type)
+        mask = mask if mask.dtype is bool_ else mask != 0
     call = settled(x.type, experts, options, mesh)
     call.warn_of_no_effect()
     with named_scope("moe"), sums_in_order("moe", options.deterministic):
-        out, choice, dropped = call.run(x)
+        out, choice, dropped = call.run(x, mask)
         made = (out, choice.routing(dropped)) if stats else out
     recorder = current()
     if recorder is None:
@@ -294,26 +315,30 @@ class MoE(Module):
         mine = {f.name: self.__dict__[f.name] for f in fields(Options) if f.name in self.__dict__}
         return Options(**{**mine, "router": self.router_kind})
 
-    def routed(self, x: Tensor, zigzag: int = 1) -> tuple[Tensor, Routing]:
+    def routed(
+        self, x: Tensor, zigzag: int = 1, mask: Like | None = None
+    ) -> tuple[Tensor, Routing]:
         """Returns (the result for `x`, a `Routing`): add `routing.aux_loss` to the loss to balance.
 
-        `zigzag` is as in `moe`: over how many devices ring attention splits the sequence. In a
-        pipeline the auxiliary loss is that of one microbatch, because a backward pass begins before
-        the router has seen the others. Their mean is not the loss of the whole batch; a
-        PipelineWarning says so.
+        `zigzag` and `mask` are as in `moe`: over how many devices ring attention splits the
+        sequence, and which tokens are no padding. In a pipeline the auxiliary loss is that of one
+        microbatch, because a backward pass begins before the router has seen the others. Their mean
+        is not the loss of the whole batch; a PipelineWarning says so.
         """
         _warn_of_microbatches()
-        return self._routed(x, zigzag)
+        return self._routed(x, zigzag, mask)
 
-    def _routed(self, x: Tensor, zigzag: int) -> tuple[Tensor, Routing]:
+    def _routed(self, x: Tensor, zigzag: int, mask: Like | None) -> tuple[Tensor, Routing]:
         options = replace(self.options(), zigzag=zigzag)
-        made: tuple[Tensor, Routing] = _called(as_tensor(x), self.weights(), options, None, True)
+        made: tuple[Tensor, Routing] = _called(
+            as_tensor(x), self.weights(), options, None, True, mask
+        )
         if self.balance == "bias" and self.training:
             self.bias = updated_expert_bias(self.bias, made[1].load, self.rate)
         return made
 
-    def __call__(self, x: Tensor, zigzag: int = 1) -> Tensor:
-        return self._routed(x, zigzag)[0]
+    def __call__(self, x: Tensor, zigzag: int = 1, mask: Like | None = None) -> Tensor:
+        return self._routed(x, zigzag, mask)[0]
 
     def rehash(self, placement: Placement) -> None:
         """Moves the experts' weights to the rows of `placement`; the layer computes the same.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from ...core.checks import divides, number, one_of, whole
 from ...core.dtypes import f32
@@ -41,28 +42,43 @@ register(Routing)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Per token [.., k]: ids of experts, gates in f32; and logits and scores [.., E] in f32."""
+    """Per token [.., k]: ids of experts, gates in f32; and logits and scores [.., E] in f32.
+    `there` bool [.., 1] is False for tokens that go to no expert; None: all go."""
 
     ids: Tensor
     gates: Tensor
     logits: Tensor
     scores: Tensor
+    there: Tensor | None = None
 
     def routing(self, dropped: Tensor) -> Routing:
-        """The numbers about this choice; `dropped` counts what found no room."""
+        """The numbers about this choice; `dropped` counts what found no room. Tokens that are not
+        there count nowhere."""
         experts = self.scores.shape[-1]
         dims = tuple(range(self.scores.ndim - 1))
         tokens = self.scores.size // experts
-        load = F.sum(F.one_hot(self.ids, experts), (*dims, len(dims)))
+        part: Any = 1.0 / tokens  # that one token has
+        scale: Any = experts / self.ids.size
+        if self.there is not None:
+            counts = self.there.to(f32)
+            part = 1.0 / F.maximum(F.complete(F.sum(counts)), 1.0)
+            scale = part * (experts / self.ids.shape[-1])
+        hot = F.one_hot(self.ids, experts)
+        if self.there is not None:
+            hot = hot * self.there.unsqueeze(-1).to(hot.dtype)
+        load = F.sum(hot, (*dims, len(dims)))
         share = self.scores / F.sum(self.scores, -1, True)
-        mean = F.sum(share, dims) * (1.0 / tokens)
-        aux = F.sum(F.complete(load) * F.complete(mean)) * (experts / self.ids.size)
+        if self.there is not None:
+            share = share * counts
+        mean = F.sum(share, dims) * part
+        aux = F.sum(F.complete(load) * F.complete(mean)) * scale
         lse = F.logsumexp(self.logits, -1)
+        z = F.mean(lse * lse) if self.there is None else F.sum(lse * lse * counts[..., 0]) * part
         return Routing(
             F.stop_gradient(F.complete(load)),
             F.stop_gradient(F.complete(dropped)),
             aux,
-            F.complete(F.mean(lse * lse)),
+            F.complete(z),
         )
 
 
@@ -100,9 +116,11 @@ class Router:
             )
 
 
-def choose(x: Tensor, weight: Tensor, how: Router, bias: Tensor | None = None) -> Choice:
+def choose(
+    x: Tensor, weight: Tensor, how: Router, bias: Tensor | None = None, there: Tensor | None = None
+) -> Choice:
     """The best experts of tokens `x` [.., d] under `weight` [d, E]. `bias` [E] is added for the
-    choice only: no gate and no gradient sees it."""
+    choice only: no gate and no gradient sees it. `there` is that of `Choice`."""
     logits = F.matmul(x.to(f32), weight.to(f32))
     scores = fn.softmax(logits) if how.kind == "topk" else F.sigmoid(logits)
     biased = F.stop_gradient(scores if bias is None else scores + bias.to(f32))
@@ -116,7 +134,7 @@ def choose(x: Tensor, weight: Tensor, how: Router, bias: Tensor | None = None) -
         gates = gates / F.sum(gates, -1, True)
     if how.scale != 1.0:
         gates = gates * how.scale
-    return Choice(ids, gates, logits, scores)
+    return Choice(ids, gates, logits, scores, there)
 
 
 def _in_best_groups(scores: Tensor, how: Router) -> Tensor:

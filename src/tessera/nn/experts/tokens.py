@@ -42,11 +42,15 @@ class Tokens:
     def numbers(self) -> Tensor:
         """0, 1, 2, ... over the tokens in their own order, as [G, P, S, 1]."""
         *_, seq, _ = t = self.type.shape
-        line = self._order(math.prod(t[:-1]), seq).reshape(*t[:-1], 1)
-        home = self.type
-        thin = home.with_dims((*home.dims[:-1], line.type.dims[-1])).with_dtype(line.dtype)
-        moved = F.relayout(line, thin) if home.mesh is not None else line
-        cut = F.permute(moved.reshape(*self.sizes, 1), (*self.order, len(self.order)))
+        return self.each(self._order(math.prod(t[:-1]), seq).reshape(*t[:-1]))
+
+    def each(self, values: Tensor) -> Tensor:
+        """What each token has, [..], as [G, P, S, 1]."""
+        thin, home = values.reshape(*values.shape, 1), self.type
+        if home.mesh is not None:
+            dims = (*home.dims[:-1], thin.type.dims[-1])
+            thin = F.relayout(thin, home.with_dims(dims).with_dtype(values.dtype))
+        cut = F.permute(thin.reshape(*self.sizes, 1), (*self.order, len(self.order)))
         return cut.reshape(*self.four, 1)
 
     def runs(self) -> Tensor | None:

@@ -23,7 +23,8 @@ import tessera as ts
 from tessera import checkpoint, dist, nn, optim
 from tessera.data import create_dataloader
 from tessera.train import recipe
-from tessera.train.guard import Guard, LossError, TrainState
+from tessera.train.bad_loss import LossError
+from tessera.train.guard import Guard, TrainState
 from tessera.train.metrics import read_metrics
 from tessera.train.run import Preempted, Run
 from tessera.train.saving import load_checkpoint
@@ -213,6 +214,12 @@ def test_a_bad_loss_has_an_end(tmp_path: Path) -> None:
     assert len(Trained(tmp_path / "go on")(loss_of=always, on_bad_loss="ignore").losses) == STEPS
 
 
+def test_rows_of_a_run_that_never_saved_do_not_stay(tmp_path: Path) -> None:
+    with pytest.raises(Crash):
+        Trained(tmp_path)(crash_at(1), every=None)
+    assert len(Trained(tmp_path)(every=None).losses) == STEPS
+
+
 def test_a_spike_is_a_bad_loss(tmp_path: Path) -> None:
     run = Trained(tmp_path, 12)(
         loss_of=bad_where({10}, 90.0), on_bad_loss="rollback", spike=3.0, keep=2
@@ -305,7 +312,7 @@ MESHES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def modular(folder: Path, place: str, after: Any = None) -> tuple[dict[str, bytes], str]:
+def modular(folder: Path, place: str, after: Any = None) -> tuple[dict[str, bytes], Any]:
     """A module that is changed in place, under `mesh_invariant`; the bits of its weights."""
     make, plan = MESHES[place]
     mesh, optimizer, said = make(), optim.AdamW(1e-2), io.StringIO()
@@ -335,15 +342,17 @@ def modular(folder: Path, place: str, after: Any = None) -> tuple[dict[str, byte
                 if after is not None:
                     after(step)
     weights = {k: w.numpy().tobytes() for k, w in model.parameters().items()}
-    return weights, (folder / "metrics.jsonl").read_text().count("\n").__str__()
+    rows_of = read_metrics(folder / "metrics.jsonl")
+    return weights, [(row["step"], row["loss"]) for row in rows_of]
 
 
 @pytest.mark.parametrize(("stops", "goes_on"), grid(["dp=4", "folded"], ["folded", "one", "dp=4"]))
-def test_another_mesh_goes_on_with_the_same_bits(stops: str, goes_on: str, tmp_path: Path) -> None:
-    want, rows = modular(tmp_path / "whole", "dp=4")
+def test_another_mesh_goes_on_with_the_same_bits(
+    stops: str, goes_on: str, undisturbed: tuple[dict[str, bytes], Any], tmp_path: Path
+) -> None:
     with pytest.raises(Crash):
-        modular(tmp_path / "run", stops, crash_at(3))
-    assert modular(tmp_path / "run", goes_on) == (want, rows)
+        modular(tmp_path, stops, crash_at(3))
+    assert modular(tmp_path, goes_on) == undisturbed
 
 
 def test_a_state_that_is_not_put_back_is_an_error(tmp_path: Path) -> None:

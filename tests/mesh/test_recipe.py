@@ -514,7 +514,12 @@ def test_rows_that_do_not_divide() -> None:
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("keys", [{}, {"weight_dtype": "bf16"}, {"offload_optimizer_state": True}])
+SCALED = {"mixed_precision": "fp16", "loss_scale": "dynamic", "loss_scale_interval": 2}
+
+
+@pytest.mark.parametrize(
+    "keys", [SCALED, {"weight_dtype": "bf16"}, {"offload_optimizer_state": True}]
+)
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     keys: Tree, tmp_path: Path
 ) -> None:
@@ -536,6 +541,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     for _, data in zip(range(2), other, strict=False):
         second, w, s = step(data, w, s)
     assert second.item() == loss.item()
+    assert s["loss_scale"].item() == state["loss_scale"].item()
     for name, t in w.items():
         np.testing.assert_array_equal(t.numpy(), weights[name].numpy())
 

@@ -14,19 +14,15 @@ What the processes of a run do after a step the first one decides for all of the
 from __future__ import annotations
 
 import itertools
-import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from statistics import median
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from ..checkpoint import Keep, load, verify
+from ..checkpoint import Keep
 from ..checkpoint.listing import Root, age_text, keep_of, manifests, unfinished
 from ..checkpoint.loading import Checkpoint
 from ..checkpoint.saving import failures, pending, start
@@ -37,22 +33,16 @@ from ..core.errors import CheckpointError, TesseraError, UsageError, fail
 from ..lang.engine import engine
 from ..lang.tensor import Tensor
 from ..nn.module import Module
+from .bad_loss import Judge, LossError, is_finite
 from .config import TrainingConfig
 from .run import Preempted, Run
-from .saving import step_tag
+from .saving import first_whole, step_tag
 from .watchdog import Watchdog
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLICIES = ("stop", "rollback", "ignore")
-WATCHED = ("loss", "grad_norm")
-RECENT = 50  # losses with which a new one is compared
-FEW = 8  # losses that say nothing yet
 _LIMIT_S = 3600.0  # of a wait for another process where no limit is given
 _COUNT = itertools.count(1)
-
-
-class LossError(TesseraError, ArithmeticError):
-    """Raised when a loss is no number, or too large, and the policy is to stop."""
 
 
 @dataclass
@@ -119,7 +109,7 @@ class Guard:
         self._keep = keep_of(keep) or (self._config.keep if self._config is not None else None)
         self._resume = resume if isinstance(resume, bool) else Storage(resume)
         self._policy = one_of("Guard", "on_bad_loss", on_bad_loss, POLICIES)
-        self._spike = None if spike is None else number("Guard", "spike", spike, above=1)
+        self._judge = Judge(None if spike is None else number("Guard", "spike", spike, above=1))
         self._most = whole("Guard", "rollbacks", rollbacks, 0)
         self._hang_s = None if hang_s is None else number("Guard", "hang_s", hang_s, above=0)
         self._name = f"guard/{next(_COUNT)}"
@@ -128,7 +118,6 @@ class Guard:
         self._before: dict[int, Any] = {}
         self._signal = 0
         self._owed = self._told_late = False
-        self._losses: list[float] = []
         self._saved: int | None = None  # the step that was saved last
         self._mark: Any = None
         self._rolled, self._base, self._bad_tags = 0, -1, set[str]()  # of rollbacks
@@ -224,7 +213,8 @@ class Guard:
                 f"run: {step_tag(step + 1)} waits: the save before it is still being written"
             )
             self._told_late = True
-        mine = {"bad": self._why(row), "save": save, "signal": self._signal}
+        bad = "" if self._policy == "ignore" else self._judge.why(row)
+        mine = {"bad": bad, "save": save, "signal": self._signal}
         if process_count() > 1:
             if process_index() == 0 or self._signal:
                 mine["signal"] = engine().asked(self._name, self._signal or None) or 0
@@ -247,7 +237,7 @@ class Guard:
         self._bad_tags.discard(step_tag(step))
         live, c = self.live, self._config
         position = live.loader.state_dict() if live.loader is not None else None
-        numbers = {k: v for k, v in self.run.last.items() if _finite(v) and k != "step"}
+        numbers = {k: v for k, v in self.run.last.items() if is_finite(v) and k != "step"}
         start(
             step_tag(step), live.weights, self._tensors(), None, self._storage.name, self._keep,
             step, numbers,
@@ -294,6 +284,11 @@ class Guard:
     # -- going on ---------------------------------------------------------------------------------
     def _begin(self) -> None:
         """Goes on from what is there, and says from what."""
+        self._go_on()
+        if not self.begin:
+            self.run.cut(0)
+
+    def _go_on(self) -> None:
         if self._resume is False:
             return
         places = [self._storage]
@@ -330,26 +325,15 @@ class Guard:
         self.run.progress.note("; ".join(parts))
 
     def _restore(self, place: Storage, tags: Sequence[str]) -> Checkpoint | None:
-        """The first of `tags` that is whole, in all processes; `live` has its state."""
-        for tag in tags:
-            mine: dict[str, Any] = {"error": "", "damaged": False}
-            found = None
-            try:
-                found = load(tag, self.live.weights, self._tensors(), root=place.name)
-            except CheckpointError as error:
-                mine = {"error": str(error), "damaged": _damaged(tag, place)}
-            said = [mine]
-            if process_count() > 1:
-                turn, limit_s = next(self._turn), self._hang_s or _LIMIT_S
-                said = engine().gather(f"{self._name}/{turn}", mine, limit_s)
-            wrong = [s for s in said if s["error"]]
-            if not wrong:
-                return found
-            if not all(s["damaged"] for s in wrong):
-                raise CheckpointError(next(s["error"] for s in wrong if not s["damaged"]))
-            lines = [line.strip() for line in wrong[0]["error"].splitlines()]
-            self.run.progress.note("run: " + "; ".join(lines[:-1]) + "; the one before it is tried")
-        return None
+        """The first of `tags` that is whole; its tensors lie as those of `live`."""
+
+        def together(mine: dict[str, Any]) -> list[Any]:
+            limit_s = self._hang_s or _LIMIT_S
+            return engine().gather(f"{self._name}/{next(self._turn)}", mine, limit_s)
+
+        return first_whole(
+            place, tags, self.live.weights, self._tensors(), together, self.run.progress.note
+        )
 
     def _stand_at(self, found: Checkpoint) -> None:
         live, about = self.live, found.state if isinstance(found.state, dict) else {}
@@ -374,22 +358,6 @@ class Guard:
         return engine().from_first(self._name, next(self._turn), value, limit_s)
 
     # -- losses -----------------------------------------------------------------------------------
-    def _why(self, row: dict[str, Any]) -> str:
-        """What is wrong with the values of a step, "" if nothing is."""
-        if self._policy == "ignore":
-            return ""
-        for name in WATCHED:
-            if isinstance(row.get(name), (float, np.floating)) and not _finite(row[name]):
-                return f"its {name} is {row[name]}"
-        loss: Any = row.get("loss")
-        if self._spike is None or not _finite(loss):
-            return ""
-        usual = median(self._losses) if len(self._losses) >= FEW else math.inf
-        if loss > self._spike * usual > 0:
-            return f"its loss is {loss:.4g}, and that of the steps before it {usual:.4g}"
-        self._losses = [*self._losses[1 - RECENT :], loss]
-        return ""
-
     def _bad(self, step: int, why: str) -> int:
         """The step that comes next, after one whose loss is bad."""
         self._settle(wait=True)
@@ -439,20 +407,6 @@ def _give_out(loader: Any) -> None:
         next(loader)
     except StopIteration:
         next(iter(loader))
-
-
-def _finite(value: Any) -> bool:
-    kinds = (int, float, np.integer, np.floating)
-    return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _damaged(tag: str, place: Storage) -> bool:
-    """Whether a checkpoint is not what was saved, rather than one of something else."""
-    try:
-        verify(tag, place.name)
-    except CheckpointError:
-        return True
-    return False
 
 
 __all__ = ["Guard", "LossError", "TrainState"]

@@ -7,7 +7,7 @@ configuration and the position of the loader, is its `state`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,46 @@ def load_checkpoint(
     return Checkpoint(found.step, found.tensors, {**state, "config": config}, about.get("loader"))
 
 
+def first_whole(
+    place: Storage,
+    tags: Sequence[str],
+    weights: Any,
+    optimizer: Any,
+    together: Callable[[dict[str, Any]], list[Any]],
+    tell: Callable[[str], None],
+) -> checkpoint.Checkpoint | None:
+    """The first of `tags` that no process finds damaged, None if there is none. `together` gives
+    what each process says; `tell` takes a line for each that is passed over.
+
+    Raises CheckpointError for one that is whole and does not fit `weights` and `optimizer`.
+    """
+    for tag in tags:
+        mine: dict[str, Any] = {"error": "", "damaged": False}
+        found = None
+        try:
+            found = checkpoint.load(tag, weights, optimizer, root=place.name)
+        except CheckpointError as error:
+            mine = {"error": str(error), "damaged": _damaged(tag, place)}
+        wrong = [said for said in together(mine) if said["error"]]
+        if not wrong:
+            return found
+        for said in wrong:
+            if not said["damaged"]:
+                raise CheckpointError(said["error"])
+        lines = [line.strip() for line in wrong[0]["error"].splitlines()]
+        tell("run: " + "; ".join(lines[:-1]) + "; the one before it is tried")
+    return None
+
+
+def _damaged(tag: str, place: Storage) -> bool:
+    """Whether a checkpoint is not what was saved, rather than one of something else."""
+    try:
+        checkpoint.verify(tag, place.name)
+    except CheckpointError:
+        return True
+    return False
+
+
 def _nested(flat: Mapping[str, Any]) -> State:
     """The tree of tensors by the names "m/blocks.up"."""
     state: State = {}
@@ -142,4 +182,6 @@ def _see_old(folder: Path) -> None:
         )
 
 
-__all__ = ["Checkpoint", "checkpoints", "load_checkpoint", "save_checkpoint", "step_tag"]
+__all__ = [
+    "Checkpoint", "checkpoints", "first_whole", "load_checkpoint", "save_checkpoint", "step_tag",
+]  # fmt: skip

@@ -29,7 +29,7 @@ GIVEN: dict[int, dict[str, str]] = {
         "experts": "the router and two matrices for each expert",
         "model": "a GPT",
         "optimizer": "an AdamW and its state: ours keeps none, so state_dict takes it",
-        "train_epoch": "waits with its block",
+        "train_epoch": "a loop of elastic.steps over dp, in which a device is lost",
     },
     3: {"STAGES": "a mesh that has the axis pp, which the text's own lacks"},
     4: {

@@ -16,6 +16,7 @@ import tessera as ts
 from tessera import dist, op, pipeline
 from tests.cases import LONG
 from tests.guide.apart import inputs
+from tests.guide.blocks import guide_2
 from tests.guide.reading import in_order
 from tests.guide.runner import guide_path
 
@@ -182,3 +183,11 @@ def test_a_scheduled_step_takes_each_transport(backend: str) -> None:
     assert did.transport.epoch == "hard" and did.buckets > 1
     assert f"requested {backend}: " in str(report) and "served by XLA's collectives" in str(report)
     assert f"backend={backend} epoch=hard" in step.compiled.schedule.text
+
+
+# -- 5.2 -------------------------------------------------------------------------------------------
+def test_an_epoch_that_loses_a_device() -> None:
+    space: dict[str, Any] = {}
+    give = {"train_epoch": guide_2.GIVES["train_epoch"](space)}
+    in_order(2, give, ("5.2",))
+    guide_2.the_epoch(space, "")

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from tests.procs.launched import command, lives, variables
+from tests.quickly import FLAGS
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 LIMIT_S = 600.0
@@ -33,8 +34,8 @@ def alone(steps: int, folder: Path, losses: int = 0) -> list[str]:
     """The words of what a run in one process of 8 devices prints."""
     done = subprocess.run(
         [sys.executable, *arguments(steps, folder, 0.0, losses)],
-        env=variables(TESSERA_DETERMINISTIC="1"), capture_output=True, text=True, timeout=LIMIT_S,
-        check=False,
+        env=variables(TESSERA_DETERMINISTIC="1", XLA_FLAGS=FLAGS), capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.split()
@@ -60,7 +61,7 @@ class Disturbed:
         ]
         self.popen = subprocess.Popen(
             command(*run, *arguments(steps, folder, pause_s=0.2)),
-            env=variables(TESSERA_DETERMINISTIC="1"), stdin=subprocess.DEVNULL,
+            env=variables(TESSERA_DETERMINISTIC="1", XLA_FLAGS=FLAGS), stdin=subprocess.DEVNULL,
             stdout=self.files[0], stderr=self.files[1], text=True, start_new_session=True,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
-from tessera import checkpoint, dist, nn, op, optim
+from tessera import checkpoint, dist, elastic, nn, op, optim
 
 Space = dict[str, Any]
 RNG = np.random.default_rng(2)
@@ -57,7 +57,22 @@ def adam(space: Space) -> SimpleNamespace:
 GIVES |= {
     "model": lambda s: nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=16, layers=1, heads=2)),
     "optimizer": adam,
+    "train_epoch": lambda s: partial(epoch, s, lost=5),
 }
+
+
+def epoch(space: Space, lost: int | None) -> None:
+    """Four steps of gradient descent, in one of which a device is lost."""
+    state = {"w": ts.tensor(WEIGHT, mesh=DP)}
+    space["epoch"] = state, space.setdefault("made", [])
+    for step in elastic.steps(state, 4):
+        with step as i:
+            if i == 2 and step.mesh.physical.size == 8 and lost is not None:
+                elastic.drop(lost)
+            x = ts.tensor(ROWS, mesh=step.mesh, layout="[48@dp, 33]")
+            loss = op.cross_entropy(op.matmul(x, state["w"]), ts.tensor(LABELS, mesh=step.mesh))
+            state["w"] = state["w"] - ts.grad(loss, state["w"]) * 0.1
+            space["made"].append((i, step.mesh.physical.size))
 
 
 def the_mesh(space: Space, shown: str) -> None:
@@ -154,6 +169,16 @@ def the_checkpoint(space: Space, shown: str) -> None:
         assert all(np.array_equal(np.asarray(have[n]), saved[n].numpy()) for n in have)
 
 
+def the_epoch(space: Space, shown: str) -> None:
+    """a device is lost in step 2: the steps from there on run on four, and the weights are those of
+    an epoch that lost none"""
+    assert space["made"] == [(0, 8), (1, 8), (2, 4), (3, 4)]
+    disturbed = space["epoch"][0]["w"].numpy()
+    elastic.restore(5)
+    epoch(space, lost=None)
+    np.testing.assert_allclose(disturbed, space["epoch"][0]["w"].numpy(), rtol=1e-5, atol=1e-6)
+
+
 CHECKS = {
     "2/2.1/code": the_mesh,
     "2/3.1/code": the_gradients,
@@ -163,4 +188,5 @@ CHECKS = {
     "2/3.4/code": the_experts,
     "2/3.4/train_step": the_schedule,
     "2/5.1/code": the_checkpoint,
+    "2/5.2/code": the_epoch,
 }

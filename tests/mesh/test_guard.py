@@ -346,6 +346,11 @@ def modular(folder: Path, place: str, after: Any = None) -> tuple[dict[str, byte
     return weights, [(row["step"], row["loss"]) for row in rows_of]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Any]:
+    return modular(tmp_path_factory.mktemp("undisturbed"), "dp=4")
+
+
 @pytest.mark.parametrize(("stops", "goes_on"), grid(["dp=4", "folded"], ["folded", "one", "dp=4"]))
 def test_another_mesh_goes_on_with_the_same_bits(
     stops: str, goes_on: str, undisturbed: tuple[dict[str, bytes], Any], tmp_path: Path

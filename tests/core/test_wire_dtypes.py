@@ -16,6 +16,7 @@ from tessera.core.layout import parse_type
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.passes.simplify import simplify
+from tessera.train import recipe
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -158,6 +159,32 @@ def test_with_both_half_of_the_bytes_are_sent(strategies: tuple[str, ...]) -> No
     assert {n.op for n in wide} <= {"all_reduce", "all_gather"}
     assert max(n.type.size for n in wide) < WIDTH * SEQ + 1  # positions, and maxima of logits
     assert received(g) < 0.52 * received(plain)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weights_stored_narrow_are_gathered_narrow_and_their_masters_not_at_all(stage: int) -> None:
+    """A whole training step of ZeRO: half of the bytes of f32, and masters in f32, split."""
+    plan = dist.strategy("zero_redundancy_optimizer", stage=stage)
+    found = {}
+    for dtype in ("f32", "bf16"):
+        config = {
+            "vocab_size": 64, "hidden_size": WIDTH, "num_layers": 2, "num_heads": 4,
+            "sequence_length": SEQ, "batch_size": BATCH, "weight_dtype": dtype,
+            "mixed_precision": dtype == "bf16",
+        }  # fmt: skip
+        weights = dist.place(recipe.initialize_model_weights(config), plan, MESH)
+        state = recipe.initialize_optimizer_state(weights, config, plan)
+        batch = dist.place((np.zeros((BATCH, SEQ), np.int32),) * 2, plan, MESH, kind="batch")
+        model = recipe.make_model(config)
+
+        def trained(w: Any, state: Any, x: Any, y: Any, model: Any = model, c: Any = config) -> Any:
+            loss = recipe.compute_loss(model, {"input_ids": x, "labels": y}, w)
+            return loss, recipe.optimizer_step(w, ts.grad(loss, w, layout=plan), state, c)
+
+        found[dtype] = simplify(graph.trace(trained, weights, state, *batch))
+    masters = [o.type for o in found["bf16"].outputs if o.type.dtype is ts.f32 and o.type.rank > 1]
+    assert masters and all("dp" in t.split_axes for t in masters)
+    assert received(found["bf16"]) < 0.52 * received(found["f32"])
 
 
 def test_rows_of_a_table_are_rounded_as_they_are_looked_up(oracle: Oracle) -> None:

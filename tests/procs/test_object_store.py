@@ -1,4 +1,4 @@
-"""Do checkpoints in an object store survive what those on a disk do? Against a local S3 server."""
+"""Do checkpoints in an object store survive what those on a disk do? Against local servers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -23,73 +24,109 @@ from tests.procs.harness import SRC, free_port
 from tests.procs.launched import until
 
 pytest.importorskip("tensorstore")
-SERVER = shutil.which("moto_server", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-if SERVER is None:
-    reason = "there is no local S3 server: pip install 'moto[s3,server]'"
-    pytest.skip(reason, allow_module_level=True)
-ROOT = "s3://bucket/runs/a"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a server listens that has an empty bucket."""
-    port = free_port()
+@dataclass(frozen=True)
+class Service:
+    """A local server: its command, what installs it, and how the array library finds it."""
+
+    command: tuple[str, ...]
+    package: str
+    env: dict[str, str]
+
+
+SERVICES = {
+    "s3": Service(
+        ("moto_server", "-H", "127.0.0.1", "-p", "PORT"),
+        "moto[s3,server]",
+        {
+            "AWS_ENDPOINT_URL": "URL",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        },
+    ),
+    "gs": Service(
+        (
+            "gcp-storage-emulator",
+            "start",
+            "--host=127.0.0.1",
+            "--port=PORT",
+            "--in-memory",
+            "--default-bucket=bucket",
+        ),
+        "gcp-storage-emulator",
+        {"TENSORSTORE_GCS_HTTP_URL": "URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING": "a"},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=SERVICES)
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """An empty bucket of a server that runs."""
+    service = SERVICES[request.param]
+    missing = f"there is no local server of {request.param}: pip install '{service.package}'"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    program = shutil.which(service.command[0], path=path)
+    if program is None:
+        pytest.skip(missing)
+    port = str(free_port())
     at = f"http://127.0.0.1:{port}"
-    log = (tmp_path_factory.mktemp("server") / "log").open("w")
-    command = [SERVER or "", "-H", "127.0.0.1", "-p", str(port)]
-    started = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    folder = tmp_path_factory.mktemp("server")
+    with (folder / "log").open("w") as log, pytest.MonkeyPatch.context() as env:
+        command = [program, *(word.replace("PORT", port) for word in service.command[1:])]
+        started = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
 
-    def answers() -> bool:
-        asked = urllib.request.Request(f"{at}/bucket", method="PUT")
+        def answers() -> bool:
+            """Whether it does; S3's gets its bucket."""
+            asked = urllib.request.Request(f"{at}/bucket", method="PUT")
+            try:
+                urllib.request.urlopen(asked if request.param == "s3" else at, timeout=5)
+            except HTTPError as error:
+                return error.code < 500
+            except OSError:
+                return False
+            return True
+
         try:
-            return bool(urllib.request.urlopen(asked, timeout=5).status == 200)
-        except (URLError, OSError):
-            return False
-
-    try:
-        until(lambda: started.poll() is not None or answers(), 60)
-        if started.poll() is not None:  # a launcher of other environments, which has none here
-            pytest.skip(f"moto_server ended with status {started.returncode}")
-        yield at
-    finally:
-        started.kill()
-        started.wait(10)
-        log.close()
+            until(lambda: started.poll() is not None or answers(), 60)
+            if started.poll() is not None:  # a launcher of other environments, which has none here
+                pytest.skip(missing)
+            for name, value in service.env.items():
+                env.setenv(name, value.replace("URL", at))
+            yield f"{request.param}://bucket"
+        finally:
+            started.kill()
+            started.wait(10)
 
 
-@pytest.fixture(autouse=True)
-def user(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "AWS_ENDPOINT_URL": server, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-
-
-def test_what_is_saved_comes_back_on_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_saved_comes_back_on_a_mesh(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = f"{store}/runs/a"
     monkeypatch.setattr("tessera.checkpoint.pieces.FILE_BYTES", 1000)
     mesh = dist.Mesh.parse("dp=4")
     x = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     for step in (1, 2, 3):
         w = ts.tensor(x * step, mesh=mesh, layout="[64@dp, 8]")
-        checkpoint.save(f"s{step}", {"w": w}, root=ROOT, keep=2, step=step, quiet=True)
+        checkpoint.save(f"s{step}", {"w": w}, root=root, keep=2, step=step, quiet=True)
     checkpoint.wait()
-    assert checkpoint.latest(ROOT) == "s3"
+    assert checkpoint.latest(root) == "s3"
     like = ts.tensor(x * 0, mesh=dist.Mesh.parse("dp=2"), layout="[64, 8@dp]")
-    found = checkpoint.load(tensors={"w": like}, root=ROOT)
+    found = checkpoint.load(tensors={"w": like}, root=root)
     np.testing.assert_array_equal(found.tensors["w"].numpy(), x * 3)
-    assert checkpoint.verify("s2", ROOT) == x.nbytes
+    assert checkpoint.verify("s2", root) == x.nbytes
     with pytest.raises(ts.CheckpointError, match="'s1' is not in"):
-        checkpoint.load("s1", root=ROOT)
-    assert checkpoint.prune(1, ROOT) == ["s2"]
-    storage = Storage(ROOT)
+        checkpoint.load("s1", root=root)
+    assert checkpoint.prune(1, root) == ["s2"]
+    storage = Storage(root)
     key = next(k for k in storage.listed() if k.endswith(".bin"))
     raw = bytearray(storage.read(key) or b"")
     raw[7] ^= 1
     storage.write(key, bytes(raw))
     with pytest.raises(ts.CheckpointError, match="'s3' is damaged"):
-        checkpoint.verify(None, ROOT)
-    checkpoint.save("s4", {"w": x}, root=ROOT, keep=1, async_io=False, quiet=True)
+        checkpoint.verify(None, root)
+    checkpoint.save("s4", {"w": x}, root=root, keep=1, async_io=False, quiet=True)
     assert {k.partition("/")[0] for k in storage.listed()} == {"s4"}
 
 
@@ -105,8 +142,8 @@ for step in range(1, 1000):
 """
 
 
-def test_a_save_that_is_killed_leaves_whole_checkpoints(tmp_path: Path) -> None:
-    root, rng = "s3://bucket/killed", np.random.default_rng(0)
+def test_a_save_that_is_killed_leaves_whole_checkpoints(store: str, tmp_path: Path) -> None:
+    root, rng = f"{store}/killed", np.random.default_rng(0)
     for k in range(3):
         log = tmp_path / f"{k}"
         with log.open("w") as out:

@@ -192,6 +192,17 @@ def test_a_folded_mesh_reads_block_by_block(
         assert max(c for n, c in cuts if n == f"tensors/{layout}") == size
 
 
+def test_a_load_that_takes_a_while_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint.save("t", {"w": np.ones(3), "v": np.ones(5)}, root=tmp_path, quiet=True)
+    for after_s, shown in ((2.0, False), (-1.0, True)):
+        monkeypatch.setattr(checkpoint.loading, "SHOWN_AFTER_S", after_s)
+        checkpoint.load("t", {"w": np.ones(3), "v": np.ones(5)}, root=tmp_path)
+        said = capsys.readouterr().err
+        assert ("checkpoint: loading" in said and "100%" in said) is shown
+
+
 def test_policies_of_keeping(tmp_path: Path) -> None:
     keep = checkpoint.Keep(last=2, every=3, best=1, metric="loss")
     losses = [5.0, 1.0, 4.0, 3.0, 2.0, 6.0, 7.0]

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 import tessera as ts
-from tessera import checkpoint, dist, nn, optim, pipeline
+from tessera import checkpoint, dist, elastic, nn, optim, pipeline
 from tessera.data.tokens import TokenBatches
 from tessera.show.pipeline_picture import render_pipeline
 from tessera.show.plan_view import flops_text, render_plan
@@ -48,6 +48,7 @@ Examples:
   --schedule ZB-H1                another order of the pipeline's microbatches
   --recompute full                layers computed again backwards instead of kept
   --fold 2                        the same program on 2 devices, in turns
+  --fold fit                      on as many as there are, for `tessera run --elastic 2:8`
   --save-every 100                a checkpoint of all that goes on, in OUT/checkpoints
   --out runs/a --save-every 100   the same command, given again, goes on where it ended
   --resume runs/a/checkpoints     goes on from the latest of them, also on another mesh
@@ -105,7 +106,10 @@ def train(c: SimpleNamespace, console: Console) -> None:
     # The mesh, and the plan that lays everything out on it.
     c.mesh = c.mesh or (MESH.replace("tp", "cp") if c.context else MESH)
     mesh = dist.Mesh.parse(c.mesh)
-    mesh = mesh.fold(onto=int(c.fold) if c.fold.isdigit() else c.fold) if c.fold else mesh
+    if c.fold == "fit":
+        mesh = elastic.fit(mesh)
+    elif c.fold:
+        mesh = mesh.fold(onto=int(c.fold) if c.fold.isdigit() else c.fold)
     plan = strategy(mesh, c.zero, c.moe)
     if c.recompute not in RECOMPUTE:
         raise ts.UsageError(f"--recompute: {c.recompute!r} is not one of {', '.join(RECOMPUTE)}")
@@ -237,7 +241,9 @@ def prove_resume(c: SimpleNamespace) -> None:
 
 def main(
     mesh: Annotated[str, typer.Option(help=f"Axes and sizes: dp, tp, pp, cp, ep [{MESH}].")] = "",
-    fold: Annotated[str, typer.Option(help="Run the mesh on fewer devices: dp=2,tp=1.")] = "",
+    fold: Annotated[
+        str, typer.Option(help="Run the mesh on fewer devices: dp=2,tp=1; or fit.")
+    ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, batches and sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,

@@ -294,3 +294,43 @@ def test_loops_that_could_not_go_back_are_errors() -> None:
                     elastic.drop(i)
     with pytest.raises(ts.UsageError, match="is not lost"):
         elastic.restore(9)
+
+
+@LONG
+def test_the_stages_of_a_pipeline_go_back_to_their_slices() -> None:
+    def run(events: dict[int, int]) -> tuple[list[bytes], list[str]]:
+        ts.seed(5)
+        plan, optimizer = dist.strategy("data_parallel"), optim.Adam(1e-2)
+        features: Any = pipeline.run(("pp",), "1F1B", 4)(staged)
+
+        @ts.jit(donate=("model", "state"))
+        def train_step(model: Any, state: Any, x: Any, y: Any) -> Any:
+            loss = ((features(model, x) - y) ** 2).mean()
+            grads = ts.grad(loss, model.parameters(), layout=plan)
+            new, made = optimizer.update(model.parameters(), grads, state)
+            model.load_parameters(new)
+            state.update(made)
+            return loss
+
+        mesh, made, events = dist.Mesh.parse("dp=2 pp=2"), list[str](), dict(events)
+        model = dist.place(Dense(), plan, mesh)
+        state = optimizer.init(model.parameters(), plan)
+        with mesh:
+            train_step.plan(model, state, *(dist.place(v[0], plan, kind="batch") for v in (X, Y)))
+        model = features.place(model)
+        state = optimizer.init(model.parameters(), plan)
+        with dist.elastic():
+            for step in elastic.steps({"model": model, "optimizer": state}, 4, mesh):
+                with step as i:
+                    x, y = (dist.place(v[i], plan, kind="batch") for v in (X, Y))
+                    train_step(model, state, x, y)
+                    if i in events:
+                        elastic.drop(events.pop(i))
+                    made.append(step.mesh.physical.text())
+        return bits(model, state), made
+
+    with dist.deterministic(level="mesh_invariant"):
+        quiet, _ = run({})
+        disturbed, made = run({1: 3, 2: 0})
+    assert made == ["dp=2 pp=2"] * 2 + ["dp=1 pp=2"] * 4
+    assert disturbed == quiet

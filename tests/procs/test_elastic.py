@@ -44,6 +44,9 @@ def test_a_program_that_makes_no_step_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
     done = launch("--elastic", "1:9", "fails.py", folder=tmp_path)
     assert done.code == 3
-    assert done.err.count("goes on with") == 2 and "3 times in a row no step was made" in done.err
+    assert (
+        done.err.count("goes on with") == 2
+        and "3 times in a row no safe point was kept" in done.err
+    )
     done = launch("--elastic", "2:2", "fails.py", folder=tmp_path)
     assert "1 processes are left, and --elastic asks for 2 at least" in done.err

@@ -113,7 +113,7 @@ class Generations:
             tries = tries + 1 if _name(last) == _name(before) else 0
             lost = 0 if now.alone else max(1, sum(_was_killed(p.code) for p in now.failed))
             if tries >= TRIES:
-                _say(f"{TRIES} times in a row no step was made, so the run ends")
+                _say(f"{TRIES} times in a row no safe point was kept, so the run ends")
                 return status
             if n - lost < self.low:
                 _say(f"{n - lost} processes are left, and --elastic asks for {self.low} at least")
@@ -137,7 +137,7 @@ def _name(manifest: Any) -> str:
 
 def _from(manifest: Any) -> str:
     if manifest is None:
-        return ", from the beginning"
+        return ", which begin anew: no safe point was kept"
     step = manifest.step
     return f", from its last safe point, after {step} step{'s' * (step != 1)}"
 

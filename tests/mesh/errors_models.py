@@ -113,3 +113,18 @@ grad: a gradient whose sums stay pending has the layout that they leave it in
   at     : AT
   fix    : give reduce_partial=True, or leave out layout
 """)
+
+# -- parts that are called alone -------------------------------------------------------------------
+def gradients_of_two_parts() -> object:
+    a, b = ts.nn.Linear(4, 4), ts.nn.Linear(4, 4)
+    return ts.jit(lambda x: ts.grad((b(a(x)) ** 2).sum()))(ts.ones((2, 4)))
+
+
+row("gradients of two parts", ts.UsageError, gradients_of_two_parts, """
+grad: two weights are called 'weight'
+  one   : f32[4, 4]
+  other : f32[4, 4]
+  at    : AT
+  fix   : pass the weights: ts.grad(loss, [a.parameters(), b.parameters()]); parts of one module \
+have names of their own
+""")

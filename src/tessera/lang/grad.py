@@ -184,13 +184,39 @@ def _goals(
 
 def met(recorder: Recorder) -> dict[str, Tensor]:
     """Every named weight that the function being recorded has met, by name."""
+    return _weights(_met(recorder))
+
+
+def _met(recorder: Recorder) -> list[Tensor]:
     for module in recorder.root.met.values():
         module.parameters()  # gives them their names
-    return _weights([*(t for t, _ in recorder.captured), *recorder.named])
+    return [*(t for t, _ in recorder.captured), *recorder.named]
 
 
 def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
-    return {t.name: t for t in found if t.name and t.dtype.is_float and not t.frozen}
+    """The weights among `found` by name. Raises UsageError if two have one name: one of them would
+    be left out."""
+    weights: dict[str, Tensor] = {}
+    for t in found:
+        if t.name and t.dtype.is_float and not t.frozen:
+            other = weights.setdefault(t.name, t)
+            if other is not t and not _same(other, t):
+                raise fail(
+                    UsageError,
+                    f"grad: two weights are called {t.name!r}",
+                    [("one", other.type), ("other", t.type)],
+                    fix="pass the weights: ts.grad(loss, [a.parameters(), b.parameters()]); parts"
+                    " of one module have names of their own",
+                )
+    return weights
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether both are one value of a recording, or hold one array."""
+    recorder = current()
+    if recorder is not None:
+        return recorder.node(a) is recorder.node(b)
+    return a.now()._data is b.now()._data
 
 
 def _named(loss: Tensor) -> dict[str, Tensor]:
@@ -199,7 +225,7 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
     recorder = current()
     if recorder is not None:
         within = reached(recorder.node(loss))
-        found = {n: t for n, t in met(recorder).items() if recorder.node(t) in within}
+        found = _weights(t for t in _met(recorder) if recorder.node(t) in within)
     else:
         found = _weights(t if t.box is None else t.box for t in _tape_leaves(loss))
     if not found:

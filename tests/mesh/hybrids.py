@@ -333,11 +333,13 @@ def traits(h: Hybrid) -> frozenset[Any]:
 
 
 def most_first(
-    hybrids: Iterable[Hybrid], worth: Callable[[frozenset[Any]], Any] = len
+    hybrids: Iterable[Hybrid],
+    worth: Callable[[frozenset[Any]], Any] = len,
+    seen: frozenset[Any] = frozenset(),
 ) -> Iterator[tuple[Hybrid, frozenset[Any]]]:
-    """The hybrids in another order, each with what those before it have not: always the one next
-    for which that is worth most."""
-    left = {h: traits(h) for h in hybrids}
+    """The hybrids in another order, each with what is not `seen` and those before it have not:
+    always the one next for which that is worth most."""
+    left = {h: traits(h) - seen for h in hybrids}
     while left:
         best = max(left, key=lambda h: worth(left[h]))
         new = left.pop(best)
@@ -353,11 +355,12 @@ def sample(count: int, seed: int = 4, draws: int = 500) -> list[Hybrid]:
     return sorted(found, key=lambda h: list(PROGRAMS).index(h.program))
 
 
-def few(hybrids: Iterable[Hybrid]) -> set[Hybrid]:
-    """The fewest, nearly, that have every choice of all `hybrids`, and as many pairs as go in."""
+def few(hybrids: Iterable[Hybrid], beside: Hybrid) -> set[Hybrid]:
+    """The fewest, nearly, that have every choice of all `hybrids` which `beside` has not, and as
+    many pairs as go in."""
 
     def ones(new: frozenset[Any]) -> int:
         return sum(name in CHOICES for name, _ in new)
 
-    found = most_first(hybrids, lambda new: (ones(new), len(new)))
+    found = most_first(hybrids, lambda new: (ones(new), len(new)), traits(beside))
     return {h for h, _ in itertools.takewhile(lambda pair: ones(pair[1]) > 0, found)}

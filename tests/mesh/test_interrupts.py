@@ -198,9 +198,9 @@ def test_the_second_press_arrives_at_once_and_the_first_one_says_why_it_waits(
         PRESS.format(0.2) + PRESS.format(1.6)
         + "start = time.monotonic()\n"
         "try: slow(30)\n"
-        "except KeyboardInterrupt: print(round(time.monotonic() - start))\n"
+        "except KeyboardInterrupt: print(time.monotonic() - start < 15)\n"
     )  # fmt: skip
-    assert done.stdout.split() == ["2"], done.stderr
+    assert done.stdout.split() == ["True"], done.stderr
     assert done.stderr == (
         "Ctrl-C: this call goes on to its end, so that nothing is half changed; press it again to"
         " stop now\n"

@@ -3,7 +3,8 @@
 The same GPT, weights and tokens, f32, AdamW, over dp. Ours is one process with as many virtual
 devices; PyTorch has a process of one thread for each rank, over gloo. Steps are taken in turn, and
 who waits is idle, so both have the whole machine.
-Run it: `python bench/fsdp.py --zero 3` (or `--zero 0`) prints one line of JSON.
+Run it: `python bench/fsdp.py --zero 3` (or `--zero 0`) prints one line of JSON. With `--processes`
+ours has a process for each rank, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from gpt_step import our_memory, ours
 from peers import jax_gpt
-from turns import Workers, apart, in_turn, ratio, timed
+from turns import Steps, Workers, apart, in_turn, ratio, timed
 
 from tessera.runtime.devices import start
 
@@ -28,10 +29,22 @@ HERE = Path(__file__).resolve().parent
 SAME = 1e-4  # how far losses may differ
 
 
+def beside(peer: Workers, a: argparse.Namespace) -> dict[str, Steps]:
+    """Steps of ours in a process for each rank, and of the peer, by turns."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    given = [str(a.ranks), port, str(a.layers), str(a.zero)]
+    commands = [[str(HERE / "peers/our_gpt.py"), str(r), *given] for r in range(a.ranks)]
+    with Workers(commands, a.limit, {"JAX_PLATFORMS": "cpu"}) as we:
+        return in_turn({"ours": we.step, "peer": peer.step}, a.rounds, warm=2)
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--zero", type=int, default=3, choices=(0, 1, 2, 3))
     ap.add_argument("--ranks", type=int, default=2)
+    ap.add_argument("--processes", action="store_true", help="ours in processes of one device")
     ap.add_argument("--rounds", type=int, default=8)
     ap.add_argument("--layers", type=int, default=4)
     ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
@@ -48,9 +61,14 @@ def main() -> None:
         ]  # fmt: skip
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         with Workers(commands, a.limit, {"GLOO_SOCKET_IFNAME": loopback}) as peer:
-            start(a.ranks)
-            run, step = ours(config, {"dp": a.ranks}, zero=a.zero)
-            found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
+            if a.processes:
+                found, more = beside(peer, a), {}
+            else:
+                start(a.ranks)
+                run, step = ours(config, {"dp": a.ranks}, zero=a.zero)
+                found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
+                count = len(list(step.graph.collectives()))
+                more = {"collectives": count, "memory": our_memory(step)}
     our, theirs = found["ours"], found["peer"]
     print(json.dumps({
         "zero": a.zero, "peer": kind, "torch": peer.about["torch"], "ranks": a.ranks,
@@ -59,8 +77,7 @@ def main() -> None:
         "speed_ratio": ratio(theirs.wall_s, our.wall_s),
         "cpu_ratio": ratio(theirs.cpu_s, our.cpu_s),
         "largest_loss_difference": apart(our, theirs, at_most=SAME),
-        "collectives": len(list(step.graph.collectives())),
-        "memory": our_memory(step),
+        **more,
     }))  # fmt: skip
 
 

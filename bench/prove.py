@@ -5,8 +5,8 @@ many placements.
 with experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp; others with experts on
 dp × ep, or with sequences over cp. Each runs unfolded, and folded axis by axis down to one device,
 with ZeRO stages, step by step, with overlap and buckets, with recomputing, by several pipeline
-schedules. It prints the SHA-256 of the weights and of all losses in full precision, in f32 and in
-bf16, and fails unless each program has one of each.
+schedules, in one process and in several. It prints the SHA-256 of the weights and of all losses in
+full precision, in f32 and in bf16, and fails unless each program has one of each.
 
 Then programs that are drawn (bench/generated.py): one hash each over all placements, or one reason
 why it is refused.
@@ -17,13 +17,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,11 +82,13 @@ class Placement:
     schedule: ScheduleOptions = ScheduleOptions()  # noqa: RUF009  # it is frozen
     recompute: bool = False
     pipe: str = ""  # the schedule of a pipeline
+    processes: int = 1
 
     def __str__(self) -> str:
         said = [f"{self.program:8} {self.onto:14}", f"ZeRO-{self.zero}"]
         said.append(self.pipe or self.schedule.text() or self.executor)
-        return "  ".join(said + ["recompute"] * self.recompute)
+        said += ["recompute"] * self.recompute
+        return "  ".join(said + [f"{self.processes} processes"] * (self.processes > 1))
 
 
 Row = tuple[Placement, str]  # and the dtype
@@ -106,7 +111,14 @@ def placements(small: bool) -> Iterator[Placement]:
         yield Placement("dense", "dp=1,tp=1", 1, recompute=True)
         yield Placement("experts", "dp=2,ep=2")
         yield Placement("experts", "dp=1,ep=1", 3, recompute=True)
+        yield Placement("dense", "dp=2,tp=2", 1, processes=2)
         return
+    for count in (2, 4):
+        yield Placement("dense", "dp=2,tp=2", 3, processes=count)
+        yield Placement("experts", "dp=2,ep=2", 1, processes=count)
+        yield Placement("ring", "dp=2,cp=2", 2, processes=count)
+        yield Placement("whole", "dp=2,pp=2,tp=2", 3, pipe="ZB-H1", processes=count)
+    yield Placement("whole", "dp=1,pp=2,tp=1", pipe="1F1B", processes=2)
     for i, onto in enumerate(folds("whole")):
         for k, zero in enumerate((0, 3)):
             yield Placement("whole", onto, zero, pipe=SCHEDULES[(2 * i + k) % len(SCHEDULES)])
@@ -157,10 +169,12 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
     ts.seed(7)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (steps, BATCH, SEQ + 1)).astype(np.int32)
+    routed: Any = (
+        {"experts": program.experts, "capacity": program.capacity} if program.experts else {}
+    )
     config = nn.GPTConfig(
         VOCAB, SEQ, 32, 2, 4, positions="rotary", norm="rms", dropout=0.1, loop=False,
-        remat=p.recompute, experts=program.experts, capacity=program.capacity,
-        context=program.context, stacked=not p.pipe,
+        remat=p.recompute, context=program.context, stacked=not p.pipe, **routed,
     )  # fmt: skip
     model = dist.place(nn.GPT(config), plan, mesh)
     rate = optim.warmup_cosine(1e-2, 2, max(steps, 2) + 1, end=1e-3, start=1e-3)
@@ -196,7 +210,21 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
     return found.hexdigest(), losses.hexdigest()
 
 
+def in_processes(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
+    """What each of its processes prints; "DIFFER" and all of it where they do not agree."""
+    devices = dist.Mesh.parse(p.onto).size // p.processes
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from prove import *; "
+    code += f"print('hashes', *hashes({replace(p, processes=1)!r}, {steps}, {dtype!r}))"
+    run = ["-m", "tessera.launch.cli", "run", "-n", p.processes, "--devices", devices]
+    command = [sys.executable, *run, sys.executable, "-c", code, Path(__file__).resolve().parent]
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
+    found = re.findall(r"hashes (\w{64}) (\w{64})", done.stdout)
+    return found[0] if found == found[:1] * p.processes else ("DIFFER", str(sorted(found)))
+
+
 def hashes(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
+    if p.processes > 1:
+        return in_processes(p, steps, dtype)
     with replaced(executor=p.executor, schedule=p.schedule), warnings.catch_warnings():
         warnings.simplefilter("ignore", pipeline.PipelineWarning)  # that some ranks idle
         return trained(p, steps, dtype)
@@ -229,7 +257,8 @@ def main(
     # What is compiled for one fold of a pipeline serves its other schedules: one process has all.
     groups: dict[object, list[Row]] = {}
     for p, d in rows:
-        groups.setdefault((p.program, p.onto, d) if p.pipe else (p, d), []).append((p, d))
+        alone = not p.pipe or p.processes > 1
+        groups.setdefault((p, d) if alone else (p.program, p.onto, d), []).append((p, d))
     seen: dict[tuple[str, str], list[tuple[str, str]]] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for done in as_completed([pool.submit(timed, g, steps) for g in groups.values()]):

@@ -16,6 +16,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import all_reduce
 from page import prose, table
 
 HERE = Path(__file__).resolve().parent
@@ -146,6 +147,25 @@ def ddp(rounds: int) -> list[str]:
         ),
         *torch_rows([r]),
     ]
+
+
+def processes(rounds: int) -> list[str]:
+    if not TORCH:
+        return no_torch()
+    r = measure("fsdp.py", "--zero", "0", "--processes", "--rounds", str(rounds))
+    return [
+        *prose(
+            f"""`bench/fsdp.py --zero 0 --processes`: the same as above, like with like: ours has
+            two processes of one device and one thread each, too, and its sums go through the
+            sockets of the engine's gloo. Losses of all steps differ by at most
+            {r["largest_loss_difference"]:.1e}. Ours has {against(r["speed_ratio"], 1.0)}."""
+        ),
+        *torch_rows([r]),
+    ]
+
+
+def sums(rounds: int) -> list[str]:
+    return all_reduce.lines(measure("all_reduce.py", "--rounds", str(rounds))["rows"])
 
 
 def fsdp(rounds: int) -> list[str]:
@@ -477,6 +497,8 @@ GUARDED = {
 SECTIONS = {
     "steps": Section("A training step against hand-written JAX", steps),
     "ddp": Section("Against PyTorch DDP", ddp),
+    "processes": Section("Against PyTorch DDP, two processes each", processes),
+    "sums": Section("A sum over devices, in one process and between processes", sums),
     "fsdp": Section("ZeRO-3 against FSDP2", fsdp),
     "dispatch": Section("What a call costs", dispatch),
     "ttnn": Section("TT-NN's calls", ttnn_calls),

@@ -114,16 +114,17 @@ class Workers:
         self.kill()
 
     def kill(self) -> None:
-        for p in self.processes:
+        for p in reversed(self.processes):  # the first may be what the others depend on
             p.kill()
             p.wait()
 
-    def step(self) -> Taken:
-        """One step of them all: the time of the slowest, the mean of values, all processor time."""
+    def step(self, word: str = "") -> Taken:
+        """One step of them all, which are told `word`: the time of the slowest, the mean of values,
+        all processor time."""
         for p in self.processes:
             assert p.stdin is not None
             try:
-                p.stdin.write("\n")
+                p.stdin.write(f"{word}\n")
                 p.stdin.flush()
             except BrokenPipeError:
                 self._ended()

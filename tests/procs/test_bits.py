@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import LONG
 from tests.procs.harness import line_of, run_ranks
 from tests.quickly import FLAGS
 
@@ -63,10 +64,13 @@ RUNS = {
         "whole dp=2,pp=2,tp=1 3 ZB-H1",
         "whole dp=1,pp=2,tp=1 0 1F1B",
     ),
+    "experts": ("experts dp=1,ep=1 0 -", "experts dp=2,ep=2 3 -", "experts dp=1,ep=2 1 -"),
+    "ring": ("ring dp=1,cp=1 0 -", "ring dp=2,cp=2 3 -", "ring dp=1,cp=2 1 -"),
 }
+MORE = ("experts", "ring")  # "pipeline" has experts over both processes, too
 
 
-@pytest.mark.parametrize("program", RUNS)
+@pytest.mark.parametrize("program", [pytest.param(p, marks=[LONG] * (p in MORE)) for p in RUNS])
 def test_two_processes_train_to_the_bits_of_one(
     program: str, tmp_path: Path, everything: bool
 ) -> None:

@@ -1,0 +1,145 @@
+"""How long does a sum over devices take: in one process, and between processes? Against raw JAX,
+PyTorch over gloo and OpenMPI, beside a copy of the same bytes in memory.
+
+Every device holds an f32 tensor of so many bytes, and gets the sum of all. Sides take turns, and
+who waits is idle. Run it: `python bench/all_reduce.py` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import sys
+import time
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+from page import prose, table
+from turns import Taken, Workers, apart, in_turn
+
+PEER = Path(__file__).resolve().parent / "peers" / "all_reduce.py"
+SIZES = (4 << 10, 256 << 10, 4 << 20, 64 << 20)
+PLACES = ((1, 2), (1, 8), (2, 1), (4, 1))  # processes, devices of each
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def copied(size: int, times: int = 9) -> float:
+    """Seconds that a copy of `size` bytes takes."""
+    x, y = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
+    found = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        np.copyto(y, x)
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+def sides(processes: int) -> list[str]:
+    found = ["ours", "jax"]
+    if processes > 1 and util.find_spec("torch") is not None:
+        found.append("torch")
+    return found + ["mpi"] * (processes > 1 and shutil.which("mpirun") is not None)
+
+
+def workers(side: str, processes: int, devices: int, limit_s: float) -> Workers:
+    port = free_port()
+    count = 1 if side == "mpi" else processes
+    commands = [
+        [str(PEER), side, str(rank), str(processes), str(devices), str(port)]
+        for rank in range(count)
+    ]
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    env = {"JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
+    return Workers(commands, limit_s, env)
+
+
+def row(processes: int, devices: int, size: int, rounds: int, limit_s: float) -> dict[str, Any]:
+    """Medians and least seconds of one sum, by sides."""
+    names = sides(processes)
+    started: dict[str, Workers] = {}
+    try:
+        for name in names:
+            started[name] = workers(name, processes, devices, limit_s).__enter__()
+        steps = {name: asking(w, size) for name, w in started.items()}
+        found = in_turn(steps, rounds, warm=2)
+    finally:
+        for w in started.values():
+            w.__exit__()
+    apart(*found.values(), at_most=0.0)
+    return {
+        "processes": processes, "devices": devices, "bytes": size, "copy_s": copied(size),
+        "median_s": {name: s.median_s for name, s in found.items()},
+        "min_s": {name: min(s.wall_s) for name, s in found.items()},
+    }  # fmt: skip
+
+
+def asking(w: Workers, size: int) -> Any:
+    def step() -> Taken:
+        return w.step(str(size))
+
+    return step
+
+
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The section of bench/RESULTS.md."""
+    worst = max(r["median_s"]["ours"] / r["median_s"]["jax"] for r in rows)
+    text = f"""`bench/all_reduce.py`: each device holds an f32 tensor of so many bytes and gets the
+        sum of all; milliseconds of one sum, medians (minima in brackets). Raw JAX is `psum` in
+        `shard_map`, PyTorch `all_reduce` over gloo, MPI OpenMPI's `MPI_Allreduce` over shared
+        memory; a copy is `memcpy` of the same bytes in one process. Ours takes at most
+        **{worst:.2f}** times as long as raw JAX (no limit was set)."""
+    kinds = ("ours", "jax", "torch", "mpi")
+    return [
+        *prose(text),
+        *table(
+            ("processes x devices", "bytes", "copy", "ours", "raw JAX", "PyTorch", "MPI"),
+            [
+                (
+                    f"{r['processes']} x {r['devices']}",
+                    f"{r['bytes'] >> 10} KiB"
+                    if r["bytes"] < 1 << 20
+                    else f"{r['bytes'] >> 20} MiB",
+                    _ms(r["copy_s"]),
+                    *(
+                        f"{_ms(r['median_s'][k])} ({_ms(r['min_s'][k])})"
+                        if k in r["median_s"]
+                        else "-"
+                        for k in kinds
+                    ),
+                )
+                for r in rows
+            ],
+        ),
+    ]
+
+
+def _ms(s: float) -> str:
+    return f"{s * 1e3:.3g}"
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--rounds", type=int, default=8)
+    ap.add_argument("--limit", type=float, default=120.0, help="seconds for one row")
+    ap.add_argument("--most", type=int, default=SIZES[-1], help="the largest size in bytes")
+    a = ap.parse_args()
+    rows = [
+        row(*place, size, a.rounds, a.limit) for place in PLACES for size in SIZES if size <= a.most
+    ]
+    print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

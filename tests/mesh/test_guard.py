@@ -127,6 +127,7 @@ def test_a_run_that_crashes_goes_on_with_the_same_bits(whole: Trained, tmp_path:
     assert line.endswith("left out: saves that did not end (step-00000005)")
     assert "checkpoint: step-00000006 is saved" in again.said.getvalue()
     done = Trained(tmp_path)()
+    assert done.guard.run.median_speed == "none was made"
     assert done.seen == [] and "all 6 steps were made before" in done.said.getvalue()
     assert done.bits == whole.bits
     more = Trained(tmp_path / "other", STEPS + 1)(resume=tmp_path / "checkpoints")

@@ -169,6 +169,8 @@ class Run:
     @property
     def median_speed(self) -> str:
         """The median step's time, tokens/s and MFU; the first, which compiles, is left out."""
+        if not self._times:
+            return "none was made"
         step_s = median(self._times[1:] or self._times)
         return f"{step_s * 1e3:.0f} ms  {speed_text(**self._speed(step_s))}"
 

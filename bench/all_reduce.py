@@ -8,12 +8,14 @@ who waits is idle. Run it: `python bench/all_reduce.py` prints one line of JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import socket
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -65,24 +67,25 @@ def workers(side: str, processes: int, devices: int, limit_s: float) -> Workers:
     return Workers(commands, limit_s, env)
 
 
-def row(processes: int, devices: int, size: int, rounds: int, limit_s: float) -> dict[str, Any]:
-    """Medians and least seconds of one sum, by sides."""
-    names = sides(processes)
-    started: dict[str, Workers] = {}
-    try:
-        for name in names:
-            started[name] = workers(name, processes, devices, limit_s).__enter__()
-        steps = {name: asking(w, size) for name, w in started.items()}
-        found = in_turn(steps, rounds, warm=2)
-    finally:
-        for w in started.values():
-            w.__exit__()
-    apart(*found.values(), at_most=0.0)
-    return {
-        "processes": processes, "devices": devices, "bytes": size, "copy_s": copied(size),
-        "median_s": {name: s.median_s for name, s in found.items()},
-        "min_s": {name: min(s.wall_s) for name, s in found.items()},
-    }  # fmt: skip
+def place(
+    processes: int, devices: int, sizes: Sequence[int], rounds: int, limit_s: float
+) -> list[dict[str, Any]]:
+    """For each size medians and least seconds of one sum, by sides."""
+    with contextlib.ExitStack() as stack:
+        started = {
+            name: stack.enter_context(workers(name, processes, devices, limit_s))
+            for name in sides(processes)
+        }
+        rows = []
+        for size in sizes:
+            found = in_turn({n: asking(w, size) for n, w in started.items()}, rounds, warm=2)
+            apart(*found.values(), at_most=0.0)
+            rows.append({
+                "processes": processes, "devices": devices, "bytes": size, "copy_s": copied(size),
+                "median_s": {name: s.median_s for name, s in found.items()},
+                "min_s": {name: min(s.wall_s) for name, s in found.items()},
+            })  # fmt: skip
+    return rows
 
 
 def asking(w: Workers, size: int) -> Any:
@@ -132,12 +135,11 @@ def _ms(s: float) -> str:
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--rounds", type=int, default=8)
-    ap.add_argument("--limit", type=float, default=120.0, help="seconds for one row")
+    ap.add_argument("--limit", type=float, default=120.0, help="seconds for one place")
     ap.add_argument("--most", type=int, default=SIZES[-1], help="the largest size in bytes")
     a = ap.parse_args()
-    rows = [
-        row(*place, size, a.rounds, a.limit) for place in PLACES for size in SIZES if size <= a.most
-    ]
+    sizes = [size for size in SIZES if size <= a.most]
+    rows = [r for at in PLACES for r in place(*at, sizes, a.rounds, a.limit)]
     print(json.dumps({"rows": rows}))
 
 

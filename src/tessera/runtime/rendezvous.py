@@ -198,9 +198,9 @@ class Rendezvous:
         self._tell_all({"lost": who}, but=rank)
 
     def _tell_all(self, message: Message, but: int | None = None) -> None:
-        for rank, writer in self.writers.items():
+        for rank in sorted(self.writers, reverse=True):  # with rank 0 the coordinator may end
             if rank != but:
-                _send(writer, message)
+                _send(self.writers[rank], message)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

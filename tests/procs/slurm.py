@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -75,7 +76,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         for command in commands:
             with (folder / f"{command[0]}.out").open("wb") as out:
                 started.append(
-                    subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+                    subprocess.Popen(
+                        command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=folder
+                    )
                 )
             if command is munged:
                 _until(lambda: (folder / "munge.socket").exists(), folder)
@@ -89,6 +92,10 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+        for cwd in Path("/proc").glob("[0-9]*/cwd"):  # the daemons of steps that were ended
+            with contextlib.suppress(OSError):
+                if cwd.readlink() == folder:
+                    os.kill(int(cwd.parent.name), signal.SIGKILL)
 
 
 def _idle(env: dict[str, str]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tessera.core.devices import LOST
 from tests.quickly import quickly
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -64,6 +65,13 @@ def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with quickly():
         yield
+
+
+@pytest.fixture(autouse=True)
+def all_devices() -> Iterator[None]:
+    """A test that loses a device and fails leaves it to the next one."""
+    yield
+    LOST.clear()
 
 
 # Compiled programs are mapped into memory in pieces. A process may hold 65,530 of them on Linux:

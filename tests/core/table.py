@@ -173,8 +173,8 @@ row("cast", X, dtype=bf16, result=bf16, free=True, smooth=False,
     expect=lambda x: x.astype(np.float32).astype(bf16.numpy))  # fmt: skip
 row("cast", X, dtype=f32, expect=lambda x: x, free=True, tag="same")
 row("cast", X, dtype=int32, expect=np.trunc, result=int32, free=True, smooth=False, tag="int")
-row("bitcast", X, dtype=int32, result=int32, free=True, smooth=False,
-    expect=lambda x: np.asarray(x, np.float32).view(np.int32))  # fmt: skip
+row("bitcast", U, dtype=int32, result=int32, free=True, smooth=False,
+    expect=lambda x: x.view(np.int32))  # fmt: skip
 row("cast", P, dtype=f32, expect=lambda x: x + 0.0, result=f32, free=True, tag="bool")
 
 # ---- created -----------------------------------------------------------------------------------

@@ -218,11 +218,11 @@ STRUCTURE = {"item", "scan", "cond"}
 # What a move of a table of rounds does is called `op` too: it copies or adds.
 ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.py"}
 # Collectives by name as users choose tables for them, kinds of reductions, steps of a change of
-# layout, and the functions that users call, which are listed as what a module exports.
+# layout, and the functions that users call, which are listed as what a module exports, TT-NN's too.
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/operands.py",
-    "lang/operators.py", "lang/collectives.py", "lang/jax_functions.py",
+    "lang/operators.py", "lang/collectives.py", "lang/jax_functions.py", "ttnn/elementwise.py",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,12 @@ def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess
                 )
             )  # fmt: skip
     return started
+
+
+def said(out: str, line: str) -> list[str]:
+    """What ranks printed of the form of `line`, sorted. Gloo prints on the same stream, in pieces,
+    so where ranks share one its lines may stand before or within theirs."""
+    return sorted(re.findall(line, out))
 
 
 def until(met: Callable[[], object], limit_s: float = LIMIT_S) -> float:

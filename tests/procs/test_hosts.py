@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.procs import hosts
-from tests.procs.launched import HEAD, LIMIT_S, command, launch, variables
+from tests.procs.launched import HEAD, LIMIT_S, command, launch, said, variables
 
 WHY_NOT = hosts.missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "there can be hosts here")
@@ -43,7 +43,7 @@ def test_the_launcher_reaches_ranks_on_another_host(pids: list[int], tmp_path: P
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = launch(whole=hosts.on(pids[0], *whole, folder=tmp_path), folder=tmp_path, **root)
     assert done.code == 0, done.err
-    assert {*done.out.splitlines()} >= SUMS
+    assert said(done.out, r"host\d \d 6\.0") == sorted(SUMS)
 
 
 def ranks(pids: list[int], folder: Path, **env: str) -> list[tuple[int, str]]:
@@ -68,7 +68,7 @@ def test_processes_of_two_hosts_join_by_themselves(pids: list[int], tmp_path: Pa
     (tmp_path / "total.py").write_text(TOTAL)
     ended = ranks(pids, tmp_path, MASTER_ADDR="host0", MASTER_PORT="29500")
     assert [code for code, _ in ended] == [0, 0], ended
-    assert {line for _, said in ended for line in said.splitlines()} >= SUMS
+    assert {line for _, out in ended for line in out.splitlines()} >= SUMS
 
 
 def test_a_coordinator_that_the_other_host_cannot_reach(pids: list[int], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.procs.launched import (
     launch,
     lives,
     others,
+    said,
     until,
 )
 
@@ -56,12 +57,6 @@ def command_lines() -> dict[int, bytes]:
     return found
 
 
-def said(out: str, line: str) -> list[str]:
-    """What ranks printed of the form of `line`, sorted. Gloo prints on the same stream, in pieces,
-    so where ranks share one its lines may stand before or within theirs."""
-    return sorted(re.findall(line, out))
-
-
 def gone(which: Iterable[int]) -> bool:
     """Whether these processes end soon; a SIGKILL may take a moment."""
     numbers = [*which]
@@ -81,9 +76,9 @@ def test_a_program_is_recorded_for_all_processes_also_before_the_engine_runs(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "first.py").write_text(FIRST)
-    for size, said in ((1, "1\n"), (2, "2\n2\n")):
+    for size, printed in ((1, "1\n"), (2, "2\n2\n")):
         done = launch("-n", size, "first.py", folder=tmp_path)
-        assert (done.code, done.out) == (0, said), done.err
+        assert (done.code, done.out) == (0, printed), done.err
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_shown(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores Ctrl-C, and so would all programs of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["procs/elastic_program.py"]  # a program, which takes its arguments when it begins
+
 settings.register_profile("tessera", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("tessera")
 

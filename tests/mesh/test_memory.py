@@ -97,7 +97,7 @@ def test_the_state_of_one_weight_is_on_the_devices_at_a_time(
     weights = {f"w{i}": ts.full((64, 8 * (i + 1)), 1.0) for i in range(4)}
     optimizer = optim.AdamW(0.1)
     there = most = 0
-    back, away = memory._back, memory._away
+    back, away = memory.back, memory.away
 
     def fetch(t: ts.Tensor) -> ts.Tensor:
         nonlocal there, most
@@ -112,8 +112,8 @@ def test_the_state_of_one_weight_is_on_the_devices_at_a_time(
 
     state = memory.initial_state(optimizer, weights)
     assert held(state) == Held(0, 2 * 4 * 64 * 80 + 4)
-    monkeypatch.setattr(memory, "_back", fetch)
-    monkeypatch.setattr(memory, "_away", leave)
+    monkeypatch.setattr(memory, "back", fetch)
+    monkeypatch.setattr(memory, "away", leave)
     grads = {name: ts.ones(w.shape) for name, w in weights.items()}
     StreamedUpdate(optimizer, lambda finite, new, old: new)(weights, grads, state)
     assert there == 0 and most == 2 * 4 * 64 * 32  # both moments of the largest weight

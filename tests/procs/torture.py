@@ -71,7 +71,7 @@ def write(root: str, scene: Scene) -> None:
     }  # fmt: skip
     tensors = {n: Saved(dtype="f32", shape=shape, layout="", pieces=[]) for n in names}
     blocks = {n: [((0, 0), x)] for n in names}
-    written(_Job(Storage(root), scene.tag, about, tensors, blocks, Keep(scene.keep), 1, quiet=True))
+    written(_Job(Storage(root), scene.tag, about, tensors, blocks, Keep(scene.keep), 1, None))
 
 
 def serve() -> None:

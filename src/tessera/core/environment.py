@@ -8,7 +8,7 @@
 | `TESSERA_FLIGHT_RECORDS` | how many of the last collectives a rank remembers (a number)      |
 | `TESSERA_DETERMINISTIC` | results do not depend on how many devices run them                 |
 | `TESSERA_DEVICES`       | how many virtual devices a CPU backend starts with (a number)      |
-| `TESSERA_COMPILE_ONCE`  | off: each process of a run compiles its programs by itself         |
+| `TESSERA_COMPILE_ONCE`  | on: the first process of a run compiles each program for all       |
 | `TESSERA_COORDINATOR`   | where the processes of a run meet (host:port), as their launcher says |
 | `TESSERA_JOIN`          | off: this process does not join those that were started with it    |
 | `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
@@ -19,7 +19,7 @@
 | `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |
 
 A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
-`TESSERA_COMPILE_ONCE`, `TESSERA_HEAP` and `TESSERA_JOIN`, which are on.
+`TESSERA_HEAP` and `TESSERA_JOIN`, which are on.
 Each is read once, when the first settings are asked for (`core/context.py`).
 """
 

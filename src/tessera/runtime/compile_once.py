@@ -23,8 +23,8 @@ TURN_MS = 600_000  # it compiles for as long as it takes; while it lives it is w
 
 
 def start() -> None:
-    """From now on programs are compiled once; `TESSERA_COMPILE_ONCE=0` leaves all as it is."""
-    if environment.is_on(environment.COMPILE_ONCE, default=True):
+    """From now on programs are compiled once, where `TESSERA_COMPILE_ONCE=1` asks for it."""
+    if environment.is_on(environment.COMPILE_ONCE):
         around_compile(Sharing(), _processor())
 
 

@@ -139,7 +139,10 @@ def test_gradients_with_a_partial_argument(row: Row) -> None:
 
 
 # These are linear, but are completed first: nobody asks for more.
-LINEAR = {("straight_through", 0), ("shift_left", 0), ("solve", 1), ("triangular_solve", 1)}
+LINEAR = {
+    ("bitcast", 0), ("straight_through", 0), ("shift_left", 0), ("solve", 1),
+    ("triangular_solve", 1),
+}  # fmt: skip
 
 
 def forged(op: str, at: int) -> Any:

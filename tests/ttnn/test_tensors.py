@@ -226,3 +226,31 @@ def test_what_does_not_fit_is_an_error(device: ttnn.MeshDevice, pair: ttnn.MeshD
     with pytest.raises(ttnn.TTNNError, match="is neither a mapper nor a composer"):  # noqa: SIM117
         with ttnn.distribute(3):  # type: ignore[arg-type]
             pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ttnn.from_torch(np.ones(2), mesh_maper=None),
+        lambda x: ttnn.zeros((2, 2), colour=1),
+        lambda x: ttnn.as_tensor(np.ones(2), cache="x"),
+        lambda x: ttnn.to_layout(x, ttnn.TILE_LAYOUT, padding=1),
+        lambda x: ttnn.tilize(x, padding=1),
+        lambda x: ttnn.open_mesh_device((1, 1), offst=(0, 1)),
+    ],
+)  # fmt: skip
+def test_an_argument_by_another_name_is_an_error(call: Any, pair: ttnn.MeshDevice) -> None:
+    with pytest.raises(ttnn.TTNNError, match="it has no argument"):
+        call(ttnn.ones((2, 2), device=pair))
+
+
+def test_what_is_not_provided_is_not_left_out(pair: ttnn.MeshDevice) -> None:
+    x = ttnn.ones((2, 2), device=pair)
+    for call in (
+        lambda: ttnn.all_reduce(x, math_op="Max"),
+        lambda: ttnn.concat([x, x], dim=0, groups=2),
+        lambda: ttnn.from_torch(np.ones(2), spec="a spec"),
+        lambda: ttnn.experimental.paged_update_cache(x, x, update_idxs=[0], batch_offset=1),
+    ):
+        with pytest.raises(ttnn.TTNNError, match="not provided"):
+            call()

@@ -175,6 +175,7 @@ def all_reduce(
     **options: Any,
 ) -> Tensor:  # fmt: skip
     """On each device the sum of all parts."""
+    _sums("all_reduce", math_op)
     call = _Call("all_reduce", input_tensor, cluster_axis, older, options)
     return call.run(_all_reduce, call.labels(PlacementReplicate()))
 
@@ -189,6 +190,7 @@ def reduce_scatter(
 ) -> Tensor:  # fmt: skip
     """On each device its part along `dim` of the sum of all. Raises ShapeError if `dim` is not
     divided by as many devices."""
+    _sums("reduce_scatter", math_op)
     call = _Call("reduce_scatter", input_tensor, cluster_axis, older, options)
     dim = _dim(call.name, input_tensor, dim)
     return call.run(_reduce_scatter, call.labels(PlacementShard(dim)), dim=dim)
@@ -196,6 +198,12 @@ def reduce_scatter(
 
 def _reduce_scatter(x: Value, axes: Axes, dim: int) -> Value:
     return _own(local.scattered(x, axes, dim, "sum")) if axes else x
+
+
+def _sums(name: str, math_op: Any) -> None:
+    """Raises TTNNError if `math_op` names another thing than a sum."""
+    if math_op is not None and "sum" not in str(math_op).lower():
+        raise wrong(f"{name}: {math_op} is not provided", fix="leave it out: it is a sum")
 
 
 def _place(call: _Call, coord: Sequence[int]) -> tuple[MeshCoordinate, int]:

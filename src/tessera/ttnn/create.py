@@ -16,6 +16,7 @@ from .device import MeshDevice
 from .dtypes import DataType, Layout
 from .faults import wrong
 from .mapping import PlacementReplicate, PlacementShard, TensorToMesh, TensorTopology
+from .run import how
 from .shapes import MeshCoordinate, MeshShape
 from .tensor import Tensor, dtype_of, host_array
 from .transfer import from_torch, to_device
@@ -35,6 +36,7 @@ def full(
     memory_config: MemoryConfig | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """A tensor of one number, on all devices."""
+    how("full", options)
     return from_torch(
         np.full(tuple(shape), fill_value, np.float32), dtype or DataType.BFLOAT16,
         layout=layout or Layout.TILE, device=device, memory_config=memory_config,
@@ -80,6 +82,7 @@ def empty_like(tensor: Tensor, **options: Any) -> Tensor:
 def arange(*bounds: int, dtype: DataType = DataType.BFLOAT16, device: MeshDevice | None = None,
            layout: Layout | None = None, **options: Any) -> Tensor:  # fmt: skip
     """Numbers from a start, before an end, in steps."""
+    how("arange", options)
     numbers = np.arange(*bounds)
     return from_torch(numbers, dtype, layout=layout or Layout.TILE, device=device)
 
@@ -182,6 +185,8 @@ def as_tensor(
 ) -> Tensor:  # fmt: skip
     """`from_torch`, kept in a file: a second call with the same `cache_file_name`, type, layout and
     mapper reads it, and does not look at `tensor`."""
+
+    how("as_tensor", options)
 
     def make() -> Tensor:
         given = preprocess(tensor) if preprocess is not None else tensor

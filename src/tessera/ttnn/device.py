@@ -307,6 +307,12 @@ def open_mesh_device(
     instead. Sizes of memory and the kind of dispatch have no effect. Raises TTNNError if the system
     has no room.
     """
+    unknown = [*older.keys() - {"mesh_type", "pcie_device_ids"}]
+    if unknown:
+        raise wrong(
+            f"open_mesh_device: it has no argument {unknown[0]!r}",
+            fix="give mesh_shape, num_command_queues, offset, physical_device_ids, ...",
+        )
     if isinstance(l1_small_size, Sequence):  # a form of 2024: the second argument are devices
         physical_device_ids = l1_small_size
     shape = MeshShape(mesh_shape) if mesh_shape is not None else None

@@ -118,6 +118,7 @@ def stored(value: Value, dtype: DataType) -> Value:
     return (found if mask is None else found & mask).to(dtype.held)
 
 
+# Twice, as tensors of the host are made before any device is there.
 def _host_blocks(x: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     if x.size == 0 or x.ndim == 0:
         return x

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.checks import library
 from .device import MeshDevice
 from .dtypes import DataType, Layout
+from .run import how
 from .tensor import Tensor
 from .transfer import from_torch, to_device
 
@@ -63,6 +64,7 @@ def preprocess_model_parameters(
     tensors. A mapper of `with ttnn.distribute(...)` says which device gets what. Files of
     `model_name` are not kept.
     """
+    how("preprocess_model_parameters", options)
     torch = library("preprocess_model_parameters", "torch", "torch")
 
     def convert(module: Any, name: str) -> Any:

@@ -58,7 +58,8 @@ def concat(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
     """Tensors one after the other along `dim`."""
     if not tensors:
         raise wrong("concat: there are no tensors", fix="give at least one")
-    options.pop("groups", None)
+    if options.pop("groups", 1) != 1:
+        raise wrong("concat: groups= is not provided", fix="split and concat the parts")
     return run("concat", _concat, list(tensors), **how("concat", options), dim=dim)
 
 
@@ -247,6 +248,7 @@ def interleaved_to_sharded(
     input_tensor: Tensor, memory_config: Any, *rest: Any, **options: Any
 ) -> Tensor:
     """The same tensor, said to be cut over the cores of its device."""
+    how("interleaved_to_sharded", options)
     return to_memory_config(input_tensor, memory_config)
 
 
@@ -254,16 +256,19 @@ def sharded_to_interleaved(
     input_tensor: Tensor, memory_config: Any = None, *rest: Any, **options: Any
 ) -> Tensor:
     """The same tensor, said to lie in one piece."""
+    how("sharded_to_interleaved", options)
     return to_memory_config(input_tensor, memory_config or DRAM_MEMORY_CONFIG)
 
 
 def tilize(input_tensor: Tensor, *, dtype: DataType | None = None, **options: Any) -> Tensor:
     """The tensor in tiles."""
+    how("tilize", options)
     return to_layout(input_tensor, Layout.TILE, dtype)
 
 
 def untilize(input_tensor: Tensor, **options: Any) -> Tensor:
     """The tensor in rows."""
+    how("untilize", options)
     return to_layout(input_tensor, Layout.ROW_MAJOR)
 
 
@@ -271,12 +276,14 @@ def tilize_with_val_padding(
     input_tensor: Tensor, output_tensor_shape: Sequence[int], pad_value: float = 0.0, **options: Any
 ) -> Tensor:
     """The tensor in tiles, filled up with `pad_value` to a shape."""
+    how("tilize_with_val_padding", options)
     pairs = [(0, to - n) for n, to in zip(input_tensor.shape, output_tensor_shape, strict=True)]
     return tilize(pad(input_tensor, pairs, pad_value))
 
 
 def tilize_with_zero_padding(input_tensor: Tensor, **options: Any) -> Tensor:
     """The tensor in tiles; what pads it is not seen."""
+    how("tilize_with_zero_padding", options)
     return tilize(input_tensor)
 
 
@@ -284,6 +291,7 @@ def untilize_with_unpadding(
     input_tensor: Tensor, output_tensor_end: Sequence[int], **options: Any
 ) -> Tensor:
     """The tensor in rows, up to and with the places of `output_tensor_end`."""
+    how("untilize_with_unpadding", options)
     ends = [n + 1 for n in output_tensor_end]
     return untilize(slice(input_tensor, [0] * len(ends), ends))
 

@@ -49,6 +49,9 @@ def from_torch(
     `mesh_mapper` says which device gets what; without one all get the whole. Raises TTNNError if
     `dtype` needs tiles and `layout` says otherwise, or if the mapper does not fit.
     """
+    how("from_torch", older)
+    if spec is not None:
+        raise wrong("from_torch: spec= is not provided", fix="name dtype= and layout= themselves")
     array = host_array(tensor)
     dtype = dtype or dtype_of(array)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
@@ -179,6 +182,7 @@ def to_layout(
 ) -> Tensor:
     """The tensor in rows or tiles; what pads it to tiles is never seen. Raises TTNNError if its
     element type needs tiles."""
+    how("to_layout", older)
     if dtype is not None and dtype is not tensor.dtype:
         tensor = typecast(tensor, dtype)
     if tensor.dtype.bits and layout is Layout.ROW_MAJOR:

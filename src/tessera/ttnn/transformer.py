@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .. import nn
 from ..core.dtypes import int32
 from ..lang import functions as F
@@ -73,8 +75,6 @@ def _decode(
     keys = k.shape[-2]
     mask = None
     if causal:
-        import numpy as np
-
         at: Any = rest.pop(0).to(int32) if by_tensor else np.array(places, np.int32)
         seen = F.arange(keys).reshape(1, keys) <= at.reshape(users, 1)
         mask = seen.reshape(users, 1, 1, keys)
@@ -230,8 +230,6 @@ def update_cache(
 
 
 def _update(cache: Value, x: Value, places: tuple[int, ...], offset: int) -> Value:
-    import numpy as np
-
     rows = F.permute(x, (2, 1, 0, 3))[offset : offset + cache.shape[0]]
     return _put(cache, rows, np.array(places, np.int32))
 
@@ -248,7 +246,11 @@ def paged_update_cache(
 ) -> Tensor:  # fmt: skip
     """Writes one token of each user, [1, B, G, D], into the cache [B, G, T, D] at the user's place;
     a place of -1 writes nothing. Raises TTNNError with a table of pages, which is not provided."""
-    options = {k: v for k, v in options.items() if k not in ("share_cache", "batch_offset")}
+    if options.pop("share_cache", None) or options.pop("batch_offset", 0):
+        raise wrong(
+            "paged_update_cache: share_cache and batch_offset are not provided",
+            fix="give each user a cache of its own, from the first one on",
+        )
     how("paged_update_cache", options)
     if page_table is not None:
         raise wrong(
@@ -261,7 +263,5 @@ def paged_update_cache(
 
 
 def _paged(cache: Value, x: Value, at: Value | None = None, *, places: tuple[int, ...]) -> Value:
-    import numpy as np
-
     rows = F.permute(x, (1, 2, 0, 3))[:, : cache.shape[1]]
     return _put(cache, rows, np.array(places, np.int32) if at is None else at.to(int32))

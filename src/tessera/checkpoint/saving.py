@@ -62,6 +62,23 @@ class _Job:
     stall_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Save:
+    """What is saved, and as what: arguments of `save`. `tell` takes the line that says how it
+    went."""
+
+    tag: str
+    tensors: Any
+    optimizer: Any = None
+    mesh: Mesh | None = None
+    root: Root = ROOT
+    keep: int | Keep | None = None
+    step: int | None = None
+    metrics: Mapping[str, Any] | None = None
+    state: Any = None
+    tell: Tell | None = None
+
+
 @dataclass
 class _Writer:
     """The thread that writes, one save after the other."""
@@ -128,58 +145,36 @@ def save(
                    fix="leave out atomic=False: it would save nothing")  # fmt: skip
     behind = flag("checkpoint.save", "async_io", async_io)
     tell = None if flag("checkpoint.save", "quiet", quiet) else _to_stderr
-    start(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell)
+    start(Save(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell))
     if not behind:
         _WRITER.check(0)
 
 
-def start(
-    tag: str,
-    tensors: Any,
-    optimizer: Any,
-    mesh: Mesh | None,
-    root: Root,
-    keep: int | Keep | None,
-    step: int | None,
-    metrics: Mapping[str, Any] | None,
-    state: Any,
-    tell: Tell | None,
-) -> None:
-    """As `save` with `async_io`; `tell` takes the line that says how it went."""
+def start(what: Save) -> None:
+    """As `save` with `async_io`."""
     begin_s = time.perf_counter()
     _WRITER.check(AHEAD)
-    job = taken(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell)
+    job = taken(what)
     job.stall_s = time.perf_counter() - begin_s
     _WRITER.give(job)
 
 
-def taken(
-    tag: str,
-    tensors: Any,
-    optimizer: Any,
-    mesh: Mesh | None,
-    root: Root,
-    keep: int | Keep | None,
-    step: int | None,
-    metrics: Mapping[str, Any] | None,
-    state: Any,
-    tell: Tell | None,
-) -> _Job:
+def taken(what: Save) -> _Job:
     """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
-    tag_of(tag)
-    policy = keep_of(keep)
-    if step is not None:
-        whole("checkpoint.save", "step", step, 0)
-    named, values = _leaves(tensors, optimizer)
-    where = mesh_or_none("checkpoint.save", mesh) or next(
+    tag_of(what.tag)
+    policy = keep_of(what.keep)
+    if what.step is not None:
+        whole("checkpoint.save", "step", what.step, 0)
+    named, values = _leaves(what.tensors, what.optimizer)
+    where = mesh_or_none("checkpoint.save", what.mesh) or next(
         (t.mesh for t in named.values() if t.mesh is not None), None
     )
     about = {
-        "tag": tag, "step": step, "mesh": where.text() if where is not None else "",
+        "tag": what.tag, "step": what.step, "mesh": where.text() if where is not None else "",
         "processes": process_count(), "numerics": settings().program.determinism,
         "versions": {name: version(name) for name in ("tessera", "jax", "numpy")},
-        "metrics": numbers(metrics), "random": random.state(), "values": values,
-        "state": _json(state),
+        "metrics": numbers(what.metrics), "random": random.state(), "values": values,
+        "state": _json(what.state),
     }  # fmt: skip
     _WRITER.count += 1
     saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
@@ -187,8 +182,8 @@ def taken(
         t = _plain(back(t))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
-    storage = Storage(root)
-    return _Job(storage, tag, about, saved, blocks, policy, _WRITER.count, tell)
+    storage = Storage(what.root)
+    return _Job(storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell)
 
 
 def wait() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.listing import Keep, manifests, reader
-from ..checkpoint.saving import taken, written
+from ..checkpoint.saving import Save, taken, written
 from ..checkpoint.storage import Storage
 from ..core.checks import shown
 from ..core.errors import UsageError, fail
@@ -72,11 +72,11 @@ class Kept:
                 loaders[name] = x.state_dict()
             else:
                 values[name] = x
-        job = taken(
-            tag, {"tensors": tensors, "values": values}, None, mesh, self.storage.name,
-            Keep(1), step, None, {"loaders": loaders, **about}, None,
+        what = Save(
+            tag, {"tensors": tensors, "values": values}, mesh=mesh, root=self.storage.name,
+            keep=Keep(1), step=step, state={"loaders": loaders, **about},
         )  # fmt: skip
-        written(job)
+        written(taken(what))
 
     def last(self) -> Any:
         """The manifest of the last safe point; None if there is none."""

@@ -25,7 +25,7 @@ from typing import Any, Self
 from ..checkpoint import Keep
 from ..checkpoint.listing import Root, age_text, keep_of, manifests, unfinished
 from ..checkpoint.loading import Checkpoint
-from ..checkpoint.saving import failures, pending, start
+from ..checkpoint.saving import Save, failures, pending, start
 from ..checkpoint.storage import Storage
 from ..core.checks import number, one_of, unfit, whole
 from ..core.devices import process_count, process_index
@@ -238,13 +238,13 @@ class Guard:
         live, c = self.live, self._config
         position = live.loader.state_dict() if live.loader is not None else None
         numbers = {k: v for k, v in self.run.last.items() if is_finite(v) and k != "step"}
-        start(
-            step_tag(step), live.weights, self._tensors(), None, self._storage.name, self._keep,
-            step, numbers,
-            {"config": None if c is None else asdict(c), "loader": position,
-             "skipped": self.skipped},
-            self.run.progress.note,
-        )  # fmt: skip
+        state = {
+            "config": None if c is None else asdict(c), "loader": position, "skipped": self.skipped
+        }  # fmt: skip
+        start(Save(
+            step_tag(step), live.weights, self._tensors(), root=self._storage.name,
+            keep=self._keep, step=step, metrics=numbers, state=state, tell=self.run.progress.note,
+        ))  # fmt: skip
         self._saved = step
 
     def _tensors(self) -> dict[str, Any]:

@@ -100,13 +100,21 @@ def said(out: str, line: str) -> list[str]:
     return sorted(re.findall(line, out))
 
 
-def until(met: Callable[[], object], limit_s: float = LIMIT_S) -> float:
-    """Waits for `met`; how long that took. Raises AssertionError at the limit."""
+def until(met: Callable[[], object], limit_s: float = LIMIT_S, folder: Path | None = None) -> float:
+    """Waits for `met`; how long that took. Raises AssertionError at the limit, with what the
+    programs of `folder` wrote."""
     begin_s = time.monotonic()
     while not met():
-        assert time.monotonic() - begin_s < limit_s, "it does not happen"
+        assert time.monotonic() - begin_s < limit_s, f"it does not happen{wrote(folder)}"
         time.sleep(0.02)
     return time.monotonic() - begin_s
+
+
+def wrote(folder: Path | None) -> str:
+    """The files there, and what stands in those of a program's output."""
+    files = sorted(f for f in folder.iterdir() if f.is_file()) if folder else []
+    texts = [f"\n{f.name}:\n{f.read_text()}" for f in files if f.name.startswith(("out", "err"))]
+    return f": {' '.join(f.name for f in files)}{''.join(texts)}"
 
 
 def lives(pid: int) -> bool:

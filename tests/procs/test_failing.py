@@ -11,11 +11,14 @@ import pytest
 from tests.procs.launched import END_S, HEAD, LIMIT_S, others, until
 
 # The others wait for what only the engine's store can tell; the thread keeps the failed one alive.
+# It fails when all are ready: rank 0 ends the others at once, also one that is about to say so.
 PROGRAM = """
 import threading
 total = dist.all_reduce(X.sum()).item()
 open(f"ready{RANK}", "w").close()
 if str(RANK) == os.environ["FAILS"]:
+    while not all(os.path.exists(f"ready{k}") for k in range(SIZE)):
+        time.sleep(0.01)
     threading.Thread(target=time.sleep, args=(20.0 * RANK,)).start()
     raise ValueError("as the test asks\\nin two lines")
 print(ts.jit(lambda x: x.max())(X).item())
@@ -26,7 +29,7 @@ print(ts.jit(lambda x: x.max())(X).item())
 def test_an_error_in_one_rank_ends_those_that_wait_for_it(rank: int, tmp_path: Path) -> None:
     started = others(tmp_path, 3, HEAD + PROGRAM, FAILS=str(rank))
     try:
-        until(lambda: all((tmp_path / f"ready{k}").exists() for k in range(3)))
+        until(lambda: all((tmp_path / f"ready{k}").exists() for k in range(3)), folder=tmp_path)
         began_s = time.monotonic()
         codes = [p.wait(LIMIT_S) for p in started]
         assert time.monotonic() - began_s < END_S

@@ -78,7 +78,7 @@ def test_one_rank_is_told_to_end_and_all_save_and_another_number_of_processes_go
     tmp_path: Path,
 ) -> None:
     def tell(started: subprocess.Popen[str]) -> None:
-        until(lambda: came_to(tmp_path, 1)[1] >= 5)
+        until(lambda: came_to(tmp_path, 1)[1] >= 5, folder=tmp_path)
         os.kill(came_to(tmp_path, 1)[0], signal.SIGTERM)
 
     first = run_of(tmp_path, 0.05, meanwhile=tell)

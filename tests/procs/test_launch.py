@@ -44,7 +44,7 @@ WAIT = 'echo $$ > pid$RANK; exec sleep 600'  # fmt: skip
 def pids(folder: Path, size: int) -> list[int]:
     """The numbers of the ranks, once all have begun."""
     files = [folder / f"pid{k}" for k in range(size)]
-    until(lambda: all(f.is_file() and f.read_text().strip() for f in files))
+    until(lambda: all(f.is_file() and f.read_text().strip() for f in files), folder=folder)
     return [int(f.read_text()) for f in files]
 
 
@@ -229,7 +229,7 @@ def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
 
     def kill(started: subprocess.Popen[str]) -> None:
         victim = pids(tmp_path, 2)[rank]
-        until(lambda: (tmp_path / f"{moment}{rank}").exists())
+        until(lambda: (tmp_path / f"{moment}{rank}").exists(), folder=tmp_path)
         time.sleep(wait_s)
         os.kill(victim, signal.SIGKILL)
         killed.append(time.monotonic())
@@ -293,7 +293,7 @@ def test_the_others_end_when_a_rank_is_killed(joined: bool, rank: int, tmp_path:
     started = others(tmp_path, 2, STEPS, **more)
     moment = "ready" if joined else "pid"
     try:
-        until(lambda: all((tmp_path / f"{moment}{k}").exists() for k in range(2)))
+        until(lambda: all((tmp_path / f"{moment}{k}").exists() for k in range(2)), folder=tmp_path)
         started[rank].kill()
         began_s = time.monotonic()
         assert started[1 - rank].wait(LIMIT_S) != 0

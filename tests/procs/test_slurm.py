@@ -69,7 +69,7 @@ def test_all_ranks_end(what: str, env: dict[str, str], tmp_path: Path) -> None:
 
     def kill(started: subprocess.Popen[str]) -> None:
         files = [tmp_path / f"pid{k}" for k in range(2)]
-        until(lambda: all(f.exists() for f in files))
+        until(lambda: all(f.exists() for f in files), folder=tmp_path)
         ranks.extend(int(f.read_text()) for f in files)
         os.kill(ranks[1] if what == "a rank" else started.pid, 9)
 

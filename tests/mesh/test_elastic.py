@@ -15,19 +15,10 @@ from tessera.core.devices import LOST
 from tessera.elastic.fitting import folded_to_fit
 from tessera.runtime import devices
 from tests.cases import LONG
+from tests.procs.elastic_model import Dense, step_of
 
 RNG = np.random.default_rng(11)
 X, Y = (RNG.normal(size=(5, 24, 6)).astype(np.float32) for _ in range(2))
-
-
-class Dense(nn.Module):
-    """Two layers; the first has 10 columns, which 4 devices share unevenly."""
-
-    def __init__(self) -> None:
-        self.up, self.down = nn.Parameter(6, 10), nn.Parameter(10, 6)
-
-    def __call__(self, x: Any) -> Any:
-        return nn.dropout(ts.tanh(x @ self.up), 0.1) @ self.down
 
 
 class Mixture(nn.Module):
@@ -76,14 +67,7 @@ def trained(case: Case, sizes: Iterable[Any]) -> list[bytes]:
     features: Any = pipeline.run(("pp",), "1F1B", 4)(staged) if case.stages else case.model.__call__
     optimizer = optim.Adam(1e-2)
 
-    @ts.jit(donate=("model", "state"))
-    def step(model: Any, state: Any, x: Any, y: Any) -> Any:
-        loss = ((features(model, x) - y) ** 2).mean()
-        grads = ts.grad(loss, model.parameters(), layout=plan)
-        new, made = optimizer.update(model.parameters(), grads, state)
-        model.load_parameters(new)
-        state.update(made)
-        return loss
+    step = step_of(plan, optimizer, features)
 
     mesh = folded_to_fit(whole, range(8))
     model = dist.place(case.model(), plan, mesh)
@@ -170,14 +154,7 @@ def loop(text: str, count: int, events: dict[int, Any], safe_point: Any = 1) -> 
     plan = dist.strategy("zero_redundancy_optimizer", stage=2)
     optimizer = optim.Adam(1e-2)
 
-    @ts.jit(donate=("model", "state"))
-    def train_step(model: Any, state: Any, x: Any, y: Any) -> Any:
-        loss = ((model(x) - y) ** 2).mean()
-        grads = ts.grad(loss, model.parameters(), layout=plan)
-        new, made = optimizer.update(model.parameters(), grads, state)
-        model.load_parameters(new)
-        state.update(made)
-        return loss
+    train_step = step_of(plan, optimizer)
 
     model = dist.place(Dense(), plan, elastic.fit(dist.Mesh.parse(text)))
     state = optimizer.init(model.parameters(), plan)
@@ -303,14 +280,7 @@ def test_the_stages_of_a_pipeline_go_back_to_their_slices() -> None:
         plan, optimizer = dist.strategy("data_parallel"), optim.Adam(1e-2)
         features: Any = pipeline.run(("pp",), "1F1B", 4)(staged)
 
-        @ts.jit(donate=("model", "state"))
-        def train_step(model: Any, state: Any, x: Any, y: Any) -> Any:
-            loss = ((features(model, x) - y) ** 2).mean()
-            grads = ts.grad(loss, model.parameters(), layout=plan)
-            new, made = optimizer.update(model.parameters(), grads, state)
-            model.load_parameters(new)
-            state.update(made)
-            return loss
+        train_step = step_of(plan, optimizer, features)
 
         mesh, made, events = dist.Mesh.parse("dp=2 pp=2"), list[str](), dict(events)
         model = dist.place(Dense(), plan, mesh)

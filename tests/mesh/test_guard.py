@@ -22,7 +22,7 @@ from rich.console import Console
 import tessera as ts
 from tessera import checkpoint, dist, nn, optim
 from tessera.data import create_dataloader
-from tessera.train import recipe
+from tessera.train import guard, recipe
 from tessera.train.bad_loss import LossError
 from tessera.train.guard import Guard, TrainState
 from tessera.train.metrics import read_metrics
@@ -143,6 +143,7 @@ def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Pa
     def after(done: int) -> None:
         if done == 2:
             os.kill(os.getpid(), signum)
+            os.kill(os.getpid(), signum)  # a launcher passes on what its ranks have heard, too
 
     first = Trained(tmp_path)
     with pytest.raises(Preempted) as caught:
@@ -154,6 +155,18 @@ def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Pa
     assert f"run: ended by {name} after 3 steps; step-00000003 in" in said
     again = Trained(tmp_path)()
     assert again.seen == whole.seen[3:] and again.bits == whole.bits
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path, monkeypatch: Any) -> None:
+    def after(done: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(guard, "SAME_S", 0.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught:
+        Trained(tmp_path)(after, every=None)
+    assert caught.value.code == 143 and not isinstance(caught.value, Preempted)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_damaged_checkpoint_is_passed_over(whole: Trained, tmp_path: Path) -> None:

@@ -14,26 +14,18 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from elastic_model import Dense, step_of
 
 import tessera as ts
-from tessera import dist, elastic, nn, optim
+from tessera import dist, elastic, optim
 from tessera.core.devices import LOST
 
 COUNT, MESH, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 PAUSE_S, LOSSES = float(sys.argv[4]), int(sys.argv[5])
 RNG = np.random.default_rng(3)
 X, Y = (RNG.normal(size=(8, 24, 6)).astype(np.float32) for _ in range(2))
-
-
-class Dense(nn.Module):
-    def __init__(self) -> None:
-        self.up, self.down = nn.Parameter(6, 10), nn.Parameter(10, 6)
-
-    def __call__(self, x: Any) -> Any:
-        return nn.dropout(ts.tanh(x @ self.up), 0.1) @ self.down
 
 
 class Losses:
@@ -61,14 +53,7 @@ def main() -> None:
     plan = dist.strategy("zero_redundancy_optimizer", stage=2)
     optimizer = optim.Adam(1e-2)
 
-    @ts.jit(donate=("model", "state"))
-    def train_step(model: Any, state: Any, x: Any, y: Any) -> Any:
-        loss = ((model(x) - y) ** 2).mean()
-        grads = ts.grad(loss, model.parameters(), layout=plan)
-        new, made = optimizer.update(model.parameters(), grads, state)
-        model.load_parameters(new)
-        state.update(made)
-        return loss
+    train_step = step_of(plan, optimizer)
 
     ts.seed(1)
     model = dist.place(Dense(), plan, elastic.fit(dist.Mesh.parse(MESH)))

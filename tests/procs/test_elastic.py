@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tessera.launch.commands import Run
+from tessera.launch.generations import Generations
 from tests.procs.elastic_torture import Disturbed, alone
 from tests.procs.launched import launch
 
@@ -38,6 +43,24 @@ def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
 def test_what_makes_no_sense_is_said(words: str, error: str, tmp_path: Path) -> None:
     done = launch(*words.split(), "true", folder=tmp_path)
     assert done.code == 2 and error in done.err
+
+
+def test_all_processes_come_back_some_seconds_after_the_first_safe_point(monkeypatch: Any) -> None:
+    made = Generations(Run(({}, {}), ("true",), "127.0.0.1:1", ""), 1, 60.0, lambda: None)
+    before, point = (SimpleNamespace(id=name, state={"rejoin": True}) for name in "ab")
+    now, last = [0.0], [before]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(made, "_last", lambda: last[0])
+    grows = made._grows(before)
+    for now[0], last[0], expected in (
+        (900.0, before, False),  # it starts, and compiles
+        (900.0, point, False),
+        (959.0, point, False),
+        (960.0, point, True),
+    ):
+        assert grows() is expected, now
+    point.state["rejoin"] = False
+    assert not grows()
 
 
 def test_a_program_that_makes_no_step_is_given_up(tmp_path: Path) -> None:

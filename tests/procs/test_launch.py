@@ -119,10 +119,34 @@ def test_ctrl_c_ends_every_rank(number: int, code: int, tmp_path: Path) -> None:
 
     # One does not listen to the signal, and what it started does not either.
     body = f"[ $RANK = 1 ] && trap '' INT TERM; sleep 600 & echo $! > child$RANK; {WAIT}"
-    done = launch("-n", 2, "sh", "-c", body, folder=tmp_path, meanwhile=interrupt)
+    words = ("-n", 2, "--grace", 2)
+    done = launch(*words, "sh", "-c", body, folder=tmp_path, meanwhile=interrupt)
     assert done.code == code, done.err
     children = [int((tmp_path / f"child{k}").read_text()) for k in range(2)]
     assert gone(pids(tmp_path, 2) + children)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_ranks_that_save_have_their_time_and_a_second_signal_ends_them(
+    waits: bool, tmp_path: Path
+) -> None:
+    def tell(started: subprocess.Popen[str]) -> None:
+        pids(tmp_path, 2)
+        started.send_signal(signal.SIGTERM)
+        line = "waits for rank 0, rank 1 to save"
+        until(lambda: line in (tmp_path / "err").read_text(), END_S)
+        if waits:
+            (tmp_path / "go").touch()
+        else:
+            started.send_signal(signal.SIGTERM)
+
+    saves = "while [ ! -e go ]; do sleep 0.1; done; touch saved$RANK; exit 143"
+    # A shell that waits for one long `sleep` may miss a signal that comes before it begins.
+    body = f"trap '{saves}' TERM; echo $$ > pid$RANK; while :; do sleep 0.1; done"
+    done = launch("-n", 2, "sh", "-c", body, folder=tmp_path, meanwhile=tell)
+    assert done.code == 143, done.err
+    assert gone(pids(tmp_path, 2))
+    assert [(tmp_path / f"saved{k}").exists() for k in range(2)] == [waits] * 2
 
 
 def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path) -> None:

@@ -89,19 +89,12 @@ class Generations:
         most = n = self.whole.size
         tries = 0
         while True:
-            begin_s, before = time.monotonic(), self._last()
+            before = self._last()
             own = tuple({**e, ELASTIC: self.folder} for e in self.whole.environments[:n])
-
-            def may_grow(begin_s: float = begin_s, n: int = n, before: Any = before) -> bool:
-                waited = time.monotonic() - begin_s >= self.rejoin_after_s
-                last = self._last() if waited and n < most else None
-                if last is None or last.id == _name(before):  # no step was made since it began
-                    return False
-                return bool(last.state["rejoin"])
-
             now = self.supervised(
-                replace(self.whole, environments=own), stopped_s=STOPPED_S, may_end=may_grow
-            )
+                replace(self.whole, environments=own), stopped_s=STOPPED_S,
+                may_end=self._grows(before) if n < most else lambda: False,
+            )  # fmt: skip
             status = now.run()
             if now.signals or not (status or now.was_ended):
                 return status
@@ -120,6 +113,22 @@ class Generations:
                 return status
             n -= lost
             _say(f"goes on with {n} of {most} processes{_from(last)}")
+
+    def _grows(self, before: Any) -> Callable[[], bool]:
+        """Whether it is time for a generation of all: some seconds after the first safe point of
+        one that began at `before`. What it takes to start and to compile is not counted."""
+        first_s: float | None = None
+
+        def grows() -> bool:
+            nonlocal first_s
+            last = self._last()
+            if last is None or last.id == _name(before):
+                return False
+            now_s = time.monotonic()
+            first_s = now_s if first_s is None else first_s
+            return bool(now_s - first_s >= self.rejoin_after_s and last.state["rejoin"])
+
+        return grows
 
     def _last(self) -> Any:
         """The manifest of the last safe point; None before the first."""

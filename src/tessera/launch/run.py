@@ -21,7 +21,7 @@ from ..runtime.rendezvous import listen
 from . import bindings, commands
 from .generations import REJOIN_AFTER_S, Generations, elastic_sizes
 from .guard import TIES, Guard
-from .supervisor import Supervisor
+from .supervisor import GRACE_S, Supervisor
 
 JOIN_LIMIT_S = 300
 # What follows the program is the program's.
@@ -44,6 +44,9 @@ def run(
         int | None,
         typer.Option(help="Seconds until an --elastic run has MAX processes again (60).", min=1),
     ] = None,
+    grace: Annotated[
+        int, typer.Option(help="Seconds that ranks have to save and end after a signal.", min=1)
+    ] = GRACE_S,
     rank_binding: Annotated[
         Path | None, typer.Option(help="A YAML file with the ranks and their variables.")
     ] = None,
@@ -78,14 +81,15 @@ def run(
     """Runs PROGRAM in many processes that are one program.
 
     Each rank joins the others as it first uses Tessera. When one fails, all end, and its last lines
-    are shown; Ctrl-C ends all.
+    are shown; Ctrl-C ends all. After
+    a signal they have the time of --grace to save.
     """
     try:
         chosen = _backend(backend, mpi_args, slurm_args, by_name=context.obj)
         sizes = elastic_sizes(elastic, chosen, nproc, rank_binding, rejoin_after)
         status = _run(program, nproc, rank_binding, chosen, f"{mpi_args or ''} {slurm_args or ''}",
                       coordinator, devices, module, prefix, dry_run, verbose, sizes,
-                      rejoin_after or REJOIN_AFTER_S)  # fmt: skip
+                      rejoin_after or REJOIN_AFTER_S, grace)  # fmt: skip
     except TesseraError as error:
         typer.echo(f"tessera run: {error}", err=True)
         raise typer.Exit(2) from None
@@ -106,6 +110,7 @@ def _run(
     verbose: bool,
     sizes: tuple[int, int] | None,
     rejoin_after_s: float,
+    grace_s: float,
 ) -> int:
     host, port = split_address(with_port(coordinator, 65535))
     fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
@@ -131,7 +136,8 @@ def _run(
             print("\n".join(commands.shown(run, backend)), file=sys.stderr)
         sys.stdout.flush()
         guard = Guard(run, sock, limit_s, asks=backend == "local" or not TIES)
-        return Supervisor(commands.jobs(run, backend), guard, prefix and backend == "local", **how)
+        lines = prefix and backend == "local"
+        return Supervisor(commands.jobs(run, backend), guard, lines, grace_s=grace_s, **how)
 
     if sizes is not None:
         return Generations(run, sizes[0], rejoin_after_s, supervised).run()

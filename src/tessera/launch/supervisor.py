@@ -22,8 +22,10 @@ from ..runtime.rendezvous import LOST
 from .commands import Job
 from .guard import SIGNALS, Guard, tied
 
-GRACE_S = 5.0  # between asking the ranks to end and ending them
+GRACE_S = 300  # what ranks have after a signal to the launcher: they may save
+OTHERS_S = 5.0  # what ranks have when another has failed, with which they could not save
 LOOK_S = 1.0  # between two looks at processes that may be stopped
+TOLD = tuple(128 + n for n in (signal.SIGTERM, signal.SIGUSR1))  # status of a rank that saved
 LAST = 20  # lines of a failed rank that are shown again
 _MOST = 1 << 16
 
@@ -69,18 +71,21 @@ class Supervisor:
         guard: Guard,
         prefix: bool,
         *,
+        grace_s: float = GRACE_S,
         stopped_s: float | None = None,
         may_end: Callable[[], bool] = lambda: False,
     ) -> None:
         """A process that has been stopped for `stopped_s` seconds is ended, as if it had failed.
-        All end, without a failure, once `may_end` says so; it is asked each second."""
-        self.guard, self.prefix = guard, prefix
+        All end, without a failure, once `may_end` says so; it is asked each second. After a signal,
+        or when a rank ends as one that was told to, ranks have `grace_s` seconds to end."""
+        self.guard, self.prefix, self.grace_s = guard, prefix, grace_s
         self.stopped_s, self.may_end, self.was_ended = stopped_s, may_end, False
         self._stopped: dict[int, float] = {}
         self.begin_s = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
         self.end_s: float | None = None
+        self.tell_s = float("inf")  # when it is said that ranks are waited for
         self.jobs = jobs
         self.processes: list[_Process] = []
         self.failed: list[_Process] = []
@@ -153,17 +158,19 @@ class Supervisor:
             return
         self.signals.append(number)
         if len(self.signals) == 1:
-            self._end(number)
+            self._end(number, self.grace_s)
         else:  # the user does not want to wait
             self.guard.signal(signal.SIGKILL)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, grace_s: float) -> None:
         self.guard.signal(number)
-        self.end_s = time.monotonic() + GRACE_S
+        self.end_s = time.monotonic() + grace_s
+        self.tell_s = self.end_s - grace_s + OTHERS_S
 
     def _turn(self) -> None:
         """Waits for lines, ends of processes and signals, and passes them on."""
-        left_s = None if self.end_s is None else max(self.end_s - time.monotonic(), 0.0)
+        next_s = None if self.end_s is None else min(self.end_s, self.tell_s)
+        left_s = None if next_s is None else max(next_s - time.monotonic(), 0.0)
         if self.stopped_s is not None and self.end_s is None:
             left_s = LOOK_S
         self._read(left_s)
@@ -176,12 +183,21 @@ class Supervisor:
             self.alone = self.guard.ended()
             self.failed = sorted((p for p in ended if p.code), key=_blame)
             if self.failed or self.alone:
-                self._end(signal.SIGTERM)
+                told = not self.alone and self.failed[0].code in TOLD
+                self._end(signal.SIGTERM, self.grace_s if told else OTHERS_S)
             elif self.stopped_s is not None:
                 self._look(self.stopped_s)
         elif time.monotonic() >= self.end_s:
             self.guard.signal(signal.SIGKILL)
-            self.end_s = float("inf")
+            self.end_s = self.tell_s = float("inf")
+        elif time.monotonic() >= self.tell_s:
+            self.tell_s = float("inf")
+            left = [p.job.name for p in self.processes if p.code is None]
+            sys.stderr.write(
+                f"tessera run: waits for {', '.join(left)} to save and end, for {self.grace_s:g} s"
+                " at most (--grace); a signal, or Ctrl-C, once more ends them now\n"
+            )
+            sys.stderr.flush()
 
     def _look(self, stopped_s: float) -> None:
         """Ends processes that are stopped, and all of them when it is time."""
@@ -194,7 +210,7 @@ class Supervisor:
                 self._stopped.pop(p.popen.pid, None)
         if not self._stopped and self.may_end():
             self.was_ended = True
-            self._end(signal.SIGTERM)
+            self._end(signal.SIGTERM, OTHERS_S)
 
     def _read(self, wait_s: float | None) -> bool:
         """Passes on what there is within `wait_s` seconds; whether there was something."""

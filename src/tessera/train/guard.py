@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ from .run import Preempted, Run
 from .saving import first_whole, step_tag
 from .watchdog import Watchdog
 
+SAME_S = 1.0  # a signal that comes once more within it was sent to the launcher and to its ranks
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLICIES = ("stop", "rollback", "ignore")
 _LIMIT_S = 3600.0  # of a wait for another process where no limit is given
@@ -116,7 +118,7 @@ class Guard:
         self._turn = itertools.count(1)
         self._dog: Watchdog | None = None
         self._before: dict[int, Any] = {}
-        self._signal = 0
+        self._signal, self._heard_s = 0, 0.0
         self._owed = self._told_late = False
         self._saved: int | None = None  # the step that was saved last
         self._mark: Any = None
@@ -186,9 +188,11 @@ class Guard:
             self._dog.at(what)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self._signal and time.monotonic() - self._heard_s < SAME_S:
+            return
         if self._signal:  # a second one does not wait
             raise SystemExit(128 + number)
-        self._signal = number
+        self._signal, self._heard_s = number, time.monotonic()
         name = signal.Signals(number).name
         self.run.progress.note(
             f"run: {name}: it saves after this step and ends; once more ends now"

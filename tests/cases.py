@@ -10,6 +10,13 @@ import pytest
 LONG = pytest.mark.long
 
 
+def short(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Every value as a parameter of a test, of which `kept` run by default."""
+    found = [pytest.param(v, marks=[LONG] * (v not in kept), id=str(v)) for v in values]
+    assert len(found) - sum(bool(p.marks) for p in found) == len(kept), "a value is not there"
+    return found
+
+
 def grid(
     rows: Iterable[Any], columns: Sequence[Any], name: Callable[[Any], str] = str
 ) -> list[Any]:

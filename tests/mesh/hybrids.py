@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -332,35 +332,44 @@ def traits(h: Hybrid) -> frozenset[Any]:
     return frozenset(ones) | frozenset(itertools.combinations(ones, 2))
 
 
-def most_first(
-    hybrids: Iterable[Hybrid],
-    worth: Callable[[frozenset[Any]], Any] = len,
-    seen: frozenset[Any] = frozenset(),
-) -> Iterator[tuple[Hybrid, frozenset[Any]]]:
-    """The hybrids in another order, each with what is not `seen` and those before it have not:
-    always the one next for which that is worth most."""
-    left = {h: traits(h) - seen for h in hybrids}
+def most_first(hybrids: Iterable[Hybrid]) -> Iterator[Hybrid]:
+    """The hybrids in another order: always the one next that has most traits which those before
+    it have not."""
+    left = {h: traits(h) for h in hybrids}
     while left:
-        best = max(left, key=lambda h: worth(left[h]))
+        best = max(left, key=lambda h: len(left[h]))
         new = left.pop(best)
         left = {h: rest - new for h, rest in left.items()}
-        yield best, new
+        yield best
 
 
 @functools.cache
 def sample(count: int, seed: int = 4, draws: int = 500) -> list[Hybrid]:
     """`count` of many that are drawn, with most of all pairs of choices."""
     pool = itertools.islice(drawn(seed), draws)
-    found = [h for h, _ in itertools.islice(most_first(pool), count)]
+    found = itertools.islice(most_first(pool), count)
     return sorted(found, key=lambda h: list(PROGRAMS).index(h.program))
 
 
-def few(hybrids: Iterable[Hybrid], beside: Hybrid) -> set[Hybrid]:
-    """The fewest, nearly, that have every choice of all `hybrids` which `beside` has not, and as
-    many pairs as go in."""
+ANY = ("program", "schedule", "microbatches")
 
-    def ones(new: frozenset[Any]) -> int:
-        return sum(name in CHOICES for name, _ in new)
 
-    found = most_first(hybrids, lambda new: (ones(new), len(new)), traits(beside))
-    return {h for h, _ in itertools.takewhile(lambda pair: ones(pair[1]) > 0, found)}
+def kinds(h: Hybrid) -> set[Any]:
+    """What `h` has, by ones: of an axis whether it is there, of `ANY` nothing."""
+    found = {k: getattr(h, k) for k in CHOICES if k not in ANY}
+    return {(k, v > 1 if k in AXES else v) for k, v in found.items()}
+
+
+def few(hybrids: Sequence[Hybrid], beside: Hybrid) -> set[Hybrid]:
+    """The fewest, nearly, that have all `kinds` which `beside` has not, those of few layers and
+    stages before others."""
+    found, left = set(), set().union(*map(kinds, hybrids)) - kinds(beside)
+
+    def worth(h: Hybrid) -> float:
+        return len(kinds(h) & left) / (6 + PROGRAMS[h.program].layers * max(h.stages, 1))
+
+    while left:
+        best = max(hybrids, key=worth)
+        found.add(best)
+        left -= kinds(best)
+    return found

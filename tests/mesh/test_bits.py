@@ -41,7 +41,10 @@ def test_every_op_of_the_table_has_one_result_on_every_fold(split: str) -> None:
     assert alone("-m", "tests.mesh.bits_ops", split).endswith("folds: 0 differ\n\n")
 
 
-def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact() -> None:
+def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact(
+    everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_TEST_BITS_EXAMPLES", "12" if everything else "6")
     assert alone("-m", "tests.mesh.bits_properties", devices=12) == "the same bits\n"
 
 
@@ -64,6 +67,7 @@ def test_a_small_proof(program: str, dtype: str, everything: bool) -> None:
     assert (row[0], row[2]) == (program, dtype) and int(row[3]) > 1 and len(row) == 6
 
 
+@LONG
 def test_drawn_programs_have_the_same_bits_at_every_zero_stage(everything: bool) -> None:
     lines = alone(
         "bench/prove.py", "--small", "--only", "drawn", "--jobs", "1", devices=4,

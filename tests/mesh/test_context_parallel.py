@@ -166,7 +166,7 @@ def told_alone(told: str) -> Any:
     [
         ("dp,cp", "ring", "padding"),
         pytest.param("dp,cp", "ring", "documents", marks=LONG),
-        ("dp,cp", "ring", "scores"),
+        pytest.param("dp,cp", "ring", "scores", marks=LONG),
         pytest.param("dp,cp", "ring", "windows", marks=LONG),
         ("all", "ring", "windows"),
         pytest.param("all", "ring", "padding", marks=LONG),
@@ -186,9 +186,10 @@ def test_masks_documents_and_windows_are_those_of_one_device(
         np.testing.assert_allclose(grads[name], g, rtol=0, atol=1e-6, err_msg=name)
 
 
+@LONG
 @pytest.mark.parametrize(
     ("mesh", "context"),
-    [("dp=2,cp=4", "ring"), pytest.param("dp=2,cp=2,tp=2", "all_to_all", marks=LONG)],
+    [("dp=2,cp=4", "ring"), ("dp=2,cp=2,tp=2", "all_to_all")],
 )
 def test_the_demo_trains_as_on_dp(run: Any, mesh: str, context: str) -> None:
     _, plain = run("dp=8")

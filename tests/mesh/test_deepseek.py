@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, op
+from tests.cases import grid
 from tests.core.moe_reference import COTANGENT, X, drawn
 
 torch = pytest.importorskip("torch")
@@ -91,8 +92,7 @@ def gated(rows: ts.Tensor, w: dict[str, ts.Tensor]) -> ts.Tensor:
     return (nn.silu(rows @ w["w1"]) * (rows @ w["w3"])) @ w["w2"]
 
 
-@pytest.mark.parametrize("capacity", [None, 1.0])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("split", "capacity"), grid([True, False], [1.0, None]))
 def test_a_network_of_ones_own(capacity: float | None, split: bool) -> None:
     mesh = MESH if split else None
     known = drawn()

@@ -29,7 +29,7 @@ from tessera.train.metrics import read_metrics
 from tessera.train.run import Preempted, Run
 from tessera.train.saving import load_checkpoint
 from tessera.train.watchdog import HUNG
-from tests.cases import grid
+from tests.cases import LONG, grid
 
 SMALL: dict[str, Any] = {
     "vocab_size": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "sequence_length": 4,
@@ -136,7 +136,7 @@ def test_a_run_that_crashes_goes_on_with_the_same_bits(whole: Trained, tmp_path:
     assert found.step == STEPS and found.loader["sample"] == 2 * STEPS
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=LONG)])
 def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Path) -> None:
     before = signal.getsignal(signum)
 

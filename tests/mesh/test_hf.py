@@ -18,6 +18,7 @@ from tessera.checkpoint import load_hf, save_hf
 from tessera.interop import hf_files
 from tessera.interop.hf_models import KNOWN
 from tessera.train.generate import generate
+from tests.cases import LONG, short
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -92,6 +93,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox-sequential": ("gpt_neox", {**LLAMA, "use_parallel_residual": False,
                                          "attention_bias": False, "rotary_pct": 0.5}),
 }  # fmt: skip
+# One of each architecture, where two do not differ in the names of weights alone.
+DEFAULT = (
+    "gpt2", "llama3", "mistral", "mixtral", "gemma3", "qwen3-window", "phi", "phi3", "falcon",
+    "gpt-neox-sequential",
+)  # fmt: skip
 
 
 def logits(model: nn.GPT, ids: ts.Tensor) -> ts.Tensor:
@@ -141,7 +147,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", short(MODELS, *DEFAULT))
 def test_logits_are_those_of_transformers_on_every_mesh_and_it_goes_back(
     name: str, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
@@ -284,7 +290,12 @@ def test_a_model_trained_here_goes_out(
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("llama3", True), ("qwen3-window", True), ("phi3-long", False), ("gemma2", False)],
+    [
+        ("qwen3-window", True),
+        pytest.param("llama3", True, marks=LONG),
+        pytest.param("phi3-long", False, marks=LONG),
+        pytest.param("gemma2", False, marks=LONG),
+    ],
 )
 def test_text_is_continued_as_transformers_does(
     name: str, split: bool, folder: Callable[[str], tuple[Path, Any]]

@@ -19,10 +19,12 @@ from tessera.core import files, interrupts
 from tessera.data.create import create_dataloader
 from tessera.lang import written
 from tessera.train.metrics import read_metrics
+from tests.cases import LONG, short
 
 SOAK = Path(__file__).parents[2] / "bench" / "soak" / "interrupts.py"
 
 
+@LONG
 def test_signals_at_random_times_disturb_no_loss() -> None:
     """Unprotected, each of these kinds loses its weights, or mixes those of two steps."""
     kinds = ("kept", "state apart", "zero", "recording")
@@ -337,7 +339,7 @@ def test_an_interrupted_run_saves_its_weights_and_says_where(tmp_path: Path) -> 
     assert [r["step"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
 
 
-@pytest.mark.parametrize("trouble", ["deleted", "a file", "full"])
+@pytest.mark.parametrize("trouble", short(["deleted", "a file", "full"], "deleted"))
 def test_a_run_goes_on_where_it_cannot_write(tmp_path: Path, trouble: str) -> None:
     """All steps are run, and what was made is there: in the folder, or in the spare one."""
     here = {

@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, pipeline
+from tests.cases import LONG
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 
@@ -205,6 +206,7 @@ def test_strict_forbids_what_would_be_inserted() -> None:
         ts.argmax(x, -1)
 
 
+@LONG
 def test_looped_and_written_out_layers_agree() -> None:
     ids = np.random.default_rng(0).integers(0, 64, (4, 17)).astype(np.int32)
 

@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, op
-from tests.cases import grid
+from tests.cases import LONG, grid
 
 RNG = np.random.default_rng(4)
 MESH = dist.Mesh(("dp", "ep"), shape={"dp": 2, "ep": 4})
@@ -85,6 +85,7 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None, layout
             np.testing.assert_allclose(g.numpy(), alone.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@LONG
 def test_a_mask_of_ones_is_none() -> None:
     for capacity in (None, 0.5):
         ones = called("one", W, np.ones((B, S), bool), capacity=capacity)
@@ -102,7 +103,7 @@ def test_the_balance_of_a_padded_batch_is_that_of_transformers() -> None:
     assert abs(theirs.item() - 2 * routing.aux_loss.item()) < 1e-5  # it adds up the two choices
 
 
-@pytest.mark.parametrize("context", [None, "ring"])
+@pytest.mark.parametrize("context", [None, pytest.param("ring", marks=LONG)])
 def test_a_model_serves_the_tokens_that_are_there(context: str | None) -> None:
     """What padding holds changes no logit and no loss, with little room for each expert; a prompt
     that is filled up neither."""

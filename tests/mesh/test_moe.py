@@ -13,7 +13,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, op
 from tessera.nn.stack import Stack
-from tests.cases import LONG
+from tests.cases import LONG, grid
 from tests.core.moe_reference import COTANGENT, EXPERTS, HIDDEN, D, K, X, by_loops, drawn
 
 W = drawn()
@@ -129,8 +129,7 @@ def test_forward_and_backward_are_two_exchanges_each() -> None:
     assert loose == {W["up"].shape, W["down"].shape}  # over dp only
 
 
-@pytest.mark.parametrize("epoch", ["soft", "hard"])
-@pytest.mark.parametrize("capacity", [None, 1.0])
+@pytest.mark.parametrize(("capacity", "epoch"), grid([None, 1.0], ["soft", "hard"]))
 def test_buckets_change_no_result(capacity: float | None, epoch: str) -> None:
     mesh = dist.Mesh.parse("dp=2 ep=4")
     how = {"capacity": capacity, "transport": {"bucket_bytes": 700, "epoch": epoch}}
@@ -143,11 +142,9 @@ def test_buckets_change_no_result(capacity: float | None, epoch: str) -> None:
     assert buckets > 1 and (len(there) > 2 * buckets) == (epoch == "soft")
 
 
-@pytest.mark.parametrize("capacity", [None, 1.0])
-@pytest.mark.parametrize(("packing", "rtol"), [("fp8_e4m3", 0.08), ("bf16", 0.01)])
-def test_packed_payloads_are_as_near_as_stated(
-    packing: str, rtol: float, capacity: float | None
-) -> None:
+@pytest.mark.parametrize(("capacity", "packing"), grid([1.0, None], ["fp8_e4m3", "bf16"]))
+def test_packed_payloads_are_as_near_as_stated(packing: str, capacity: float | None) -> None:
+    rtol = {"fp8_e4m3": 0.08, "bf16": 0.01}[packing]
     mesh = dist.Mesh.parse("dp=2 ep=4")
     step = program(capacity=capacity, transport={"pack_dtype": packing})
     x = ts.tensor(X, mesh=mesh, layout="[8@(dp,ep), 12, 16]")
@@ -158,6 +155,7 @@ def test_packed_payloads_are_as_near_as_stated(
     assert ("f8e4m3" if packing == "fp8_e4m3" else "bf16") in wire
 
 
+@LONG
 def test_plain_tokens_go_over_dp_and_ep_of_the_mesh() -> None:
     mesh = dist.Mesh(axes=["ep", "dp"], devices=range(8))
     y = op.moe(
@@ -238,7 +236,11 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize(
     ("capacity", "loop", "remat"),
-    [(1.25, True, False), (None, True, True), pytest.param(1.25, False, False, marks=LONG)],
+    [
+        (1.25, True, False),
+        pytest.param(None, True, True, marks=LONG),
+        pytest.param(1.25, False, False, marks=LONG),
+    ],
 )
 def test_layers_of_experts_repeat(capacity: float | None, loop: bool, remat: bool) -> None:
     """Looped, written out, computed again: with the experts' axis given by a strategy."""

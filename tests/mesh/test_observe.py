@@ -11,6 +11,7 @@ import pytest
 import tessera as ts
 from tessera import debug, dist, nn, optim
 from tessera.observe.compare import Comparison
+from tests.cases import LONG
 
 TP = dist.strategy("tensor_parallel")
 PLAN = dist.strategy("data_parallel") + TP
@@ -34,7 +35,7 @@ def step(model: nn.GPT, ids: ts.Tensor) -> Any:
     return loss, grads, norm, debug.statistics(grads)
 
 
-@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("loop", [pytest.param(False, marks=LONG), True])
 def test_a_bad_weight_is_found_in_its_layer(mesh: dist.Mesh, loop: bool) -> None:
     model, ids = made(mesh, PLAN, loop=loop)
     old = model.blocks.block.mlp.up
@@ -81,7 +82,7 @@ def test_statistics_are_those_of_the_whole_gradient(mesh: dist.Mesh) -> None:
     assert found.norm.item() == pytest.approx(min(1.0, norm.item()), rel=1e-4)
 
 
-@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("loop", [pytest.param(False, marks=LONG), True])
 def test_activations_are_the_same_on_every_mesh(mesh: dist.Mesh, loop: bool) -> None:
     one = debug.activations(*made(dist.Mesh(("dp", "tp"), shape=(1, 1)), PLAN, loop=loop))
     many = debug.activations(*made(mesh, PLAN, loop=loop))

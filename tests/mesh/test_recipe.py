@@ -20,6 +20,7 @@ from tessera.train.accumulate import accumulated, micro_batches
 from tessera.train.config import ALIASES, KEYS, checked
 from tessera.train.memory import held, program_bytes
 from tessera.train.saving import checkpoints, load_checkpoint, save_checkpoint
+from tests.cases import LONG
 
 Tree = dict[str, Any]
 SMALL: Tree = {
@@ -464,7 +465,7 @@ def test_ignored_labels_weigh_nothing() -> None:
         np.testing.assert_allclose(g.numpy(), wanted[name].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=LONG)])
 def test_dropout_falls_alike_where_layers_are_computed_again(steps: int) -> None:
     found = []
     for again in (False, True):

@@ -75,7 +75,9 @@ def run(
     ("mesh", "changed"),
     [
         ("dp=2,tp=4", {}),
-        ("dp=2,tp=2,pp=2", {"zero": 3, "schedule": "ZB-H1", "recompute": "full"}),
+        pytest.param(
+            "dp=2,tp=2,pp=2", {"zero": 3, "schedule": "ZB-H1", "recompute": "full"}, marks=LONG
+        ),
         pytest.param("dp=8", {}, marks=LONG), pytest.param("tp=4", {}, marks=LONG),
         pytest.param("dp=2,tp=4", {"zero": 3}, marks=LONG),
         pytest.param("dp=2,tp=2,pp=2", {}, marks=LONG),
@@ -132,6 +134,7 @@ def test_a_run_leaves_what_it_names(run: Callable[..., Any]) -> None:
     assert {"step", "loss", "grad_norm", "step_s", "tokens_per_s", "mfu"} <= set(rows[0])
 
 
+@LONG
 def test_a_pipelined_run_shows_who_does_what_when(
     run: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,7 +67,7 @@ RUNS = {
     "experts": ("experts dp=1,ep=1 0 -", "experts dp=2,ep=2 3 -", "experts dp=1,ep=2 1 -"),
     "ring": ("ring dp=1,cp=1 0 -", "ring dp=2,cp=2 3 -", "ring dp=1,cp=2 1 -"),
 }
-MORE = ("experts", "ring")  # "pipeline" has experts over both processes, too
+MORE = ("pipeline", "experts", "ring")
 
 
 @pytest.mark.parametrize("program", [pytest.param(p, marks=[LONG] * (p in MORE)) for p in RUNS])

@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import checkpoint
+from tests.cases import LONG
 from tests.procs.harness import run_ranks
 from tests.procs.torture import trials, why_not
 
@@ -59,6 +60,7 @@ def test_two_processes_write_one_checkpoint_that_one_reads(tmp_path: Path) -> No
     assert files | {"manifest.json"} == {p.name for p in (root / "t").iterdir()}
 
 
+@LONG
 def test_where_one_process_cannot_write_there_is_no_checkpoint(tmp_path: Path) -> None:
     root = tmp_path / "root"
     ended = run_ranks(REFUSED, tmp_path, ROOT=str(root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.cases import LONG
 from tests.procs.harness import run_ranks
 
 # What each process compiles itself, of the programs of both; the first is the process of the mesh.
@@ -84,6 +85,7 @@ def test_the_first_process_compiles_for_all(tmp_path: Path) -> None:
         assert (said["bits"], said["total"]) == (first["bits"], 56.0)
 
 
+@LONG
 def test_all_processes_find_what_an_earlier_run_has_compiled(tmp_path: Path) -> None:
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera.observe.flight import load_dump
+from tests.cases import LONG
 from tests.procs.harness import line_of, run_ranks
 
 HEAD = ""
@@ -79,6 +80,7 @@ def test_a_device_is_named(what: str, tmp_path: Path) -> None:
     assert json.loads(dump.read_text())["limit_s"] == 2
 
 
+@LONG
 def test_a_profile_does_not_wait_for_ever(tmp_path: Path) -> None:
     body = PROGRAM.replace("WHAT", "time.sleep(5)").replace(
         'replaced(executor="stepped")', "dist.profile()"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.cases import LONG
 from tests.procs.harness import Ended, run_ranks
 
 BODY = """
@@ -50,6 +51,7 @@ def test_one_process_reduces_between_its_devices(tmp_path: Path) -> None:
     assert {tuple(row[1:]) for row in auto} == {("in-process", "")}
 
 
+@LONG
 def test_all_ranks_are_examined_and_one_reports(tmp_path: Path) -> None:
     """The harness gives each rank a hash seed of its own: that must be fixed."""
     first, second = run_ranks(BODY, tmp_path, head=JOIN, TESSERA_DEVICES="2", limit_s=300)

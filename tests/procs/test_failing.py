@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import LONG
 from tests.procs.launched import END_S, HEAD, LIMIT_S, others, until
 
 # The others wait for what only the engine's store can tell; the thread keeps the failed one alive.
@@ -25,7 +26,7 @@ print(ts.jit(lambda x: x.max())(X).item())
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=LONG)])
 def test_an_error_in_one_rank_ends_those_that_wait_for_it(rank: int, tmp_path: Path) -> None:
     started = others(tmp_path, 3, HEAD + PROGRAM, FAILS=str(rank))
     try:

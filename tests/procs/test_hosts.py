@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import LONG
 from tests.procs import hosts
 from tests.procs.launched import HEAD, LIMIT_S, command, launch, said, variables
 
@@ -64,6 +65,7 @@ def ranks(pids: list[int], folder: Path, **env: str) -> list[tuple[int, str]]:
     return [(code, (folder / f"said{k}").read_text()) for k, code in enumerate(codes)]
 
 
+@LONG
 def test_processes_of_two_hosts_join_by_themselves(pids: list[int], tmp_path: Path) -> None:
     (tmp_path / "total.py").write_text(TOTAL)
     ended = ranks(pids, tmp_path, MASTER_ADDR="host0", MASTER_PORT="29500")
@@ -71,6 +73,7 @@ def test_processes_of_two_hosts_join_by_themselves(pids: list[int], tmp_path: Pa
     assert {line for _, out in ended for line in out.splitlines()} >= SUMS
 
 
+@LONG
 def test_a_coordinator_that_the_other_host_cannot_reach(pids: list[int], tmp_path: Path) -> None:
     """Its address is that of each host itself: the ranks say who did not come, and where they were
     told to look."""

@@ -63,6 +63,7 @@ def gone(which: Iterable[int]) -> bool:
     return until(lambda: not any(map(lives, numbers))) < END_S
 
 
+@LONG
 def test_ranks_join_and_compute_together(tmp_path: Path) -> None:
     (tmp_path / "total.py").write_text(TOTAL)
     done = launch("-n", 3, "--prefix", "total.py", folder=tmp_path)
@@ -111,7 +112,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(rank: int, tmp_path:
     assert gone(pids(tmp_path, 3))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=LONG)]
+)
 def test_ctrl_c_ends_every_rank(number: int, code: int, tmp_path: Path) -> None:
     def interrupt(started: subprocess.Popen[str]) -> None:
         pids(tmp_path, 2)
@@ -241,10 +244,12 @@ for k in range(100_000):
 """
 )
 MOMENTS = ("pid", "joined", "ready")
-LATER = [pytest.param(k, marks=LONG) for k in range(6, 36)]
+SHORT = (1, 4)  # each rank once: before it joins and while it computes
 
 
-@pytest.mark.parametrize("seed", [*range(6), *LATER])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(k, marks=[LONG] * (k not in SHORT)) for k in range(36)]
+)
 def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
     """Each rank at each of the moments, and up to a second after it."""
     rank, moment = seed % 2, MOMENTS[seed // 2 % 3]
@@ -266,6 +271,7 @@ def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
     assert gone(pids(tmp_path, 2))
 
 
+@LONG
 def test_an_error_in_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "fail1").touch()
@@ -285,6 +291,7 @@ def test_a_rank_that_does_not_join_is_named(tmp_path: Path) -> None:
     assert "tessera run: rank 0 exited with status 1 after " in done.err
 
 
+@LONG
 def test_a_rank_whose_engine_runs_already_says_so(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text("import jax\njax.devices()\n" + TOTAL)
     done = launch("-n", 2, "early.py", folder=tmp_path)
@@ -292,6 +299,7 @@ def test_a_rank_whose_engine_runs_already_says_so(tmp_path: Path) -> None:
     assert "join: the engine was started before this process joined its run\n" in done.err
 
 
+@LONG
 def test_what_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
     """A subprocess of a rank has the rank's variables, and is alone."""
     (tmp_path / "alone.py").write_text("import tessera as ts\nprint(ts.ones(3).sum().item())\n")
@@ -302,6 +310,7 @@ def test_what_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
 
 
 # -- without a launcher of ours -------------------------------------------------------------------
+@LONG
 def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> None:
     started = others(tmp_path, 2, TOTAL + "time.sleep(2 * RANK)\n")  # rank 0 waits to be last
     assert [p.wait(LIMIT_S) for p in started] == [0, 0], (tmp_path / "err0").read_text()
@@ -310,8 +319,10 @@ def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> Non
         assert f"{k} 6.0 3.0" in lines
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("joined", [True, False], ids=["computing", "before it joins"])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize(
+    "joined", [True, pytest.param(False, marks=LONG)], ids=["computing", "before it joins"]
+)
 def test_the_others_end_when_a_rank_is_killed(joined: bool, rank: int, tmp_path: Path) -> None:
     more = {} if joined else {"TESSERA_JOIN_LIMIT": "3"}
     started = others(tmp_path, 2, STEPS, **more)
@@ -371,6 +382,7 @@ def test_one_mesh_over_ranks_of_two_devices_each(backend: str, tmp_path: Path) -
     assert said(done.out, r"\d \d 6\.0") == ["0 0 6.0", "1 1 6.0"]
 
 
+@LONG
 def test_the_programs_of_the_page_run_on_a_mesh_for_each_process(tmp_path: Path) -> None:
     (tmp_path / "ranks.yaml").write_text(shown("yaml")[1])
     (tmp_path / "page.py").write_text("".join(shown("python")))
@@ -383,6 +395,7 @@ def test_the_programs_of_the_page_run_on_a_mesh_for_each_process(tmp_path: Path)
     ]
 
 
+@LONG
 @MPI
 def test_ranks_of_mpirun_join_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "total.py").write_text(TOTAL)

@@ -20,6 +20,7 @@ import pytest
 import tessera as ts
 from tessera import checkpoint, dist
 from tessera.checkpoint.storage import Storage
+from tests.cases import LONG
 from tests.procs.harness import SRC, free_port
 from tests.procs.launched import until
 
@@ -142,6 +143,7 @@ for step in range(1, 1000):
 """
 
 
+@LONG
 def test_a_save_that_is_killed_leaves_whole_checkpoints(store: str, tmp_path: Path) -> None:
     root, rng = f"{store}/killed", np.random.default_rng(0)
     for k in range(3):

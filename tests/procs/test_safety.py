@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import LONG
 from tests.procs.harness import HEAD, line_of, run_ranks
 
 # Each case is a function that both ranks call; what they raise is collected, and they go on.
@@ -228,6 +229,7 @@ def test_who_never_arrives_is_named_fused(tmp_path: Path) -> None:
     assert "rank 1 did not arrive" in shown and at in shown
 
 
+@LONG
 def test_who_never_arrives_is_named_step_by_step(tmp_path: Path) -> None:
     err = never("stepped", tmp_path)
     assert "rank 1 did not arrive" in err

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tests.cases import LONG
 from tests.procs.harness import Ended, run_ranks
 from tests.quickly import FLAGS
 
@@ -66,6 +67,7 @@ print(len(there), there[0], there[-1])
 )
 
 
+@LONG
 def test_a_model_is_written_once_and_whole(tmp_path: Path) -> None:
     ended, out = both(SAVE, tmp_path)
     for e in ended:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import LONG
 from tests.procs import slurm
 from tests.procs.launched import END_S, HEAD, launch, lives, said, until
 
@@ -29,6 +30,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             yield found
 
 
+@LONG
 def test_tasks_of_srun_join_by_themselves(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "total.py").write_text(TOTAL)
     whole = ["srun", "--ntasks=2", sys.executable, "total.py"]
@@ -37,6 +39,7 @@ def test_tasks_of_srun_join_by_themselves(env: dict[str, str], tmp_path: Path) -
     assert said(done.out, r"\d 2 6\.0") == SUMS
 
 
+@LONG
 def test_the_launcher_starts_ranks_by_srun(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "total.py").write_text(TOTAL)
     done = launch("-n", 2, "--slurm-args", "--nodes=1", "total.py", folder=tmp_path, **env)

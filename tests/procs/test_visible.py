@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import LONG
 from tests.procs.harness import Ended, run_ranks
 
 
@@ -15,7 +16,9 @@ def ran(body: str, folder: Path, **env: str) -> Ended:
     return ended
 
 
-@pytest.mark.parametrize("name", ["TT_VISIBLE_DEVICES", "TESSERA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("TT_VISIBLE_DEVICES", marks=LONG), "TESSERA_VISIBLE_DEVICES"]
+)
 def test_plain_devices_are_one_an_id(name: str, tmp_path: Path) -> None:
     body = """
 import tessera as ts
@@ -47,6 +50,7 @@ print(mesh.text(), x.sum().item(), ts.mesh.auto().text())
     assert ran(body, tmp_path, TT_VISIBLE_DEVICES="0,1").out == "dp=2 tp=2 10.0 dp=4\n"
 
 
+@LONG
 def test_a_backend_that_others_started_says_that_it_sees_all(tmp_path: Path) -> None:
     body = """
 import warnings, jax

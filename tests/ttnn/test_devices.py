@@ -15,6 +15,7 @@ from tessera import ttnn
 from tessera.core.machine.mesh_graph_text import write
 from tessera.core.machine.presets import preset as described
 from tessera.ttnn import processes
+from tests.cases import LONG
 from tests.procs.launched import launch
 
 
@@ -119,11 +120,16 @@ print(device.shape, len(ttnn.get_device_tensors(ttnn.all_reduce(x))))
 @pytest.mark.parametrize(
     ("preset", "visible", "shape", "says"),
     [
-        ("n300", "", "", "2 1\nMeshShape([1, 2]) 2\n"),
         ("t3000", "0,1", "", "4 2\nMeshShape([2, 2]) 4\n"),
-        ("t3000", "2", "ttnn.MeshShape(1, 2)", "2 1\nMeshShape([1, 2]) 2\n"),
         ("", "", "ttnn.MeshShape(8, 4)", "8 8\nMeshShape([8, 4]) 32\n"),  # it grows
-        ("", "0,1", "", "2 2\nMeshShape([1, 2]) 2\n"),
+        *(
+            pytest.param(*row, marks=LONG)
+            for row in (
+                ("n300", "", "", "2 1\nMeshShape([1, 2]) 2\n"),
+                ("t3000", "2", "ttnn.MeshShape(1, 2)", "2 1\nMeshShape([1, 2]) 2\n"),
+                ("", "0,1", "", "2 2\nMeshShape([1, 2]) 2\n"),
+            )
+        ),
     ],
 )
 def test_the_system_in_a_fresh_process(

@@ -362,6 +362,18 @@ def configured(**k: Any) -> Any:
     return text, seen(first), sorted(state), seen(state["loss_scale"])
 
 
+def configured_over(**k: Any) -> Any:
+    """The program of a step whose weights lie on a mesh."""
+    config = {**SMALL, **k}
+    plan = dist.strategy("data_parallel")
+    weights = dist.place(recipe.initialize_model_weights(config), plan, MESH)
+    state = recipe.initialize_optimizer_state(weights, config, plan)
+    ids = np.zeros((config["batch_size"], config["sequence_length"]), np.int32)
+    batch = dist.place({"input_ids": ids, "labels": ids}, plan, MESH, kind="batch")
+    model = recipe.make_model(config)
+    return graph.trace(recipe.training_step, model, batch, weights, state, config).text
+
+
 row("config", configured, {},
     vocab_size=16, hidden_size=16, num_layers=3, num_heads=4, num_kv_heads=1, intermediate_size=8,
     norm="rms", activation="swiglu", positions="rotary", tie_embeddings=True, dropout=0.1, seed=1,
@@ -369,6 +381,7 @@ row("config", configured, {},
     schedule="linear", warmup_steps=2, total_steps=8, betas=(0.5, 0.5), eps=0.1, weight_decay=0.5,
     gradient_clip_norm=0.0, accumulation_steps=2, mixed_precision=True, weight_dtype="bf16",
     loss_scale=8.0, gradient_checkpointing=True)  # fmt: skip
+row("config over devices", configured_over, reduce_dtype="bf16")
 row("config of a dynamic scale", configured, {"loss_scale": "dynamic"}, loss_scale_interval=3)
 row("config of momentum", configured, {"optimizer": "momentum"}, momentum=0.5)
 GPT = {"vocab": 8, "seq": 4, "d": 8, "layers": 2, "heads": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -315,7 +316,8 @@ WRONG: dict[str, Any] = {
     "optimizer": "adamax", "learning_rate": float("nan"), "min_learning_rate": -1.0,
     "schedule": "step", "warmup_steps": 0.5, "total_steps": 0, "betas": (0.9,), "eps": 0.0,
     "momentum": 1, "weight_decay": True, "gradient_clip_norm": None, "accumulation_steps": 0,
-    "mixed_precision": "fp8", "weight_dtype": "f64", "loss_scale": "static",
+    "mixed_precision": "fp8", "weight_dtype": "f64", "reduce_dtype": "int8",
+    "loss_scale": "static",
     "loss_scale_interval": 0, "gradient_checkpointing": "all", "offload_optimizer_state": "yes",
     "checkpoint_folder": "", "keep_checkpoints": 0,
     "keep_every": 0, "keep_best": -1, "keep_metric": "",
@@ -481,6 +483,63 @@ def test_dropout_falls_alike_where_layers_are_computed_again(steps: int) -> None
         np.testing.assert_allclose(g, others[name], atol=1e-6)
     plain, _ = grads_of(accumulation_steps=steps, num_layers=2)
     assert abs(plain - loss) > 1e-4
+
+
+def sums(step: Any, weights: Tree, *args: Any) -> Counter[tuple[str, str, int]]:
+    """How often a call runs which sum over devices of as many elements as a matrix has."""
+    matrices = {t.size for t in weights.values() if t.size > 128}
+    schedule = step.plan(*args)
+    return Counter(
+        {
+            (n.op, n.args[0].type.dtype.name, n.args[0].type.size): times
+            for n, times in schedule.graph.collectives()
+            if n.op in ("all_reduce", "reduce_scatter") and n.args[0].type.size in matrices
+        }
+    )
+
+
+def stepped(stage: int, mesh: dist.Mesh, **keys: Any) -> tuple[Any, Tree, Tree, Tree]:
+    """(a step, its batch, weights and state) of eight rows under ZeRO at `stage`."""
+    c = SMALL | {"batch_size": 8, "accumulation_steps": 4, **keys}
+    plan = dist.strategy("zero_redundancy_optimizer", stage=stage)
+    weights = dist.place(recipe.initialize_model_weights(c), plan, mesh)
+    state = recipe.initialize_optimizer_state(weights, c, plan)
+    step = recipe.make_step(c)
+    return step, dist.place(batch(8), plan, mesh, kind="batch"), weights, state
+
+
+@key("reduce_dtype")
+def summed_in() -> None:
+    mesh = dist.Mesh(("dp",), devices=2)
+    for count in (1, 4):
+        for dtype in (None, "f32", "bf16", "f16"):
+            step, *args = stepped(1, mesh, reduce_dtype=dtype, accumulation_steps=count)
+            found = sums(step.programs[0], args[1], *args)
+            assert {name for _, name, _ in found} == {dtype or "f32"}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_gradients_are_summed_over_devices_after_the_last_microbatch(stage: int) -> None:
+    """Of what lies whole; what lies split is divided in each, or would be whole in the sum."""
+    step, *args = stepped(stage, dist.Mesh(("dp",), devices=2))
+    found = sums(step.programs[0], args[1], *args)
+    assert found and set(found.values()) == ({4} if stage == 3 else {1}), found
+
+
+def test_stages_that_split_weights_add_up_microbatches_as_those_that_do_not() -> None:
+    """Where bits are promised: the loss and the weights after two steps, also on a folded mesh."""
+    seen = set()
+    with dist.deterministic(level="mesh_invariant"):
+        for stage, mesh in (
+            (1, dist.Mesh(("dp",), devices=2)),
+            (3, dist.Mesh(("dp",), devices=2)),
+            (3, dist.Mesh(("dp",), devices=2).fold(onto="dp=1")),
+        ):
+            step, rows, weights, state = stepped(stage, mesh, mixed_precision=True)
+            for _ in range(2):
+                loss, weights, state = step(rows, weights, state)
+            seen.add((loss.item(), *(w.numpy().tobytes() for w in weights.values())))
+    assert len(seen) == 1
 
 
 def test_microbatches_on_a_mesh_move_nothing_and_reduce_once(mesh: dist.Mesh) -> None:

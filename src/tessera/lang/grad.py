@@ -3,12 +3,13 @@ outside they differentiate what the tensors remember of how they were made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from ..core.checks import instance, shown
-from ..core.context import replaced, settings
+from ..core.context import Settings, replaced, settings
 from ..core.dtypes import DType, bf16, dtype_of, f16, f32
 from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
@@ -18,7 +19,7 @@ from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
 from .eager import run_graph
-from .gradients import derived
+from .gradients import derived, laid
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
 from .strategy import Strategy, layout_rule
@@ -119,6 +120,23 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
         found = frame.gradients(recorder, end, wrt, leaves, goals)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
+
+
+def summed_in(dtype: object) -> AbstractContextManager[Settings]:
+    """Inside, devices sum gradients in `dtype`; None leaves it as it is. Raises DTypeError if it is
+    not f32, bf16 or f16."""
+    return replaced(reduce_dtype=_reduced_in(dtype, True))
+
+
+def completed(found: Sequence[Tensor], types: Sequence[TensorType]) -> list[Tensor]:
+    """Gradients whose sums over devices are pending, summed and brought to `types`."""
+    recorder = current()
+    b = _builder() if recorder is None else recorder.builder
+    nodes = [b.input(t.type) if recorder is None else recorder.node(t) for t in found]
+    made = [laid(b, n, n, t) for n, t in zip(nodes, types, strict=True)]
+    if recorder is None:
+        return run_graph(b.graph(made), list(found))
+    return [symbolic(n, recorder) for n in made]
 
 
 @renamed_arguments("op.autodiff", finish="reduce_partial")
@@ -251,9 +269,7 @@ def _from_tape(
     order = history(loss, wanted)
     stopped = _need_whole(loss, order, leaves, spec)
     missing = wanted - {id(t) for t in order}
-    now = settings()
-    b = Builder("grad", now.program, now.strict, now.ordered)
-    b.reduce_dtype = now.reduce_dtype
+    b = _builder()
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
     env: dict[int, Node] = {}
     values: list[Tensor] = []
@@ -285,6 +301,14 @@ def _from_tape(
         results = _remembered(graph, values, results)
     let_go(leaves)
     return results
+
+
+def _builder() -> Builder:
+    """What the graph of gradients that are computed at once is built with."""
+    now = settings()
+    b = Builder("grad", now.program, now.strict, now.ordered)
+    b.reduce_dtype = now.reduce_dtype
+    return b
 
 
 def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: Spec) -> bool:

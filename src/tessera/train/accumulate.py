@@ -13,10 +13,11 @@ from ..core.checks import whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from ..lang import functions as F
-from ..lang.grad import grad
+from ..lang.grad import completed, grad, summed_in
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
+from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 
@@ -43,13 +44,20 @@ def accumulated(
     weights: Any,
     count: int,
     goal: Callable[[Tensor], Tensor] = lambda loss: loss,
+    reduce_dtype: object = None,
 ) -> tuple[Tensor, Any]:
     """(loss, gradients) of `loss_fn(batch, weights)` over `count` microbatches: those of the whole
     batch, where the loss is a mean over tokens.
 
     Where the batch has `labels`, a microbatch weighs as many as its labels that are not -100, so
     that the result is the whole batch's. `goal(loss)` is what is differentiated. Sums are f32.
-    Raises ShapeError if the rows do not divide.
+
+    Each device adds up its own gradients, and devices sum them once, after the last microbatch, in
+    `reduce_dtype` as in `ts.grad`. The gradient of a weight that lies split is divided in each
+    microbatch: no device holds the sum for all of it. At the level "mesh_invariant", where both
+    kinds of weight have the same bits, devices sum all gradients in each microbatch.
+
+    Raises ShapeError if the rows do not divide, and the errors of `ts.grad`.
 
     >>> import tessera as ts
     >>> w = {"w": ts.tensor([2.0])}
@@ -60,7 +68,7 @@ def accumulated(
     """
     if whole("accumulated", "count", count, 1) == 1:
         loss = loss_fn(batch, weights)
-        return loss, grad(goal(loss), weights)
+        return loss, grad(goal(loss), weights, reduce_dtype=reduce_dtype)
     blocks = _blocks(batch, count)
     share = _shares(blocks, count)
     leaves, spec = flatten(trained(weights))
@@ -68,12 +76,17 @@ def accumulated(
     def one(carry: Any, iteration: Any) -> tuple[Any, tuple[()]]:
         (total, sums), (part, share) = carry, iteration
         loss = loss_fn(part, weights) * share
-        found = flatten(grad(goal(loss), weights))[0]
+        recorder = current()
+        assert recorder is not None
+        at_once = recorder.options.mesh_invariant
+        found = flatten(grad(goal(loss), weights, reduce_partial=at_once))[0]
         return (total + loss, [s + g.to(f32) for s, g in zip(sums, found, strict=True)]), ()
 
     carry: Any = (scalar(0.0, f32), [F.zeros_like(w).to(f32) for w in leaves])
-    carry, _ = scan(one, carry, (blocks, share), policy="recompute", name="microbatches")
-    return carry[0], unflatten(spec, carry[1])
+    with summed_in(reduce_dtype):
+        carry, _ = scan(one, carry, (blocks, share), policy="recompute", name="microbatches")
+        sums = completed(carry[1], [w.type.with_dtype(f32).complete() for w in leaves])
+    return carry[0], unflatten(spec, sums)
 
 
 def _blocks(batch: Batch, count: int) -> dict[str, Tensor]:

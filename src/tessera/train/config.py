@@ -95,6 +95,9 @@ class TrainingConfig:
     # Precision.
     mixed_precision: bool | str = _key(False, PRECISION, "products in bf16 (True) or fp16")
     weight_dtype: str = _key("f32", choices("f32", "bf16", "f16"), "dtype of weights; f32 masters")
+    reduce_dtype: str | None = _key(
+        None, choices(None, "f32", "bf16", "f16"), "dtype of gradients' sums over devices"
+    )
     loss_scale: float | str | None = _key(
         None, SCALE, 'factor of the loss; None: "dynamic" for fp16, else 1'
     )

@@ -313,7 +313,7 @@ def gradients_of(
     def goal(loss: Tensor) -> Tensor:
         return scaled(c, loss, optimizer_state)
 
-    loss, grads = accumulated(loss_of, batch, weights, c.accumulation_steps, goal)
+    loss, grads = accumulated(loss_of, batch, weights, c.accumulation_steps, goal, c.reduce_dtype)
     grads, finite = unscaled(c, grads, optimizer_state)
     if c.gradient_clip_norm > 0:
         grads = clip_gradients(grads, c.gradient_clip_norm)

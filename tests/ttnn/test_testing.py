@@ -35,6 +35,18 @@ def test_rows_over_a_mesh(mesh_device, silicon_arch_name, silicon_arch_wormhole_
 
 def test_one_device(device, n300_mesh_device, t3k_mesh_device):
     assert [d.get_num_devices() for d in (device, n300_mesh_device, t3k_mesh_device)] == [1, 2, 8]
+    assert t3k_mesh_device.shape == ttnn.MeshShape(1, 8)
+
+
+def test_other_systems(pcie_mesh_device, t3k_single_board_mesh_device, bh_1d_mesh_device,
+                       bh_2d_mesh_device, use_program_cache, function_level_defaults,
+                       silicon_arch_blackhole, clear_compile_cache, is_ci_env):
+    meshes = pcie_mesh_device, t3k_single_board_mesh_device, bh_1d_mesh_device, bh_2d_mesh_device
+    assert [tuple(d.shape) for d in meshes] == [(1, 4), (1, 2), (8, 1), (4, 2)]
+
+
+def test_a_galaxy(ensure_devices_tg):
+    assert False
 
 
 @pytest.mark.parametrize("mesh_device", [(9, 9)], indirect=True)
@@ -52,4 +64,4 @@ def test_their_fixtures_are_there(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": source}, capture_output=True, text=True, timeout=240,
         check=False,
     )  # fmt: skip
-    assert "4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "5 passed, 2 skipped" in done.stdout, done.stdout + done.stderr

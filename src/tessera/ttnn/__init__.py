@@ -14,6 +14,7 @@ from . import (
     dtypes,
     elementwise,
     experimental,
+    hardware,
     mapping,
     model_preprocessing,
     movement,
@@ -22,6 +23,7 @@ from . import (
     products,
     shapes,
     show,
+    subdevices,
     tensor,
     trace,
     transfer,
@@ -36,12 +38,14 @@ from .dtypes import *
 from .dtypes import DataType, Layout
 from .elementwise import *
 from .faults import TTNNError
+from .hardware import *
 from .mapping import *
 from .movement import *
 from .processes import *
 from .products import *
 from .shapes import *
 from .show import *
+from .subdevices import *
 from .tensor import *
 from .trace import *
 from .transfer import *
@@ -61,8 +65,8 @@ __all__ = [
     *(
         name
         for module in (
-            ccl, configs, create, device, distribution, dtypes, elementwise, mapping, movement,
-            processes, products, shapes, show, tensor, trace, transfer,
+            ccl, configs, create, device, distribution, dtypes, elementwise, hardware, mapping,
+            movement, processes, products, shapes, show, subdevices, tensor, trace, transfer,
         )
         for name in module.__all__
     ),

@@ -43,7 +43,9 @@ Topology = _words("Topology", "Ring Linear Mesh Torus")
 DispatchCoreType = _words("DispatchCoreType", "WORKER ETH")
 DispatchCoreAxis = _words("DispatchCoreAxis", "ROW COL")
 FabricConfig = _words(
-    "FabricConfig", "DISABLED FABRIC_1D FABRIC_1D_RING FABRIC_2D FABRIC_2D_TORUS CUSTOM"
+    "FabricConfig",
+    "DISABLED FABRIC_1D FABRIC_1D_RING FABRIC_1D_NEIGHBOR_EXCHANGE FABRIC_2D FABRIC_2D_TORUS"
+    " FABRIC_2D_TORUS_X FABRIC_2D_TORUS_Y FABRIC_2D_TORUS_XY FABRIC_2D_DYNAMIC CUSTOM",
 )
 DEVICE_STORAGE_TYPE = StorageType.DEVICE
 
@@ -83,6 +85,15 @@ class CoreRangeSet(frozenset[CoreRange]):
     def __new__(cls, ranges: Iterable[CoreRange] | CoreRange = ()) -> CoreRangeSet:
         return super().__new__(cls, [ranges] if isinstance(ranges, CoreRange) else ranges)
 
+    def ranges(self) -> list[CoreRange]:
+        """The ranges, from the first core on."""
+        return sorted(self, key=lambda r: (r.start.y, r.start.x))
+
+    def num_cores(self) -> int:
+        """How many cores; ranges do not overlap."""
+        sizes = ((r.end.x - r.start.x + 1) * (r.end.y - r.start.y + 1) for r in self)
+        return sum(sizes)
+
 
 class _Options:
     """What was given, by name."""
@@ -114,7 +125,7 @@ def _options(*names: str) -> list[Any]:
     MatmulMultiCoreReuseMultiCast1DProgramConfig,
     MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig, LayerNormDefaultProgramConfig,
     LayerNormShardedMultiCoreProgramConfig, SoftmaxDefaultProgramConfig,
-    SoftmaxShardedMultiCoreProgramConfig, SDPAProgramConfig, SubDevice, SubDeviceId,
+    SoftmaxShardedMultiCoreProgramConfig, SDPAProgramConfig, SubDevice,
 ) = _options(
     "ShardSpec", "NdShardSpec", "Tile", "DispatchCoreConfig", "WormholeComputeKernelConfig",
     "GrayskullComputeKernelConfig", "DeviceComputeKernelConfig", "BlackholeComputeKernelConfig",
@@ -122,8 +133,15 @@ def _options(*names: str) -> list[Any]:
     "MatmulMultiCoreReuseMultiCast1DProgramConfig",
     "MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig", "LayerNormDefaultProgramConfig",
     "LayerNormShardedMultiCoreProgramConfig", "SoftmaxDefaultProgramConfig",
-    "SoftmaxShardedMultiCoreProgramConfig", "SDPAProgramConfig", "SubDevice", "SubDeviceId",
+    "SoftmaxShardedMultiCoreProgramConfig", "SDPAProgramConfig", "SubDevice",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SubDeviceId:
+    """The number of a sub-device: its place in the list that its manager was given."""
+
+    number: int
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..core.mesh import Mesh
 from .configs import Arch, CoreCoord, CoreGrid
 from .faults import wrong
 from .shapes import MeshCoordinate, MeshShape
+from .subdevices import SubDeviceManagers
 from .system import Grid, System, folded, line, system
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _AXES = ("w", "z", "y", "x")
 
 
-class MeshDevice:
+class MeshDevice(SubDeviceManagers):
     """Devices in a grid, on which every op runs at once, each with its own part of the tensors.
 
     `open_mesh_device` makes one. What a device of Tenstorrent has besides (cores, memories, command
@@ -37,6 +38,7 @@ class MeshDevice:
     """
 
     def __init__(self, ids: Grid, queues: int = 1, parent: MeshDevice | None = None) -> None:
+        super().__init__()
         self._ids = ids
         self.queues = queues
         self.parent = parent

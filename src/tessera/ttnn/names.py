@@ -11,19 +11,17 @@ from ..core.wording import nearest
 # Names of TT-NN (2024 to 2025) that have no counterpart here.
 _TEXT = """
     Config CONFIG manage_config load_config_from_json_file load_config_from_dictionary
-    save_config_to_json_file FabricType FabricReliabilityMode FabricTensixConfig set_fabric_config
+    save_config_to_json_file FabricType   
     get_fabric_config MeshSocket SocketConfig SocketMemoryConfig SocketConnection MeshCoreCoord
-    create_socket_pair H2DSocket D2HSocket create_global_circular_buffer create_global_semaphore
-    get_global_semaphore_address reset_global_semaphore_value send_async recv_async
-    
-    using_distributed_env
+    create_socket_pair H2DSocket D2HSocket create_global_circular_buffer 
+    get_global_semaphore_address  send_async recv_async
     light_metal_begin_capture light_metal_end_capture LightMetalReplay
-    num_cores_to_corerangeset split_work_to_cores grid_to_cores corerange_to_cores
+     split_work_to_cores grid_to_cores corerange_to_cores
     dump_device_memory_state get_memory_view ReadDeviceProfiler start_tracy_zone stop_tracy_zone
     graph profiler tracer tracy_message attach_golden_function get_golden_function
     register_python_operation query_registered_operations dump_operations command_queue
     generic_op ProgramDescriptor KernelDescriptor CBDescriptor SemaphoreDescriptor
-    SubDeviceManagerId TensorSpec TensorAccessorArgs apply_device_delay
+     TensorSpec TensorAccessorArgs 
     conv1d conv2d conv3d conv_transpose2d prepare_conv_weights prepare_conv_bias Conv2dConfig
     max_pool2d avg_pool2d adaptive_avg_pool2d global_avg_pool2d upsample grid_sample fold
     batch_norm group_norm fast_reduce_nc moreh_sum moreh_mean moreh_matmul moreh_softmax

@@ -7,6 +7,8 @@ of this machine: put `pytest_plugins = ["tessera.ttnn.testing"]` in a conftest.p
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +57,10 @@ def mesh_device(
     yield from _opened(getattr(request, "param", None), device_params)
 
 
-pcie_mesh_device = mesh_device
+@pytest.fixture
+def pcie_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """1 x 4: the devices of a T3000 that the host reaches itself."""
+    yield from _opened((1, 4), device_params)
 
 
 @pytest.fixture
@@ -66,8 +71,50 @@ def n300_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
 
 @pytest.fixture
 def t3k_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """2 x 4."""
-    yield from _opened((2, 4), device_params)
+    """1 x 8: all devices of a T3000, in a line."""
+    yield from _opened((1, 8), device_params)
+
+
+@pytest.fixture
+def t3k_single_board_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """1 x 2: the devices of one board."""
+    yield from _opened((1, 2), device_params)
+
+
+@pytest.fixture
+def bh_1d_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """All devices in one column."""
+    yield from _opened((int(system().ids.size), 1), device_params)
+
+
+@pytest.fixture
+def bh_2d_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+    """All devices as a grid: 4 x 2 of 8, 4 x 8 of 32, else one column."""
+    count = int(system().ids.size)
+    yield from _opened({8: (4, 2), 32: (4, 8)}.get(count, (count, 1)), device_params)
+
+
+@pytest.fixture
+def ensure_devices_tg() -> None:
+    """Tests for 32 devices are skipped where there are others."""
+    if system().ids.size != 32:
+        pytest.skip("the system has no 32 devices: start with TESSERA_DEVICES=32")
+
+
+@pytest.fixture
+def use_program_cache() -> None:
+    """Programs are always kept."""
+
+
+@pytest.fixture
+def clear_compile_cache() -> None:
+    """Compiled kernels are not kept between tests."""
+
+
+@pytest.fixture
+def is_ci_env() -> bool:
+    """Whether the tests run in continuous integration."""
+    return os.environ.get("CI") == "true"
 
 
 @pytest.fixture
@@ -82,12 +129,23 @@ def silicon_arch_wormhole_b0() -> None:
 
 
 @pytest.fixture
+def silicon_arch_blackhole() -> None:
+    """Tests for this chip run too: results do not depend on the chip."""
+
+
+@pytest.fixture
 def reset_seeds() -> None:
-    """Random numbers of PyTorch and NumPy begin anew."""
+    """Random numbers of PyTorch, NumPy and Python begin anew."""
     import torch
 
     torch.manual_seed(213919)
     np.random.seed(213919)
+    random.seed(213919)
+
+
+@pytest.fixture
+def function_level_defaults(reset_seeds: None) -> None:
+    """Random numbers begin anew for each test."""
 
 
 def comp_pcc(golden: Any, calculated: Any, pcc: float = 0.99) -> tuple[bool, float]:

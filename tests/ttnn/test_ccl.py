@@ -151,11 +151,30 @@ def test_experts(device: ttnn.MeshDevice) -> None:
     rows = np.stack([parts(tokens)[divmod(d, 4)] + e for d in range(devices) for e in mine[d]])
     made = ttnn.from_torch(rows.reshape(-1, batch * devices, seq, hidden), device=device,
                            mesh_mapper=ttnn.ShardTensorToMesh(device, 0))  # fmt: skip
-    back = parts(ttnn.all_to_all_combine(made, table, metadata))
+    for order in ((table, metadata), (metadata, table)):  # versions of 2025 have both
+        back = parts(ttnn.all_to_all_combine(made, *order))
+        for d in range(devices):
+            own = chosen[d, :, 0]  # [batch, seq, k]
+            want = np.stack([a[divmod(d, 4)][:, 0] + own[..., i, None] for i in range(k)])
+            np.testing.assert_array_equal(back[divmod(d, 4)], want)
+    with pytest.raises(ttnn.TTNNError, match="do not say which tensor has the mapping"):
+        ttnn.all_to_all_combine(made, table, table)
+    # Sums of a device stand at the first of its experts, in their order, that was chosen.
+    wide = np.zeros((1, batch * devices, seq, experts), np.int32)
+    wide[:] = np.arange(experts)[::-1]  # each token chooses all, the last one first
+    sums = ttnn.from_torch(
+        np.arange(devices, dtype=np.float32)[:, None, None, None] + flat,
+        device=device,
+        mesh_mapper=ttnn.ShardTensorToMesh(device, 0),
+    )
+    back = parts(ttnn.all_to_all_combine(
+        sums, table, ttnn.from_torch(wide, ttnn.uint16, device=device), local_reduce=True
+    ))  # fmt: skip
     for d in range(devices):
-        own = chosen[d, :, 0]  # [batch, seq, k]
-        want = np.stack([a[divmod(d, 4)][:, 0] + own[..., i, None] for i in range(k)])
-        np.testing.assert_array_equal(back[divmod(d, 4)], want)
+        want = np.zeros((experts, batch, seq, hidden), np.float32)
+        for e in range(devices):
+            want[experts - 1 - mine[e][0]] = a[divmod(d, 4)][:, 0] + e
+        np.testing.assert_allclose(back[divmod(d, 4)], want, rtol=1e-6)
 
 
 def test_wrong_calls(

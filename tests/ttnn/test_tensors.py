@@ -109,7 +109,19 @@ def test_element_types_on_the_host_and_on_devices(dtype: Any, pair: ttnn.MeshDev
     there = ttnn.typecast(ttnn.from_torch(x, device=pair, layout=ttnn.TILE_LAYOUT), dtype)
     for tensor in (host, *ttnn.get_device_tensors(there)):
         assert tensor.dtype is dtype
-        np.testing.assert_array_equal(ttnn.to_torch(tensor).double().numpy(), want)
+        np.testing.assert_array_equal(ttnn.to_torch(tensor, torch.float64).numpy(), want)
+
+
+def test_whole_numbers_become_the_types_of_tt_nn() -> None:
+    for name, most in {"uint8": 255, "uint16": 2**15 - 1, "uint32": 2**31 - 1}.items():
+        host = ttnn.from_torch(np.array([0, most], np.int64), getattr(ttnn, name))
+        kind = getattr(torch, {"uint16": "int16", "uint32": "int32"}.get(name, name))
+        torch.testing.assert_close(ttnn.to_torch(host), torch.tensor([0, most], dtype=kind))
+    for dtype, much in ((ttnn.uint16, 2**16 - 1), (ttnn.uint32, 2**32 - 1)):
+        host = ttnn.from_torch(np.array([0, much], np.int64), dtype)
+        assert ttnn.to_torch(host, torch.int64).tolist() == [0, much]
+        with pytest.raises(ttnn.TTNNError, match=f"which has no {much}"):
+            ttnn.to_torch(host)
 
 
 def blocks(x: Any, bits: int) -> Any:

@@ -363,15 +363,34 @@ def all_to_all_combine(
     A device has [E / D, B * n, S, H] of its experts (with `local_reduce` their sum, [1, ...]), and
     the choices of all tokens from `all_to_all_dispatch`. It gets [K, B, S, H]: for each of its
     tokens what each of the K chosen experts made; after `local_reduce` a device's sum stands at the
-    first of its experts that was chosen, and zeros at the others.
+    first of its experts, in their order, that was chosen, and zeros at the others. Versions of 2025
+    have the mapping and the choices in this order or in the other: the shapes say which is which.
+    Raises TTNNError if they do not.
     """
     name = "all_to_all_combine"
-    call = _Call(name, input_tensor, cluster_axis, (), options)
+    call = _Call(name, input_tensor, options.pop("axis", cluster_axis), (), options)
     dim = _token_dim(name, output_shard_dim)
+    mapping, chosen = expert_mapping_tensor, expert_metadata_tensor
+    fits = [_are_choices(input_tensor, *both) for both in ((mapping, chosen), (chosen, mapping))]
+    if fits[0] == fits[1]:
+        raise wrong(
+            f"{name}: the shapes do not say which tensor has the mapping, and which the choices",
+            [(f"tensor {i}", t.shape) for i, t in enumerate((input_tensor, mapping, chosen))],
+            fix="give a mapping [1, 1, experts, devices] and choices [1, batch, sequence, chosen],"
+            " of the batch and sequence of the tokens",
+        )
+    if fits[1]:
+        mapping, chosen = chosen, mapping
     return call.run(
-        _combine, call.labels(PlacementShard(dim)), expert_mapping_tensor, expert_metadata_tensor,
-        dim=dim, reduced=local_reduce,
-    )  # fmt: skip
+        _combine, call.labels(PlacementShard(dim)), mapping, chosen, dim=dim, reduced=local_reduce
+    )
+
+
+def _are_choices(x: Tensor, mapping: Tensor, chosen: Tensor) -> bool:
+    """Whether the tensors can be the mapping of experts to devices, and the choices for tokens."""
+    assert x.grid_ is not None
+    devices = mapping.shape[-1] == x.grid_.mesh_size() and set(mapping.shape[:-2]) <= {1}
+    return devices and len(chosen.shape) == 4 and chosen.shape[1:3] == x.shape[1:3]
 
 
 def _combine(x: Value, mapping: Value, chosen: Value, axes: Axes, dim: int, reduced: bool) -> Value:
@@ -381,18 +400,19 @@ def _combine(x: Value, mapping: Value, chosen: Value, axes: Axes, dim: int, redu
     # The place of each expert among those of its device, and whether it is here.
     place = F.cumsum(mine, 0) - 1
     flat = chosen.reshape(-1)
-    here = F.take(mine, flat, 0).reshape(b, s, k)
+    here = F.take(mine, flat, 0).reshape(b, s, k) > 0
+    first = F.min(F.where(here, chosen[0], mine.shape[0]), -1)
     rows = []
-    before = F.zeros_like(here[..., 0])
+    before = F.zeros_like(first)
     for i in range(k):
+        wanted = here[..., i]
         if reduced:
-            row, wanted = x[0], (here[..., i] > 0) & (before == 0)
-            before = before + here[..., i]
+            row, wanted = x[0], wanted & (chosen[0, :, :, i] == first) & (before == 0)
+            before = before + wanted.to(int32)
         else:
             at = F.maximum(F.take(place, chosen[0, :, :, i].reshape(-1), 0), 0).reshape(b, s)
             pick = F.arange(x.shape[0]).reshape(-1, 1, 1) == at
             row = F.sum(F.where(F.unsqueeze(pick, -1), x, F.zeros_like(x)), 0)
-            wanted = here[..., i] > 0
         rows.append(F.where(F.unsqueeze(wanted, -1), row, F.zeros_like(row)))
     found = F.stack(rows, 0)
     return _own(local.scattered(found, axes, dim, "sum")) if axes else found

@@ -88,8 +88,9 @@ def to_torch(
 ) -> Any:
     """The tensor as one of PyTorch: its only part, or what `mesh_composer` makes of the parts.
 
-    Whole numbers come back in a type that has all of them. Raises TTNNError if there are several
-    parts and no composer, or if `torch_rank` would lose a dim that is not one.
+    uint16 becomes int16 and uint32 int32, as in TT-NN. Raises TTNNError if there are several parts
+    and no composer, if `torch_rank` would lose a dim that is not one, or if a whole number does not
+    fit into its type (`dtype` names a wider one).
     """
     torch = library("ttnn.to_torch", "torch", "torch")
     if device is not None:
@@ -102,9 +103,22 @@ def to_torch(
     elif tensor.dtype.is_float:
         found = torch.from_numpy(array.astype(np.float32))
     else:
-        wide = {DataType.UINT8: np.uint8, DataType.UINT32: np.int64}.get(tensor.dtype, np.int32)
-        found = torch.from_numpy(array.astype(wide))
+        found = torch.from_numpy(array.astype(np.int64))
+        dtype = dtype or _whole_type(torch, tensor.dtype, array)
     return found if dtype is None else found.to(dtype)
+
+
+def _whole_type(torch: Any, dtype: DataType, array: Array) -> Any:
+    """The type of PyTorch that TT-NN gives for whole numbers. Raises TTNNError if it lacks one of
+    them."""
+    name = {DataType.UINT8: "uint8", DataType.UINT16: "int16"}.get(dtype, "int32")
+    most = torch.iinfo(getattr(torch, name)).max
+    if array.size and array.max() > most:
+        raise wrong(
+            f"to_torch: {dtype} becomes torch.{name}, which has no {array.max()}",
+            fix="name a wider type: ttnn.to_torch(tensor, dtype=torch.int64)",
+        )
+    return getattr(torch, name)
 
 
 def composed(tensor: Tensor, composer: MeshToTensor | None) -> Array:

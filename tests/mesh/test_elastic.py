@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import tessera as ts
 from tessera import dist, elastic, nn, optim, pipeline
 from tessera.core.devices import LOST
+from tessera.elastic import loop as elastic_loop
 from tessera.elastic.fitting import folded_to_fit
 from tessera.runtime import devices
 from tests.cases import LONG
@@ -245,6 +247,32 @@ def test_other_errors_are_raised_and_a_device_that_does_not_answer_is_lost(
                     raise ts.BackendError("the engine failed")
     assert state["x"].mesh.physical.size == 4
     np.testing.assert_array_equal(state["x"].numpy(), X[0] + 1)
+
+
+def test_a_safe_point_that_lost_a_part_is_not_used(
+    tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    monkeypatch.setenv("TESSERA_ELASTIC", str(tmp_path))
+    mesh = dist.Mesh.parse("dp=8")
+
+    def begins(stop: int) -> list[int]:
+        state, made = {"x": ts.tensor(X[0], mesh=mesh, layout="[24@dp, 6]")}, list[int]()
+        monkeypatch.setattr(elastic_loop, "_loops", 0)  # as the same loop of a new program
+        with dist.elastic():
+            for step in elastic.steps(state, stop):
+                with step as i:
+                    state["x"] = state["x"] + 1
+                    made.append(i)
+        return made
+
+    assert begins(3) == [0, 1, 2] and begins(5) == [3, 4]
+    (data,) = tmp_path.glob("loop_*/data-*")
+    data.unlink()
+    capfd.readouterr()
+    assert begins(2) == [0, 1]
+    said = capfd.readouterr().err
+    assert "elastic: a safe point after 5 steps is not whole on the hosts that are left" in said
+    assert not (tmp_path / "loop_0_step_5").exists() and begins(3) == [2]
 
 
 def test_loops_that_could_not_go_back_are_errors() -> None:

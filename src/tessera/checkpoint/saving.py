@@ -60,6 +60,10 @@ class _Job:
     number: int
     tell: Tell | None
     stall_s: float = 0.0
+    leads: bool = field(default_factory=lambda: process_index() == 0)
+    """Whether this process writes what is in `storage` once."""
+    spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
+    """Gives the files of all, by key with their process and their bytes, to other storages."""
 
 
 @dataclass(frozen=True)
@@ -262,15 +266,16 @@ def _json(state: Any) -> Any:
 def written(job: _Job) -> None:
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
-    mine: dict[str, Any] = {"id": secrets.token_hex(6), "error": ""}
-    sequence = 0
+    mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": time.time(), "error": ""}
     try:
-        if process_index() == 0:
-            sequence = 1 + max((m.sequence for m in manifests(job.storage)[0]), default=0)
+        if job.leads:
+            found, _ = manifests(job.storage)
+            mine["sequence"] = 1 + max((m.sequence for m in found), default=0)
             job.storage.make(job.tag)
     except TesseraError as error:
         mine["error"] = str(error)
-    id = _agree(path + "/begin", mine)[0]["id"]
+    first = _agree(path + "/begin", mine)[0]
+    id = first["id"]
     pieces: list[tuple[str, Piece]] = []
     mine = {"error": ""}
     try:
@@ -278,20 +283,30 @@ def written(job: _Job) -> None:
         mine["pieces"] = [(name, p.model_dump()) for name, p in pieces]
     except TesseraError as error:
         mine["error"] = str(error)
-    for part in _agree(path + "/data", mine):
+    writers: dict[str, int] = {}
+    for rank, part in enumerate(_agree(path + "/data", mine)):
         for name, piece in part["pieces"]:
             job.tensors[name].pieces.append(Piece(**piece))
+            writers[piece["file"]] = rank
     mine = {"error": ""}
     made = Manifest(
-        id=id, sequence=sequence, created_s=time.time(), tensors=job.tensors, **job.about
-    )
+        id=id, sequence=first["sequence"], created_s=first["created_s"], tensors=job.tensors,
+        **job.about,
+    )  # fmt: skip
+    if job.spread is not None:
+        try:
+            sizes = made.files().items()
+            job.spread({f"{job.tag}/{file}": (writers[file], n) for file, n in sizes})
+        except TesseraError as error:
+            mine["error"] = str(error)
+        _agree(path + "/spread", mine)
     try:
-        if process_index() == 0:
+        if job.leads:
             job.storage.write(f"{job.tag}/{NAME}", made.to_json())
     except TesseraError as error:
         mine["error"] = str(error)
     _agree(path + "/end", mine)
-    if process_index() == 0:
+    if job.leads:
         _after(job, made, time.perf_counter() - begin_s)
 
 

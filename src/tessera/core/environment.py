@@ -12,7 +12,7 @@
 | `TESSERA_COORDINATOR`   | where the processes of a run meet (host:port), as their launcher says |
 | `TESSERA_JOIN`          | off: this process does not join those that were started with it    |
 | `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
-| `TESSERA_ELASTIC`       | where the processes of a run keep safe points (a folder) |
+| `TESSERA_ELASTIC`       | where the processes of a run keep safe points (a folder of each host) |
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |

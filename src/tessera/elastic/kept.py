@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..checkpoint.listing import Keep, manifests, reader
 from ..checkpoint.saving import Save, taken, written
 from ..checkpoint.storage import Storage
 from ..core.checks import shown
+from ..core.devices import process_index
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -29,6 +31,18 @@ from ..lang.tensor import Tensor
 from ..lang.tree import Path as Where
 from ..lang.tree import tree_update
 from ..nn.module import Module
+from .hosts import Hosts
+
+
+def say(text: str) -> None:
+    """A line of the first process on stderr."""
+    if process_index() == 0:
+        print(f"elastic: {text}", file=sys.stderr, flush=True)
+
+
+def steps_text(n: int) -> str:
+    return f"{n} step{'s' * (n != 1)}"
+
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "tessera-elastic-"
@@ -61,6 +75,7 @@ class Kept:
     def __init__(self, folder: str, state: State, own: bool = False) -> None:
         self.storage, self.state = Storage(folder), state
         self.own = own  # whether the folder goes with this loop
+        self.hosts = None if own else Hosts(self.storage)
 
     def keep(self, tag: str, step: int, mesh: Mesh, about: dict[str, Any]) -> None:
         """Keeps the state as it is, after `step` steps; the safe point before goes."""
@@ -76,7 +91,21 @@ class Kept:
             tag, {"tensors": tensors, "values": values}, mesh=mesh, root=self.storage.name,
             keep=Keep(1), step=step, state={"loaders": loaders, **about},
         )  # fmt: skip
-        written(taken(what))
+        job = taken(what)
+        if self.hosts is not None:
+            job.leads, job.spread = self.hosts.leads, self.hosts.spread
+        written(job)
+
+    def begin(self) -> Any:
+        """The manifest of the last safe point of the processes before; None if there is none."""
+        if self.hosts is None:
+            return None
+        if text := self.hosts.text():
+            say(f"safe points lie {text}")
+        late = self.hosts.complete()
+        if late is not None:
+            say(f"a safe point after {steps_text(late)} is not whole on the hosts that are left")
+        return self.last()
 
     def last(self) -> Any:
         """The manifest of the last safe point; None if there is none."""

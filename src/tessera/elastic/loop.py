@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 import weakref
@@ -33,7 +32,6 @@ from ..core.devices import (
     devices_text,
     need_devices,
     process_count,
-    process_index,
 )
 from ..core.errors import EngineWarning, MeshError, TesseraError, UsageError, fail, lines_up
 from ..core.mesh import Mesh
@@ -41,7 +39,7 @@ from ..lang.checks import mesh_or_none
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from .fitting import folded_to_fit
-from .kept import Kept, State, memory_folder, named
+from .kept import Kept, State, memory_folder, named, say, steps_text
 from .lost import lost_by
 from .policy import elastic, policy
 from .resizing import places, type_on
@@ -134,7 +132,7 @@ class steps:
         """The number of the first step."""
         if self._kept is None:
             return 0
-        last = self._kept.last()
+        last = self._kept.begin()
         if last is None:
             if self._kept.own:
                 self._keep(0, loop)
@@ -142,7 +140,7 @@ class steps:
         step = self._kept.put_back(lambda t: t)
         if last.state["loop"] > loop:  # this one had come to its end
             return self.stop
-        _say(f"goes on after {_steps_text(step)} on {_devices_text(self.mesh)}")
+        say(f"goes on after {steps_text(step)} on {_devices_text(self.mesh)}")
         return step
 
     def _next(self, step: Step, loop: int) -> int:
@@ -174,8 +172,8 @@ class steps:
         gone = devices_text(sorted(LOST.intersection(self.mesh.physical.ids)))
         step = self._move(error)
         self.recovered_s.append(time.perf_counter() - begin_s)
-        _say(
-            f"{gone} lost in step {number}: goes on after {_steps_text(step)} on"
+        say(
+            f"{gone} lost in step {number}: goes on after {steps_text(step)} on"
             f" {_devices_text(self.mesh)}, {self.recovered_s[-1]:.2f} s later"
         )
         return step
@@ -185,7 +183,7 @@ class steps:
         more = self._fitting()
         if rejoin and process_count() == 1 and more.physical.size > self.mesh.physical.size:
             self._move(None)
-            _say(f"devices are back after {_steps_text(step)}: goes on on {_devices_text(more)}")
+            say(f"devices are back after {steps_text(step)}: goes on on {_devices_text(more)}")
 
     def _fitting(self) -> Mesh:
         return folded_to_fit(self.mesh, {*range(device_count())} - LOST)
@@ -215,7 +213,8 @@ def _kept_of(state: State, mesh: Mesh) -> Kept | None:
         return Kept(memory_folder(), state, own=True)
     warnings.warn(
         "elastic.steps: when one of several processes is lost, all end: start them with"
-        " `tessera run --elastic MIN:MAX`, and they go on",
+        " `tessera run --elastic MIN:MAX`, and they go on; over several hosts with"
+        " TESSERA_ELASTIC=/dev/shm/NAME, and once more",
         EngineWarning,
         stacklevel=lines_up(),
     )
@@ -271,15 +270,6 @@ def _see(step: Step, before: list[Any] | None, state: State) -> None:
         )
 
 
-def _steps_text(n: int) -> str:
-    return f"{n} step{'s' * (n != 1)}"
-
-
 def _devices_text(mesh: Mesh) -> str:
     there = mesh.physical
     return f"{there.size} of {mesh.size} devices ({there.text()})"
-
-
-def _say(text: str) -> None:
-    if process_index() == 0:
-        print(f"elastic: {text}", file=sys.stderr, flush=True)

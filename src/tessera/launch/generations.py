@@ -63,7 +63,7 @@ def elastic_sizes(
             f"--elastic does not go with {other or f'--backend {backend}'}",
             at="",
             fix="it says itself how many processes of this machine there are; over several machines"
-            " save checkpoints, and let the scheduler start the run again",
+            " set TESSERA_ELASTIC=/dev/shm/NAME, and let the scheduler start the run again",
         )
     return low, high
 

@@ -1,0 +1,179 @@
+"""What if a host is lost, with the safe point in its memory? The next host has a copy of its part.
+
+Processes that see each other's files in the folder share it: they are of one host, or the folder
+is of a disk that hosts share. Where there are several such groups each writes its blocks to its
+own folder, and a peer in the next group has them, too. So any one of them may go. When processes
+begin again, the newest safe point that those together have whole is completed in each folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..checkpoint.listing import manifests, remove
+from ..checkpoint.manifest import NAME
+from ..checkpoint.storage import Storage
+from ..core.devices import device_count, process_count, process_index
+from ..core.dtypes import uint8
+from ..core.errors import CheckpointError
+from ..core.layout import Factor, TensorType
+from ..core.mesh import Mesh
+from ..lang.engine import engine
+from ..lang.moving import sent
+from ..lang.tensor import Tensor
+
+LIMIT_S = 600.0
+"""How long a process may take to come to where all tell each other something."""
+_ROOM = 4096  # bytes of the smallest array that goes between hosts; each size is a program
+_COUNT = itertools.count(1)
+
+
+class Move(NamedTuple):
+    """A file that a process gives to another one."""
+
+    key: str
+    giver: int
+    taker: int
+    nbytes: int
+
+
+class Hosts:
+    """The processes of a run by the folders that they have at `storage`; all make it together."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage, self.rank = storage, process_index()
+        token = _said(secrets.token_hex(6))[0]
+        mine, size = f"seen/{token}-{self.rank}", process_count()
+        storage.write(mine, b"")
+        self.names = len({*_said(socket.gethostname())})
+        seen = [r for r in range(size) if storage.read(f"seen/{token}-{r}") is not None]
+        self.groups: list[tuple[int, ...]] = sorted({tuple(s) for s in _said(seen)})
+        """The ranks that share a folder, for each folder."""
+        storage.delete([mine])
+        self.own = next(g for g in self.groups if self.rank in g)
+        self.devices = _said(_first_device(device_count())) if len(self.groups) > 1 else []
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes to its folder what is there once."""
+        return self.own[0] == self.rank
+
+    def text(self) -> str:
+        """Where safe points lie; "" where it is this host, as ever."""
+        if len(self.groups) > 1:
+            return f"in {self.storage.name} of {len(self.groups)} hosts, each block in two of them"
+        shared = f"in {self.storage.name}, which {self.names} hosts share"
+        return shared if self.names > 1 else ""
+
+    def spread(self, files: Mapping[str, tuple[int, int]]) -> None:
+        """Gives each file, by its key with who wrote it and its bytes, to a peer as well."""
+        if len(self.groups) > 1:
+            self._carry(Move(key, r, self._peer(r), n) for key, (r, n) in files.items())
+
+    def _peer(self, rank: int) -> int:
+        at = next(i for i, g in enumerate(self.groups) if rank in g)
+        there = self.groups[(at + 1) % len(self.groups)]
+        return there[self.groups[at].index(rank) % len(there)]
+
+    # -- when processes begin ---------------------------------------------------------------------
+    def complete(self) -> int | None:
+        """Each folder has the newest safe point that is whole, and no other; how many steps those
+        were after which one is not whole any more, None if there is none such."""
+        found = manifests(self.storage)[0] if self.leads else []
+        there = {*self.storage.listed()} if self.leads else set[str]()
+        mine = [
+            {
+                "order": [m.sequence, m.created_s, m.id], "step": m.step, "tag": m.tag,
+                "files": {f"{m.tag}/{file}": n for file, n in m.files().items()},
+                "manifest": len(self.storage.read(f"{m.tag}/{NAME}") or b""),
+            }
+            for m in found
+        ]  # fmt: skip
+        said = _said({"points": mine, "there": sorted(there)})
+        have = [{*s["there"]} for s in said]
+        points = sorted((p for s in said for p in s["points"]), key=lambda p: p["order"])
+        whole = [p for p in points if all(any(f in h for h in have) for f in p["files"])]
+        best = whole[-1] if whole else None
+        if best is not None:
+            first = next(r for r, s in enumerate(said) if best in s["points"])
+            moves = [
+                Move(key, next(r for r, h in enumerate(have) if key in h), group[0], n)
+                for group in self.groups
+                for key, n in best["files"].items()
+                if key not in have[group[0]]
+            ]
+            name = f"{best['tag']}/{NAME}"
+            moves += [
+                Move(name, first, group[0], best["manifest"])
+                for group in self.groups
+                if best not in said[group[0]]["points"]
+            ]
+            self._carry(moves)
+        for m in found:
+            if best is None or m.id != best["order"][2]:
+                remove(self.storage, m.tag)
+        _said(None)  # who reads what others complete waits for them
+        late = [p["step"] for p in points if best is None or p["order"] > best["order"]]
+        return max(late, default=None)
+
+    # -- files between processes ------------------------------------------------------------------
+    def _carry(self, moves: Iterable[Move]) -> None:
+        wrong: CheckpointError | None = None
+        for move in _apart(moves):
+            try:
+                self._carried(move)
+            except CheckpointError as error:  # the others go on giving and taking
+                wrong = error
+        if wrong is not None:
+            raise wrong
+
+    def _carried(self, move: Move) -> None:
+        room = max(_ROOM, 1 << (move.nbytes - 1).bit_length())
+        raw = b""
+        if move.giver == self.rank:
+            raw = self.storage.read(move.key) or b""
+        ids = [self.devices[r] for r in (move.giver, move.taker)]
+        at, to = (_on(Mesh(("host",), devices=[i]), room) for i in ids)
+        padded = np.frombuffer(raw.ljust(room, b"\0"), np.uint8)
+        x = Tensor(engine().place_blocks(lambda cut: padded[cut], at), at)
+        (there,) = sent([x], [to], Mesh(("host",), devices=sorted(ids)))
+        if move.taker == self.rank:
+            ((_, got),) = engine().blocks(there.data, to, 0)
+            self.storage.write(move.key, got[: move.nbytes].tobytes())
+
+
+def _apart(moves: Iterable[Move]) -> list[Move]:
+    """`moves` in an order in which those that come one after the other are of other processes, as
+    far as that goes: they run at the same time."""
+    rest, found = [*moves], list[Move]()
+    while rest:
+        busy, later = set[int](), list[Move]()
+        for move in rest:
+            if busy.isdisjoint((move.giver, move.taker)):
+                busy |= {move.giver, move.taker}
+                found.append(move)
+            else:
+                later.append(move)
+        rest = later
+    return found
+
+
+def _on(mesh: Mesh, count: int) -> TensorType:
+    return TensorType(uint8, [(Factor(count),)], (), mesh)
+
+
+def _first_device(count: int) -> int:
+    """The first device of this process."""
+    line = Mesh(("device",), devices=count)
+    return int(engine().rows_here(TensorType(uint8, [(Factor(count, ("device",)),)], (), line))[0])
+
+
+def _said(value: Any) -> list[Any]:
+    """What each process says here."""
+    return engine().gather(f"elastic/{next(_COUNT)}", value, LIMIT_S)

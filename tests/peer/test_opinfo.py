@@ -1,11 +1,12 @@
 """Does every op with a counterpart in PyTorch give what PyTorch gives for its own samples?
 
-Every sample (of ops with hundreds, a seeded part) is recorded on one device, those in f32 also in
-a random layout of eight (how a layout goes on does not depend on the dtype), forward and backward.
-A seeded part of each op and dtype is recorded in both ways and computed by the oracle, whole and
-block by block, a few of these by the engine; `--all-samples` does all with all. Samples that we
-refuse, and results that differ on
-purpose, stand in `exceptions.py`; nothing else may differ, and no entry there may be stale.
+With `--long` every sample (of ops with hundreds, a seeded part) is recorded on one device, those in
+f32 also in a random layout of eight (how a layout goes on does not depend on the dtype), forward
+and backward. A seeded part of each op and dtype is recorded in both ways and computed by the
+oracle, whole and block by block, a few of these by the engine. By default these are fewer, and of
+other dtypes than f32 nothing more is recorded; `--all-samples` does all with all. Samples that we
+refuse, and results that differ on purpose, stand in `exceptions.py`; nothing else may differ, and
+no entry there may be stale.
 """
 
 from __future__ import annotations
@@ -34,11 +35,29 @@ from tests.peer.table import TABLE
 
 assert TABLE is ROWS
 TOGETHER = 8  # rows whose samples are one program of the engine: compiling takes long
-MANY = 200  # pooling has a thousand samples and more, of which a seeded part is recorded
-# How many samples of an op and dtype the oracle computes, where not all,
-MOST, FEW = {"f32": 12, "bf16": 6}, 4
-# and how many of these run on the engine, on one device and on eight.
-ENGINE, MESHED = {"f32": 2, "bf16": 1}, {"f32": 1}
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many samples of an op are recorded, by dtype, how many of these the oracle computes, and
+    how many of those run on the engine, on one device and on eight. None: all."""
+
+    recorded: dict[str, int] | None
+    oracle: dict[str, int] | None
+    engine: dict[str, int] | None
+    spread: dict[str, int] | None
+
+    @staticmethod
+    def of(many: dict[str, int] | None, dtype: str, samples: int) -> int:
+        return samples if many is None else min(many.get(dtype, many.get("others", 0)), samples)
+
+
+SHORT = Share({"f32": 24}, {"f32": 6, "bf16": 3, "others": 2}, {}, {"f32": 1})
+# Pooling has a thousand samples and more.
+LONGER = Share(
+    {"others": 200}, {"f32": 12, "bf16": 6, "others": 4}, {"f32": 2, "bf16": 1}, {"f32": 1}
+)
+WHOLE = Share(None, None, None, None)
 
 
 @cache
@@ -50,7 +69,7 @@ def infos() -> dict[str, Any]:
     return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
 
 
-def cases_of(row: Row, everything: bool) -> Iterator[tuple[Case, bool]]:
+def cases_of(row: Row, share: Share) -> Iterator[tuple[Case, bool]]:
     """PyTorch's samples of the op, in every dtype that both have; and whether to compute each."""
     info = infos()[row.op]
     for dtype in row.dtypes:
@@ -62,11 +81,12 @@ def cases_of(row: Row, everything: bool) -> Iterator[tuple[Case, bool]]:
         gradient = row.grad and dtype in FLOATS and info.supports_autograd
         samples = list(info.sample_inputs("cpu", TORCH[dtype], requires_grad=False))
         draw = random.Random(f"{row.op} {dtype}")
-        most = len(samples) if everything else min(MOST.get(dtype, FEW), len(samples))
-        chosen = set(draw.sample(range(len(samples)), most))
-        kept = chosen | set(draw.sample(range(len(samples)), min(MANY, len(samples))))
+        chosen, kept = (
+            set(draw.sample(range(len(samples)), Share.of(many, dtype, len(samples))))
+            for many in (share.oracle, share.recorded)
+        )
         for number, sample in enumerate(samples):
-            if not everything and number not in kept:
+            if number not in chosen | kept:
                 continue
             compute = number in chosen
             with warnings.catch_warnings():
@@ -200,11 +220,14 @@ class Tried:
         return f"no sample of {op} meets these entries any more: {stale}" if stale else ""
 
 
-def tried(row: Row, everything: bool) -> Tried:
-    """The row's samples, recorded and held against the oracle's results."""
+def tried(row: Row, share: Share) -> Tried:
+    """The row's samples, recorded and held against the oracle's results. What is refused or differs
+    on purpose may be few of them: such ops are tried with no fewer than `LONGER`."""
+    if share is SHORT and any(e.op == row.op for e in (*REFUSED, *DIFFERS)):
+        share = LONGER
     found = Tried(row)
     refusals = [r.says for r in REFUSED if r.op == row.op]
-    for case, compute in cases_of(row, everything):
+    for case, compute in cases_of(row, share):
         try:
             here = list(of_oracle(case, compute))
         except NotOffered:
@@ -223,17 +246,16 @@ def tried(row: Row, everything: bool) -> Tried:
     return found
 
 
-def run_some(rows: Sequence[Tried], everything: bool) -> None:
+def run_some(rows: Sequence[Tried], share: Share) -> None:
     """A few of the samples of all `rows` on the engine: a program for each dtype."""
     for dtype in sorted({d for t in rows for d in t.taken}):
         chosen: list[tuple[Tried, Case]] = []
         spread: list[tuple[Tried, Case]] = []
         for t in rows:
             cases = t.taken.get(dtype, [])
-            many = len(cases) if everything else min(ENGINE.get(dtype, 0), len(cases))
-            some = [(t, c) for c in random.Random(f"{t.row.op} {dtype}").sample(cases, many)]
-            chosen += some
-            spread += some if everything else some[: MESHED.get(dtype, 0)]
+            drawn = random.Random(f"{t.row.op} {dtype}").sample(cases, len(cases))
+            chosen += [(t, c) for c in drawn[: Share.of(share.engine, dtype, len(cases))]]
+            spread += [(t, c) for c in drawn[: Share.of(share.spread, dtype, len(cases))]]
         for pairs, how in ((chosen, "engine"), (spread, "engine, spread")):
             if pairs:
                 cases = [c for _, c in pairs]
@@ -248,9 +270,10 @@ def run_some(rows: Sequence[Tried], everything: bool) -> None:
     ids=lambda rows: ",".join(r.op for r in rows),
 )
 def test_it_gives_what_pytorch_gives(rows: list[Row], request: pytest.FixtureRequest) -> None:
-    everything = request.config.getoption("--all-samples")
-    found = [tried(row, everything) for row in rows]
-    run_some(found, everything)
+    asked = request.config.getoption
+    share = WHOLE if asked("--all-samples") else LONGER if asked("--long") else SHORT
+    found = [tried(row, share) for row in rows]
+    run_some(found, share)
     wrong = [said for t in found if (said := t.said())]
     assert not wrong, "\n".join(wrong)
 

@@ -83,6 +83,7 @@ def test_guide_3_a_kernel_sums_over_the_data_axis(tutorial: Space) -> None:
     assert str(y.type) == "f32[3, 3]"
 
 
+@LONG
 def test_guide_3_stages_of_blocks_train(tutorial: Space) -> None:
     step, model = tutorial["step"], tutorial["model"]
     rng = np.random.default_rng(0)

@@ -156,6 +156,7 @@ def test_what_it_refuses(call: Any, message: str) -> None:
         call()
 
 
+@LONG
 def test_under_the_promise_all_agree_also_after_programs_have_run() -> None:
     weights, x = made()
     assert not dist.validate_determinism(step, weights, x).same

@@ -71,8 +71,8 @@ def run_block(block: Block, space: dict[str, Any], page: str) -> str:
 
 # Their blocks compile most: what they show is tested elsewhere, in smaller sizes.
 LONG_PAGES = (
-    "debugging.md", "experts.md", "functions.md", "local-view.md", "long-sequences.md", "memory.md",
-    "models.md", "recipes.md",
+    "debugging.md", "experts.md", "functions.md", "graph-functions.md", "local-view.md",
+    "long-sequences.md", "memory.md", "models.md", "precision.md", "recipes.md", "training.md",
 )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 # One of each architecture, where two do not differ in the names of weights alone.
 DEFAULT = (
-    "gpt2", "llama3", "mistral", "mixtral", "gemma3", "qwen3-window", "phi", "phi3", "falcon",
+    "gpt2", "llama3", "mistral", "gemma3", "qwen3-window", "qwen3-experts", "phi", "phi3", "falcon",
     "gpt-neox-sequential",
 )  # fmt: skip
 

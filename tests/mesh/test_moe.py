@@ -181,6 +181,7 @@ def test_a_number_of_experts_makes_its_own() -> None:
     assert first.shape == X.shape and (first.numpy() == again.numpy()).all()
 
 
+@LONG
 def test_a_layer_learns_on_a_mesh_with_replicas() -> None:
     mesh = dist.Mesh.parse("dp=2 ep=4")
     placement = nn.place_experts(EXPERTS, 4, replicas=4)

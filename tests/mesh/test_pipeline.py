@@ -193,7 +193,9 @@ def test_gradients_come_back_where_the_weights_were() -> None:
     assert grads["up0"].mesh == slices[0] and grads["up3"].mesh == slices[1]
 
 
-@pytest.mark.parametrize("onto", ["", "pp=1", pytest.param("dp=1,pp=2,tp=1", marks=LONG)])
+@pytest.mark.parametrize(
+    "onto", ["", *(pytest.param(m, marks=LONG) for m in ("pp=1", "dp=1,pp=2,tp=1"))]
+)
 def test_weights_may_rest_split_over_the_stages_axis(steps: list[Any], onto: str) -> None:
     """As guide 1, 7.6 splits them, unevenly too: a step puts together what a stage uses."""
     mesh = dist.Mesh.parse("dp=2 pp=2 tp=2")

@@ -98,12 +98,12 @@ def test_every_mesh_gives_the_losses_of_one_device(
     assert losses[-1] < losses[0] - 1.0  # it learns, or equal losses would say nothing
 
 
+@LONG
 @pytest.mark.filterwarnings("ignore:the auxiliary loss of experts")  # the third says so
 @pytest.mark.parametrize(
     ("mesh", "like"),
     [
-        ("dp=2,ep=4", "dp=1"), pytest.param("dp=4,tp=2", "dp=1", marks=LONG),
-        pytest.param("dp=2,ep=2,pp=2", "dp=4,pp=2", marks=LONG),
+        ("dp=2,ep=4", "dp=1"), ("dp=4,tp=2", "dp=1"), ("dp=2,ep=2,pp=2", "dp=4,pp=2"),
     ],
 )  # fmt: skip
 def test_experts_train_alike_on_every_mesh(run: Callable[..., Any], mesh: str, like: str) -> None:

@@ -74,6 +74,7 @@ def came_to(folder: Path, rank: int) -> tuple[int, int]:
         return 0, -1
 
 
+@LONG
 def test_one_rank_is_told_to_end_and_all_save_and_another_number_of_processes_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -213,6 +213,7 @@ def test_what_cannot_be_started_is_an_error_and_nothing_stays(tmp_path: Path) ->
     )
 
 
+@LONG
 def test_a_run_outlives_its_terminal_with_nohup(tmp_path: Path) -> None:
     def hang_up(started: subprocess.Popen[str]) -> None:
         pids(tmp_path, 1)
@@ -281,6 +282,7 @@ def test_an_error_in_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> Non
     assert done.err.endswith("  | ValueError: as the test asks\n")
 
 
+@LONG
 def test_a_rank_that_does_not_join_is_named(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(600)\n" + TOTAL

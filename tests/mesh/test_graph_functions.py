@@ -61,10 +61,14 @@ def trained(step: Any, batch: Any, steps: int = 3) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [pytest.param(DP + ZERO_2, id="zero2", marks=LONG), pytest.param(DP + TP + ZERO_3, id="all")],
+    ("sizes", "plan"),
+    [
+        pytest.param("dp=2", DP + ZERO_2, id="zero2", marks=LONG),
+        pytest.param("dp=2 tp=4", DP + TP + ZERO_3, id="all"),
+    ],
 )
-def test_training_is_the_same_under_every_strategy(mesh: dist.Mesh, plan: Any) -> None:
+def test_training_is_the_same_under_every_strategy(sizes: str, plan: Any) -> None:
+    mesh = dist.Mesh.parse(sizes)
     alone, spread = made(), made(plan)
     want = trained(alone, batch_on(None, None))
     got = trained(spread, batch_on(mesh, plan))

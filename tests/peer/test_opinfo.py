@@ -243,6 +243,8 @@ def tried(row: Row, share: Share) -> Tried:
         found.wrong += here
         if compute and not here:
             found.taken.setdefault(case.dtype, []).append(case)
+    if share is SHORT and not found.count:  # of the few that were drawn, we offer none
+        return tried(row, LONGER)
     return found
 
 

@@ -19,6 +19,7 @@ import tessera as ts
 from tessera import dist, nn
 from tessera.core.layout import parse_type
 from tessera.runtime.devices import start
+from tests.cases import LONG
 from tests.core.table import apart, positive
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
@@ -205,6 +206,7 @@ def example() -> Any:
 SMALL: dict[str, Any] = {"batch": 32, "width": 4, "lr": 1e-2, "noise": 0.3, "seed": 0}
 
 
+@LONG
 def test_the_example_trains_the_same_network_on_one_device_and_on_eight(example: Any) -> None:
     steps = 30
     eight, linear = example.main("dp=8", steps, **SMALL)

@@ -10,6 +10,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn
 from tessera.train.generate import _programs, generate
+from tests.cases import LONG, short
 
 BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 PLAN = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
@@ -37,7 +38,7 @@ def made(**choices: Any) -> nn.GPT:
     return model
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", short(CHOICES, "ring", "experts"))
 def test_a_token_alone_gets_the_logits_of_the_whole(name: str) -> None:
     model = made(**CHOICES[name])
     want = ts.jit(lambda model, ids: model(ids))(model, ts.tensor(IDS)).numpy()
@@ -72,7 +73,9 @@ def test_a_token_alone_gets_the_logits_of_the_whole(name: str) -> None:
 
 
 # -- text ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [*CHOICES, "long rates", "sequence parallel"])
+@pytest.mark.parametrize(
+    "name", short([*CHOICES, "long rates", "sequence parallel"], "plain", "local", "alibi")
+)
 def test_text_is_the_same_with_a_cache_and_without_one(name: str) -> None:
     """Also where it grows longer than the window, from which on both are one."""
     long = nn.Rope(scaling="dynamic", factor=4.0, original=8)
@@ -112,6 +115,7 @@ def test_the_window_is_as_long_as_the_text_will_be() -> None:
         generate(model, [1, 2], 4, window=17)
 
 
+@LONG
 def test_text_is_written_without_dropout() -> None:
     model = made(dropout=0.5)
     calm = made()

@@ -72,7 +72,8 @@ def run_block(block: Block, space: dict[str, Any], page: str) -> str:
 # Their blocks compile most: what they show is tested elsewhere, in smaller sizes.
 LONG_PAGES = (
     "debugging.md", "experts.md", "functions.md", "graph-functions.md", "local-view.md",
-    "long-sequences.md", "memory.md", "models.md", "precision.md", "recipes.md", "training.md",
+    "long-sequences.md", "memory.md", "models.md", "monitoring.md", "precision.md", "recipes.md",
+    "training.md",
 )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def test_a_partial_sum_that_overflows(mesh: dist.Mesh) -> None:
     assert str(found.first.holds) == "4 inf of 4"
 
 
+@LONG
 def test_padding_is_nobodys_nan(mesh: dist.Mesh) -> None:
     x = ts.tensor(np.ones((6, 3), "f4"), mesh=mesh, layout="[6@tp, 3]")  # 2 2 2 0
     assert debug.nan_origin(lambda x: 1.0 / x, x) is None
@@ -97,6 +98,7 @@ def loss_and_gradients(model: nn.GPT, ids: ts.Tensor) -> Any:
     return loss, ts.grad(loss, model.parameters())
 
 
+@LONG
 def test_one_step_on_one_device_and_on_eight() -> None:
     plan = dist.strategy("data_parallel")
 

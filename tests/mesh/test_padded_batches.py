@@ -15,7 +15,7 @@ import tessera as ts
 from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf
 from tessera.lang.tree import flatten
-from tests.cases import grid
+from tests.cases import LONG, grid
 from tests.mesh.test_hf import IDS, MESHES, MODELS, made
 
 torch = pytest.importorskip("torch")
@@ -139,8 +139,12 @@ def padded(model: nn.GPT, batch: dict[str, Any], pipe: Callable[..., Any]) -> An
 
 
 @pytest.mark.parametrize(
-    ("kind", "experts"), [("left", 0), ("scores", 0), ("packed", 0), ("left", 4)]
-)
+    ("kind", "experts"),
+    [
+        ("scores", 0), ("left", 4), pytest.param("left", 0, marks=LONG),
+        pytest.param("packed", 0, marks=LONG),
+    ],
+)  # fmt: skip
 def test_a_pipeline_cuts_masks_with_their_rows(kind: str, experts: int) -> None:
     """Loss and gradients of four microbatches are those of the model without a pipeline; what is
     the same for all rows is whole for each microbatch."""

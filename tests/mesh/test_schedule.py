@@ -21,6 +21,7 @@ from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
 from tessera.ir.schedule.schedule import Schedule
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
+from tests.cases import LONG
 from tests.core.scheduled import scheduled
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
 from tests.issued import compiled_collectives, planned
@@ -46,7 +47,13 @@ def values() -> tuple[dict[str, ts.Tensor], ts.Tensor]:
     )
 
 
-@pytest.mark.parametrize("o", OPTIONS, ids=lambda o: o.text() or "as it comes")
+@pytest.mark.parametrize(
+    "o",
+    [
+        pytest.param(o, marks=[LONG] * (i % 2), id=o.text() or "as it comes")
+        for i, o in enumerate(OPTIONS)
+    ],
+)
 def test_fused_and_stepped_agree_under_all_options(o: Any) -> None:
     w, x = values()
     loss, grads = ts.jit(step)(w, x)

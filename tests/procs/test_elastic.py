@@ -13,10 +13,12 @@ import pytest
 
 from tessera.launch.commands import Run
 from tessera.launch.generations import Generations
+from tests.cases import LONG
 from tests.procs.elastic_torture import Disturbed, alone
 from tests.procs.launched import launch
 
 
+@LONG
 def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -552,6 +553,41 @@ def test_bad_configurations_name_all_that_is_wrong() -> None:
         "data : TokenSource('array', 13 tokens)\n"
         "fix : take more data, a smaller batch or shorter rows, or say drop_last=False"
     )
+
+
+def test_keys_that_the_data_do_not_read_are_errors(tmp_path: Path) -> None:
+    np.arange(40, dtype=np.uint16).tofile(tmp_path / "row.bin")
+    np.save(tmp_path / "row.npy", np.arange(40))
+    unread = {"data_dtype": "uint16", "data_column": "text", "data_split": "train",
+              "tokenizer": list, "pad_token": 0}  # fmt: skip
+    both = {"data_axes": ("dp",), "batch_size_per_gpu": 4}
+    assert text_of(lambda: loader(**unread, **both)) == (
+        "dataloader: data_dtype has no effect, data_column has no effect, data_split has no effect,"
+        " tokenizer has no effect, pad_token has no effect, data_axes has no effect,"
+        " batch_size_per_gpu has no effect\n"
+        "data_dtype : no .bin file is read\ndata_column : no table is read\n"
+        "data_split : no folder with several splits is read\ntokenizer : no table is read\n"
+        "pad_token : the rows of one stream have no empty places\n"
+        "data_axes : it is about a mesh: call create_distributed_dataloader(config, mesh)\n"
+        "batch_size_per_gpu : it is about a mesh: call create_distributed_dataloader(config, mesh)"
+        "\ndata : array\nfix : leave them out, or name other data"
+    )
+    file, config = tmp_path / "row.bin", {"batch_size": 4, "sequence_length": S}
+    for key, value in unread.items():
+        with pytest.raises(ts.UsageError, match=f"{key} has no effect"):
+            create_distributed_dataloader(
+                {**config, "data": tmp_path / "row.npy", key: value}, Mesh.parse("dp=2")
+            )
+    wide = {**config, "data": file, "data_dtype": "uint16"}
+    assert create_dataloader(wide).samples == 9
+    assert create_dataloader({**wide, "data": [np.arange(8), file]}).samples == 11
+    for more in ({"packing": "padded", "eos_token": 3}, {"drop_last": False},
+                 {"validation_fraction": 0.5, "batch_size": 1}):  # fmt: skip
+        loader(**{"pad_token": 0, **more})
+    assert text_of(lambda: loader(global_batch_size=8)).startswith(
+        "dataloader: batch_size=4 and global_batch_size=8 are both the rows of a batch"
+    )
+    assert next(loader(global_batch_size=4))["labels"].shape == (4, S)
 
 
 NONSENSE: tuple[Any, ...] = (

@@ -136,3 +136,24 @@ def test_what_cannot_be_had_says_so() -> None:
     ):
         with pytest.raises(ts.TesseraError, match=r"optim\.from_optax"):
             ts.jit(direct)(params)
+
+
+def test_at_once_it_works_or_says_what_does() -> None:
+    """What optax writes with operators alone works on tensors, with a state of JAX's arrays."""
+    w, g = ts.tensor(VALUES["down"]), ts.tensor(X[:4].repeat(4, 0))
+    for tx in (optax.sgd(0.1), optax.sgd(0.1, momentum=0.9)):
+        state, want = tx.init({"w": w}), tx.init({"w": w.jax()})
+        for _ in range(2):
+            moves, state = tx.update({"w": g}, state, {"w": w})
+            expected, want = tx.update({"w": g.jax()}, want, {"w": w.jax()})
+        assert isinstance(moves["w"], ts.Tensor)
+        np.testing.assert_allclose(moves["w"].numpy(), expected["w"], rtol=1e-6)
+    for tx in (optax.adam(0.1), optax.lion(0.1), optax.clip_by_global_norm(1.0)):
+        state = tx.init({"w": w})
+        with pytest.raises(ts.TesseraError, match=r"optim\.from_optax\(tx\)"):
+            tx.update({"w": g}, state, {"w": w})
+    with pytest.raises(ts.TesseraError, match=r"jnp\.asarray\(x\) is the value alone") as said:
+        jax.numpy.sqrt(w)
+    assert f"at     : {__file__.rpartition('/')[2]}" in str(said.value)
+    assert jax.numpy.asarray(w).dtype == np.float32
+    assert np.zeros(2, ts.bf16).dtype.name == "bfloat16"

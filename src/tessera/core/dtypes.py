@@ -30,6 +30,11 @@ class DType:
     numpy: np.dtype[np.generic]
 
     @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The NumPy form under the name by which NumPy and JAX ask: `np.zeros(3, ts.bf16)`."""
+        return self.numpy
+
+    @property
     def is_float(self) -> bool:
         return self.kind == "float"
 

@@ -11,6 +11,7 @@ Mesh: axis 'q' is not an axis
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import TypeVar
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Library frames that may stand between a user's line and ours.
 _BETWEEN = ("contextlib.py", "functools.py")
+_PEERS = tuple(f"site-packages{os.sep}{name}{os.sep}" for name in ("jax", "optax"))
 # Code that libraries make from text: the methods of dataclasses and named tuples, what JAX traces.
 _GENERATED = ("__init__", "__new__", "__eq__", "__repr__", "__hash__", "<lambda>")
 _LIBRARIES = ("tessera", "jax", "numpy", "dataclasses", "importlib", "runpy")
@@ -125,7 +127,9 @@ def _is_users(frame: FrameType) -> bool:
         home = str(frame.f_globals.get("__name__", ""))
         made = name.startswith("<frozen") or frame.f_code.co_name in _GENERATED
         return not made and home.partition(".")[0] not in _LIBRARIES
-    return not name.startswith(PACKAGE) and not name.endswith(_BETWEEN)
+    if name.startswith(PACKAGE) or name.endswith(_BETWEEN):
+        return False
+    return not any(peer in name for peer in _PEERS)
 
 
 def _is_typed(frame: FrameType) -> bool:

@@ -22,7 +22,7 @@ from ..lang.tensor import Tensor
 from .config import DataConfig, read_config
 from .loader import Batch, DataLoader
 from .packing import Rows
-from .sources import open_source
+from .sources import TokenSource, open_source
 
 DATA_AXES = ("dp", "fsdp", "ddp", "data")
 """The mesh axes that a batch is split over, unless `data_axes` names others."""
@@ -65,7 +65,8 @@ the only one |
     | `data_split` | "train" | of a folder with several splits |
     | `data_cache` | "runs/.cache" | where tokens made from tables are kept |
 
-    Raises UsageError if a key is misspelt, a value is not allowed, or the data cannot be read.
+    Raises UsageError if a key is misspelt or has no effect on these data, a value is not allowed,
+    or the data cannot be read.
     """
     read = read_config(config)
     size = read.batch_size or read.global_batch_size
@@ -75,6 +76,13 @@ the only one |
             "dataloader: the config has no batch_size",
             fix='say how many rows a batch has, e.g. "batch_size": 32',
         )
+    if read.global_batch_size not in (None, size):
+        raise fail(
+            UsageError,
+            f"dataloader: batch_size={size} and global_batch_size={read.global_batch_size} are both"
+            " the rows of a batch, over all hosts",
+            fix="leave one of them out, or call create_distributed_dataloader(config, mesh)",
+        )
     which, hosts = read.hosts
     divides(
         "dataloader", size, hosts, "a batch of {count} rows does not divide over {parts} hosts",
@@ -82,7 +90,7 @@ the only one |
     )  # fmt: skip
     mine = size // hosts
     rows = np.arange(which * mine, (which + 1) * mine)
-    return DataLoader(open_source(read.data, read.reading), read, size, rows, _loose)
+    return DataLoader(_opened(read, on_mesh=False), read, size, rows, _loose)
 
 
 def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> DataLoader:
@@ -100,8 +108,8 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     Of several processes each reads only the rows that its devices hold. With `hosts=(which, of how
     many)`, for processes that know nothing of each other, it gets these as tensors without a mesh;
     devices belong to hosts in equal runs of their ids. Raises
-    UsageError if a key is misspelt, a value is not allowed, or the data cannot be read; MeshError
-    if there is no mesh.
+    UsageError if a key is misspelt or has no effect on these data, a value is not allowed, or the
+    data cannot be read; MeshError if there is no mesh.
     """
     read = read_config(config)
     who = "create_distributed_dataloader"
@@ -116,7 +124,34 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     elif process_count() > 1:
         rows = engine().rows_here(layout)
     place = _loose if alone else _on(layout, rows)
-    return DataLoader(open_source(read.data, read.reading), read, size, rows, place)
+    return DataLoader(_opened(read, on_mesh=True), read, size, rows, place)
+
+
+def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:
+    """The tokens that `read` names. Raises UsageError if it has a key that nothing reads, besides
+    the errors of `open_source`."""
+    how = read.reading
+    source = open_source(read.data, how)
+    filled = read.packing != "concat" or not read.drop_last or read.validation_fraction > 0
+    mesh_only = "it is about a mesh: call create_distributed_dataloader(config, mesh)"
+    why = {
+        "data_dtype": None if "dtype" in how.read else "no .bin file is read",
+        "data_column": None if "column" in how.read else "no table is read",
+        "data_split": None if "split" in how.read else "no folder with several splits is read",
+        "tokenizer": None if "tokenizer" in how.read else "no table is read",
+        "pad_token": None if filled else "the rows of one stream have no empty places",
+        "data_axes": None if on_mesh else mesh_only,
+        "batch_size_per_gpu": None if on_mesh else mesh_only,
+    }
+    idle = [(key, why[key]) for key in why if why[key] and getattr(read, key) is not None]
+    if idle:
+        raise fail(
+            UsageError,
+            "dataloader: " + ", ".join(f"{key} has no effect" for key, _ in idle),
+            [*idle, ("data", source.name)],
+            fix="leave " + ("it" if len(idle) == 1 else "them") + " out, or name other data",
+        )
+    return source
 
 
 def _loose(rows: Rows) -> Batch:

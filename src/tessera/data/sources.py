@@ -19,7 +19,7 @@ import bisect
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def _row(x: object, name: str) -> NDArray[Any]:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How files are read: `dtype` of .bin files, `split` and `column` of tables, and what text
-    becomes."""
+    becomes. `read` are those of them that the data asked for so far."""
 
     dtype: Any = None
     column: str | None = None
@@ -172,6 +172,12 @@ class Reading:
     tokenizer: Any = None
     eos: int | None = None
     cache: str | Path = "runs/.cache"
+    read: set[str] = field(default_factory=set, compare=False)
+
+    def take(self, key: str) -> Any:
+        """The setting `key`, which is read from now on."""
+        self.read.add(key)
+        return getattr(self, key)
 
 
 TOKEN_FILES = (".npy", ".bin")
@@ -245,7 +251,7 @@ def _open_path(path: Path, how: Reading) -> TokenSource:
         case ".npy":
             return TokenSource([_npy(path)], name=str(path))
         case ".bin":
-            return TokenSource([_raw(path, how.dtype)], name=str(path))
+            return TokenSource([_raw(path, how.take("dtype"))], name=str(path))
         case ".parquet" | ".arrow" | ".feather":
             from .tokenize_rows import convert_file
 

@@ -45,7 +45,8 @@ def convert_folder(path: Path, how: Reading) -> TokenSource:
     splits ("train" unless named)."""
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits", [])
-        split = "train" if how.split is None else how.split
+        named = how.take("split")
+        split = "train" if named is None else named
         one_of("dataloader", "data_split", split, splits)
         path = path / split
     state = _json(path / "state.json")
@@ -183,9 +184,9 @@ def _converted(
 ) -> TokenSource:
     """The tokens of `rows(column)` as mapped files, made unless they are kept already."""
     _library()
-    encode, end, tokenizer_known_by = _encoder(how.tokenizer)
+    encode, end, tokenizer_known_by = _encoder(how.take("tokenizer"))
     facts = [
-        FORMAT, how.column, how.eos, tokenizer_known_by, known_by,
+        FORMAT, how.take("column"), how.eos, tokenizer_known_by, known_by,
         [(str(p.resolve()), (s := p.stat()).st_size, s.st_mtime_ns) for p in files],
     ]  # fmt: skip
     kept = None

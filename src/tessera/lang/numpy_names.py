@@ -400,6 +400,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.size,
+    np.result_type: lambda *given: np.result_type(
+        *(a.dtype.numpy if isinstance(a, Tensor) else a for a in given)
+    ),
     **{
         f: _of_values(f)
         for f in (

@@ -7,6 +7,7 @@ functions, in modules above this one; those that are methods and operators too a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Union
@@ -15,7 +16,7 @@ from weakref import ref
 import numpy as np
 
 from ..core.dtypes import DType
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, TesseraError, UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -255,15 +256,20 @@ class Tensor:
 
     @property
     def __jax_array__(self) -> Any:
-        """Functions of JAX ask for it before they take a value."""
-        if self._trace is None:
+        """Functions of JAX ask for it before they take a value. `jnp.asarray` and operators of a
+        `jax.Array` go on without it; a function that JAX compiles names what asks as below."""
+        if self._trace is not None:
+            who, way = "take a tensor of a recorded function", ""
+        elif sys._getframe(1).f_code.co_name == "shaped_abstractify":
+            who, way = "compute with a Tensor of Tessera", "; jnp.asarray(x) is the value alone"
+        else:
             raise AttributeError("__jax_array__")
         raise fail(
-            UsageError,
-            "a function of JAX does not take a tensor of a recorded function",
+            TesseraError,  # JAX would say that a TypeError is an error of its own
+            f"a function of JAX does not {who}",
             [("tensor", self.type)],
             fix="use functions of ts; ts.op makes an op of a JAX function, optim.from_optax(tx) an"
-            " optimizer of one of optax",
+            f" optimizer of one of optax{way}",
         )
 
     def __dlpack__(self, **how: Any) -> Any:

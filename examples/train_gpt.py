@@ -173,13 +173,14 @@ def train(c: SimpleNamespace, console: Console) -> None:
         folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
         peak_flops=peak, settings=vars(c), console=console,
         trackers=[tracker(name, folder) for name in c.track.split(",") if name],
-        weights=lambda: model.state_dict(), spare=c.spare, resume=kept,
+        weights=lambda: model.state_dict(), spare=c.spare,
+        resume=kept or c.fold == "fit",  # `tessera run --elastic` goes on without a checkpoint
     )  # fmt: skip
     # Saves, goes on from what is there, and looks at each loss. Batches follow from seed and step.
     guard = Guard(
         run, TrainState(model, state), every=c.save_every or None,
         keep=checkpoint.Keep(c.keep, c.keep_every or None), resume=c.resume or kept,
-        on_bad_loss=c.on_bad_loss, hang_s=c.hang or None,
+        on_bad_loss=c.on_bad_loss, hang_s=c.hang or None, mesh=mesh,
     )  # fmt: skip
     with run, guard:
         for step in guard:

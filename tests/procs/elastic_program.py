@@ -1,6 +1,7 @@
 """A run that is disturbed: it trains in a loop that goes back, and prints the hash of what it has
 at the end. Its arguments are the number of steps, the logical mesh, a folder, how long a step takes
-besides its work (seconds), and how often it loses devices by itself.
+besides its work (seconds), how often it loses devices by itself, and `guarded` if a guard makes
+the loop.
 
 In the folder, the first process appends to `steps` a line for each step that was made, and each
 process writes its id to a file of its own.
@@ -14,6 +15,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from elastic_model import Dense, step_of
@@ -21,9 +23,11 @@ from elastic_model import Dense, step_of
 import tessera as ts
 from tessera import dist, elastic, optim
 from tessera.core.devices import LOST
+from tessera.train.guard import Guard, TrainState
+from tessera.train.run import Run
 
 COUNT, MESH, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-PAUSE_S, LOSSES = float(sys.argv[4]), int(sys.argv[5])
+PAUSE_S, LOSSES, GUARDED = float(sys.argv[4]), int(sys.argv[5]), sys.argv[6:] == ["guarded"]
 RNG = np.random.default_rng(3)
 X, Y = (RNG.normal(size=(8, 24, 6)).astype(np.float32) for _ in range(2))
 
@@ -58,19 +62,31 @@ def main() -> None:
     ts.seed(1)
     model = dist.place(Dense(), plan, elastic.fit(dist.Mesh.parse(MESH)))
     state = optimizer.init(model.parameters(), plan)
+
+    def made(i: int, devices: int) -> Any:
+        losses.maybe()
+        x, y = (dist.place(v[i % 8], plan, kind="batch") for v in (X, Y))
+        loss = train_step(model, state, x, y)
+        losses.maybe()
+        dist.to_host(loss)
+        time.sleep(PAUSE_S)
+        if rank == 0:
+            with (FOLDER / "steps").open("a") as file:
+                file.write(f"{i} {devices}\n")
+        return loss
+
     loop = elastic.steps({"model": model, "optimizer": state}, COUNT)
-    with dist.elastic():
-        for step in loop:
-            with step as i:
-                losses.maybe()
-                x, y = (dist.place(v[i % 8], plan, kind="batch") for v in (X, Y))
-                loss = train_step(model, state, x, y)
-                losses.maybe()
-                dist.to_host(loss)
-                time.sleep(PAUSE_S)
-                if rank == 0:
-                    with (FOLDER / "steps").open("a") as file:
-                        file.write(f"{i} {step.mesh.physical.size}\n")
+    if GUARDED:
+        run = Run(FOLDER / "run", steps=COUNT, tokens_per_step=24, resume=True)
+        with run, Guard(run, TrainState(model, state), every=10) as guard:
+            for i in guard:
+                with run.step(i) as row:
+                    row["loss"] = made(i, model.up.mesh.physical.size)
+    else:
+        with dist.elastic():
+            for step in loop:
+                with step as i:
+                    made(i, step.mesh.physical.size)
     found = hashlib.sha256()
     tensors = [*model.parameters().values(), state["step"], *state["m"].values()]
     for x in dist.to_host(tensors):

@@ -53,14 +53,14 @@ def _is_rank(pid: int) -> bool:
 class Disturbed:
     """A run of up to four processes of two devices each."""
 
-    def __init__(self, steps: int, folder: Path, most: int = 4) -> None:
+    def __init__(self, steps: int, folder: Path, most: int = 4, *more: str) -> None:
         self.folder, self.steps = folder, steps
         run = ("run", "--elastic", f"1:{most}", "--rejoin-after", "2", "--devices", 8 // most)
         self.files = [
             (folder.parent / f"{folder.name}.{what}").open("w+") for what in ("out", "err")
         ]
         self.popen = subprocess.Popen(
-            command(*run, *arguments(steps, folder, pause_s=0.2)),
+            command(*run, *arguments(steps, folder, pause_s=0.2), *more),
             env=variables(TESSERA_DETERMINISTIC="1", XLA_FLAGS=FLAGS), stdin=subprocess.DEVNULL,
             stdout=self.files[0], stderr=self.files[1], text=True, start_new_session=True,
         )  # fmt: skip

@@ -13,16 +13,18 @@ import pytest
 
 from tessera.launch.commands import Run
 from tessera.launch.generations import Generations
+from tessera.train.metrics import read_metrics
 from tests.cases import LONG
 from tests.procs.elastic_torture import Disturbed, alone
 from tests.procs.launched import launch
 
 
 @LONG
+@pytest.mark.parametrize("more", [[], ["guarded"]], ids=["steps", "guarded"])
 def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
-    tmp_path: Path,
+    more: list[str], tmp_path: Path
 ) -> None:
-    run = Disturbed(24, tmp_path / "killed", most=2)
+    run = Disturbed(24, tmp_path / "killed", 2, *more)
     assert run.until(3)
     run.lose(random.Random(0), signal.SIGKILL)
     status, out, said = run.end()
@@ -30,6 +32,9 @@ def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
     assert "tessera run: goes on with 1 of 2 processes, from its last safe point, after " in said
     assert "tessera run: goes on with all 2 processes, from its last safe point, after " in said
     assert out.split()[-1] == alone(24, tmp_path / "quiet")[-1]
+    if more:
+        rows = read_metrics(tmp_path / "killed" / "run" / "metrics.jsonl")
+        assert [row["step"] for row in rows] == [*range(24)]
 
 
 @pytest.mark.parametrize(

@@ -17,32 +17,19 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from ..core import environment
 from ..core.checks import mapping, whole
-from ..core.devices import (
-    LOST,
-    device_count,
-    devices_text,
-    need_devices,
-    process_count,
-)
-from ..core.errors import EngineWarning, MeshError, TesseraError, UsageError, fail, lines_up
+from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none
 from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor
-from .fitting import folded_to_fit
-from .kept import Kept, State, memory_folder, named, say, steps_text
-from .lost import lost_by
-from .policy import elastic, policy
-from .resizing import places, type_on
+from .going_back import GoingBack
+from .kept import State, named
+from .policy import policy
 
 
 class Step:
@@ -66,7 +53,7 @@ class Step:
     ) -> bool:
         self.mesh.__exit__(kind, error, traceback)
         self.ended = True
-        if error is not None and self._loop.lost(error):
+        if error is not None and self._loop._going.lost(error):
             self.error = error
             return True
         return False
@@ -97,143 +84,30 @@ class steps:
         mapping("elastic.steps", "state", state, 'give a dict: {"model": model, "state": state}')
         self.stop = whole("elastic.steps", "stop", stop, 0)
         self.state = state
-        self.mesh = mesh_or_none("elastic.steps", mesh) or _mesh_of(state)
-        self.recovered_s: list[float] = []
+        self._going = GoingBack(state, stop, mesh_or_none("elastic.steps", mesh))
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the next step."""
+        return self._going.mesh
+
+    @property
+    def recovered_s(self) -> list[float]:
         """How long each way back took, in seconds, without compiling for the new mesh."""
-        self._policy: elastic | None = None
-        self._kept: Kept | None = None
+        return self._going.recovered_s
 
     def __iter__(self) -> Iterator[Step]:
-        self._policy = now = policy()
-        global _loops
-        loop, _loops = _loops, _loops + 1
-        if now is not None:
-            now.loops += 1
-            self._kept = _kept_of(self.state, self.mesh)
+        going = self._going
         try:
-            number = self._begin(loop)
+            number = going.first(going.open(policy()))
             while number < self.stop:
                 before = _marks(self.state) if not number else None
                 step = Step(self, number)
                 yield step
                 _see(step, before, self.state)
-                number = self._next(step, loop)
+                number = going.after(step.number, step.error)
         finally:
-            if self._kept is not None:
-                self._kept.end()
-
-    def lost(self, error: BaseException) -> bool:
-        """Whether the loop goes back because of `error`: a device of its mesh is lost."""
-        here = self._kept is not None and process_count() == 1 and isinstance(error, TesseraError)
-        return here and bool(lost_by(error, self.mesh))
-
-    # -- safe points ------------------------------------------------------------------------------
-    def _begin(self, loop: int) -> int:
-        """The number of the first step."""
-        if self._kept is None:
-            return 0
-        last = self._kept.begin()
-        if last is None:
-            if self._kept.own:
-                self._keep(0, loop)
-            return 0
-        step = self._kept.put_back(lambda t: t)
-        if last.state["loop"] > loop:  # this one had come to its end
-            return self.stop
-        say(f"goes on after {steps_text(step)} on {_devices_text(self.mesh)}")
-        return step
-
-    def _next(self, step: Step, loop: int) -> int:
-        """The number of the step after `step`, at whose end there is a safe point, perhaps."""
-        kept, now = self._kept, self._policy
-        if kept is None or now is None:
-            return step.number + 1
-        error, done = step.error, step.number + 1
-        try:
-            if error is None:
-                need_devices(f"step {step.number}", self.mesh.physical.ids)
-                if done % now.every == 0 or done == self.stop:
-                    self._keep(done, loop)
-                    self._grow(done, now.rejoin)
-                return done
-        except TesseraError as found:
-            if not self.lost(found):
-                raise
-            error = found
-        return self._go_back(step.number, error)
-
-    def _keep(self, step: int, loop: int) -> None:
-        assert self._kept is not None and self._policy is not None
-        about = {"loop": loop, "rejoin": self._policy.rejoin}
-        self._kept.keep(f"loop_{loop}_step_{step}", step, self.mesh, about)
-
-    def _go_back(self, number: int, error: BaseException) -> int:
-        begin_s = time.perf_counter()
-        gone = devices_text(sorted(LOST.intersection(self.mesh.physical.ids)))
-        step = self._move(error)
-        self.recovered_s.append(time.perf_counter() - begin_s)
-        say(
-            f"{gone} lost in step {number}: goes on after {steps_text(step)} on"
-            f" {_devices_text(self.mesh)}, {self.recovered_s[-1]:.2f} s later"
-        )
-        return step
-
-    def _grow(self, step: int, rejoin: bool) -> None:
-        """Takes back the devices that are there again."""
-        more = self._fitting()
-        if rejoin and process_count() == 1 and more.physical.size > self.mesh.physical.size:
-            self._move(None)
-            say(f"devices are back after {steps_text(step)}: goes on on {_devices_text(more)}")
-
-    def _fitting(self) -> Mesh:
-        return folded_to_fit(self.mesh, {*range(device_count())} - LOST)
-
-    def _move(self, error: BaseException | None) -> int:
-        """Puts the last safe point onto the devices that are there. Raises `error` if none is."""
-        try:
-            mesh = self._fitting()
-        except MeshError as none:
-            raise none from error
-        assert self._kept is not None
-        where = places({x.mesh for _, x in named(self.state) if isinstance(x, Tensor)}, mesh)
-        step = self._kept.put_back(lambda t: t if t.mesh is None else type_on(t, where[t.mesh]))
-        self.mesh = mesh
-        return step
-
-
-_loops = 0
-
-
-def _kept_of(state: State, mesh: Mesh) -> Kept | None:
-    """Where safe points are kept: in the folder of the run, or in one that goes with the loop."""
-    folder = environment.text(environment.ELASTIC)
-    if folder:
-        return Kept(folder, state)
-    if process_count() == 1:
-        return Kept(memory_folder(), state, own=True)
-    warnings.warn(
-        "elastic.steps: when one of several processes is lost, all end: start them with"
-        " `tessera run --elastic MIN:MAX`, and they go on; over several hosts with"
-        " TESSERA_ELASTIC=/dev/shm/NAME, and once more",
-        EngineWarning,
-        stacklevel=lines_up(),
-    )
-    return None
-
-
-def _mesh_of(state: State) -> Mesh:
-    """The one mesh that the tensors of `state` lie on. Raises MeshError."""
-    found = {x.mesh for _, x in named(state) if isinstance(x, Tensor) and x.mesh is not None}
-    if len(found) == 1:
-        return found.pop()
-    raise fail(
-        MeshError,
-        f"elastic.steps: the tensors of the state lie on {len(found) or 'no'} meshes"
-        if found
-        else "elastic.steps: no tensor of the state lies on a mesh",
-        [("mesh", m) for m in list(found)[:3]],
-        fix="pass the whole mesh: elastic.steps(state, stop, mesh)",
-    )
+            going.close()
 
 
 def _marks(state: State) -> list[weakref.ref[Any] | None]:
@@ -268,8 +142,3 @@ def _see(step: Step, before: list[Any] | None, state: State) -> None:
             "elastic.steps: the first step changed nothing in the state",
             fix='put what it makes there: state["weights"], state["optimizer"] = step(...)',
         )
-
-
-def _devices_text(mesh: Mesh) -> str:
-    there = mesh.physical
-    return f"{there.size} of {mesh.size} devices ({there.text()})"

@@ -31,12 +31,15 @@ from ..checkpoint.storage import Storage
 from ..core.checks import number, one_of, unfit, whole
 from ..core.devices import process_count, process_index
 from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..core.mesh import Mesh
+from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
 from ..lang.tensor import Tensor
 from ..nn.module import Module
 from .bad_loss import Judge, LossError, is_finite
 from .config import TrainingConfig
 from .run import Preempted, Run
+from .safe_points import SafePoints
 from .saving import first_whole, step_tag
 from .watchdog import Watchdog
 
@@ -79,6 +82,11 @@ class Guard:
     status 124, the stacks of its threads and its last collectives; None sets no limit. The limit
     holds for the first step, too, which compiles.
 
+    Inside of `with dist.elastic():`, and in processes that `tessera run --elastic` started, it
+    keeps a safe point after each step, as `elastic.steps` does: when a device or a process is lost,
+    the run goes on after the last one, or after a checkpoint that is younger. `mesh` is the whole
+    mesh, which the tensors tell unless they lie on slices of it.
+
     Raises UsageError if an argument has no meaning, CheckpointError if what is found does not fit
     or if the last save of the run fails.
     """
@@ -96,6 +104,7 @@ class Guard:
         spike: float | None = None,
         rollbacks: int = 3,
         hang_s: float | None = 1800.0,
+        mesh: Mesh | None = None,
     ) -> None:
         if not isinstance(live.weights, (dict, Module)):
             raise unfit(
@@ -125,6 +134,7 @@ class Guard:
         self._rolled, self._base, self._bad_tags = 0, -1, set[str]()  # of rollbacks
         self.begin = 0
         self.skipped = 0
+        self._safe = SafePoints(run, {**vars(live), "skipped": 0}, mesh_or_none("Guard", mesh))
 
     # -- the loop ---------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -147,19 +157,47 @@ class Guard:
             self._at(f"step {step}")
             yield step
             self._at(f"the end of step {step}")
-            word = self._word(step)
-            if word["bad"]:
-                step = self._bad(step, word["bad"])
-                continue
-            step += 1
-            last = self._every is not None and step == self.run.steps
-            if word["save"] or word["signal"] or last:
-                self._save(step)
-            if word["signal"]:
-                self._finish()
-                raise self._preempted(word["signal"])
+            try:
+                step = self._ended(step) if self.run.error is None else self._back(step)
+            except TesseraError as error:
+                if not self._safe.lost(error):
+                    raise
+                self.run.error = error
+                step = self._back(step)
         if self.begin >= self.run.steps:
             self.run.progress.note(f"run: all {self.run.steps} steps were made before")
+
+    def _ended(self, step: int) -> int:
+        """The number of the step after `step`, which was made."""
+        word = self._word(step)
+        if word["bad"]:
+            step = self._bad(step, word["bad"])
+            self._safe.keep(step, **self._now())
+            return step
+        done = step + 1
+        last = self._every is not None and done == self.run.steps
+        if word["save"] or word["signal"] or last:
+            self._save(done)
+        if word["signal"]:
+            self._finish()
+            raise self._preempted(word["signal"])
+        after = self._safe.after(step, **self._now())
+        return after if after == done else self._stand(after)
+
+    def _back(self, step: int) -> int:
+        """The number of the step after the last safe point, as a device was lost in `step`."""
+        error, self.run.error = self.run.error, None
+        return self._stand(self._safe.after(step, error, **self._now()))
+
+    def _stand(self, step: int) -> int:
+        """What goes with a safe point after `step` steps, to which the state has been put."""
+        self.skipped = int(self._safe.given["skipped"])
+        self.run.cut(step)
+        self._mark = self._marked()
+        return step
+
+    def _now(self) -> dict[str, Any]:
+        return {**vars(self.live), "skipped": self.skipped}
 
     def __exit__(
         self,
@@ -178,6 +216,7 @@ class Guard:
             self._release()
 
     def _release(self) -> None:
+        self._safe.close()
         for which, handler in self._before.items():
             signal.signal(which, handler)
         if self._dog is not None:
@@ -288,9 +327,19 @@ class Guard:
     # -- going on ---------------------------------------------------------------------------------
     def _begin(self) -> None:
         """Goes on from what is there, and says from what."""
+        kept_s = self._safe.open()
+        if kept_s and kept_s >= self._of_first(self._saved_s()):
+            self.begin = self._stand(self._safe.first(None))
+            return
         self._go_on()
         if not self.begin:
             self.run.cut(0)
+        self._safe.first(self.begin)
+
+    def _saved_s(self) -> float:
+        """When the newest checkpoint was made, in seconds since 1970; 0 without one."""
+        found, _ = manifests(self._storage) if self._resume is not False else ([], {})
+        return found[-1].created_s if found else 0.0
 
     def _go_on(self) -> None:
         if self._resume is False:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from signal import Signals
 from statistics import median
@@ -34,6 +34,7 @@ from rich.console import Console
 from ..core.checks import library
 from ..core.devices import process_index
 from ..core.errors import TesseraError, UsageError, fail
+from ..core.mesh import Mesh
 from ..lang.first_process import to_first
 from ..lang.tensor import Tensor
 from ..observe.statistics import Statistics
@@ -125,6 +126,11 @@ class Run:
         self._times: list[float] = []
         self.last: Row = {}
         """The row of the step that was made last."""
+        self.mesh: Mesh | None = None
+        """What is open inside of a step, where a guard keeps safe points."""
+        self.goes_back: Callable[[BaseException], bool] = lambda error: False
+        """Whether a guard handles an error in a step, which is `error` then."""
+        self.error: BaseException | None = None
 
     def _unfit(self, error: OSError) -> UsageError:
         return fail(
@@ -143,13 +149,19 @@ class Run:
         """
         row: dict[str, Any] = dict(values)
         start = time.perf_counter()
+        self.error, made = None, False
         try:
-            yield row
-        except BaseException:
-            if len(row) > len(values):  # the step was made: an interrupt came after it
+            with self.mesh or nullcontext():
+                yield row
+            made = True
+            self._done(number, row, start)
+        except BaseException as error:
+            if self.goes_back(error):
+                self.error = error
+                return
+            if not made and len(row) > len(values):  # an interrupt came after the step
                 self._done(number, row, start)
             raise
-        self._done(number, row, start)
 
     def _done(self, number: int, row: dict[str, Any], start: float) -> None:
         row = {name: v for k, given in row.items() for name, v in _numbers(k, given).items()}

@@ -53,6 +53,7 @@ def launch(
     folder: Path,
     meanwhile: Callable[[subprocess.Popen[str]], None] | None = None,
     whole: list[str] | None = None,
+    limit_s: float = LIMIT_S,
     **env: str,
 ) -> Done:
     """Runs `tessera run` with `arguments` in `folder`; `meanwhile` may do something to it."""
@@ -65,7 +66,7 @@ def launch(
         try:
             if meanwhile is not None:
                 meanwhile(started)
-            started.wait(LIMIT_S)
+            started.wait(limit_s)
         finally:
             took_s = time.monotonic() - begin_s
             if started.poll() is None:

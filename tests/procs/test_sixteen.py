@@ -48,7 +48,7 @@ def test_sixteen_processes_train_to_the_bits_of_one(tmp_path: Path) -> None:
     said = {}
     for size in (1, 16):
         done = launch("-n", size, "step.py", folder=tmp_path, TESSERA_DETERMINISTIC="1",
-                      XLA_FLAGS=FLAGS, TESSERA_JOIN_LIMIT="200")  # fmt: skip
+                      XLA_FLAGS=FLAGS, TESSERA_JOIN_LIMIT="600", limit_s=900)  # fmt: skip
         assert done.code == 0, done.err
         said[size] = [x for x in done.out.splitlines() if x.startswith("end ")]
     assert said[16] == said[1] * 16 and len(said[1]) == 1

@@ -70,7 +70,9 @@ def test_one_to_all_and_each_to_all(axis: int | None, device: ttnn.MeshDevice) -
     x, a = on(device, 2, 3)
     sender = ttnn.MeshCoordinate(1, 2)
     got = parts(ttnn.broadcast(x, sender, cluster_axis=axis))
+    before = device.num_program_cache_entries()
     each = [parts(t) for t in ttnn.all_broadcast(x, cluster_axis=axis)]
+    assert device.num_program_cache_entries() <= before + 1
     for places, values in lines(a, axis):
         root = next(i for i, p in enumerate(places) if (axis is None and p == (1, 2))
                     or (axis is not None and p[axis] == sender[axis]))  # fmt: skip

@@ -19,6 +19,7 @@ from . import (
     model_preprocessing,
     movement,
     names,
+    opening,
     processes,
     products,
     shapes,
@@ -41,6 +42,7 @@ from .faults import TTNNError
 from .hardware import *
 from .mapping import *
 from .movement import *
+from .opening import *
 from .processes import *
 from .products import *
 from .shapes import *
@@ -66,7 +68,8 @@ __all__ = [
         name
         for module in (
             ccl, configs, create, device, distribution, dtypes, elementwise, hardware, mapping,
-            movement, processes, products, shapes, show, subdevices, tensor, trace, transfer,
+            movement, opening, processes, products, shapes, show, subdevices, tensor, trace,
+            transfer,
         )
         for name in module.__all__
     ),

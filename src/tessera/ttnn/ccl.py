@@ -237,8 +237,16 @@ def all_broadcast(
 ) -> list[Tensor]:
     """On each device the parts of all: a tensor for each."""
     call = _Call("all_broadcast", input_tensor, cluster_axis, (), options)
-    labels = call.labels(PlacementReplicate())
-    return [call.run(_broadcast, labels, root=i) for i in range(call.count)]
+    labels, count = call.labels(PlacementReplicate()), call.count
+    kinds = [input_tensor.dtype] * count
+    return call.run_many(_all_broadcast, labels, dtype=kinds, count=count, output=None)
+
+
+def _all_broadcast(x: Value, axes: Axes) -> tuple[Value, ...]:
+    if not axes:
+        return (x,)
+    every = _own(local.collected(x.reshape(1, *x.shape), axes, 0))
+    return tuple(every[i] for i in range(every.shape[0]))
 
 
 def point_to_point(

@@ -40,6 +40,7 @@ ShardOrientation = _words("ShardOrientation", "ROW_MAJOR COL_MAJOR")
 StorageType = _words("StorageType", "HOST DEVICE")
 MathFidelity = _words("MathFidelity", "LoFi HiFi2 HiFi3 HiFi4 Invalid")
 Topology = _words("Topology", "Ring Linear Mesh Torus")
+ReduceType = _words("ReduceType", "Sum Mean Max Min Std Var")
 DispatchCoreType = _words("DispatchCoreType", "WORKER ETH")
 DispatchCoreAxis = _words("DispatchCoreAxis", "ROW COL")
 FabricConfig = _words(
@@ -235,6 +236,7 @@ __all__ = [
     "MatmulMultiCoreReuseProgramConfig",
     "MemoryConfig",
     "NdShardSpec",
+    "ReduceType",
     "SDPAProgramConfig",
     "ShardOrientation",
     "ShardSpec",

@@ -1,14 +1,14 @@
 """Which devices does a program of TT-NN run on? A `MeshDevice`: a grid of devices of the system.
 
->>> device = open_mesh_device(MeshShape(1, 2))
+>>> from tessera import ttnn
+>>> device = ttnn.open_mesh_device(MeshShape(1, 2))
 >>> device, device.get_device_ids()
 (MeshDevice(1x2 grid, 2 devices), [0, 1])
->>> close_mesh_device(device)
+>>> ttnn.close_mesh_device(device)
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core import environment
+from ..core.devices import device_count, process_count, process_index
 from ..core.mesh import Mesh
 from .configs import Arch, CoreCoord, CoreGrid
 from .faults import wrong
 from .shapes import MeshCoordinate, MeshShape
 from .subdevices import SubDeviceManagers
-from .system import Grid, System, folded, line, system
+from .system import Grid, folded, line
 
 if TYPE_CHECKING:
     from .trace import Capture
@@ -114,8 +114,18 @@ class MeshDevice(SubDeviceManagers):
                 tensors.add(tensor)
 
     def get_view(self) -> MeshDeviceView:
-        """What of the mesh this process has: all of it."""
+        """Which of the mesh's devices are those of this process."""
         return MeshDeviceView(self)
+
+    def is_local(self, coord: Sequence[int]) -> bool:
+        """Whether the device at `coord` is one of this process. Raises TTNNError if there is
+        none."""
+        number, processes = self.get_device_id(coord), process_count()
+        return processes == 1 or number // (device_count() // processes) == process_index()
+
+    def all_local(self) -> bool:
+        """Whether all devices are of this process."""
+        return process_count() == 1 or all(map(self.is_local, np.ndindex(*self._ids.shape)))
 
     def place(self, coord: Sequence[int]) -> tuple[int, ...]:
         """`coord`, if it is on the mesh. Raises TTNNError."""
@@ -268,7 +278,7 @@ class FabricNodeId:
 
 @dataclass(frozen=True)
 class MeshDeviceView:
-    """Which of a mesh's devices are this host's."""
+    """Which of a mesh's devices are this process's."""
 
     device: MeshDevice = field(repr=False)
 
@@ -281,140 +291,8 @@ class MeshDeviceView:
         return self.device.get_num_devices()
 
     def is_local(self, coord: Sequence[int]) -> bool:
-        """Whether the device at `coord` is this host's."""
-        self.device.place(coord)
-        return True
+        """Whether the device at `coord` is one of this process."""
+        return self.device.is_local(coord)
 
 
-# -- open and close -------------------------------------------------------------------------------
-_opened: list[MeshDevice] = []
-Ids = Sequence[int]
-
-
-def open_mesh_device(
-    mesh_shape: Sequence[int] | None = None,
-    l1_small_size: int | Ids = 0,
-    trace_region_size: int = 0,
-    num_command_queues: int = 1,
-    dispatch_core_config: object = None,
-    offset: Sequence[int] | None = None,
-    physical_device_ids: Ids = (),
-    worker_l1_size: int = 0,
-    **older: object,
-) -> MeshDevice:
-    """A mesh of `mesh_shape` devices of the system; without a shape, all of it.
-
-    A mesh of one row is a line through the system, one device beside the next; another one lies in
-    the system from `offset` on, turned where it fits only so. `physical_device_ids` names devices
-    instead. Sizes of memory and the kind of dispatch have no effect. Raises TTNNError if the system
-    has no room.
-    """
-    unknown = [*older.keys() - {"mesh_type", "pcie_device_ids"}]
-    if unknown:
-        raise wrong(
-            f"open_mesh_device: it has no argument {unknown[0]!r}",
-            fix="give mesh_shape, num_command_queues, offset, physical_device_ids, ...",
-        )
-    if isinstance(l1_small_size, Sequence):  # a form of 2024: the second argument are devices
-        physical_device_ids = l1_small_size
-    shape = MeshShape(mesh_shape) if mesh_shape is not None else None
-    found = system(shape.mesh_size() if shape else 1)
-    shape = shape or found.shape
-    ids = _chosen(found, shape, offset, [*physical_device_ids])
-    device = MeshDevice(ids, max(num_command_queues, 1))
-    device.number = len(_opened)
-    _opened.append(device)
-    return device
-
-
-def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: list[int]) -> Grid:
-    count = shape.mesh_size()
-    everything = found.ids.ravel().tolist()
-    if ids:
-        if len(ids) < count or len(set(ids)) < len(ids) or not set(ids) <= set(everything):
-            raise wrong(
-                f"open_mesh_device: the devices that are named make no {shape}",
-                [("named", ids), ("system", everything)],
-                fix=f"name {count} different devices of the system",
-            )
-        return np.array(ids[:count]).reshape(shape)
-    if len(shape) == 2 and found.ids.ndim == 2:
-        start = tuple(offset or (0, 0))
-        for size, turn in ((shape, False), (shape[::-1], True)):
-            if all(a + n <= m for a, n, m in zip(start, size, found.shape)):
-                part = found.ids[start[0] : start[0] + size[0], start[1] : start[1] + size[1]]
-                return part.T if turn else part
-    if max(shape) == count <= len(everything) and offset is None:
-        return line(found.ids)[:count].reshape(shape)
-    raise wrong(
-        f"open_mesh_device: Requested mesh is too big and is not rotatable: {shape} and system "
-        f"mesh {found.shape}",
-        [("devices", f"{len(everything)}"), ("offset", offset or "none")],
-        fix=f"ask for a part of {found.shape}, or start with more: {environment.DEVICES}={count}",
-    )
-
-
-def close_mesh_device(mesh_device: MeshDevice) -> None:
-    """Closes a mesh and its parts: their tensors are gone, and no op runs on them any more."""
-    for part in mesh_device.children:
-        close_mesh_device(part)
-    mesh_device.is_open = False
-    mesh_device.traces.clear()
-    if mesh_device in _opened:
-        _opened.remove(mesh_device)
-
-
-@contextlib.contextmanager
-def create_mesh_device(*arguments: Any, **named: Any) -> Iterator[MeshDevice]:
-    """`open_mesh_device` for a `with` block, which closes it."""
-    device = open_mesh_device(*arguments, **named)
-    try:
-        yield device
-    finally:
-        close_mesh_device(device)
-
-
-def open_device(device_id: int = 0, **options: Any) -> MeshDevice:
-    """One device of the system, as a mesh of 1 x 1. Raises TTNNError if there is none."""
-    return open_mesh_device(MeshShape(1, 1), physical_device_ids=[device_id], **options)
-
-
-close_device = close_mesh_device
-
-
-@contextlib.contextmanager
-def manage_device(device_id: int = 0, **options: Any) -> Iterator[MeshDevice]:
-    """`open_device` for a `with` block, which closes it."""
-    device = open_device(device_id, **options)
-    try:
-        yield device
-    finally:
-        close_mesh_device(device)
-
-
-def get_num_devices() -> int:
-    """How many devices the system has."""
-    return int(system().ids.size)
-
-
-def get_device_ids() -> list[int]:
-    """The numbers of the system's devices."""
-    found: list[int] = system().ids.ravel().tolist()
-    return found
-
-
-def get_num_pcie_devices() -> int:
-    """How many of the system's devices the host reaches itself."""
-    return len(system().pcie_ids)
-
-
-def get_pcie_device_ids() -> list[int]:
-    """The devices that the host reaches itself."""
-    return system().pcie_ids
-
-
-__all__ = [
-    "Device", "FabricNodeId", "MeshDevice", "MeshDeviceView", "close_device", "close_mesh_device",
-    "create_mesh_device", "get_device_ids", "get_num_devices", "get_num_pcie_devices",
-    "get_pcie_device_ids", "manage_device", "open_device", "open_mesh_device",
-]  # fmt: skip
+__all__ = ["Device", "FabricNodeId", "MeshDevice", "MeshDeviceView"]

@@ -15,9 +15,9 @@ from .configs import (
     WormholeComputeKernelConfig,
     _words,
 )
-from .device import MeshDevice, close_mesh_device, get_num_devices, get_num_pcie_devices
-from .device import open_device as open_one
+from .device import MeshDevice
 from .faults import wrong
+from .opening import close_mesh_device, get_num_devices, get_num_pcie_devices, open_device
 
 FabricReliabilityMode = _words("FabricReliabilityMode", "STRICT_INIT RELAXED_INIT DYNAMIC_RECONFIG")
 FabricTensixConfig = _words("FabricTensixConfig", "DISABLED MUX")
@@ -87,7 +87,7 @@ def using_distributed_env() -> bool:
 
 # The names of before the mesh, which are still there.
 GetNumAvailableDevices, GetNumPCIeDevices = get_num_devices, get_num_pcie_devices
-CreateDevice, CloseDevice = open_one, close_mesh_device
+CreateDevice, CloseDevice = open_device, close_mesh_device
 
 
 __all__ = [

@@ -33,18 +33,19 @@ COLOURS = (
 
 # -- printing -------------------------------------------------------------------------------------
 def tensor_text(tensor: Tensor) -> str:
-    """The tensor as `print` shows it: each part, with its device."""
+    """The tensor as `print` shows it: each part of this process, with its device."""
     if not tensor.is_allocated():
         return "ttnn.Tensor(deallocated)"
     facts = (
         f"shape={tensor.shape}, dtype=DataType::{tensor.dtype.name}, "
         f"layout=Layout::{tensor.layout.name}"
     )
-    texts = [f"ttnn.Tensor({_rows(p, tensor.dtype)}, {facts})" for p in tensor.host_parts()]
+    parts = tensor.own_parts()
+    texts = [f"ttnn.Tensor({_rows(p, tensor.dtype)}, {facts})" for p in parts.values()]
     device = tensor.device_
-    if device is None or len(texts) == 1:
+    if device is None or len(tensor.topology.mesh_coords()) == 1:
         return "\n".join(texts)
-    ids = [device.get_device_id(c) for c in tensor.topology.mesh_coords()]
+    ids = [device.get_device_id(c) for c in parts]
     return "\n".join(f"device_id:{i}\n{text}" for i, text in zip(ids, texts))
 
 
@@ -95,8 +96,11 @@ def mesh_picture(device: MeshDevice, tensor: Tensor | None = None) -> Renderable
             fix="look at a part of two dims: device.create_submesh(...)",
         )
 
+    here = device.all_local()
+
     def cell(at: MeshCoordinate) -> tuple[str, str]:
-        return f"Dev. ID: {device.get_device_id(at)}\n{tuple(at)}\n", ""
+        where = "" if here else "Local" if device.is_local(at) else "Remote"
+        return f"Dev. ID: {device.get_device_id(at)}\n{tuple(at)}\n{where}", ""
 
     rows, cols = ([1] * (2 - len(device.shape)) + list(device.shape))[-2:]
     return _grid(f"MeshDevice(rows={rows}, cols={cols}):", device.shape, cell)

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from ..lang.jit import jit
+from ..lang.local import collectives as local
 from ..lang.tensor import Tensor as Value
 from .configs import DRAM_MEMORY_CONFIG, MemoryConfig, StorageType
 from .device import MeshDevice
 from .dtypes import BY_NUMPY, DataType, Layout, rounded
 from .faults import TTNNError, wrong
 from .mapping import Array, TensorTopology, coordinates, replicated
-from .shapes import MeshShape, Shape, padded
+from .shapes import MeshCoordinate, MeshShape, Shape, padded
 
 
 class Tensor:
@@ -129,14 +131,31 @@ class Tensor:
     logical_volume = volume
 
     def host_parts(self) -> list[Array]:
-        """The parts on the host, in the order of `tensor_topology().mesh_coords()`."""
+        """The parts on the host, in the order of `tensor_topology().mesh_coords()`.
+
+        Where other processes have devices of the mesh, it is a collective: all of them call it.
+        """
         if self.parts_ is not None:
             return self.parts_
-        assert self.grid_ is not None or self.value_ is None
-        rows = self.value.numpy().reshape(-1, *self.value.shape)
-        places = coordinates(self.grid_ or MeshShape(1))
+        value, places = self.value, coordinates(self.grid_ or MeshShape(1))
+        if self.device_ is not None and not self.device_.all_local():
+            value = _everywhere(value)
+        rows = value.numpy().reshape(-1, *self.value.shape)
         at = {c: np.asarray(rows[i]) for i, c in enumerate(places)}
         return [at[c] for c in self.topology.mesh_coords()]
+
+    def own_parts(self) -> dict[MeshCoordinate, Array]:
+        """The parts of this process's devices, by their places: nothing is moved between
+        processes."""
+        coords = self.topology.mesh_coords()
+        if self.parts_ is not None or self.device_ is None or self.device_.all_local():
+            return dict(zip(coords, self.host_parts(), strict=True))
+        count = len(self.value.type.varying)
+        at = {}
+        for shard in self.value.data.addressable_shards:
+            first = MeshCoordinate([i.start or 0 for i in shard.index[:count]])
+            at[first] = np.asarray(shard.data).reshape(self.value.shape)
+        return {c: at[c] for c in coords if c in at}
 
     # -- to and from ------------------------------------------------------------------------------
     def cpu(self, blocking: bool = True, cq_id: int = 0) -> Tensor:
@@ -151,6 +170,13 @@ class Tensor:
         return self.shape[0]
 
     __hash__ = object.__hash__
+
+
+@jit
+def _everywhere(x: Value) -> Value:
+    """Each device's part, one after the other, on all devices."""
+    assert x.type.mesh is not None
+    return local.collected(x.reshape(1, *x.shape), x.type.mesh.axes, 0)
 
 
 # -- arrays ---------------------------------------------------------------------------------------
@@ -181,8 +207,6 @@ def dtype_of(array: Array) -> DataType:
         )
     return found
 
-
-__all__ = ["Tensor"]
 
 __all__ = [
     "Tensor",

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from .configs import Arch
-from .device import MeshDevice, close_mesh_device, open_device, open_mesh_device
+from .device import MeshDevice
+from .opening import close_mesh_device, open_device, open_mesh_device
 from .shapes import MeshShape
 from .system import system
 from .tensor import host_array

@@ -213,17 +213,15 @@ def to_layout(
 
 def get_device_tensors(tensor: Tensor) -> list[Tensor]:
     """Each device's part as a tensor of its own, in the order of the mesh: on the host, or on a
-    mesh of that device."""
-    coords = tensor.topology.mesh_coords()
+    mesh of that device. Of several processes each gets the parts of its devices."""
     one = replicated((1,))
-    parts = [Tensor.of_parts([p], tensor, topology=one) for p in tensor.host_parts()]
+    parts = {c: Tensor.of_parts([p], tensor, topology=one) for c, p in tensor.own_parts().items()}
     if tensor.parts_ is not None or tensor.device_ is None:
-        return parts
-    device = tensor.device_
-    singles = device.singles()
-    return [
-        to_device(p, singles[at]) if len(coords) > 1 else tensor for p, at in zip(parts, coords)
-    ]
+        return [*parts.values()]
+    if len(tensor.topology.mesh_coords()) == 1:
+        return [tensor]
+    singles = tensor.device_.singles()
+    return [to_device(p, singles[at]) for at, p in parts.items()]
 
 
 def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **more: Any) -> Tensor:
@@ -243,7 +241,7 @@ def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **mor
 
 def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor of the parts that `get_device_tensors` gives, on the mesh of their devices. Raises
-    TTNNError unless they are alike, and each is on a device of one mesh."""
+    TTNNError unless they are alike, and each is on a device of one mesh of this process."""
     _alike("combine_device_tensors", tensors)
     devices = [t.device_ for t in tensors]
     parent = devices[0].parent if devices[0] is not None else None
@@ -252,6 +250,12 @@ def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
             "combine_device_tensors: the tensors are not parts of one mesh's devices",
             fix="give what ttnn.get_device_tensors(tensor) gave; host tensors:"
             " ttnn.from_host_shards",
+        )
+    if not parent.all_local():
+        raise wrong(
+            "combine_device_tensors: other processes have devices of the mesh",
+            [("mesh", parent)],
+            fix="give data of the host to all of them: ttnn.from_torch(array, device=device)",
         )
     places = {d.get_device_ids()[0]: c for c, d in parent.singles().items()}
     coords = tuple(places[d.get_device_ids()[0]] for d in devices if d is not None)

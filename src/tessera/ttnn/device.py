@@ -20,6 +20,7 @@ from ..core.devices import device_count, process_count, process_index
 from ..core.mesh import Mesh
 from .configs import Arch, CoreCoord, CoreGrid
 from .faults import wrong
+from .names import no_attribute
 from .shapes import MeshCoordinate, MeshShape
 from .subdevices import SubDeviceManagers
 from .system import Grid, folded, line
@@ -111,7 +112,7 @@ class MeshDevice(SubDeviceManagers):
         """Notes that `tensor` was made, for the traces whose replays would overwrite it."""
         for holder in self.ancestry():
             for tensors in holder.after.values():
-                tensors.add(tensor)
+                tensors[id(tensor)] = tensor
 
     def get_view(self) -> MeshDeviceView:
         """Which of the mesh's devices are those of this process."""
@@ -147,6 +148,7 @@ class MeshDevice(SubDeviceManagers):
         Its tensors are its own; ops on it run on its devices alone. Raises TTNNError if it does not
         lie on the mesh.
         """
+        _ = self.mesh  # it is open, or an error says so
         shape = MeshShape(submesh_shape)
         start = tuple(offset) if offset is not None else (0,) * len(shape)
         ends = [a + n for a, n in zip(start, shape)]
@@ -233,6 +235,7 @@ class MeshDevice(SubDeviceManagers):
 
     def queue(self, cq_id: int | None) -> int:
         """The number of a command queue. Raises TTNNError if the device has not so many."""
+        _ = self.mesh  # it is open, or an error says so
         found = 0 if cq_id is None else int(cq_id)
         if not 0 <= found < self.queues:
             raise wrong(
@@ -259,6 +262,9 @@ class MeshDevice(SubDeviceManagers):
     def dram_grid_size(self) -> CoreCoord:
         """The banks of a device's memory."""
         return CoreCoord(12, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         grid = "x".join(map(str, self.shape))

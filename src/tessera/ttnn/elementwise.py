@@ -13,7 +13,7 @@ from ..lang.tensor import Tensor as Value
 from .configs import UnaryOpType, UnaryWithParam
 from .dtypes import DataType
 from .faults import wrong
-from .run import how, run
+from .run import brief, how, run
 from .tensor import Tensor
 
 Operand = Tensor | int | float
@@ -197,7 +197,7 @@ def binary(name: str, body: Callable[[Value, Any], Value]) -> Callable[..., Tens
             said["reverse"] = tensors[0] is input_tensor_b
             if not isinstance(said["number"], int | float):
                 raise wrong(
-                    f"{name}: {said['number']!r} is neither a tensor of ttnn nor a number",
+                    f"{name}: {brief(said['number'])} is neither a tensor of ttnn nor a number",
                     fix="ttnn.from_torch(array, device=device)",
                 )
         return run(name, local, tensors, dtype, **said)

@@ -18,6 +18,7 @@ from .configs import (
 from .device import MeshDevice
 from .faults import wrong
 from .opening import close_mesh_device, get_num_devices, get_num_pcie_devices, open_device
+from .run import count_program
 
 FabricReliabilityMode = _words("FabricReliabilityMode", "STRICT_INIT RELAXED_INIT DYNAMIC_RECONFIG")
 FabricTensixConfig = _words("FabricTensixConfig", "DISABLED MUX")
@@ -68,6 +69,7 @@ def apply_device_delay(
             [("mesh", mesh_device.shape), ("rows of delays", [len(row) for row in delays])],
             fix=f"give {rows} rows of {cols} numbers",
         )
+    count_program("apply_device_delay", mesh_device, apply_device_delay)
 
 
 def init_device_compute_kernel_config(arch: Any, *given: Any, **options: Any) -> Any:

@@ -262,7 +262,8 @@ def ShardTensor2dMesh(
 ) -> TensorToMesh:
     """Cuts `dims[0]` along the rows of a grid of `mesh_shape` and `dims[1]` along its columns; None
     is a dim of the grid along which the tensor is the same."""
-    if len(dims) != 2 or len(mesh_shape) != 2:
+    given = (dims, mesh_shape)
+    if any(not isinstance(g, Sequence) or len(g) != 2 for g in given):
         raise wrong(
             "ShardTensor2dMesh: it takes two dims and a grid of two",
             [("dims", dims), ("mesh_shape", mesh_shape)],
@@ -318,8 +319,9 @@ class MeshToTensor:
 def create_mesh_composer(mesh_device: MeshDevice, config: MeshComposerConfig) -> MeshToTensor:
     """The composer of `config`. Raises TTNNError unless it names a dim for each dim of the grid,
     and each once."""
-    grid = config.mesh_shape_override or mesh_device.shape
-    if len(config.dims) != len(grid) or len(set(config.dims)) != len(config.dims):
+    grid, dims = config.mesh_shape_override or mesh_device.shape, config.dims
+    whole = all(isinstance(d, int) for d in dims)
+    if not whole or len(dims) != len(grid) or len(set(dims)) != len(dims):
         raise wrong(
             f"a composer of dims {config.dims} for a grid of {len(grid)} dims",
             [("grid", grid)],

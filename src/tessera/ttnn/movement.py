@@ -14,7 +14,7 @@ from ..lang.tensor import Tensor as Value
 from .configs import DRAM_MEMORY_CONFIG
 from .dtypes import DataType, Layout
 from .faults import wrong
-from .run import how, run, run_many
+from .run import brief, how, run, run_many
 from .tensor import Tensor
 from .transfer import identity, to_layout, typecast
 
@@ -56,8 +56,8 @@ def _transpose(x: Value, one: int, two: int) -> Value:
 
 def concat(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
     """Tensors one after the other along `dim`."""
-    if not tensors:
-        raise wrong("concat: there are no tensors", fix="give at least one")
+    if isinstance(tensors, Tensor) or not tensors:
+        raise wrong("concat: it takes a list of tensors", fix="ttnn.concat([a, b], dim=0)")
     if options.pop("groups", 1) != 1:
         raise wrong("concat: groups= is not provided", fix="split and concat the parts")
     return run("concat", _concat, list(tensors), **how("concat", options), dim=dim)
@@ -83,7 +83,15 @@ def slice(
     """The elements from `slice_start` on, before `slice_end`, each `slice_step`-th, dim by dim."""
     start = options.pop("starts", slice_start)
     end = options.pop("ends", slice_end)
-    step = options.pop("steps", slice_step) or [1] * len(input_tensor.shape)
+    rank = len(input_tensor.shape)
+    step = options.pop("steps", slice_step) or [1] * rank
+    for bounds in (start, end, step):
+        if not isinstance(bounds, Sequence) or len(bounds) != rank:
+            raise wrong(
+                f"slice: it takes {rank} numbers for starts, ends and steps each",
+                [("tensor", input_tensor.shape), ("given", (start, end, step))],
+                fix="give one for each dim, or write tensor[:, 0:32]",
+            )
     pick = tuple((int(a), int(b), int(s)) for a, b, s in zip(start, end, step, strict=True))
     return run("slice", _slice, [input_tensor], **how("slice", options), pick=pick)
 
@@ -103,7 +111,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     parts = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(p, int | builtins.slice | type(...)) for p in parts):
         raise wrong(
-            f"x[...]: {key!r} is not of numbers and slices",
+            f"x[...]: {brief(key)} is not of numbers and slices",
             fix="for other choices: ttnn.embedding, ttnn.where",
         )
     pick = tuple((p.start, p.stop, p.step) if isinstance(p, builtins.slice) else p for p in parts)
@@ -212,6 +220,12 @@ def embedding(
     """The rows of `weight` [..., V, H] that the ids of `input_tensor` [B, S] name: [B, S, H]; of
     `padding_idx`, zeros."""
     options.pop("embeddings_type", None)
+    if input_tensor.dtype.is_float and input_tensor.dtype is not DataType.BFLOAT16:
+        raise wrong(
+            f"embedding: ids are whole numbers, not {input_tensor.dtype}",
+            [("ids", input_tensor.shape), ("weight", weight.shape)],
+            fix="ttnn.from_torch(ids, dtype=ttnn.uint32, device=device)",
+        )
     said = how("embedding", options)
     return run("embedding", _embedding, [input_tensor, weight], dtype or weight.dtype, **said,
                layout=layout or Layout.ROW_MAJOR, padding_idx=padding_idx)  # fmt: skip

@@ -37,14 +37,39 @@ _TEXT = """
     all_gather_matmul matmul_reduce_scatter strided_all_gather_async neighbor_pad_async
 """
 OF_TT_NN = frozenset(_TEXT.split())
+# What its tensors and mesh devices have, and those here do not.
+OF_TENSORS = frozenset(
+    """
+    buffer_address devices extract_shard get_tile host_buffer pad pad_to_tile padding spec
+    tensor_id tile to_numpy to_torch_with_padded_shape unpad unpad_from_tile
+    """.split()  # noqa: SIM905  # a list of words is easier to read so
+)
+OF_DEVICES = frozenset(
+    """
+    allocation_trace_mark disable_program_cache get_device get_devices get_noc_encoding
+    get_worker_noc_coordinates num_hw_cqs num_worker_cores quiesce_devices sfpu_eps sfpu_inf
+    sfpu_nan worker_core_from_logical_core
+    """.split()  # noqa: SIM905
+)
 
 
 def no_name(name: str, have: Iterable[str]) -> AttributeError:
     """The error for `ttnn.<name>`."""
     text = f"module 'tessera.ttnn' has no attribute {name!r}"
+    return _missing(text, name, have, name in OF_TT_NN or name.endswith("_bw"))
+
+
+def no_attribute(of: object, name: str) -> AttributeError:
+    """The error for `tensor.<name>` and `device.<name>`."""
+    kind = type(of).__name__
+    known = OF_TENSORS if kind == "Tensor" else OF_DEVICES
+    return _missing(f"{kind!r} object has no attribute {name!r}", name, dir(of), name in known)
+
+
+def _missing(text: str, name: str, have: Iterable[str], known: bool) -> AttributeError:
     if name.startswith("_"):
         return AttributeError(text)
-    if name in OF_TT_NN or name.endswith("_bw"):
+    if known:
         return fail(
             UnknownNameError,
             f"{text}: TT-NN has it, and it is not provided here",

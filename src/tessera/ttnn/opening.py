@@ -39,6 +39,11 @@ def open_mesh_device(
     instead. Sizes of memory and the kind of dispatch have no effect. Raises TTNNError if the system
     has no room.
     """
+    if isinstance(mesh_shape, int):
+        raise wrong(
+            f"open_mesh_device: {mesh_shape} is no shape of a mesh",
+            fix="ttnn.open_mesh_device(ttnn.MeshShape(2, 4))",
+        )
     unknown = [*older.keys() - {"mesh_type", "pcie_device_ids"}]
     if unknown:
         raise wrong(

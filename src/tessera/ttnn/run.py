@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..core.checks import shown
 from ..core.dtypes import f32
 from ..core.layout import TensorType
 from ..lang.jit import jit
@@ -66,7 +67,7 @@ def run_many(
     static = tuple(sorted(options.items()))
     values = [t.value for t in tensors]
     key = (body, static, dtypes, tuple(v.type for v in values))
-    _count(name, device, key)
+    count_program(name, device, key)
     call = program(*key)
     results = call(*values)
     outputs: Sequence[Tensor | None] = (
@@ -109,12 +110,18 @@ def write(name: str, into: Tensor, value: Value) -> Tensor:
     return into
 
 
+def brief(x: object) -> str:
+    """What an argument is, in a line: of an array its type and shape."""
+    shape = getattr(x, "shape", None)
+    return shown(x) if shape is None else f"{type(x).__name__}{[*shape]}"
+
+
 def device_of(name: str, tensors: Sequence[Tensor]) -> MeshDevice:
     """The mesh that the tensors are on. Raises TTNNError if one is not, or on another one."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise wrong(
-                f"{name}: {t!r} is no tensor of ttnn",
+                f"{name}: {brief(t)} is no tensor of ttnn",
                 fix="ttnn.from_torch(array, device=device)",
             )
     found = tensors[0].device_
@@ -132,7 +139,7 @@ def device_of(name: str, tensors: Sequence[Tensor]) -> MeshDevice:
     return found
 
 
-def _count(name: str, device: MeshDevice, key: Any) -> None:
+def count_program(name: str, device: MeshDevice, key: Any) -> None:
     """Counts a program as one of the device's, and of the meshes that it is a part of."""
     for holder in device.ancestry():
         if key in holder.programs:

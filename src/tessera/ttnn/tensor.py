@@ -19,6 +19,7 @@ from .device import MeshDevice
 from .dtypes import BY_NUMPY, DataType, Layout, rounded
 from .faults import TTNNError, wrong
 from .mapping import Array, TensorTopology, coordinates, replicated
+from .names import no_attribute
 from .shapes import MeshCoordinate, MeshShape, Shape, padded
 
 
@@ -89,8 +90,12 @@ class Tensor:
 
     def absent(self) -> TTNNError:
         """The error that it is not on a device."""
-        gone = "it was deallocated" if self.parts_ is None else "it is on the host"
-        return wrong(f"the tensor is not on a device: {gone}", fix="ttnn.to_device(tensor, device)")
+        if self.parts_ is not None:
+            return wrong(
+                "the tensor is not on a device: it is on the host",
+                fix="ttnn.to_device(tensor, device)",
+            )
+        return wrong("the tensor was deallocated", fix="read it before, or keep ttnn.clone(tensor)")
 
     def device(self) -> MeshDevice | None:
         """The mesh that it is on; None on the host."""
@@ -165,6 +170,9 @@ class Tensor:
     def deallocate(self, force: bool = True) -> None:
         """Lets go of the values: what reads them afterwards is an error."""
         self.value_ = self.parts_ = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -14,12 +14,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakValueDictionary, ref
 
+from ..core.checks import instance
 from ..lang.jit import jit
 from ..lang.tensor import Tensor as Value
 from .device import MeshDevice
-from .faults import wrong
+from .faults import TTNNError, wrong
 from .tensor import Tensor
 
 TRACKING = "TT_METAL_TRACE_ALLOC_TRACKING"
@@ -146,7 +147,7 @@ def end_trace_capture(
     mesh_device.capture = None
     capture.close()
     if os.environ.get(TRACKING) == "1":
-        mesh_device.after[trace_id.number] = WeakSet()
+        mesh_device.after[trace_id.number] = WeakValueDictionary()  # by id
 
 
 def execute_trace(
@@ -214,12 +215,13 @@ def mark_corruptible(tensor: Tensor) -> Tensor:
     if tensor.device_ is not None:
         for holder in tensor.device_.ancestry():
             for tensors in holder.after.values():
-                tensors.discard(tensor)
+                tensors.pop(id(tensor), None)
     return tensor
 
 
 def _check_allocations(device: MeshDevice, trace_id: MeshTraceId) -> None:
-    found = [t for t in device.after.get(trace_id.number, ()) if t.is_allocated()]
+    made = device.after.get(trace_id.number, {})
+    found = [t for t in made.values() if t.is_allocated()]
     if found:
         raise wrong(
             f"execute_trace: {len(found)} tensors were made after the capture, and a replay would"
@@ -231,6 +233,9 @@ def _check_allocations(device: MeshDevice, trace_id: MeshTraceId) -> None:
 
 
 # -- events ---------------------------------------------------------------------------------------
+_EVENT = "event = ttnn.record_event(device, 0); ttnn.wait_for_event(1, event)"
+
+
 @dataclass(frozen=True)
 class MeshEvent:
     """A moment of a command queue."""
@@ -251,11 +256,13 @@ def record_event(
 def wait_for_event(cq_id: int, mesh_event: MeshEvent) -> None:
     """Lets a command queue wait for an event. (Ops run in the order of their operands anyway.)
     Raises TTNNError if there is no such queue."""
+    instance("wait_for_event", "mesh_event", mesh_event, MeshEvent, _EVENT, TTNNError)
     mesh_event.device.queue(cq_id)
 
 
 def event_synchronize(mesh_event: MeshEvent) -> None:
     """Returns when an event has happened."""
+    instance("event_synchronize", "mesh_event", mesh_event, MeshEvent, _EVENT, TTNNError)
     _wait(mesh_event.last)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import library
+from ..core.checks import instance, library
 from ..core.layout import plain
 from ..lang.engine import engine
 from ..lang.tensor import Tensor as Value
@@ -15,7 +15,7 @@ from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
 from .device import MeshDevice
 from .distribution import composer_now, mapper_now
 from .dtypes import DataType, Layout, rounded
-from .faults import wrong
+from .faults import TTNNError, wrong
 from .mapping import (
     Array,
     MeshToTensor,
@@ -52,6 +52,7 @@ def from_torch(
     how("from_torch", older)
     if spec is not None:
         raise wrong("from_torch: spec= is not provided", fix="name dtype= and layout= themselves")
+    _kinds("from_torch", dtype, layout, device)
     array = host_array(tensor)
     dtype = dtype or dtype_of(array)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
@@ -62,6 +63,9 @@ def from_torch(
             fix="layout=ttnn.TILE_LAYOUT",
         )
     mapper = mesh_mapper or mapper_now()
+    if mapper is not None:
+        fix = "ttnn.ShardTensorToMesh(device, dim=0); of a config: ttnn.create_mesh_mapper"
+        instance("from_torch", "mesh_mapper", mapper, TensorToMesh, fix, TTNNError)
     parts, topology = [array], replicated((1,))
     if mapper is not None:
         parts, topology = mapper.parts(array)
@@ -75,6 +79,17 @@ def from_torch(
         memory_config_=memory,
     )  # fmt: skip
     return made if device is None else to_device(made, device, cq_id=cq_id)
+
+
+def _kinds(name: str, dtype: object, layout: object, device: object) -> None:
+    """Raises TTNNError unless each is what its name says, or None."""
+    for word, value, kind, fix in (
+        ("dtype", dtype, DataType, "dtype=ttnn.bfloat16"),
+        ("layout", layout, Layout, "layout=ttnn.TILE_LAYOUT"),
+        ("device", device, MeshDevice, "device=ttnn.open_mesh_device(ttnn.MeshShape(1, 2))"),
+    ):
+        if value is not None:
+            instance(name, word, value, kind, fix, TTNNError)
 
 
 def to_torch(
@@ -123,8 +138,13 @@ def _whole_type(torch: Any, dtype: DataType, array: Array) -> Any:
 
 def composed(tensor: Tensor, composer: MeshToTensor | None) -> Array:
     """The parts as one array on the host. Raises TTNNError if there are several and no composer."""
-    parts = tensor.host_parts()
+    fix = "ttnn.ConcatMeshToTensor(device, dim=0); of a config: ttnn.create_mesh_composer"
+    one = "give a tensor of ttnn; parts: ttnn.aggregate_tensor(tensors, composer)"
+    instance("to_torch", "tensor", tensor, Tensor, one, TTNNError)
     composer = composer or composer_now()
+    if composer is not None:
+        instance("to_torch", "mesh_composer", composer, MeshToTensor, fix, TTNNError)
+    parts = tensor.host_parts()
     if composer is not None and len(parts) > 1:
         return composer.whole(parts, tensor.topology)
     if len(parts) > 1:
@@ -197,6 +217,7 @@ def to_layout(
     """The tensor in rows or tiles; what pads it to tiles is never seen. Raises TTNNError if its
     element type needs tiles."""
     how("to_layout", older)
+    _kinds("to_layout", dtype, layout, None)
     if dtype is not None and dtype is not tensor.dtype:
         tensor = typecast(tensor, dtype)
     if tensor.dtype.bits and layout is Layout.ROW_MAJOR:
@@ -361,6 +382,7 @@ def typecast(input_tensor: Tensor, dtype: DataType, *older: Any, **options: Any)
     """The elements as another type."""
     if older:  # typecast(tensor, from, to)
         dtype = older[0]
+    _kinds("typecast", dtype, None, None)
     if input_tensor.parts_ is not None:
         parts = [rounded(p, dtype) for p in input_tensor.parts_]
         return Tensor.of_parts(parts, input_tensor, dtype=dtype)
@@ -402,6 +424,40 @@ def to_list(self: Tensor) -> Any:
     return numpy(self).astype(np.float32 if self.dtype.is_float else np.int64).tolist()
 
 
+def as_array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
+    """The only part, where NumPy wants an array."""
+    return np.asarray(numpy(self), dtype)
+
+
+def as_float(self: Tensor) -> float:
+    """The only number."""
+    return float(_only(self))
+
+
+def as_int(self: Tensor) -> int:
+    """The only number, as a whole one."""
+    return int(_only(self))
+
+
+def as_bool(self: Tensor) -> bool:
+    """Whether the only number is not zero."""
+    return bool(_only(self))
+
+
+def _only(x: Tensor) -> Any:
+    if x.volume() != 1:
+        raise wrong(
+            f"a tensor of {x.volume()} elements is no number",
+            [("tensor", x.shape)],
+            fix="read it: ttnn.to_torch(tensor), and ask for .all() or .any()",
+        )
+    return item(x)
+
+
+for _name, _op in {
+    "__array__": as_array, "__float__": as_float, "__int__": as_int, "__bool__": as_bool,
+}.items():  # fmt: skip
+    setattr(Tensor, _name, _op)
 for _method in (to, to_torch, numpy, item, to_list):
     setattr(Tensor, _method.__name__, _method)
 

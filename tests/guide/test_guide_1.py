@@ -104,7 +104,7 @@ def test_hybrid_parallel_training_on_72_devices() -> None:
     steps = transformer.schedule.steps
     moved = {(n.op, n.attrs["axes"]) for n, _ in transformer.schedule.collectives()}
     assert {("all_reduce", ("tp",)), ("all_reduce", ("dp",))} <= moved
-    assert [set(m.device_ids) for m in transformer.state.slices] == own
+    assert [set(m.device_ids) for m in transformer.program.state.slices] == own
     assert {s.stage for s in steps if s.kind == "send" and not s.note} == {0, 1, 2, 3}
     assert transformer.table.name == "1F1B" and transformer.table.stages == 4
 

@@ -14,12 +14,14 @@ from tests.mesh import (
     errors_models,
     errors_names,
     errors_programs,
+    errors_saving,
     errors_values,
 )
 from tests.mesh.errors import ROWS, Row
 
 MODULES = (
-    errors_layouts, errors_local, errors_models, errors_names, errors_programs, errors_values,
+    errors_layouts, errors_local, errors_models, errors_names, errors_programs, errors_saving,
+    errors_values,
 )  # fmt: skip
 FILES = {Path(m.__file__).name for m in MODULES}
 LINE = re.compile(r"(\w+\.py):(\d+)")
@@ -28,7 +30,8 @@ LINE = re.compile(r"(\w+\.py):(\d+)")
 def own_line(row: Row, found: re.Match[str]) -> str:
     """`AT` for a line of the mistake itself; any other place stays and so fails the test."""
     code = row.call.__code__
-    inner = [c for c in code.co_consts if hasattr(c, "co_lines")]  # a lambda in a lambda
+    inner = [c for c in code.co_consts if hasattr(c, "co_lines")]  # lambdas in a lambda
+    inner += [c for i in inner for c in i.co_consts if hasattr(c, "co_lines")]
     lines = {n for c in (code, *inner) for _, _, n in c.co_lines() if n}
     mine = found[1] == Path(code.co_filename).name and int(found[2]) in range(
         min(lines), max(lines) + 1
@@ -53,8 +56,9 @@ def test_the_table_is_whole() -> None:
     assert len(ROWS) >= 100
     assert len({r.name for r in ROWS}) == len(ROWS)
     assert {r.error for r in ROWS} == {
-        ts.BackendError, ts.DTypeError, ts.DonatedError, ts.GraphError, ts.LayoutError,
-        ts.MeshError, ts.ShapeError, ts.StrategyError, ts.UnknownNameError, ts.UsageError,
+        ts.BackendError, ts.CheckpointError, ts.DTypeError, ts.DonatedError, ts.GraphError,
+        ts.LayoutError, ts.MeshError, ts.ShapeError, ts.StrategyError, ts.UnknownNameError,
+        ts.UsageError,
     }  # fmt: skip
     for r in ROWS:
         rows = [line.split(" : ")[0].strip() for line in r.text.splitlines()[1:]]

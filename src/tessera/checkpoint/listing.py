@@ -72,7 +72,7 @@ def tag_of(given: object) -> str:
 
 def manifest_of(storage: Storage, tag: str) -> Manifest:
     """The manifest of a checkpoint. Raises CheckpointError if it is not there or is no good."""
-    data = storage.read(f"{tag}/{NAME}")
+    data = storage.read(f"{tag}/{NAME}", MOST_BYTES)
     where = f"{storage.name}/{tag}"
     if data is None:
         there = tags(storage)
@@ -131,7 +131,7 @@ def latest(root: Root = ROOT) -> str | None:
 
 
 def reader(storage: Storage, manifest: Manifest) -> Reader:
-    return Reader(manifest, lambda file: storage.read(f"{manifest.tag}/{file}"))
+    return Reader(manifest, lambda file, most: storage.read(f"{manifest.tag}/{file}", most))
 
 
 def verify(tag: str | None = None, root: Root = ROOT) -> int:

@@ -62,11 +62,16 @@ def _rows(blocks: Iterable[Block]) -> Iterator[Block]:
             yield (start[0] + i, *start[1:]) if x.ndim else start, cut
 
 
-class Reader:
-    """Parts of the tensors of a checkpoint; `fetch` gives a file by its name, None if there is
-    none. Raises CheckpointError that names file and tensor where a byte is not what was saved."""
+Fetch = Callable[[str, int], bytes | None]
+"""A file by its name, None if there is none; of one that is larger than it should be, which takes
+memory that nobody counted with, only a byte too many."""
 
-    def __init__(self, manifest: Manifest, fetch: Callable[[str], bytes | None]) -> None:
+
+class Reader:
+    """Parts of the tensors of a checkpoint, from the files that `fetch` gives. Raises
+    CheckpointError that names file and tensor where a byte is not what was saved."""
+
+    def __init__(self, manifest: Manifest, fetch: Fetch) -> None:
         self.manifest, self._fetch = manifest, fetch
         self._sizes = manifest.files()
         self._files: OrderedDict[str, bytes] = OrderedDict()
@@ -113,13 +118,14 @@ class Reader:
         with self._lock:
             found = self._files.get(file)
             if found is None:
-                found = self._fetch(file)
+                found = self._fetch(file, self._sizes[file])
                 if found is None:
                     raise self._damaged(file, name, "the file is missing")
-                if len(found) != self._sizes[file]:
-                    raise self._damaged(
-                        file, name, f"it has {len(found)} bytes, not {self._sizes[file]}"
-                    )
+                size = self._sizes[file]
+                if len(found) != size:
+                    has = f"more than {size} bytes" if len(found) > size else f"{len(found)} bytes"
+                    why = f"it has {has}" + f", not {size}" * (len(found) < size)
+                    raise self._damaged(file, name, why)
                 self._files[file] = found
                 self._held += len(found)
                 while self._held > KEPT_BYTES and len(self._files) > 1:

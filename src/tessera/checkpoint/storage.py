@@ -81,13 +81,16 @@ class Storage:
             else:
                 self._store.write(key, value).result()
 
-    def read(self, key: str) -> bytes | None:
-        """What is under `key`; None if nothing is."""
+    def read(self, key: str, most: int | None = None) -> bytes | None:
+        """What is under `key`, None if nothing is. Of a file that is larger than `most` bytes one
+        byte more comes, and no more memory is taken."""
         with self._errors("read"):
             if self.folder is not None:
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    return (self.folder / key).read_bytes()
-                return None
+                try:
+                    with open(self.folder / key, "rb") as file:
+                        return file.read(-1 if most is None else most + 1)
+                except (FileNotFoundError, NotADirectoryError):
+                    return None
             found = self._store.read(key).result()
         return bytes(found.value) if found.state == "value" else None
 

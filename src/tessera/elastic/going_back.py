@@ -155,15 +155,16 @@ def _kept_of(state: State) -> Kept | None:
 
 def _mesh_of(state: State) -> Mesh:
     """The one mesh that the tensors of `state` lie on. Raises MeshError."""
-    found = {x.mesh for _, x in named(state) if isinstance(x, Tensor) and x.mesh is not None}
+    all_of = (x.mesh for _, x in named(state) if isinstance(x, Tensor))
+    found = [*dict.fromkeys(mesh for mesh in all_of if mesh is not None)]
     if len(found) == 1:
-        return found.pop()
+        return found[0]
     raise fail(
         MeshError,
         f"elastic.steps: the tensors of the state lie on {len(found) or 'no'} meshes"
         if found
         else "elastic.steps: no tensor of the state lies on a mesh",
-        [("mesh", m) for m in list(found)[:3]],
+        [("mesh", m) for m in found[:3]],
         fix="pass the whole mesh: elastic.steps(state, stop, mesh), or Guard(..., mesh=mesh)",
     )
 

@@ -82,6 +82,28 @@ def test_one_to_all_and_each_to_all(axis: int | None, device: ttnn.MeshDevice) -
                 np.testing.assert_array_equal(found[p], value)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_exchanges(axis: int | None, device: ttnn.MeshDevice) -> None:
+    x, a = on(device, 3, 8)
+    back = parts(ttnn.experimental.all_gather_async_reversed(x, 0, cluster_axis=axis))
+    count = len(lines(a, axis)[0][0])
+    into = ttnn.zeros((3 * count, 8 // count), ttnn.float32, ttnn.ROW_MAJOR_LAYOUT, device)
+    swapped = ttnn.experimental.all_to_all_async(
+        x, None, into, in_dim=0, out_dim=1, cluster_axis=axis
+    )
+    assert swapped is into
+    for places, values in lines(a, axis):
+        whole = np.concatenate(values)
+        for p, part in zip(places, np.split(whole, count, 1), strict=True):
+            np.testing.assert_array_equal(back[p], np.concatenate(values[::-1]))
+            np.testing.assert_array_equal(parts(swapped)[p], part)
+    made = ttnn.allocate_tensor_on_device(x.spec, device)
+    total = ttnn.experimental.reduce_scatter_minimal_async(
+        ttnn.all_gather(x, 1), 1, persistent_output_buffers=[into, made]
+    )
+    assert total is made and made.spec == x.spec and x.spec.tile.tile_shape == (32, 32)
+
+
 def test_one_to_one(device: ttnn.MeshDevice) -> None:
     x, a = on(device, 2, 3)
     got = parts(ttnn.point_to_point(x, (0, 1), (1, 3), topology=ttnn.Topology.Linear))
@@ -124,7 +146,7 @@ def test_labels(device: ttnn.MeshDevice) -> None:
     inner = ttnn.all_gather(line, 3, cluster_axis=1).tensor_topology()
     assert (inner.distribution_shape(), inner.placements()) == ((2, 4), [S(3), R()])
     every = ttnn.all_gather(line, 3).tensor_topology()
-    assert every.placements() == [R(), R()]
+    assert (every.distribution_shape(), every.placements()) == ((8,), [R()])
 
 
 def test_experts(device: ttnn.MeshDevice) -> None:

@@ -124,6 +124,22 @@ def test_whole_numbers_become_the_types_of_tt_nn() -> None:
             ttnn.to_torch(host)
 
 
+def test_parts_of_the_host_in_a_line(device: ttnn.MeshDevice) -> None:
+    x = np.arange(16.0, dtype=np.float32).reshape(2, 8)
+    line = ttnn.aggregate_as_tensor([ttnn.from_torch(x[:, [i]]) for i in range(8)])
+    join = ttnn.ConcatMeshToTensor(device, dim=1)
+    for tensor in (line, ttnn.to_device(line, device)):
+        np.testing.assert_array_equal(ttnn.to_torch(tensor, mesh_composer=join), x)
+    spec = ttnn.TensorSpec([2, 8], ttnn.bfloat16, ttnn.TILE_LAYOUT, ttnn.BufferType.L1)
+    there = ttnn.from_torch(x, spec=spec, device=device)
+    assert there.spec == spec and there.memory_config() == ttnn.L1_MEMORY_CONFIG
+    host = ttnn.allocate_tensor_on_host(spec, device)
+    ttnn.copy_device_to_host_tensor(there, host)
+    assert len(host.host_parts()) == 8 and host.spec == spec
+    with pytest.raises(ttnn.TTNNError, match="the spec is of another shape"):
+        ttnn.from_torch(x[:1], spec=spec)
+
+
 def blocks(x: Any, bits: int) -> Any:
     """Block floats by the definition, number by number."""
     out = np.zeros_like(x)

@@ -51,7 +51,6 @@ from .subdevices import *
 from .tensor import *
 from .trace import *
 from .transfer import *
-from .transfer import combine_device_tensors
 from .transformer import fill_cache, update_cache
 
 # Element types and layouts by the names that programs use.
@@ -60,7 +59,6 @@ int32, uint16, uint8 = DataType.INT32, DataType.UINT16, DataType.UINT8
 bfloat8_b, bfloat4_b = DataType.BFLOAT8_B, DataType.BFLOAT4_B
 TILE_LAYOUT, ROW_MAJOR_LAYOUT = Layout.TILE, Layout.ROW_MAJOR
 kv_cache = transformer
-aggregate_as_tensor = combine_device_tensors
 globals().update(elementwise.OPS)
 
 __all__ = [
@@ -74,7 +72,7 @@ __all__ = [
         for name in module.__all__
     ),
     *elementwise.OPS,
-    "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "TTNNError", "aggregate_as_tensor", "bfloat16", "bfloat4_b",
+    "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "TTNNError", "bfloat16", "bfloat4_b",
     "bfloat8_b", "experimental", "fill_cache", "float32", "int32", "kv_cache",
     "model_preprocessing", "transformer", "uint16", "uint32", "uint8", "update_cache",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.dtypes import int32
@@ -42,7 +43,8 @@ _WIRES = re.compile(r"(\d+) x ")  # how a link of several wires begins: "2 x chi
 WAYS = HOW | {
     "num_links", "topology", "mesh_device", "num_workers_per_link", "chunks_per_sync",
     "intermediate_memory_config", "multi_device_global_semaphore", "barrier_semaphore",
-    "persistent_output_buffer", "persistent_output_tensor", "persistent_intermediate_buffer",
+    "persistent_output_buffer", "persistent_output_buffers", "persistent_output_tensor",
+    "persistent_intermediate_buffer",
     "chunk_size", "use_broadcast", "worker_mode", "dispatch_algorithm", "linear_barrier",
     "init_semaphore", "cross_device_semaphore", "drain_sync_tilizer_core",
 }  # fmt: skip
@@ -102,8 +104,11 @@ class _Call:
         self, body: Any, topology: TensorTopology, *more: Tensor, **options: Any
     ) -> list[Tensor]:
         """The results of `body`."""
-        keys = ("output_tensor", "persistent_output_tensor", "persistent_output_buffer")
-        into = next((t for k in keys if isinstance(t := self.options.get(k), Tensor)), None)
+        keys = "output_tensor", *(k for k in sorted(WAYS) if k.startswith("persistent_output"))
+        given = [self.options.get(k) for k in keys]
+        # Of several buffers the last one is for the result, the others for what is on the way.
+        ends = [g[-1] if isinstance(g, Sequence) and g else g for g in given]
+        into = next((t for t in ends if isinstance(t, Tensor)), None)
         memory = self.options.get("memory_config")
         options = {"output": into, "memory_config": memory} | options
         return run_many(
@@ -117,6 +122,9 @@ class _Call:
         assert grid is not None
         rank = len(self.x.shape)
         labels = [_from_the_front(p, rank) for p in have.placements()]
+        if self.axis is None and len(labels) == 1 and len(have.mesh_coords()) == grid.mesh_size():
+            label = new if only is None or labels[0] == _from_the_front(only, rank) else labels[0]
+            return replace(have, _placements=(label,))
         if have.distribution_shape() != grid:
             # One dim over all devices, row by row: it lies along each axis of the mesh.
             cut = labels[0] if len(labels) == 1 else PlacementReplicate()
@@ -168,6 +176,39 @@ def all_gather(
 
 def _all_gather(x: Value, axes: Axes, dim: int) -> Value:
     return _own(local.collected(x, axes, dim)) if axes else x
+
+
+def all_gather_async_reversed(
+    input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None, **options: Any
+) -> Tensor:
+    """`all_gather` with the part of the last device first."""
+    call = _Call("all_gather_async_reversed", input_tensor, cluster_axis, older, options)
+    dim = _dim(call.name, input_tensor, dim)
+    labels = call.labels(PlacementReplicate(), PlacementShard(dim))
+    return call.run(_all_gather_reversed, labels, dim=dim)
+
+
+def _all_gather_reversed(x: Value, axes: Axes, dim: int) -> Value:
+    if not axes:
+        return x
+    every = local.collected(F.unsqueeze(x, dim), axes, dim)
+    return _own(F.flip(every, dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
+
+
+def all_to_all_async_generic(
+    input_tensor: Tensor, in_dim: int, out_dim: int, *, cluster_axis: int | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """On each device its part of `out_dim` of the whole, whose parts of `in_dim` the devices have.
+    Raises ShapeError if `out_dim` is not divided by as many devices."""
+    call = _Call("all_to_all_async_generic", input_tensor, cluster_axis, (), options)
+    before, after = (_dim(call.name, input_tensor, d) for d in (in_dim, out_dim))
+    labels = call.labels(PlacementShard(after))
+    return call.run(_all_to_all, labels, before=before, after=after)
+
+
+def _all_to_all(x: Value, axes: Axes, before: int, after: int) -> Value:
+    return _own(local.exchanged(x, axes, split=after, concat=before)) if axes else x
 
 
 def all_reduce(

@@ -120,7 +120,7 @@ def _options(*names: str) -> list[Any]:
 
 
 (
-    ShardSpec, NdShardSpec, Tile, DispatchCoreConfig, WormholeComputeKernelConfig,
+    ShardSpec, NdShardSpec, DispatchCoreConfig, WormholeComputeKernelConfig,
     GrayskullComputeKernelConfig, DeviceComputeKernelConfig, BlackholeComputeKernelConfig,
     MatmulMultiCoreReuseProgramConfig, MatmulMultiCoreReuseMultiCastProgramConfig,
     MatmulMultiCoreReuseMultiCast1DProgramConfig,
@@ -128,7 +128,7 @@ def _options(*names: str) -> list[Any]:
     LayerNormShardedMultiCoreProgramConfig, SoftmaxDefaultProgramConfig,
     SoftmaxShardedMultiCoreProgramConfig, SDPAProgramConfig, SubDevice,
 ) = _options(
-    "ShardSpec", "NdShardSpec", "Tile", "DispatchCoreConfig", "WormholeComputeKernelConfig",
+    "ShardSpec", "NdShardSpec", "DispatchCoreConfig", "WormholeComputeKernelConfig",
     "GrayskullComputeKernelConfig", "DeviceComputeKernelConfig", "BlackholeComputeKernelConfig",
     "MatmulMultiCoreReuseProgramConfig", "MatmulMultiCoreReuseMultiCastProgramConfig",
     "MatmulMultiCoreReuseMultiCast1DProgramConfig",
@@ -136,6 +136,14 @@ def _options(*names: str) -> list[Any]:
     "LayerNormShardedMultiCoreProgramConfig", "SoftmaxDefaultProgramConfig",
     "SoftmaxShardedMultiCoreProgramConfig", "SDPAProgramConfig", "SubDevice",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The rows and columns of a tile: shown, without effect."""
+
+    tile_shape: tuple[int, int] = (32, 32)
+    transpose_tile: bool = False
 
 
 @dataclass(frozen=True)

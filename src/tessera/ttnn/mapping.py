@@ -11,8 +11,9 @@ MeshMapperConfig(placements: [PlacementReplicate(), PlacementShard(3)])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,13 @@ class TensorTopology:
     def placements(self) -> list[Placement]:
         """What the tensor is along each dim of that grid."""
         return [*self._placements]
+
+    def over(self, mesh: Sequence[int]) -> TensorTopology:
+        """The same on `mesh`: of parts in a line, without a place on a mesh, row by row."""
+        line = [(i,) for i in range(len(self._coords))]
+        if len(mesh) == 1 or self._coords != tuple(line) or len(line) > math.prod(mesh):
+            return self
+        return replace(self, _coords=tuple(coordinates(mesh)[: len(line)]))
 
     def mesh_coords(self) -> list[MeshCoordinate]:
         """The places of the mesh that have a part, in the order of the grid."""
@@ -291,7 +299,7 @@ class MeshToTensor:
     def whole(self, parts: Sequence[Array], topology: TensorTopology) -> Array:
         """The parts, in the order of `topology`, as one. Raises TTNNError if they are not those of
         the composer's grid."""
-        at = dict(zip(topology.mesh_coords(), parts, strict=True))
+        at = dict(zip(topology.over(self.mesh).mesh_coords(), parts, strict=True))
         if len(self.grid) == 1:
             found = [at[c] for c in coordinates(self.mesh) if c in at]
             grid = [len(found)]

@@ -21,7 +21,7 @@ _TEXT = """
     graph profiler tracer tracy_message attach_golden_function get_golden_function
     register_python_operation query_registered_operations dump_operations command_queue
     generic_op ProgramDescriptor KernelDescriptor CBDescriptor SemaphoreDescriptor
-     TensorSpec TensorAccessorArgs 
+     TensorAccessorArgs 
     conv1d conv2d conv3d conv_transpose2d prepare_conv_weights prepare_conv_bias Conv2dConfig
     max_pool2d avg_pool2d adaptive_avg_pool2d global_avg_pool2d upsample grid_sample fold
     batch_norm group_norm fast_reduce_nc moreh_sum moreh_mean moreh_matmul moreh_softmax
@@ -40,8 +40,8 @@ OF_TT_NN = frozenset(_TEXT.split())
 # What its tensors and mesh devices have, and those here do not.
 OF_TENSORS = frozenset(
     """
-    buffer_address devices extract_shard get_tile host_buffer pad pad_to_tile padding spec
-    tensor_id tile to_numpy to_torch_with_padded_shape unpad unpad_from_tile
+    buffer_address devices extract_shard host_buffer pad pad_to_tile padding
+    tensor_id to_torch_with_padded_shape unpad unpad_from_tile
     """.split()  # noqa: SIM905  # a list of words is easier to read so
 )
 OF_DEVICES = frozenset(

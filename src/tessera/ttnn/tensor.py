@@ -7,6 +7,8 @@ it is a local op, computed from each device's own part, and only collectives mov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,39 @@ import numpy as np
 from ..lang.jit import jit
 from ..lang.local import collectives as local
 from ..lang.tensor import Tensor as Value
-from .configs import DRAM_MEMORY_CONFIG, MemoryConfig, StorageType
+from .configs import DRAM_MEMORY_CONFIG, BufferType, MemoryConfig, StorageType, Tile
 from .device import MeshDevice
 from .dtypes import BY_NUMPY, DataType, Layout, rounded
 from .faults import TTNNError, wrong
 from .mapping import Array, TensorTopology, coordinates, replicated
 from .names import no_attribute
 from .shapes import MeshCoordinate, MeshShape, Shape, padded
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor on one device is, without its values: shape, element type, layout, memory."""
+
+    shape: Shape
+    dtype: DataType
+    layout: Layout
+    memory_config: MemoryConfig
+    tile: Tile = field(default_factory=Tile)
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DataType,
+        layout: Layout,
+        buffer_type: Any = None,
+        *,
+        memory_config: MemoryConfig | None = None,
+        tile: Tile | None = None,
+    ) -> None:
+        lies = memory_config or MemoryConfig(buffer_type=buffer_type or BufferType.DRAM)
+        facts = Shape(shape), dtype, layout, lies, tile or Tile()
+        for name, value in zip(("shape", "dtype", "layout", "memory_config", "tile"), facts):
+            object.__setattr__(self, name, value)
 
 
 class Tensor:
@@ -96,6 +124,20 @@ class Tensor:
                 fix="ttnn.to_device(tensor, device)",
             )
         return wrong("the tensor was deallocated", fix="read it before, or keep ttnn.clone(tensor)")
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What it is on each device, without its values."""
+        return TensorSpec(self.shape, self.dtype, self.layout, memory_config=self.memory_config_)
+
+    @property
+    def tile(self) -> Tile:
+        """The tiles that it is said to consist of."""
+        return Tile()
+
+    def get_tile(self) -> Tile:
+        """`tile`."""
+        return self.tile
 
     def device(self) -> MeshDevice | None:
         """The mesh that it is on; None on the host."""
@@ -217,5 +259,5 @@ def dtype_of(array: Array) -> DataType:
 
 
 __all__ = [
-    "Tensor",
+    "Tensor", "TensorSpec",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from .mapping import (
 )
 from .run import how, run
 from .shapes import MeshShape, Shape
-from .tensor import Tensor, dtype_of, host_array
+from .tensor import Tensor, TensorSpec, dtype_of, host_array
 
 
 def from_torch(
@@ -50,10 +50,18 @@ def from_torch(
     `dtype` needs tiles and `layout` says otherwise, or if the mapper does not fit.
     """
     how("from_torch", older)
-    if spec is not None:
-        raise wrong("from_torch: spec= is not provided", fix="name dtype= and layout= themselves")
-    _kinds("from_torch", dtype, layout, device)
     array = host_array(tensor)
+    if spec is not None:
+        instance("from_torch", "spec", spec, TensorSpec, "spec=tensor.spec", TTNNError)
+        if spec.shape != array.shape:
+            raise wrong(
+                "from_torch: the spec is of another shape",
+                [("data", [*array.shape]), ("spec", spec.shape)],
+                fix="give data of the spec's shape, or no spec",
+            )
+        dtype, layout = dtype or spec.dtype, layout or spec.layout
+        memory_config = memory_config or spec.memory_config
+    _kinds("from_torch", dtype, layout, device)
     dtype = dtype or dtype_of(array)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
     if dtype.bits and tiled is Layout.ROW_MAJOR:
@@ -185,6 +193,7 @@ def to_device(
     if len(parts) == 1:
         topology = replicated(device.shape)
         parts = parts * len(places)
+    topology = topology.over(device.shape)
     at = dict(zip(topology.mesh_coords(), parts, strict=True))
     missing = [c for c in at if c not in places]
     if missing:
@@ -324,14 +333,39 @@ def aggregate_tensor(tensor: Tensor | Sequence[Tensor], composer: MeshToTensor) 
 
 def allocate_tensor_on_device(
     shape: Any,
-    dtype: DataType = DataType.BFLOAT16,
+    dtype: DataType | MeshDevice = DataType.BFLOAT16,
     layout: Layout = Layout.TILE,
     device: MeshDevice | None = None,
     memory_config: MemoryConfig | None = None,
 ) -> Tensor:
-    """A tensor on a mesh whose values are to be written: zeros until then."""
+    """A tensor on a mesh whose values are to be written: zeros until then. In place of a shape, an
+    element type and a layout it takes a `TensorSpec`, and the mesh."""
+    if isinstance(shape, TensorSpec):
+        there = dtype if isinstance(dtype, MeshDevice) else device
+        return from_torch(np.zeros(shape.shape, np.float32), spec=shape, device=there)
+    assert not isinstance(dtype, MeshDevice)
     zeros = np.zeros(tuple(shape), np.float32)
     return from_torch(zeros, dtype, layout=layout, device=device, memory_config=memory_config)
+
+
+def allocate_tensor_on_host(
+    shape: Any,
+    dtype: DataType | MeshDevice = DataType.BFLOAT16,
+    layout: Layout = Layout.TILE,
+    mesh_device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None,
+) -> Tensor:
+    """A tensor on the host with a part for each device of a mesh, whose values are to be written:
+    zeros until then."""
+    return allocate_tensor_on_device(shape, dtype, layout, mesh_device, memory_config).cpu()
+
+
+def aggregate_as_tensor(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor of parts: of those on devices `combine_device_tensors`; of those on the host one
+    with a part a device, in the order of the mesh that it comes to."""
+    if any(t.device_ is not None for t in tensors):
+        return combine_device_tensors(tensors)
+    return from_host_shards(tensors, (len(tensors),))
 
 
 def copy_host_to_device_tensor(
@@ -463,7 +497,8 @@ for _method in (to, to_torch, numpy, item, to_list):
 
 
 __all__ = [
-    "aggregate_tensor", "allocate_tensor_on_device", "combine_device_tensors",
+    "aggregate_as_tensor", "aggregate_tensor", "allocate_tensor_on_device",
+    "allocate_tensor_on_host", "combine_device_tensors",
     "copy_device_to_host_tensor", "copy_host_to_device_tensor", "deallocate", "distribute_tensor",
     "from_device", "from_host_shards", "from_torch", "get_device_tensors", "get_memory_config",
     "is_tensor_storage_on_device", "to_device", "to_layout", "to_torch", "typecast",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,6 +31,12 @@ def test_what_a_library_makes_from_text_has_none() -> None:
     names = {"__name__": "jax._src.made", "caller": caller}
     exec(compile("at = caller()", "<string>", "exec"), names)
     assert names["at"].startswith("test_errors.py:")
+
+
+def test_what_a_thread_runs_that_no_user_wrote_has_none() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(caller).result() == ""
+        assert pool.submit(lambda: caller()).result().startswith("test_errors.py:")
 
 
 @pytest.mark.parametrize("how", [["-c", CODE + "\nprint(at)"], ["-"]])

@@ -41,7 +41,8 @@ def step_of(weights, state, ids):
 
 with dist.deterministic(level="mesh_invariant"):
     run = Run(folder, steps=40, tokens_per_step=8, resume=True)
-    with run, Guard(run, live, every=4, hang_s=20) as guard:
+    hang_s = 60 if hangs else 600  # a machine that does other things takes long to compile a step
+    with run, Guard(run, live, every=4, hang_s=hang_s) as guard:
         for step in guard:
             with run.step(step) as row:
                 ids = next(loader)["input_ids"]
@@ -51,7 +52,7 @@ with dist.deterministic(level="mesh_invariant"):
             (folder.parent / f"pid{dist.process_index()}").write_text(f"{os.getpid()} {step}")
             time.sleep(pause_s)
             if hangs and step == 5 and dist.process_index() == 1:
-                time.sleep(100)
+                time.sleep(300)
 full = {n: dist.to_host(w) for n, w in sorted(live.weights.items())}
 if dist.process_index() == 0:
     np.savez(folder.parent / "end.npz", **full)
@@ -104,5 +105,5 @@ def test_one_rank_is_told_to_end_and_all_save_and_another_number_of_processes_go
 def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
     done = run_of(tmp_path, 0, "hangs")
     assert done.code == HUNG, done
-    assert "run: step 5 has not ended within 20 s, so this process ends" in done.err
+    assert "run: step 5 has not ended within 60 s, so this process ends" in done.err
     assert "script.py" in done.err and checkpoint.latest(tmp_path / "run" / "checkpoints")

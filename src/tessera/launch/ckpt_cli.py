@@ -57,13 +57,14 @@ def _state(check: Callable[[], object]) -> str:
 
 @ckpt.command()
 def ls(
+    folder: Annotated[str, typer.Argument(metavar="[ROOT]", help="As --root.")] = "",
     root: Where = ROOT,
     verify: Annotated[bool, typer.Option(help="Read every byte of each.")] = False,
     metric: Annotated[str, typer.Option(help="The metric to show.")] = "",
 ) -> None:
     """Lists the checkpoints, the newest last."""
     with _told():
-        storage = Storage(root)
+        storage = Storage(folder or root)
         found, wrong = manifests(storage)
         files = set(storage.listed())
     table = Table("tag", "step", "age", "size", "mesh", "metric", "state", box=box.SIMPLE)

@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_an_error(device: ttnn.MeshDevice, pair: ttnn.MeshD
     with pytest.raises(ttnn.TTNNError, match="the tensor is not on a device: it is on the host"):
         ttnn.relu(ttnn.from_torch(np.ones(2)))
     ttnn.deallocate(y)
-    with pytest.raises(ttnn.TTNNError, match="it was deallocated"):
+    with pytest.raises(ttnn.TTNNError, match="the tensor was deallocated"):
         ttnn.relu(y)
     with pytest.raises(ttnn.TTNNError, match="relu: it has no argument 'color'"):
         ttnn.relu(x, color=3)

@@ -53,6 +53,9 @@ row(
     normalize_gates=False,
     gate_scale=2.0,
 )
+row("tessera.nn.GPTConfig of balanced experts", gpt, {"experts": 4, "balance": "bias"},
+    balance_rate=0.5)  # fmt: skip
+row("tessera.nn.GPTConfig balanced", gpt, {"experts": 4}, balance="bias")
 row(
     "tessera.nn.GPTConfig of experts in groups",
     gpt,

@@ -18,6 +18,7 @@ from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.nn.experts.packing import BLOCK, pack, unpack
 from tessera.nn.experts.routing import Router, choose
 from tessera.nn.experts.transport import TRANSPORTS
+from tessera.nn.stack import Stack
 from tests.core.moe_reference import EXPERTS, HIDDEN, D, K, X, by_loops, drawn
 from tests.core.test_lang import Oracle, oracle
 
@@ -114,6 +115,44 @@ def test_balancing_by_bias_evens_the_load(oracle: Oracle) -> None:
     layer(ts.tensor(X))
     assert (layer.bias.numpy() == before).all()
     assert "bias" in layer.state_dict() and "bias" not in layer.parameters()
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        self.moe = nn.MoE(D, HIDDEN, EXPERTS, K, router="sigmoid", gated=True, activation="relu",
+                          balance="bias", rate=0.02)  # fmt: skip
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x + self.moe(x)
+
+
+@pytest.mark.parametrize("how", [{"loop": True}, {"loop": False}, {"remat": True},
+                                 {"stacked": False}], ids=str)  # fmt: skip
+def test_layers_of_a_stack_are_balanced_each_by_its_own_load(
+    how: dict[str, Any], oracle: Oracle
+) -> None:
+    """Values, loads and biases of three steps, against loops over tokens."""
+    ts.seed(3)
+    stack = Stack(Layer(), 2, **how)
+    names = ("router", "up", "gate", "down", "bias")
+    apart = "stacked" in how
+
+    def now(layer: int) -> dict[str, Any]:
+        moe = (stack.layers[layer] if apart else stack.block).moe
+        found = {n: getattr(moe, n).numpy() for n in names}
+        return found if apart else {n: v[layer] for n, v in found.items()}
+
+    biases = [np.zeros(EXPERTS) for _ in range(2)]
+    for _ in range(3):
+        y, want = stack(ts.tensor(X)), X.astype(np.float64)
+        for layer, bias in enumerate(biases):
+            w = now(layer)
+            made, load, _ = by_loops(want, w, K, "sigmoid", bias)
+            want = want + made
+            biases[layer] = bias + 0.02 * np.sign(load.mean() - load)
+            np.testing.assert_allclose(w["bias"], biases[layer], atol=1e-6)
+        np.testing.assert_allclose(y.numpy(), want, rtol=1e-4, atol=1e-4)
+    assert any(b.any() for b in biases)
 
 
 @pytest.mark.parametrize("capacity", [None, 1.0])

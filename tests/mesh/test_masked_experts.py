@@ -3,13 +3,14 @@ the others? Against the tokens alone, and against transformers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, nn, op
+from tessera import dist, nn, op, pipeline
 from tests.cases import LONG, grid
 
 RNG = np.random.default_rng(4)
@@ -83,6 +84,38 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None, layout
     if layout != "one":
         for g, alone in zip(grads.values(), called("one", W, **how)[2].values(), strict=True):
             np.testing.assert_allclose(g.numpy(), alone.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_is_balanced_in_training_and_nowhere_else() -> None:
+    ids = np.random.default_rng(2).integers(0, 16, (4, 6)).astype(np.int32)
+    balanced = {"experts": 4, "balance": "bias", "balance_rate": 0.5, "aux_weight": 0.0}
+    ts.seed(0)
+    c = nn.GPTConfig(vocab=16, seq=6, d=8, layers=2, heads=2, capacity=None, **balanced)
+    model = nn.GPT(c)
+    moe = model.blocks.block.moe
+
+    @ts.jit
+    def step(model: Any, ids: Any) -> Any:
+        loss = model.loss(ids, ids)
+        return loss, ts.grad(loss, model)
+
+    first, grads = step(model, ids)
+    assert not any("moe.bias" in name for name in grads)
+    assert set(np.unique(moe.bias.numpy())) <= {-0.5, 0.0, 0.5} and moe.bias.numpy().any(1).all()
+    assert step(model, ids)[0].item() != first.item()  # others are chosen
+    twice = moe.bias.numpy()
+    model.prefill(ids, np.full(4, 5, np.int32), 6)
+    np.testing.assert_array_equal(moe.bias.numpy(), twice)
+    model.eval()
+    model.loss(ids, ids)
+    np.testing.assert_array_equal(moe.bias.numpy(), twice)
+    apart = nn.GPT(replace(c, stacked=False))
+    with dist.Mesh(("pp",), devices=2):
+        pipe = pipeline.run(("pp",), schedule="1F1B", microbatches=2)(
+            lambda model, ids: model.features(ids)
+        )
+        with pytest.raises(ts.UsageError, match="is not moved by 2 microbatches"):
+            ts.jit(lambda m, ids: m.loss_of(pipe(m, ids), ids))(apart, ids)
 
 
 @LONG

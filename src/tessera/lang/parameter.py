@@ -57,7 +57,7 @@ class Parameter(Tensor):
     ) -> None:
         recorder = current()
         if recorder is not None:
-            recorder.root.changes.born[id(self)] = self
+            recorder.bear(self)
         if shape and (isinstance(shape[0], (Tensor, np.ndarray)) or engine_array(shape[0])):
             if len(shape) == 2 and isinstance(shape[1], bool):
                 requires_grad = shape[1]

@@ -132,6 +132,7 @@ class Recorder:
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
+        self.own: set[int] = set()  # ids of modules that are made while it is recorded
         self.met: dict[int, Any] = {}  # modules from outside that were called
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
@@ -166,10 +167,21 @@ class Recorder:
         opened.given = node
         box.bind(node, self)
 
+    def bear(self, made: Any) -> None:
+        """Notes that the module or parameter `made` is the recorded function's own."""
+        self.root.changes.born[id(made)] = made
+        self.own.add(id(made))
+
+    def outlives(self, holder: Any) -> bool:
+        """Whether the module `holder` is there when what is recorded here has run: it comes from
+        outside of the function, or of the body of the loop."""
+        born = self.own if self.draws is not None else self.root.changes.born
+        return id(holder) not in born
+
     def assign(self, holder: Any, name: str, value: Tensor) -> Tensor:
         """What to assign to an attribute of a module from outside: it is set when the program has
         run."""
-        if self.parent is not None:
+        if self.parent is not None or self.draws is not None:
             raise fail(
                 UsageError,
                 f"{type(holder).__name__}.{name} is set in the body of a loop or a branch",

@@ -158,7 +158,7 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
         return kind(*values)  # a named tuple
     made = object.__new__(kind)
     if (recorder := current()) is not None:
-        recorder.root.changes.born[id(made)] = made
+        recorder.bear(made)
     if kind in _REGISTERED:
         made.__dict__.update(zip(keys, values, strict=True))
     else:

@@ -19,6 +19,7 @@ from ..core.checks import (
 from ..core.errors import UsageError, fail
 from ..lang.checks import annotated_fields
 from . import functional as fn
+from .experts.layer import BALANCE, RATE
 from .layers import LayerNorm, RMSNorm
 from .positions import Rope
 
@@ -34,7 +35,7 @@ BIASES = ("qkv", "out", "mlp", "head")
 CONTEXTS = ("ring", "all_to_all")
 EXPERTS = (
     "experts_per_token", "capacity", "aux_weight", "router", "shared_experts", "normalize_gates",
-    "gate_scale", "expert_groups", "topk_groups",
+    "gate_scale", "expert_groups", "topk_groups", "balance", "balance_rate",
 )  # fmt: skip
 
 REMAT = ("save", "recompute", "products")
@@ -69,8 +70,9 @@ class GPTConfig:
     - `experts`: the MLP of each block is an `nn.MoE` of this many experts, `experts_per_token` of
       them per token, with room for `capacity` times an even share (None: for all tokens). `loss`
       adds `aux_weight` times the mean of their auxiliary losses. `router`, `shared_experts`,
-      `normalize_gates`, `gate_scale`, `expert_groups` and `topk_groups` are `router`, `shared`,
-      `normalize`, `scale`, `expert_groups` and `topk_groups` of `nn.MoE`.
+      `normalize_gates`, `gate_scale`, `expert_groups`, `topk_groups`, `balance` and `balance_rate`
+      are `router`, `shared`, `normalize`, `scale`, `expert_groups`, `topk_groups`, `balance` and
+      `rate` of `nn.MoE`. With `balance="bias"` each call in training moves the layers' biases.
     - `remat`, `loop`, `stacked`: as in `Stack`. `stacked=False` gives each layer weights of its
       own, which a pipeline needs.
 
@@ -110,6 +112,8 @@ class GPTConfig:
     gate_scale: float = 1.0
     expert_groups: int | None = None
     topk_groups: int | None = None
+    balance: str | None = None
+    balance_rate: float = RATE
     stacked: bool = True
     qk_norm: bool = False
     query_scale: float | None = None
@@ -158,6 +162,7 @@ class GPTConfig:
             ("positions", self.positions, POSITIONS),
             ("block", self.block, BLOCKS),
             ("remat", "recompute" if self.remat is True else self.remat or "save", REMAT),
+            ("balance", self.balance, BALANCE),
             ("context", CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
         ):
             one_of("GPTConfig", what, value, known)
@@ -176,6 +181,7 @@ class GPTConfig:
             (self.positions == "rotary", ("rope", "local_rope"),
              f'positions are "{self.positions}"', 'give positions="rotary"'),
             (self.experts, EXPERTS, "no layer has experts", "give experts=8"),
+            (self.balance, ("balance_rate",), "no bias balances the load", 'give balance="bias"'),
             (self.context, ("context_axis",), "the sequence is not split",
              'give context="ring" or "all_to_all"'),
             (not self.experts or "mlp" not in self.biases, ("biases",),

@@ -70,7 +70,7 @@ class Module:
         made = super().__new__(cls)
         recorder = current()
         if recorder is not None:  # a function's own module: nothing of it outlives the recording
-            recorder.root.changes.born[id(made)] = made
+            recorder.bear(made)
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -96,7 +96,7 @@ class Module:
                 )
         elif isinstance(value, Tensor) and type(value) is not Parameter:
             recorder = current()
-            if recorder is not None and id(self) not in recorder.root.changes.born:
+            if recorder is not None and recorder.outlives(self):
                 value = recorder.assign(self, name, value)
         object.__setattr__(self, name, value)
         for t in direct(value):

@@ -7,6 +7,7 @@ wants them apart: each stage then holds the weights of its own layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..core.checks import flag, whole
@@ -17,7 +18,7 @@ from ..lang.loop import scan
 from ..lang.operands import emit_many
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
-from ..lang.tree import flatten, path_name, paths, unflatten
+from ..lang.tree import Path, flatten, paths, unflatten
 from .module import Module
 
 
@@ -31,7 +32,8 @@ class Stack(Module):
     The weights of all layers are stacked along a leading dim, or with `stacked=False` each layer
     has tensors of its own, written out. A call may give `each`: a dict of tensors [depth, ...], of
     which each layer gets its own, and `shared`, a dict that all get whole. A block that returns
-    (x, more) makes the stack return (x, the tensors of `more` stacked, [depth, ...]).
+    (x, more) makes the stack return (x, the tensors of `more` stacked, [depth, ...]). What a layer
+    sets of its own tensors is kept.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Stack(Module):
         blocks = self.__dict__.get("layers") or [self.block]
         leaves, spec = flatten(blocks[0])
         at = [i for i, v in enumerate(leaves) if isinstance(v, Tensor)]
+        changed: dict[Path, Tensor] = {}  # what the last layer set of its own tensors
 
         def layer(h: Tensor, given: Any) -> tuple[Tensor, Any]:
             parts, own = given if own_tensors else (given, ())
@@ -92,8 +95,10 @@ class Stack(Module):
             block = unflatten(spec, now)
             told = {**(unflatten(own_spec, own) or {}), **(shared or {})}
             out = block(h, told, **options) if told else block(h)
-            _unchanged(block, now)
-            return out if isinstance(out, tuple) else (out, ())
+            x, more = out if isinstance(out, tuple) else (out, ())
+            changed.clear()
+            changed.update(_changed(block, now))
+            return x, (more, tuple(changed.values()))
 
         # A layer that is written out twice is merged into one by the compiler: only in a loop is
         # it computed again.
@@ -104,15 +109,22 @@ class Stack(Module):
             looped = again or not write_out(self.depth) if self.loop is None else self.loop
             if looped:
                 xs = (weights[0], own_tensors) if own_tensors else weights[0]
-                x, more = scan(layer, x, xs, policy=self._policy)
+                x, (more, new) = scan(layer, x, xs, policy=self._policy)
+                _write(blocks[0], zip(changed, new, strict=True))
                 return x if _nothing(more) else (x, more)
             weights = list(zip(*(emit_many("unstack", w) for w in weights[0]), strict=True))
         owned = zip(*(emit_many("unstack", t) for t in own_tensors), strict=True)
         given = list(zip(weights, owned, strict=True)) if own_tensors else weights
-        found = []
+        found, news = [], []
         for parts in given:
-            x, more = self._once(layer, x, parts) if again else layer(x, parts)
+            x, (more, new) = self._once(layer, x, parts) if again else layer(x, parts)
             found.append(more)
+            news.append(new)
+        if len(blocks) == self.depth:
+            for block, new in zip(blocks, news, strict=True):
+                _write(block, zip(changed, new, strict=True))
+        else:
+            _write(blocks[0], zip(changed, map(F.stack, zip(*news, strict=True)), strict=True))
         if _nothing(found[0]):
             return x
         spec = flatten(found[0])[1]
@@ -138,18 +150,36 @@ def _nothing(more: Any) -> bool:
     return isinstance(more, tuple) and not more
 
 
-def _unchanged(block: Module, given: list[Any]) -> None:
-    """Raises UsageError if a layer set a tensor of its own: each layer's is a view of all."""
+def _changed(block: Module, given: list[Any]) -> dict[Path, Tensor]:
+    """The tensors that a layer set in `block`, whose own were `given`. Raises UsageError if it set
+    anything else than those that it has."""
     leaves = flatten(block)[0]
-    for x, old, path in zip(leaves, given, paths(block), strict=False):
-        tensor = isinstance(x, Tensor)
-        if len(leaves) != len(given) or (
-            tensor and (x._node is not old._node or x._data is not old._data)
-        ):
-            at = "" if len(leaves) != len(given) else f" {path_name(path)!r}"
-            raise fail(
-                UsageError,
-                f"Stack: a layer changes its state{at}, which is not kept",
-                [("block", type(block).__name__)],
-                fix="make the layers attributes of a list of your own and call them in turn",
-            )
+    same = len(leaves) == len(given) and all(
+        isinstance(new, Tensor) == isinstance(old, Tensor)
+        and (not isinstance(new, Tensor) or (new.shape, new.dtype) == (old.shape, old.dtype))
+        for new, old in zip(leaves, given, strict=True)
+    )
+    if not same:
+        raise fail(
+            UsageError,
+            "Stack: a layer sets a tensor that it did not have, or of another shape or dtype",
+            [("block", type(block).__name__)],
+            fix="make each tensor in __init__, and keep its shape and dtype",
+        )
+    return {
+        path: new
+        for path, new, old in zip(paths(block), leaves, given, strict=True)
+        if isinstance(new, Tensor) and (new._node is not old._node or new._data is not old._data)
+    }
+
+
+def _write(block: Module, values: Iterable[tuple[Path, Tensor]]) -> None:
+    """Sets the tensors of `block` at these paths."""
+    for (*way, last), value in values:
+        at: Any = block
+        for step in way:
+            at = getattr(at, step) if isinstance(at, Module) else at[step]
+        if isinstance(at, Module):
+            setattr(at, last, value)
+        else:
+            at[last] = value

@@ -18,7 +18,7 @@ from ..lang.tensor import Like, Tensor
 from . import functional as fn
 from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
-from .experts.layer import MoE
+from .experts.layer import MoE, warn_of_microbatches
 from .gpt_config import ACTIVATIONS, GPTConfig, checked
 from .layers import Dropout, Embedding, LayerNorm, RMSNorm, normal
 from .losses import linear_cross_entropy
@@ -57,9 +57,7 @@ class MLP(Module):
             h = activation(h)
         return F.matmul(h, self.down)
 
-    def whole(
-        self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None, *_: Any) -> tuple[Tensor, ...]:
         """([B, S, d],) of [B, S, d], in blocks of rows, each normed first where there is a `norm`;
         of padding, too.
 
@@ -83,16 +81,19 @@ class Experts(MoE):
             c.d, c.width, c.experts, c.experts_per_token, gated=c.gated, capacity=c.capacity,
             router=c.router, shared=c.shared_experts, normalize=c.normalize_gates,
             scale=c.gate_scale, expert_groups=c.expert_groups, topk_groups=c.topk_groups,
+            balance=c.balance, rate=c.balance_rate,
             activation={"swiglu": "silu", "geglu": "gelu"}.get(c.activation, c.activation),
         )  # fmt: skip
 
     def whole(
-        self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None = None
+        self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None, learns: bool
     ) -> tuple[Tensor, ...]:
-        """[B, S, d] to [B, S, d] and the auxiliary loss, of the tokens that are `there` [B, S]."""
+        """[B, S, d] to [B, S, d] and the auxiliary loss, of the tokens that are `there` [B, S];
+        `learns`: the bias that balances the load moves."""
         zigzag = axis_size("GPT", x, self.ring_axis)
-        route = self.routed if self.even else self._routed
-        y, routing = route(x if norm is None else norm(x), zigzag, there)
+        if self.even:
+            warn_of_microbatches()
+        y, routing = self._routed(x if norm is None else norm(x), zigzag, there, learns)
         return y, routing.aux_loss
 
 
@@ -143,10 +144,10 @@ class TransformerBlock(Module):
         y, *kept = made if isinstance(made := a(h, own, slots), tuple) else (made,)
         if self.block in ("sequential", "post_norms"):
             x = x + self._done(y, self.post_norm_1, a.out_bias)
-            y, *aux = m.whole(x, self.norm_2, there)
+            y, *aux = m.whole(x, self.norm_2, there, not kept)
             x = x + self._done(y, self.post_norm_2, m.down_bias)
         else:
-            z, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2, there)
+            z, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2, there, not kept)
             x = x + self._done(y + z, None, a.out_bias, m.down_bias)
         more = kept or aux
         return (x, *more) if more else x

@@ -10,6 +10,7 @@ import numpy as np
 
 import tessera as ts
 from tessera import dist, nn, optim
+from tessera.nn.stack import Stack
 
 from .rows import row
 
@@ -240,11 +241,43 @@ def _() -> None:
     ts.jit(lambda x: ts.scan(body, ts.zeros(()), x))(X)
 
 
-@row("a layer of a stack changes its state", error=ts.UsageError, says="a layer changes its state")
+@row("a layer of a stack changes its state")
 def _() -> None:
-    from tessera.nn.stack import Stack
+    stack, one, x = Stack(nn.BatchNorm(4), 2), nn.BatchNorm(4), ts.tensor(X)
+    y = one(x)
+    stack(x)
+    first = stack.block.running_mean.numpy()  # type: ignore[attr-defined]
+    np.testing.assert_allclose(first[0], one.running_mean.numpy(), rtol=1e-6)
+    one.running_mean = ts.zeros(4)
+    one(y)
+    np.testing.assert_allclose(first[1], one.running_mean.numpy(), atol=1e-6)
 
-    Stack(nn.BatchNorm(4), 2)(ts.tensor(X))
+
+@row("a layer of a stack makes another tensor of its state", error=ts.UsageError,
+     says="or of another shape or dtype")  # fmt: skip
+def _() -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            self.seen = ts.zeros(1)
+
+        def __call__(self, x: ts.Tensor) -> ts.Tensor:
+            self.seen = ts.concat([self.seen, x[0, :1]])
+            return x
+
+    Stack(Grows(), 2)(ts.tensor(X))
+
+
+@row("a buffer of an argument is set in the body of a loop", error=ts.UsageError,
+     says="BatchNorm.running_mean is set in the body of a loop")  # fmt: skip
+def _() -> None:
+    ts.jit(lambda norm, x: ts.scan(lambda c, x: (c, norm(x)), 0.0, x))(nn.BatchNorm(4), X[None])
+
+
+@row("a buffer is set in the body of a loop that runs at once", error=ts.UsageError,
+     says="BatchNorm.running_mean is set in the body of a loop")  # fmt: skip
+def _() -> None:
+    norm = nn.BatchNorm(4)
+    ts.scan(lambda c, x: (c, norm(x)), 0.0, X[None])
 
 
 @row("weights are kept from before a step, by state_dict()")

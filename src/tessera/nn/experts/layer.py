@@ -218,7 +218,7 @@ def _need_placement(name: str, placement: object, experts: int) -> None:
         raise unfit(name, "placement", placement, f"give a placement of {experts} experts")
 
 
-def _warn_of_microbatches() -> None:
+def warn_of_microbatches() -> None:
     recorder = current()
     now = state_of(recorder) if recorder is not None else None
     if now is None or now.count == 1 or "experts" in now.pipe.said:
@@ -227,9 +227,24 @@ def _warn_of_microbatches() -> None:
     warnings.warn(
         f"the auxiliary loss of experts is taken of each of {now.count} microbatches: its"
         " mean is not that of the whole batch on one device. Where that matters, use fewer"
-        ' microbatches, or balance="bias" of nn.MoE, which needs no loss',
+        " microbatches",
         PipelineWarning,
         stacklevel=lines_up(),
+    )
+
+
+def _need_whole_batch(bias: Tensor) -> None:
+    """Raises UsageError in a pipeline, whose stages see the load of one microbatch."""
+    recorder = current()
+    now = state_of(recorder) if recorder is not None else None
+    if now is None or now.count == 1:
+        return
+    raise fail(
+        UsageError,
+        f"MoE: a bias that balances the load of a whole batch is not moved by {now.count}"
+        " microbatches",
+        [("bias", bias.type)],
+        fix="leave out balance and add the auxiliary loss, or use microbatches=1",
     )
 
 
@@ -325,15 +340,18 @@ class MoE(Module):
         microbatch, because a backward pass begins before the router has seen the others. Their mean
         is not the loss of the whole batch; a PipelineWarning says so.
         """
-        _warn_of_microbatches()
+        warn_of_microbatches()
         return self._routed(x, zigzag, mask)
 
-    def _routed(self, x: Tensor, zigzag: int, mask: Like | None) -> tuple[Tensor, Routing]:
+    def _routed(
+        self, x: Tensor, zigzag: int, mask: Like | None, learns: bool = True
+    ) -> tuple[Tensor, Routing]:
         options = replace(self.options(), zigzag=zigzag)
         made: tuple[Tensor, Routing] = _called(
             as_tensor(x), self.weights(), options, None, True, mask
         )
-        if self.balance == "bias" and self.training:
+        if self.balance == "bias" and self.training and learns:
+            _need_whole_batch(self.bias)
             self.bias = updated_expert_bias(self.bias, made[1].load, self.rate)
         return made
 

@@ -277,7 +277,6 @@ def test_what_is_not_provided_is_not_left_out(pair: ttnn.MeshDevice) -> None:
     for call in (
         lambda: ttnn.all_reduce(x, math_op="Max"),
         lambda: ttnn.concat([x, x], dim=0, groups=2),
-        lambda: ttnn.from_torch(np.ones(2), spec="a spec"),
         lambda: ttnn.experimental.paged_update_cache(x, x, update_idxs=[0], batch_offset=1),
     ):
         with pytest.raises(ttnn.TTNNError, match="not provided"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import LONG
-from tests.procs.launched import END_S, HEAD, LIMIT_S, others, until
+from tests.procs.launched import END_S, HEAD, LIMIT_S, others, until, wrote
 
 # The others wait for what only the engine's store can tell; the thread keeps the failed one alive.
 # It fails when all are ready: rank 0 ends the others at once, also one that is about to say so.
@@ -44,3 +44,42 @@ def test_an_error_in_one_rank_ends_those_that_wait_for_it(rank: int, tmp_path: P
     for k in {0, 1, 2} - {rank}:
         err = (tmp_path / f"err{k}").read_text()
         assert re.search(said + " test asks, so this rank ends too\n", err), err
+
+
+# One rank's program is at its end, without an error; what the others come to cannot take place.
+ENDS = """
+ends, how = os.environ["ENDS"].split()
+same = ts.jit(lambda x: x.max())
+print(ts.ones(2).sum().item())  # of this rank alone: it has joined
+if how != "early":
+    same(X).item()
+if str(RANK) == ends:
+    sys.exit(3)
+if how == "dispatched":
+    same(X).item()
+else:
+    ts.jit(lambda x: x.min())(X).item()
+"""
+
+
+ENDINGS = [
+    "1 compared",
+    *(pytest.param(e, marks=LONG) for e in ("0 compared", "1 dispatched", "0 early")),
+]
+
+
+@pytest.mark.parametrize("ends", ENDINGS)
+def test_a_rank_that_ends_early_is_not_waited_for(ends: str, tmp_path: Path) -> None:
+    rank = int(ends[0])
+    started = others(tmp_path, 2, HEAD + ENDS, ENDS=ends)
+    try:
+        codes = [p.wait(END_S * 2) for p in started]
+    finally:
+        for p in started:
+            p.kill()
+            p.wait(10)
+    assert codes.pop(rank) == 3
+    assert codes != [0]
+    err = (tmp_path / f"err{1 - rank}").read_text()
+    said = "ended  : rank {}\n" if "early" in ends else "take place: rank {} ended without it\n"
+    assert said.format(rank) in err and "/jax/" not in err, wrote(tmp_path)

@@ -148,5 +148,5 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path: Path) -> None:
     assert first.out.splitlines() == [said], first
     assert second.out.splitlines() == [
         said,
-        "save_hf 'OUT/second alone': the first process has not come to it within 1 s",
+        "save_hf 'OUT/second alone': the first process did not come within 1 s",
     ], second

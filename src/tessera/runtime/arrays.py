@@ -22,9 +22,11 @@ from ..core.dtypes import dtype_of
 from ..core.errors import BackendError, DonatedError, LayoutError, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
+from ..core.wording import ranks_text
 from ..ir.graph.oracle import FOLD
 from .devices import jax_mesh, start
-from .jax_private import ArrayImpl
+from .jax_private import ArrayImpl, service
+from .store import ended
 
 Array = Any
 
@@ -112,7 +114,18 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
         # once for values from the host and once for its own.
         start()
         return jax.device_put(x)
-    return jax.device_put(x, sharding(t))
+    try:
+        return jax.device_put(x, sharding(t))  # processes compare what they place
+    except RuntimeError as error:
+        gone = ended(range(jax.process_count())) if service() is not None else []
+        raise fail(
+            BackendError,
+            f"the value cannot be placed: {str(error).splitlines()[0]}",
+            [("tensor", str(t)), *([("ended", ranks_text(gone))] if gone else [])],
+            fix="place the same value in all processes of the mesh; see what the others did instead"
+            if service() is not None
+            else "use a smaller tensor, or split it over more devices",
+        ) from None
 
 
 def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: TensorType) -> Array:

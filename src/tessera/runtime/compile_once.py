@@ -8,6 +8,7 @@ not alike, processes that come to a program at very different times.
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import zlib
 from pathlib import Path
@@ -17,9 +18,9 @@ import jax
 
 from ..core import environment
 from .jax_private import Compilation, around_compile, service
+from .store import wait_for
 
-BEGUN_MS = 10_000  # how long the first may take to begin
-TURN_MS = 600_000  # it compiles for as long as it takes; while it lives it is waited for
+BEGUN_S = 10.0  # how long the first may take to begin; then it takes as long as it takes
 
 
 def start() -> None:
@@ -55,12 +56,11 @@ class Sharing:
         return self._taken(program, path)
 
     def _taken(self, program: Compilation, path: str) -> Any:
-        if _value(f"{path}/begun", BEGUN_MS) is None:
+        first = program.processes[0]
+        if wait_for(f"{path}/begun", BEGUN_S, first) is None:
             self.alone = True
             return program.compile()
-        data = None
-        while data is None:
-            data = _value(f"{path}/data", TURN_MS)
+        data = wait_for(f"{path}/data", math.inf, first)
         if service().key_value_increment(f"{path}/taken", 1) == len(program.processes) - 1:
             service().key_value_delete(path)
         return program.unpacked(zlib.decompress(data)) if data else program.compile()
@@ -78,13 +78,3 @@ def _given(program: Compilation, path: str) -> Any:
         return made
     finally:
         client.key_value_set_bytes(f"{path}/data", data)
-
-
-def _value(key: str, limit_ms: int) -> bytes | None:
-    """The value under `key`; None if there is none in time."""
-    try:
-        return bytes(service().blocking_key_value_get_bytes(key, limit_ms))
-    except RuntimeError as error:
-        if "DEADLINE_EXCEEDED" in str(error):
-            return None
-        raise

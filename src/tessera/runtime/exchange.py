@@ -13,6 +13,7 @@ import jax
 
 from ..core.errors import BackendError, fail
 from .jax_private import service
+from .store import absent, wait_for
 
 
 def gather(name: str, value: Any, limit_s: float) -> list[Any]:
@@ -27,16 +28,24 @@ def gather(name: str, value: Any, limit_s: float) -> list[Any]:
             f"tessera/gather/{name}/{jax.process_index()}", json.dumps(value).encode()
         )
         for rank in range(count):
-            key, limit_ms = f"tessera/gather/{name}/{rank}", int(limit_s * 1000)
-            found.append(json.loads(client.blocking_key_value_get_bytes(key, limit_ms)))
+            said = wait_for(f"tessera/gather/{name}/{rank}", limit_s, rank)
+            if said is None:
+                raise _silent("gather", rank, limit_s)
+            found.append(json.loads(said))
     except RuntimeError as error:
-        raise fail(
-            BackendError,
-            f"gather: rank {len(found)} said nothing within {limit_s:g} s",
-            [("service", str(error).splitlines()[0])],
-            fix="see whether that rank runs, and reaches the coordinator",
-        ) from None
+        raise _no_service("gather", error) from None
     return found
+
+
+def _silent(what: str, rank: int, limit_s: float) -> BackendError:
+    fix = "see what that rank did instead, and whether it reaches the coordinator"
+    return fail(BackendError, f"{what}: rank {rank} {absent(rank, limit_s)}", fix=fix)
+
+
+def _no_service(what: str, error: RuntimeError) -> BackendError:
+    rows = [("service", str(error).splitlines()[0])]
+    fix = "the coordinator (rank 0) has ended or cannot be reached"
+    return fail(BackendError, f"{what}: the processes' store gives no answer", rows, fix=fix)
 
 
 def together(name: str, limit_s: float) -> None:
@@ -71,16 +80,12 @@ def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
             client.key_value_delete(f"{key}{number - _KEPT}")
         return value
     try:
-        return json.loads(
-            client.blocking_key_value_get_bytes(key + str(number), int(limit_s * 1000))
-        )
+        said = wait_for(key + str(number), limit_s, 0)
     except RuntimeError as error:
-        raise fail(
-            BackendError,
-            f"from_first: the first process said nothing within {limit_s:g} s",
-            [("service", str(error).splitlines()[0])],
-            fix="see whether it runs, and reaches the coordinator",
-        ) from None
+        raise _no_service("from_first", error) from None
+    if said is None:
+        raise _silent("from_first", 0, limit_s)
+    return json.loads(said)
 
 
 def asked(name: str, value: Any = None) -> Any:

@@ -5,7 +5,6 @@ The first process runs it; the others wait for a word of it in the processes' sh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from ..core import errors
 from ..core.errors import BackendError, TesseraError, fail
 from ..core.limits import limits
 from .jax_private import service
-from .same_program import value_in_time
+from .store import absent, wait_for
 
 T = TypeVar("T")
 _counts: dict[str, int] = {}
@@ -43,11 +42,11 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
             service().key_value_set_bytes(key, said.encode())
         return made
     limit_s = limits().collective_s
-    heard = value_in_time(key, time.monotonic() + limit_s)
+    heard = wait_for(key, limit_s, 0)
     if heard is None:
         raise fail(
             BackendError,
-            f"{name}: the first process has not come to it within {limit_s:g} s",
+            f"{name}: the first process {absent(0, limit_s)}",
             fix="call it in every process, or set TESSERA_COLLECTIVE_LIMIT to more seconds",
         )
     kind_name, _, text = heard.decode().partition(" ")

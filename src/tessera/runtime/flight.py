@@ -30,12 +30,14 @@ from ..core.files import write_whole
 from ..core.limits import limits
 from ..core.wording import DUMP_VERSION, ranks_text, record_text
 from .jax_private import service
+from .store import ended
 
 Array = Any
 _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
 TOLD = 32  # records that the others can see
 _SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two looks
 _LAST_S = 5.0  # the last look may take
+_LEFT_S = 5.0  # a wait in the processes' store finds out by itself before that who has ended
 
 
 @dataclass(slots=True)
@@ -170,11 +172,12 @@ class Flight:
                 limit_s = held[0].limit_s
             self._tell()
             # What is queued behind another does not wait for the others yet.
-            ended = [r.end_s for r in list(self.ring) if r.end_s is not None]
+            ends_s = [r.end_s for r in list(self.ring) if r.end_s is not None]
             first = held[0] if held else None
             if first is None or first.since_s is None:
                 continue
-            if time.time() - max([first.since_s, *ended]) > first.limit_s:
+            waits_s = time.time() - max([first.since_s, *ends_s])
+            if waits_s > first.limit_s or (waits_s > _LEFT_S and self.left(first)):
                 self._expire(first)
 
     def _tell(self) -> None:
@@ -210,19 +213,27 @@ class Flight:
         found[jax.process_index()] = self._state(list(self.ring))
         return {r: found.get(r, {}) for r in group}
 
+    def left(self, record: Record) -> list[int]:
+        """The ranks whose programs have ended and never came to `record`."""
+        gone = ended(record.group)
+        return _missing(self.others(gone), record) if gone else []
+
     def late(self, record: Record, waited_s: float) -> BackendError:
         """The error that names who has not come to `record`; writes the dump."""
         ranks = self.others(record.group)
-        key = _key(record.group)
-        missing = [r for r, t in ranks.items() if t.get("seen", {}).get(key, 0) < record.place]
+        missing = _missing(ranks, record)
         path = write_dump(ranks, record.told(), missing, waited_s)
         rows = [(f"rank {r}", _last(ranks[r])) for r in missing]
         here = [r for r in ranks if r not in missing]
         rows += [(ranks_text(here), f"at {record.text()}")] if here else []
-        what = f"{ranks_text(missing)} did not arrive" if missing else "all ranks arrived"
+        who = ranks_text(missing)
+        what = f"took longer than {waited_s:g} s: "
+        what += f"{who} did not arrive" if missing else "all ranks arrived"
+        if missing and ended(missing) == missing:
+            what = f"cannot take place: {who} ended without it"
         return fail(
             BackendError,
-            f"{record.program}: a collective took longer than {waited_s:g} s: {what}",
+            f"{record.program}: a collective {what}",
             [*rows, ("dump", path)],
             at="",
             fix=f"see what they did last: tessera flight {path}",
@@ -245,6 +256,12 @@ def _main_line() -> str:
     while frame is not None and _LIBRARY.search(frame.f_code.co_filename):
         frame = frame.f_back
     return caller(frame) if frame is not None else ""
+
+
+def _missing(ranks: dict[int, dict[str, Any]], record: Record) -> list[int]:
+    """Those that have not come to `record`, by what they have told."""
+    key = _key(record.group)
+    return [r for r, told in ranks.items() if told.get("seen", {}).get(key, 0) < record.place]
 
 
 def _key(group: Sequence[int]) -> str:

@@ -28,6 +28,7 @@ from . import compile_once
 from .coordinator import service_near
 from .jax_private import connect, service
 from .rendezvous import LOST, Member, Rendezvous, listen, reach
+from .store import leave
 
 JOIN_LIMIT_S = 300
 END_S = 10  # how long a rank that failed may take to end
@@ -42,6 +43,7 @@ def join() -> None:
     not come together within TESSERA_JOIN_LIMIT seconds (300), or the engine runs already.
     """
     if service() is not None:
+        atexit.register(leave)
         compile_once.start()
         return
     own = rank_of()
@@ -125,6 +127,7 @@ def _end(member: Member, meeting: Rendezvous | None) -> None:
         if meeting is not None:
             meeting.empty.wait(END_S / 2)
         return
+    leave()
     try:
         member.say({"bye": True})
     except OSError:

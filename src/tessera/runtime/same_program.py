@@ -22,6 +22,7 @@ from ..core.wording import nth, ranks_text
 from ..ir.schedule.schedule import Schedule
 from .flight import flight
 from .jax_private import service
+from .store import wait_for
 
 Run = Callable[..., list[Any]]
 _LOC = re.compile(r"  # (\S+:\d+)")
@@ -66,6 +67,8 @@ def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
             outs = run(*args)
         except Exception as error:
             flight().failed(record, error)
+            if flight().left(record):
+                raise flight().late(record, record.limit_s) from None
             raise
         flight().given(record, outs)
         return outs
@@ -116,7 +119,7 @@ def _gather(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str]
     found = {}
     end_s = time.monotonic() + limit_s
     for rank in group:
-        text = value_in_time(f"{prefix}{rank}", end_s)
+        text = wait_for(f"{prefix}{rank}", end_s - time.monotonic(), rank)
         if text is None:
             return None
         found[rank] = text.decode()
@@ -129,22 +132,11 @@ def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str
     found: dict[str, str] = {}
     for rank, name in hashes.items():
         if name not in found:
-            packed = value_in_time(f"{prefix}{rank}", end_s)
+            packed = wait_for(f"{prefix}{rank}", end_s - time.monotonic(), rank)
             if packed is None:
                 return None
             found[name] = zlib.decompress(packed).decode()
     return found
-
-
-def value_in_time(key: str, end_s: float) -> bytes | None:
-    """The value under `key`; None if there is none in time."""
-    try:
-        left_ms = max(int((end_s - time.monotonic()) * 1000), 1)
-        return bytes(service().blocking_key_value_get_bytes(key, left_ms))
-    except RuntimeError as error:
-        if "DEADLINE_EXCEEDED" in str(error):
-            return None
-        raise
 
 
 def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:

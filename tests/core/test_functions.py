@@ -112,3 +112,21 @@ def test_running_products_and_extremes_of_a_split_dim_send_once(oracle: Oracle) 
     for f in (ts.cumprod, lambda x: ts.cummax(x, 1)[1]):
         text = ts.graph.trace(f, x).text
         assert text.count("redistribute") + text.count("all_gather") <= 2, text
+
+
+def test_norms_are_over_the_dims_that_their_weights_have(oracle: Oracle) -> None:
+    rng = np.random.default_rng(3)
+    x, w, b = (rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4), (3, 4), (3, 4)))
+    tx, tw, tb = map(torch.tensor, (x, w, b))
+    for got, want in (
+        (nn.layer_norm(x, w, b), torch.nn.functional.layer_norm(tx, (3, 4), tw, tb)),
+        (nn.layer_norm(x, w[0]), torch.nn.functional.layer_norm(tx, (4,), tw[0])),
+        (nn.rms_norm(x, w, 1e-3), torch.nn.functional.rms_norm(tx, (3, 4), tw, 1e-3)),
+    ):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
+    for wrong in ((4,), (3, 4), 4, w[:1], ts.ones((2, 4))):  # PyTorch's second argument is sizes
+        for norm in (nn.layer_norm, nn.rms_norm):
+            with pytest.raises(ts.ShapeError, match="follows from them"):
+                norm(x, wrong)
+    with pytest.raises(ts.ShapeError, match="follows from them"):
+        nn.layer_norm(x, w[0], b)

@@ -92,24 +92,45 @@ def layer_norm(
 ) -> Tensor:
     """`x` with zero mean and unit variance over the last dim, times `weight`, plus `bias`.
 
-    `eps` is added to the variance (Ba et al. 2016). Computed in f32; the result has the dtype of
-    `x`.
+    With a `weight` of several dims it is over as many of the last dims, whose sizes it has; so
+    there is no argument for them. `eps` is added to the variance (Ba et al. 2016). Computed in
+    f32; the result has the dtype of `x`. Raises ShapeError if `weight` or `bias` does not have
+    the sizes of the last dims.
     """
     t = as_tensor(x)
+    dims = _normed("layer_norm", t, weight, bias)
     w = wide(t)
-    c = w - F.mean(w, -1, True)
-    y = c * F.rsqrt(F.mean(c * c, -1, True) + eps)
+    c = w - F.mean(w, dims, True)
+    y = c * F.rsqrt(F.mean(c * c, dims, True) + eps)
     return _scaled(y, weight, bias).to(t.dtype)
 
 
 def rms_norm(x: Like, weight: Like | None = None, eps: float = 1e-6) -> Tensor:
     """`x` over its root mean square along the last dim, times `weight` (Zhang & Sennrich 2019).
 
-    `eps` is added to the mean square. Computed in f32; the result has the dtype of `x`.
+    With a `weight` of several dims it is along as many of the last dims. `eps` is added to the mean
+    square. Computed in f32; the result has the dtype of `x`. Raises ShapeError if `weight` does not
+    have the sizes of the last dims.
     """
     t = as_tensor(x)
+    dims = _normed("rms_norm", t, weight, None)
     w = wide(t)
-    return _scaled(w * F.rsqrt(F.mean(w * w, -1, True) + eps), weight, None).to(t.dtype)
+    return _scaled(w * F.rsqrt(F.mean(w * w, dims, True) + eps), weight, None).to(t.dtype)
+
+
+def _normed(name: str, x: Tensor, *scales: Like | None) -> tuple[int, ...]:
+    """The last dims of `x` that a norm is over: as many as its weight and bias, `scales`, have.
+    Raises ShapeError if their sizes are others."""
+    given = [as_tensor(w) for w in scales if w is not None]
+    rank = given[0].ndim if given else 1
+    if any(not rank or w.shape != x.shape[-rank:] for w in given):
+        raise fail(
+            ShapeError,
+            f"{name}: weight and bias do not have the sizes of the last dims",
+            [("x", x.type), *(("given", w.type) for w in given)],
+            fix="give weights of these sizes, or none: over which dims it goes follows from them",
+        )
+    return tuple(range(-rank, 0))
 
 
 def _scaled(y: Tensor, weight: Like | None, bias: Tensor | None) -> Tensor:

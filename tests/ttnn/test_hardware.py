@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tessera import ttnn
+from tessera.ttnn import names
 
 
 def test_collectives_of_programs_with_sub_devices_and_semaphores(device: ttnn.MeshDevice) -> None:
@@ -86,3 +87,12 @@ def test_names_of_before_the_mesh() -> None:
         ttnn.Arch.WORMHOLE_B0, math_fidelity=ttnn.MathFidelity.HiFi4, fp32_dest_acc_en=True
     )
     assert config.fp32_dest_acc_en and config.math_fidelity is ttnn.MathFidelity.HiFi4
+
+
+def test_names_that_are_not_provided_are_known() -> None:
+    assert not names.OF_TT_NN & {*ttnn.__all__}
+    for module, name in ((ttnn, "argmin"), (ttnn, "gelu_bw"), (ttnn.experimental, "send_async")):
+        with pytest.raises(AttributeError, match="TT-NN has it, and it is not provided here"):
+            getattr(module, name)
+    with pytest.raises(AttributeError, match="the names most like it are all_gather_async"):
+        ttnn.experimental.all_gather_asink  # noqa: B018

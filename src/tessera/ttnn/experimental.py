@@ -14,6 +14,7 @@ from .ccl import (
     point_to_point,
     reduce_scatter,
 )
+from .names import no_name
 from .tensor import Tensor
 from .transformer import (
     nlp_concat_heads,
@@ -46,3 +47,7 @@ __all__ = [
     "reduce_scatter_async", "reduce_scatter_minimal_async", "rotary_embedding",
     "rotary_embedding_llama",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    raise no_name(name, __all__, __name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,22 @@ def test_the_older_forms(device: ttnn.MeshDevice) -> None:
         pieces = torch.split(x, 32, 3)
         for i, t in enumerate(ttnn.get_device_tensors(found)):
             assert torch.equal(ttnn.to_torch(t), torch.cat([pieces[i % 4], pieces[i % 4 + 4]], 3))
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms_of_rows_that_devices_share(kind: str, device: ttnn.MeshDevice) -> None:
+    x, w, b = torch.randn(1, 1, 40, 128) + 0.5, torch.randn(128), torch.randn(128)
+    cut = ttnn.ShardTensor2dMesh(device, mesh_shape=(2, 4), dims=(None, -1))
+    put = partial(ttnn.from_torch, layout=ttnn.TILE_LAYOUT, device=device, mesh_mapper=cut)
+    before, after = (getattr(ttnn, f"{kind}_norm_{when}_all_gather") for when in ("pre", "post"))
+    part = put(x)
+    stats = ttnn.all_gather(before(part, dtype=ttnn.float32), dim=-1, cluster_axis=1)
+    assert stats.shape == (1, 1, 40, (64 if kind == "layer" else 32) * 4)
+    found = after(part, stats, epsilon=1e-5, weight=put(w), bias=put(b))
+    join = ttnn.ConcatMesh2dToTensor(device, mesh_shape=(2, 4), dims=(0, 3))
+    norm = torch.nn.functional.layer_norm if kind == "layer" else torch.nn.functional.rms_norm
+    want = norm(x, (128,), eps=1e-5) * w + b
+    got = ttnn.to_torch(found, mesh_composer=join)
+    torch.testing.assert_close(got, want.repeat(2, 1, 1, 1), rtol=2e-5, atol=2e-5)
+    with pytest.raises(ttnn.TTNNError, match=rf"ttnn\.all_gather\(ttnn\.{kind}_norm_pre"):
+        after(part, put(torch.ones(40, 40)))

@@ -44,7 +44,7 @@ WAYS = HOW | {
     "num_links", "topology", "mesh_device", "num_workers_per_link", "chunks_per_sync",
     "intermediate_memory_config", "multi_device_global_semaphore", "barrier_semaphore",
     "persistent_output_buffer", "persistent_output_buffers", "persistent_output_tensor",
-    "persistent_intermediate_buffer",
+    "persistent_intermediate_buffer", "num_devices",
     "chunk_size", "use_broadcast", "worker_mode", "dispatch_algorithm", "linear_barrier",
     "init_semaphore", "cross_device_semaphore", "drain_sync_tilizer_core",
 }  # fmt: skip

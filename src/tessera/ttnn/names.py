@@ -32,7 +32,7 @@ _TEXT = """
     global_avg_pool2d glu graph grid_sample grid_to_cores group_norm gt_ H2DSocket halo hardmish
     hardshrink hardtanh has_storage_type_of has_tile_padding heaviside hypot i0 i1 imag index_fill
     indexed_fill interleaved_to_sharded_partial is_imag is_real is_sharded isclose isneginf isposinf
-    KernelDescriptor l1_loss layer_norm_post_all_gather layer_norm_pre_all_gather
+    KernelDescriptor l1_loss
     LayerNormDistributedDefaultProgramConfig lcm ldexp le_ lerp lgamma light_metal_begin_capture
     light_metal_end_capture LightMetalReplay load_config_from_dictionary load_config_from_json_file
     logaddexp2 logical_and_ logical_left_shift logical_not_ logical_or_ logical_right_shift
@@ -47,7 +47,7 @@ _TEXT = """
     rad2deg rand_like ReadDeviceProfiler ReaderConfigDescriptor real reallocate recv_async
     reduce_to_all reduce_to_root register_cpp_operation register_post_operation_hook
     register_pre_operation_hook register_python_operation reglu requantize reshape_on_device reshard
-    rms_norm_post_all_gather rms_norm_pre_all_gather roll rpow rsub_sfpu sampling
+    roll rpow rsub_sfpu sampling
     save_config_to_json_file scale_mask_softmax scale_mask_softmax_in_place scatter scatter_add
     SemaphoreDescriptor send_async set_printoptions SetDefaultDevice SetRootDir
     ShardDistributionStrategy sharded_to_interleaved_partial ShardShapeAlignment sigmoid_accurate

@@ -11,7 +11,9 @@ from ..lang.shaping import swap
 from ..lang.tensor import Tensor as Value
 from .dtypes import DataType, Layout
 from .elementwise import activated, named
+from .faults import wrong
 from .run import how, run, run_many
+from .shapes import TILE_SIZE
 from .tensor import Tensor
 
 
@@ -144,6 +146,81 @@ def _scaled(
     return x + flat["bias"] if "bias" in flat else x
 
 
+# -- norms of a row that several devices share -----------------------------------------------------
+def rms_norm_pre_all_gather(
+    input_tensor: Tensor, *, dtype: DataType = DataType.BFLOAT16, **options: Any
+) -> Tensor:
+    """What a device knows of the norm of rows that are cut over devices: the sum of squares of its
+    part, in the first column of a tile [..., 32]. `all_gather` joins them along the last dim."""
+    said = how("rms_norm_pre_all_gather", options)
+    return run("rms_norm_pre_all_gather", _sums_of_rows, [input_tensor], dtype, **said, powers=(2,))
+
+
+def layer_norm_pre_all_gather(
+    input_tensor: Tensor, *, dtype: DataType = DataType.BFLOAT16, **options: Any
+) -> Tensor:
+    """As `rms_norm_pre_all_gather`, with the sum of the part in a second tile: [..., 64]."""
+    name = "layer_norm_pre_all_gather"
+    return run(name, _sums_of_rows, [input_tensor], dtype, **how(name, options), powers=(2, 1))
+
+
+def _sums_of_rows(x: Value, powers: tuple[int, ...]) -> Value:
+    sums = [F.sum(x * x if p == 2 else x, -1, keepdims=True) for p in powers]
+    return F.concat([F.pad(s, (0, TILE_SIZE - 1)) for s in sums], -1)
+
+
+def rms_norm_post_all_gather(
+    input_tensor: Tensor, stats: Tensor, *, epsilon: float = 1e-12, weight: Tensor | None = None,
+    bias: Tensor | None = None, dtype: DataType | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """`rms_norm` of rows that are cut over devices: of a device's part, with the gathered `stats`
+    of `rms_norm_pre_all_gather`."""
+    return _of_stats("rms_norm_post_all_gather", input_tensor, stats, epsilon, weight, bias, dtype,
+                     1, options)  # fmt: skip
+
+
+def layer_norm_post_all_gather(
+    input_tensor: Tensor, stats: Tensor, *, epsilon: float = 1e-12, weight: Tensor | None = None,
+    bias: Tensor | None = None, dtype: DataType | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """`layer_norm` of rows that are cut over devices: of a device's part, with the gathered `stats`
+    of `layer_norm_pre_all_gather`."""
+    return _of_stats("layer_norm_post_all_gather", input_tensor, stats, epsilon, weight, bias,
+                     dtype, 2, options)  # fmt: skip
+
+
+def _of_stats(
+    name: str, x: Tensor, stats: Tensor, epsilon: float, weight: Tensor | None,
+    bias: Tensor | None, dtype: DataType | None, tiles: int, options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    width = stats.shape[-1] if len(stats.shape) else 0
+    if not width or width % (tiles * TILE_SIZE):
+        raise wrong(
+            f"{name}: stats have {tiles * TILE_SIZE} columns of each device",
+            [("stats", stats.shape)],
+            fix=f"ttnn.all_gather(ttnn.{name.replace('post', 'pre')}(x), dim=-1)",
+        )
+    given = {"weight": weight, "bias": bias}
+    there = {k: v for k, v in given.items() if v is not None}
+    return run(name, _normed, [x, stats, *there.values()], dtype, **how(name, options),
+               there=tuple(there), epsilon=epsilon, tiles=tiles)  # fmt: skip
+
+
+def _normed(
+    x: Value, stats: Value, *more: Value, there: tuple[str, ...], epsilon: float, tiles: int
+) -> Value:
+    devices = stats.shape[-1] // (tiles * TILE_SIZE)
+    sums = F.sum(stats.reshape(*stats.shape[:-1], devices, tiles, TILE_SIZE)[..., 0], -2)
+    means = sums / (devices * x.shape[-1])
+    spread = means[..., :1]
+    if tiles == 2:
+        x, spread = x - means[..., 1:], spread - means[..., 1:] * means[..., 1:]
+    x = x * F.rsqrt(spread + epsilon)
+    flat = {k: v.reshape(x.shape[-1]) for k, v in zip(there, more)}
+    x = x * flat["weight"] if "weight" in flat else x
+    return x + flat["bias"] if "bias" in flat else x
+
+
 def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
     """The op that makes one number of the elements along `dim`: one, several, or all."""
 
@@ -219,6 +296,7 @@ def _cumsum(x: Value, dim: int) -> Value:
 setattr(Tensor, "__matmul__", matmul)  # noqa: B010  # it is above the class
 
 __all__ = [
-    "addmm", "argmax", "cumsum", "layer_norm", "linear", "matmul", "max", "mean", "min", "prod",
-    "rms_norm", "softmax", "std", "sum", "topk", "var",
+    "addmm", "argmax", "cumsum", "layer_norm", "layer_norm_post_all_gather",
+    "layer_norm_pre_all_gather", "linear", "matmul", "max", "mean", "min", "prod", "rms_norm",
+    "rms_norm_post_all_gather", "rms_norm_pre_all_gather", "softmax", "std", "sum", "topk", "var",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ on every mesh?"""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,40 @@ def test_a_pipeline_cuts_masks_with_their_rows(kind: str, experts: int) -> None:
         got = ts.jit(lambda model, batch: padded(model, batch, pipe))(model, batch)
     for a, b in zip(flatten(got)[0], flatten(want)[0], strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "side"), [("gpt2", "left"), pytest.param("llama3", "both", marks=LONG)]
+)
+def test_a_pipeline_of_padded_batches_is_that_of_transformers(
+    kind: str, side: str, model_of: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """The loss and its gradient by the embedding, of four microbatches of a row, each of which
+    weighs as many tokens as it has."""
+    path, peer = model_of(kind)
+    mask, whole = PADDED[side], load_hf(path)
+    labels = np.where(mask, IDS, -100).astype(np.int32)
+    told = {"attention_mask": mask, "position_ids": counted(mask)}
+    peer.zero_grad()
+    want = peer(torch.tensor(IDS.astype(np.int64)), labels=torch.tensor(labels.astype(np.int64)),
+                **{n: torch.tensor(v.astype(np.int64)) for n, v in told.items()}).loss  # fmt: skip
+    want.backward()
+    model = nn.GPT(replace(whole.config, stacked=False, loop=None))
+    layered = {}
+    for name, t in whole.state_dict().items():
+        at = name.find("blocks.block.")
+        for i in range(whole.config.layers if at >= 0 else 0):
+            layered[name.replace("blocks.block.", f"blocks.layers.{i}.")] = t[i]
+        if at < 0:
+            layered[name] = t
+    model.load_state_dict(layered)
+    following = np.concatenate([labels[:, 1:], np.full((B, 1), -100, np.int32)], 1)
+    batch = {"ids": IDS, "labels": following, "attention_mask": mask}
+    with dist.Mesh(("pp",), devices=2):
+        pipe = pipeline.run(("pp",), schedule="1F1B", microbatches=4)(
+            lambda model, ids, **told: model.features(ids, **told)
+        )
+        loss, grads = ts.jit(lambda model, batch: padded(model, batch, pipe))(model, batch)
+    assert loss.item() == pytest.approx(want.item(), abs=1e-5)
+    theirs = peer.get_input_embeddings().weight.grad
+    np.testing.assert_allclose(grads["embed.weight"].numpy(), theirs, rtol=1e-3, atol=1e-5)

@@ -99,6 +99,7 @@ def test_it_goes_on_from_the_younger_of_safe_point_and_checkpoint(
     monkeypatch.setenv("TESSERA_ELASTIC", str(tmp_path / "memory"))
     with pytest.raises(Crash):
         guarded(tmp_path, {2.75: [Crash]})
+    checkpoint.wait()
     assert checkpoint.latest(tmp_path / "checkpoints") == "step-00000002"
     monkeypatch.setattr("tessera.elastic.going_back._loops", 0)  # as in a program that begins again
     with pytest.raises(Crash):  # step 3 is made, and after it there is a checkpoint

@@ -114,8 +114,9 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
         # once for values from the host and once for its own.
         start()
         return jax.device_put(x)
+    where = sharding(t)
     try:
-        return jax.device_put(x, sharding(t))  # processes compare what they place
+        return jax.device_put(x, where)  # processes compare what they place
     except RuntimeError as error:
         gone = ended(range(jax.process_count())) if service() is not None else []
         raise fail(

@@ -23,15 +23,16 @@ def gather(name: str, value: Any, limit_s: float) -> list[Any]:
     if count == 1:
         return [json.loads(json.dumps(value))]
     found: list[Any] = []
+    key = f"tessera/gather/{name}"
     try:
-        client.key_value_set_bytes(
-            f"tessera/gather/{name}/{jax.process_index()}", json.dumps(value).encode()
-        )
+        client.key_value_set_bytes(f"{key}/{jax.process_index()}", json.dumps(value).encode())
         for rank in range(count):
-            said = wait_for(f"tessera/gather/{name}/{rank}", limit_s, rank)
+            said = wait_for(f"{key}/{rank}", limit_s, rank)
             if said is None:
                 raise _silent("gather", rank, limit_s)
             found.append(json.loads(said))
+        if client.key_value_increment(f"{key}/read", 1) == count:
+            client.key_value_delete(key)
     except RuntimeError as error:
         raise _no_service("gather", error) from None
     return found

@@ -326,7 +326,8 @@ class Guard:
 
     # -- going on ---------------------------------------------------------------------------------
     def _begin(self) -> None:
-        """Goes on from what is there, and says from what."""
+        """Goes on from what is there, and says from what; what is still being written counts."""
+        self._settle(wait=True)
         kept_s = self._safe.open()
         if kept_s and kept_s >= self._of_first(self._saved_s()):
             self.begin = self._stand(self._safe.first(None))

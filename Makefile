@@ -12,12 +12,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-all docs fmt lint test test-all test-core bench prove soak torture clean
+.PHONY: help demo check check-all docs fmt lint test test-all test-core coverage bench prove soak torture clean
 
 help:
 	@echo "make demo       train a small GPT over a mesh of 8 virtual devices (ARGS='--steps 50')"
 	@echo "make check      format, lint, types, import contracts, the tests that are not long"
-	@echo "make check-all  the same with the site, the long tests and the coverage (over an hour)"
+	@echo "make check-all  the same with the site and the long tests: what CI runs"
 	@echo "make docs       site/: these pages, with search and a reference of every public name"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
@@ -73,6 +73,10 @@ test: $(READY)
 	$(REST)
 
 test-all: $(READY)
+	$(CORE) --long
+	$(REST) --long
+
+coverage: $(READY)
 	$(CORE) --long --cov --cov-report=
 	$(REST) --long --cov --cov-append --cov-report=
 	$(BIN)/coverage report --fail-under=95

@@ -118,7 +118,7 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     try:
         return jax.device_put(x, where)  # processes compare what they place
     except RuntimeError as error:
-        gone = ended(range(jax.process_count())) if service() is not None else []
+        gone = ended(range(jax.process_count()))
         raise fail(
             BackendError,
             f"the value cannot be placed: {str(error).splitlines()[0]}",

@@ -9,9 +9,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-import jax
-
-from .jax_private import service
+from .jax_private import place, service
 
 LOOK_S = 1.0  # between two looks at who has ended
 _ENDED = "tessera/ended/"
@@ -39,11 +37,13 @@ def leave() -> None:
     """Tells the others that the program of this process has ended."""
     with contextlib.suppress(RuntimeError):  # where the service is gone, so is whoever could ask
         if service() is not None:
-            service().key_value_set(f"{_ENDED}{jax.process_index()}", "1", True)
+            service().key_value_set(f"{_ENDED}{place()[0]}", "1", True)
 
 
 def ended(ranks: Sequence[int]) -> list[int]:
     """Those of `ranks` whose programs have ended."""
+    if service() is None:
+        return []
     found: list[tuple[str, str]] = []
     with contextlib.suppress(RuntimeError):
         found = service().key_value_dir_get(_ENDED)

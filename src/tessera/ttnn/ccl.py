@@ -169,9 +169,12 @@ def all_gather(
 ) -> Tensor:
     """On each device the parts of all, one after the other along `dim`."""
     call = _Call("all_gather", input_tensor, cluster_axis, older, options)
-    dim = _dim(call.name, input_tensor, dim)
-    labels = call.labels(PlacementReplicate(), PlacementShard(dim))
-    return call.run(_all_gather, labels, dim=dim)
+    return _gathered(call, _all_gather, dim)
+
+
+def _gathered(call: _Call, body: Any, dim: int) -> Tensor:
+    dim = _dim(call.name, call.x, dim)
+    return call.run(body, call.labels(PlacementReplicate(), PlacementShard(dim)), dim=dim)
 
 
 def _all_gather(x: Value, axes: Axes, dim: int) -> Value:
@@ -183,9 +186,7 @@ def all_gather_async_reversed(
 ) -> Tensor:
     """`all_gather` with the part of the last device first."""
     call = _Call("all_gather_async_reversed", input_tensor, cluster_axis, older, options)
-    dim = _dim(call.name, input_tensor, dim)
-    labels = call.labels(PlacementReplicate(), PlacementShard(dim))
-    return call.run(_all_gather_reversed, labels, dim=dim)
+    return _gathered(call, _all_gather_reversed, dim)
 
 
 def _all_gather_reversed(x: Value, axes: Axes, dim: int) -> Value:

@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -53,7 +54,8 @@ def main() -> None:
     kind = "fsdp" if a.zero else "ddp"
     with tempfile.TemporaryDirectory() as folder:
         tokens, labels = jax_gpt.batch(config)
-        np.savez(Path(folder) / "given.npz", tokens=tokens, labels=labels, **jax_gpt.init(config))
+        given: dict[str, Any] = {"tokens": tokens, "labels": labels, **jax_gpt.init(config)}
+        np.savez(Path(folder) / "given.npz", **given)
         commands = [
             [str(HERE / "peers/torch_fsdp.py"), kind, folder, str(rank), str(a.ranks),
              "--heads", str(config.heads)]

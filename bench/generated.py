@@ -125,7 +125,7 @@ def optimizers() -> dict[str, list[Any]]:
             {}, {"factor_from": 4, "clip": None, "relative": False},
         ],
     }  # fmt: skip
-    kinds = [v for v in vars(optim).values() if inspect.isclass(v)]
+    kinds: list[Any] = [v for v in vars(optim).values() if inspect.isclass(v)]
     kinds = [v for v in kinds if issubclass(v, optim.Optimizer) and not inspect.isabstract(v)]
     return {v.__name__: [v(0.01, **said) for said in more.get(v.__name__, [{}])] for v in kinds}
 

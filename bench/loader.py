@@ -66,11 +66,11 @@ def main() -> None:
     ap.add_argument("--rounds", type=int, default=9)
     rounds = ap.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        config = {
+        config: dict[str, Any] = {
             "data": str(write(Path(folder))), "batch_size": DEMO.batch,
             "sequence_length": DEMO.seq, "eos_token": EOS, "epochs": None,
         }  # fmt: skip
-        kinds = {
+        kinds: dict[str, dict[str, Any]] = {
             "windows": {},
             "windows, segments": {"segment_ids": True},
             "documents, segments": {"packing": "documents", "segment_ids": True},

@@ -94,7 +94,7 @@ def main() -> None:
     for capacity, packing in ((1.25, None), (1.25, "fp8_e4m3"), (None, None)):
         how: dict[str, Any] = {"capacity": capacity, "transport": {"pack_dtype": packing}}
         seen = nn.moe_inspection(w, x, K, **how)
-        there, back = (sum(h.wire_bytes for h in p) for p in (seen.dispatch, seen.combine))
+        there, back = (sum(h.wire_bytes or 0 for h in p) for p in (seen.dispatch, seen.combine))
         sent = [b * DEVICES // (DEVICES - 1) for b in (there, back)]
         moving = ts.jit(lambda x, w, how=how: op.moe(x, w, k=K, network=as_they_are, **how))
         layer = ts.jit(lambda x, w, how=how: op.moe(x, w, k=K, **how))
@@ -105,14 +105,10 @@ def main() -> None:
             one()
             two()
 
-        got = timed(
-            {
-                "ours": lambda moving=moving: moving(x, w).data.block_until_ready(),
-                "plain": peer,
-                "layer": lambda layer=layer: layer(x, w).data.block_until_ready(),
-            },
-            rounds,
-        )
+        def waited(fn: Callable[..., ts.Tensor]) -> Callable[[], Any]:
+            return lambda: fn(x, w).data.block_until_ready()
+
+        got = timed({"ours": waited(moving), "plain": peer, "layer": waited(layer)}, rounds)
         rows.append({
             "room": "dropless" if capacity is None else f"capacity {capacity}",
             "payload": packing or "f32",

@@ -48,7 +48,10 @@ def step_of(model: Callable[..., Any]) -> Any:
 
 def values(a: argparse.Namespace) -> tuple[dict[str, Any], Any, Any]:
     rng = np.random.default_rng(0)
-    normal = lambda *s: rng.normal(size=s).astype(np.float32)  # noqa: E731  # short for what follows
+
+    def normal(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
     w = {}
     for k in range(a.layers):
         w[f"up{k}"] = normal(a.width, 4 * a.width) / a.width**0.5

@@ -47,7 +47,7 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float]:
 
 def parts_of(layers: int) -> dict[str, float]:
     """The seconds of each part, for a model of so many layers."""
-    weights = {}
+    weights: dict[str, ts.Tensor] = {}
     for i in range(layers):
         weights |= {f"norm{i}": ts.ones((WIDTH,)), f"up{i}": ts.ones((WIDTH, 4 * WIDTH))}
         weights |= {f"down{i}": ts.ones((4 * WIDTH, WIDTH))}

@@ -11,7 +11,6 @@ import argparse
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -84,12 +83,13 @@ class Task:
             self.compiled.plan(self.model, self.state, self.batches[0])
             self.model = features.place(self.model)
         self.state = optimizer.init(self.model.parameters(), plan)
-        self.kind, self.losses = kind, []
+        self.kind = kind
+        self.losses: list[float] = []
         self.done = 0
         self.loss: Any = None
         if apart:
             self.weights = {k: v.now() for k, v in self.model.parameters().items()}
-            self.apart = ts.jit(donate=("weights", "state"))(self._functional(body))
+            self.apart: Any = ts.jit(donate=("weights", "state"))(self._functional(body))
 
     def _functional(self, body: Callable[..., Any]) -> Callable[..., Any]:
         def functional(weights: Any, state: Any, ids: Any) -> Any:
@@ -104,7 +104,7 @@ class Task:
             while len(self.losses) < steps:
                 if self.done > len(self.losses):  # Ctrl-C came between the two statements below
                     self.losses.append(self.loss.item())
-                self.loss, self.weights, self.state, self.done = (
+                self.loss, self.weights, self.state, self.done = (  # type: ignore[misc]  # *Any
                     *self.apart(self.weights, self.state, self.batches[self.done % 4]),
                     self.done + 1,
                 )
@@ -189,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

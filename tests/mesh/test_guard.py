@@ -141,7 +141,7 @@ def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Pa
     before = signal.getsignal(signum)
 
     def after(done: int) -> None:
-        if done == 2:
+        if done in (2, 4):
             os.kill(os.getpid(), signum)
             os.kill(os.getpid(), signum)  # a launcher passes on what its ranks have heard, too
 
@@ -152,9 +152,32 @@ def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Pa
     said = first.said.getvalue()
     name = signal.Signals(signum).name
     assert f"run: {name}: it saves after this step" in said
-    assert f"run: ended by {name} after 3 steps; step-00000003 in" in said
-    again = Trained(tmp_path)()
-    assert again.seen == whole.seen[3:] and again.bits == whole.bits
+    assert f"run: ended by {name} after 3 steps; it is saved as step-00000003 in" in said
+    again = Trained(tmp_path)
+    with pytest.raises(Preempted):
+        again(after)
+    said = again.said.getvalue()
+    assert f"run: ended by {name} after 5 steps; it is saved as step-00000005 in" in said
+    last = Trained(tmp_path)()
+    assert again.seen + last.seen == whole.seen[3:] and last.bits == whole.bits
+
+
+def test_a_signal_whose_save_fails_says_what_there_is(tmp_path: Path) -> None:
+    run = Trained(tmp_path)
+
+    def after(done: int) -> None:
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            full.__enter__()
+
+    full = files_of_at_most(2000)
+    try:
+        with pytest.raises(Preempted):
+            run(after)
+    finally:
+        full.__exit__(None, None, None)
+    ended = "run: ended by SIGTERM after 3 steps; it is not saved; the newest is step-00000002 in"
+    assert ended in run.said.getvalue()
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path, monkeypatch: Any) -> None:

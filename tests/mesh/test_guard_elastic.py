@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tessera import checkpoint, dist, elastic, optim
 from tessera.core.devices import LOST
 from tessera.train.guard import Guard, TrainState
 from tessera.train.metrics import read_metrics
-from tessera.train.run import Run
+from tessera.train.run import Preempted, Run
 from tests.procs.elastic_model import Dense, step_of
 
 RNG = np.random.default_rng(11)
@@ -37,7 +39,8 @@ class Crash(Exception):
 
 def guarded(folder: Path, events: dict[float, Any], safe_point: Any = 1, **how: Any) -> Any:
     """The bits at the end, and the (step, devices) that were made. `events` drop devices (-1 -
-    device) or restore them, raise, or make a loss bad, before a step or in its midst."""
+    device) or restore them, raise, tell it to end, or make a loss bad, before a step or in its
+    midst."""
     plan, optimizer = dist.strategy("zero_redundancy_optimizer", stage=2), optim.Adam(1e-2)
     train_step = step_of(plan, optimizer)
     ts.seed(5)
@@ -48,7 +51,9 @@ def guarded(folder: Path, events: dict[float, Any], safe_point: Any = 1, **how: 
         for event in (found := events.pop(when, ())):
             if event is Crash:
                 raise Crash
-            if event != "bad":
+            if event == "told":
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif event != "bad":
                 elastic.restore(event) if event >= 0 else elastic.drop(-1 - event)
         return "bad" in found
 
@@ -107,6 +112,29 @@ def test_it_goes_on_from_the_younger_of_safe_point_and_checkpoint(
     monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
     bits, made = guarded(tmp_path, {})
     assert bits == quiet[0] and [i for i, _ in made] == [4, 5]
+
+
+def test_a_signal_leaves_a_safe_point_of_the_last_step(
+    quiet: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Where no checkpoint is read, as in the demo without --save-every, no step is made again."""
+    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
+    monkeypatch.setenv("TESSERA_ELASTIC", str(tmp_path / "memory"))
+    with pytest.raises(Preempted) as caught:
+        guarded(tmp_path, {2: ["told"]}, safe_point=5, resume=False)
+    assert caught.value.saved.startswith("it is saved as step-00000003 in ")
+    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
+    bits, made = guarded(tmp_path, {}, resume=False)
+    assert bits == quiet[0] and [i for i, _ in made] == [3, 4, 5]
+
+
+def test_several_processes_without_safe_points_go_back_after_a_bad_loss(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("tessera.elastic.going_back.process_count", lambda: 2)
+    with pytest.warns(ts.EngineWarning, match="when one of several processes is lost"):
+        _, made = guarded(tmp_path, {2.5: ["bad"]}, on_bad_loss="rollback")
+    assert [i for i, _ in made] == [0, 1, 2, 2, 3, 4, 5]
 
 
 def test_after_a_bad_loss_it_goes_back_to_what_came_of_it(tmp_path: Path) -> None:

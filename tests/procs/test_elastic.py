@@ -29,8 +29,8 @@ def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
     run.lose(random.Random(0), signal.SIGKILL)
     status, out, said = run.end()
     assert status == 0, said
-    assert "tessera run: goes on with 1 of 2 processes, from its last safe point, after " in said
-    assert "tessera run: goes on with all 2 processes, from its last safe point, after " in said
+    assert "tessera run: goes on with 1 of 2 processes; the last safe point is after " in said
+    assert "tessera run: goes on with all 2 processes; the last safe point is after " in said
     assert out.split()[-1] == alone(24, tmp_path / "quiet")[-1]
     if more:
         rows = read_metrics(tmp_path / "killed" / "run" / "metrics.jsonl")

@@ -60,6 +60,7 @@ class _Job:
     number: int
     tell: Tell | None
     stall_s: float = 0.0
+    created_s: float = field(default_factory=time.time)
     leads: bool = field(default_factory=lambda: process_index() == 0)
     """Whether this process writes what is in `storage` once."""
     spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
@@ -266,7 +267,7 @@ def _json(state: Any) -> Any:
 def written(job: _Job) -> None:
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
-    mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": time.time(), "error": ""}
+    mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": job.created_s, "error": ""}
     try:
         if job.leads:
             found, _ = manifests(job.storage)

@@ -93,9 +93,15 @@ class GoingBack:
             error = found
         return self._go_back(number, error)
 
+    @property
+    def outlives(self) -> bool:
+        """Whether processes that begin after these find the safe points."""
+        return self._kept is not None and not self._kept.own
+
     def keep(self, step: int) -> None:
-        """Makes a safe point of the state as it is, after `step` steps."""
-        assert self._kept is not None and self._policy is not None
+        """Makes a safe point of the state as it is, after `step` steps, where any are kept."""
+        if self._kept is None or self._policy is None:
+            return
         about = {"loop": self._loop, "rejoin": self._policy.rejoin}
         self._kept.keep(f"loop_{self._loop}_step_{step}", step, self.mesh, about)
 

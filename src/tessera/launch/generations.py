@@ -146,9 +146,9 @@ def _name(manifest: Any) -> str:
 
 def _from(manifest: Any) -> str:
     if manifest is None:
-        return ", which begin anew: no safe point was kept"
+        return "; they begin anew: no safe point was kept"
     step = manifest.step
-    return f", from its last safe point, after {step} step{'s' * (step != 1)}"
+    return f"; the last safe point is after {step} step{'s' * (step != 1)}"
 
 
 def _say(text: str) -> None:

@@ -179,6 +179,7 @@ class Guard:
         if word["save"] or word["signal"] or last:
             self._save(done)
         if word["signal"]:
+            self._safe.leave(done, **self._now())
             self._finish()
             raise self._preempted(word["signal"])
         after = self._safe.after(step, **self._now())
@@ -241,7 +242,9 @@ class Guard:
         newest = self._newest()
         where = "it is not saved"
         if newest is not None:
-            where = f"{newest} in {self._storage.name} is what it goes on from"
+            there = f"{newest} in {self._storage.name}"
+            saved = self._saved == self.run.made
+            where = f"it is saved as {there}" if saved else f"{where}; the newest is {there}"
         return Preempted(number, where)
 
     def _word(self, step: int) -> dict[str, Any]:

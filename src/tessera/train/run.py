@@ -124,6 +124,8 @@ class Run:
         self.tracker = Several([self.metrics, *others.trackers], self.progress.note)
         self.tracker.config(settings or {})
         self._times: list[float] = []
+        self.made = 0
+        """How many steps of the run are made, those of the processes before it included."""
         self.last: Row = {}
         """The row of the step that was made last."""
         self.mesh: Mesh | None = None
@@ -167,6 +169,7 @@ class Run:
         row = {name: v for k, given in row.items() for name, v in _numbers(k, given).items()}
         step_s = time.perf_counter() - start
         self._times.append(step_s)
+        self.made = number + 1
         self.last = {"step": number, **row}
         self.tracker.log(number, {**row, "step_s": round(step_s, 6), **self._speed(step_s)})
         shown = self._speed(median(self._times[-SPEED_WINDOW:]))
@@ -192,7 +195,7 @@ class Run:
 
     def cut(self, step: int) -> int:
         """Takes out the rows from `step` on, which is made once more; how many there were."""
-        self.last = {}
+        self.last, self.made = {}, step
         return self.metrics.cut(step)
 
     def __enter__(self) -> Self:
@@ -237,9 +240,9 @@ class Run:
     def _ended_by(self, error: BaseException, lost: str | None) -> str:
         """One line: what ended the run, and where its weights are."""
         if isinstance(error, Preempted):
-            return f"run: ended by {error.signal} after {len(self._times)} steps; {error.saved}"
+            return f"run: ended by {error.signal} after {self.made} steps; {error.saved}"
         what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
-        begin = f"run: {what} after {len(self._times)} of {self.steps} steps; "
+        begin = f"run: {what} after {self.made} of {self.steps} steps; "
         if self._weights is None:
             return f"{begin}what was written is in {self.folder}"
         if not self._times:

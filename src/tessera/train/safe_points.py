@@ -64,6 +64,12 @@ class SafePoints:
             self.given.update(now)
             self._loop.keep(step)
 
+    def leave(self, step: int, **now: Any) -> None:
+        """A safe point after `step` steps for the processes that come after these, if they find
+        it."""
+        if self._loop is not None and self._loop.outlives:
+            self.keep(step, **now)
+
     def lost(self, error: BaseException) -> bool:
         return self._loop is not None and self._loop.lost(error)
 

@@ -398,3 +398,17 @@ def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint.load(root=root).tensors["w"].numpy().tolist() == [3] * 4
     assert checkpoint.verify("s2", root) and checkpoint.latest(root) == "s3"
     assert [k.decode().partition("/")[0] for k in sorted(kept.list().result())] == ["s2"] * 2 + ["s3"] * 2  # noqa: E501  # fmt: skip
+    read: list[int] = []
+
+    class Watched:
+        def read(self, key: str, **how: Any) -> Any:
+            found = kept.read(key, **how)
+            read.append(len(found.result().value))
+            return found
+
+    ((key, size),) = checkpoint.load(root=root).manifest.files().items()
+    kept.write(f"s3/{key}", b"x" * 10_000_000).result()
+    monkeypatch.setattr(checkpoint.storage.Storage, "_store", Watched())
+    with pytest.raises(ts.CheckpointError, match=f"it has more than {size} bytes"):
+        checkpoint.load("s3", root=root)
+    assert max(read) < 10_000  # the size of the file is looked at before memory is taken

@@ -23,6 +23,8 @@ from ..core.errors import CheckpointError, fail
 from ..core.files import sync, write_whole
 
 _URL = re.compile(r"(gs|s3|memory)://")
+# What TensorStore says of bytes behind the end; the second where a server says it in its own way.
+_BEYOND = ("OUT_OF_RANGE", "Content-Range")
 
 
 class Storage:
@@ -82,8 +84,8 @@ class Storage:
                 self._store.write(key, value).result()
 
     def read(self, key: str, most: int | None = None) -> bytes | None:
-        """What is under `key`, None if nothing is. Of a file that is larger than `most` bytes one
-        byte more comes, and no more memory is taken."""
+        """What is under `key`, None if nothing is. Of what is larger than `most` bytes one byte
+        more comes, and no more memory is taken."""
         with self._errors("read"):
             if self.folder is not None:
                 try:
@@ -91,7 +93,19 @@ class Storage:
                         return file.read(-1 if most is None else most + 1)
                 except (FileNotFoundError, NotADirectoryError):
                     return None
-            found = self._store.read(key).result()
+            longer = most is not None and self._byte(key, most) is not None
+            part = {"byte_range": slice(0, most + 1)} if most is not None and longer else {}
+            found = self._store.read(key, **part).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def _byte(self, key: str, at: int) -> bytes | None:
+        """A byte of an object, None where there is none: a request that tells of its size."""
+        try:
+            found = self._store.read(key, byte_range=slice(at, at + 1)).result()
+        except (ValueError, IndexError) as error:
+            if any(word in str(error) for word in _BEYOND):
+                return None
+            raise
         return bytes(found.value) if found.state == "value" else None
 
     def listed(self) -> list[str]:

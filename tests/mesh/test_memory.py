@@ -3,13 +3,14 @@ computed again save what it promises?"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, optim
+from tessera import checkpoint, dist, elastic, optim
 from tessera.lang.trace import trace
 from tessera.optim import apply_if_finite
 from tessera.runtime import offload as host
@@ -62,6 +63,27 @@ def test_fetching_leaves_the_copy_where_it_is() -> None:
 
 def test_what_is_not_made_yet_is_nowhere() -> None:
     assert held({"w": dist.tensor((4, 4))}) == Held(0, 0)
+
+
+def test_what_waits_in_host_memory_does_so_after_a_load_a_move_and_a_way_back(
+    mesh: dist.Mesh, tmp_path: Path
+) -> None:
+    state, want = offload(tree(mesh)), {n: t.numpy() for n, t in tree().items()}
+    checkpoint.save("a", {}, state, root=tmp_path, async_io=False, quiet=True)
+    found = checkpoint.load("a", {}, offload(tree(mesh, 2)), root=tmp_path).optimizer
+    there = dist.resize(dist.Mesh.parse("dp=2 tp=2"), found)
+    both = {"m": offload(tree(mesh)), "count": dist.tensor((8,), mesh=mesh, init="zeros")}
+    with dist.elastic():
+        for step in elastic.steps(both, 3):
+            with step as i:
+                if i == 1 and step.mesh.physical.size == 8:
+                    elastic.drop(5)
+                both["count"] = both["count"] + 1
+    elastic.restore(5)
+    assert both["count"].mesh.physical.size < 8
+    for waits in (found, there, both["m"]):
+        assert held(waits) == Held(0, 480)
+        assert all((t.numpy() == want[n]).all() for n, t in waits.items())
 
 
 # -- the streamed update --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..core.layout import TensorType
 from ..lang import random
 from ..lang.create import tensor
 from ..lang.engine import engine
-from ..lang.offloaded import away, copy_of
+from ..lang.offloaded import where_lies
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
@@ -60,9 +60,10 @@ def load(
     """The checkpoint `tag` below `root`; without a tag the latest that was written to its end.
 
     `tensors` (a module or a tree of tensors) and `optimizer` (a tree) say where everything goes:
-    each tensor comes back in the layout, on the mesh and in the dtype of the one at its place, and
-    each process reads only the blocks that its devices hold. A module is changed in place. Without
-    them there are dicts by name, whose tensors have no mesh. `only` are patterns of names, such as
+    each tensor comes back in the layout, on the mesh and in the dtype of the one at its place (in
+    host memory where that one waits there), and each process reads only the blocks that its devices
+    hold. A module is changed in place. Without them there are dicts by name, whose tensors have no
+    mesh. `only` are patterns of names, such as
     "blocks.0.*"; the rest stays as it is given. `dtype` is that of all floats. With
     `restore_random` the random generator stands where it stood.
 
@@ -187,8 +188,7 @@ class _Read:
                 fix="give a tensor of its kind",
             )
         self.bar.add(saved.nbytes)
-        made = Tensor(self._data(name, to), to)
-        return away(made)[0] if isinstance(like, Tensor) and copy_of(like) is not None else made
+        return where_lies(like, Tensor(self._data(name, to), to))
 
     def _data(self, name: str, to: TensorType) -> Any:
         kind = to.dtype.numpy

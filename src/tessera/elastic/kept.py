@@ -26,6 +26,7 @@ from ..core.mesh import Mesh
 from ..lang import random
 from ..lang.engine import engine
 from ..lang.host_data import engine_array
+from ..lang.offloaded import where_lies
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from ..lang.tree import Path as Where
@@ -134,7 +135,7 @@ class Kept:
                 to = where(x.type.complete())
                 t = Tensor(_read(source, f"tensors/tensors/{name}", to), to)
                 t.name = x.name
-                new[name] = t
+                new[name] = where_lies(x, t)
             else:
                 new[name] = source.read(f"tensors/tensors/{name}")
         _write(self.state, new)

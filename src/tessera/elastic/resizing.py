@@ -20,6 +20,7 @@ from ..core.layout import TensorType, without
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.moving import moved
+from ..lang.offloaded import back, where_lies
 from ..lang.parameter import Parameter
 from ..lang.pipelines.microbatch import with_two_axes
 from ..lang.record import current
@@ -70,7 +71,7 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
         elif type(x) is Parameter:
             x.put(moved(x.now(), to))
         else:
-            name, x = x.name, moved(x, to)
+            name, x = x.name, where_lies(x, moved(back(x), to))
             x.name = name
         return x
 

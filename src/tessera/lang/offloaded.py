@@ -28,10 +28,20 @@ def back(t: Tensor) -> Tensor:
     return t if copy is None else Tensor(copy(), t.type)
 
 
+def where_lies(other: Any, t: Tensor) -> Tensor:
+    """`t` in host memory if `other` waits there; this waits for the copy, so that of many tensors
+    one is on the devices."""
+    if not isinstance(other, Tensor) or copy_of(other) is None:
+        return t
+    out, copy = away(t)
+    copy.wait()
+    return out
+
+
 def copy_of(t: Tensor) -> HostCopy | None:
     """The copy of a tensor that is in host memory only."""
     pending: Any = t._pending if t._data is None else None
     return pending if hasattr(pending, "wait") else None
 
 
-__all__ = ["away", "back", "copy_of"]
+__all__ = ["away", "back", "copy_of", "where_lies"]

@@ -165,6 +165,28 @@ def test_bad_arguments_have_a_way_out(arguments: str) -> None:
     assert said(*shlex.split(arguments), code=2) == f"tessera run: {BAD[arguments]}\n"
 
 
+@pytest.mark.parametrize("options", ["-n 2", "--elastic 1:2", "-n 2 --backend slurm"])
+def test_a_launcher_for_each_host_is_an_error(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun tessera run`, as one writes with torchrun: there would be as many runs."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    words = [*options.split(), "--dry-run", "train.py"]
+    assert said(*words, code=2) == (
+        "tessera run: each of several processes would start a run of its own\n"
+        "  this one : rank 1 of 2, started by srun\n"
+        "  fix      : call it once: --backend mpi or slurm starts ranks on all hosts; or let that"
+        " launcher start the program itself; TESSERA_JOIN=0 if each is to be a run of its own\n"
+    )
+    monkeypatch.setenv("TESSERA_JOIN", "0")
+    assert "train.py" in said(*words)
+    monkeypatch.delenv("TESSERA_JOIN")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # an interactive step
+    assert "train.py" in said(*words)
+
+
 def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert said("-n", "2", "--backend", "mpi", "train.py", code=2) == (

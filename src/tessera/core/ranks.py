@@ -88,6 +88,25 @@ def rank_of(variables: Mapping[str, str] | None = None) -> Rank | None:
     (None, None)
     """
     env = os.environ if variables is None else variables
+    found = _launcher(env)
+    return _read(*found, env) if found else None
+
+
+def started_as(variables: Mapping[str, str] | None = None) -> str:
+    """Which of several processes this one was started as, and by whom; "" where it is alone.
+
+    >>> started_as({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"})
+    'rank 1 of 2, started by srun'
+    """
+    env = os.environ if variables is None else variables
+    by, size = _launcher(env) or (None, "")
+    if by is None or env[size].strip() == "1":
+        return ""
+    return f"rank {env[by.rank]} of {env[size]}, started by {by.name}"
+
+
+def _launcher(env: Mapping[str, str]) -> tuple[_Launcher, str] | None:
+    """Whose variables hold, and the name of that which says how many processes there are."""
     if not environment.is_on(environment.JOIN, env, default=True):
         return None
     for by in _LAUNCHERS:
@@ -96,7 +115,7 @@ def rank_of(variables: Mapping[str, str] | None = None) -> Rank | None:
             continue
         if by.name == "Kubernetes" and not any(env.get(n) for n in _ADDRESSES):
             continue  # an indexed job of programs that know nothing of each other
-        return _read(by, size, env)
+        return by, size
     return None
 
 

@@ -16,7 +16,7 @@ import typer
 
 from ..core import environment
 from ..core.errors import TesseraError, UsageError, fail
-from ..core.ranks import split_address, with_port
+from ..core.ranks import split_address, started_as, with_port
 from ..runtime.rendezvous import listen
 from . import bindings, commands
 from .generations import REJOIN_AFTER_S, Generations, elastic_sizes
@@ -112,6 +112,15 @@ def _run(
     rejoin_after_s: float,
     grace_s: float,
 ) -> int:
+    if outer := started_as():
+        raise fail(
+            UsageError,
+            "each of several processes would start a run of its own",
+            [("this one", outer)],
+            at="",
+            fix="call it once: --backend mpi or slurm starts ranks on all hosts; or let that"
+            " launcher start the program itself; TESSERA_JOIN=0 if each is to be a run of its own",
+        )
     host, port = split_address(with_port(coordinator, 65535))
     fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
     run = commands.Run(

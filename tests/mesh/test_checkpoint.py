@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,12 +196,24 @@ def test_a_folded_mesh_reads_block_by_block(
 def test_a_load_that_takes_a_while_shows_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint.save("t", {"w": np.ones(3), "v": np.ones(5)}, root=tmp_path, quiet=True)
-    for after_s, shown in ((2.0, False), (-1.0, True)):
-        monkeypatch.setattr(checkpoint.loading, "SHOWN_AFTER_S", after_s)
-        checkpoint.load("t", {"w": np.ones(3), "v": np.ones(5)}, root=tmp_path)
+    """Also while its only tensor is read, and one that is read by name."""
+    tree, read = {"w": np.ones(3)}, Reader.read
+    checkpoint.save("t", tree, root=tmp_path, quiet=True)
+    checkpoint.load("t", tree, root=tmp_path)
+    assert capsys.readouterr().err == ""
+
+    def slowly(*given: Any) -> Any:
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+        return read(*given)
+
+    monkeypatch.setattr(Reader, "read", slowly)
+    monkeypatch.setattr(checkpoint.loading, "SHOWN_AFTER_S", 0.0)
+    for like in (tree, None):
+        checkpoint.load("t", like, root=tmp_path)
         said = capsys.readouterr().err
-        assert ("checkpoint: loading" in said and "100%" in said) is shown
+        assert "checkpoint: loading" in said and "100%" in said
 
 
 def test_policies_of_keeping(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Timer
 from typing import Any
 
 from rich.console import Console
@@ -94,27 +94,26 @@ def _patterns(only: object) -> tuple[str, ...]:
 
 
 class _Bar:
-    """How far a load is, once it has taken a while; the first process shows it."""
+    """How many of `total` bytes are loaded, once that has taken a while, in the midst of a tensor
+    too; the first process shows it."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done, self._begin_s = total, 0, time.monotonic()
-        self._shown: Progress | None = None
+        self._shown = Progress(console=Console(stderr=True, quiet=process_index() > 0))
+        self._task = self._shown.add_task("checkpoint: loading", total=total)
+        self._later = Timer(SHOWN_AFTER_S, self._shown.start)
+        self._later.daemon = True
 
     def __enter__(self) -> None:
-        return None
+        self._later.start()
 
     def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
+        self._later.cancel()
+        self._later.join()
+        if self._shown.live.is_started:
             self._shown.stop()
 
     def add(self, nbytes: int) -> None:
-        self._done += nbytes
-        if self._shown is None and time.monotonic() - self._begin_s > SHOWN_AFTER_S:
-            self._shown = Progress(console=Console(stderr=True, quiet=process_index() > 0))
-            self._task = self._shown.add_task("checkpoint: loading", total=self._total)
-            self._shown.start()
-        if self._shown is not None:
-            self._shown.update(self._task, completed=self._done)
+        self._shown.advance(self._task, nbytes)
 
 
 class _Read:
@@ -122,7 +121,7 @@ class _Read:
         self, manifest: Manifest, source: Reader, only: tuple[str, ...], want: DType | None
     ) -> None:
         self.manifest, self.source, self.only, self.want = manifest, source, only, want
-        self.bar = _Bar(manifest.nbytes)
+        self.bar = _Bar(sum(t.nbytes for n, t in manifest.tensors.items() if self._wanted(n)))
 
     def tree(self, kind: str, like: Any) -> Any:
         if like is None:
@@ -136,13 +135,18 @@ class _Read:
         return unflatten(flatten(like)[1], new)
 
     def _by_name(self, kind: str) -> dict[str, Any]:
-        return {
-            name.partition("/")[2]: self.manifest.values[name]
-            if name in self.manifest.values
-            else tensor(self.source.read(name), dtype=self._dtype(self.manifest.tensors[name].kind))
-            for name in (*self.manifest.tensors, *self.manifest.values)
-            if name.startswith(kind + "/") and self._wanted(name)
-        }
+        found: dict[str, Any] = {}
+        for name in (*self.manifest.tensors, *self.manifest.values):
+            _, _, bare = name.partition("/")
+            if not name.startswith(kind + "/") or not self._wanted(name):
+                continue
+            if name in self.manifest.values:
+                found[bare] = self.manifest.values[name]
+                continue
+            saved = self.manifest.tensors[name]
+            found[bare] = tensor(self.source.read(name), dtype=self._dtype(saved.kind))
+            self.bar.add(saved.nbytes)
+        return found
 
     def _wanted(self, name: str) -> bool:
         bare = name.partition("/")[2]
@@ -187,8 +191,9 @@ class _Read:
                 f"checkpoint.load: {name} was saved as {saved.dtype}, and cannot be {to.dtype}",
                 fix="give a tensor of its kind",
             )
+        made = where_lies(like, Tensor(self._data(name, to), to))
         self.bar.add(saved.nbytes)
-        return where_lies(like, Tensor(self._data(name, to), to))
+        return made
 
     def _data(self, name: str, to: TensorType) -> Any:
         kind = to.dtype.numpy

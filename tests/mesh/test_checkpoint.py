@@ -366,6 +366,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = run("ls", "--verify")
     assert [line.split()[0] for line in listed.splitlines() if "whole" in line] == ["s1", "s2"]
     assert "loss 0.5" in listed and "tensors/w" in run("show", "s1")
+    monkeypatch.setattr("tessera.launch.ckpt_cli.age_text", lambda created_s: "now")
     assert run("ls", "checkpoints") == run("ls", "--root", "checkpoints")
     assert run("verify") == "s2: 24 bytes are those that were saved\n"
     assert run("diff", "s1", "s2", code=1) == ("tensors/w: largest difference 1\n1 of 2 differ\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,10 @@ row("sigmoid", X, expect=lambda x: (1 + np.tanh(x / 2)) / 2, kinds=FLOAT)
 row("sin", X, expect=lambda x: np.exp(1j * x).imag, kinds=FLOAT)
 row("cos", X, expect=lambda x: np.exp(1j * x).real, kinds=FLOAT)
 row("erf", X, expect=lambda x: np.array([[math.erf(v) for v in r] for r in x]), kinds=FLOAT)
+row("erfc", X, expect=lambda x: np.array([[math.erfc(v) for v in r] for r in x]), kinds=FLOAT)
+BELL = NormalDist(0, 0.5**0.5)
+row("erfinv", X * 0.45, kinds=FLOAT, expect=lambda x: np.array(
+    [[BELL.inv_cdf((v + 1) / 2) for v in r] for r in x.astype(float)]))  # fmt: skip
 row("abs", X, expect=lambda x: np.where(x < 0, -x, x), kinds=NUMBER)
 row("sign", X, expect=lambda x: (x > 0) * 1.0 - (x < 0) * 1.0, kinds=NUMBER)
 row("floor", X, expect=lambda x: x - np.mod(x, 1), kinds=FLOAT)
@@ -139,6 +144,7 @@ row("pow", POSITIVE, Y, expect=lambda x, y: np.exp(y * np.log(x)), kinds=NUMBER)
 row("pow", ids(5, 8, below=6, low=-5), ids(5, 8, below=12, low=-2), tag="whole",
     expect=lambda x, y: np.vectorize(  # towards zero, like a division
         lambda a, n: a**n if n >= 0 else int(abs(a) == 1) * a ** (-n % 2))(x, y))  # fmt: skip
+row("atan2", X, Y, expect=lambda x, y: np.angle(y + 1j * x), kinds=FLOAT)
 row("maximum", X, Y, expect=lambda x, y: np.where(x > y, x, y), kinds=NUMBER)
 row("minimum", X, LINE, expect=lambda x, y: np.where(x < y, x, y), kinds=NUMBER)
 row("mod", X, POSITIVE, expect=lambda x, y: x - y * np.floor(x / y), kinds=NUMBER)

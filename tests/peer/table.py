@@ -26,7 +26,9 @@ for name in (
     "ceil",
 ):
     row(name, getattr(ts, name))
-for name in ("log1p", "expm1"):
+for name in ("log1p", "expm1", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"):
+    row(name, getattr(ts, name))
+for name in ("erfc", "erfinv", "atan2", "hypot"):
     row(name, getattr(ts, name))
 for name in ("abs", "sign", "isfinite", "isnan", "isinf"):
     row(name, getattr(ts, name), dtypes=NUMBERS)

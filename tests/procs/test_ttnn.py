@@ -26,8 +26,11 @@ y = ttnn.relu(x)
 seen["own"] = [t.numpy().ravel().tolist() for t in ttnn.get_device_tensors(y)]
 seen["printed"] = [s for s in repr(y).splitlines() if s.startswith("device_id")]
 seen["whole"] = ttnn.aggregate_tensor(y, join).numpy().ravel().tolist()
+doubled = [ttnn.multiply(t, 2.0 + rank) for t in ttnn.get_device_tensors(y)]
+again = ttnn.combine_device_tensors(tensors=doubled)
+seen["again"] = ttnn.aggregate_tensor(ttnn.all_gather(again, 2), join).numpy().ravel().tolist()
 try:
-    ttnn.combine_device_tensors(tensors=ttnn.get_device_tensors(y))
+    ttnn.combine_device_tensors(tensors=doubled[:1])
 except ttnn.TTNNError as error:
     seen["refused"] = str(error).splitlines()[0]
 columns = ttnn.all_reduce(y, cluster_axis=0)
@@ -62,7 +65,9 @@ def test_a_mesh_over_two_processes(tmp_path: Path) -> None:
         assert seen["printed"] == [f"device_id:{2 * rank}", f"device_id:{2 * rank + 1}"]
         np.testing.assert_array_equal(seen["own"], y[rank])
         np.testing.assert_array_equal(seen["whole"], y.ravel())
-        assert seen["refused"].endswith("other processes have devices of the mesh")
+        assert seen["refused"].endswith("gives the parts of all its devices of the mesh")
+        by_rank = np.concatenate([2 * y[0], 3 * y[1]]).ravel()
+        np.testing.assert_array_equal(seen["again"], np.tile(by_rank, 4))
         np.testing.assert_array_equal(seen["columns"], np.stack([y.sum(0)] * 2).ravel())
         np.testing.assert_array_equal(seen["total"], 2 * y.sum((0, 1)))
         np.testing.assert_array_equal(seen["mine"], [2 * (host.ravel() + rank)] * 2)

@@ -80,6 +80,20 @@ def test_what_is_gone() -> None:
         for use in (ttnn.relu, ttnn.from_device, ttnn.get_device_tensors):
             with pytest.raises(ttnn.TTNNError, match=r"deallocated\n.*\n.*ttnn\.clone"):
                 use(gone)
+        alone = ttnn.get_device_tensors(x)[1]
+        host, part = x.cpu(), device.create_submesh(ttnn.MeshShape(1, 1))
+        y = ttnn.from_torch(X, device=part)
+        ttnn.close_mesh_device(part)
+        assert x.is_allocated() and not y.is_allocated()
+    np.testing.assert_array_equal(ttnn.get_device_tensors(host)[1].numpy(), X.numpy())
+    assert repr(x) == "ttnn.Tensor(deallocated)"
+    for read in (ttnn.to_torch, ttnn.from_device, ttnn.get_device_tensors):
+        for t in (x, y, alone):
+            with pytest.raises(
+                ttnn.TTNNError, match=r"is closed, and[^\n]*gone\n.*\n.*\n.*from_device"
+            ):
+                read(t)
+    assert x.shape == X.shape and not x.is_allocated()
     for call in (
         lambda: ttnn.relu(x),
         lambda: ttnn.begin_trace_capture(device),

@@ -91,7 +91,12 @@ def test_names_of_before_the_mesh() -> None:
 
 def test_names_that_are_not_provided_are_known() -> None:
     assert not names.OF_TT_NN & {*ttnn.__all__}
-    for module, name in ((ttnn, "argmin"), (ttnn, "gelu_bw"), (ttnn.experimental, "send_async")):
+    for module, name in (
+        (ttnn, "gcd"),
+        (ttnn, "_ttnn"),
+        (ttnn, "gelu_bw"),
+        (ttnn.experimental, "send_async"),
+    ):
         with pytest.raises(AttributeError, match="TT-NN has it, and it is not provided here"):
             getattr(module, name)
     with pytest.raises(AttributeError, match="the names most like it are all_gather_async"):

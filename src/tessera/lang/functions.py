@@ -92,6 +92,20 @@ from .shaping import (
 from .shaping import swap as swap
 from .subscript import getitem as getitem
 from .tensor import Like, Tensor, method
+from .trigonometry import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    cosh,
+    erfc,
+    erfinv,
+    hypot,
+    sinh,
+)
 
 
 # -- reductions -----------------------------------------------------------------------------------
@@ -247,16 +261,16 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
 
 # What users call: `tessera` has all of these.
 __all__ = [
-    "abs", "all", "any", "arange", "argmax", "argmin", "argsort", "bitcast",
-    "bitwise_and",
-    "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
-    "broadcast_to", "cast", "ceil", "clip", "concat", "cos", "count_nonzero", "cummax",
-    "cummin", "cumprod", "cumsum", "diag", "diagonal", "diff", "einsum", "erf", "exp", "expm1",
-    "eye", "flatten", "flip", "floor", "full", "full_like", "gather", "isfinite", "isinf",
-    "isnan", "linspace", "log", "log1p", "logaddexp", "logsumexp", "matmul", "max", "maximum",
-    "mean", "meshgrid", "min", "minimum", "nan_to_num", "one_hot", "ones", "ones_like", "outer",
-    "pad", "permute", "prod", "repeat_interleave", "reshape", "roll", "round", "rsqrt",
-    "save_for_backward", "scatter_add", "sigmoid", "sign", "sin", "sort", "split", "sqrt",
-    "squeeze", "stack", "std", "straight_through", "sum", "take", "tan", "tanh", "tile", "topk",
-    "tril", "triu", "trunc", "unsqueeze", "var", "where", "zeros", "zeros_like",
+    "abs", "acos", "acosh", "all", "any", "arange", "argmax", "argmin", "argsort", "asin", "asinh",
+    "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift", "bitwise_not",
+    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "cast", "ceil", "clip",
+    "concat", "cos", "cosh", "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "diag",
+    "diagonal", "diff", "einsum", "erf", "erfc", "erfinv", "exp", "expm1", "eye", "flatten", "flip",
+    "floor", "full", "full_like", "gather", "hypot", "isfinite", "isinf", "isnan", "linspace",
+    "log", "log1p", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean", "meshgrid", "min",
+    "minimum", "nan_to_num", "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod",
+    "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward", "scatter_add",
+    "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze", "stack", "std",
+    "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril", "triu", "trunc",
+    "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -139,8 +139,10 @@ def _line(dtype: Any, shape: Any, dimension: int, **_: Any) -> Tensor:
 RULES: dict[str, Rule] = {
     **{n: _unary(getattr(F, n)) for n in (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt", "sign",
-        "sin", "sqrt", "tanh",
+        "sin", "sqrt", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh",
+        "atanh", "erfc",
     )},
+    "erf_inv": _unary(F.erfinv), "atan2": _binary(F.atan2),
     "logistic": _unary(F.sigmoid), "is_finite": _unary(F.isfinite),
     "square": _unary(lambda x: x * x), "neg": _unary(lambda x: -x), "not": _unary(lambda x: ~x),
     "copy": _unary(lambda x: x), "copy_p": _unary(lambda x: x),

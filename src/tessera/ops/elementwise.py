@@ -165,13 +165,14 @@ sin = unary("sin", lambda b, n, g: [b("mul", g, b("cos", n.args[0]))])
 cos = unary("cos", lambda b, n, g: [b("neg", b("mul", g, b("sin", n.args[0])))])
 
 
-def _erf_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    x = n.args[0]
-    slope = b("mul", b("exp", b("neg", b("mul", x, x))), const(b, n, 2.0 / math.sqrt(math.pi)))
-    return [b("mul", g, slope)]
+def _bell(b: Build, x: Any, height: float) -> Any:
+    return b("mul", b("exp", b("neg", b("mul", x, x))), const(b, x, height))
 
 
-erf = unary("erf", _erf_grad)
+_SLOPE = 2.0 / math.sqrt(math.pi)  # that of erf at 0
+erf = unary("erf", lambda b, n, g: [b("mul", g, _bell(b, n.args[0], _SLOPE))])
+erfc = unary("erfc", lambda b, n, g: [b("mul", g, _bell(b, n.args[0], -_SLOPE))])
+erfinv = unary("erfinv", lambda b, n, g: [b("div", g, _bell(b, n, _SLOPE))])
 abs_ = unary("abs", lambda b, n, g: [b("mul", g, b("sign", n.args[0]))], "", NUMBER, "cheap")
 sign = unary("sign", lambda b, n, g: [None], "", NUMBER, "cheap")
 floor = unary("floor", lambda b, n, g: [None], memory="cheap")
@@ -291,6 +292,15 @@ pow_ = define(
     Op("pow", _rule("pow", NUMBER, _same, ""), _pow_local, _pow_both,
        elements="computed", memory="expensive")
 )  # fmt: skip
+
+
+def _atan2_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    y, x = n.args
+    part = b("div", g, b("add", b("mul", x, x), b("mul", y, y)))
+    return [b("mul", part, x), b("neg", b("mul", part, y))]
+
+
+atan2 = binary("atan2", _atan2_grad, kinds=("float",), memory="expensive")
 
 
 def _pick_grad(loses: str) -> Grad:

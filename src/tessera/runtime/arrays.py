@@ -133,14 +133,19 @@ def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: T
     """An array in the layout `t` whose blocks `read` gives, a function of slices of the tensor.
 
     Each device here gets its own block, fold by fold, and devices that hold the same one share it,
-    so no host has the whole, unless the layout or the lack of a mesh means so.
+    so no host has the whole, unless the layout or the lack of a mesh means so. Of what each device
+    has of its own the slices are of [*axes, *shape]; processes may then have different values.
     """
-    if t.mesh is None or t.partial or t.varying or any(len(d) != 1 for d in t.dims):
-        return place(read(tuple(slice(0, n) for n in t.shape)), t)
+    own = tuple(t.sizes[a] for a in t.varying)
+    parted = bool(own) and (t.mesh is None or t.mesh.onto is not None or bool(t.split_axes))
+    if t.mesh is None or t.partial or parted or any(len(d) != 1 for d in t.dims):
+        return place(read(tuple(slice(0, n) for n in (*own, *t.shape))), t)
     sizes, made = array_shape(t), {}
 
     def block(index: Any) -> np.ndarray[Any, Any]:
         bounds = tuple(s.indices(n)[:2] for s, n in zip(index, sizes, strict=True))
+        if own:
+            return np.ascontiguousarray(read(tuple(slice(*b) for b in bounds)), t.dtype.numpy)
         if bounds not in made:
             x = made[bounds] = np.zeros([b - a for a, b in bounds], t.dtype.numpy)
             for start, part in _folds_of(t, [a for a, _ in bounds], x):

@@ -35,9 +35,10 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
 neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
 log1p, expm1 = lax.log1p, lax.expm1
 tanh, sin, cos, floor, sign, abs = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign, lax.abs
-erf, isfinite, logical_not, sigmoid = lax.erf, lax.is_finite, lax.bitwise_not, lax.logistic
+erf, erfc, erfinv = lax.erf, lax.erfc, lax.erf_inv
+isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
-maximum, minimum = _binary(lax.max), _binary(lax.min)
+maximum, minimum, atan2 = map(_binary, (lax.max, lax.min, lax.atan2))
 mod, floordiv = _binary(jnp.mod), _binary(jnp.floor_divide)
 eq, ne, lt, le, gt, ge = map(_binary, (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge))
 bit_and, bit_or, bit_xor = map(_binary, (lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor))

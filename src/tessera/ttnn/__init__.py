@@ -6,7 +6,9 @@ replayed traces are programs of the same engine.
 """
 
 from . import (
+    arithmetic,
     ccl,
+    cluster,
     configs,
     create,
     device,
@@ -20,6 +22,8 @@ from . import (
     movement,
     names,
     opening,
+    parts,
+    picking,
     processes,
     products,
     shapes,
@@ -30,6 +34,8 @@ from . import (
     transfer,
     transformer,
 )
+from .arithmetic import *
+from .caches import fill_cache, update_cache
 from .ccl import *
 from .configs import *
 from .create import *
@@ -43,6 +49,8 @@ from .hardware import *
 from .mapping import *
 from .movement import *
 from .opening import *
+from .parts import *
+from .picking import *
 from .processes import *
 from .products import *
 from .shapes import *
@@ -51,7 +59,6 @@ from .subdevices import *
 from .tensor import *
 from .trace import *
 from .transfer import *
-from .transformer import fill_cache, update_cache
 
 # Element types and layouts by the names that programs use.
 bfloat16, float32, uint32 = DataType.BFLOAT16, DataType.FLOAT32, DataType.UINT32
@@ -59,21 +66,22 @@ int32, uint16, uint8 = DataType.INT32, DataType.UINT16, DataType.UINT8
 bfloat8_b, bfloat4_b = DataType.BFLOAT8_B, DataType.BFLOAT4_B
 TILE_LAYOUT, ROW_MAJOR_LAYOUT = Layout.TILE, Layout.ROW_MAJOR
 kv_cache = transformer
-globals().update(elementwise.OPS)
+globals().update(elementwise.OPS | arithmetic.OPS)
 
 __all__ = [
     *(
         name
         for module in (
-            ccl, configs, create, device, distribution, dtypes, elementwise, hardware, mapping,
-            movement, opening, processes, products, shapes, show, subdevices, tensor, trace,
-            transfer,
+            arithmetic, ccl, configs, create, device, distribution, dtypes, elementwise, hardware,
+            mapping, movement, opening, parts, picking, processes, products, shapes, show,
+            subdevices, tensor, trace, transfer,
         )
         for name in module.__all__
     ),
     *elementwise.OPS,
+    *arithmetic.OPS,
     "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "TTNNError", "bfloat16", "bfloat4_b",
-    "bfloat8_b", "experimental", "fill_cache", "float32", "int32", "kv_cache",
+    "bfloat8_b", "cluster", "experimental", "fill_cache", "float32", "int32", "kv_cache",
     "model_preprocessing", "transformer", "uint16", "uint32", "uint8", "update_cache",
 ]  # fmt: skip
 

@@ -24,26 +24,29 @@ class _Word:
     __str__ = __repr__
 
 
-def _words(name: str, words: str) -> Any:
-    made: Any = enum.Enum(name, words, type=_Word)  # type: ignore[misc]  # a name that is computed
+def words(name: str, members: str) -> Any:
+    """TT-NN's enumeration `name`: its members print as `name.member`."""
+    made: Any = enum.Enum(name, members, type=_Word)  # type: ignore[misc]  # a name that is computed
     made.__module__, made.__doc__ = __name__, f"TT-NN's {name}."
     return made
 
 
-Arch = _words("Arch", "INVALID GRAYSKULL WORMHOLE_B0 BLACKHOLE")
-BufferType = _words("BufferType", "DRAM L1 SYSTEM_MEMORY L1_SMALL TRACE")
-TensorMemoryLayout = _words(
+Arch = words("Arch", "INVALID GRAYSKULL WORMHOLE_B0 BLACKHOLE")
+BufferType = words("BufferType", "DRAM L1 SYSTEM_MEMORY L1_SMALL TRACE")
+TensorMemoryLayout = words(
     "TensorMemoryLayout", "INTERLEAVED HEIGHT_SHARDED WIDTH_SHARDED BLOCK_SHARDED ND_SHARDED"
 )
-ShardStrategy = _words("ShardStrategy", "HEIGHT WIDTH BLOCK")
-ShardOrientation = _words("ShardOrientation", "ROW_MAJOR COL_MAJOR")
-StorageType = _words("StorageType", "HOST DEVICE")
-MathFidelity = _words("MathFidelity", "LoFi HiFi2 HiFi3 HiFi4 Invalid")
-Topology = _words("Topology", "Ring Linear Mesh Torus")
-ReduceType = _words("ReduceType", "Sum Mean Max Min Std Var")
-DispatchCoreType = _words("DispatchCoreType", "WORKER ETH")
-DispatchCoreAxis = _words("DispatchCoreAxis", "ROW COL")
-FabricConfig = _words(
+ShardStrategy = words("ShardStrategy", "HEIGHT WIDTH BLOCK")
+ShardOrientation = words("ShardOrientation", "ROW_MAJOR COL_MAJOR")
+StorageType = words("StorageType", "HOST DEVICE")
+MathFidelity = words("MathFidelity", "LoFi HiFi2 HiFi3 HiFi4 Invalid")
+Topology = words("Topology", "Ring Linear Mesh Torus")
+ReduceType = words("ReduceType", "Sum Mean Max Min Std Var")
+LossReductionMode = words("LossReductionMode", "NONE SUM MEAN")
+EmbeddingsType = words("EmbeddingsType", "GENERIC PADDED BINARY")
+DispatchCoreType = words("DispatchCoreType", "WORKER ETH")
+DispatchCoreAxis = words("DispatchCoreAxis", "ROW COL")
+FabricConfig = words(
     "FabricConfig",
     "DISABLED FABRIC_1D FABRIC_1D_RING FABRIC_1D_NEIGHBOR_EXCHANGE FABRIC_2D FABRIC_2D_TORUS"
     " FABRIC_2D_TORUS_X FABRIC_2D_TORUS_Y FABRIC_2D_TORUS_XY FABRIC_2D_DYNAMIC CUSTOM",
@@ -233,10 +236,12 @@ __all__ = [
     "DispatchCoreAxis",
     "DispatchCoreConfig",
     "DispatchCoreType",
+    "EmbeddingsType",
     "FabricConfig",
     "GrayskullComputeKernelConfig",
     "LayerNormDefaultProgramConfig",
     "LayerNormShardedMultiCoreProgramConfig",
+    "LossReductionMode",
     "MathFidelity",
     "MatmulMultiCoreReuseMultiCast1DProgramConfig",
     "MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig",

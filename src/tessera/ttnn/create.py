@@ -18,7 +18,7 @@ from .faults import wrong
 from .mapping import PlacementReplicate, PlacementShard, TensorToMesh, TensorTopology
 from .run import how
 from .shapes import MeshCoordinate, MeshShape
-from .tensor import Tensor, dtype_of, host_array
+from .tensor import Tensor, TensorSpec, dtype_of, host_array
 from .transfer import from_torch, to_device
 
 _random = np.random.default_rng(0)
@@ -56,6 +56,34 @@ def ones(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
 def empty(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
     """A tensor whose values are to be written: zeros until then."""
     return full(shape, 0.0, *given, **options)
+
+
+def allocate_tensor_on_device(
+    shape: Any,
+    dtype: DataType | MeshDevice = DataType.BFLOAT16,
+    layout: Layout = Layout.TILE,
+    device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None,
+) -> Tensor:
+    """`empty`, on a mesh. In place of a shape, an element type and a layout it takes a
+    `TensorSpec`, and the mesh."""
+    if isinstance(shape, TensorSpec):
+        device = dtype if isinstance(dtype, MeshDevice) else device
+        dtype, layout, memory_config = shape.dtype, shape.layout, shape.memory_config
+        shape = shape.shape
+    assert not isinstance(dtype, MeshDevice)
+    return empty(shape, dtype, layout, device, memory_config)
+
+
+def allocate_tensor_on_host(
+    shape: Any,
+    dtype: DataType | MeshDevice = DataType.BFLOAT16,
+    layout: Layout = Layout.TILE,
+    mesh_device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None,
+) -> Tensor:
+    """`empty` on the host, with a part for each device of a mesh."""
+    return allocate_tensor_on_device(shape, dtype, layout, mesh_device, memory_config).cpu()
 
 
 def full_like(tensor: Tensor, fill_value: float, **options: Any) -> Tensor:
@@ -221,6 +249,7 @@ def _mapper_text(mapper: TensorToMesh) -> str:
 
 
 __all__ = [
-    "arange", "as_tensor", "dump_tensor", "empty", "empty_like", "full", "full_like", "load_tensor",
-    "manual_seed", "ones", "ones_like", "rand", "zeros", "zeros_like",
+    "allocate_tensor_on_device", "allocate_tensor_on_host", "arange", "as_tensor", "dump_tensor",
+    "empty", "empty_like", "full", "full_like", "load_tensor", "manual_seed", "ones", "ones_like",
+    "rand", "zeros", "zeros_like",
 ]  # fmt: skip

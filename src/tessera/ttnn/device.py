@@ -45,7 +45,7 @@ class MeshDevice(SubDeviceManagers):
         self.parent = parent
         self.children: list[MeshDevice] = []
         self.number: int = parent.number if parent else 0
-        self.is_open = True
+        self.closed = False
         self.programs: set[Any] = set()
         self.caches = True
         self.misses_allowed = True
@@ -75,6 +75,11 @@ class MeshDevice(SubDeviceManagers):
                 fix="close it when all is done, or open another one",
             )
         return self._mesh
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither it nor a mesh that it is a part of was closed."""
+        return not self.closed and (self.parent is None or self.parent.is_open)
 
     def get_num_devices(self) -> int:
         """How many devices."""

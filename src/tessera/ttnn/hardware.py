@@ -3,26 +3,22 @@ has no effect on results: semaphores, the network between devices, delays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.devices import process_count
-from .configs import (
-    Arch,
-    CoreRangeSet,
-    FabricConfig,
-    WormholeComputeKernelConfig,
-    _words,
-)
+from ..core.wording import nearest
+from .configs import Arch, CoreRangeSet, FabricConfig, WormholeComputeKernelConfig, words
 from .device import MeshDevice
 from .faults import wrong
 from .opening import close_mesh_device, get_num_devices, get_num_pcie_devices, open_device
 from .run import count_program
 
-FabricReliabilityMode = _words("FabricReliabilityMode", "STRICT_INIT RELAXED_INIT DYNAMIC_RECONFIG")
-FabricTensixConfig = _words("FabricTensixConfig", "DISABLED MUX")
-FabricUDMMode = _words("FabricUDMMode", "DISABLED ENABLED")
+FabricReliabilityMode = words("FabricReliabilityMode", "STRICT_INIT RELAXED_INIT DYNAMIC_RECONFIG")
+FabricTensixConfig = words("FabricTensixConfig", "DISABLED MUX")
+FabricUDMMode = words("FabricUDMMode", "DISABLED ENABLED")
 
 
 @dataclass
@@ -87,14 +83,75 @@ def using_distributed_env() -> bool:
     return process_count() > 1
 
 
+class Config:
+    """TT-NN's settings, `ttnn.CONFIG`: kept and shown, without effect. Raises TTNNError for one
+    that TT-NN does not have."""
+
+    cache_path: object = None
+    model_cache_path: object = None
+    tmp_dir: object = None
+    enable_model_cache: bool = False
+    enable_fast_runtime_mode: bool = True
+    throw_exception_on_fallback: bool = False
+    enable_logging: bool = False
+    enable_graph_report: bool = False
+    enable_detailed_buffer_report: bool = False
+    enable_detailed_tensor_report: bool = False
+    enable_comparison_mode: bool = False
+    comparison_mode_should_raise_exception: bool = False
+    comparison_mode_pcc: float = 0.9999
+    root_report_path: object = None
+    report_name: object = None
+    report_path: object = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in Config.__annotations__:
+            raise wrong(
+                f"ttnn.CONFIG has no {name!r}",
+                fix=f"the names most like it are {nearest(name, [*Config.__annotations__], 3)}",
+            )
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{k}={getattr(self, k)!r}' for k in Config.__annotations__)})"
+
+
+CONFIG = Config()
+
+
+@contextlib.contextmanager
+def manage_config(name: str, value: object) -> Iterator[None]:
+    """Another value of a setting of `ttnn.CONFIG` within the block."""
+    before = getattr(CONFIG, name, None)
+    setattr(CONFIG, name, value)
+    try:
+        yield
+    finally:
+        setattr(CONFIG, name, before)
+
+
+_default: list[MeshDevice | None] = [None]
+
+
+def SetDefaultDevice(device: MeshDevice | None) -> None:
+    """Says which device `GetDefaultDevice` gives."""
+    _default[0] = device
+
+
+def GetDefaultDevice() -> MeshDevice | None:
+    """The device of `SetDefaultDevice`; None before."""
+    return _default[0]
+
+
 # The names of before the mesh, which are still there.
 GetNumAvailableDevices, GetNumPCIeDevices = get_num_devices, get_num_pcie_devices
 CreateDevice, CloseDevice = open_device, close_mesh_device
 
 
 __all__ = [
-    "CloseDevice", "CreateDevice", "FabricReliabilityMode", "FabricTensixConfig", "FabricUDMMode",
-    "GetNumAvailableDevices", "GetNumPCIeDevices", "GlobalSemaphore", "apply_device_delay",
+    "CONFIG", "CloseDevice", "Config", "CreateDevice", "FabricReliabilityMode",
+    "FabricTensixConfig", "FabricUDMMode", "GetDefaultDevice", "GetNumAvailableDevices",
+    "GetNumPCIeDevices", "GlobalSemaphore", "SetDefaultDevice", "apply_device_delay",
     "create_global_semaphore", "get_arch_name", "init_device_compute_kernel_config",
-    "reset_global_semaphore_value", "set_fabric_config", "using_distributed_env",
+    "manage_config", "reset_global_semaphore_value", "set_fabric_config", "using_distributed_env",
 ]  # fmt: skip

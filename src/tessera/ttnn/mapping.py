@@ -134,16 +134,18 @@ class MeshComposerConfig(_Config):
 
     def __init__(
         self,
-        dims: Sequence[int] | int,
+        dims: Sequence[int] | int | None = None,
         mesh_shape_override: Sequence[int] | int | None = None,
         *,
+        row_dim: int | None = None,
         col_dim: int | None = None,
     ) -> None:
         if isinstance(dims, Sequence):
             super().__init__(dims, mesh_shape_override)  # type: ignore[arg-type]
             return
+        rows = dims if dims is not None else row_dim
         cols = mesh_shape_override if isinstance(mesh_shape_override, int) else col_dim
-        super().__init__([dims] if cols is None else [dims, cols], None)
+        super().__init__([d for d in (rows, cols) if d is not None], None)
 
     @property
     def dims(self) -> list[int]:
@@ -227,6 +229,9 @@ class TensorToMesh:
                 fix=f"name a dim from {-x.ndim} to {x.ndim - 1}",
             )
         return dim % x.ndim
+
+
+CppTensorToMesh = TensorToMesh
 
 
 def create_mesh_mapper(mesh_device: MeshDevice, config: MeshMapperConfig) -> TensorToMesh:
@@ -324,6 +329,9 @@ class MeshToTensor:
         return found[0]
 
 
+CppMeshToTensor = MeshToTensor
+
+
 def create_mesh_composer(mesh_device: MeshDevice, config: MeshComposerConfig) -> MeshToTensor:
     """The composer of `config`. Raises TTNNError unless it names a dim for each dim of the grid,
     and each once."""
@@ -381,7 +389,8 @@ def joint(topologies: Sequence[TensorTopology]) -> TensorTopology:
 
 
 __all__ = [
-    "ConcatMesh2dToTensor", "ConcatMeshToTensor", "MeshComposerConfig", "MeshMapperConfig",
+    "ConcatMesh2dToTensor", "ConcatMeshToTensor", "CppMeshToTensor", "CppTensorToMesh",
+    "MeshComposerConfig", "MeshMapperConfig",
     "MeshToTensor", "PlacementReplicate", "PlacementShard", "ReplicateTensorToMesh",
     "ShardTensor2dMesh", "ShardTensorToMesh", "TensorToMesh", "TensorTopology",
     "compute_distribution_to_mesh_mapping", "concat_2d_mesh_to_tensor_composer",

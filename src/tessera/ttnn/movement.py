@@ -246,6 +246,33 @@ def clone(input_tensor: Tensor, *, dtype: DataType | None = None, **options: Any
     return run("clone", identity, [input_tensor], dtype, **how("clone", options))
 
 
+def copy(input_a: Tensor, input_b: Tensor, **options: Any) -> Tensor:
+    """Writes the elements of the first tensor into the second. Raises TTNNError unless both are of
+    one shape."""
+    how("copy", options)
+    return run("copy", identity, [input_a], input_b.dtype, output=input_b)
+
+
+def assign(
+    input_tensor: Tensor, output: Tensor | None = None, *, dtype: DataType | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """The same elements in a tensor of its own, or written into `output`."""
+    if output is not None:
+        return copy(input_tensor, output, **options)
+    return clone(input_tensor, dtype=dtype, **options)
+
+
+def reallocate(input_tensor: Tensor, memory_config: Any = None) -> Tensor:
+    """The same tensor, moved together with others in memory, which XLA does itself."""
+    if memory_config is not None:
+        input_tensor.memory_config_ = memory_config
+    return input_tensor
+
+
+move = reallocate
+
+
 def to_dtype(tensor: Tensor, dtype: DataType) -> Tensor:
     """The elements as another type, of a tensor on the host too."""
     return typecast(tensor, dtype)
@@ -314,9 +341,9 @@ for _name, _op in {"__getitem__": getitem, "reshape": reshape}.items():
     setattr(Tensor, _name, _op)
 
 __all__ = [
-    "chunk", "clone", "concat", "embedding", "expand", "interleaved_to_sharded", "pad", "permute",
-    "repeat", "repeat_interleave", "reshape", "sharded_to_interleaved", "slice", "split", "squeeze",
-    "stack", "tilize", "tilize_with_val_padding", "tilize_with_zero_padding", "to_dtype",
-    "to_memory_config", "transpose", "unsqueeze", "unsqueeze_to_4D", "untilize",
-    "untilize_with_unpadding", "view",
+    "assign", "chunk", "clone", "concat", "copy", "embedding", "expand", "interleaved_to_sharded",
+    "move", "pad", "permute", "reallocate", "repeat", "repeat_interleave", "reshape",
+    "sharded_to_interleaved", "slice", "split", "squeeze", "stack", "tilize",
+    "tilize_with_val_padding", "tilize_with_zero_padding", "to_dtype", "to_memory_config",
+    "transpose", "unsqueeze", "unsqueeze_to_4D", "untilize", "untilize_with_unpadding", "view",
 ]  # fmt: skip

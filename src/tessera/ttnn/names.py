@@ -10,55 +10,45 @@ from ..core.wording import nearest
 
 # Names of TT-NN (2024 to 2025) that have no counterpart here.
 _TEXT = """
-    acos acosh adaptive_avg_pool2d adaptive_max_pool2d addalpha addcdiv addcmul all_gather_matmul
-    angle argmin asin asinh assign atan atan2 atanh attach_golden_function avg_pool2d backward
-    batch_norm bcast BcastOpDim BcastOpMath bernoulli bias_gelu BinaryOpType bitcast
-    cb_descriptor_from_sharded_tensor CBDescriptor CBFormatDescriptor cbrt celu clamp_tss
-    CloseDevices cluster command_queue complex_tensor ComputeConfigDescriptor Config CONFIG conj
-    conv1d conv2d Conv2dConfig Conv2dDRAMSliceHeight Conv2dDRAMSliceWidth Conv2dL1Full
-    Conv2dL1FullSliceConfig Conv2dSliceConfig conv3d Conv3dConfig conv_transpose2d copy
-    corerange_to_cores CoreType cosh create_global_circular_buffer create_group_norm_input_mask
-    create_group_norm_input_negative_mask create_group_norm_reciprocals
-    create_group_norm_weight_bias_rm create_module_if_not_exists create_sharded_memory_config_
-    create_socket_pair CreateDevices cumprod D2HSocket DataMovementConfigDescriptor
-    DataMovementProcessor deepseek_moe deg2rad dequantize
-    determine_expected_group_norm_sharded_config_and_grid_size digamma div_no_nan dot
+    adaptive_avg_pool2d adaptive_max_pool2d all_gather_matmul angle attach_golden_function
+    avg_pool2d backward batch_norm bcast BcastOpDim BcastOpMath bernoulli BinaryOpType bitcast
+    cb_descriptor_from_sharded_tensor CBDescriptor CBFormatDescriptor clamp_tss CloseDevices
+    command_queue complex_tensor ComputeConfigDescriptor conj conv1d conv2d Conv2dConfig
+    Conv2dDRAMSliceHeight Conv2dDRAMSliceWidth Conv2dL1Full Conv2dL1FullSliceConfig
+    Conv2dSliceConfig conv3d Conv3dConfig conv_transpose2d corerange_to_cores CoreType
+    create_global_circular_buffer create_group_norm_input_mask create_group_norm_input_negative_mask
+    create_group_norm_reciprocals create_group_norm_weight_bias_rm create_module_if_not_exists
+    create_sharded_memory_config_ create_socket_pair CreateDevices D2HSocket
+    DataMovementConfigDescriptor DataMovementProcessor deepseek_moe dequantize
+    determine_expected_group_norm_sharded_config_and_grid_size digamma dot
     dram_group_norm_params_from_torch dram_prefetcher dump_device_memory_state dump_operations
-    dump_stack_trace_on_segfault ema EmbeddingsType eq_ erfc erfinv FabricType fast_reduce_nc fill
-    fill_implicit_tile_padding fill_ones_rm fill_rm floor_div fold frac from_buffer gather gcd ge_
-    geglu generic_op get_conv_output_dim get_current_command_queue_id_for_thread get_fabric_config
-    get_fallback_function get_global_semaphore_address get_golden_function
-    get_max_worker_l1_unreserved_size get_memory_view GetDefaultDevice GetPCIeDeviceID
-    global_avg_pool2d glu graph grid_sample grid_to_cores group_norm gt_ H2DSocket halo hardmish
-    hardshrink hardtanh has_storage_type_of has_tile_padding heaviside hypot i0 i1 imag index_fill
-    indexed_fill interleaved_to_sharded_partial is_imag is_real is_sharded isclose isneginf isposinf
-    KernelDescriptor l1_loss
-    LayerNormDistributedDefaultProgramConfig lcm ldexp le_ lerp lgamma light_metal_begin_capture
+    dump_stack_trace_on_segfault ema FabricType fast_reduce_nc fill_implicit_tile_padding
+    fill_ones_rm fill_rm fold from_buffer gcd generic_op get_conv_output_dim
+    get_current_command_queue_id_for_thread get_fabric_config get_fallback_function
+    get_global_semaphore_address get_golden_function get_max_worker_l1_unreserved_size
+    get_memory_view GetPCIeDeviceID global_avg_pool2d graph grid_sample grid_to_cores group_norm
+    H2DSocket halo has_storage_type_of has_tile_padding i0 i1 imag index_fill indexed_fill
+    interleaved_to_sharded_partial is_imag is_real is_sharded KernelDescriptor
+    LayerNormDistributedDefaultProgramConfig lcm lgamma light_metal_begin_capture
     light_metal_end_capture LightMetalReplay load_config_from_dictionary load_config_from_json_file
-    logaddexp2 logical_and_ logical_left_shift logical_not_ logical_or_ logical_right_shift
-    logical_xor_ logit LossReductionMode lt_ mac manage_config matmul_batched_weights
-    matmul_reduce_scatter max_pool2d MeshCoreCoord MeshSocket MinimalMatmulConfig moe
-    moe_expert_token_remap moe_routing_remap moreh_layer_norm moreh_matmul moreh_mean moreh_softmax
-    moreh_sum move mse_loss multigammaln ne_ neighbor_pad_async nextafter NOC NOC_MODE nonzero
-    normalize_global normalize_hw num_cores_to_corerangeset_in_subcoregrids outer pad_to_tile_shape
-    padded_slice plus_one polar polygamma polyval prelu prelu_sfpu prepare_conv_bias
-    prepare_conv_transpose2d_bias prepare_conv_transpose2d_weights prepare_conv_weights
-    prepare_grid_sample_grid profiler ProgramDescriptor quantize query_registered_operations QueueId
-    rad2deg rand_like ReadDeviceProfiler ReaderConfigDescriptor real reallocate recv_async
-    reduce_to_all reduce_to_root register_cpp_operation register_post_operation_hook
-    register_pre_operation_hook register_python_operation reglu requantize reshape_on_device reshard
-    roll rpow rsub_sfpu sampling
-    save_config_to_json_file scale_mask_softmax scale_mask_softmax_in_place scatter scatter_add
-    SemaphoreDescriptor send_async set_printoptions SetDefaultDevice SetRootDir
-    ShardDistributionStrategy sharded_to_interleaved_partial ShardShapeAlignment sigmoid_accurate
-    signbit sinh slice_write SlidingWindowParallelConfig SocketConfig SocketConnection
-    SocketMemoryConfig softmax_in_place SoftmaxProgramConfig softshrink sort sparse_matmul
-    split_work_to_cores start_tracy_zone std_hw stop_tracy_zone strided_all_gather_async subalpha
-    swiglu tanhshrink TensorAccessorArgs threshold ThrottleLevel TileDescriptor TileReshapeMapMode
-    tosa_gather tosa_scatter tracer tracy_frame tracy_message tril triu unary_chain uniform upsample
-    var_hw where_tss WriterConfigDescriptor xlogy
+    logical_not_ matmul_batched_weights matmul_reduce_scatter max_pool2d MeshCoreCoord MeshSocket
+    MinimalMatmulConfig moe moe_expert_token_remap moe_routing_remap moreh_layer_norm moreh_matmul
+    moreh_mean moreh_softmax moreh_sum multigammaln neighbor_pad_async nextafter NOC NOC_MODE
+    nonzero num_cores_to_corerangeset_in_subcoregrids outer pad_to_tile_shape padded_slice polar
+    polygamma prelu_sfpu prepare_conv_bias prepare_conv_transpose2d_bias
+    prepare_conv_transpose2d_weights prepare_conv_weights prepare_grid_sample_grid profiler
+    ProgramDescriptor quantize query_registered_operations QueueId rand_like ReadDeviceProfiler
+    ReaderConfigDescriptor real recv_async reduce_to_all reduce_to_root register_cpp_operation
+    register_post_operation_hook register_pre_operation_hook register_python_operation requantize
+    reshape_on_device reshard rsub_sfpu sampling save_config_to_json_file SemaphoreDescriptor
+    send_async set_printoptions SetRootDir ShardDistributionStrategy sharded_to_interleaved_partial
+    ShardShapeAlignment slice_write SlidingWindowParallelConfig SocketConfig SocketConnection
+    SocketMemoryConfig SoftmaxProgramConfig sparse_matmul split_work_to_cores start_tracy_zone
+    stop_tracy_zone strided_all_gather_async TensorAccessorArgs ThrottleLevel TileDescriptor
+    TileReshapeMapMode tosa_gather tosa_scatter tracer tracy_frame tracy_message unary_chain uniform
+    upsample where_tss WriterConfigDescriptor
 """
-OF_TT_NN = frozenset(_TEXT.split())
+OF_TT_NN = frozenset(("_ttnn", *_TEXT.split()))
 # What its tensors and mesh devices have, and those here do not.
 OF_TENSORS = frozenset(
     """
@@ -89,7 +79,7 @@ def no_attribute(of: object, name: str) -> AttributeError:
 
 
 def _missing(text: str, name: str, have: Iterable[str], known: bool) -> AttributeError:
-    if name.startswith("_"):
+    if name.startswith("_") and not known:
         return AttributeError(text)
     if known:
         return fail(

@@ -93,7 +93,7 @@ def close_mesh_device(mesh_device: MeshDevice) -> None:
     """Closes a mesh and its parts: their tensors are gone, and no op runs on them any more."""
     for part in mesh_device.children:
         close_mesh_device(part)
-    mesh_device.is_open = False
+    mesh_device.closed = True
     mesh_device.traces.clear()
     if mesh_device in _opened:
         _opened.remove(mesh_device)

@@ -9,10 +9,10 @@ from .. import nn
 from ..lang import functions as F
 from ..lang.shaping import swap
 from ..lang.tensor import Tensor as Value
-from .dtypes import DataType, Layout
-from .elementwise import activated, named
+from .dtypes import DataType
+from .elementwise import activated, named, unary
 from .faults import wrong
-from .run import how, run, run_many
+from .run import how, run
 from .shapes import TILE_SIZE
 from .tensor import Tensor
 
@@ -87,6 +87,35 @@ def softmax(
 
 def _softmax(x: Value, dim: int) -> Value:
     return nn.softmax(x, dim)
+
+
+def softmax_in_place(input_tensor: Tensor, dim: int = -1, **options: Any) -> Tensor:
+    """`softmax`, written into its operand."""
+    return softmax(input_tensor, dim, **options, output_tensor=input_tensor)
+
+
+def scale_mask_softmax(
+    input_tensor: Tensor, scale: float | None = None, mask: Tensor | None = None, *,
+    is_causal_mask: bool = False, numeric_stable: bool = True, **options: Any,
+) -> Tensor:  # fmt: skip
+    """Softmax along the last dim of the tensor times `scale` plus `mask`, which is broadcast to it
+    (it is given in all cases, also where `is_causal_mask` says what it is)."""
+    said = how("scale_mask_softmax", options)
+    tensors = [input_tensor, *([mask] if mask is not None else [])]
+    return run("scale_mask_softmax", _masked, tensors, **said, scale=scale)
+
+
+def _masked(x: Value, mask: Value | None = None, *, scale: float | None) -> Value:
+    x = x if scale is None else x * scale
+    return nn.softmax(x if mask is None else x + mask)
+
+
+def scale_mask_softmax_in_place(input_tensor: Tensor, *given: Any, **options: Any) -> Tensor:
+    """`scale_mask_softmax`, written into its first operand."""
+    return scale_mask_softmax(input_tensor, *given, **options, output_tensor=input_tensor)
+
+
+scale_causal_mask_hw_dims_softmax_in_place = scale_mask_softmax_in_place
 
 
 def layer_norm(
@@ -245,58 +274,43 @@ sum, mean, max, min = (reduction(f.__name__, f) for f in (F.sum, F.mean, F.max, 
 std, var, prod = (reduction(f.__name__, f) for f in (F.std, F.var, F.prod))
 
 
-def argmax(
-    input_tensor: Tensor, dim: int | None = None, keepdim: bool = False, **options: Any
-) -> Tensor:
-    """Where along `dim` the largest element is (the first of equal ones), as uint32; without `dim`
-    in the whole part."""
-    options = {k: v for k, v in options.items() if k != "use_multicore"}
-    said = how("argmax", options)
-    rows = Layout.ROW_MAJOR
-    return run("argmax", _argmax, [input_tensor], DataType.UINT32, **said, layout=rows, dim=dim,
-               keepdim=keepdim)  # fmt: skip
+def _running(name: str, body: Callable[[Value, int], Value]) -> Callable[..., Tensor]:
+    def local(x: Value, dim: int, reverse: bool) -> Value:
+        return F.flip(body(F.flip(x, dim), dim), dim) if reverse else body(x, dim)
+
+    local.__name__ = name
+
+    def op(
+        input_tensor: Tensor, dim: int, *, dtype: DataType | None = None,
+        reverse_order: bool = False, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        said = how(name, options)
+        return run(name, local, [input_tensor], dtype, **said, dim=dim, reverse=reverse_order)
+
+    return named(op, name, f"`{name}` of the elements along `dim` up to each, or from each on.")
 
 
-def _argmax(x: Value, dim: int | None, keepdim: bool) -> Value:
-    if dim is None:
-        found = F.argmax(x.reshape(-1), 0)
-        return found.reshape((1,) * x.ndim) if keepdim else found
-    found = F.argmax(x, dim)
-    return F.unsqueeze(found, dim) if keepdim else found
+cumsum, cumprod = _running("cumsum", F.cumsum), _running("cumprod", F.cumprod)
 
 
-def topk(
-    input_tensor: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True,
-    **options: Any,
-) -> list[Tensor]:  # fmt: skip
-    """The `k` largest (or smallest) elements along `dim`, and where they are (uint16)."""
-    said = how("topk", options) | {"output": options.get("output_tensor")}
-    kinds = [None, DataType.UINT16]
-    return run_many("topk", _topk, [input_tensor], kinds, **said, count=2, k=k, dim=dim,
-                              largest=largest)  # fmt: skip
-
-
-def _topk(x: Value, k: int, dim: int, largest: bool) -> tuple[Value, Value]:
-    moved = x if dim in (-1, x.ndim - 1) else swap(x, dim, -1)
-    values, places = F.topk(moved, k, largest=largest)
-    if moved is x:
-        return values, places
-    return swap(values, dim, -1), swap(places, dim, -1)
-
-
-def cumsum(input_tensor: Tensor, dim: int, *, dtype: Any = None, **options: Any) -> Tensor:
-    """The sums of the elements along `dim` up to each."""
-    return run("cumsum", _cumsum, [input_tensor], dtype, **how("cumsum", options), dim=dim)
-
-
-def _cumsum(x: Value, dim: int) -> Value:
-    return F.cumsum(x, dim)
+# -- of the last two dims, or of all ---------------------------------------------------------------
+_PLANE = (-2, -1)
+std_hw, var_hw = (
+    unary(f"{f.__name__}_hw", lambda x, f=f: f(x, _PLANE, True, 1)) for f in (F.std, F.var)
+)
+normalize_hw = unary(
+    "normalize_hw", lambda x: (x - F.mean(x, _PLANE, True)) / F.std(x, _PLANE, True, 1)
+)
+normalize_global = unary("normalize_global", lambda x: (x - F.mean(x)) / F.std(x, correction=1))
 
 
 setattr(Tensor, "__matmul__", matmul)  # noqa: B010  # it is above the class
 
 __all__ = [
-    "addmm", "argmax", "cumsum", "layer_norm", "layer_norm_post_all_gather",
-    "layer_norm_pre_all_gather", "linear", "matmul", "max", "mean", "min", "prod", "rms_norm",
-    "rms_norm_post_all_gather", "rms_norm_pre_all_gather", "softmax", "std", "sum", "topk", "var",
+    "addmm", "cumprod", "cumsum", "layer_norm", "layer_norm_post_all_gather",
+    "layer_norm_pre_all_gather", "linear", "matmul", "max", "mean", "min", "normalize_global",
+    "normalize_hw", "prod", "rms_norm", "rms_norm_post_all_gather", "rms_norm_pre_all_gather",
+    "scale_causal_mask_hw_dims_softmax_in_place", "scale_mask_softmax",
+    "scale_mask_softmax_in_place", "softmax", "softmax_in_place", "std", "std_hw", "sum", "var",
+    "var_hw",
 ]  # fmt: skip

@@ -160,7 +160,11 @@ HOW = {
     "sub_core_grids", "output_tensor", "optional_output_tensor", "output_mem_config",
     "output_layout", "output_tile", "global_cb", "sub_device_id", "subdevice_id", "use_legacy",
     "optional_input_tensors", "intermediate_tensor", "num_workers", "num_buffers_per_channel",
+    "fast_and_approximate_mode", "accurate_mode", "vector_mode", "out",
 }  # fmt: skip
+
+
+_INTO = "output_tensor", "optional_output_tensor", "out"
 
 
 def how(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +175,6 @@ def how(name: str, options: dict[str, Any]) -> dict[str, Any]:
             f"{name}: it has no argument {unknown[0]!r}",
             fix=f"drop it; accepted without effect are {', '.join(sorted(HOW))}",
         )
-    into = options.get("output_tensor", options.get("optional_output_tensor"))
+    into = next((options[k] for k in _INTO if options.get(k) is not None), None)
     memory = options.get("memory_config", options.get("output_mem_config"))
     return {"output": into, "memory_config": memory}

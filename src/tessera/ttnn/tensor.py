@@ -102,7 +102,9 @@ class Tensor:
         """The shape of a device's part."""
         if self.parts_ is not None:
             return Shape(list(self.parts_[0].shape))
-        return Shape(list(self.value.shape))
+        if self.value_ is None:
+            raise self.absent()
+        return Shape(list(self.value_.shape))
 
     @property
     def padded_shape(self) -> Shape:
@@ -111,8 +113,8 @@ class Tensor:
 
     @property
     def value(self) -> Value:
-        """The value on the devices. Raises TTNNError if there is none."""
-        if self.value_ is None:
+        """The value on the devices. Raises TTNNError if there is none, or they are closed."""
+        if self.value_ is None or (self.device_ is not None and not self.device_.is_open):
             raise self.absent()
         return self.value_
 
@@ -122,6 +124,12 @@ class Tensor:
             return wrong(
                 "the tensor is not on a device: it is on the host",
                 fix="ttnn.to_device(tensor, device)",
+            )
+        if self.device_ is not None and not self.device_.is_open:
+            return wrong(
+                "the mesh device is closed, and the tensor that was on it is gone",
+                [("device", self.device_)],
+                fix="read it before: host = ttnn.from_device(tensor)",
             )
         return wrong("the tensor was deallocated", fix="read it before, or keep ttnn.clone(tensor)")
 
@@ -161,7 +169,8 @@ class Tensor:
 
     def is_allocated(self) -> bool:
         """Whether it still has values."""
-        return self.parts_ is not None or self.value_ is not None
+        there = self.device_ is None or self.device_.is_open
+        return self.parts_ is not None or (self.value_ is not None and there)
 
     def is_sharded(self) -> bool:
         """Whether it is said to be cut over the cores of a device."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .configs import Arch
 from .device import MeshDevice
+from .hardware import get_arch_name
 from .opening import close_mesh_device, open_device, open_mesh_device
 from .shapes import MeshShape
 from .system import system
@@ -121,7 +121,7 @@ def is_ci_env() -> bool:
 @pytest.fixture
 def silicon_arch_name() -> str:
     """The name of the chip whose figures are shown."""
-    return str(Arch.WORMHOLE_B0.name).lower()
+    return get_arch_name()
 
 
 @pytest.fixture

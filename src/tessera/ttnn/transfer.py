@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,12 @@ from .faults import TTNNError, wrong
 from .mapping import (
     Array,
     MeshToTensor,
-    PlacementShard,
     TensorToMesh,
-    TensorTopology,
     coordinates,
     replicated,
 )
 from .run import how, run
-from .shapes import MeshShape, Shape
+from .shapes import Shape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
 
 
@@ -241,157 +238,6 @@ def to_layout(
     return Tensor.on(tensor.device_, tensor.value, tensor, **facts)
 
 
-def get_device_tensors(tensor: Tensor) -> list[Tensor]:
-    """Each device's part as a tensor of its own, in the order of the mesh: on the host, or on a
-    mesh of that device. Of several processes each gets the parts of its devices."""
-    one = replicated((1,))
-    parts = {c: Tensor.of_parts([p], tensor, topology=one) for c, p in tensor.own_parts().items()}
-    if tensor.parts_ is not None or tensor.device_ is None:
-        return [*parts.values()]
-    if len(tensor.topology.mesh_coords()) == 1:
-        return [tensor]
-    singles = tensor.device_.singles()
-    return [to_device(p, singles[at]) for at, p in parts.items()]
-
-
-def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **more: Any) -> Tensor:
-    """One tensor on the host of a part a device, row by row. Raises TTNNError unless the parts are
-    alike and as many as the mesh's devices."""
-    shape = MeshShape(mesh_shape)
-    _alike("from_host_shards", tensors)
-    if len(tensors) != shape.mesh_size():
-        raise wrong(
-            f"from_host_shards: {len(tensors)} parts for a mesh of {shape}",
-            fix="give one part a device",
-        )
-    topology = TensorTopology(shape, replicated(shape)._placements, tuple(coordinates(shape)))
-    parts = [p for t in tensors for p in t.cpu().host_parts()]
-    return Tensor.of_parts(parts, tensors[0].cpu(), topology=topology)
-
-
-def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor of the parts that `get_device_tensors` gives, on the mesh of their devices. Raises
-    TTNNError unless they are alike, and each is on a device of one mesh of this process."""
-    _alike("combine_device_tensors", tensors)
-    devices = [t.device_ for t in tensors]
-    parent = devices[0].parent if devices[0] is not None else None
-    if parent is None or any(d is None or d.parent is not parent for d in devices):
-        raise wrong(
-            "combine_device_tensors: the tensors are not parts of one mesh's devices",
-            fix="give what ttnn.get_device_tensors(tensor) gave; host tensors:"
-            " ttnn.from_host_shards",
-        )
-    if not parent.all_local():
-        raise wrong(
-            "combine_device_tensors: other processes have devices of the mesh",
-            [("mesh", parent)],
-            fix="give data of the host to all of them: ttnn.from_torch(array, device=device)",
-        )
-    places = {d.get_device_ids()[0]: c for c, d in parent.singles().items()}
-    coords = tuple(places[d.get_device_ids()[0]] for d in devices if d is not None)
-    parts = [p for t in tensors for p in t.host_parts()]
-    whole = replicated(parent.shape)
-    topology = TensorTopology(whole._shape, whole._placements, coords)
-    return to_device(Tensor.of_parts(parts, tensors[0], topology=topology), parent)
-
-
-def _alike(name: str, tensors: Sequence[Tensor]) -> None:
-    kinds = {(t.shape, t.dtype, t.layout) for t in tensors}
-    if len(kinds) != 1:
-        raise wrong(
-            f"{name}: the parts are not alike" if kinds else f"{name}: there are no parts",
-            [(str(shape), f"{dtype}, {layout}") for shape, dtype, layout in kinds],
-            fix="give parts of one shape, element type and layout",
-        )
-
-
-def distribute_tensor(
-    tensor: Tensor, mapper: TensorToMesh, mesh_device: MeshDevice | None = None
-) -> Tensor:
-    """The parts that `mapper` makes of a tensor; on `mesh_device` if one is named. Raises TTNNError
-    if the tensor has different parts already."""
-    whole, labels = tensor.host_parts(), tensor.topology.placements()
-    if len(whole) > 1 and any(isinstance(p, PlacementShard) for p in labels):
-        raise wrong(
-            "distribute_tensor: the tensor is distributed already",
-            [("grid", tensor.topology.distribution_shape())],
-            fix="join it first: ttnn.aggregate_tensor(tensor, composer)",
-        )
-    parts, topology = mapper.parts(whole[0])
-    made = Tensor.of_parts(parts, tensor, topology=topology)
-    return made if mesh_device is None else to_device(made, mesh_device)
-
-
-def aggregate_tensor(tensor: Tensor | Sequence[Tensor], composer: MeshToTensor) -> Tensor:
-    """The tensor on the host that `composer` makes of the parts; they may be a list of tensors, one
-    for each device of the composer's mesh."""
-    if isinstance(tensor, Sequence):
-        tensor = from_host_shards([t.cpu() for t in tensor], composer.mesh)
-    whole = composed(tensor, composer)
-    return Tensor.of_parts([whole], tensor, topology=replicated((1,)))
-
-
-def allocate_tensor_on_device(
-    shape: Any,
-    dtype: DataType | MeshDevice = DataType.BFLOAT16,
-    layout: Layout = Layout.TILE,
-    device: MeshDevice | None = None,
-    memory_config: MemoryConfig | None = None,
-) -> Tensor:
-    """A tensor on a mesh whose values are to be written: zeros until then. In place of a shape, an
-    element type and a layout it takes a `TensorSpec`, and the mesh."""
-    if isinstance(shape, TensorSpec):
-        there = dtype if isinstance(dtype, MeshDevice) else device
-        return from_torch(np.zeros(shape.shape, np.float32), spec=shape, device=there)
-    assert not isinstance(dtype, MeshDevice)
-    zeros = np.zeros(tuple(shape), np.float32)
-    return from_torch(zeros, dtype, layout=layout, device=device, memory_config=memory_config)
-
-
-def allocate_tensor_on_host(
-    shape: Any,
-    dtype: DataType | MeshDevice = DataType.BFLOAT16,
-    layout: Layout = Layout.TILE,
-    mesh_device: MeshDevice | None = None,
-    memory_config: MemoryConfig | None = None,
-) -> Tensor:
-    """A tensor on the host with a part for each device of a mesh, whose values are to be written:
-    zeros until then."""
-    return allocate_tensor_on_device(shape, dtype, layout, mesh_device, memory_config).cpu()
-
-
-def aggregate_as_tensor(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor of parts: of those on devices `combine_device_tensors`; of those on the host one
-    with a part a device, in the order of the mesh that it comes to."""
-    if any(t.device_ is not None for t in tensors):
-        return combine_device_tensors(tensors)
-    return from_host_shards(tensors, (len(tensors),))
-
-
-def copy_host_to_device_tensor(
-    host_tensor: Tensor, device_tensor: Tensor, cq_id: int | None = None
-) -> None:
-    """Writes the values of a tensor on the host into one on a mesh, which stays the same tensor.
-    Raises TTNNError unless both are alike."""
-    device = device_tensor.device_
-    if device is None:
-        raise wrong("copy_host_to_device_tensor: the second tensor is on the host", fix="swap them")
-    device.queue(cq_id)
-    _alike("copy_host_to_device_tensor", [host_tensor, device_tensor])
-    moved = to_device(host_tensor, device)
-    device_tensor.value_, device_tensor.topology = moved.value, moved.topology
-
-
-def copy_device_to_host_tensor(
-    device_tensor: Tensor, host_tensor: Tensor, blocking: bool = True, cq_id: int | None = None
-) -> None:
-    """Writes the values of a tensor on a mesh into one on the host. Raises TTNNError unless both
-    are alike."""
-    _alike("copy_device_to_host_tensor", [host_tensor, device_tensor])
-    host_tensor.parts_ = device_tensor.host_parts()
-    host_tensor.topology = device_tensor.topology
-
-
 def deallocate(tensor: Tensor, force: bool = True) -> None:
     """Lets go of a tensor's values: what reads them afterwards is an error."""
     tensor.deallocate(force)
@@ -497,9 +343,6 @@ for _method in (to, to_torch, numpy, item, to_list):
 
 
 __all__ = [
-    "aggregate_as_tensor", "aggregate_tensor", "allocate_tensor_on_device",
-    "allocate_tensor_on_host", "combine_device_tensors",
-    "copy_device_to_host_tensor", "copy_host_to_device_tensor", "deallocate", "distribute_tensor",
-    "from_device", "from_host_shards", "from_torch", "get_device_tensors", "get_memory_config",
-    "is_tensor_storage_on_device", "to_device", "to_layout", "to_torch", "typecast",
+    "deallocate", "from_device", "from_torch", "get_memory_config", "is_tensor_storage_on_device",
+    "to_device", "to_layout", "to_torch", "typecast",
 ]  # fmt: skip

@@ -2,104 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
-
-from .. import nn
-from ..core.dtypes import int32
 from ..lang import functions as F
 from ..lang.shaping import swap
 from ..lang.tensor import Tensor as Value
+from .attention import (
+    attention_softmax,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_decode,
+)
+from .caches import (
+    chunked_scaled_dot_product_attention,
+    fill_cache,
+    paged_scaled_dot_product_attention_decode,
+    update_cache,
+)
 from .faults import wrong
 from .run import how, run, run_many
 from .tensor import Tensor
-
-
-def scaled_dot_product_attention(
-    input_tensor_q: Tensor, input_tensor_k: Tensor, input_tensor_v: Tensor, *,
-    attn_mask: Tensor | None = None, is_causal: bool = True, scale: float | None = None,
-    sliding_window_size: int | None = None, **options: Any,
-) -> Tensor:  # fmt: skip
-    """Attention of q [B, H, S, D] to k and v [B, G, T, D]; each group of H / G heads shares a head
-    of keys. `attn_mask` [B, 1 or H, S, T] is added to the scores."""
-    if is_causal and attn_mask is not None:
-        raise wrong(
-            "scaled_dot_product_attention: is_causal and attn_mask exclude each other",
-            fix="is_causal=False, with the mask",
-        )
-    more = [attn_mask] if attn_mask is not None else []
-    return run(
-        "scaled_dot_product_attention", _attention, [input_tensor_q, input_tensor_k, input_tensor_v,
-        *more], **how("scaled_dot_product_attention", options), causal=is_causal, scale=scale,
-        window=sliding_window_size,
-    )  # fmt: skip
-
-
-def _attention(
-    q: Value, k: Value, v: Value, mask: Value | None = None, *, causal: bool,
-    scale: float | None, window: int | None,
-) -> Value:  # fmt: skip
-    if window:
-        s, t = q.shape[-2], k.shape[-2]
-        rows = F.arange(s).reshape(s, 1) + (t - s)
-        near = F.arange(t).reshape(1, t) > rows - window
-        far = F.where(near, 0.0, -1e30)
-        mask = far if mask is None else mask + far
-    return nn.attention(q, k, v, causal=causal, scale=scale, mask=mask)
-
-
-def scaled_dot_product_attention_decode(
-    input_tensor_q: Tensor, input_tensor_k: Tensor, input_tensor_v: Tensor, *,
-    is_causal: bool = True, attn_mask: Tensor | None = None, cur_pos: Any = (),
-    cur_pos_tensor: Tensor | None = None, scale: float | None = None, **options: Any,
-) -> Tensor:  # fmt: skip
-    """Attention of one new token for each of B users, q [1, B, H, D], to caches [B, G, T, D], of
-    which user b sees the places up to and with `cur_pos[b]`: [1, B, H, D]."""
-    said = how("scaled_dot_product_attention_decode", options)
-    more = [t for t in (cur_pos_tensor, attn_mask) if t is not None]
-    return run(
-        "scaled_dot_product_attention_decode", _decode, [input_tensor_q, input_tensor_k,
-        input_tensor_v, *more], **said, places=tuple(int(p) for p in cur_pos), causal=is_causal,
-        by_tensor=cur_pos_tensor is not None, scale=scale,
-    )  # fmt: skip
-
-
-def _decode(
-    q: Value, k: Value, v: Value, *more: Value, places: tuple[int, ...], causal: bool,
-    by_tensor: bool, scale: float | None,
-) -> Value:  # fmt: skip
-    rest = [*more]
-    users, heads, d = q.shape[1:]
-    keys = k.shape[-2]
-    mask = None
-    if causal:
-        at: Any = rest.pop(0).to(int32) if by_tensor else np.array(places, np.int32)
-        seen = F.arange(keys).reshape(1, keys) <= at.reshape(users, 1)
-        mask = seen.reshape(users, 1, 1, keys)
-    elif rest:
-        mask = rest[-1]
-        if mask.shape[1] != 1:  # [B, 1, H, T], a row for each head
-            mask = mask.reshape(users, heads, 1, keys)
-    rows = q.reshape(users, heads, 1, d)
-    found = nn.attention(rows, k, v, scale=scale, mask=mask)
-    return found.reshape(1, users, heads, v.shape[-1])
-
-
-def attention_softmax(
-    input_tensor: Tensor, *, head_size: int | None = None, attention_mask: Tensor | None = None,
-    **options: Any,
-) -> Tensor:  # fmt: skip
-    """Softmax of the scores, divided by the root of `head_size`, plus a mask."""
-    more = [attention_mask] if attention_mask is not None else []
-    said = how("attention_softmax", options)
-    scale = 1.0 if head_size is None else 1.0 / math.sqrt(head_size)
-    return run("attention_softmax", _attention_softmax, [input_tensor, *more], **said, scale=scale)
-
-
-def _attention_softmax(x: Value, mask: Value | None = None, *, scale: float) -> Value:
-    return nn.softmax(x * scale if mask is None else x * scale + mask)
 
 
 def split_query_key_value_and_split_heads(
@@ -154,6 +75,40 @@ def nlp_create_qkv_heads(
     )  # fmt: skip
 
 
+def nlp_create_qkv_heads_decode(
+    input_tensor: Tensor, *, num_heads: int, num_kv_heads: int | None = None,
+    overlap_qk_coregrid: bool = True, **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """[1, 1, B, (H + 2 G) * D] of one token a user as queries [1, B, H, D], keys and values
+    [1, B, G, D]."""
+    name = "nlp_create_qkv_heads_decode"
+    for word in ("batch_offset", "slice_size"):
+        if options.pop(word, None) is not None:
+            raise wrong(f"{name}: {word}= is not provided", fix="slice the tensor first")
+    kinds, groups = [input_tensor.dtype] * 3, num_kv_heads or num_heads
+    found = run_many(
+        name, _heads_of_token, [input_tensor], kinds, **how(name, options), count=3,
+        heads=num_heads, groups=groups,
+    )  # fmt: skip
+    return found[0], found[1], found[2]
+
+
+def _heads_of_token(x: Value, heads: int, groups: int) -> tuple[Value, ...]:
+    d = x.shape[-1] // (heads + 2 * groups)
+    parts = F.split(x, [heads * d, groups * d, groups * d], -1)
+    return tuple(p.reshape(1, x.shape[-2], -1, d) for p in parts)
+
+
+def nlp_concat_heads_decode(input_tensor: Tensor, *, num_heads: int, **options: Any) -> Tensor:
+    """The first `num_heads` heads of [1, B, H, D] as [1, 1, B, num_heads * D]."""
+    said = how("nlp_concat_heads_decode", options)
+    return run("nlp_concat_heads_decode", _join_token, [input_tensor], **said, heads=num_heads)
+
+
+def _join_token(x: Value, heads: int) -> Value:
+    return x[:, :, :heads].reshape(1, 1, x.shape[1], heads * x.shape[-1])
+
+
 def nlp_concat_heads(input_tensor: Tensor, **options: Any) -> Tensor:
     """[B, H, S, D] as [B, 1, S, H * D]."""
     return run(
@@ -205,63 +160,10 @@ def _rotary_pairs(x: Value, cos: Value, sin: Value, turn: Value) -> Value:
     return x * cos + turned * sin
 
 
-# -- caches ---------------------------------------------------------------------------------------
-def fill_cache(cache: Tensor, input: Tensor, batch_idx: int = 0, **options: Any) -> Tensor:
-    """Writes [1, G, S, D] into the cache [B, G, T, D] of user `batch_idx`, from place 0 on."""
-    how("fill_cache", options)
-    return run("fill_cache", _fill, [cache, input], output=cache, user=batch_idx)
-
-
-def _fill(cache: Value, x: Value, user: int) -> Value:
-    mine = F.arange(cache.shape[0]).reshape(-1, 1, 1, 1) == user
-    full = F.pad(x, (0, 0, 0, cache.shape[-2] - x.shape[-2]))
-    there = F.arange(cache.shape[-2]).reshape(1, 1, -1, 1) < x.shape[-2]
-    return F.where(mine & there, full, cache)
-
-
-def update_cache(
-    cache: Tensor, input: Tensor, update_index: int, batch_offset: int = 0, **options: Any
-) -> Tensor:
-    """Writes one token of each user, [1, G, B, D], into the cache [B, G, T, D] at a place."""
-    how("update_cache", options)
-    users = cache.shape[0]
-    return run("update_cache", _update, [cache, input], output=cache,
-               places=(update_index,) * users, offset=batch_offset)  # fmt: skip
-
-
-def _update(cache: Value, x: Value, places: tuple[int, ...], offset: int) -> Value:
-    rows = F.permute(x, (2, 1, 0, 3))[offset : offset + cache.shape[0]]
-    return _put(cache, rows, np.array(places, np.int32))
-
-
-def _put(cache: Value, rows: Value, at: Any) -> Value:
-    """`cache` [B, G, T, D] with `rows` [B, G, 1, D] at the places `at` [B]; none is below 0."""
-    here = F.arange(cache.shape[-2]).reshape(1, -1) == at.reshape(-1, 1)
-    return F.where(here.reshape(here.shape[0], 1, -1, 1), rows, cache)
-
-
-def paged_update_cache(
-    cache_tensor: Tensor, input_tensor: Tensor, *, update_idxs: Any = (),
-    update_idxs_tensor: Tensor | None = None, page_table: Tensor | None = None, **options: Any,
-) -> Tensor:  # fmt: skip
-    """Writes one token of each user, [1, B, G, D], into the cache [B, G, T, D] at the user's place;
-    a place of -1 writes nothing. Raises TTNNError with a table of pages, which is not provided."""
-    if options.pop("share_cache", None) or options.pop("batch_offset", 0):
-        raise wrong(
-            "paged_update_cache: share_cache and batch_offset are not provided",
-            fix="give each user a cache of its own, from the first one on",
-        )
-    how("paged_update_cache", options)
-    if page_table is not None:
-        raise wrong(
-            "paged_update_cache: tables of pages are not provided here",
-            fix="keep a cache of all places for each user: page_table=None",
-        )
-    more = [update_idxs_tensor] if update_idxs_tensor is not None else []
-    return run("paged_update_cache", _paged, [cache_tensor, input_tensor, *more],
-               output=cache_tensor, places=tuple(int(i) for i in update_idxs))  # fmt: skip
-
-
-def _paged(cache: Value, x: Value, at: Value | None = None, *, places: tuple[int, ...]) -> Value:
-    rows = F.permute(x, (1, 2, 0, 3))[:, : cache.shape[1]]
-    return _put(cache, rows, np.array(places, np.int32) if at is None else at.to(int32))
+__all__ = [
+    "attention_softmax", "chunked_scaled_dot_product_attention", "concatenate_heads", "fill_cache",
+    "nlp_concat_heads", "nlp_concat_heads_decode", "nlp_create_qkv_heads",
+    "nlp_create_qkv_heads_decode", "paged_scaled_dot_product_attention_decode", "rotary_embedding",
+    "rotary_embedding_llama", "scaled_dot_product_attention",
+    "scaled_dot_product_attention_decode", "split_query_key_value_and_split_heads", "update_cache",
+]  # fmt: skip

@@ -80,7 +80,7 @@ def _refuses(name: str, f: Any, says: str) -> None:
         f(ts.tensor(np.abs(W)))
 
 
-_refuses("a NumPy function that is no op here", np.sinh, "np.sinh: it is no op")
+_refuses("a NumPy function that is no op here", np.sinc, "np.sinc: it is no op")
 _refuses("NumPy's median of a tensor", np.median, "x.numpy()")
 _refuses("NumPy's inverse of a matrix", np.linalg.inv, "use ts.linalg.inv")
 _refuses("NumPy's sum in another dtype", lambda w: np.sum(w, dtype=np.float64), "'dtype'")

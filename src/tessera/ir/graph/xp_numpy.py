@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -36,22 +37,28 @@ def _compare(f: Callable[..., Array]) -> Callable[[Array, Array], Array]:
     return lambda x, y: f(x, y)
 
 
-def _erf(x: Array) -> Array:
-    from math import erf
+def _of_one(f: Callable[[float], float]) -> Callable[[Array], Array]:
+    """A function of one number, of each element."""
+    return np.vectorize(f, otypes=[np.float64])
 
-    return np.vectorize(erf, otypes=[np.float64])(x)
+
+def _inverse_of_erf(x: float) -> float:
+    if not -1 < x < 1:
+        return math.copysign(math.inf, x) if abs(x) == 1 else math.nan
+    return NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)
 
 
 neg, exp, log, sqrt = map(_unary, (np.negative, np.exp, np.log, np.sqrt))
 log1p, expm1 = _unary(np.log1p), _unary(np.expm1)
 tanh, sin, cos, floor, sign = map(_unary, (np.tanh, np.sin, np.cos, np.floor, np.sign))
 abs = _unary(np.abs)  # the protocol's name
-erf = _unary(_erf)
+erf, erfc = _unary(_of_one(math.erf)), _unary(_of_one(math.erfc))
+erfinv = _unary(_of_one(_inverse_of_erf))
 rsqrt = _unary(lambda x: 1 / np.sqrt(x))
 sigmoid = _unary(lambda x: 1 / (1 + np.exp(-x)))
 isfinite, logical_not = np.isfinite, np.logical_not
 add, sub, mul = map(_binary, (np.add, np.subtract, np.multiply))
-div, pow = map(_binary, (np.divide, np.power))
+div, pow, atan2 = map(_binary, (np.divide, np.power, np.arctan2))
 maximum, minimum, mod, floordiv = map(_binary, (np.maximum, np.minimum, np.mod, np.floor_divide))
 eq, ne, lt = map(_compare, (np.equal, np.not_equal, np.less))
 le, gt, ge = map(_compare, (np.less_equal, np.greater, np.greater_equal))

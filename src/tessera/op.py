@@ -30,8 +30,8 @@ from .lang.grad import autodiff, grad
 from .lang.local.distribute import kernel
 from .lang.user_op import user_op as from_jax
 from .nn.blocks import transformer_block
-from .nn.dot_product_attention import flash_attention
 from .nn.experts.layer import moe
+from .nn.flash import flash_attention
 from .nn.functional import (
     dropout,
     embedding,

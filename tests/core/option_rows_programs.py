@@ -80,7 +80,8 @@ row("tessera.nn.mlp", lambda **k: graph.trace(
     activation=nn.relu, rows=1)  # fmt: skip
 row("tessera.nn.flash_attention", lambda **k: graph.trace(
     lambda x: nn.flash_attention(x, x, x, **k), np.tile(HEADS, (4, 1, 1, 1))).text,
-    causal=True, scale=2.0, rows=1, bias=HEADS[0, :, 0], mask=np.tri(4, dtype=bool))  # fmt: skip
+    causal=True, scale=2.0, rows=1, bias=HEADS[0, :, 0], mask=np.tri(4, dtype=bool),
+    implementation="tiles")  # fmt: skip
 row("tessera.nn.zigzag", lambda **k: nn.zigzag(CUBE8, 2, **k), dim=0)
 row("tessera.nn.unzigzag", lambda **k: nn.unzigzag(CUBE8, 2, **k), dim=0)
 CUBE8 = RNG.normal(size=(8, 8, 8)).astype(np.float32)

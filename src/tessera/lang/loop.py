@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.checks import flag, function_of, one_of, whole
 from ..core.errors import ShapeError, UsageError, fail
@@ -26,8 +26,9 @@ from .operands import as_tensor, cast, emit, emit_many
 from .random import keys
 from .record import Recorder, current, recording, symbolic
 from .tensor import Tensor
-from .tree import Spec, flatten, unflatten
+from .tree import Spec, flatten, tree_map, unflatten
 
+R = TypeVar("R")
 POLICIES = ("save", "recompute", "products", "together")
 
 
@@ -328,16 +329,15 @@ def _alike(x: Tensor, like: TensorType) -> Tensor:
     return relayout(x, t.with_dims((rows, *rest)).with_partial(open_))
 
 
-def map_chunks(
-    fn: Callable[..., Tensor], *xs: Tensor, rows: int, policy: str = "recompute"
-) -> Tensor:
+def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "recompute") -> R:
     """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
 
-    `fn` must treat each row (each slice along dim 0) on its own. All `xs` have the same number of
-    rows; they take the layout of the one whose rows are split over the most devices. `fn` takes
-    weights from its closure. With the default policy "recompute" the backward pass computes each
-    block again, so intermediates of a block are not kept; other policies are those of `ts.scan`. If
-    one block holds all rows there is no loop. Raises ShapeError if the numbers of rows differ.
+    `fn` must treat each row (each slice along dim 0) on its own, and gives a tensor of as many
+    rows, or a tree of them. All `xs` have the same number of rows; they take the layout of the one
+    whose rows are split over the most devices. `fn` takes weights from its closure. With the
+    default policy "recompute" the backward pass computes each block again, so intermediates of a
+    block are not kept; other policies are those of `ts.scan`. If one block holds all rows there is
+    no loop. Raises ShapeError if the numbers of rows differ.
     """
     function_of("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
@@ -348,8 +348,9 @@ def map_chunks(
     if row_blocks(first, rows)[1] == 1:
         return fn(*xs)
 
-    def body(carry: Any, block: Any) -> tuple[Any, Tensor]:
+    def body(carry: Any, block: Any) -> tuple[Any, Any]:
         return (), fn(*block)
 
-    _, y = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="map_chunks")
-    return from_blocks(y, first, rows)
+    _, ys = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="map_chunks")
+    joined: R = tree_map(lambda y: from_blocks(y, first, rows), ys)
+    return joined

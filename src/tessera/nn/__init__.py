@@ -36,10 +36,11 @@ from .conv_layers import (
     GroupNorm,
 )
 from .distances import cosine_similarity, huber_loss, l1_loss, normalize, smooth_l1_loss
-from .dot_product_attention import attention, flash_attention
+from .dot_product_attention import attention
 from .experts.layer import MoE, moe, moe_inspection
 from .experts.placement import Placement, balance_experts, place_experts, rehash_experts
 from .experts.routing import updated_expert_bias
+from .flash import flash_attention
 from .functional import (
     dropout,
     embedding,

@@ -1,25 +1,29 @@
-"""Attention in blocks, as ring attention puts it together: each block's result comes with the
-logsumexp of its scores, by which results over different keys are merged.
+"""Attention in blocks of queries, as tiles and rings put it together: each block's result comes
+with the logsumexp of its scores, by which results over different keys are merged.
 
-Queries are [B, G, R, S, D], scaled, in G groups of R heads; `keys` are k [B, G, 1, T, D], v
-[B, G, 1, T, E] and what belongs to them, [B, G, R, T] or 1 in place of B, G or R: a float is added
-to the scores, a bool hides its key where it is False. `masks` are bool [B, G, R, S, T], or 1 in
-place of B, G or R, and hide a key from a query. What is summed is f32. The logsumexp of a query
-that sees no key is below NONE.
+Queries are [B, G, R, S, D], in G groups of R heads; `keys` are k [B, G, 1, T, D], v [B, G, 1, T, E]
+and what belongs to them, [B, G, R, T] or 1 in place of B, G or R: a float is added to the scores, a
+bool hides its key where it is False. `masks` are bool [B, G, R, S, T], or 1 in place of B, G or R,
+and hide a key from a query. What is summed is f32. The logsumexp of a query that sees no key is
+below NONE.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..core.dtypes import f32
+from ..core.checks import shaped
+from ..core.dtypes import bool_, f32
+from ..core.errors import UsageError, fail
 from ..lang import functions as F
 from ..lang.loop import scan
-from ..lang.operands import emit
-from ..lang.tensor import Tensor
-from .dot_product_attention import HIDDEN, causal_chunks
+from ..lang.operands import as_tensor, emit
+from ..lang.tensor import Like, Tensor
+from .dot_product_attention import HIDDEN, LEAST, causal_chunks, mask_by_group
+from .functional import soft_cap
 
 # Scores that a device computes at once, and the least queries in one block: large enough for the
 # matrix units, small enough to stay near the cores.
@@ -27,31 +31,81 @@ SCORES, ROWS = 1 << 21, 128
 NONE = HIDDEN / 2
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What scores are besides products: `scale` times that, within `cap`; with `causal` the last
+    query sees all keys, each query before it one key less. A device computes at most so many at
+    once (None: SCORES)."""
+
+    causal: bool = False
+    scale: float = 1.0
+    cap: float | None = None
+    most: int | None = None
+
+
+def extras(
+    name: str, q: Tensor, bias: Like | None, mask: Like | None, keys: int, here: int | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(What belongs to the keys of q [B, G, R, S, D], the masks [B, G, R, S, `keys`]). In a local
+    body there are only `here` keys with one place of a ring. Raises ShapeError, DTypeError or
+    UsageError."""
+    (batch, groups, shared, seq, _), here = q.shape, keys if here is None else here
+    heads, by_key = groups * shared, []
+    if bias is not None:
+        b = as_tensor(bias).to(f32)
+        sizes = (heads, here) if b.ndim == 2 else (batch, heads, here)
+        shaped(name, "the bias", b.type, sizes, q=q.type)
+        by_key.append(b.reshape(-1 if b.ndim == 3 else 1, groups, shared, here))
+    if mask is None:
+        return by_key, []
+    m = as_tensor(mask)
+    rows = m.shape[-2] if m.ndim > 1 else 1
+    scores = (batch, heads, seq, keys if rows > 1 else here)
+    m = mask_by_group(name, m.reshape(*(1,) * (4 - m.ndim), *m.shape), scores, shared, q=q.type)
+    m = m if shared > 1 else m.reshape(*m.shape[:2], 1, *m.shape[2:])
+    m = F.broadcast_to(m, (*m.shape[:-1], scores[-1]))
+    if rows > 1:
+        if m.dtype is not bool_:
+            raise fail(
+                UsageError,
+                f"{name}: a float mask of all scores would have no gradient",
+                [("mask", m.type)],
+                fix="give a bool mask, mask == 0, or a float one by key, [B, H, 1, S], or use"
+                f" {'all_to_all_attention' if 'ring' in name else 'nn.attention'}",
+            )
+        return by_key, [m]
+    m = m.reshape(*m.shape[:3], here)
+    if m.dtype is not bool_:
+        by_key.append(F.maximum(m.to(f32), LEAST))
+        m = ~(m <= LEAST)
+    return [*by_key, m], []
+
+
 def attend(
-    q: Tensor, keys: Sequence[Tensor], causal: bool, masks: Sequence[Tensor] = ()
+    q: Tensor, keys: Sequence[Tensor], how: Scores, masks: Sequence[Tensor] = ()
 ) -> list[Tensor]:
-    """[result [B, G, R, S, E], logsumexp [B, G, R, S]], both f32. Causal: query i sees keys to i.
+    """[result [B, G, R, S, E], logsumexp [B, G, R, S]], both f32.
 
     >>> from tessera.lang.functions import ones
     >>> q, k, v = ones((1, 1, 1, 4, 2)), ones((1, 1, 1, 4, 2)), ones((1, 1, 1, 4, 3))
-    >>> out, lse = attend(q, [k, v], causal=True)
+    >>> out, lse = attend(q, [k, v], Scores(causal=True))
     >>> [round(float(x), 3) for x in lse.numpy().flat]  # 2 + the log of 1, 2, 3 and 4 keys
     [2.0, 2.693, 3.099, 3.386]
     """
     found = []
-    for start, stop in _chunks(q, causal):
-        near = [x[:, :, :, :stop] for x in keys]
+    for start, stop, seen in _chunks(q, keys, how):
+        near = [x[:, :, :, :seen] for x in keys]
 
         def block(nothing: Any, rows: list[Tensor], near: Any = near) -> tuple[Any, list[Tensor]]:
-            s = _scores(rows[0], near, rows[1:], causal)
+            s, _ = _scores(rows[0], near, rows[1:], how)
             top = F.max(s, -1, True)
             e = F.exp(s - top)
             total = F.sum(e, -1, True)
             y = _product("bgrst,bgte->bgrse", e.to(near[1].dtype), _flat(near[1]))
             return nothing, [y * (1.0 / total), (top + F.log(total)).reshape(total.shape[:-1])]
 
-        rows = [q[:, :, :, start:stop], *_hiding(start, stop, masks, causal)]
-        found.append(_by_rows(block, [], rows, stop)[1])
+        rows = [q[:, :, :, start:stop], *_hiding(start, stop, seen, keys, q, masks, how)]
+        found.append(_by_rows(block, [], rows, seen, how)[1])
     return [_joined(parts) for parts in zip(*found, strict=True)]
 
 
@@ -64,7 +118,7 @@ def merged(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pulled(
-    rows: Sequence[Tensor], keys: Sequence[Tensor], causal: bool, masks: Sequence[Tensor] = ()
+    rows: Sequence[Tensor], keys: Sequence[Tensor], how: Scores, masks: Sequence[Tensor] = ()
 ) -> list[Tensor]:
     """The gradients of q and of the floats of `keys`, f32, from one block's scores, which are
     computed again.
@@ -73,27 +127,30 @@ def pulled(
     of gradient times result (Dao et al. 2022, appendix B).
     """
     dqs, total = [], None
-    for start, stop in _chunks(rows[0], causal):
-        near = [x[:, :, :, :stop] for x in keys]
+    for start, stop, seen in _chunks(rows[0], keys, how):
+        near = [x[:, :, :, :seen] for x in keys]
 
         def block(sums: Any, now: list[Tensor], near: Any = near) -> tuple[Any, list[Tensor]]:
             q, g, lse, share = now[:4]
             k, v = map(_flat, near[:2])
-            p = F.exp(_scores(q, near, now[4:], causal) - lse.reshape(*lse.shape, 1))
+            s, slope = _scores(q, near, now[4:], how)
+            p = F.exp(s - lse.reshape(*lse.shape, 1))
             dp = _product("bgrse,bgte->bgrst", g, v)
             ds = p * (dp - share.reshape(*share.shape, 1))
-            narrow = ds.to(k.dtype)
+            added = [F.sum(ds, _whole(x)) for x in near[2:] if x.dtype.is_float]
+            ds = ds if slope is None else ds * slope
+            narrow = (ds if how.scale == 1.0 else ds * how.scale).to(k.dtype)
             dk = _product("bgrst,bgrsd->bgtd", narrow, q)
             dv = _product("bgrst,bgrse->bgte", p.to(g.dtype), g)
-            new = [dk, dv]
-            new += [F.sum(ds, _whole(x)) for x in near[2:] if x.dtype.is_float]
+            new = [dk, dv, *added]
             new = [t + x.reshape(t.shape) for t, x in zip(sums, new, strict=True)]
             return new, [_product("bgrst,bgtd->bgrsd", narrow, k)]
 
         part = [x[:, :, :, start:stop] for x in rows]
         sums: list[Tensor] = [F.zeros(x.shape, f32) for x in near if x.dtype.is_float]
-        part += _hiding(start, stop, masks, causal)
-        sums, (dq,) = _by_rows(block, sums, part, stop)
+        part += _hiding(start, stop, seen, keys, rows[0], masks, how)
+        fills = [0, 0, -HIDDEN, *[0] * (len(part) - 3)]  # shares of their scores are none
+        sums, (dq,) = _by_rows(block, sums, part, seen, how, fills)
         dqs.append(dq)
         sums = [_longer(t, keys[0].shape[3]) for t in sums]
         total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
@@ -101,30 +158,52 @@ def pulled(
 
 
 # -- parts ----------------------------------------------------------------------------------------
-def _chunks(q: Tensor, causal: bool) -> list[tuple[int, int]]:
-    return causal_chunks(q.shape[3]) if causal else [(0, q.shape[3])]
+def _chunks(q: Tensor, keys: Sequence[Tensor], how: Scores) -> list[tuple[int, int, int]]:
+    """(start, stop, the keys that are seen) of each chunk of queries."""
+    seq, count = q.shape[3], keys[0].shape[3]
+    if not how.causal or count < seq:
+        return [(0, seq, count)]
+    return [(a, b, b + count - seq) for a, b in causal_chunks(seq, even=False)]
 
 
-def _hiding(start: int, stop: int, masks: Sequence[Tensor], causal: bool) -> list[Tensor]:
+def _hiding(
+    start: int,
+    stop: int,
+    seen: int,
+    keys: Sequence[Tensor],
+    q: Tensor,
+    masks: Sequence[Tensor],
+    how: Scores,
+) -> list[Tensor]:
     """What hides keys from the queries from `start` to `stop`: their masks, and if it is causal
-    their places."""
-    rows = [m[:, :, :, start:stop, :stop] for m in masks]
-    if causal:
-        rows.append((F.arange(stop - start) + start).reshape(1, 1, 1, stop - start))
+    the last key that each sees."""
+    rows = [m[:, :, :, start:stop, :seen] for m in masks]
+    if how.causal:
+        last = F.arange(stop - start) + (start + keys[0].shape[3] - q.shape[3])
+        rows.append(last.reshape(1, 1, 1, stop - start))
     return rows
 
 
-def _scores(q: Tensor, keys: Sequence[Tensor], hiding: Sequence[Tensor], causal: bool) -> Tensor:
+def _scores(
+    q: Tensor, keys: Sequence[Tensor], hiding: Sequence[Tensor], how: Scores
+) -> tuple[Tensor, Tensor | None]:
+    """(The scores, how fast they change with the scaled products; None where as fast)."""
     s = _product("bgrsd,bgtd->bgrst", q, _flat(keys[0]))
+    s = s if how.scale == 1.0 else s * how.scale
+    slope = None
+    if how.cap is not None:
+        s = soft_cap(s, how.cap)
+        part = s * (1.0 / how.cap)
+        slope = 1.0 - part * part
     for x in keys[2:]:
         each = x.reshape(*x.shape[:3], 1, x.shape[3])
         s = s + each if x.dtype.is_float else F.where(each, s, HIDDEN)
-    for m in hiding[:-1] if causal else hiding:
+    for m in hiding[:-1] if how.causal else hiding:
         s = F.where(m, s, HIDDEN)
-    if causal:
+    if how.causal:
         at = hiding[-1]
         s = F.where(F.arange(s.shape[-1]) <= at.reshape(*at.shape, 1), s, HIDDEN)
-    return s
+    return s, slope
 
 
 def _whole(x: Tensor) -> tuple[int, ...]:
@@ -146,10 +225,10 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else F.concat(list(parts), 3)
 
 
-def _longer(x: Tensor, size: int) -> Tensor:
-    """`x` with zeros at the end of dim 3."""
-    rest = size - x.shape[3]
-    return F.concat([x, F.zeros((*x.shape[:3], rest, *x.shape[4:]), x.dtype)], 3) if rest else x
+def _longer(x: Tensor, size: int, fill: float = 0) -> Tensor:
+    """`x` with `fill` at the end of dim 3."""
+    rest = (*x.shape[:3], size - x.shape[3], *x.shape[4:])
+    return F.concat([x, F.full(rest, fill, x.dtype)], 3) if rest[3] else x
 
 
 def _by_rows(
@@ -157,20 +236,30 @@ def _by_rows(
     carry: list[Tensor],
     rows: list[Tensor],
     keys: int,
+    how: Scores,
+    fills: Sequence[float] = (),
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`block(carry, rows)` for some of the rows (dim 3) at a time, what it gives joined again."""
+    """`block(carry, rows)` for some of the rows (dim 3) at a time, what it gives joined again.
+    `fills` are what may follow the rows of each, zeros if none are said."""
     seq = rows[0].shape[3]
-    most = max(ROWS, SCORES // (math.prod(rows[0].type.local_shape[:3]) * keys))
-    size = next(n for n in range(min(most, seq), 0, -1) if seq % n == 0)
-    if size == seq:
+    scores = how.most or SCORES
+    most = max(ROWS, scores // (math.prod(rows[0].type.local_shape[:3]) * keys))
+    if seq <= most:
         return block(carry, rows)
+    size = next(n for n in range(most, 0, -1) if seq % n == 0)
+    if 2 * size <= most:  # no good divisor: with rows at the end that add nothing
+        size = most
+        fills = fills or [0] * len(rows)
+        rows = [_longer(t, -(-seq // size) * size, f) for t, f in zip(rows, fills, strict=True)]
+    count = rows[0].shape[3] // size
     xs = [
-        t.reshape(*t.shape[:3], seq // size, size, *t.shape[4:])
+        t.reshape(*t.shape[:3], count, size, *t.shape[4:])
         .permute(3, 0, 1, 2, *range(4, t.ndim + 1))
         for t in rows
     ]  # fmt: skip
     carry, ys = scan(block, carry, xs, policy="recompute", name="rows")
-    return carry, [
-        y.permute(1, 2, 3, 0, *range(4, y.ndim)).reshape(*y.shape[1:4], seq, *y.shape[5:])
+    joined = [
+        y.permute(1, 2, 3, 0, *range(4, y.ndim)).reshape(*y.shape[1:4], count * size, *y.shape[5:])
         for y in ys
     ]
+    return carry, [y[:, :, :, :seq] for y in joined]

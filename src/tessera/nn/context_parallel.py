@@ -20,7 +20,8 @@ from ..lang.local.view import view
 from ..lang.operands import as_tensor
 from ..lang.shaping import one_dim
 from ..lang.tensor import Like, Tensor
-from .dot_product_attention import check_heads, flash_attention
+from .dot_product_attention import check_heads
+from .flash import flash_attention
 
 
 # -- the order of a causal sequence ---------------------------------------------------------------

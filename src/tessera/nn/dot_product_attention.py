@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, whole and by sequences, and which keys a query does not see.
+"""Scaled dot-product attention, and which keys a query does not see.
 
 A key is hidden by a bool mask that is False, by minus infinity or less than -1e29 in a float mask,
 or by causality. A query that sees no key gives zeros, as in PyTorch.
@@ -15,7 +15,6 @@ from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.checks import typed
-from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .functional import soft_cap, softmax
@@ -147,12 +146,22 @@ def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-# Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs.
-CHUNK, CHUNKS = 64, 4
+# Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs,
+# but for chunks that are large.
+CHUNK, CHUNKS, LARGE = 64, 4, 512
 
 
-def causal_chunks(seq: int) -> list[tuple[int, int]]:
-    """[start, stop) of each chunk of `seq` queries that attend causally."""
+def causal_chunks(seq: int, even: bool = True) -> list[tuple[int, int]]:
+    """[start, stop) of each chunk of `seq` queries that attend causally. Those that need not be
+    `even` are as many as it takes for long sequences.
+
+    >>> causal_chunks(130), causal_chunks(131), causal_chunks(131, even=False)
+    ([(0, 65), (65, 130)], [(0, 131)], [(0, 66), (66, 131)])
+    """
+    if not even:
+        count = max(1, min(CHUNKS, seq // CHUNK), min(2 * CHUNKS, seq // LARGE))
+        size = -(-seq // count)
+        return [(i, min(i + size, seq)) for i in range(0, seq, size)]
     count = max(n for n in range(1, CHUNKS + 1) if n == 1 or (seq % n == 0 and seq // n >= CHUNK))
     size = seq // count
     return [(i * size, (i + 1) * size) for i in range(count)]
@@ -160,34 +169,3 @@ def causal_chunks(seq: int) -> list[tuple[int, int]]:
 
 def _lead(lead: Any) -> str:
     return "abcfijlm"[: len(lead)]
-
-
-def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    rows: int = 2,
-    bias: Like | None = None,
-    mask: Like | None = None,
-    cap: float | None = None,
-) -> Tensor:
-    """`attention` of [B, H, S, D], computed for `rows` sequences at a time to save memory.
-
-    The backward pass computes the scores of each block again, as FlashAttention does (Dao et al.
-    2022), but per sequence instead of per tile. Raises the errors of `attention`.
-    """
-    q, k, v = map(as_tensor, (q, k, v))
-    if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
-        return attention(q, k, v, causal, scale, bias, mask, cap)
-    said = (("bias", bias), ("mask", mask))
-    given = {name: as_tensor(t) for name, t in said if t is not None}
-    rank = {"bias": 3, "mask": 4}  # with a batch of its own
-    own = [n for n, t in given.items() if t.ndim == rank[n] and t.shape[0] == q.shape[0] > 1]
-
-    def some(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
-        now = {**given, **dict(zip(own, parts, strict=True))}
-        return attention(q, k, v, causal, scale, cap=cap, **now)
-
-    return map_chunks(some, q, k, v, *(given[n] for n in own), rows=rows)

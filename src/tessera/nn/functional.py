@@ -234,11 +234,11 @@ def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = ROWS) -> Tens
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def row_order(x: Tensor) -> tuple[list[int], list[int]]:
-    """The sizes of the digits of the dims before the last, and the order of those digits in which
+def row_order(x: Tensor, last: int = 1) -> tuple[list[int], list[int]]:
+    """The sizes of the digits of the dims before the `last`, and the order of those digits in which
     each device has its rows in one piece: what devices split comes first. No order where the rows
     lie so already."""
-    run = [d for i in range(x.ndim - 1) for d in x.type.digits(i)]
+    run = [d for i in range(x.ndim - last) for d in x.type.digits(i)]
     split = [i for i, d in enumerate(run) if d.axes]
     if split == list(range(len(split))) or any(d.uneven for d in run):
         return [], []

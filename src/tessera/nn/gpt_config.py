@@ -20,6 +20,7 @@ from ..core.errors import UsageError, fail
 from ..lang.checks import annotated_fields
 from . import functional as fn
 from .experts.layer import BALANCE, RATE
+from .flash import IMPLEMENTATIONS
 from .layers import LayerNorm, RMSNorm
 from .positions import Rope
 
@@ -61,6 +62,8 @@ class GPTConfig:
       the window - 1 tokens before it; 0: all. `local_rope` are the rates of layers with a window,
       None: those of `rope`.
     - `embed_scale`: embeddings are multiplied by sqrt(d).
+    - `attention_implementation`: "sequences" or "tiles", as in `flash_attention`; None: Tessera's
+      choice.
     - `biases`: which products have a bias: "qkv", "out", "mlp", "head".
     - `context`: "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
       embedding to the loss. Attention is then `ring_attention`, with the sequence in zig-zag order,
@@ -122,6 +125,7 @@ class GPTConfig:
     windows: tuple[int, ...] = ()
     local_rope: Rope | None = None
     embed_scale: bool = False
+    attention_implementation: str | None = None
 
     def __post_init__(self) -> None:
         annotated_fields(self)
@@ -164,6 +168,7 @@ class GPTConfig:
             ("remat", "recompute" if self.remat is True else self.remat or "save", REMAT),
             ("balance", self.balance, BALANCE),
             ("context", CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
+            ("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS)),
         ):
             one_of("GPTConfig", what, value, known)
 
@@ -194,6 +199,11 @@ class GPTConfig:
             (
                 self.attention_cap and self.context,
                 "attention_cap with context",
+                "leave one of them",
+            ),
+            (
+                self.attention_implementation and self.context,
+                "attention_implementation with context",
                 "leave one of them",
             ),
             (local and self.positions == "alibi", "windows with ALiBi", 'use positions="rotary"'),

@@ -8,7 +8,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.checks import divides, shaped
+from ..core.checks import divides
 from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, dim_axes, without
@@ -22,9 +22,9 @@ from ..lang.local.distribute import distribute
 from ..lang.local.view import view
 from ..lang.operands import as_tensor
 from ..lang.tensor import Like, Tensor
-from .blockwise import NONE, attend, merged, pulled
+from .blockwise import NONE, Scores, attend, extras, merged, pulled
 from .context_parallel import checked, in_view
-from .dot_product_attention import LEAST, flash_attention, mask_by_group
+from .flash import flash_attention
 
 
 def ring_attention(
@@ -71,7 +71,7 @@ def ring_attention(
     q = q * (1.0 / math.sqrt(d) if scale is None else scale)
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))
-    extra, masks = _extras(q, bias, mask, seq * n if local else seq)
+    extra, masks = extras("ring_attention", q, bias, mask, seq * n if local else seq, seq)
     given = [q, k, v, *extra]
     if not local:
         mesh = next(t.mesh for t in given if t.mesh is not None)
@@ -81,42 +81,6 @@ def ring_attention(
     q, *keys = given
     out: Tensor = _ring(axis, n, causal)(q, keys, masks)
     return out.reshape(batch, heads, seq, v.shape[-1])
-
-
-def _extras(
-    q: Tensor, bias: Like | None, mask: Like | None, keys: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """(What goes round with the keys of q [B, G, R, S, D], the masks [B, G, R, S, `keys`])."""
-    (batch, groups, shared, seq, _), name = q.shape, "ring_attention"
-    heads, by_key = groups * shared, []
-    if bias is not None:
-        b = as_tensor(bias).to(f32)
-        sizes = (heads, seq) if b.ndim == 2 else (batch, heads, seq)
-        shaped(name, "the bias", b.type, sizes, q=q.type)
-        by_key.append(b.reshape(-1 if b.ndim == 3 else 1, groups, shared, seq))
-    if mask is None:
-        return by_key, []
-    m = as_tensor(mask)
-    rows = m.shape[-2] if m.ndim > 1 else 1
-    scores = (batch, heads, seq, keys if rows > 1 else seq)
-    m = mask_by_group(name, m.reshape(*(1,) * (4 - m.ndim), *m.shape), scores, shared, q=q.type)
-    m = m if shared > 1 else m.reshape(*m.shape[:2], 1, *m.shape[2:])
-    m = F.broadcast_to(m, (*m.shape[:-1], scores[-1]))
-    if rows > 1:
-        if m.dtype is not bool_:
-            raise fail(
-                UsageError,
-                f"{name}: a float mask of all scores would have no gradient",
-                [("mask", m.type)],
-                fix="give a bool mask, mask == 0, or a float one by key, [B, H, 1, S], or use"
-                " all_to_all_attention",
-            )
-        return by_key, [m]
-    m = m.reshape(*m.shape[:3], seq)
-    if m.dtype is not bool_:
-        by_key.append(F.maximum(m.to(f32), LEAST))
-        m = ~(m <= LEAST)
-    return [*by_key, m], []
 
 
 def _only(t: TensorType, dim: int, axis: str) -> TensorType:
@@ -129,6 +93,7 @@ def _only(t: TensorType, dim: int, axis: str) -> TensorType:
 @lru_cache(maxsize=64)
 def _ring(axis: str, n: int, causal: bool) -> Any:
     """Ring attention of q [B, G, R, S, D] (scaled), the keys and the masks of `attend`."""
+    own, whole = Scores(causal), Scores()
 
     def turned(xs: list[Tensor], by: int = 1) -> list[Tensor]:
         return [shift(x, axis, by) for x in xs]
@@ -157,11 +122,11 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
     def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
         """[the result, the logsumexp of each query's scores]."""
         now = list(keys)
-        found = attend(q, now, causal, columns(masks, 0))
+        found = attend(q, now, own, columns(masks, 0))
         for step in range(1, n):
             now, hiding = turned(now), columns(masks, step)
             if not causal:
-                found = merged(found, attend(q, now, False, hiding))
+                found = merged(found, attend(q, now, whole, hiding))
                 continue
             # What passes comes from a device before this one, whose early chunk all queries see, or
             # from one after it, both of whose chunks the late queries see. In both cases the late
@@ -169,9 +134,9 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
             before = rank_along((axis,)) >= step
             (early, late), (first, last) = _halves([q, *found]), _halves(now)
             below, beside = quarters(hiding, before)
-            done = merged(late[1:], attend(late[0], first, False, below))
+            done = merged(late[1:], attend(late[0], first, whole, below))
             (queries,) = _pick(before, early[:1], late[:1])
-            new = attend(queries, _pick(before, first, last), False, beside)
+            new = attend(queries, _pick(before, first, last), whole, beside)
             new = merged(_pick(before, early[1:], done), new)
             ends = _pick(before, new, early[1:]), _pick(before, done, new)
             found = [F.concat(list(pair), 3) for pair in zip(*ends, strict=True)]
@@ -191,19 +156,19 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
             g = F.where((lse < NONE).reshape(*lse.shape, 1), 0.0, g)
         rows = [q, g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
         now = keys
-        dq, *grads = pulled(rows, now, causal, columns(masks, 0))
+        dq, *grads = pulled(rows, now, own, columns(masks, 0))
         for step in range(1, n):
             now, grads = turned(now, -1), turned(grads, -1)
             hiding = columns(masks, n - step)
             if not causal:
-                more, *new = pulled(rows, now, False, hiding)
+                more, *new = pulled(rows, now, whole, hiding)
             else:
                 before = rank_along((axis,)) >= n - step
                 (early, late), (first, last) = _halves(rows), _halves(now)
                 below, beside = quarters(hiding, before)
-                dlate, *dfirst = pulled(late, first, False, below)
+                dlate, *dfirst = pulled(late, first, whole, below)
                 queries, others = _pick(before, early, late), _pick(before, first, last)
-                dqueries, *dothers = pulled(queries, others, False, beside)
+                dqueries, *dothers = pulled(queries, others, whole, beside)
                 a, b = _put(before, dqueries)
                 more = F.concat([a, b + dlate], 3)
                 pairs = zip(dfirst, (_put(before, x) for x in dothers), strict=True)

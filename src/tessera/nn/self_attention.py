@@ -18,7 +18,7 @@ from .context_parallel import (
     whole_sequence,
     zigzag_positions,
 )
-from .dot_product_attention import flash_attention
+from .flash import flash_attention
 from .gpt_config import GPTConfig
 from .layers import normal
 from .module import Module
@@ -111,8 +111,9 @@ class Attention(Module):
         causal = "k" not in own and "scores" not in own
         if c.context is None:
             out = flash_attention(
-                q, k, v, causal, c.query_scale, bias=bias, mask=mask, cap=c.attention_cap
-            )
+                q, k, v, causal, c.query_scale, bias=bias, mask=mask, cap=c.attention_cap,
+                implementation=c.attention_implementation,
+            )  # fmt: skip
         else:
             attend = ring_attention if c.context == "ring" else all_to_all_attention
             out = attend(q, k, v, c.context_axis, causal, c.query_scale, bias, mask)

@@ -1,0 +1,184 @@
+"""Attention that never holds all scores: those of some sequences at once, or of tiles.
+
+>>> import tessera as ts
+>>> import numpy as np
+>>> q, k, v = ts.random.normal((3, 2, 4, 8, 16))
+>>> whole = ts.nn.attention(q, k, v, causal=True)
+>>> tiles = ts.nn.flash_attention(q, k, v, causal=True, implementation="tiles")
+>>> np.testing.assert_allclose(tiles.numpy(), whole.numpy(), atol=1e-5)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from ..core.checks import one_of
+from ..core.dtypes import bool_, f32
+from ..lang import functions as F
+from ..lang.custom import custom_gradient
+from ..lang.loop import map_chunks
+from ..lang.operands import as_tensor
+from ..lang.tensor import Like, Tensor
+from .blockwise import NONE, Scores, attend, extras, pulled
+from .dot_product_attention import attention, check_heads
+from .functional import row_order, rows_of
+
+# Scores of one tile on a device: with what is made of them they stay in a core's cache.
+TILE = 1 << 17
+IMPLEMENTATIONS = ("sequences", "tiles")
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    rows: int = 2,
+    bias: Like | None = None,
+    mask: Like | None = None,
+    cap: float | None = None,
+    implementation: str | None = None,
+) -> Tensor:
+    """`attention` of [B, H, S, D] that does not hold all scores, to save memory.
+
+    The backward pass computes scores again, as FlashAttention does (Dao et al. 2022).
+    `implementation` says what a device holds at once: "sequences" the scores of `rows` sequences;
+    "tiles" those of some heads and queries, however long sequences are, and then the scores of keys
+    that no query of a tile sees by causality are not computed. None leaves the choice to Tessera.
+    Raises the errors of `attention`, and UsageError if `implementation` is unknown, or "tiles" with
+    a float mask of all scores, whose gradient would be as large as they are.
+    """
+    q, k, v = map(as_tensor, (q, k, v))
+    how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
+    if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
+        return attention(q, k, v, causal, scale, bias, mask, cap)
+    if how == "tiles":
+        return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
+    return _by_sequences(q, k, v, causal, scale, rows, bias, mask, cap)
+
+
+def _by_sequences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    rows: int,
+    bias: Like | None,
+    mask: Like | None,
+    cap: float | None,
+) -> Tensor:
+    said = (("bias", bias), ("mask", mask))
+    given = {name: as_tensor(t) for name, t in said if t is not None}
+    rank = {"bias": 3, "mask": 4}  # with a batch of its own
+    own = [n for n, t in given.items() if t.ndim == rank[n] and t.shape[0] == q.shape[0] > 1]
+
+    def some(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
+        now = {**given, **dict(zip(own, parts, strict=True))}
+        return attention(q, k, v, causal, scale, cap=cap, **now)
+
+    return map_chunks(some, q, k, v, *(given[n] for n in own), rows=rows)
+
+
+def _in_tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    bias: Like | None,
+    mask: Like | None,
+    cap: float | None,
+) -> Tensor:
+    """What is kept for the gradients is the result and a number for each query."""
+    q, k, v = F.narrowed(q, k, v)
+    check_heads("attention", q, k, v)
+    (batch, heads, seq, d), (groups, keys) = q.shape, k.shape[1:3]
+    scale = 1.0 / math.sqrt(d) if scale is None else scale
+    if q.dtype is f32:  # fewer products than with the scores; narrower than f32 it would round
+        q, scale = q * scale, 1.0
+    q = q.reshape(batch, groups, heads // groups, seq, d)
+    k, v = (t.reshape(batch, groups, 1, keys, t.shape[-1]) for t in (k, v))
+    extra, masks = extras("attention", q, bias, mask, keys)
+    # Heads are rows as sequences are. Only those that share a mask of all scores, which differs
+    # from sequence to sequence, stay together.
+    together = any(m.shape[0] > 1 and m.shape[1] == 1 < groups for m in masks)
+    lead = (batch,) if together else (batch, groups)
+    sizes, order = row_order(q, q.ndim - len(lead))
+
+    def rows(t: Tensor) -> Tensor:
+        """As many rows as q has; but what hides keys from all of them alike has one."""
+        if t.dtype is not bool_ or any(n > 1 for n in t.shape[: len(lead)]):
+            t = F.broadcast_to(t, (*lead, *t.shape[len(lead) :]))
+            t = rows_of(t, sizes, order, t.ndim - len(lead))
+        else:
+            t = t.reshape(1, *t.shape[len(lead) :])
+        return t if together else t.reshape(t.shape[0], 1, *t.shape[1:])
+
+    tiles = _tiles(Scores(causal, scale, cap, TILE))
+    y: Tensor = tiles(rows(q), [*map(rows, (k, v, *extra))], [*map(rows, masks)])
+    if order:
+        y = y.reshape(*(sizes[i] for i in order), *y.shape[1:])
+        back = [order.index(i) for i in range(len(order))]
+        y = y.permute(*back, *range(len(back), y.ndim))
+    return y.reshape(batch, heads, seq, v.shape[-1])
+
+
+@lru_cache(maxsize=64)
+def _tiles(how: Scores) -> Any:
+    """Attention of q [N, G, R, S, D], the keys and the masks of `attend`, some of N at once."""
+
+    def by_rows(fn: Callable[..., list[Tensor]], q: Tensor, *others: list[Tensor]) -> list[Tensor]:
+        """`fn(q, *others)`, the lists in place."""
+        every = [q, *itertools.chain(*others)]
+        cut = [x.shape[0] == q.shape[0] for x in every]
+
+        def some(*parts: Tensor) -> list[Tensor]:
+            mine = iter(parts)
+            now = iter([next(mine) if c else x for c, x in zip(cut, every, strict=True)])
+            return fn(next(now), *([next(now) for _ in xs] for xs in others))
+
+        of_row = math.prod(q.type.local_shape[1:4]) * others[-2][0].shape[3]
+        count = max(1, TILE // max(1, of_row))
+        made: list[Tensor] = map_chunks(some, *itertools.compress(every, cut), rows=count)
+        return made
+
+    def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
+        out, lse = attend(q, keys, how, masks)
+        return [out.to(keys[1].dtype), lse]
+
+    def backward(
+        q: Tensor, rest: list[Tensor], keys: list[Tensor], masks: list[Tensor]
+    ) -> list[Tensor]:
+        """The gradients of q and of the floats of the keys."""
+        floats = [q, *(x for x in keys if x.dtype.is_float)]
+        found = pulled([q, *rest], keys, how, masks)
+        return [g.to(x.dtype) for g, x in zip(found, floats, strict=True)]
+
+    @custom_gradient
+    def tiles(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> tuple[Tensor, Any]:
+        out, lse = by_rows(forward, q, keys, masks)
+        late = how.causal and keys[0].shape[3] < q.shape[3]
+        hidden = None  # queries that see no key
+        if masks or late or any(x.dtype is bool_ for x in keys):
+            hidden = (lse < NONE).reshape(*lse.shape, 1)
+            out = F.where(hidden, 0.0, out)
+
+        def pull(g: Tensor) -> Any:
+            g = g.to(out.dtype)
+            if hidden is not None:
+                g = F.where(hidden, 0.0, g)
+            rest = [g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
+            dq, *found = by_rows(backward, q, rest, keys, masks)
+            grads = iter(found)
+            dkeys = [next(grads) if x.dtype.is_float else None for x in keys]
+            return (dq, dkeys, None) if masks else (dq, dkeys)
+
+        return out, pull
+
+    return tiles

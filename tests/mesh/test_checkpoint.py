@@ -19,6 +19,7 @@ import tessera as ts
 from tessera import checkpoint, dist, nn, optim
 from tessera.checkpoint.manifest import Manifest
 from tessera.checkpoint.pieces import Reader
+from tessera.checkpoint.storage import Storage
 from tessera.launch.cli import app
 
 CONFIG = nn.GPTConfig(64, 16, 32, 2, 4, dropout=0.1)
@@ -400,6 +401,36 @@ def test_large_tensors_are_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert all((found.tensors[k].numpy() == tree[k]).all() for k in tree)
     sizes = [p.stat().st_size for p in (tmp_path / "t").glob("*.bin")]
     assert len(sizes) == 5 and sum(sizes) == (700 + 1500 + 1) * 4
+
+
+@pytest.mark.parametrize("at", ["data", "manifest", "its end"])
+def test_a_save_that_fails_leaves_no_data_on_a_full_disk(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its manifest may be there, whose data they are then."""
+    monkeypatch.setattr("tessera.checkpoint.pieces.FILE_BYTES", 1000)
+    tree = {"w": RNG.normal(size=(1000,)).astype(np.float32)}
+    checkpoint.save("a", tree, root=tmp_path, async_io=False, quiet=True)
+    before, write = {p.name for p in (tmp_path / "a").iterdir()}, Storage.write
+
+    def full(self: Storage, key: str, value: bytes) -> None:
+        name = key.partition("/")[2]
+        if name.endswith("00002.bin") if at == "data" else name == "manifest.json":
+            if at == "its end":
+                write(self, key, value)
+            raise ts.CheckpointError("no space left")
+        write(self, key, value)
+
+    monkeypatch.setattr(Storage, "write", full)
+    for tag in ("a", "b"):
+        with pytest.raises(ts.CheckpointError, match="no space left"):
+            checkpoint.save(tag, {"w": tree["w"] + 1}, root=tmp_path, async_io=False, quiet=True)
+    there = at == "its end"
+    if not there:
+        assert {p.name for p in (tmp_path / "a").iterdir()} == before
+        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert checkpoint.latest(tmp_path) == ("b" if there else "a")
+    assert (checkpoint.load(root=tmp_path).tensors["w"].numpy() == tree["w"] + there).all()
 
 
 def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,9 @@ def test_a_folder_that_goes_is_made_again_and_a_last_save_that_fails_is_an_error
         if done == 2:
             shutil.rmtree(root)
 
-    assert Trained(tmp_path)(gone).bits == whole.bits
+    run = Trained(tmp_path)(gone)
+    assert run.bits == whole.bits
+    assert f"run: step-00000002 is gone from {root}" in run.said.getvalue()
     assert checkpoint.latest(root) == "step-00000006"
 
     def blocked(done: int) -> None:

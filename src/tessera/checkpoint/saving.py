@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -65,6 +66,8 @@ class _Job:
     """Whether this process writes what is in `storage` once."""
     spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
     """Gives the files of all, by key with their process and their bytes, to other storages."""
+    there: bool = False
+    """Whether it may be that the manifest is written."""
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,7 @@ def _json(state: Any) -> Any:
 
 # -- writing --------------------------------------------------------------------------------------
 def written(job: _Job) -> None:
+    """Writes a save. One that fails leaves nothing behind: a disk that is full is not fuller."""
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
     mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": job.created_s, "error": ""}
@@ -276,9 +280,21 @@ def written(job: _Job) -> None:
     except TesseraError as error:
         mine["error"] = str(error)
     first = _agree(path + "/begin", mine)[0]
+    try:
+        made = _published(job, path, first)
+    except TesseraError:
+        if not job.there:
+            _left(job, first["id"])
+        raise
+    if job.leads:
+        _after(job, made, time.perf_counter() - begin_s)
+
+
+def _published(job: _Job, path: str, first: dict[str, Any]) -> Manifest:
+    """Writes the data of all processes, then the manifest, which is the result."""
     id = first["id"]
     pieces: list[tuple[str, Piece]] = []
-    mine = {"error": ""}
+    mine: dict[str, Any] = {"error": ""}
     try:
         pieces = _data(job, id)
         mine["pieces"] = [(name, p.model_dump()) for name, p in pieces]
@@ -301,14 +317,33 @@ def written(job: _Job) -> None:
         except TesseraError as error:
             mine["error"] = str(error)
         _agree(path + "/spread", mine)
+    job.there = True  # for all that this process knows
+    mine["there"] = job.leads
     try:
         if job.leads:
             job.storage.write(f"{job.tag}/{NAME}", made.to_json())
     except TesseraError as error:
-        mine["error"] = str(error)
-    _agree(path + "/end", mine)
-    if job.leads:
-        _after(job, made, time.perf_counter() - begin_s)
+        mine = {"error": str(error), "there": _may_be_there(job, id)}
+    said = _said(path + "/end", mine)
+    job.there = any(s["there"] for s in said)
+    _see_errors(said)
+    return made
+
+
+def _may_be_there(job: _Job, id: str) -> bool:
+    """Whether the manifest that could not be written may have been, all the same."""
+    try:
+        return id.encode() in (job.storage.read(f"{job.tag}/{NAME}") or b"")
+    except TesseraError:
+        return True
+
+
+def _left(job: _Job, id: str) -> None:
+    """The data of a save that has failed go, as far as they can."""
+    with suppress(TesseraError):
+        begins = f"{job.tag}/data-{id}-"
+        job.storage.delete(k for k in job.storage.listed() if k.startswith(begins))
+        job.storage.tidy(job.tag)
 
 
 def _data(job: _Job, id: str) -> list[tuple[str, Piece]]:
@@ -325,9 +360,16 @@ def _data(job: _Job, id: str) -> list[tuple[str, Piece]]:
 
 def _agree(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
     """What all processes say. Raises CheckpointError, in all of them, if one has failed."""
-    said = [mine]
-    if process_count() > 1:
-        said = engine().gather(path, mine, LIMIT_S)
+    said = _said(path, mine)
+    _see_errors(said)
+    return said
+
+
+def _said(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    return [mine] if process_count() == 1 else engine().gather(path, mine, LIMIT_S)
+
+
+def _see_errors(said: Sequence[dict[str, Any]]) -> None:
     wrong = [(rank, s["error"]) for rank, s in enumerate(said) if s["error"]]
     if wrong:
         rank, error = wrong[0]
@@ -335,7 +377,6 @@ def _agree(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
         raise CheckpointError(
             error if len(said) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]])
         )
-    return said
 
 
 def _after(job: _Job, made: Manifest, took_s: float) -> None:

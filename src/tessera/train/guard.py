@@ -280,6 +280,7 @@ class Guard:
                 fix="put what a step gives back: loss, live.weights, live.optimizer = step(...)",
             )
         self._mark = mark
+        self._see_gone()
         self._bad_tags.discard(step_tag(step))
         live, c = self.live, self._config
         position = live.loader.state_dict() if live.loader is not None else None
@@ -292,6 +293,16 @@ class Guard:
             keep=self._keep, step=step, metrics=numbers, state=state, tell=self.run.progress.note,
         ))  # fmt: skip
         self._saved = step
+
+    def _see_gone(self) -> None:
+        """Says that what was saved last is there no longer, as where a drive has gone."""
+        folder, step = self._storage.folder, self._saved
+        if folder is not None and step is not None and not pending():
+            tag = step_tag(step)
+            if not (folder / tag).exists():
+                self.run.progress.note(
+                    f"run: {tag} is gone from {self._storage.name}, where it saves anew"
+                )
 
     def _tensors(self) -> dict[str, Any]:
         return {name: x for name, x in self.live.optimizer.items() if name != "config"}

@@ -142,3 +142,24 @@ def test_no_new_programs(pair: ttnn.MeshDevice) -> None:
     ttnn.tanh(x)
     assert pair.num_program_cache_entries() == 0
     pair.enable_program_cache()
+
+
+def test_replays_write_anew_what_was_read_in_between(pair: ttnn.MeshDevice) -> None:
+    """From the second replay on nobody asks for types; values, handles and closing hold."""
+    x = ttnn.from_torch(np.full((1, 4), 1.0, np.float32), device=pair)
+    trace = ttnn.begin_trace_capture(pair)
+    total = ttnn.all_reduce(ttnn.add(x, 1.0))
+    ttnn.add_(x, 1.0)
+    ttnn.end_trace_capture(pair, trace)
+    start = ttnn.get_device_tensors(x)[0].to_list()[0][0]
+    seen = []
+    for k in range(4):
+        ttnn.execute_trace(pair, trace, blocking=True)
+        assert ttnn.get_device_tensors(total)[1].to_list() == [[2 * (start + k + 1)] * 4]
+        seen.append(total.value)
+        assert ttnn.get_device_tensors(x)[0].to_list() == [[start + k + 1] * 4]
+    assert len({*map(id, seen)}) == 4
+    ttnn.deallocate(x)
+    with pytest.raises(ttnn.TTNNError, match="the tensor was deallocated"):
+        ttnn.execute_trace(pair, trace)
+    ttnn.release_trace(pair, trace)

@@ -22,6 +22,7 @@ from ..core.checks import function_of
 from ..core.context import Settings, settings
 from ..core.errors import UsageError, caller, fail
 from ..core.interrupts import whole
+from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
@@ -46,6 +47,7 @@ from .tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Straight = tuple[Callable[[list[Any]], list[Any]], Sequence[TensorType]]
 _data_of = attrgetter("_data")
 MOST_ENTRIES = 64
 """Variants of a function that are kept for one structure of arguments; the oldest goes."""
@@ -173,6 +175,18 @@ class Jit(Generic[P, R]):
         """
         self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
         return self.schedule
+
+    def straight(self, *args: P.args, **kwargs: P.kwargs) -> Straight | None:
+        """What a call with these arguments runs, for who calls with tensors of their types alone:
+        from the arguments' data the results' data, and the results' types. None where a call is
+        more than one program of its arguments."""
+        entry, _, _ = self._entry(args, kwargs)
+        root, pick = entry.root, entry.straight
+        program = root.program() if pick is not None else None
+        whole_call = program is not None and root.written.plain and entry.have == program.wants
+        if program is None or pick is None or entry.checks or not whole_call:
+            return None
+        return lambda data: program(pick(data), None), program.types
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
         """What is recorded for these arguments, now if it was not before; and their leaves."""

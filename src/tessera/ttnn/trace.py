@@ -17,7 +17,8 @@ from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from ..core.checks import instance
-from ..lang.jit import jit
+from ..core.interrupts import whole
+from ..lang.jit import Jit, Straight, jit
 from ..lang.tensor import Tensor as Value
 from .device import MeshDevice
 from .faults import TTNNError, wrong
@@ -49,7 +50,8 @@ class Segment:
     inputs: dict[int, Tensor] = field(default_factory=dict)
     results: dict[int, ref[Tensor]] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
-    program: Callable[..., Any] | None = None
+    program: Jit[..., tuple[Value, ...]] | None = None
+    straight: Straight | None = None
 
     def forget(self) -> None:
         """Lets go of the tensors that lie between its ops."""
@@ -76,8 +78,16 @@ class Segment:
         self.program = jit(replay)
 
     def run(self) -> None:
+        """Replays the ops. The tensors keep their types, so after the first replay nothing asks
+        for them."""
         assert self.program is not None
-        found = self.program(*[t.value for t in self.inputs.values()])
+        values = [t.value for t in self.inputs.values()]
+        if self.straight is None:
+            found: Sequence[Value] = self.program(*values)
+            self.straight = self.program.straight(*values)
+        else:
+            call, types = self.straight
+            found = list(map(Value, call([v.data for v in values]), types))
         for t, value in zip(self.outputs.values(), found, strict=True):
             t.value_ = value
         self.device.last = found[-1] if found else None
@@ -150,6 +160,7 @@ def end_trace_capture(
         mesh_device.after[trace_id.number] = WeakValueDictionary()  # by id
 
 
+@whole
 def execute_trace(
     mesh_device: MeshDevice, trace_id: MeshTraceId, *, cq_id: int | None = None,
     blocking: bool = True,

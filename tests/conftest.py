@@ -3,11 +3,14 @@ compile quickly; and no process that holds every program it ever compiled."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,12 @@ from tests.quickly import quickly
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores Ctrl-C, and so would all programs of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if "TESSERA_PROGRAM_CACHE" not in os.environ:
+    # What one test has compiled the processes of others need not; nothing outlives the run.
+    _programs = tempfile.mkdtemp(prefix="tessera-programs-")
+    os.environ["TESSERA_PROGRAM_CACHE"] = _programs
+    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
 
 collect_ignore = ["procs/elastic_program.py"]  # a program, which takes its arguments when it begins
 

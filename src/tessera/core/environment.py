@@ -16,6 +16,8 @@
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
 | `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
+| `TESSERA_PROGRAM_CACHE` | where compiled programs stay for later processes (a folder, or off) |
+| `TESSERA_PROGRAM_CACHE_BYTES` | how much they may take there (a number)                    |
 | `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |
 
 A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
@@ -44,6 +46,8 @@ FLIGHT_RECORDS = "TESSERA_FLIGHT_RECORDS"
 HEAP = "TESSERA_HEAP"
 JOIN = "TESSERA_JOIN"
 JOIN_LIMIT = "TESSERA_JOIN_LIMIT"
+PROGRAM_CACHE = "TESSERA_PROGRAM_CACHE"
+PROGRAM_CACHE_BYTES = "TESSERA_PROGRAM_CACHE_BYTES"
 TOKEN = "TESSERA_TOKEN"
 TOKEN_FILE = "TESSERA_TOKEN_FILE"
 VISIBLE_DEVICES = "TESSERA_VISIBLE_DEVICES"
@@ -69,9 +73,10 @@ def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:
         )
 
 
+OFF = ("0", "false", "no", "off")
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+    **dict.fromkeys(("", *OFF), False),
 }
 
 

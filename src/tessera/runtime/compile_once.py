@@ -11,6 +11,7 @@ import hashlib
 import math
 import platform
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ BEGUN_S = 10.0  # how long the first may take to begin; then it takes as long as
 def start() -> None:
     """From now on programs are compiled once, where `TESSERA_COMPILE_ONCE=1` asks for it."""
     if environment.is_on(environment.COMPILE_ONCE):
-        around_compile(Sharing(), _processor())
+        around_compile(Sharing(), processor())
 
 
-def _processor() -> str:
+@cache
+def processor() -> str:
     """The same for processors that run each other's code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []

@@ -16,6 +16,7 @@ from ..core.machine.visible import visible_count, visible_ids
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..core.ranks import rank_of
+from . import kept_programs
 from .jax_private import place, service
 from .join import gpus, join
 from .malloc import keep_pages
@@ -39,6 +40,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         _show_only(visible_ids())
         keep_pages()
     _warn_of_others()
+    _keep_programs()
     _see_reductions()
     have = len(jax.devices())
     if have < needed:
@@ -85,6 +87,11 @@ def _warn_of_others() -> None:
 def start_for(mesh: Mesh | None) -> None:
     """`start` with as many devices as `mesh` needs."""
     start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
+
+
+@cache
+def _keep_programs() -> None:
+    kept_programs.start()
 
 
 @cache

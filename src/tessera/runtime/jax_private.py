@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import cache_key, compiler, distributed
+from jax._src import cache_key, compilation_cache, compiler, distributed
 from jax._src.array import ArrayImpl
 from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
@@ -27,6 +28,7 @@ __all__ = [
     "block_copy",
     "connect",
     "cpu_collectives",
+    "keep_programs",
     "place",
     "service",
 ]
@@ -152,3 +154,41 @@ def around_compile(share: Callable[[Compilation], Any], alike: str) -> bool:
 
 def _kind(devices: Any) -> str:
     return str(np.asarray(devices).flat[0].platform)
+
+
+_READ = ("module_name", "cache_key", "compile_options", "backend", "executable_devices")
+_WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable",
+          "host_callbacks")  # fmt: skip
+
+
+def keep_programs(kept: Any, least_s: float) -> bool:
+    """Lets jax look each program up in `kept` (`get`, `put` and `_path`, a Path) before it compiles
+    it, and put there what took at least `least_s` seconds. Other than with a folder that jax has
+    itself, each process writes what it has compiled, not the first one alone, and a program that
+    cannot be read or written is compiled without a word. Returns False, and nothing changes, if
+    this version of jax does it in another way."""
+    read, write = compiler._cache_read, compiler._cache_write
+    for function, names in ((read, _READ), (write, _WRITE)):
+        if tuple(inspect.signature(function).parameters) != names:
+            return False
+    of_jax = compilation_cache.get_file_cache
+
+    def open_(path: str) -> Any:
+        return (kept, path) if path == str(kept._path) else of_jax(path)
+
+    def taken(name: str, key: str, options: Any, backend: Any, devices: Any) -> Any:
+        try:
+            return compilation_cache.get_executable_and_time(key, options, backend, devices)
+        except Exception:  # of another build of the engine, perhaps: it is compiled anew
+            return None, None
+
+    def given(key: str, s: float, name: str, backend: Any, made: Any, callbacks: Any) -> None:
+        if not callbacks and s >= least_s:
+            with suppress(Exception):
+                compilation_cache.put_executable_and_time(key, name, made, backend, int(s))
+
+    compilation_cache.get_file_cache = open_
+    compiler._cache_read = taken  # type: ignore[assignment]  # their names are longer
+    compiler._cache_write = given  # type: ignore[assignment]
+    jax.config.update("jax_compilation_cache_dir", str(kept._path))
+    return True

@@ -237,13 +237,31 @@ def ttnn_calls(_: int) -> list[str]:
 def startup(_: int) -> list[str]:
     r = measure("startup.py")
     more = r["import_tessera_s"] - r["import_numpy_s"]
-    ours, peer = (r[f"{k}_trace_and_compile_s"] for k in ("ours", "peer"))
+    calls = r["first_calls"]
+    worst, second = (
+        max(c[k] / c[of] for c in calls) for k, of in (("ours", "peer"), ("again", "ours"))
+    )
     return [
         *prose(
             f"""`import tessera` takes {r["import_tessera_s"]:.2f} s, `import numpy`
             {r["import_numpy_s"]:.2f} s ({within(more, 0.3, " s more")}); jax is not imported. Trace
-            and compile of 24 layers on one device, 4 x 64 tokens: {ours:.1f} s, the hand-written
-            step {peer:.1f} s: **{ours / peer:.2f}** of its time ({within(ours / peer, 1.3)})."""
+            and compile of so many layers on one device, 4 x 64 tokens, against the hand-written
+            step: at most **{worst:.2f}** of its time ({within(worst, 1.3)}). A second start finds
+            compiled programs: at most **{second:.2f}** of the first ({within(second, 0.33)})."""
+        ),
+        *table(
+            ("layers", "ours s", "second start s", "hand-written s", "of its time", "of the first"),
+            [
+                (
+                    c["layers"],
+                    f"{c['ours']:.1f}",
+                    f"{c['again']:.1f}",
+                    f"{c['peer']:.1f}",
+                    f"**{c['ours'] / c['peer']:.2f}**",
+                    f"**{c['again'] / c['ours']:.2f}**",
+                )
+                for c in calls
+            ],
         ),
         *prose(
             f"""Our 24 layers written out take {r["written_out"][0]:.1f} s to trace and compile and

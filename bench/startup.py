@@ -51,16 +51,25 @@ begin = time.perf_counter(); run(); print(first - (time.perf_counter() - begin))
 """
 
 
-def first_calls(layers: int = 24, batch: int = 4, rounds: int = 3) -> dict[str, float]:
-    """Seconds of trace and compile: the first call less a second one."""
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
+def first_calls() -> dict[str, list[dict[str, float]]]:
+    """Seconds of trace and compile, the first call less a second one, by number of layers: of ours,
+    of ours once more with the programs that the first process kept, and of the peer."""
+    return {"first_calls": [first_call(4, 3), first_call(24, 3), first_call(80, 1)]}
+
+
+def first_call(layers: int, rounds: int, batch: int = 4) -> dict[str, float]:
+    times: dict[str, list[float]] = {"ours": [], "again": [], "peer": []}
     for _ in range(rounds):
-        for side, kept in times.items():
-            code = FIRST_CALL.format(here=str(HERE), side=side, layers=layers, batch=batch)
-            kept.append(float(run(code)))
-    return {f"{k}_trace_and_compile_s": round(statistics.median(v), 2) for k, v in times.items()}
+        with tempfile.TemporaryDirectory() as kept:
+            for name, found in times.items():
+                side = "peer" if name == "peer" else "ours"
+                code = FIRST_CALL.format(here=str(HERE), side=side, layers=layers, batch=batch)
+                cache = "off" if name == "peer" else kept
+                found.append(float(run(code, {**os.environ, "TESSERA_PROGRAM_CACHE": cache})))
+    return {"layers": layers} | {k: round(statistics.median(v), 2) for k, v in times.items()}
 
 
+COLD = {**os.environ, "TESSERA_PROGRAM_CACHE": "off"}
 LAYERS = """
 import sys, time; sys.path.insert(0, {here!r})
 import gpt_step
@@ -79,7 +88,7 @@ def layers() -> dict[str, list[float]]:
     """(trace and compile s, step s) of 24 layers, written out and as a loop."""
     found = {}
     for name, loop in (("written_out", False), ("looped", True)):
-        numbers = run(LAYERS.format(here=str(HERE), loop=loop)).split()
+        numbers = run(LAYERS.format(here=str(HERE), loop=loop), COLD).split()
         found[name] = [round(float(x), 3) for x in numbers]
     return found
 

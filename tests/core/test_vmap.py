@@ -13,7 +13,7 @@ import tessera as ts
 from tessera import dist, graph, nn
 from tessera.core.errors import ShapeError, TesseraError, UsageError
 from tessera.core.layout import parse_type
-from tessera.ir.graph.oracle import evaluate
+from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
 from tessera.lang.operands import as_tensor, emit_many
 from tessera.lang.tree import flatten
@@ -216,6 +216,18 @@ def test_jvp_of_many_directions_at_once_is_the_jacobian(oracle: Oracle) -> None:
     want = (1 - np.tanh(W[0] @ W) ** 2)[:, None] * W.T
     np.testing.assert_allclose(columns.numpy(), want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rows.numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["[4@dp, 5]", "[4@(dp,tp), 5]"])
+def test_jvp_of_what_is_split_over_devices(layout: str) -> None:
+    mesh = dist.Mesh.parse("dp=2,tp=2")
+    t = parse_type(f"f32{layout}", mesh)
+    g = ts.graph.trace(lambda x, along: ts.jvp(lambda x: (ts.tanh(x @ W), x**3), (x,), (along,))[1],
+                       t, t)  # fmt: skip
+    x, along = (np.random.default_rng(i).normal(size=(4, 5)).astype("f4") for i in range(2))
+    want = [(1 - np.tanh(x @ W) ** 2) * (along @ W), 3 * x**2 * along]
+    for found, slope in zip(evaluate_blocks(g, [x, along, W]), want, strict=True):
+        np.testing.assert_allclose(found, slope, rtol=1e-4, atol=1e-5)
 
 
 def test_tangents_that_do_not_fit_are_refused(oracle: Oracle) -> None:

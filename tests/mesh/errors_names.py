@@ -135,7 +135,7 @@ mean: there is no argument 'keepdim'
 row('X.to("cuda")', ts.DTypeError, lambda: X.to("cuda"), """
 dtype 'cuda' is not known
   at  : AT
-  fix : a value lies where its mesh is: ts.tensor(data, mesh=mesh)
+  fix : a value lies where its mesh is: ts.tensor(data, mesh=mesh), dist.place(model, strategy, mesh)
 """)
 row('X == None', ts.UsageError, lambda: X == None, """
 eq: a tensor is not compared with None
@@ -304,10 +304,20 @@ row('LAYER.cuda()', ts.UnknownNameError, lambda: LAYER.cuda(), """
   at  : AT
   fix : weights lie where the mesh is: dist.place(model, strategy, mesh)
 """)
-row('LAYER.to(ts.bf16)', ts.UnknownNameError, lambda: LAYER.to(ts.bf16), """
-'Linear' object has no attribute 'to'
+row('LAYER.to("cuda")', ts.DTypeError, lambda: LAYER.to("cuda"), """
+dtype 'cuda' is not known
   at  : AT
-  fix : weights lie where the mesh is: dist.place(model, strategy, mesh); ts.autocast("bf16") computes in another dtype
+  fix : a value lies where its mesh is: ts.tensor(data, mesh=mesh), dist.place(model, strategy, mesh)
+""")
+row('LAYER.to(ts.int8)', ts.DTypeError, lambda: LAYER.to(ts.int8), """
+to: weights cannot be i8
+  at  : AT
+  fix : give a float, such as ts.bf16
+""")
+row('LAYER.half()', ts.UnknownNameError, lambda: LAYER.half(), """
+'Linear' object has no attribute 'half'
+  at  : AT
+  fix : store weights so: model.to(ts.bf16); compute so: with ts.autocast("bf16")
 """)
 row('LAYER.forward(X)', ts.UnknownNameError, lambda: LAYER.forward(X), """
 'Linear' object has no attribute 'forward'

@@ -167,3 +167,71 @@ def test_a_gpt_for_inference_draws_no_dropout(stacked: bool) -> None:
     want = ts.jit(lambda: plain(ids))().numpy()
     np.testing.assert_array_equal(ts.jit(lambda: model.eval()(ids))().numpy(), want)
     assert not np.allclose(ts.jit(lambda: model.train()(ids))().numpy(), want)
+
+
+@pytest.mark.parametrize("layout", [None, "[6@dp, 4@tp, 5]", "[6, 4@(dp,tp), 5]"])
+def test_norms_of_several_dims_are_those_of_pytorch(layout: str | None) -> None:
+    """`nn.LayerNorm((4, 5))`: value and gradients, also where devices share the dims."""
+    x, g, w, b = (
+        RNG.normal(size=s).astype(np.float32) for s in ((6, 4, 5), (6, 4, 5), (4, 5), (4, 5))
+    )
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2}) if layout else None
+    for ours, theirs in (
+        (nn.LayerNorm((4, 5), eps=1e-3), torch.nn.LayerNorm((4, 5), eps=1e-3)),
+        (nn.RMSNorm([4, 5], eps=1e-3), torch.nn.RMSNorm([4, 5], eps=1e-3)),
+    ):
+        given = {"weight": w, "bias": b} if hasattr(ours, "bias") else {"weight": w}
+        ours.load_parameters(given)
+        theirs.load_state_dict({name: torch.tensor(a) for name, a in given.items()})
+        tx = torch.tensor(x, requires_grad=True)
+        want = theirs(tx)
+        (want * torch.tensor(g)).sum().backward()
+
+        @ts.jit
+        def run(norm: Any, x: Any, g: Any) -> Any:
+            y = norm(x)
+            return y, ts.grad((y * g).sum(), (x, norm.parameters()))
+
+        y, (dx, dw) = run(ours, *(ts.tensor(a, mesh=mesh, layout=layout) for a in (x, g)))
+        found = {"y": y, "x": dx, **dw}
+        peers = {"y": want, "x": tx.grad, **{n: p.grad for n, p in theirs.named_parameters()}}
+        assert found.keys() == peers.keys()
+        for name, t in found.items():
+            np.testing.assert_allclose(
+                t.numpy(), peers[name].detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name
+            )
+
+
+def test_a_norm_of_no_dim_or_of_other_sizes_is_refused() -> None:
+    for kind in (nn.LayerNorm, nn.RMSNorm):
+        with pytest.raises(ts.UsageError, match=r"give the size of the last dim, or of several"):
+            kind(())
+        with pytest.raises(ts.ShapeError, match="sizes of the last dims"):
+            kind((4, 5))(ts.ones((2, 5, 4)))
+
+
+def test_a_module_is_stored_in_another_dtype_and_trained_by_masters() -> None:
+    """`model.to(ts.bf16)`: PyTorch's rounding; ties and frozen weights stay, buffers follow."""
+    model = Tied()
+    model.load_parameters({"embed.weight": E, "mid.weight": W})
+    model.mean, model.count = ts.ones((2,)), ts.tensor([3])
+    model.freeze("mid.*")
+    assert model.to(ts.bf16) is model and model.head.weight is model.embed.weight
+    peer = Peer().to(torch.bfloat16).state_dict()
+    np.testing.assert_array_equal(
+        model.embed.weight.to(ts.f32).numpy(), peer["embed.weight"].float().numpy()
+    )
+    kept = {name: t.dtype for name, t in model.state_dict().items()}
+    assert kept["mid.weight"] is kept["mean"] is ts.bf16 and kept["count"] is ts.int32
+    assert not model.mid.weight.requires_grad
+    step = optim.SGD(1e-3)  # so small a step that bf16 alone would not take it
+    state = step.init(model)
+    for _ in range(2):
+        loss = nn.cross_entropy(model(IDS).reshape(-1, V), LABELS)
+        grads = ts.grad(loss, model)
+        assert {g.dtype for g in grads.values()} == {ts.bf16}
+        new, state = step.update(model, grads, state)
+        model.load_parameters(new)
+    assert model.embed.weight.dtype is ts.bf16
+    moved = state["master"]["embed.weight"].numpy() - model.embed.weight.to(ts.f32).numpy()
+    assert state["master"]["embed.weight"].dtype is ts.f32 and np.abs(moved).max() > 0

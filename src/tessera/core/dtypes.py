@@ -102,7 +102,10 @@ def dtype_of(value: object) -> DType:
         )
     fix = "use one of " + ", ".join(d.name for d in ALL)
     if name.partition(":")[0] in ("cpu", "cuda", "gpu", "tpu"):
-        fix = "a value lies where its mesh is: ts.tensor(data, mesh=mesh)"
+        fix = (
+            "a value lies where its mesh is: ts.tensor(data, mesh=mesh),"
+            " dist.place(model, strategy, mesh)"
+        )
     elif is_whole(value):
         fix = f"sizes go in one tuple, as in (2, {value}); then comes a dtype"
     raise fail(DTypeError, f"dtype {name or value!r} is not known", fix=fix)

@@ -170,7 +170,7 @@ _STEP = "write params, state = optimizer.update(params, grads, state), with stat
 _PLACE = "a value lies where its mesh is: x = ts.tensor(data, mesh=mesh); x.numpy() is the host's"
 _PLACED = "weights lie where the mesh is: dist.place(model, strategy, mesh)"
 _WIDE = "the widest dtypes are ts.f32 and ts.int32; host data is narrowed on the way in"
-_MODEL_DTYPE = 'compute in another dtype: with ts.autocast("bf16")'
+_MODEL_DTYPE = 'store weights so: model.to(ts.bf16); compute so: with ts.autocast("bf16")'
 ADVICE: dict[str, str] = {
     "switch": "use ts.where, which computes all branches",
     "LSTM": "write a cell, and ts.scan it over the steps",
@@ -225,7 +225,6 @@ ADVICE: dict[str, str] = {
     "cpu": _PLACE, "cuda": _PLACE, "device_put": _PLACE, "Tensor.device": _PLACE,
     "device": "name a mesh of devices: dist.Mesh((\"dp\",), devices=8)", "is_cuda": _PLACE,
     "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",
-    "Module.to": f"{_PLACED}; ts.autocast(\"bf16\") computes in another dtype",
     "Module.cuda": _PLACED, "Module.cpu": _PLACED, "Module.device": _PLACED,
     "Module.half": _MODEL_DTYPE, "Module.float": _MODEL_DTYPE, "Module.bfloat16": _MODEL_DTYPE,
     "float64": _WIDE, "double": _WIDE, "int64": _WIDE, "long": _WIDE,

@@ -239,9 +239,10 @@ def jvp(
             fix="give a tensor like each of the primals, in the same structure",
         )  # fmt: skip
     value, pull = vjp(fn, *unflatten(spec, xs))
-    # What is pulled back is linear in what is given: its slope by that, along the tangents.
+    # What is pulled back is linear in what is given: its slope by that, along the tangents. Any
+    # values would do; these lie where they are needed, and zeros would be made anew there.
     outs, out_spec = flatten(value)
-    given_back = [F.zeros(t.shape, t.dtype) for t in outs]
+    given_back = [F.stop_gradient(t) for t in outs]
     if current() is None:  # without how they were made, to which nothing would lead back
         given_back = [Tensor(t.data, t.type) for t in given_back]
     pulled = flatten(pull(unflatten(out_spec, given_back)))[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from ..core.checks import number, probability, whole
+from ..core.checks import number, probability, sizes, unfit, whole
 from ..core.renamed import renamed_arguments
 from ..lang.checks import typed
 from ..lang.create import Init, Normal
@@ -51,13 +52,26 @@ class Embedding(Module):
         return fn.embedding(ids, self.weight)
 
 
+def _normed(name: str, d: int | Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the dims that a norm is over. Raises UsageError if there is none."""
+    found = sizes(name, d)
+    if not found:
+        raise unfit(name, "d", d, "give the size of the last dim, or of several, e.g. (4, 5)")
+    return found
+
+
 class LayerNorm(Module):
-    """`nn.layer_norm` over the last dim [d], with `weight` [d] and `bias` [d]."""
+    """`nn.layer_norm` over the last dim [d], with `weight` [d] and `bias` [d].
+
+    With a tuple it is over as many of the last dims: `nn.LayerNorm((4, 5))` takes [..., 4, 5], and
+    `weight` and `bias` have the shape [4, 5].
+    """
 
     @typed
-    def __init__(self, d: int, eps: float = 1e-5):
-        self.weight = Parameter(d, init="ones")
-        self.bias = Parameter(d, init="zeros")
+    def __init__(self, d: int | Sequence[int], eps: float = 1e-5):
+        shape = _normed("LayerNorm", d)
+        self.weight = Parameter(*shape, init="ones")
+        self.bias = Parameter(*shape, init="zeros")
         self.eps = number(type(self).__name__, "eps", eps)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -65,14 +79,14 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """`nn.rms_norm` over the last dim [d], with `weight` [d].
+    """`nn.rms_norm` over the last dim [d], with `weight` [d]; with a tuple along as many dims.
 
     With `offset` the norm multiplies by 1 + `weight`, which begins at zeros (Gemma).
     """
 
     @typed
-    def __init__(self, d: int, eps: float = 1e-6, offset: bool = False):
-        self.weight = Parameter(d, init="zeros" if offset else "ones")
+    def __init__(self, d: int | Sequence[int], eps: float = 1e-6, offset: bool = False):
+        self.weight = Parameter(*_normed("RMSNorm", d), init="zeros" if offset else "ones")
         self.eps = number(type(self).__name__, "eps", eps)
         self.offset = offset
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ..core.checks import alike, flag, instance, mapping, same_names, shown
-from ..core.errors import UsageError, fail
+from ..core.dtypes import dtype_of
+from ..core.errors import DTypeError, UsageError, fail
 from ..core.interrupts import whole
 from ..core.peers import SPACES, no_name
 from ..lang.create import Init, dist_tensor
@@ -197,6 +198,31 @@ class Module:
                 )
             for t in found:
                 t.requires_grad = value
+        return self
+
+    # -- in which dtype it is stored --------------------------------------------------------------
+    @whole
+    def to(self, dtype: object) -> Self:
+        """Stores all float parameters and buffers in `dtype`, rounded to it, as PyTorch's `to`.
+
+        Of weights that are narrower than f32 an optimizer keeps f32 copies, so call it before
+        `Optimizer.init`. Where they lie is for `dist.place`. Raises DTypeError if `dtype` is not a
+        float.
+
+        >>> import tessera as ts
+        >>> ts.nn.Linear(2, 3).to(ts.bf16).weight.dtype
+        bf16
+        """
+        want = dtype_of(dtype)
+        if not want.is_float:
+            raise fail(
+                DTypeError, f"to: weights cannot be {want}", fix="give a float, such as ts.bf16"
+            )
+        for box in self.parameters().values():
+            box.put(box.now().to(want))
+        for name, t in self.named_buffers():
+            if t.dtype.is_float:
+                _set(self, name.split("."), t.to(want))
         return self
 
     # -- from and to dicts ------------------------------------------------------------------------

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, nn, pipeline
+from tessera import dist, graph, nn, optim, pipeline
 from tessera.core.context import replaced
 from tessera.core.layout import parse_type
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
+from tessera.ir.schedule.schedule import Send
 from tessera.passes.simplify import simplify
 from tessera.train import recipe
+from tests.cases import LONG
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -261,3 +263,72 @@ def test_a_dtype_that_no_sum_is_made_in_is_refused() -> None:
         ts.grad((w * w).sum(), w, reduce_dtype=ts.int32)
     with pytest.raises(ts.UsageError, match="no sum over devices is made, in bf16 neither"):
         ts.grad((w * w).sum(), w, reduce_dtype="bf16", reduce_partial=False)
+
+
+# -- everything in bf16 ----------------------------------------------------------------------------
+STRATEGIES = {
+    "dp": dist.strategy("data_parallel"),
+    "tp": dist.strategy("tensor_parallel"),
+    "ep": dist.strategy("expert_parallel"),
+    **{f"zero_{n}": dist.strategy("zero_redundancy_optimizer", stage=n) for n in (1, 2, 3)},
+}
+# Of each way to split a model: the mesh, the strategies, choices of the model, and whether autocast
+# sends half too, with weights that are stored in f32. Otherwise f32 weights are gathered for the
+# next step, or f32 activations go from stage to stage.
+WAYS: dict[str, tuple[str, str, dict[str, Any], bool]] = {
+    "data": ("dp=2", "dp", {}, True),
+    "zero 1": ("dp=2", "zero_1", {}, False),
+    "zero 2": ("dp=2", "zero_2", {}, False),
+    "zero 3, tensor": ("dp=2 tp=2", "zero_3 tp", {}, True),
+    "tensor": ("tp=2", "tp", {}, True),
+    "sequence": ("dp=2 tp=2", "dp tp", {"sequence_parallel": "tp"}, True),
+    "ring": ("dp=2 cp=2", "dp", {"context": "ring"}, True),
+    "all_to_all": ("dp=2 cp=2", "dp", {"context": "all_to_all"}, True),
+    "experts": ("dp=2 ep=2", "dp ep", {"experts": 4}, True),
+    "dropless experts, tensor": ("ep=2 tp=2", "ep tp", {"experts": 4, "capacity": None}, True),
+    "pipeline": ("dp=2 tp=2 pp=2", "dp tp", {"stacked": False}, False),
+}
+LESS = {"zero 2", "tensor", "all_to_all", "experts"}  # which a neighbour has as well
+
+
+def step_bytes(way: str, how: str) -> int:
+    """What a device receives in a whole training step, with what pipelines send."""
+    sizes, names, more, _ = WAYS[way]
+    mesh, plans = dist.Mesh.parse(sizes), [STRATEGIES[n] for n in names.split()]
+    plan = sum(plans[1:], start=plans[0])
+    config = nn.GPTConfig(vocab=256, seq=32, d=64, layers=2, heads=4, **more)
+    model, optimizer = nn.GPT(config), optim.AdamW(1e-3)
+    if how == "stored":
+        model.to(ts.bf16)
+    model = dist.place(model, plan, mesh)
+    batch = dist.place((np.zeros((8, 32), np.int32),) * 2, plan, mesh, kind="batch")
+    piped = "pp" in mesh
+    run = lambda model, x: model(x)  # noqa: E731
+    if piped:
+        run = pipeline.run(("pp",), schedule="1F1B", microbatches=4, mesh=mesh)(run)
+
+    def trained(model: Any, state: Any, x: Any, y: Any) -> Any:
+        with ts.autocast(ts.bf16, how == "autocast", embeddings=True):
+            if piped:
+                loss = nn.cross_entropy(run(model, x).reshape(-1, 256), y.reshape(-1))
+            else:
+                loss = model.loss(x, y)
+        sent = None if how == "f32" else ts.bf16
+        grads = ts.grad(loss, model, layout=plan, reduce_dtype=sent)
+        # In a pipeline each weight is updated on its stage, and nothing is sent.
+        return loss, grads if piped else optimizer.update(model, grads, state)
+
+    made = ts.jit(trained).plan(model, optimizer.init(model, plan), *batch)
+    return sum(n.wire_bytes * times for n, times in made.collectives()) + sum(
+        t.local_bytes for step in made.steps if isinstance(step, Send) for t in step.types
+    )
+
+
+@pytest.mark.parametrize("way", [pytest.param(w, marks=LONG if w in LESS else ()) for w in WAYS])
+def test_everything_in_bf16_sends_half_of_the_bytes_of_f32(way: str, oracle: Oracle) -> None:
+    """By whatever a model is split: with weights that are stored in bf16; with f32 weights and
+    autocast where the page on precision says so."""
+    plain = step_bytes(way, "f32")
+    assert plain > 0 and step_bytes(way, "stored") <= 0.505 * plain
+    if WAYS[way][-1]:
+        assert step_bytes(way, "autocast") <= 0.506 * plain

@@ -11,13 +11,14 @@ parallelism (Korthikanti et al. 2022).
 from __future__ import annotations
 
 from ..core.checks import axes_of, divides, flag, whole
+from ..core.context import settings
 from ..core.errors import MeshError, ShapeError, UsageError, fail
 from ..core.layout import dim_axes, ways
 from ..core.reshard import completed, gathered
 from ..lang import functions as F
 from ..lang.collectives import split_over
 from ..lang.local.view import view
-from ..lang.operands import as_tensor
+from ..lang.operands import as_tensor, emit
 from ..lang.shaping import one_dim
 from ..lang.tensor import Like, Tensor
 from .dot_product_attention import check_heads
@@ -89,10 +90,15 @@ def split_sequence(x: Tensor, axis: str | None, dim: int = 1) -> Tensor:
 
 
 def whole_sequence(x: Tensor, axis: str | None) -> Tensor:
-    """[B, S, ...] no longer split over `axis`: an all_gather, its gradient a reduce_scatter."""
+    """[B, S, ...] no longer split over `axis`: an all_gather, its gradient a reduce_scatter.
+
+    Products read it, so inside `ts.autocast` it is rounded before it is sent.
+    """
     if axis is None or axis_size("whole_sequence", x, axis) == 1:
         return x
-    return F.relayout(x, gathered(x.type, (axis,)))
+    (sent,) = (x,) if settings().program.mesh_invariant else F.narrowed(x)
+    whole = F.relayout(sent, gathered(sent.type, (axis,)))
+    return whole if sent is x else emit("cast", whole, dtype=x.dtype, terms=True)
 
 
 def axis_size(name: str, x: Tensor, axis: str | None) -> int:

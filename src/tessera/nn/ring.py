@@ -98,6 +98,12 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
     def turned(xs: list[Tensor], by: int = 1) -> list[Tensor]:
         return [shift(x, axis, by) for x in xs]
 
+    def passed(grads: list[Tensor], keys: list[Tensor]) -> list[Tensor]:
+        """The f32 sums of the gradients of `keys` one device on, sent in the dtypes of these."""
+        dtypes = [x.dtype for x in keys if x.dtype.is_float]
+        sent = turned([g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)], -1)
+        return [x.to(g.dtype) for x, g in zip(sent, grads, strict=True)]
+
     def columns(masks: list[Tensor], step: int) -> list[Tensor]:
         """The part of each mask for the keys of the device `step` before this one."""
         if not masks:
@@ -158,7 +164,7 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
         now = keys
         dq, *grads = pulled(rows, now, own, columns(masks, 0))
         for step in range(1, n):
-            now, grads = turned(now, -1), turned(grads, -1)
+            now, grads = turned(now, -1), passed(grads, keys)
             hiding = columns(masks, n - step)
             if not causal:
                 more, *new = pulled(rows, now, whole, hiding)
@@ -174,7 +180,7 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
                 pairs = zip(dfirst, (_put(before, x) for x in dothers), strict=True)
                 new = [F.concat([a + d, b], 3) for d, (a, b) in pairs]
             dq, grads = dq + more, [a + b for a, b in zip(grads, new, strict=True)]
-        return [dq, *turned(grads, -1)]
+        return [dq, *passed(grads, keys)]
 
     local = distribute(mesh_axes=[axis], layouts={"return": ShardSpec((3,), (axis,))})
     ahead, back = local(forward), local(backward)

@@ -13,7 +13,8 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     src, dtype = ins[0], attrs["dtype"]
     # Widening keeps every value, so a sum may be completed after it; narrowing does not. With
-    # `terms` each term of the sum is rounded, as by a product whose results are narrow.
+    # `terms` each term of the sum is rounded, as by a product whose results are narrow; of the
+    # gradient's sum as well.
     widens = src.dtype.is_float and dtype.is_float and promote(src.dtype, dtype) is dtype
     src = (
         src
@@ -29,7 +30,10 @@ def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         return [None]
     # What was summed over devices in the dtype that it has in the end is not rounded in between.
     whole = _made_of(b, g, lambda was: was is src) if b.reduce_dtype is src else None
-    return [b("cast", g, dtype=src) if whole is None else whole]
+    if whole is not None:
+        return [whole]
+    terms = n.attrs.get("terms") or (src.bytes < g.type.dtype.bytes and b.reduce_dtype is src)
+    return [b("cast", g, dtype=src, **({"terms": True} if terms else {}))]
 
 
 def _cast_local(c: Call, x: Array) -> Array:

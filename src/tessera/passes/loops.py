@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..core.dtypes import f32
+from ..core.dtypes import f32, promote
 from ..core.errors import GraphError, fail
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
@@ -125,14 +125,12 @@ def _together(
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(sums, carries):
         total = b("item", made, index=k)
-        out[i] = _rounded(b, b("mul", total, g), found[i])
+        out[i] = _rounded(b, _times(b, total, g), found[i])
     for k, i in enumerate(per_iteration, len(node.types) + len(sums)):
-        rows = b("item", made, index=k)
-        if rows.type.dtype is found[i].type.dtype:
-            out[i] = b("mul", rows, g)
-        else:  # of a narrower dtype, which it keeps on wires
-            wide = b("mul", b("cast", rows, dtype=found[i].type.dtype), g)
-            out[i] = b("cast", _rounded(b, wide, rows), dtype=wide.type.dtype)
+        rows = b("item", made, index=k)  # perhaps narrower than the gradient: so it crosses wires
+        scaled = _rounded(b, _times(b, rows, g), rows)
+        same = rows.type.dtype is found[i].type.dtype
+        out[i] = scaled if same else b("cast", scaled, dtype=found[i].type.dtype)
     if wanted[consts + at]:
         out[consts + at] = g
     return out
@@ -262,6 +260,12 @@ def _as_made(inner: Builder, n: Node) -> Node:
     """`n`, or the float of fewer bytes that it is made of: so it is stacked, and crosses wires."""
     narrow = narrowed(inner, n)
     return n if narrow is None else narrow
+
+
+def _times(b: Builder, x: Node, g: Node) -> Node:
+    """`x` times the scalar `g`, in the wider of their dtypes."""
+    dtype = promote(x.type.dtype, g.type.dtype)
+    return b("mul", *(a if a.type.dtype is dtype else b("cast", a, dtype=dtype) for a in (x, g)))
 
 
 def _rounded(b: Builder, total: Node, term: Node) -> Node:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...core.checks import divides
 from ...core.context import settings
+from ...core.dtypes import f32
 from ...core.errors import ShapeError, UsageError, fail, warn_no_effect
 from ...core.layout import TensorType, dim_axes, ways
 from ...core.mesh import Mesh
@@ -218,9 +219,12 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
     else:
         limit = max(1, min(each, math.ceil(options.capacity * k * each / rows)))
         room, buckets = min(limit, room), rows
-    sent = tokens.parts * buckets * room * row_bytes(t.shape[-1], t.dtype.bytes, how.pack_dtype)
+    packing = how.pack_dtype
+    if packing is None and t.dtype is f32 and not own and not settings().program.mesh_invariant:
+        packing = settings().autocast  # the products of the experts would round the rows as well
+    sent = tokens.parts * buckets * room * row_bytes(t.shape[-1], t.dtype.bytes, packing)
     pieces = buckets_of(sent, room, how) if moves else 1
-    wire = Wire(moves, how.pack_dtype if moves else None, pieces, how.epoch == "hard")
+    wire = Wire(moves, packing if moves else None, pieces, how.epoch == "hard")
     slots = tokens.parts * buckets * wire.room(room)
     return Call(options, w.over(moves, where), tokens, limit, wire, how, slots)
 

@@ -42,7 +42,7 @@ class Wire:
     @property
     def combine_packing(self) -> str | None:
         """The packing of what is combined: sums need more than 8 bits."""
-        return None if self.packing is None else "bf16"
+        return "bf16" if self.packing == "fp8_e4m3" else self.packing
 
     def room(self, slots: int) -> int:
         """`slots`, or a few more where buckets must be equal."""

@@ -47,8 +47,8 @@ def exchange(x: Tensor, to: To, packing: str | None) -> Tensor:
         return x
     if packing is None:
         return F.relayout(x, target)
-    if packing == "bf16":
-        narrow = x.to("bf16")
+    if packing in ("bf16", "f16"):
+        narrow = x.to(packing)
         return F.relayout(narrow, to(narrow.type)).to(x.dtype)
 
     @custom_gradient

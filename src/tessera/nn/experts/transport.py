@@ -140,7 +140,7 @@ def row_bytes(channels: int, wide: int, packing: str | None) -> int:
     if packing == "fp8_e4m3":
         blocks = -(-channels // BLOCK)
         return blocks * BLOCK + 4 * blocks
-    return channels * (2 if packing == "bf16" else wide)
+    return channels * (wide if packing is None else 2)
 
 
 def buckets_of(sent_bytes: int, most: int, t: Transport) -> int:

@@ -28,7 +28,7 @@ from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of
 
 # Scores of one tile on a device: with what is made of them they stay in a core's cache.
-TILE = 1 << 17
+TILE = 1 << 18
 IMPLEMENTATIONS = ("sequences", "tiles")
 
 

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,11 @@ def ours(
     loop: bool | None = None,
     zero: int = 0,
     executor: str = "fused",
+    autocast: str | None = None,
 ) -> tuple[Callable[[], float], Any]:
     """(run one step and give its loss, the compiled step); `loop` is GPTConfig's, `zero` ZeRO's
-    stage over dp. An axis pp holds the stages of a pipeline, 1F1B over MICROBATCHES."""
+    stage over dp, `autocast` the dtype of products. An axis pp holds the stages of a pipeline, 1F1B
+    over MICROBATCHES."""
     mesh = dist.Mesh(tuple(axes), shape=axes) if axes else None
     model = ts.nn.GPT(
         ts.nn.GPTConfig(
@@ -115,7 +118,10 @@ def ours(
 
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
-        loss = model.loss_of(features(model, ids), labels)
+        with ts.autocast(autocast) if autocast else nullcontext():
+            h = features(model, ids)
+            with ts.named_scope("head"):
+                loss = model.loss_of(h, labels)
         weights = model.parameters()
         grads = ts.grad(loss, weights, layout=plan)
         new, state = opt.update(weights, grads, state)

@@ -1,4 +1,8 @@
-"""The page of results in parts: a head, and sections of which some may be measured anew."""
+"""The page of results in parts: a head, and sections of which some may be measured anew.
+
+Each section has a part for each kind of processor on which it was measured, side by side: a
+measurement replaces that of the same kind alone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 TITLE = "# What was measured"
+UNNAMED = "A processor that was not named"
 
 
 def prose(text: str) -> list[str]:
@@ -20,16 +25,34 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def merged(
-    old: str, head: Sequence[str], new: Mapping[str, Sequence[str]], order: Sequence[str]
+    old: str,
+    head: Sequence[str],
+    new: Mapping[str, Sequence[str]],
+    order: Sequence[str],
+    processor: str,
 ) -> str:
-    """The page `old` with the sections `new` in place of those of the same title.
+    """The page `old` with what `new` has, by title, in place of what stood there of `processor`.
 
     Sections come in `order`; one whose title it does not name is dropped.
     """
-    parts = {}
-    for part in old.split("\n## ")[1:]:
-        title, _, text = part.partition("\n")
-        parts[title] = text.strip()
-    parts |= {title: "\n".join(lines).strip() for title, lines in new.items()}
-    texts = [f"## {title}\n\n{parts[title]}" for title in order if title in parts]
+    sections = {}
+    for section in old.split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        sections[title] = _by_processor(text)
+    for title, lines in new.items():
+        sections.setdefault(title, {})[processor] = "\n".join(lines).strip()
+    texts = [
+        f"## {title}\n\n" + "\n\n".join(f"### {on}\n\n{text}" for on, text in parts.items())
+        for title in order
+        if (parts := sections.get(title))
+    ]
     return "\n\n".join([TITLE, "\n".join(head).strip(), *texts]) + "\n"
+
+
+def _by_processor(section: str) -> dict[str, str]:
+    first, *parts = f"\n{section}".split("\n### ")
+    found = {UNNAMED: first.strip()} if first.strip() else {}
+    for part in parts:
+        name, _, text = part.partition("\n")
+        found[name] = text.strip()
+    return found

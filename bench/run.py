@@ -1,8 +1,9 @@
 """`make bench`: all measurements, each in processes of its own, and bench/RESULTS.md from them.
 
 `python bench/run.py` measures everything; `--only price,stepped` measures these sections and
-leaves the others of the page as they are. PyTorch is compared where it is installed
-(`pip install torch==2.13.0`). Give it a quiet machine.
+leaves the others of the page as they are, as it does what was measured on another kind of
+processor. PyTorch is compared where it is installed (`pip install torch==2.13.0`). Give it a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -20,23 +21,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from page import merged, prose
-from sections import SECTIONS, Failed
+from processor import kind
+from scripts import Failed
+from sections import SECTIONS
 
 HERE = Path(__file__).resolve().parent
+PROCESSORS = "On what it was measured"
+HEAD = prose(
+    """`make bench` writes this page (`ARGS='--only price'` one section of it). Figures are medians
+    of steps taken in turn (minima in brackets); only the ratios mean anything on another machine,
+    and they differ between kinds of processor, as products do: each section has a part for each
+    kind. Nothing overlaps inside one program on a CPU, so what the schedules say of overlap is
+    shown here as structure only, never as time."""
+)
 
 
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def gemm() -> float:
-    """GFLOP/s of f32 2048 x 2048 x 2048 under XLA."""
+def gemm(dtype: str) -> float:
+    """GFLOP/s of 2048 x 2048 x 2048 under XLA, with a result in f32."""
     code = (
         "import jax, time, jax.numpy as jnp\n"
-        "a = jnp.ones((2048, 2048)); f = jax.jit(lambda a: a @ a); f(a).block_until_ready()\n"
+        f"a = jnp.ones((2048, 2048), '{dtype}')\n"
+        "f = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type='float32'))\n"
+        "f(a).block_until_ready()\n"
         "t = []\n"
         "for _ in range(15):\n"
         "    b = time.perf_counter(); f(a).block_until_ready(); t.append(time.perf_counter() - b)\n"
@@ -48,21 +54,14 @@ def gemm() -> float:
     return float(done.stdout)
 
 
-def head() -> list[str]:
-    """What the page begins with: on what it was measured."""
+def machine() -> list[str]:
+    """What there is to say of this machine."""
     versions = ", ".join(f"{k} {metadata.version(k)}" for k in ("jax", "numpy"))
-    return [
-        *prose(
-            """`make bench` writes this page (`ARGS='--only price'` one section of it). Figures are
-            medians of steps taken in turn (minima in brackets); only the ratios mean anything on
-            another machine. Nothing overlaps inside one program on a CPU, so what the schedules
-            say of overlap is shown here as structure only, never as time."""
-        ),
-        *prose(
-            f"""{processor()}, {os.cpu_count()} cores, Python {platform.python_version()},
-            {versions}; f32 matrix products of 2048 reach {gemm():.0f} GFLOP/s under XLA."""
-        ),
-    ]
+    return prose(
+        f"""{os.cpu_count()} cores, Python {platform.python_version()}, {versions}; matrix products
+        of 2048 reach {gemm("float32"):.0f} GFLOP/s in f32 and {gemm("bfloat16"):.0f} of bf16 under
+        XLA."""
+    )
 
 
 def measured(name: str, rounds: int) -> list[str]:
@@ -74,8 +73,7 @@ def measured(name: str, rounds: int) -> list[str]:
     when = datetime.date.today().isoformat()
     cores = os.cpu_count() or 1
     busy = "" if load < 1.5 * cores else " **The machine was busy: do not trust the times.**"
-    said = f"({processor()}, {when}, {took_s:.0f} s, load {load:.1f} at the start.{busy})"
-    return [*lines, *prose(said)]
+    return [*lines, *prose(f"({when}, {took_s:.0f} s, load {load:.1f} at the start.{busy})")]
 
 
 def main() -> None:
@@ -87,18 +85,18 @@ def main() -> None:
     chosen = a.only.split(",") if a.only else list(SECTIONS)
     if unknown := set(chosen) - set(SECTIONS):
         ap.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    order = [s.title for s in SECTIONS.values()]
-    top, failed = head(), []
+    order = [PROCESSORS, *(s.title for s in SECTIONS.values())]
+    on, new, failed = kind(), {PROCESSORS: machine()}, []
     for name in chosen:
         try:
-            lines = measured(name, a.rounds)
+            new[SECTIONS[name].title] = measured(name, a.rounds)
         except Failed as why:
             print(f"{name}: {why}", file=sys.stderr, flush=True)
             failed.append(name)
             continue
         # After each: what was measured is kept if a later one fails.
         old = a.out.read_text() if a.out.exists() else ""
-        a.out.write_text(merged(old, top, {SECTIONS[name].title: lines}, order))
+        a.out.write_text(merged(old, HEAD, new, order, on))
     print(a.out.read_text())
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")

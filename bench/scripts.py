@@ -1,0 +1,67 @@
+"""How does a section of the page get its figures, and how does it say what came out?
+
+Each states the limit that was set, where there is one, and says so where it is missed or a peer is
+ahead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from page import prose
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 400.0  # for one script; on a quiet machine each takes less than one minute
+TORCH = util.find_spec("torch") is not None
+
+
+class Failed(Exception):
+    """A script did not measure: why."""
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    measure: Callable[[int], list[str]]
+
+
+def measure(script: str, *args: str, env: Mapping[str, str] | None = None) -> Any:
+    """The JSON that a script of this folder prints. Raises Failed."""
+    command = [sys.executable, str(HERE / script), *args]
+    print("measuring:", script, *args, dict(env or {}) or "", flush=True)
+    around = {**os.environ, **(env or {})}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, env=around, check=True
+        )
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{script} was not done after {LIMIT_S:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise Failed(f"{script} failed:\n{error.stderr[-2000:]}") from None
+    except (IndexError, ValueError):
+        raise Failed(f"{script} printed no result") from None
+
+
+def against(ratio: float, limit: float, what: str = "of its speed") -> str:
+    """How a speed ratio compares with its limit, in words."""
+    word = "met" if ratio >= limit else "**missed**"
+    ahead = "" if ratio >= 1 else "; the peer is ahead"
+    return f"**{ratio:.2f}** {what} (limit {limit:g}: {word}{ahead})"
+
+
+def within(value: float, limit: float, unit: str = "") -> str:
+    """How something that should be small compares with its limit."""
+    return f"limit {limit:g}{unit}: {'met' if value <= limit else '**missed**'}"
+
+
+def no_torch() -> list[str]:
+    return prose("PyTorch was not installed.")

@@ -64,6 +64,12 @@ def test_sums(axis: int | None, device: ttnn.MeshDevice) -> None:
         for p, piece in zip(places, pieces, strict=True):
             np.testing.assert_array_equal(whole[p], total)
             np.testing.assert_array_equal(cut[p], piece)
+    low = ttnn.experimental.all_reduce_async(
+        x, ttnn.zeros_like(x), cluster_axis=axis, mesh_device=device, dtype=ttnn.bfloat16,
+        multi_device_global_semaphore=None, rs_global_semaphores=[], num_links=1,
+    )  # fmt: skip
+    assert low.dtype is ttnn.bfloat16
+    np.testing.assert_allclose(parts(low), whole, rtol=2.0**-8)
 
 
 @AXES

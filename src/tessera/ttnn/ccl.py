@@ -30,6 +30,7 @@ from ..lang.local.view import View
 from ..lang.tensor import Tensor as Value
 from .configs import Topology
 from .device import MeshDevice
+from .dtypes import DataType
 from .faults import wrong
 from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
 from .run import HOW, run_many
@@ -46,7 +47,8 @@ WAYS = HOW | {
     "persistent_output_buffer", "persistent_output_buffers", "persistent_output_tensor",
     "persistent_intermediate_buffer", "num_devices",
     "chunk_size", "use_broadcast", "worker_mode", "dispatch_algorithm", "linear_barrier",
-    "init_semaphore", "cross_device_semaphore", "drain_sync_tilizer_core",
+    "init_semaphore", "cross_device_semaphore", "drain_sync_tilizer_core", "barrier_semaphores",
+    "rs_global_semaphores", "ag_global_semaphores", "use_optimal_ccl_for_llama",
 }  # fmt: skip
 
 
@@ -214,12 +216,12 @@ def _all_to_all(x: Value, axes: Axes, before: int, after: int) -> Value:
 
 def all_reduce(
     input_tensor: Tensor, *older: Any, cluster_axis: int | None = None, math_op: Any = None,
-    **options: Any,
+    dtype: DataType | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
-    """On each device the sum of all parts."""
+    """On each device the sum of all parts, of `dtype` if that is named."""
     _sums("all_reduce", math_op)
     call = _Call("all_reduce", input_tensor, cluster_axis, older, options)
-    return call.run(_all_reduce, call.labels(PlacementReplicate()))
+    return call.run(_all_reduce, call.labels(PlacementReplicate()), dtype=dtype)
 
 
 def _all_reduce(x: Value, axes: Axes) -> Value:

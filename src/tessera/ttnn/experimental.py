@@ -55,7 +55,14 @@ def all_gather_matmul_async(
     )  # fmt: skip
 
 
-all_reduce_async = all_reduce
+def all_reduce_async(
+    input_tensor: Tensor, *older: Any, buffer_tensor: Tensor | None = None, **options: Any
+) -> Tensor:
+    """`all_reduce`; a buffer for what is on the way is the second argument, and has no effect."""
+    rest = older[1:] if older and isinstance(older[0], Tensor) else older
+    return all_reduce(input_tensor, *rest, **options)
+
+
 reduce_scatter_minimal_async = reduce_scatter_async = reduce_scatter
 __all__ = [
     "all_broadcast",

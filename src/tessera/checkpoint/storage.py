@@ -23,6 +23,9 @@ from ..core.errors import CheckpointError, fail
 from ..core.files import sync, write_whole
 
 _URL = re.compile(r"(gs|s3|memory)://")
+# A service that does not answer is an error after two minutes: by itself TensorStore tries for longer.
+_TRY = {"max_retries": 10, "initial_delay": "1s", "max_delay": "16s"}
+_TRIES = {"s3_request_retries": _TRY, "gcs_request_retries": _TRY}
 # What TensorStore says of bytes behind the end; the second where a server says it in its own way.
 _BEYOND = ("OUT_OF_RANGE", "Content-Range")
 
@@ -49,7 +52,7 @@ class Storage:
                 "aws_region": region or "us-east-1",
             }  # fmt: skip
         with self._errors("used"):
-            return kept.KvStore.open(where).result()
+            return kept.KvStore.open(where, context=kept.Context(_TRIES)).result()
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:

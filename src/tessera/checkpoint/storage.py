@@ -23,7 +23,7 @@ from ..core.errors import CheckpointError, fail
 from ..core.files import sync, write_whole
 
 _URL = re.compile(r"(gs|s3|memory)://")
-# A service that does not answer is an error after two minutes: by itself TensorStore tries for longer.
+# What does not answer is an error after two minutes: by itself TensorStore tries for longer.
 _TRY = {"max_retries": 10, "initial_delay": "1s", "max_delay": "16s"}
 _TRIES = {"s3_request_retries": _TRY, "gcs_request_retries": _TRY}
 # What TensorStore says of bytes behind the end; the second where a server says it in its own way.

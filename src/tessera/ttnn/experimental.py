@@ -28,7 +28,7 @@ from .transformer import (
     rotary_embedding_llama,
 )
 
-all_gather_async = all_gather
+all_gather_command_processor_async = all_gather_async = all_gather
 
 
 def all_to_all_async(
@@ -69,6 +69,7 @@ __all__ = [
     "all_gather",
     "all_gather_async",
     "all_gather_async_reversed",
+    "all_gather_command_processor_async",
     "all_gather_matmul_async",
     "all_reduce",
     "all_reduce_async",

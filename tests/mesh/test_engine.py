@@ -257,3 +257,20 @@ def test_values_are_placed_without_a_question_to_the_file_system(
     monkeypatch.setattr(devices, "gpus", lambda: pytest.fail("this reads folders, each time"))
     x = arrays.place(np.ones(2, np.float32), plain(f32, (2,)))
     assert x.shape == (2,)
+
+
+def test_a_tensor_of_one_mesh_is_made_a_tensor_of_another() -> None:
+    """`ts.tensor(t, mesh=...)` moves it, and does not leave it where it is."""
+    here = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+    there = dist.Mesh(("tp",), devices=[4, 5, 6, 7])
+    value = np.arange(96, dtype=np.float32).reshape(8, 12)
+    t = ts.tensor(value, mesh=here, layout="[8@dp, 12@tp]")
+    for layout, want in ((None, "f32[8, 12]"), ("[8@tp, 12]", "f32[8@tp, 12]")):
+        moved = ts.tensor(t, mesh=there, layout=layout)
+        assert (moved.mesh, str(moved.type)) == (there, want)
+        np.testing.assert_array_equal(moved.numpy(), value)
+    assert ts.tensor(t, mesh=here) is t
+    with pytest.raises(ts.MeshError, match="different meshes"):
+        ts.jit(lambda t: ts.tensor(t, mesh=there))(t)
+    with pytest.raises(ts.DTypeError, match=r"is not known(.|\n)*a value lies where its mesh is"):
+        t.to(there)

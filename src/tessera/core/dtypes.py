@@ -101,7 +101,7 @@ def dtype_of(value: object) -> DType:
             fix=f"ask for {near}; NumPy arrays of {name} become {near} where no dtype is named",
         )
     fix = "use one of " + ", ".join(d.name for d in ALL)
-    if name.partition(":")[0] in ("cpu", "cuda", "gpu", "tpu"):
+    if name.partition(":")[0] in ("cpu", "cuda", "gpu", "tpu") or hasattr(value, "device_ids"):
         fix = (
             "a value lies where its mesh is: ts.tensor(data, mesh=mesh),"
             " dist.place(model, strategy, mesh)"

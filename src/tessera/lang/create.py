@@ -24,6 +24,7 @@ from .checks import mesh_or_none
 from .eager import run_graph
 from .engine import Engine, Program, engine
 from .host_data import engine_array, host_array, remembered
+from .moving import moved
 from .operands import as_tensor
 from .record import KEY_TYPE, Recorder, current, recording, symbolic
 from .tensor import Tensor
@@ -154,16 +155,21 @@ def tensor(
 
     `layout` says which dims are split, e.g. "[8@dp, 4]"; without it every device holds all of it.
     Without `mesh` the mesh of the enclosing `with mesh:` is used; outside of one the tensor has no
-    mesh and can be used with any. If `dtype` is None, 64-bit data becomes 32-bit. Raises DTypeError
+    mesh and can be used with any. A tensor of another mesh is moved to `mesh`; its gradient ends
+    there. If `dtype` is None, 64-bit data becomes 32-bit. Raises DTypeError
     if `dtype` does not exist or a value does not fit 32 bits; ShapeError if `layout` is for another
     shape; LayoutError if it cannot be read or does not fit the mesh; MeshError if `mesh` is not a
-    Mesh.
+    Mesh, or a recorded function has a tensor of another one.
     """
-    mesh = mesh_or_none("tensor", mesh) or settings().mesh
+    asked = mesh_or_none("tensor", mesh)
+    mesh = asked or settings().mesh
     if isinstance(data, Tensor) or (engine_array(data) and layout is None):
         t = data if isinstance(data, Tensor) else Tensor(data, engine().adopt(data, mesh))
         if dtype is not None:
             t = t.to(dtype)
+        if asked is not None and t.mesh not in (None, asked):
+            to = layout_type(layout, t.shape, t.dtype, asked)
+            return moved(t, to) if current() is None else functions.relayout(t, to)
         if layout is not None:
             t = functions.relayout(t, layout_type(layout, t.shape, t.dtype, mesh or t.mesh))
         return t

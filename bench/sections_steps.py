@@ -6,7 +6,7 @@ from typing import Any
 
 import all_reduce
 from page import prose, table
-from scripts import TORCH, against, measure, no_torch
+from scripts import TORCH, Failed, against, measure, no_torch
 
 
 def steps(rounds: int) -> list[str]:
@@ -68,7 +68,11 @@ def taken_apart(rounds: int) -> list[str]:
     )
     for dtype in ("f32", "bf16"):
         ours = measure("step_table.py", dtype, "--rounds", str(rounds))
-        torch = measure("peers/torch_step.py", dtype, "--rounds", str(rounds)) if TORCH else None
+        torch = None
+        try:
+            torch = measure("peers/torch_step.py", dtype, "--rounds", str(rounds))
+        except Failed as why:
+            lines += no_torch() if not TORCH else prose(f"PyTorch in {dtype}: {why}.")
         lines += one_taken_apart(dtype, ours, torch)
     return lines
 

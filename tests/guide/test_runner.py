@@ -80,7 +80,7 @@ def test_a_guide_that_is_not_there_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ci", [True, False])
 def test_a_run_without_the_guides_says_so_and_fails_in_ci(tmp_path: Path, ci: bool) -> None:
-    env = {**os.environ, "CI": str(ci).lower(), "TESSERA_TEST_HIDE_JAX": "1"}
+    env = {**os.environ, "CI": str(ci).lower(), "TESSERA_TEST_HIDE_JAX": "1", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     tests = ["tests/guide/test_runner.py", "-k", "is_none", "--guides", str(tmp_path)]
     done = subprocess.run(

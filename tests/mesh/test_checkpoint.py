@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +342,25 @@ def test_errors_say_what_to_do(k: int, tmp_path: Path) -> None:
     with pytest.raises(kind) as caught:
         run(tmp_path)
     assert says in str(caught.value) and "fix" in str(caught.value)
+
+
+def test_a_checkpoint_that_another_process_removes_now_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage(tmp_path)
+    for tag in ("gone", "stays"):
+        storage.make(tag)
+        storage.write(f"{tag}/file", b"x")
+    inside = Path.iterdir
+
+    def removed_meanwhile(folder: Path) -> Iterator[Path]:
+        found = [*inside(folder)]
+        if folder == tmp_path:
+            shutil.rmtree(tmp_path / "gone")
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", removed_meanwhile)
+    assert storage.listed() == ["stays/file"]
 
 
 def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:

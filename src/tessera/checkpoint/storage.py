@@ -115,7 +115,7 @@ class Storage:
         """All keys, sorted."""
         with self._errors("read"):
             if self.folder is not None:
-                found = (p for p in self.folder.glob("*/*") if p.is_file())
+                found = (p for each in _within(self.folder) for p in _within(each) if p.is_file())
                 return sorted(p.relative_to(self.folder).as_posix() for p in found)
             return sorted(k.decode(errors="replace") for k in self._store.list().result())
 
@@ -140,6 +140,14 @@ class Storage:
             if not any((self.folder / tag).iterdir()):
                 (self.folder / tag).rmdir()
                 sync(self.folder)
+
+
+def _within(folder: Path) -> list[Path]:
+    """What lies in `folder`: nothing if it is none, or is removed at this moment."""
+    try:
+        return [*folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def together(jobs: Iterable[Callable[[], object]], workers: int = 4) -> None:

@@ -104,7 +104,7 @@ class Task:
             while len(self.losses) < steps:
                 if self.done > len(self.losses):  # Ctrl-C came between the two statements below
                     self.losses.append(self.loss.item())
-                self.loss, self.weights, self.state, self.done = (  # type: ignore[misc]  # *Any
+                self.loss, self.weights, self.state, self.done = (  # type: ignore[misc]  # mypy: no *Any
                     *self.apart(self.weights, self.state, self.batches[self.done % 4]),
                     self.done + 1,
                 )

@@ -96,9 +96,9 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
         kept.put(str(k), bytes([k]) * 96)
         os.utime(kept._at(str(k)), (k, k))
     assert kept.get("0") == bytes(96)  # now it is the youngest
-    (left := tmp_path / "x.begun").touch()
+    (left := tmp_path / ".x.program.part-1").touch()
     os.utime(left, (1, 1))
-    (begun := tmp_path / "y.begun").touch()
+    (begun := tmp_path / ".y.program.part-2").touch()
     for k in (9, 10):
         kept.put(str(k), bytes([k]) * 96)
     have = [k for k in range(11) if kept.get(str(k)) is not None]

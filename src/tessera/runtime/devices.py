@@ -40,7 +40,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         _show_only(visible_ids())
         keep_pages()
     _warn_of_others()
-    _keep_programs()
+    kept_programs.start()
     _see_reductions()
     have = len(jax.devices())
     if have < needed:
@@ -87,11 +87,6 @@ def _warn_of_others() -> None:
 def start_for(mesh: Mesh | None) -> None:
     """`start` with as many devices as `mesh` needs."""
     start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
-
-
-@cache
-def _keep_programs() -> None:
-    kept_programs.start()
 
 
 @cache

@@ -11,26 +11,28 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
 import time
 import warnings
 import zlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import jax
 
 from ..core import environment
 from ..core.errors import EngineWarning
+from ..core.files import write_whole
 from .compile_once import processor
 from .jax_private import keep_programs
 
 MOST_BYTES = 2 << 30
 LEAST_S = 0.1  # what compiles faster is not kept
 _STALE_S = 3600.0  # how old a file must be that some process began to write, and left
-_NAME, _BEGUN = ".program", ".begun"
+_NAME, _BEGUN = ".program", ".program.part-"
 
 
+@cache
 def start() -> None:
     """From now on programs are looked up, and kept, in the folder that `TESSERA_PROGRAM_CACHE`
     says; nothing where it is off, or where the user has named one to jax."""
@@ -79,7 +81,7 @@ class KeptPrograms:
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._path = self.folder = folder  # jax asks for `_path`
+        self._path = folder  # as jax names it
         self.most_bytes = most_bytes
         self._written = most_bytes  # since it was last counted: the first time, at once
 
@@ -99,15 +101,11 @@ class KeptPrograms:
     def put(self, key: str, value: bytes) -> None:
         if len(value) > self.most_bytes // 4:
             return
-        begun = ""
+        if not self._path.is_dir():  # it has gone: a new one would not be ours alone
+            return
         try:
-            handle, begun = tempfile.mkstemp(_BEGUN, dir=self.folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(_sum(value) + value)
-            os.replace(begun, self._at(key))
-        except OSError:  # a full disk, a folder that has gone
-            with suppress(OSError):
-                os.unlink(begun)
+            write_whole(self._at(key), _sum(value) + value)
+        except OSError:  # a full disk
             return
         self._written += len(value)
         if self._written > self.most_bytes // 16:
@@ -115,18 +113,18 @@ class KeptPrograms:
             self._make_room()
 
     def _at(self, key: str) -> Path:
-        return self.folder / (hashlib.sha256(f"{processor()} {key}".encode()).hexdigest() + _NAME)
+        return self._path / (hashlib.sha256(f"{processor()} {key}".encode()).hexdigest() + _NAME)
 
     def _make_room(self) -> None:
         """Removes the oldest until nine tenths of the limit are left."""
         there, now = [], time.time()
-        with suppress(OSError), os.scandir(self.folder) as entries:
+        with suppress(OSError), os.scandir(self._path) as entries:
             for entry in entries:
                 with suppress(OSError):
                     about = entry.stat()
                     if entry.name.endswith(_NAME):
                         there.append((about.st_mtime, about.st_size, entry.path))
-                    elif entry.name.endswith(_BEGUN) and now - about.st_mtime > _STALE_S:
+                    elif _BEGUN in entry.name and now - about.st_mtime > _STALE_S:
                         os.unlink(entry.path)
         total = sum(size for _, size, _ in there)
         if total <= self.most_bytes:

@@ -19,7 +19,7 @@ from typing import Any
 from page import prose
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 400.0  # for one script; on a quiet machine each takes less than one minute
+LIMIT_S = 400.0  # for one script; on a quiet machine most take less than one minute
 TORCH = util.find_spec("torch") is not None
 
 

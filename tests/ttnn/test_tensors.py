@@ -50,7 +50,10 @@ def test_mappers(device: ttnn.MeshDevice, placements: Any, override: Any, expect
         assert {*at} == {k for k, v in wanted.items() if v is not None}
         for place, part in at.items():
             np.testing.assert_array_equal(part, wanted[place])
-    assert placed.tensor_topology().placements() == placements
+    lies = placed.tensor_topology()
+    assert lies.placements() == placements
+    same = ttnn.TensorTopology(lies.distribution_shape(), placements, lies.mesh_coords())
+    assert lies == same and hash(lies) == hash(same)
 
 
 def test_what_is_cut_is_joined_again(device: ttnn.MeshDevice) -> None:

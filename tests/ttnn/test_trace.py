@@ -122,6 +122,12 @@ def test_wrong_orders(device: ttnn.MeshDevice) -> None:
     with pytest.raises(ttnn.TTNNError, match="this trace is not being captured"):
         ttnn.end_trace_capture(device, trace)
     ttnn.execute_trace(device, trace)  # nothing
+    part = device.create_submesh((1, 1))
+    for under_way in (device, part):
+        other = ttnn.begin_trace_capture(under_way)
+        with pytest.raises(ttnn.TTNNError, match=r"number=\d+\), not this one, is being captured"):
+            ttnn.execute_trace(device, trace)  # it would not be written down
+        ttnn.end_trace_capture(under_way, other)
     x = allocated(device, 2, 2)
     with pytest.raises(ttnn.TTNNError, match="copy_host_to_device_tensor: the parts are not alike"):
         ttnn.copy_host_to_device_tensor(ttnn.from_torch(np.ones((3, 2))), x)
@@ -159,6 +165,7 @@ def test_replays_write_anew_what_was_read_in_between(pair: ttnn.MeshDevice) -> N
         seen.append(total.value)
         assert ttnn.get_device_tensors(x)[0].to_list() == [[start + k + 1] * 4]
     assert len({*map(id, seen)}) == 4
+    assert pair.traces[trace.number].segments[0].straight is not None  # the short way
     ttnn.deallocate(x)
     with pytest.raises(ttnn.TTNNError, match="the tensor was deallocated"):
         ttnn.execute_trace(pair, trace)

@@ -183,9 +183,12 @@ class Jit(Generic[P, R]):
         entry, _, _ = self._entry(args, kwargs)
         root, pick = entry.root, entry.straight
         program = root.program() if pick is not None else None
-        whole_call = program is not None and root.written.plain and entry.have == program.wants
-        if program is None or pick is None or entry.checks or not whole_call:
+        if program is None or pick is None or entry.checks or not root.written.plain:
             return None
+        if entry.have not in (None, program.wants):  # an argument is moved first
+            return None
+        if pick is list:  # as they come
+            return functools.partial(program, have=None), program.types
         return lambda data: program(pick(data), None), program.types
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:

@@ -394,7 +394,17 @@ def method(*names: str) -> Callable[[Function], Function]:
 
 
 KINDS: set[type] = {Tensor}
+_empty = object.__new__
 """The class and those derived of it."""
+
+
+def wrapped(data: Any, type: TensorType) -> Tensor:
+    """The tensor of an engine's array: `Tensor(data, type)` without the questions about a user's
+    arguments. Programs wrap all their results with it."""
+    made = _empty(Tensor)
+    made._data = data
+    made.type = type
+    return made
 
 
 def _unpickled(kind: type[Tensor], data: Any, type: TensorType, name: str, frozen: bool) -> Tensor:

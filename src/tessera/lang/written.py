@@ -12,7 +12,7 @@ from ..core.layout import TensorType
 from .captured_names import Place
 from .host_outputs import HostOutput
 from .mutations import put, remove
-from .tensor import Tensor
+from .tensor import Tensor, wrapped
 from .tree import Path, Spec, unflatten
 
 
@@ -46,7 +46,7 @@ class Written:
     ) -> Any:
         """The call's result from the program's; writes go into the caller's containers, parameters
         among the call's `tensors`, and modules."""
-        made = list(map(Tensor, outs, types))
+        made = list(map(wrapped, outs, types))
         if self.plain:
             return unflatten(self.spec, made)
         leaves = list(self.leaves)

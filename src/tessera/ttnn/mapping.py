@@ -54,6 +54,11 @@ class TensorTopology:
     _placements: tuple[Placement, ...]
     _coords: tuple[MeshCoordinate, ...]
 
+    def __post_init__(self) -> None:
+        # Two are alike whether lists or tuples were given.
+        object.__setattr__(self, "_placements", tuple(self._placements))
+        object.__setattr__(self, "_coords", tuple(self._coords))
+
     def distribution_shape(self) -> MeshShape:
         """The grid over which the tensor was distributed."""
         return self._shape

@@ -13,19 +13,24 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from types import NoneType
+from typing import Any, cast
 from weakref import WeakValueDictionary, ref
 
 from ..core.checks import instance
 from ..core.interrupts import whole
 from ..lang.jit import Jit, Straight, jit
 from ..lang.tensor import Tensor as Value
+from ..lang.tensor import wrapped
 from .device import MeshDevice
 from .faults import TTNNError, wrong
 from .tensor import Tensor
 
 TRACKING = "TT_METAL_TRACE_ALLOC_TRACKING"
 _numbers = itertools.count()
+_data_of = attrgetter("data")
+_under_way: set[int] = set()  # the captures
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Segment:
     inputs: dict[int, Tensor] = field(default_factory=dict)
     results: dict[int, ref[Tensor]] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
+    reads: list[Tensor] = field(default_factory=list)  # the inputs and outputs, once it is closed
+    writes: list[Tensor] = field(default_factory=list)
     program: Jit[..., tuple[Value, ...]] | None = None
     straight: Straight | None = None
 
@@ -75,20 +82,24 @@ class Segment:
                 at |= zip(writes, call(*[at[i] for i in reads]), strict=True)
             return tuple(at[i] for i in wanted)
 
+        self.reads, self.writes = [*self.inputs.values()], [*self.outputs.values()]
         self.program = jit(replay)
 
     def run(self) -> None:
         """Replays the ops. The tensors keep their types, so after the first replay nothing asks
         for them."""
         assert self.program is not None
-        values = [t.value for t in self.inputs.values()]
+        values = [t.value_ for t in self.reads]
+        if not self.device.is_open or NoneType in map(type, values):
+            values = [t.value for t in self.reads]  # one is gone: an error says so
         if self.straight is None:
-            found: Sequence[Value] = self.program(*values)
-            self.straight = self.program.straight(*values)
+            given = cast(list[Value], values)
+            found: Sequence[Value] = self.program(*given)
+            self.straight = self.program.straight(*given)
         else:
             call, types = self.straight
-            found = list(map(Value, call([v.data for v in values]), types))
-        for t, value in zip(self.outputs.values(), found, strict=True):
+            found = list(map(wrapped, call(list(map(_data_of, values))), types))
+        for t, value in zip(self.writes, found):
             t.value_ = value
         self.device.last = found[-1] if found else None
 
@@ -138,6 +149,7 @@ def begin_trace_capture(mesh_device: MeshDevice, cq_id: int | None = None) -> Me
         )
     capture = Capture(mesh_device)
     mesh_device.capture = capture
+    _under_way.add(capture.id.number)
     mesh_device.traces[capture.id.number] = capture
     return capture.id
 
@@ -155,6 +167,7 @@ def end_trace_capture(
             fix="end each capture once",
         )
     mesh_device.capture = None
+    _under_way.discard(capture.id.number)
     capture.close()
     if os.environ.get(TRACKING) == "1":
         mesh_device.after[trace_id.number] = WeakValueDictionary()  # by id
@@ -171,15 +184,19 @@ def execute_trace(
     it is being captured. Where TT_METAL_TRACE_ALLOC_TRACKING=1, also if a tensor was made on the
     mesh after the capture and still has its values: on hardware they would be overwritten.
     """
-    mesh_device.queue(cq_id)
+    if cq_id:
+        mesh_device.queue(cq_id)
     capture = _trace("execute_trace", mesh_device, trace_id)
-    if capture.device.capture is capture:
+    if _under_way and (within := next((d for d in _family(mesh_device) if d.capture), None)):
+        assert within.capture is not None
+        this = "this trace" if within.capture is capture else f"{within.capture.id}, not this one,"
         raise wrong(
-            "execute_trace: this trace is being captured",
+            f"execute_trace: {this} is being captured",
             [("trace", trace_id)],
-            fix="end it first: ttnn.end_trace_capture(device, trace_id)",
+            fix="end the capture first: ttnn.end_trace_capture(device, trace_id)",
         )
-    _check_allocations(mesh_device, trace_id)
+    if mesh_device.after:
+        _check_allocations(mesh_device, trace_id)
     for segment in capture.segments:
         segment.run()
     if blocking:
@@ -196,6 +213,7 @@ def release_trace(mesh_device: MeshDevice, trace_id: MeshTraceId) -> None:
 def _trace(name: str, device: MeshDevice, trace_id: MeshTraceId) -> Capture:
     found = device.traces.get(getattr(trace_id, "number", -1))
     if found is None:
+        _ = device.mesh  # it is open, or an error says so
         raise wrong(
             f"{name}: the mesh has no trace {trace_id!r}",
             [("traces", [*device.traces] or "none")],

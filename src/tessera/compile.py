@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import starmap
+from types import FrameType
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from .runtime import (
     devices,
     exchange,
     first_process,
+    jax_private,
     jaxprs,
     offload,
     programs,
@@ -271,6 +273,9 @@ class Engine:
 
     def is_array(self, value: object) -> bool:
         return isinstance(value, jax.Array)
+
+    def asks(self, frame: FrameType) -> str:
+        return jax_private.asks(frame)
 
 
 set_device_provider(devices.device_count, devices.process_place)

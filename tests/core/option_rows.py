@@ -82,9 +82,12 @@ def sharded(layout: str = "[8@dp, 8@tp]") -> ts.Tensor:
 # -- functions on tensors --------------------------------------------------------------------------
 for name in ("sum", "mean", "max", "min", "prod", "logsumexp"):
     row(f"tessera.{name}", lambda name=name, **k: getattr(ts, name)(A, **k), dim=0, keepdims=True)
-for name in ("sum", "mean", "max", "min"):
+for name in ("sum", "mean", "max", "min", "any", "all"):
     row(f"tessera.Tensor.{name}", lambda name=name, **k: getattr(ts.tensor(A), name)(**k),
         dim=0, keepdims=True)  # fmt: skip
+for name in ("var", "std"):
+    row(f"tessera.Tensor.{name}", lambda name=name, **k: getattr(ts.tensor(A), name)(**k),
+        dim=0, keepdims=True, correction=1)  # fmt: skip
 row("tessera.Tensor.transpose", lambda **k: ts.tensor(A).transpose(**k), {"a": 0, "b": 1},
     a=1, b=0)  # fmt: skip
 row("tessera.var", lambda **k: ts.var(A, **k), dim=0, keepdims=True, correction=1)

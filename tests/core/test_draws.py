@@ -31,6 +31,8 @@ def test_whole_numbers(oracle: Oracle) -> None:
     for args, error in (((3, 3), ts.UsageError), ((0, 300, ts.uint8), ts.DTypeError)):
         with pytest.raises(error, match="randint"):
             ts.random.randint((2,), *args)
+    with pytest.raises(ts.UsageError, match=r"the order is randint\(shape, low, high\)"):
+        ts.random.randint(0, 10, (3, 4))  # type: ignore[arg-type]  # PyTorch's order
 
 
 def test_ids_by_weight(oracle: Oracle) -> None:

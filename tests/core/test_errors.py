@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tessera.core.errors import caller
+from tessera.core.errors import PACKAGE, caller
 
 CODE = "from tessera.core.errors import caller\n\ndef f():\n    return caller()\nat = f()"
 
@@ -46,3 +48,14 @@ def test_python_c_and_the_standard_input(how: list[str]) -> None:
         timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == ("<string>:4" if how[0] == "-c" else "<stdin>:4")
+
+
+def test_no_warning_counts_frames_to_the_users_line() -> None:
+    """A count is wrong as soon as a frame comes between: `lines_up` looks for the line."""
+    found = [
+        f"{p.name}: {line.strip()}"
+        for p in Path(PACKAGE).rglob("*.py")
+        for line in p.read_text().splitlines()
+        if re.search(r"stacklevel=\d+,", line)
+    ]
+    assert found == []

@@ -526,6 +526,7 @@ def test_the_warning_of_a_third_recording_says_what_changes(
     with pytest.warns(ts.TraceWarning) as caught:
         f.plan(ts.tensor([1.0]), given[2])
     assert str(caught[0].message).partition("): ")[2] == said
+    assert caught[0].filename == __file__
 
 
 def test_equal_gradients_outside_a_function_are_compiled_once(oracle: Oracle) -> None:

@@ -157,3 +157,32 @@ def test_at_once_it_works_or_says_what_does() -> None:
     assert f"at     : {__file__.rpartition('/')[2]}" in str(said.value)
     assert jax.numpy.asarray(w).dtype == np.float32
     assert np.zeros(2, ts.bf16).dtype.name == "bfloat16"
+
+
+def test_apply_updates_keeps_layouts_or_says_what_does() -> None:
+    """Arrays of JAX are split as weights are; of layouts that they cannot have, a warning says."""
+
+    def plus(p: Any, u: Any) -> Any:
+        return jax.tree.map(lambda p, u: p + u, p, u)
+
+    w = {"w": ts.tensor(VALUES["down"], mesh=MESH, layout="[16@tp, 4@dp]")}
+    moved = optax.apply_updates(w, w)
+    assert ts.tensor(moved["w"]).type == w["w"].type
+    np.testing.assert_array_equal(moved["w"], 2 * VALUES["down"])
+    zero = dist.strategy("zero_redundancy_optimizer", stage=3)
+    folded = MESH.fold(onto=4)
+    for odd in (
+        dist.place({"w": ts.tensor(VALUES["down"])}, zero, MESH),
+        {"w": ts.tensor(VALUES["down"], mesh=folded, layout="[16@tp, 4@dp]")},
+    ):
+        with pytest.warns(
+            ts.EngineWarning, match=r"whole on one device\n  fix : jax\.tree\.map"
+        ) as said:
+            whole = optax.apply_updates(odd, odd)
+        assert said[0].filename == __file__
+        np.testing.assert_array_equal(whole["w"], 2 * VALUES["down"])
+        for kept in (plus(odd, odd), ts.jit(plus)(odd, odd)):
+            assert kept["w"].type == odd["w"].type
+            np.testing.assert_array_equal(kept["w"].numpy(), 2 * VALUES["down"])
+    one = ts.ones((3,))
+    assert isinstance(jax.numpy.ones(3) + one, ts.Tensor), "operators of JAX leave it to ours"

@@ -31,7 +31,7 @@ import os
 import warnings
 from collections.abc import Mapping
 
-from .errors import UsageError, fail
+from .errors import UsageError, fail, lines_up
 from .wording import nearest
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
@@ -69,7 +69,7 @@ def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:
         warnings.warn(
             f"environment: {len(odd)} variable{'s' * (len(odd) > 1)} of no switch{rows}",
             EnvironmentVariableWarning,
-            stacklevel=2,
+            stacklevel=lines_up(),
         )
 
 

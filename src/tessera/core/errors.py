@@ -148,7 +148,7 @@ def _place(file: str, line: int) -> str:
 def lines_up() -> int:
     """The `stacklevel` with which the caller's warning names the user's line."""
     frame, k = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame.f_back is not None and not _is_users(frame):
         frame, k = frame.f_back, k + 1
     return k
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import shown, unfit
-from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.errors import BackendError, TesseraError, UsageError, fail, lines_up
 from ..core.kinds import is_whole
 from ..lang.tensor import Tensor
 from .config import DataConfig
@@ -120,7 +120,7 @@ class DataLoader:
                     " was broken off; loader.validation() gives a loader that begins again each"
                     " time",
                     LoaderWarning,
-                    stacklevel=2,
+                    stacklevel=lines_up(),
                 )
         if self._config.epochs is None:
             self._stop = self._epoch + 1

@@ -173,6 +173,7 @@ def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     return (reduce("sum", t.to(f32), dim, keepdims) * part).to(t.dtype)
 
 
+@method("var")
 def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
     """The variance along `dim` (None: all dims): the sum of squares over `count - correction`.
 
@@ -189,6 +190,7 @@ def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0
     return out.to(t.dtype)
 
 
+@method("std")
 def std(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
     """The standard deviation along `dim` (None: all dims): the root of `var` with `correction`.
 
@@ -200,6 +202,7 @@ def std(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0
     return where(none, 0.0, sqrt(where(none, 1.0, v)))
 
 
+@method("any")
 def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """True where at least one element along `dim` (None: all dims) is true, or is not 0.
 
@@ -209,6 +212,7 @@ def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     return reduce("max", _truth(x).to(uint8), dim, keepdims) != 0
 
 
+@method("all")
 def all(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """True where all elements along `dim` (None: all dims) are true, or are not 0.
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.checks import function_of
 from ..core.context import Settings, settings
-from ..core.errors import UsageError, caller, fail
+from ..core.errors import UsageError, caller, fail, lines_up
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
@@ -367,7 +367,7 @@ class Jit(Generic[P, R]):
                 f"{self.name} is recorded for the {'third' if many == 3 else f'{many}th'} time"
                 f" ({caller() or 'here'}): {what}",
                 TraceWarning,
-                stacklevel=4,
+                stacklevel=lines_up(),
             )
 
 

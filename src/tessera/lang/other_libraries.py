@@ -1,13 +1,18 @@
-"""What does a tensor answer where PyTorch is meant? An attribute of its tensors, a function of
-PyTorch: an error that says what to type. (NumPy's functions work: `lang/numpy_names.py`.)
+"""What does a tensor answer where PyTorch or JAX is meant? An attribute of PyTorch's tensors, a
+function of PyTorch or one that JAX compiles: an error that says what to type. `jnp.asarray` gives
+an array that is split in the same way. (NumPy's functions work: `lang/numpy_names.py`.)
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import UsageError, fail
+from ..core.errors import EngineWarning, TesseraError, UsageError, fail, lines_up
 from ..core.peers import SPACES, no_name
+from .engine import engine
 from .tensor import Tensor, method
 
 SPACES["x"] = vars(Tensor).keys()  # those to come too
@@ -34,3 +39,44 @@ def _for_torch(kind: type, f: Any, types: Any, args: tuple[Any, ...] = (), how: 
 
 
 Tensor.__torch_function__ = classmethod(_for_torch)  # type: ignore[attr-defined]
+
+
+def _for_jax(x: Tensor) -> Callable[[], Any]:
+    """What JAX asks for before it takes a value. Who computes with operators, as those of a
+    `jax.Array` do, goes on without it."""
+    who = engine().asks(sys._getframe(1))
+    if x._trace is not None:
+        why, way = "take a tensor of a recorded function", "; instead of optax.apply_updates:"
+        way += " jax.tree.map(lambda p, u: p + u, params, updates)"
+    elif who == "compiled":
+        why, way = "compute with a Tensor of Tessera", "; jnp.asarray(x) is the value alone"
+    elif who == "array" and x.type.split_axes:
+        return lambda: _array_of_jax(x)
+    else:
+        raise AttributeError("__jax_array__")
+    raise fail(
+        TesseraError,  # JAX would say that a TypeError is an error of its own
+        f"a function of JAX does not {why}",
+        [("tensor", x.type)],
+        fix="use functions of ts; ts.op makes an op of a JAX function, optim.from_optax(tx) an"
+        f" optimizer of one of optax{way}",
+    )
+
+
+def _array_of_jax(x: Tensor) -> Any:
+    """A copy of a split tensor, split as it is. Where JAX's arrays cannot say how, as those of ZeRO
+    or on a folded mesh, the whole, with an EngineWarning."""
+    data = engine().alive(x.data, x.type)
+    if engine().adopt(data, None) == x.type:
+        return data.copy()
+    warnings.warn(
+        f"jnp.asarray: no array of JAX has the layout of {x.type}, so it is whole on one device\n"
+        "  fix : jax.tree.map(lambda p, u: p + u, params, updates) instead of optax.apply_updates"
+        " keeps layouts, as optim.from_optax(tx) does; x.numpy() is the whole without this warning",
+        EngineWarning,
+        stacklevel=lines_up(),
+    )
+    return x.numpy()
+
+
+Tensor.__jax_array__ = property(_for_jax)  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import lines_up
 from .tensor import Tensor
 
 MOST = 2000
@@ -75,7 +76,7 @@ def kept(x: object, warn: bool = False) -> object:
                 f"a static argument of type {kind.__name__} has more than {MOST} values inside:"
                 " changes in it are not seen; give a compiled function what it needs of it",
                 StaticWarning,
-                stacklevel=6,
+                stacklevel=lines_up(),
             )
         return Same(x)
 

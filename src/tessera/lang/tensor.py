@@ -7,7 +7,6 @@ functions, in modules above this one; those that are methods and operators too a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Union
@@ -16,7 +15,7 @@ from weakref import ref
 import numpy as np
 
 from ..core.dtypes import DType
-from ..core.errors import DTypeError, ShapeError, TesseraError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -254,24 +253,6 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype, copy=copy)
 
-    @property
-    def __jax_array__(self) -> Any:
-        """Functions of JAX ask for it before they take a value. `jnp.asarray` and operators of a
-        `jax.Array` go on without it; a function that JAX compiles names what asks as below."""
-        if self._trace is not None:
-            who, way = "take a tensor of a recorded function", ""
-        elif sys._getframe(1).f_code.co_name == "shaped_abstractify":
-            who, way = "compute with a Tensor of Tessera", "; jnp.asarray(x) is the value alone"
-        else:
-            raise AttributeError("__jax_array__")
-        raise fail(
-            TesseraError,  # JAX would say that a TypeError is an error of its own
-            f"a function of JAX does not {who}",
-            [("tensor", self.type)],
-            fix="use functions of ts; ts.op makes an op of a JAX function, optim.from_optax(tx) an"
-            f" optimizer of one of optax{way}",
-        )
-
     def __dlpack__(self, **how: Any) -> Any:
         return np.array(self.numpy()).__dlpack__(**how)
 
@@ -366,6 +347,28 @@ class Tensor:
 
         def min(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
             """`ts.min`: the smallest element along `dim`, by default over all dims."""
+
+        def any(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+            """`ts.any`: whether one element along `dim` is true, by default one of all."""
+
+        def all(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+            """`ts.all`: whether all elements along `dim` are true, by default all there are."""
+
+        def var(
+            self,
+            dim: int | Sequence[int] | None = None,
+            keepdims: bool = False,
+            correction: float = 0,
+        ) -> Tensor:
+            """`ts.var`: the variance along `dim`, by default over all dims."""
+
+        def std(
+            self,
+            dim: int | Sequence[int] | None = None,
+            keepdims: bool = False,
+            correction: float = 0,
+        ) -> Tensor:
+            """`ts.std`: the standard deviation along `dim`, by default over all dims."""
 
     @property
     def T(self) -> Tensor:  # as in NumPy

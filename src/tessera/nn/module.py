@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.checks import alike, flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, UsageError, fail
+from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.peers import SPACES, no_name
 from ..lang.create import Init, dist_tensor
@@ -285,7 +285,7 @@ class Module:
             warnings.warn(
                 f"{who}: these are the model's own parameters, so nothing changes; to come back to"
                 " what they were, keep state_dict() from that time",
-                stacklevel=3,
+                stacklevel=lines_up(),
             )
         for name, t in made.items():
             box = boxes.get(name)

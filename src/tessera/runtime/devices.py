@@ -11,7 +11,7 @@ import numpy as np
 from jaxlib import version
 
 from ..core import environment, flags
-from ..core.errors import BackendError, EngineWarning, caller, fail
+from ..core.errors import BackendError, EngineWarning, caller, fail, lines_up
 from ..core.machine.visible import visible_count, visible_ids
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
@@ -80,7 +80,7 @@ def _warn_of_others() -> None:
             " before Tessera could choose, or is of a kind whose devices cannot be hidden; use"
             " tessera before the first array of jax",
             EngineWarning,
-            stacklevel=2,
+            stacklevel=lines_up(),
         )
 
 
@@ -103,7 +103,7 @@ def _see_reductions() -> None:
             f" and its backend runs without the flag that prevents it ({caller() or 'here'}):"
             f" import tessera before the first array of jax, or set XLA_FLAGS={flags.EXACT}",
             EngineWarning,
-            stacklevel=2,
+            stacklevel=lines_up(),
         )
 
 
@@ -137,7 +137,7 @@ def _warn_lower(backend: str, order: str) -> None:
         ' folded mesh may give others. level="run_to_run" asks for that without a warning,'
         ' level="mesh_invariant" refuses it',
         EngineWarning,
-        stacklevel=2,
+        stacklevel=lines_up(),
     )
 
 

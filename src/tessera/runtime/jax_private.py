@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ __all__ = [
     "ArrayImpl",
     "Compilation",
     "around_compile",
+    "asks",
     "block_copy",
     "connect",
     "cpu_collectives",
@@ -78,6 +80,15 @@ def block_copy() -> Copy:
         return shard_args(where, [None] * n, [reuse] * n, xs)
 
     return copy
+
+
+def asks(frame: FrameType) -> str:
+    """Who asks a value for `__jax_array__`, seen from the frame that does: "array" is
+    `jnp.asarray`, "compiled" what calls a function that jax compiles; "" are all others, such as
+    operators."""
+    mine = str(frame.f_globals.get("__name__", "")).startswith("jax.")
+    names = {"array": "array", "shaped_abstractify": "compiled"}
+    return names.get(frame.f_code.co_name, "") if mine else ""
 
 
 @dataclass(frozen=True)

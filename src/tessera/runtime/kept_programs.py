@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 
 from ..core import environment
-from ..core.errors import EngineWarning
+from ..core.errors import EngineWarning, lines_up
 from ..core.files import write_whole
 from .compile_once import processor
 from .jax_private import keep_programs
@@ -49,7 +49,7 @@ def start() -> None:
                 f"{environment.PROGRAM_CACHE}: no programs are kept in {named!r}: {error}; name a"
                 " folder of your own, or set it to 0",
                 EngineWarning,
-                stacklevel=2,
+                stacklevel=lines_up(),
             )
         return
     most = environment.number(environment.PROGRAM_CACHE_BYTES, MOST_BYTES)

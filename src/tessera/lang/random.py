@@ -205,7 +205,7 @@ def randint(
     layout the result takes; the values do not depend on the layout. Raises UsageError if there is
     no number from `low` to `high` - 1, DTypeError if `dtype` does not hold them.
     """
-    if isinstance(high, (tuple, list)):
+    if hasattr(high, "__len__"):  # PyTorch's order
         raise unfit("randint", "high", high, "the order is randint(shape, low, high)")
     low = whole("randint", "low", low)
     high = whole("randint", "high", high, low + 1)

@@ -56,6 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [i for i in items if not i.get_closest_marker("long")]
 
 
+def pytest_collection_finish() -> None:
+    """What is there when the first test begins stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def everything(request: pytest.FixtureRequest) -> bool:
     """Whether a test goes through all of its cases, or through fewer of the same kind."""

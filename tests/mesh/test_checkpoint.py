@@ -320,16 +320,17 @@ def test_a_disk_that_refuses_is_reported_while_training_goes_on(tmp_path: Path) 
     assert checkpoint.latest(root) == "next"
 
 
+SOME = {"w": np.ones(2, np.float32)}
 ERRORS: list[tuple[Callable[[Path], object], type[ts.TesseraError], str]] = [
-    (lambda r: checkpoint.save("a/b", {}, root=r), ts.UsageError, "tag cannot be 'a/b'"),
-    (lambda r: checkpoint.save("latest", {}, root=r), ts.UsageError, "tag cannot be 'latest'"),
+    (lambda r: checkpoint.save("a/b", SOME, root=r), ts.UsageError, "tag cannot be 'a/b'"),
+    (lambda r: checkpoint.save("latest", SOME, root=r), ts.UsageError, "tag cannot be 'latest'"),
     (lambda r: checkpoint.save("a", {"f": len}, root=r), ts.UsageError, "tensors/f cannot be"),
-    (lambda r: checkpoint.save("a", {}, root=r, atomic=False), ts.UsageError, "is atomic"),
-    (lambda r: checkpoint.save("a", {}, root=r, keep=0), ts.UsageError, "keep cannot be 0"),
-    (lambda r: checkpoint.save("a", {}, root=r, step=-1), ts.UsageError, "step cannot be -1"),
-    (lambda r: checkpoint.save("a", {}, root=r, state=len), ts.UsageError, "written as JSON"),
-    (lambda r: checkpoint.save("a", {}, root=r, metrics={"m": "x"}), ts.UsageError, "metrics"),
-    (lambda r: checkpoint.save("a", {}, root=3), ts.UsageError, "root cannot be 3"),
+    (lambda r: checkpoint.save("a", SOME, root=r, atomic=False), ts.UsageError, "is atomic"),
+    (lambda r: checkpoint.save("a", SOME, root=r, keep=0), ts.UsageError, "keep cannot be 0"),
+    (lambda r: checkpoint.save("a", SOME, root=r, step=-1), ts.UsageError, "step cannot be -1"),
+    (lambda r: checkpoint.save("a", SOME, root=r, state=len), ts.UsageError, "written as JSON"),
+    (lambda r: checkpoint.save("a", SOME, root=r, metrics={"m": "x"}), ts.UsageError, "metrics"),
+    (lambda r: checkpoint.save("a", SOME, root=3), ts.UsageError, "root cannot be 3"),
     (lambda r: checkpoint.load(root=r), ts.CheckpointError, "has no checkpoint"),
     (lambda r: checkpoint.load("no", root=r), ts.CheckpointError, "'no' is not in"),
     (lambda r: checkpoint.load(root=r, only=3), ts.CheckpointError, "has no checkpoint"),
@@ -361,6 +362,39 @@ def test_a_checkpoint_that_another_process_removes_now_is_not_listed(
 
     monkeypatch.setattr(Path, "iterdir", removed_meanwhile)
     assert storage.listed() == ["stays/file"]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_called_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tag in ("gone", "stays"):
+        checkpoint.save(tag, {"w": np.ones(4)}, root=tmp_path, async_io=False, quiet=True)
+    listed, read = Storage.listed, Storage.read
+
+    def removing(of: str) -> Any:
+        def run(storage: Storage, key: str, *more: Any) -> Any:
+            if key.startswith("gone/") and of in key:
+                shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+            return read(storage, key, *more)
+
+        return run
+
+    for of in ("manifest", "data"):  # before its manifest is read, and before its tensors are
+        monkeypatch.setattr(Storage, "read", removing(of))
+        told = CliRunner().invoke(app, ["ckpt", "ls", str(tmp_path), "--verify"]).output
+        assert "stays" in told and "gone" not in told, told
+        monkeypatch.setattr(Storage, "read", read)
+        checkpoint.save("gone", {"w": np.ones(4)}, root=tmp_path, async_io=False, quiet=True)
+    assert any(key.startswith("gone/") for key in listed(Storage(tmp_path)))
+
+
+def test_what_holds_no_tensor_is_not_saved(tmp_path: Path) -> None:
+    for nothing in (3, {}, None, {"loss": 2.5}):
+        with pytest.raises(
+            ts.UsageError, match=r"tensors cannot be [\s\S]*give a module or a tree"
+        ):
+            checkpoint.save("t", nothing, root=tmp_path)
+    assert checkpoint.latest(tmp_path) is None
 
 
 def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:

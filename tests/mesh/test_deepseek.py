@@ -159,6 +159,12 @@ def test_choices_that_cannot_be() -> None:
             op.moe(X, w, **how)
     with pytest.raises(ts.ShapeError, match="does not give a row for each row"):
         op.moe(X, w, network=lambda rows, w: rows @ w["up"])
+    for odd in (lambda rows: rows, lambda rows, w, more: rows):
+        with pytest.raises(ts.UsageError, match=r"of two arguments, network\(rows, weights\)"):
+            op.moe(X, w, network=odd)
+    for names in ({"a": w["up"], "b": w["up"]}, {**w, "a": w["up"]}):
+        with pytest.raises(ts.UsageError, match="computes with them: network=lambda rows, weights"):
+            op.moe(X, {"router": w["router"], **names})
     with pytest.raises(ts.ShapeError, match="not one row an expert each"):
         op.moe(X, {**w, "b": np.zeros(3, np.float32)}, network=gated)
     with pytest.raises(ts.UsageError, match="4 experts do not divide into 3 groups"):

@@ -70,6 +70,18 @@ def test_all_processes_come_back_some_seconds_after_the_first_safe_point(monkeyp
     assert not grows()
 
 
+def test_after_a_signal_it_says_where_the_same_command_begins(
+    monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = SimpleNamespace(run=lambda: 143, signals=1, was_ended=False)
+    made = Generations(Run(({},), ("true",), "127.0.0.1:1", ""), 1, 60.0, lambda *a, **k: ended)
+    for last, said in ((None, False), (SimpleNamespace(id="a", step=7), True)):
+        monkeypatch.setattr(made, "_last", lambda last=last: last)
+        assert made.run() == 143
+        told = "after 7 steps; the same command goes on from the program's newest checkpoint"
+        assert (told in capsys.readouterr().err) is said
+
+
 def test_a_program_that_makes_no_step_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
     done = launch("--elastic", "1:9", "fails.py", folder=tmp_path)

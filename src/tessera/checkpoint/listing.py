@@ -108,7 +108,8 @@ def manifests(storage: Storage) -> tuple[list[Manifest], dict[str, str]]:
         try:
             found.append(manifest_of(storage, tag))
         except CheckpointError as error:
-            wrong[tag] = str(error).splitlines()[0]
+            if storage.read(f"{tag}/{NAME}", MOST_BYTES) is not None:  # not removed at this moment
+                wrong[tag] = str(error).splitlines()[0]
     return sorted(found, key=lambda m: m.sequence), wrong
 
 

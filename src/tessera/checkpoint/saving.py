@@ -151,6 +151,10 @@ def save(
     if not flag("checkpoint.save", "atomic", atomic):
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
                    fix="leave out atomic=False: it would save nothing")  # fmt: skip
+    found = leaves("tensors", tensors) + leaves("optimizer", optimizer)
+    if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in found):
+        fix = 'give a module or a tree of tensors, such as {"w": w}; numbers alone go into state='
+        raise unfit("checkpoint.save", "tensors", tensors, fix)
     behind = flag("checkpoint.save", "async_io", async_io)
     tell = None if flag("checkpoint.save", "quiet", quiet) else _to_stderr
     start(Save(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell))

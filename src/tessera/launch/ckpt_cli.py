@@ -24,6 +24,7 @@ from ..checkpoint.listing import (
     named,
     prune,
     reader,
+    tags,
 )
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.storage import Storage
@@ -76,6 +77,8 @@ def ls(
         state = f"{len(missing)} files are missing" if missing else "complete"
         if verify:
             state = _state(reader(storage, m).check)
+        if state not in ("complete", "whole") and m.tag not in tags(storage):
+            continue  # another process removes it at this moment
         table.add_row(
             m.tag, "" if m.step is None else str(m.step), age_text(m.created_s),
             size_text(m.nbytes), m.mesh, ", ".join(f"{k} {v:.4g}" for k, v in told.items()), state,

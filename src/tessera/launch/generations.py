@@ -96,9 +96,14 @@ class Generations:
                 may_end=self._grows(before) if n < most else lambda: False,
             )  # fmt: skip
             status = now.run()
+            last = self._last()
+            if now.signals and last is not None:
+                _say(
+                    f"its safe points end with it{_from(last)}; the same command goes on from the"
+                    " program's newest checkpoint, and where it saves none it begins anew"
+                )
             if now.signals or not (status or now.was_ended):
                 return status
-            last = self._last()
             if now.was_ended:
                 n = most
                 _say(f"goes on with all {most} processes{_from(last)}")

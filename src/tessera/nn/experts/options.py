@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
 
-from ...core.checks import axes_of, flag, function_of, instance, number, one_of, whole
+from ...core.checks import axes_of, flag, function_of, instance, number, one_of, unfit, whole
 from ...core.context import settings
 from ...core.errors import UsageError, fail
 from ...lang.tensor import Tensor
@@ -72,7 +73,7 @@ class Options:
             whole("moe", "topk_groups", self.topk_groups, 1, self.expert_groups)
         number("moe", "scale", self.scale, above=0, below=inf)
         if self.network is not None:
-            function_of("moe", "network", self.network)
+            _of_two(function_of("moe", "network", self.network))
             if self.activation is not None:
                 raise fail(
                     UsageError,
@@ -104,3 +105,14 @@ class Options:
         """Those that are not at their defaults."""
         every = ((f, getattr(self, f.name)) for f in fields(self))
         return {f.name: value for f, value in every if value != f.default}
+
+
+def _of_two(network: Callable[..., Any]) -> None:
+    """Raises UsageError if `network` cannot be called with two arguments."""
+    try:
+        inspect.signature(network).bind(None, None)
+    except ValueError:  # a builtin that does not say
+        return
+    except TypeError:
+        fix = "give a function of two arguments, network(rows, weights)"
+        raise unfit("moe", "network", network, fix) from None

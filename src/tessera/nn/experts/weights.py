@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import floats, one_of, ranked, unfit
+from ...core.checks import floats, ranked, unfit
 from ...core.errors import ShapeError, fail
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
@@ -58,6 +58,9 @@ class Weights:
         return {n: tied(w, placement) for n, w in self.network.items()}
 
 
+_OWN = "other names with a function that computes with them: network=lambda rows, weights: ..."
+
+
 def has_weights(given: Any, own: bool = False) -> bool:
     """Whether `given` is a dict with what every network of experts has, or one of the user's `own`
     at least."""
@@ -76,10 +79,11 @@ def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
             'give {"router": [d, E]} and the weights of the network, [E, ...] each'
             if own
             else 'give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
-            " number of experts",
+            f" number of experts; {_OWN}",
         )
-    for name in () if own else given:
-        one_of("moe", "a name in experts", name, NAMES)
+    odd = [] if own else [n for n in given if n not in NAMES]
+    if odd:
+        raise unfit("moe", "a name in experts", odd[0], f"use {', '.join(NAMES)}; {_OWN}")
     ranked("moe", "x", x, 2, "give tokens of d channels", more=True)
     floats("moe", "x", x, "embed token ids first")
     found = {n: as_tensor(w) for n, w in given.items() if w is not None and n != "shared"}

@@ -108,7 +108,7 @@ TYPES = {
 def test_element_types_on_the_host_and_on_devices(dtype: Any, pair: ttnn.MeshDevice) -> None:
     x = (RNG.normal(size=(3, 40)) * 1000).astype(np.float32)
     want = TYPES[dtype](x)
-    host = ttnn.from_torch(x, dtype)
+    host = ttnn.typecast(ttnn.from_torch(x), dtype)
     there = ttnn.typecast(ttnn.from_torch(x, device=pair, layout=ttnn.TILE_LAYOUT), dtype)
     for tensor in (host, *ttnn.get_device_tensors(there)):
         assert tensor.dtype is dtype

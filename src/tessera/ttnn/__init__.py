@@ -16,6 +16,7 @@ from . import (
     dtypes,
     elementwise,
     experimental,
+    experts,
     hardware,
     mapping,
     model_preprocessing,
@@ -44,6 +45,7 @@ from .distribution import *
 from .dtypes import *
 from .dtypes import DataType, Layout
 from .elementwise import *
+from .experts import *
 from .faults import TTNNError
 from .hardware import *
 from .mapping import *
@@ -72,8 +74,8 @@ __all__ = [
     *(
         name
         for module in (
-            arithmetic, ccl, configs, create, device, distribution, dtypes, elementwise, hardware,
-            mapping, movement, opening, parts, picking, processes, products, shapes, show,
+            arithmetic, ccl, configs, create, device, distribution, dtypes, elementwise, experts,
+            hardware, mapping, movement, opening, parts, picking, processes, products, shapes, show,
             subdevices, tensor, trace, transfer,
         )
         for name in module.__all__

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import nn
 from ..core.dtypes import f32, uint32
 from ..lang import functions as F
@@ -72,7 +74,15 @@ def binary(name: str, body: Callable[..., Value], **defaults: Any) -> Callable[.
         if len(tensors) == 1:
             said["number"] = input_tensor_a if tensors[0] is input_tensor_b else input_tensor_b
             said["reverse"] = tensors[0] is input_tensor_b
-            if not isinstance(said["number"], int | float):
+            scalar, whole = said["number"], not tensors[0].dtype.is_float
+            if isinstance(scalar, np.generic) and scalar.dtype.kind in "biuf":
+                scalar = said["number"] = scalar.item()
+            if whole and isinstance(scalar, float) and not scalar.is_integer():
+                raise wrong(
+                    f"{name}: {scalar} is no whole number, and the tensor is of {tensors[0].dtype}",
+                    fix="ttnn.typecast(tensor, ttnn.float32) first",
+                )
+            if not isinstance(scalar, int | float):
                 raise wrong(
                     f"{name}: {brief(said['number'])} is neither a tensor of ttnn nor a number",
                     fix="ttnn.from_torch(array, device=device)",

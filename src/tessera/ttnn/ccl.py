@@ -23,17 +23,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.dtypes import int32
+from ..core.checks import whole
 from ..lang import functions as F
 from ..lang.local import collectives as local
 from ..lang.local.view import View
 from ..lang.tensor import Tensor as Value
+from .asked import kinds
 from .configs import Topology
 from .device import MeshDevice
 from .dtypes import DataType
 from .faults import wrong
 from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
-from .run import HOW, run_many
+from .run import HOW, device_of, run_many
 from .shapes import MeshCoordinate
 from .system import system
 from .tensor import Tensor
@@ -52,7 +53,7 @@ WAYS = HOW | {
 }  # fmt: skip
 
 
-class _Call:
+class Call:
     """One call of a collective: over which axes, and what of its options matters."""
 
     def __init__(
@@ -73,8 +74,19 @@ class _Call:
                 fix="drop it; it takes dim, cluster_axis, memory_config, num_links, topology, ...",
             )
         self.name, self.x, self.options = name, x, options
+        device = device_of(name, [x])
         shape, mesh = x.grid_, x.value.type.mesh
         assert shape is not None and mesh is not None
+        kinds(name, topology=options.get("topology"), memory_config=options.get("memory_config"))
+        for given in (options.get("mesh_device"), *older):
+            if isinstance(given, MeshDevice) and given not in device.ancestry():
+                raise wrong(
+                    f"{name}: the tensor is on another mesh",
+                    [("tensor", device), ("mesh_device", given)],
+                    fix="leave mesh_device out: it is the tensor's",
+                )
+        if cluster_axis is not None:
+            cluster_axis = whole(name, "cluster_axis", cluster_axis)
         if cluster_axis is not None and not 0 <= cluster_axis < len(shape):
             raise wrong(
                 f"{name}: cluster_axis {cluster_axis} is none of the mesh's",
@@ -90,6 +102,8 @@ class _Call:
         for a in self.axes:
             self.count *= mesh.sizes[a]
         links = options.get("num_links")
+        if links is not None:
+            links = whole(name, "num_links", links)
         most = _links()
         if links is not None and (links < 1 or (most and links > most)):
             raise wrong(
@@ -149,14 +163,14 @@ def _links() -> int:
     return min(counts, default=0)
 
 
-def _own(x: Value) -> Value:
+def own(x: Value) -> Value:
     """`x` as each device's own, along every axis of its mesh."""
     assert x.type.mesh is not None
     return F.relayout(x, x.type.with_varying(x.type.mesh.axes))
 
 
 def _dim(name: str, x: Tensor, dim: int) -> int:
-    rank = len(x.shape)
+    rank, dim = len(x.shape), whole(name, "dim", dim)
     if not -rank <= dim < rank:
         raise wrong(
             f"{name}: the tensor has no dim {dim}",
@@ -170,24 +184,24 @@ def all_gather(
     input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None, **options: Any
 ) -> Tensor:
     """On each device the parts of all, one after the other along `dim`."""
-    call = _Call("all_gather", input_tensor, cluster_axis, older, options)
+    call = Call("all_gather", input_tensor, cluster_axis, older, options)
     return _gathered(call, _all_gather, dim)
 
 
-def _gathered(call: _Call, body: Any, dim: int) -> Tensor:
+def _gathered(call: Call, body: Any, dim: int) -> Tensor:
     dim = _dim(call.name, call.x, dim)
     return call.run(body, call.labels(PlacementReplicate(), PlacementShard(dim)), dim=dim)
 
 
 def _all_gather(x: Value, axes: Axes, dim: int) -> Value:
-    return _own(local.collected(x, axes, dim)) if axes else x
+    return own(local.collected(x, axes, dim)) if axes else x
 
 
 def all_gather_async_reversed(
     input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None, **options: Any
 ) -> Tensor:
     """`all_gather` with the part of the last device first."""
-    call = _Call("all_gather_async_reversed", input_tensor, cluster_axis, older, options)
+    call = Call("all_gather_async_reversed", input_tensor, cluster_axis, older, options)
     return _gathered(call, _all_gather_reversed, dim)
 
 
@@ -195,7 +209,7 @@ def _all_gather_reversed(x: Value, axes: Axes, dim: int) -> Value:
     if not axes:
         return x
     every = local.collected(F.unsqueeze(x, dim), axes, dim)
-    return _own(F.flip(every, dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
+    return own(F.flip(every, dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
 
 
 def all_to_all_async_generic(
@@ -204,14 +218,14 @@ def all_to_all_async_generic(
 ) -> Tensor:  # fmt: skip
     """On each device its part of `out_dim` of the whole, whose parts of `in_dim` the devices have.
     Raises ShapeError if `out_dim` is not divided by as many devices."""
-    call = _Call("all_to_all_async_generic", input_tensor, cluster_axis, (), options)
+    call = Call("all_to_all_async_generic", input_tensor, cluster_axis, (), options)
     before, after = (_dim(call.name, input_tensor, d) for d in (in_dim, out_dim))
     labels = call.labels(PlacementShard(after))
     return call.run(_all_to_all, labels, before=before, after=after)
 
 
 def _all_to_all(x: Value, axes: Axes, before: int, after: int) -> Value:
-    return _own(local.exchanged(x, axes, split=after, concat=before)) if axes else x
+    return own(local.exchanged(x, axes, split=after, concat=before)) if axes else x
 
 
 def all_reduce(
@@ -220,12 +234,12 @@ def all_reduce(
 ) -> Tensor:  # fmt: skip
     """On each device the sum of all parts, of `dtype` if that is named."""
     _sums("all_reduce", math_op)
-    call = _Call("all_reduce", input_tensor, cluster_axis, older, options)
+    call = Call("all_reduce", input_tensor, cluster_axis, older, options)
     return call.run(_all_reduce, call.labels(PlacementReplicate()), dtype=dtype)
 
 
 def _all_reduce(x: Value, axes: Axes) -> Value:
-    return _own(local.reduced(x, axes, "sum")) if axes else x
+    return own(local.reduced(x, axes, "sum")) if axes else x
 
 
 def reduce_scatter(
@@ -235,13 +249,13 @@ def reduce_scatter(
     """On each device its part along `dim` of the sum of all. Raises ShapeError if `dim` is not
     divided by as many devices."""
     _sums("reduce_scatter", math_op)
-    call = _Call("reduce_scatter", input_tensor, cluster_axis, older, options)
+    call = Call("reduce_scatter", input_tensor, cluster_axis, older, options)
     dim = _dim(call.name, input_tensor, dim)
     return call.run(_reduce_scatter, call.labels(PlacementShard(dim)), dim=dim)
 
 
 def _reduce_scatter(x: Value, axes: Axes, dim: int) -> Value:
-    return _own(local.scattered(x, axes, dim, "sum")) if axes else x
+    return own(local.scattered(x, axes, dim, "sum")) if axes else x
 
 
 def _sums(name: str, math_op: Any) -> None:
@@ -250,7 +264,7 @@ def _sums(name: str, math_op: Any) -> None:
         raise wrong(f"{name}: {math_op} is not provided", fix="leave it out: it is a sum")
 
 
-def _place(call: _Call, coord: Sequence[int]) -> tuple[MeshCoordinate, int]:
+def _place(call: Call, coord: Sequence[int]) -> tuple[MeshCoordinate, int]:
     """A place of the mesh, and its number along the axes of the call."""
     device = call.x.device_
     assert device is not None and call.x.grid_ is not None
@@ -267,29 +281,29 @@ def broadcast(
 ) -> Tensor:  # fmt: skip
     """On each device the part of the one at `sender_coord`; along `cluster_axis`, of the one of its
     line that has the sender's place there."""
-    call = _Call("broadcast", input_tensor, cluster_axis, (), options)
+    call = Call("broadcast", input_tensor, cluster_axis, (), options)
     _, root = _place(call, sender_coord)
     return call.run(_broadcast, call.labels(PlacementReplicate()), root=root)
 
 
 def _broadcast(x: Value, axes: Axes, root: int) -> Value:
-    return _own(local.sent(x, axes, root)) if axes else x
+    return own(local.sent(x, axes, root)) if axes else x
 
 
 def all_broadcast(
     input_tensor: Tensor, *, cluster_axis: int | None = None, **options: Any
 ) -> list[Tensor]:
     """On each device the parts of all: a tensor for each."""
-    call = _Call("all_broadcast", input_tensor, cluster_axis, (), options)
+    call = Call("all_broadcast", input_tensor, cluster_axis, (), options)
     labels, count = call.labels(PlacementReplicate()), call.count
-    kinds = [input_tensor.dtype] * count
-    return call.run_many(_all_broadcast, labels, dtype=kinds, count=count, output=None)
+    dtypes = [input_tensor.dtype] * count
+    return call.run_many(_all_broadcast, labels, dtype=dtypes, count=count, output=None)
 
 
 def _all_broadcast(x: Value, axes: Axes) -> tuple[Value, ...]:
     if not axes:
         return (x,)
-    every = _own(local.collected(x.reshape(1, *x.shape), axes, 0))
+    every = own(local.collected(x.reshape(1, *x.shape), axes, 0))
     return tuple(every[i] for i in range(every.shape[0]))
 
 
@@ -302,7 +316,7 @@ def point_to_point(
 
     (Programs of 2025 named the receiver first: name both, `sender_coord=..., receiver_coord=...`.)
     """
-    call = _Call("point_to_point", input_tensor, None, older, options)
+    call = Call("point_to_point", input_tensor, None, older, options)
     (_, source), (_, target) = _place(call, sender_coord), _place(call, receiver_coord)
     more = [output_tensor] if output_tensor is not None else []
     return call.run(
@@ -314,11 +328,11 @@ def point_to_point(
 def _point_to_point(x: Value, *there: Value, axes: Axes, source: int, target: int) -> Value:
     if not axes:
         return x
-    moved = _own(local.permuted(x, axes, ((source, target),)))
-    return F.where(_rank(x, axes) == target, moved, there[0] if there else x)
+    moved = own(local.permuted(x, axes, ((source, target),)))
+    return F.where(rank_along(x, axes) == target, moved, there[0] if there else x)
 
 
-def _rank(x: Value, axes: Axes) -> Value:
+def rank_along(x: Value, axes: Axes) -> Value:
     """Each device's number along `axes`."""
     assert x.type.mesh is not None
     return View(x.type.mesh, axes).symbol(local.recorder_now())
@@ -328,7 +342,7 @@ def mesh_partition(
     input_tensor: Tensor, dim: int, cluster_axis: int | None = None, **options: Any
 ) -> Tensor:
     """On each device its own part of `dim`: what undoes `all_gather`. It moves nothing."""
-    call = _Call("mesh_partition", input_tensor, cluster_axis, (), options)
+    call = Call("mesh_partition", input_tensor, cluster_axis, (), options)
     dim = _dim(call.name, input_tensor, dim)
     size = input_tensor.shape[dim]
     if size % call.count:
@@ -345,132 +359,12 @@ def _mesh_partition(x: Value, axes: Axes, dim: int, parts: int) -> Value:
     if not axes:
         return x
     rows = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
-    mine = F.arange(parts) == _rank(x, axes)
+    mine = F.arange(parts) == rank_along(x, axes)
     mine = mine.reshape(*([1] * dim), parts, *([1] * (rows.ndim - dim - 1)))
     return F.sum(F.where(mine, rows, F.zeros_like(rows)), dim)
 
 
-# -- experts --------------------------------------------------------------------------------------
-def all_to_all_dispatch(
-    input_tensor: Tensor, expert_indices_tensor: Tensor, expert_mapping_tensor: Tensor, *,
-    cluster_axis: int | None = None, output_concat_dim: int = 1, output_tensors: Any = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Tokens to the devices of their experts.
-
-    Of each device come tokens [B, 1, S, H] and the experts chosen for each, [B, 1, S, K];
-    `expert_mapping_tensor` [1, 1, E, D] is 1 where a device (of the whole mesh) has an expert. Each
-    device gets [1, B * n, S, H] of the n devices of its line: the tokens with an expert of its own,
-    zeros for the others; and the choices of all, [1, B * n, S, K]. With `output_concat_dim=2` it is
-    the sequence that is joined: [1, B, S * n, H].
-    """
-    name = "all_to_all_dispatch"
-    call = _Call(name, input_tensor, cluster_axis, (), options)
-    joined = _token_dim(name, output_concat_dim)
-    kinds = [input_tensor.dtype, expert_indices_tensor.dtype]
-    into = {"output": list(output_tensors)} if output_tensors else {"output": None}
-    found = call.run_many(
-        _dispatch, call.labels(PlacementReplicate()), expert_indices_tensor, expert_mapping_tensor,
-        dtype=kinds, count=2, dim=joined, **into,
-    )  # fmt: skip
-    return found[0], found[1]
-
-
-def _token_dim(name: str, dim: int) -> int:
-    if dim not in (1, 2):
-        raise wrong(f"{name}: tokens are joined along dim 1 or 2", [("given", dim)], fix="give 1")
-    return dim
-
-
-def _dispatch(
-    x: Value, experts: Value, mapping: Value, axes: Axes, dim: int
-) -> tuple[Value, Value]:
-    tokens, chosen = (F.permute(v, (1, 0, 2, 3)) for v in (x, experts.to(int32)))
-    if axes:
-        tokens = _own(local.collected(tokens, axes, dim))
-        chosen = _own(local.collected(chosen, axes, dim))
-    mine = _mine(x, mapping)
-    here = F.max(F.take(mine, chosen.reshape(-1), 0).reshape(*chosen.shape), -1, keepdims=True)
-    return F.where(here > 0, tokens, F.zeros_like(tokens)), chosen
-
-
-def _mine(x: Value, mapping: Value) -> Value:
-    """Which experts this device has, [E]: 1 or 0."""
-    assert x.type.mesh is not None
-    experts, devices = mapping.shape[-2:]
-    table = mapping.to(int32).reshape(experts, devices)
-    if devices == 1:
-        return table.reshape(experts)
-    column = F.arange(devices) == _rank(x, x.type.mesh.axes)
-    return F.sum(F.where(column, table, F.zeros_like(table)), -1)
-
-
-def all_to_all_combine(
-    input_tensor: Tensor, expert_mapping_tensor: Tensor, expert_metadata_tensor: Tensor, *,
-    local_reduce: bool = False, cluster_axis: int | None = None, output_shard_dim: int = 1,
-    **options: Any,
-) -> Tensor:  # fmt: skip
-    """What experts made of tokens, back where the tokens came from.
-
-    A device has [E / D, B * n, S, H] of its experts (with `local_reduce` their sum, [1, ...]), and
-    the choices of all tokens from `all_to_all_dispatch`. It gets [K, B, S, H]: for each of its
-    tokens what each of the K chosen experts made; after `local_reduce` a device's sum stands at the
-    first of its experts, in their order, that was chosen, and zeros at the others. Versions of 2025
-    have the mapping and the choices in this order or in the other: the shapes say which is which.
-    Raises TTNNError if they do not.
-    """
-    name = "all_to_all_combine"
-    call = _Call(name, input_tensor, options.pop("axis", cluster_axis), (), options)
-    dim = _token_dim(name, output_shard_dim)
-    mapping, chosen = expert_mapping_tensor, expert_metadata_tensor
-    fits = [_are_choices(input_tensor, *both) for both in ((mapping, chosen), (chosen, mapping))]
-    if fits[0] == fits[1]:
-        raise wrong(
-            f"{name}: the shapes do not say which tensor has the mapping, and which the choices",
-            [(f"tensor {i}", t.shape) for i, t in enumerate((input_tensor, mapping, chosen))],
-            fix="give a mapping [1, 1, experts, devices] and choices [1, batch, sequence, chosen],"
-            " of the batch and sequence of the tokens",
-        )
-    if fits[1]:
-        mapping, chosen = chosen, mapping
-    return call.run(
-        _combine, call.labels(PlacementShard(dim)), mapping, chosen, dim=dim, reduced=local_reduce
-    )
-
-
-def _are_choices(x: Tensor, mapping: Tensor, chosen: Tensor) -> bool:
-    """Whether the tensors can be the mapping of experts to devices, and the choices for tokens."""
-    assert x.grid_ is not None
-    devices = mapping.shape[-1] == x.grid_.mesh_size() and set(mapping.shape[:-2]) <= {1}
-    return devices and len(chosen.shape) == 4 and chosen.shape[1:3] == x.shape[1:3]
-
-
-def _combine(x: Value, mapping: Value, chosen: Value, axes: Axes, dim: int, reduced: bool) -> Value:
-    mine = _mine(x, mapping)
-    chosen = chosen.to(int32)
-    b, s, k = chosen.shape[1:]
-    # The place of each expert among those of its device, and whether it is here.
-    place = F.cumsum(mine, 0) - 1
-    flat = chosen.reshape(-1)
-    here = F.take(mine, flat, 0).reshape(b, s, k) > 0
-    first = F.min(F.where(here, chosen[0], mine.shape[0]), -1)
-    rows = []
-    before = F.zeros_like(first)
-    for i in range(k):
-        wanted = here[..., i]
-        if reduced:
-            row, wanted = x[0], wanted & (chosen[0, :, :, i] == first) & (before == 0)
-            before = before + wanted.to(int32)
-        else:
-            at = F.maximum(F.take(place, chosen[0, :, :, i].reshape(-1), 0), 0).reshape(b, s)
-            pick = F.arange(x.shape[0]).reshape(-1, 1, 1) == at
-            row = F.sum(F.where(F.unsqueeze(pick, -1), x, F.zeros_like(x)), 0)
-        rows.append(F.where(F.unsqueeze(wanted, -1), row, F.zeros_like(row)))
-    found = F.stack(rows, 0)
-    return _own(local.scattered(found, axes, dim, "sum")) if axes else found
-
-
 __all__ = [
-    "all_broadcast", "all_gather", "all_reduce", "all_to_all_combine", "all_to_all_dispatch",
-    "broadcast", "mesh_partition", "point_to_point", "reduce_scatter",
+    "all_broadcast", "all_gather", "all_reduce", "broadcast", "mesh_partition", "point_to_point",
+    "reduce_scatter",
 ]  # fmt: skip

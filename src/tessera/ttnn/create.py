@@ -38,7 +38,7 @@ def full(
     """A tensor of one number, on all devices."""
     how("full", options)
     return from_torch(
-        np.full(tuple(shape), fill_value, np.float32), dtype or DataType.BFLOAT16,
+        np.full(tuple(shape), fill_value), dtype or DataType.BFLOAT16,
         layout=layout or Layout.TILE, device=device, memory_config=memory_config,
     )  # fmt: skip
 

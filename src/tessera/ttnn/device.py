@@ -133,6 +133,16 @@ class MeshDevice(SubDeviceManagers):
         """Whether all devices are of this process."""
         return process_count() == 1 or all(map(self.is_local, np.ndindex(*self._ids.shape)))
 
+    def outside_capture(self, name: str, what: str) -> None:
+        """Raises TTNNError while a trace is captured on it, or on a mesh that it is a part of: a
+        replay would not do `what` again."""
+        if any(d.capture is not None for d in self.ancestry()):
+            raise wrong(
+                f"{name}: a trace is being captured, and {what} is no part of it",
+                [("device", self)],
+                fix="do it before ttnn.begin_trace_capture, or after ttnn.end_trace_capture",
+            )
+
     def place(self, coord: Sequence[int]) -> tuple[int, ...]:
         """`coord`, if it is on the mesh. Raises TTNNError."""
         at = MeshCoordinate(coord)

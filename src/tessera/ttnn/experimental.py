@@ -9,12 +9,11 @@ from .ccl import (
     all_gather_async_reversed,
     all_reduce,
     all_to_all_async_generic,
-    all_to_all_combine,
-    all_to_all_dispatch,
     broadcast,
     point_to_point,
     reduce_scatter,
 )
+from .experts import all_to_all_combine, all_to_all_dispatch
 from .names import no_name
 from .picking import plus_one
 from .products import linear

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import whole
 from .device import MeshDevice
 from .faults import wrong
 from .shapes import MeshCoordinate, MeshShape
@@ -38,6 +39,9 @@ class PlacementShard:
     """Dim `dim` of the tensor is cut along a dim of the grid."""
 
     dim: int
+
+    def __post_init__(self) -> None:
+        whole("PlacementShard", "dim", self.dim)
 
     def __repr__(self) -> str:
         return f"PlacementShard({self.dim})"
@@ -309,6 +313,12 @@ class MeshToTensor:
     def whole(self, parts: Sequence[Array], topology: TensorTopology) -> Array:
         """The parts, in the order of `topology`, as one. Raises TTNNError if they are not those of
         the composer's grid."""
+        if len(parts) > self.mesh.mesh_size():
+            raise wrong(
+                f"the composer is of a mesh of {self.mesh.mesh_size()} devices, and the tensor has"
+                f" {len(parts)} parts",
+                fix="make it of the tensor's mesh: ttnn.ConcatMeshToTensor(device, dim=...)",
+            )
         at = dict(zip(topology.over(self.mesh).mesh_coords(), parts, strict=True))
         if len(self.grid) == 1:
             found = [at[c] for c in coordinates(self.mesh) if c in at]

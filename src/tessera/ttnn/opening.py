@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..core import environment
+from ..core.checks import whole as number
+from . import asked
 from .device import MeshDevice
 from .faults import wrong
 from .shapes import MeshShape
@@ -50,13 +52,15 @@ def open_mesh_device(
             f"open_mesh_device: it has no argument {unknown[0]!r}",
             fix="give mesh_shape, num_command_queues, offset, physical_device_ids, ...",
         )
+    queues = number("open_mesh_device", "num_command_queues", num_command_queues, 1)
+    number("open_mesh_device", "trace_region_size", trace_region_size, 0)
     if isinstance(l1_small_size, Sequence):  # a form of 2024: the second argument are devices
         physical_device_ids = l1_small_size
     shape = MeshShape(mesh_shape) if mesh_shape is not None else None
     found = system(shape.mesh_size() if shape else 1)
     shape = shape or found.shape
     ids = _chosen(found, shape, offset, [*physical_device_ids])
-    device = MeshDevice(ids, max(num_command_queues, 1))
+    device = MeshDevice(ids, queues)
     device.number = len(_opened)
     _opened.append(device)
     return device
@@ -91,9 +95,11 @@ def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: 
 
 def close_mesh_device(mesh_device: MeshDevice) -> None:
     """Closes a mesh and its parts: their tensors are gone, and no op runs on them any more."""
+    asked.mesh_device("close_mesh_device", mesh_device)
     for part in mesh_device.children:
         close_mesh_device(part)
     mesh_device.closed = True
+    mesh_device.capture = None
     mesh_device.traces.clear()
     if mesh_device in _opened:
         _opened.remove(mesh_device)

@@ -144,6 +144,7 @@ def copy_host_to_device_tensor(
     if device is None:
         raise wrong("copy_host_to_device_tensor: the second tensor is on the host", fix="swap them")
     device.queue(cq_id)
+    device.outside_capture("copy_host_to_device_tensor", "what the host writes")
     _alike("copy_host_to_device_tensor", [host_tensor, device_tensor])
     moved = to_device(host_tensor, device)
     device_tensor.value_, device_tensor.topology = moved.value, moved.topology

@@ -7,6 +7,7 @@ and its operands' types. While a trace is captured, what runs is written down to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from ..core.checks import shown
 from ..core.dtypes import f32
 from ..core.layout import TensorType
+from ..core.wording import nearest
 from ..lang.jit import jit
 from ..lang.tensor import Tensor as Value
+from .asked import kinds
 from .configs import MemoryConfig
 from .device import MeshDevice
 from .dtypes import DataType, Layout, stored
@@ -62,7 +65,10 @@ def run_many(
     the result is written into that tensor. Raises TTNNError if the operands are not on one mesh.
     """
     device = device_of(name, tensors)
-    given = dtype if isinstance(dtype, Sequence) else [dtype] * count
+    kinds(name, layout=layout, memory_config=memory_config)
+    given = [*dtype] if isinstance(dtype, list | tuple) else [dtype] * count
+    for one in given:
+        kinds(name, dtype=one)
     dtypes = tuple(d or tensors[0].dtype for d in given)
     static = tuple(sorted(options.items()))
     values = [t.value for t in tensors]
@@ -171,10 +177,11 @@ def how(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """What of `options` reaches `run`. Raises TTNNError for a keyword that no op has."""
     unknown = [k for k in options if k not in HOW]
     if unknown:
-        raise wrong(
-            f"{name}: it has no argument {unknown[0]!r}",
-            fix=f"drop it; accepted without effect are {', '.join(sorted(HOW))}",
-        )
+        code = sys._getframe(1).f_code  # the function that was called
+        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        like = nearest(unknown[0], {*own, *HOW}, 4)
+        raise wrong(f"{name}: it has no argument {unknown[0]!r}", fix=f"the nearest are {like}")
     into = next((options[k] for k in _INTO if options.get(k) is not None), None)
     memory = options.get("memory_config", options.get("output_mem_config"))
+    kinds(name, memory_config=memory)
     return {"output": into, "memory_config": memory}

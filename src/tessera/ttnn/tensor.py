@@ -194,6 +194,8 @@ class Tensor:
         if self.parts_ is not None:
             return self.parts_
         value, places = self.value, coordinates(self.grid_ or MeshShape(1))
+        if self.device_ is not None:
+            self.device_.outside_capture("a tensor is read", "reading")
         if self.device_ is not None and not self.device_.all_local():
             value = _everywhere(value)
         rows = value.numpy().reshape(-1, *self.value.shape)

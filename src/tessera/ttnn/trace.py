@@ -23,6 +23,7 @@ from ..core.interrupts import whole
 from ..lang.jit import Jit, Straight, jit
 from ..lang.tensor import Tensor as Value
 from ..lang.tensor import wrapped
+from .asked import mesh_device
 from .device import MeshDevice
 from .faults import TTNNError, wrong
 from .tensor import Tensor
@@ -211,7 +212,7 @@ def release_trace(mesh_device: MeshDevice, trace_id: MeshTraceId) -> None:
 
 
 def _trace(name: str, device: MeshDevice, trace_id: MeshTraceId) -> Capture:
-    found = device.traces.get(getattr(trace_id, "number", -1))
+    found = mesh_device(name, device).traces.get(getattr(trace_id, "number", -1))
     if found is None:
         _ = device.mesh  # it is open, or an error says so
         raise wrong(
@@ -299,7 +300,7 @@ def synchronize_device(
     device: MeshDevice, cq_id: int | None = None, sub_device_ids: Sequence[Any] = ()
 ) -> None:
     """Returns when all that was given to a mesh and its parts is done."""
-    device.queue(cq_id)
+    mesh_device("synchronize_device", device).queue(cq_id)
     for part in (device, *device.children):
         _wait(part.last)
 

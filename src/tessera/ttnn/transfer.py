@@ -10,6 +10,7 @@ from ..core.checks import instance, library
 from ..core.layout import plain
 from ..lang.engine import engine
 from ..lang.tensor import Tensor as Value
+from .asked import kinds
 from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
 from .device import MeshDevice
 from .distribution import composer_now, mapper_now
@@ -58,8 +59,9 @@ def from_torch(
             )
         dtype, layout = dtype or spec.dtype, layout or spec.layout
         memory_config = memory_config or spec.memory_config
-    _kinds("from_torch", dtype, layout, device)
+    kinds("from_torch", dtype=dtype, layout=layout, device=device, memory_config=memory_config)
     dtype = dtype or dtype_of(array)
+    _fits("from_torch", array, dtype)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
     if dtype.bits and tiled is Layout.ROW_MAJOR:
         raise wrong(
@@ -86,15 +88,18 @@ def from_torch(
     return made if device is None else to_device(made, device, cq_id=cq_id)
 
 
-def _kinds(name: str, dtype: object, layout: object, device: object) -> None:
-    """Raises TTNNError unless each is what its name says, or None."""
-    for word, value, kind, fix in (
-        ("dtype", dtype, DataType, "dtype=ttnn.bfloat16"),
-        ("layout", layout, Layout, "layout=ttnn.TILE_LAYOUT"),
-        ("device", device, MeshDevice, "device=ttnn.open_mesh_device(ttnn.MeshShape(1, 2))"),
-    ):
-        if value is not None:
-            instance(name, word, value, kind, fix, TTNNError)
+def _fits(name: str, array: Array, dtype: DataType) -> None:
+    """Raises TTNNError if `dtype` is of whole numbers, and lacks one of the array's."""
+    if dtype.is_float or not array.size:
+        return
+    bounds = np.iinfo(dtype.name.lower())
+    least, most = array.min(), array.max()
+    if not (bounds.min <= least and most <= bounds.max):
+        raise wrong(
+            f"{name}: {dtype} has the numbers from {bounds.min} to {bounds.max}",
+            [("data", f"from {least} to {most}")],
+            fix="name a wider type, ttnn.int32 or ttnn.float32, or bring the data into the bounds",
+        )
 
 
 def to_torch(
@@ -113,6 +118,9 @@ def to_torch(
     fit into its type (`dtype` names a wider one).
     """
     torch = library("ttnn.to_torch", "torch", "torch")
+    if dtype is not None:
+        fix = "dtype=torch.float32: it is PyTorch's"
+        instance("to_torch", "dtype", dtype, torch.dtype, fix, TTNNError)
     if device is not None:
         device.queue(cq_id)
     array = composed(tensor, mesh_composer)
@@ -223,7 +231,7 @@ def to_layout(
     """The tensor in rows or tiles; what pads it to tiles is never seen. Raises TTNNError if its
     element type needs tiles."""
     how("to_layout", older)
-    _kinds("to_layout", dtype, layout, None)
+    kinds("to_layout", dtype=dtype, layout=layout, memory_config=memory_config)
     if dtype is not None and dtype is not tensor.dtype:
         tensor = typecast(tensor, dtype)
     if tensor.dtype.bits and layout is Layout.ROW_MAJOR:
@@ -240,6 +248,7 @@ def to_layout(
 
 def deallocate(tensor: Tensor, force: bool = True) -> None:
     """Lets go of a tensor's values: what reads them afterwards is an error."""
+    instance("deallocate", "tensor", tensor, Tensor, "give a tensor of ttnn", TTNNError)
     tensor.deallocate(force)
 
 
@@ -262,7 +271,7 @@ def typecast(input_tensor: Tensor, dtype: DataType, *older: Any, **options: Any)
     """The elements as another type."""
     if older:  # typecast(tensor, from, to)
         dtype = older[0]
-    _kinds("typecast", dtype, None, None)
+    kinds("typecast", dtype=dtype)
     if input_tensor.parts_ is not None:
         parts = [rounded(p, dtype) for p in input_tensor.parts_]
         return Tensor.of_parts(parts, input_tensor, dtype=dtype)

@@ -1,0 +1,37 @@
+"""Is each argument what its name says? Asked where it comes in: what is not would be of no effect,
+or an error of Python's far away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.checks import instance
+from .configs import MemoryConfig, Topology
+from .device import MeshDevice
+from .dtypes import DataType, Layout
+from .faults import TTNNError
+
+_OPEN = "ttnn.open_mesh_device(ttnn.MeshShape(1, 2))"
+_KINDS: dict[str, tuple[type, str]] = {
+    "dtype": (DataType, "dtype=ttnn.bfloat16"),
+    "layout": (Layout, "layout=ttnn.TILE_LAYOUT"),
+    "device": (MeshDevice, f"device={_OPEN}"),
+    "mesh_device": (MeshDevice, f"mesh_device={_OPEN}"),
+    "memory_config": (MemoryConfig, "memory_config=ttnn.DRAM_MEMORY_CONFIG"),
+    "topology": (Topology, "topology=ttnn.Topology.Ring"),
+}
+
+
+def kinds(name: str, **given: Any) -> None:
+    """Raises TTNNError unless each of `given` is what its name says, or None."""
+    for word, value in given.items():
+        if value is not None:
+            instance(name, word, value, *_KINDS[word], TTNNError)
+
+
+def mesh_device(name: str, value: object) -> MeshDevice:
+    """A mesh device. Raises TTNNError."""
+    return instance(name, "device", value, *_KINDS["device"], TTNNError)
+
+
+__all__ = ["kinds", "mesh_device"]

@@ -14,6 +14,7 @@ import pytest
 
 from tessera.runtime.kept_programs import KeptPrograms
 from tests.cases import LONG
+from tests.quickly import FLAGS
 
 SCRIPT = """
 import numpy as np, jax
@@ -24,14 +25,14 @@ from tessera import nn
 from tessera.runtime import kept_programs
 kept_programs.LEAST_S = 0.0
 mesh = ts.dist.Mesh(("dp",), shape={"dp": 2})
-model = nn.GPT(nn.GPTConfig(vocab=64, seq=32, d=32, layers=2, heads=4))
+model = nn.GPT(nn.GPTConfig(vocab=8, seq=4, d=4, layers=1, heads=1))
 
 @ts.jit
 def step(ids):
     loss = model.loss(ids, ids)
     return loss, ts.grad(loss, model.parameters())
 
-loss, grads = step(ts.tensor(np.arange(64, dtype=np.int32).reshape(2, 32), mesh=mesh))
+loss, grads = step(ts.tensor(np.arange(8, dtype=np.int32).reshape(2, 4), mesh=mesh))
 bits = loss.numpy().tobytes().hex() + grads["embed.weight"].numpy().tobytes().hex()
 print(heard.count("/jax/compilation_cache/cache_hits"), hash(bits))
 """
@@ -39,7 +40,7 @@ print(heard.count("/jax/compilation_cache/cache_hits"), hash(bits))
 
 def ran(folder: Path | None, **env: str) -> tuple[int, str, str]:
     """How many programs a process found, what it computed, what it said besides."""
-    here = {**os.environ, "PYTHONHASHSEED": "0", **env}
+    here = {**os.environ, "PYTHONHASHSEED": "0", "XLA_FLAGS": FLAGS, **env}
     if folder is not None:
         here["TESSERA_PROGRAM_CACHE"] = str(folder)
     done = subprocess.run(

@@ -72,12 +72,15 @@ MORE = ("pipeline", "experts", "ring")
 
 
 @pytest.mark.parametrize("program", [pytest.param(p, marks=[LONG] * (p in MORE)) for p in RUNS])
-def test_two_processes_train_to_the_bits_of_one(program: str, tmp_path: Path) -> None:
+def test_two_processes_train_to_the_bits_of_one(
+    program: str, everything: bool, tmp_path: Path
+) -> None:
     one, four, two = RUNS[program]
     alone = trained(tmp_path / "one", 1, 1, one)
     assert len(alone) == 1
     assert trained(tmp_path / "two of two", 2, 2, four) == alone
-    assert trained(tmp_path / "two of one", 2, 1, two) == alone
+    if everything:
+        assert trained(tmp_path / "two of one", 2, 1, two) == alone
 
 
 def test_reading_what_lies_on_other_processes_says_what_to_do(tmp_path: Path) -> None:

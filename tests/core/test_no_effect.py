@@ -55,6 +55,10 @@ def plain(config: Any) -> Any:
 
 
 SILENT: dict[str, tuple[Callable[[], object], str]] = {
+    "deterministic": (lambda: dist.deterministic() and None, "it was called without `with`"),
+    "autocast": (lambda: ts.autocast(ts.bf16) and None, "ts.autocast(...) has no effect"),
+    "strict": (lambda: ts.strict() and None, "write with ts.strict(...):"),
+    "profile": (lambda: dist.profile() and None, "with dist.profile() as p: step(batch)"),
     "tile": (lambda: schedule(tile=64), "schedule: tile=(64,) has no effect"),
     "warps": (lambda: schedule(warps=4), "schedule: warps=4 has no effect"),
     "no pipeline": (

@@ -14,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, optim
-from tessera.core import peers, renamed
+from tessera.core import peers, renamed, within
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -63,6 +63,9 @@ def outcome(call: Callable[[], Any]) -> str:
             made = call()
             if isinstance(made, ts.Tensor):
                 made.numpy()
+            if isinstance(made, within.Within):
+                with made:
+                    pass
     except ts.TesseraError as error:
         return "" if "  fix" in str(error) else f"no way out: {error}"
     except Exception as error:
@@ -74,6 +77,7 @@ def outcome(call: Callable[[], Any]) -> str:
             contextlib.__file__,
             renamed.__file__,
             peers.__file__,
+            within.__file__,
         )  # on behalf of the user
         here = at is not None and at.tb_frame.f_code.co_filename in calling
         # Python itself refuses a call with the wrong number of arguments, at the user's line.

@@ -9,8 +9,10 @@ from ..core.checks import flag
 from ..core.context import Settings, replaced
 from ..core.dtypes import bf16, dtype_of, f32
 from ..core.errors import DTypeError, fail
+from ..core.within import within
 
 
+@within("ts.autocast")
 def autocast(
     dtype: object = bf16, enabled: bool = True, embeddings: bool = False
 ) -> AbstractContextManager[Settings]:
@@ -44,6 +46,7 @@ def autocast(
     )
 
 
+@within("ts.strict")
 def strict(enabled: bool = True) -> AbstractContextManager[Settings]:
     """A context in which each collective must be written by the user.
 

@@ -10,12 +10,17 @@ from ..core.context import Changes, put, replaced, settings
 from ..core.errors import UsageError, fail
 from ..core.options import LEVELS
 from ..core.renamed import renamed_arguments
+from ..core.within import within
 from .record import need_before_recording
 
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 
 
 @renamed_arguments("dist.deterministic", promise="level")
+@within(
+    "dist.deterministic",
+    "write with dist.deterministic(...):, or dist.set_deterministic() for all that follows",
+)
 @contextmanager
 def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -> Iterator[None]:
     """A context whose programs give the same bits again (guide 1, 7.8; guide 2, 4).

@@ -21,6 +21,7 @@ from ..core.checks import file_access, function_of, whole
 from ..core.context import replaced, settings
 from ..core.files import write_whole
 from ..core.mesh import Mesh
+from ..core.within import within
 from ..core.wording import columns
 from ..ir.graph.text import size_text
 from ..ir.schedule.listener import watching
@@ -248,7 +249,9 @@ def profile(
     once before. Raises UsageError if `runs` is below 1.
     """
     if fn is None:
-        return _profiling()
+        return within("dist.profile", "write with dist.profile() as p: step(batch), then print(p)")(
+            _profiling
+        )()
     function_of("profile", "the function", fn)
     whole("profile", "runs", runs, 1)
     with _profiling() as found:

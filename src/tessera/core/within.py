@@ -1,0 +1,70 @@
+"""What becomes of a choice that holds inside of `with`, where that was forgotten? A warning."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from .errors import warn_no_effect
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Within(ContextDecorator, AbstractContextManager[T], Generic[T]):
+    """A context, also as a decorator and more than once, that warns if it is dropped unused."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]], name: str, fix: str) -> None:
+        self._used = True  # unless all arguments are right
+        self._make, self._name, self._fix = make, name, fix
+        self._first: AbstractContextManager[T] | None = make()
+        self._open: list[AbstractContextManager[T]] = []
+        self._used = False
+
+    def __call__(self, fn: Any) -> Any:
+        self._used = True
+        return super().__call__(fn)
+
+    def __enter__(self) -> T:
+        self._used = True
+        inside, self._first = self._first or self._make(), None
+        found = inside.__enter__()
+        self._open.append(inside)
+        return found
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
+
+    def __del__(self) -> None:
+        if not (self._used or sys.is_finalizing()):
+            warn_no_effect(
+                f"{self._name}(...)",
+                "it was called without `with`",
+                means="it holds inside of a `with` block, and inside of functions it decorates",
+                fix=self._fix,
+            )
+
+
+def within(
+    name: str, fix: str = ""
+) -> Callable[[Callable[P, AbstractContextManager[T]]], Callable[P, Within[T]]]:
+    """A decorator for what makes a context: a call that nobody enters gives an OptionWarning.
+
+    >>> from contextlib import nullcontext
+    >>> with within("ts.nothing")(nullcontext)(5) as x:
+    ...     x
+    5
+    """
+
+    def decorate(make: Callable[P, AbstractContextManager[T]]) -> Callable[P, Within[T]]:
+        @functools.wraps(make)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Within[T]:
+            how = fix or f"write with {name}(...):"
+            return Within(functools.partial(make, *args, **kwargs), name, how)
+
+        return call
+
+    return decorate

@@ -19,7 +19,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn
 from tessera.compile import Engine
-from tessera.core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
+from tessera.core.dtypes import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
 from tessera.core.layout import Dim, Factor, TensorType, parse_type, plain
 from tessera.core.reshard import steps_between
 from tessera.ir.graph.build import Builder
@@ -28,6 +28,7 @@ from tessera.ir.schedule.build import build_schedule
 from tessera.runtime import arrays, devices
 from tessera.runtime.arrays import sharding
 from tessera.runtime.lower import lower
+from tessera.runtime.xp_jax import contract
 from tests.core.table import ROWS, Row
 from tests.core.test_ops import cases, close, expected, outputs, types_of
 
@@ -257,6 +258,31 @@ def test_values_are_placed_without_a_question_to_the_file_system(
     monkeypatch.setattr(devices, "gpus", lambda: pytest.fail("this reads folders, each time"))
     x = arrays.place(np.ones(2, np.float32), plain(f32, (2,)))
     assert x.shape == (2,)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize(
+    ("index", "sizes"),
+    [("mk,mn->kn", (6, 5, 512)), ("mk,mn->nk", (6, 520, 5)), ("abk,abmn->kmn", (2, 3, 4, 8, 64))],
+)
+def test_gradients_of_wide_weights_have_the_inner_dims_last_on_cpus(
+    index: str, sizes: tuple[int, ...], dtype: DType
+) -> None:
+    """On other devices both factors stay as they lie."""
+    given, _, out = index.partition("->")
+    args = given.split(",")
+    size = dict(zip(dict.fromkeys(given.replace(",", "")), sizes, strict=True))
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-4, 5, [size[k] for k in a]).astype(dtype.numpy) for a in args)
+    run = jax.jit(lambda x, y: contract(args, out, (x, y), f32)).trace(x, y)
+    here = run.lower().compile()
+    np.testing.assert_array_equal(
+        here(x, y), np.einsum(index, x.astype(np.float32), y.astype(np.float32))
+    )
+    (last,) = re.findall(r"dot\(.*lhs_contracting_dims=\{([\d,]+)\}", here.as_text())
+    assert "0" not in last.split(",")
+    there = run.lower(lowering_platforms=("cuda",)).as_text()
+    assert "optimization_barrier" in run.lower().as_text() and "barrier" not in there
 
 
 def test_a_tensor_of_one_mesh_is_made_a_tensor_of_another() -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -103,11 +105,32 @@ def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: 
         (tuple(a.index(k) for k in batch), tuple(b.index(k) for k in batch)),
     )
     narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
-    result = lax.dot_general(x, y, dims, preferred_element_type=jnp.float32 if narrow else None)
+    product = partial(lax.dot_general, preferred_element_type=jnp.float32 if narrow else None)
+    plain = partial(product, dimension_numbers=dims)
+    count = len(inner)
+    wide = not batch and math.prod(y.shape[count:]) >= WIDE
+    if wide and free_a and a[:count] == inner == b[:count]:  # as in gradients of weights
+        last = partial(_inner_last, product, count)
+        result = lax.platform_dependent(x, y, cpu=last, default=plain)
+    else:
+        result = plain(x, y)
     got = [*batch, *free_a, *free_b]
     if got != out:
         result = lax.transpose(result, [got.index(k) for k in out])
     return cast(result, dtype) if result.dtype != dtype.numpy else result
+
+
+# Columns of a product from which a CPU earns back that its left factor is transposed first.
+WIDE = 512
+
+
+def _inner_last(product: Callable[..., Array], count: int, x: Array, y: Array) -> Array:
+    """The product over the first `count` dims of both, `x` in memory as [rows, inner]: a CPU's
+    library is slow where neither factor has the inner dims last."""
+    order = (*range(count, x.ndim), *range(count))
+    x = lax.optimization_barrier(lax.transpose(x, order))  # else the two are made one again
+    inner = (tuple(range(x.ndim - count, x.ndim)), tuple(range(count)))
+    return product(x, y, (inner, ((), ())))
 
 
 def _wide(x: Array) -> Array:

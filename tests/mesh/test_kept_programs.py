@@ -38,9 +38,15 @@ print(heard.count("/jax/compilation_cache/cache_hits"), hash(bits))
 """
 
 
+@pytest.fixture(autouse=True)
+def as_users_if_long(everything: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a test begins compile quickly; with --long as those of users."""
+    monkeypatch.setenv("XLA_FLAGS", "" if everything else FLAGS)
+
+
 def ran(folder: Path | None, **env: str) -> tuple[int, str, str]:
     """How many programs a process found, what it computed, what it said besides."""
-    here = {**os.environ, "PYTHONHASHSEED": "0", "XLA_FLAGS": FLAGS, **env}
+    here = {**os.environ, "PYTHONHASHSEED": "0", **env}
     if folder is not None:
         here["TESSERA_PROGRAM_CACHE"] = str(folder)
     done = subprocess.run(

@@ -260,9 +260,11 @@ def compared(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def listed(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each collection of names of ops."""
+    """Each collection of names of ops, but for what a module says that it has."""
+    own = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign)
+           and any(isinstance(t, ast.Name) and t.id == "__all__" for t in n.targets)]  # fmt: skip
     for n in ast.walk(tree):
-        if isinstance(n, ast.Tuple | ast.Set | ast.List | ast.Dict):
+        if n not in own and isinstance(n, ast.Tuple | ast.Set | ast.List | ast.Dict):
             found = list(words(n))
             known = [w for w in found if w in OPS]
             if len(known) > 1 and 2 * len(known) >= len(found):

@@ -397,8 +397,9 @@ def method(*names: str) -> Callable[[Function], Function]:
 
 
 KINDS: set[type] = {Tensor}
-_empty = object.__new__
 """The class and those derived of it."""
+
+_empty = object.__new__
 
 
 def wrapped(data: Any, type: TensorType) -> Tensor:

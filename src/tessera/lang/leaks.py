@@ -11,7 +11,8 @@ import gc
 import sys
 import types
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -26,6 +27,23 @@ def need_none_left(who: str, made: Sequence[ref[Tensor]]) -> None:
     """Raises UsageError if something outside of the function `who` holds a tensor of `made`."""
     if all(r() is None for r in made):
         return
+    with _thawed():
+        _look(who, made)
+
+
+@contextmanager
+def _thawed() -> Iterator[None]:
+    """The collector does not say what holds a value where the holder stood before `gc.freeze()`."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+def _look(who: str, made: Sequence[ref[Tensor]]) -> None:
     gc.collect()  # what only a cycle of references holds
     alive = [t for r in made if (t := r()) is not None]
     for t in alive[:_FEW]:  # each is looked for in the whole heap

@@ -41,7 +41,7 @@ from ..nn.module import Module
 from .listing import ROOT, Keep, Root, keep_of, manifests, numbers, remove, remove_rest, tag_of
 from .manifest import NAME, Manifest, Piece, Saved
 from .pieces import Block, files
-from .storage import Storage, together
+from .storage import Storage, begun, together
 
 LIMIT_S = 600.0
 """How long a process may take to write its part."""
@@ -99,7 +99,7 @@ class _Writer:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(1, "tessera-checkpoint")
             atexit.register(self.end)
-        self.waiting.append((job.tag, self.pool.submit(written, job)))
+        self.waiting.append((job.tag, begun(self.pool, partial(written, job))))
 
     def check(self, most: int) -> None:
         """Raises the error of a save that has failed; waits until at most `most` are not done."""

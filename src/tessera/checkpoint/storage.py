@@ -12,16 +12,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.checks import library, unfit
 from ..core.errors import CheckpointError, fail
 from ..core.files import sync, write_whole
 
+T = TypeVar("T")
 _URL = re.compile(r"(gs|s3|memory)://")
 # What does not answer is an error after two minutes: by itself TensorStore tries for longer.
 _TRY = {"max_retries": 10, "initial_delay": "1s", "max_delay": "16s"}
@@ -153,5 +154,19 @@ def _within(folder: Path) -> list[Path]:
 def together(jobs: Iterable[Callable[[], object]], workers: int = 4) -> None:
     """Runs `jobs`, a few at a time; the first error of one ends it."""
     with ThreadPoolExecutor(workers, "tessera-checkpoint") as pool:
-        for done in [pool.submit(job) for job in jobs]:
+        for done in [begun(pool, job) for job in jobs]:
             done.result()
+
+
+def begun(pool: ThreadPoolExecutor, job: Callable[[], T]) -> Future[T]:
+    """`job`, begun in a thread of `pool`. A program that ends gives its pools nothing new: then it
+    is through when this returns."""
+    try:
+        return pool.submit(job)
+    except RuntimeError:
+        done = Future[T]()
+        try:
+            done.set_result(job())
+        except Exception as error:
+            done.set_exception(error)
+        return done

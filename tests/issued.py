@@ -53,20 +53,26 @@ def planned(steps: Iterable[Step], times: int = 1, results: bool = False) -> Cou
     return Count({k: n for k, n in found.items() if k[1]})  # of no elements nothing is issued
 
 
-def issued(jaxpr: Any, times: int = 1) -> Count:
+def issued(jaxpr: Any) -> Count:
     """The same of a traced program."""
     found = Count()
-    for e in jaxpr.eqns:
+    for e, times in equations(jaxpr):
         if e.primitive.name in ISSUED:
             size = sum(v.aval.size for v in e.invars)
             found[ISSUED[e.primitive.name], size] += times if size else 0
+    return found
+
+
+def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Each equation of a traced program, those of inner programs too, and how often it runs."""
+    for e in jaxpr.eqns:
+        yield e, times
         inner = times * e.params["length"] if e.primitive.name == "scan" else times
         for value in e.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):
                 body = getattr(part, "jaxpr", part)
                 if hasattr(body, "eqns"):
-                    found += issued(body, inner)
-    return found
+                    yield from equations(body, inner)
 
 
 def _sent(n: Node) -> int:

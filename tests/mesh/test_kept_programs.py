@@ -10,8 +10,12 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import jax
 import pytest
+from jax._src import compiler
 
+from tessera.core.errors import EngineWarning
+from tessera.runtime import compile_once, kept_programs
 from tessera.runtime.kept_programs import KeptPrograms
 from tests.cases import LONG
 from tests.quickly import FLAGS
@@ -95,6 +99,25 @@ def test_where_no_programs_are_kept(tmp_path: Path, how: str) -> None:
     said = ran(named, **env)[2]
     assert not list(folder.iterdir())
     assert ("what lies there is run" in said) == (how == "others may write")
+
+
+def test_a_version_of_jax_that_works_in_another_way_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("TESSERA_PROGRAM_CACHE", str(tmp_path))
+    monkeypatch.setenv("TESSERA_COMPILE_ONCE", "1")
+    monkeypatch.setattr(compiler, "_cache_read", lambda key: None)
+    monkeypatch.setattr(compiler, "compile_or_get_cached", lambda module: None)
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        with pytest.warns(EngineWarning, match=r"no programs are kept in .*: jax .* another way"):
+            kept_programs.start.__wrapped__()
+        with pytest.warns(EngineWarning, match="each process compiles all of its programs, as jax"):
+            compile_once.start()
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", was)
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:

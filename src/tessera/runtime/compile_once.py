@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
+import warnings
 import zlib
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 
 from ..core import environment
+from ..core.errors import EngineWarning, lines_up
 from .jax_private import Compilation, around_compile, service
 from .store import wait_for
 
@@ -26,8 +28,15 @@ BEGUN_S = 10.0  # how long the first may take to begin; then it takes as long as
 
 def start() -> None:
     """From now on programs are compiled once, where `TESSERA_COMPILE_ONCE=1` asks for it."""
-    if environment.is_on(environment.COMPILE_ONCE):
-        around_compile(Sharing(), processor())
+    if not environment.is_on(environment.COMPILE_ONCE):
+        return
+    if not around_compile(Sharing(), processor()):
+        warnings.warn(
+            f"{environment.COMPILE_ONCE}: each process compiles all of its programs, as jax"
+            f" {jax.__version__} compiles in another way; leave it out, or take another version",
+            EngineWarning,
+            stacklevel=lines_up(),
+        )
 
 
 @cache

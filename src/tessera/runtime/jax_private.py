@@ -167,9 +167,11 @@ def _kind(devices: Any) -> str:
     return str(np.asarray(devices).flat[0].platform)
 
 
+# Before 0.11 programs that call back are never kept, and the writer is told; since then the reader
+# is given what they call.
 _READ = ("module_name", "cache_key", "compile_options", "backend", "executable_devices")
-_WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable",
-          "host_callbacks")  # fmt: skip
+_WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
+_CALLBACKS = "host_callbacks"
 
 
 def keep_programs(kept: Any, least_s: float) -> bool:
@@ -179,22 +181,22 @@ def keep_programs(kept: Any, least_s: float) -> bool:
     cannot be read or written is compiled without a word. Returns False, and nothing changes, if
     this version of jax does it in another way."""
     read, write = compiler._cache_read, compiler._cache_write
-    for function, names in ((read, _READ), (write, _WRITE)):
-        if tuple(inspect.signature(function).parameters) != names:
-            return False
+    found = tuple(tuple(inspect.signature(f).parameters) for f in (read, write))
+    if found not in (((*_READ, _CALLBACKS), _WRITE), (_READ, (*_WRITE, _CALLBACKS))):
+        return False
     of_jax = compilation_cache.get_file_cache
 
     def open_(path: str) -> Any:
         return (kept, path) if path == str(kept._path) else of_jax(path)
 
-    def taken(name: str, key: str, options: Any, backend: Any, devices: Any) -> Any:
+    def taken(name: str, key: str, options: Any, backend: Any, *rest: Any) -> Any:
         try:
-            return compilation_cache.get_executable_and_time(key, options, backend, devices)
+            return compilation_cache.get_executable_and_time(key, options, backend, *rest)
         except Exception:  # of another build of the engine, perhaps: it is compiled anew
             return None, None
 
-    def given(key: str, s: float, name: str, backend: Any, made: Any, callbacks: Any) -> None:
-        if not callbacks and s >= least_s:
+    def given(key: str, s: float, name: str, backend: Any, made: Any, *callbacks: Any) -> None:
+        if not any(callbacks) and s >= least_s:
             with suppress(Exception):
                 compilation_cache.put_executable_and_time(key, name, made, backend, int(s))
 

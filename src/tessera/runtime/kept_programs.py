@@ -44,16 +44,22 @@ def start() -> None:
     try:
         folder = _own(Path(named).expanduser() if named else _default())
     except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where home is
-        if named:
-            warnings.warn(
-                f"{environment.PROGRAM_CACHE}: no programs are kept in {named!r}: {error}; name a"
-                " folder of your own, or set it to 0",
-                EngineWarning,
-                stacklevel=lines_up(),
-            )
+        _warn(named, f"{error}; name a folder of your own, or set it to 0")
         return
     most = environment.number(environment.PROGRAM_CACHE_BYTES, MOST_BYTES)
-    keep_programs(KeptPrograms(folder, most), LEAST_S)
+    if not keep_programs(KeptPrograms(folder, most), LEAST_S):
+        other = f"jax {jax.__version__} keeps them in another way"
+        _warn(named, f"{other}; JAX_COMPILATION_CACHE_DIR names a folder to jax itself")
+
+
+def _warn(named: str, why: str) -> None:
+    """Says why no programs are kept, where the user has named a folder for them."""
+    if named:
+        warnings.warn(
+            f"{environment.PROGRAM_CACHE}: no programs are kept in {named!r}: {why}",
+            EngineWarning,
+            stacklevel=lines_up(),
+        )
 
 
 def _default() -> Path:

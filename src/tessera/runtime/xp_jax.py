@@ -426,13 +426,13 @@ def _flipped(bits: Array) -> Array:
 
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
     """The blocks that each of `pairs` of places along `axes` hands over, zeros elsewhere."""
-    # The engine numbers places in the order of the mesh's axes, whatever the order of `axes`.
-    names = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
-    if names != [*axes]:
+    # The engine takes axes in the mesh's order alone, and numbers places in that.
+    names = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes)
+    if names != axes:
         places = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(a) for a in axes])
         number = np.argsort(places.transpose([axes.index(a) for a in names]).ravel()).tolist()
         pairs = [(number[a], number[b]) for a, b in pairs]
-    return lax.ppermute(x, axes, pairs)
+    return lax.ppermute(x, names, pairs)
 
 
 def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:

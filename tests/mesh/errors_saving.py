@@ -16,7 +16,8 @@ import numpy as np
 from rich.console import Console
 
 import tessera as ts
-from tessera import checkpoint, dist, elastic
+from tessera import checkpoint, dist, elastic, optim
+from tessera.checkpoint.manifest import parse
 from tessera.elastic import going_back
 from tessera.train.guard import Guard, TrainState
 from tessera.train.run import Run
@@ -53,6 +54,31 @@ def later() -> None:
     saved()
     path = Path("all/a/manifest.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+
+
+def number() -> None:
+    checkpoint.save("n", W, {"n": 3}, async_io=False, root="all", quiet=True)
+
+
+def huge() -> None:
+    """A manifest that somebody has made, with a digest that fits."""
+    saved()
+    path = Path("all/a/manifest.json")
+    made = parse(path.read_bytes(), "all/a")
+    w, n = made.tensors["tensors/w"], 1 << 50
+    w.shape[:] = w.pieces[0].shape[:] = [n, 1]
+    w.pieces[0] = w.pieces[0].model_copy(update={"bytes": 4 * n})
+    path.write_bytes(made.to_json())
+
+
+def others() -> None:
+    Path("hf").mkdir()
+    Path("hf/model.safetensors").touch()
+
+
+class Foreign:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
 
 def guarded(mistake: Callable[[Guard], Any], root: str = "all", **how: Any) -> Any:
@@ -132,6 +158,122 @@ row("weights as whole numbers", ts.UsageError,
 checkpoint.load: tensors/w was saved as f32, and cannot be i32
   at  : AT
   fix : give a tensor of its kind
+""")
+row("a path in place of a tag", ts.UsageError, lambda: checkpoint.load("runs/a"), """
+checkpoint: tag cannot be 'runs/a'
+  at  : AT
+  fix : write root='runs' and the tag 'a'
+""")
+row("weights before the tag", ts.UsageError, lambda: checkpoint.save(W, "a"), """
+checkpoint: tag cannot be an object of type dict
+  at  : AT
+  fix : the tag comes first: give a name of letters, digits, ".", "_" and "-", such as "step_1000"
+""")
+row("a root that nothing reads", ts.UsageError,
+    lambda: checkpoint.save("a", W, root="ftp://host/a"), """
+checkpoint: root cannot be 'ftp://host/a'
+  at  : AT
+  fix : name a folder, "gs://bucket/path" or "s3://bucket/path"
+""")
+row("two tensors of one name", ts.UsageError,
+    lambda: checkpoint.save("a", {"b/w": X, "b": {"w": X}}), """
+checkpoint: 'tensors/b/w' is the name of two values
+  at  : AT
+  fix : rename a key: a name has all keys on the way to a value, with "/" between them
+""")
+row("an optimizer in place of its state", ts.UsageError,
+    lambda: checkpoint.save("a", W, optim.AdamW(1e-3)), """
+checkpoint.save: optimizer cannot be an object of type AdamW
+  at  : AT
+  fix : give the optimizer's state: what its init(weights) made, or the last step
+""")
+row("a module of another library", ts.UsageError,
+    lambda: checkpoint.save("a", Foreign()), """
+checkpoint.save: tensors cannot be an object of type Foreign
+  at  : AT
+  fix : give what its state_dict() gives: tensors as tensors=, a position as state=
+""")
+row("a save within a compiled function", ts.UsageError,
+    lambda: ts.jit(lambda x: checkpoint.save("a", W) or x)(X), """
+checkpoint.save: inside of a compiled function it runs once, when that is recorded
+  at  : AT
+  fix : call it outside, with what the function returns
+""")
+row("a load within a compiled function", ts.UsageError,
+    lambda: ts.jit(lambda x: checkpoint.load("a") and x)(X), """
+checkpoint.load: inside of a compiled function it runs once, when that is recorded
+  at  : AT
+  fix : call it outside, with what the function returns
+""")
+row("a policy of steps without a step", ts.UsageError,
+    lambda: inside(lambda: checkpoint.save("a", W, keep=checkpoint.Keep(1, every=10))), """
+checkpoint.save: step cannot be None
+  at  : AT
+  fix : say it: every=10 asks for it
+""")
+row("metrics that are one number", ts.UsageError,
+    lambda: inside(lambda: checkpoint.save("a", W, metrics=2.5)), """
+checkpoint: metrics cannot be 2.5
+  at  : AT
+  fix : give a dict, such as {"loss": 2.5}
+""")
+row("a pattern of no name", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", W, root="all", only="v*"), saved), """
+checkpoint.load: only: no name in 'a' is like 'v*'
+  names : w, step
+  at    : AT
+  fix   : a name as it is, or with "*" for any letters: only="blocks.0.*"
+""")
+row("no pattern at all", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", root="all", only=[]), saved), """
+checkpoint.load: only cannot be []
+  at  : AT
+  fix : leave it out for all
+""")
+row("floats that are to be whole numbers", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", root="all", dtype="i32"), saved), """
+checkpoint.load: dtype cannot be 'i32'
+  at  : AT
+  fix : it is that of all floats: give one of them
+""")
+row("a checkpoint as a root", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load(root="all/a"), saved), """
+checkpoint: 'all/a' has no checkpoint
+  at  : AT
+  fix : it is a checkpoint itself: write root='all' and 'a'
+""")
+row("a file as a root", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load(root="all/a/manifest.json"), saved), """
+checkpoint: 'all/a/manifest.json' has no checkpoint
+  at  : AT
+  fix : it is a file: name a folder, the root that checkpoint.save wrote to
+""")
+row("a model of others as a root", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load(root="hf"), others), """
+checkpoint: 'hf' has no checkpoint
+  at  : AT
+  fix : it holds a model of others: checkpoint.load_hf('hf')
+""")
+row("a tensor where a number was saved", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load("n", optimizer={"n": X}, root="all"), number), """
+checkpoint.load: 1 of optimizer do not fit 'n'
+  n   : is 3, and no tensor
+  at  : AT
+  fix : give what it was saved from, or load a part: only="blocks.*"
+""")
+row("a tensor that there is no memory for", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load("a", root="all"), huge), """
+checkpoint: there is no memory for tensors/w of 'a'
+  type  : f32[1125899906842624, 1]
+  bytes : 4,503,599,627,370,496
+  at    : AT
+  fix   : give a tensor that lies split over devices, or load a part: only=...
+""")
+row("an export to nothing", ts.UsageError,
+    lambda: checkpoint.export(None), """
+checkpoint.export: to cannot be None
+  at  : AT
+  fix : name a .safetensors or a .npz file
 """)
 row("an export of another kind", ts.UsageError,
     lambda: inside(lambda: checkpoint.export("w.pt", root="all"), saved), """

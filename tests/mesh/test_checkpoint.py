@@ -333,7 +333,7 @@ ERRORS: list[tuple[Callable[[Path], object], type[ts.TesseraError], str]] = [
     (lambda r: checkpoint.save("a", SOME, root=3), ts.UsageError, "root cannot be 3"),
     (lambda r: checkpoint.load(root=r), ts.CheckpointError, "has no checkpoint"),
     (lambda r: checkpoint.load("no", root=r), ts.CheckpointError, "'no' is not in"),
-    (lambda r: checkpoint.load(root=r, only=3), ts.CheckpointError, "has no checkpoint"),
+    (lambda r: checkpoint.load(root=r, only=3), ts.UsageError, "only cannot be 3"),
 ]  # fmt: skip
 
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import file_access, library
+from ..core.checks import file_access, library, unfit
 from ..core.errors import UsageError, fail
 from ..core.files import write_whole
-from .listing import ROOT, Root, manifest_of, named, reader
+from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .storage import Storage
 
 
 def export(
-    to: str | Path, tag: str | None = None, root: Root = ROOT, *, only: str = "*"
-) -> int:  # fmt: skip
+    to: str | Path,
+    tag: str | None = None,
+    root: Root = ROOT,
+    *,
+    only: str | Sequence[str] = "*",
+) -> int:
     """Writes the tensors of a checkpoint that match `only` to `to`, and gives their number.
 
     `to` is a `.safetensors` or `.npz` file; the optimizer's tensors are left out. Raises UsageError
     if it has another ending or cannot be written, or no name matches, CheckpointError if the
     checkpoint is damaged.
     """
+    if not isinstance(to, (str, Path)):
+        raise unfit("checkpoint.export", "to", to, "name a .safetensors or a .npz file")
+    asked = patterns("checkpoint.export", only)
     path, storage = Path(to), Storage(root)
     if path.suffix not in (".safetensors", ".npz"):
         raise fail(
@@ -39,7 +46,7 @@ def export(
         bare: source.read(name)
         for name in manifest.tensors
         for kind, _, bare in [name.partition("/")]
-        if kind == "tensors" and fnmatch.fnmatchcase(bare, only)
+        if kind == "tensors" and matches(name, asked)
     }
     if not found:
         raise fail(

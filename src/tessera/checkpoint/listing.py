@@ -6,14 +6,19 @@ the rest of a save that did not end: nobody sees it, and the next save of that t
 
 from __future__ import annotations
 
+import fnmatch
+import math
 import os
 import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..core.checks import unfit, whole
+from ..core.checks import flag, mapping, string, unfit, whole
+from ..core.devices import process_index
 from ..core.errors import CheckpointError, fail
 from .manifest import DATA, MOST_BYTES, NAME, TAG, Manifest, parse
 from .pieces import Reader
@@ -38,6 +43,8 @@ class Keep:
     def __post_init__(self) -> None:
         whole("checkpoint.Keep", "last", self.last, 1)
         whole("checkpoint.Keep", "best", self.best, 0)
+        string("checkpoint.Keep", "metric", self.metric)
+        flag("checkpoint.Keep", "largest", self.largest)
         if self.every is not None:
             whole("checkpoint.Keep", "every", self.every, 1)
 
@@ -46,9 +53,13 @@ class Keep:
         kept = {m.tag for m in found[-self.last :]}
         if self.every is not None:
             kept |= {m.tag for m in found if m.step is not None and m.step % self.every == 0}
-        rated = [m for m in found if self.metric in m.metrics]
+        rated = self.rated(found)
         rated.sort(key=lambda m: m.metrics[self.metric], reverse=self.largest)
         return kept | {m.tag for m in rated[: self.best]}
+
+    def rated(self, found: Sequence[Manifest]) -> list[Manifest]:
+        """Those of `found` whose metric is a number."""
+        return [m for m in found if math.isfinite(m.metrics.get(self.metric, math.nan))]
 
 
 def keep_of(given: object) -> Keep | None:
@@ -66,8 +77,14 @@ def tag_of(given: object) -> str:
     """A tag. Raises UsageError if it cannot name a folder."""
     if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
         return given
-    fix = 'letters, digits, ".", "_" and "-", such as "step_1000"'
-    raise unfit("checkpoint", "tag", given, f"give a name of {fix}")
+    fix = 'give a name of letters, digits, ".", "_" and "-", such as "step_1000"'
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given)
+        if path.parent != Path() and TAG.fullmatch(path.name):
+            fix = f"write root={str(path.parent)!r} and the tag {path.name!r}"
+    else:
+        fix = "the tag comes first: " + fix
+    raise unfit("checkpoint", "tag", given, fix)
 
 
 def manifest_of(storage: Storage, tag: str) -> Manifest:
@@ -80,7 +97,8 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
             CheckpointError,
             f"checkpoint: {tag!r} is not in {storage.name!r}",
             [("there are", ", ".join(there[-5:]) or "none")],
-            fix="name one of them, or leave out the tag for the latest",
+            fix=_other_format(storage, tag)
+            or "name one of them, or leave out the tag for the latest",
         )
     if len(data) > MOST_BYTES:
         raise fail(CheckpointError, f"checkpoint: the manifest of {where!r} is too large",
@@ -132,7 +150,25 @@ def latest(root: Root = ROOT) -> str | None:
 
 
 def reader(storage: Storage, manifest: Manifest) -> Reader:
-    return Reader(manifest, lambda file, most: storage.read(f"{manifest.tag}/{file}", most))
+    def fetch(file: str, most: int) -> bytes | None:
+        found = storage.read(f"{manifest.tag}/{file}", most)
+        if found is None:
+            _see_changed(storage, manifest)
+        return found
+
+    return Reader(manifest, fetch)
+
+
+def _see_changed(storage: Storage, manifest: Manifest) -> None:
+    """Raises CheckpointError if a checkpoint is not the one that `manifest` was read from."""
+    now = storage.read(f"{manifest.tag}/{NAME}", MOST_BYTES)
+    if now is None or parse(now, f"{storage.name}/{manifest.tag}").id != manifest.id:
+        done = "removed" if now is None else "saved anew"
+        raise fail(
+            CheckpointError,
+            f"checkpoint: {manifest.tag!r} was {done} while it was read",
+            fix="load " + ("another one" if now is None else "it once more"),
+        )
 
 
 def verify(tag: str | None = None, root: Root = ROOT) -> int:
@@ -141,7 +177,12 @@ def verify(tag: str | None = None, root: Root = ROOT) -> int:
     Raises CheckpointError that names the file and the tensor where one is not what was saved.
     """
     storage = Storage(root)
-    return reader(storage, manifest_of(storage, named(storage, tag))).check()
+    return verified(storage, named(storage, tag))
+
+
+def verified(storage: Storage, tag: str) -> int:
+    """As `verify`."""
+    return reader(storage, manifest_of(storage, tag)).check()
 
 
 def named(storage: Storage, tag: str | None) -> str:
@@ -150,13 +191,47 @@ def named(storage: Storage, tag: str | None) -> str:
         return tag_of(tag)
     found, wrong = manifests(storage)
     if found:
+        for why in wrong.values() if process_index() == 0 else ():
+            print(f"{why}: {found[-1].tag} is taken for the latest", file=sys.stderr)
         return found[-1].tag
     raise fail(
         CheckpointError,
         f"checkpoint: {storage.name!r} has no checkpoint",
         [*wrong.items()][:5],
-        fix="name the root that checkpoint.save wrote to: root=...",
+        fix=_other_format(storage) or "name the root that checkpoint.save wrote to: root=...",
     )
+
+
+def _other_format(storage: Storage, tag: str = "") -> str:
+    """How to read what lies where a checkpoint was looked for; nothing where that is not known."""
+    if storage.folder is None:
+        return ""
+    path = storage.folder / tag
+    shown = Path(storage.name, tag)
+    if path.is_file():
+        return "it is a file: name a folder, the root that checkpoint.save wrote to"
+    if not tag and (path / NAME).is_file():
+        return f"it is a checkpoint itself: write root={str(shown.parent)!r} and {path.name!r}"
+    if [*path.glob("*.safetensors")]:
+        return f"it holds a model of others: checkpoint.load_hf({str(shown)!r})"
+    return ""
+
+
+def patterns(name: str, only: object) -> tuple[str, ...]:
+    """Patterns of names from an argument `only`: one, or several. Raises UsageError."""
+    given = (only,) if isinstance(only, str) else only
+    if not isinstance(given, Iterable) or not all(isinstance(p, str) for p in given):
+        raise unfit(name, "only", only, 'give patterns of names: only="blocks.0.*"')
+    found = tuple(given)
+    if not found:
+        raise unfit(name, "only", only, "leave it out for all")
+    return found
+
+
+def matches(name: str, only: Iterable[str]) -> bool:
+    """Whether one of the patterns `only` is that of the tensor `name`, "tensors/blocks.0.up"."""
+    bare = name.partition("/")[2]
+    return any(fnmatch.fnmatchcase(bare, p) for p in only)
 
 
 def remove(storage: Storage, tag: str) -> None:
@@ -202,7 +277,8 @@ def age_text(created_s: float, now_s: float | None = None) -> str:
 def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
     """Metrics as numbers. Raises UsageError for what is none."""
     found = {}
-    for name, value in (given or {}).items():
+    fix = 'give a dict, such as {"loss": 2.5}'
+    for name, value in mapping("checkpoint", "metrics", given or {}, fix).items():
         try:
             found[str(name)] = float(value.item() if hasattr(value, "item") else value)
         except (TypeError, ValueError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Timer
 from typing import Any
@@ -16,6 +15,7 @@ from ..core.devices import process_index
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import CheckpointError, UsageError, fail
 from ..core.layout import TensorType
+from ..core.wording import nearest
 from ..lang import random
 from ..lang.create import tensor
 from ..lang.engine import engine
@@ -24,10 +24,10 @@ from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from ..nn.module import Module
-from .listing import ROOT, Root, manifest_of, named, reader
+from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .manifest import Manifest
 from .pieces import Reader
-from .saving import leaves, wait
+from .saving import leaves, not_recorded, wait
 from .storage import Storage
 
 SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
@@ -70,11 +70,29 @@ def load(
     Raises CheckpointError if it is not there, is damaged or does not fit: with the names.
     """
     flag("checkpoint.load", "restore_random", restore_random)
+    not_recorded("checkpoint.load")
+    want = None if dtype is None else dtype_of(dtype)
+    if want is not None and not want.is_float:
+        raise unfit("checkpoint.load", "dtype", dtype, "it is that of all floats: give one of them")
     wait()
     storage = Storage(root)
-    manifest = manifest_of(storage, named(storage, tag))
-    want = None if dtype is None else dtype_of(dtype)
-    read = _Read(manifest, reader(storage, manifest), _patterns(only), want)
+    asked = () if only is None else patterns("checkpoint.load", only)
+    return loaded(storage, named(storage, tag), tensors, optimizer, asked, want, restore_random)
+
+
+def loaded(
+    storage: Storage,
+    tag: str,
+    tensors: Any,
+    optimizer: Any,
+    only: Sequence[str] = (),
+    want: DType | None = None,
+    restore_random: bool = True,
+) -> Checkpoint:
+    """As `load`; `want` is the dtype of all floats."""
+    manifest = manifest_of(storage, tag)
+    _see_patterns(manifest, only)
+    read = _Read(manifest, reader(storage, manifest), only, want)
     with read.bar:
         new_tensors = read.tree("tensors", tensors)
         new_optimizer = read.tree("optimizer", optimizer)
@@ -86,11 +104,18 @@ def load(
     )  # fmt: skip
 
 
-def _patterns(only: object) -> tuple[str, ...]:
-    given = (only,) if isinstance(only, str) else () if only is None else only
-    if not isinstance(given, Iterable) or not all(isinstance(p, str) for p in given):
-        raise unfit("checkpoint.load", "only", only, 'give patterns of names: only="blocks.0.*"')
-    return tuple(given)
+def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
+    """Raises UsageError for a pattern that is that of nothing."""
+    names = [*manifest.tensors, *manifest.values]
+    for p in only:
+        if not any(matches(name, [p]) for name in names):
+            bare = [name.partition("/")[2] for name in names]
+            raise fail(
+                UsageError,
+                f"checkpoint.load: only: no name in {manifest.tag!r} is like {p!r}",
+                [("names", nearest(p, bare, 3))],
+                fix='a name as it is, or with "*" for any letters: only="blocks.0.*"',
+            )
 
 
 class _Bar:
@@ -118,7 +143,7 @@ class _Bar:
 
 class _Read:
     def __init__(
-        self, manifest: Manifest, source: Reader, only: tuple[str, ...], want: DType | None
+        self, manifest: Manifest, source: Reader, only: Sequence[str], want: DType | None
     ) -> None:
         self.manifest, self.source, self.only, self.want = manifest, source, only, want
         self.bar = _Bar(sum(t.nbytes for n, t in manifest.tensors.items() if self._wanted(n)))
@@ -134,11 +159,12 @@ class _Read:
             return like
         return unflatten(flatten(like)[1], new)
 
-    def _by_name(self, kind: str) -> dict[str, Any]:
+    def _by_name(self, kind: str) -> Any:
+        """A dict by name; what was saved as one tensor or number by itself."""
         found: dict[str, Any] = {}
         for name in (*self.manifest.tensors, *self.manifest.values):
             _, _, bare = name.partition("/")
-            if not name.startswith(kind + "/") or not self._wanted(name):
+            if name.partition("/")[0] != kind or not self._wanted(name):
                 continue
             if name in self.manifest.values:
                 found[bare] = self.manifest.values[name]
@@ -146,11 +172,10 @@ class _Read:
             saved = self.manifest.tensors[name]
             found[bare] = tensor(self.source.read(name), dtype=self._dtype(saved.kind))
             self.bar.add(saved.nbytes)
-        return found
+        return found.get("", found)
 
     def _wanted(self, name: str) -> bool:
-        bare = name.partition("/")[2]
-        return not self.only or any(fnmatch.fnmatchcase(bare, p) for p in self.only)
+        return not self.only or matches(name, self.only)
 
     def _dtype(self, kind: DType) -> DType:
         return self.want if self.want is not None and kind.is_float else kind
@@ -160,12 +185,13 @@ class _Read:
         have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self._wanted(n)}
         asked = {name: x for name, x in rows if self._wanted(name)}
         wrong = [*self._misfits(asked, have)]
-        wrong += [(n, "is not asked for") for n in have - asked.keys() if n.startswith(kind + "/")]
+        more = (n for n in have - asked.keys() if n.partition("/")[0] == kind)
+        wrong += [(n, "is not asked for") for n in more]
         if wrong:
             raise fail(
                 CheckpointError,
                 f"checkpoint.load: {len(wrong)} of {kind} do not fit {self.manifest.tag!r}",
-                [(n.partition("/")[2], why) for n, why in wrong[:5]],
+                [(n.partition("/")[2] or n, why) for n, why in sorted(wrong)[:5]],
                 fix='give what it was saved from, or load a part: only="blocks.*"',
             )
 
@@ -177,6 +203,8 @@ class _Read:
                 shape = tuple(self.manifest.tensors[name].shape)
                 if getattr(x, "shape", None) != shape:
                     yield name, f"has shape {shape}, not {getattr(x, 'shape', 'that of a number')}"
+            elif hasattr(x, "shape"):
+                yield name, f"is {self.manifest.values[name]!r}, and no tensor"
 
     def _leaf(self, name: str, like: Any) -> Any:
         if not self._wanted(name):

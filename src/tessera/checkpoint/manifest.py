@@ -69,7 +69,7 @@ class Manifest(BaseModel):
     """What `manifest.json` holds. `sequence` counts the checkpoints of a root; `values` are the
     numbers and texts among what was saved, `state` is the user's own."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, ser_json_inf_nan="constants")
 
     format: Literal["tessera checkpoint"] = "tessera checkpoint"
     version: int = VERSION

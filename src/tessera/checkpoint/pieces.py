@@ -83,7 +83,15 @@ class Reader:
         t = self.manifest.tensors[name]
         bounds = [s.indices(n)[:2] for s, n in zip(cut or _all(t), t.shape, strict=True)]
         begin, shape = [a for a, _ in bounds], [b - a for a, b in bounds]
-        out = np.empty(shape, t.kind.numpy)
+        try:
+            out = np.empty(shape, t.kind.numpy)  # it takes memory where it is written
+        except (MemoryError, ValueError):
+            raise fail(
+                CheckpointError,
+                f"checkpoint: there is no memory for {name} of {self.manifest.tag!r}",
+                [("type", f"{t.dtype}{t.shape}"), ("bytes", f"{t.nbytes:,}")],
+                fix="give a tensor that lies split over devices, or load a part: only=...",
+            ) from None
         for piece in t.pieces:
             low = [max(a, s) for (a, _), s in zip(bounds, piece.start, strict=True)]
             high = [min(b, e) for (_, b), e in zip(bounds, piece.end, strict=True)]

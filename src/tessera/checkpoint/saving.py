@@ -12,9 +12,10 @@ import json
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -35,6 +36,7 @@ from ..lang.eager import redistribute_now
 from ..lang.engine import engine
 from ..lang.offloaded import back
 from ..lang.operands import as_tensor
+from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, paths
 from ..nn.module import Module
@@ -79,7 +81,7 @@ class Save:
     tensors: Any
     optimizer: Any = None
     mesh: Mesh | None = None
-    root: Root = ROOT
+    root: Root | Storage = ROOT
     keep: int | Keep | None = None
     step: int | None = None
     metrics: Mapping[str, Any] | None = None
@@ -151,6 +153,8 @@ def save(
     if not flag("checkpoint.save", "atomic", atomic):
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
                    fix="leave out atomic=False: it would save nothing")  # fmt: skip
+    not_recorded("checkpoint.save")
+    tag_of(tag)
     found = leaves("tensors", tensors) + leaves("optimizer", optimizer)
     if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in found):
         fix = 'give a module or a tree of tensors, such as {"w": w}; numbers alone go into state='
@@ -175,14 +179,15 @@ def taken(what: Save) -> _Job:
     """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
     tag_of(what.tag)
     policy = keep_of(what.keep)
-    if what.step is not None:
-        whole("checkpoint.save", "step", what.step, 0)
+    step = None if what.step is None else whole("checkpoint.save", "step", what.step, 0)
+    if policy is not None and policy.every is not None and step is None:
+        raise unfit("checkpoint.save", "step", None, f"say it: every={policy.every} asks for it")
     named, values = _leaves(what.tensors, what.optimizer)
     where = mesh_or_none("checkpoint.save", what.mesh) or next(
         (t.mesh for t in named.values() if t.mesh is not None), None
     )
     about = {
-        "tag": what.tag, "step": what.step, "mesh": where.text() if where is not None else "",
+        "tag": what.tag, "step": step, "mesh": where.text() if where is not None else "",
         "processes": process_count(), "numerics": settings().program.determinism,
         "versions": {name: version(name) for name in ("tessera", "jax", "numpy")},
         "metrics": numbers(what.metrics), "random": random.state(), "values": values,
@@ -191,10 +196,11 @@ def taken(what: Save) -> _Job:
     _WRITER.count += 1
     saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
     for i, (name, t) in enumerate(named.items()):
-        t = _plain(back(t))
+        t = back(t)
+        t = _plain(Tensor(engine().alive(t.data, t.type), t.type))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
-    storage = Storage(what.root)
+    storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
     return _Job(storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell)
 
 
@@ -237,9 +243,27 @@ def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, 
             elif x is None or isinstance(x, (bool, int, float, str)):
                 values[name] = x
             else:
-                fix = "save tensors, numbers and texts; give other things to state= as JSON"
-                raise unfit("checkpoint.save", name, x, fix)
+                raise unfit("checkpoint.save", name, x, _instead(x))
     return named, values
+
+
+def _instead(x: object) -> str:
+    """What to save in place of `x`."""
+    if hasattr(x, "init") and hasattr(x, "update"):
+        return "give the optimizer's state: what its init(weights) made, or the last step"
+    if callable(getattr(x, "state_dict", None)):
+        return "give what its state_dict() gives: tensors as tensors=, a position as state="
+    return "save tensors, numbers and texts; give other things to state= as JSON"
+
+
+def not_recorded(name: str) -> None:
+    """Raises UsageError inside a function that is recorded."""
+    if current() is not None:
+        raise fail(
+            UsageError,
+            f"{name}: inside of a compiled function it runs once, when that is recorded",
+            fix="call it outside, with what the function returns",
+        )
 
 
 def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
@@ -247,8 +271,15 @@ def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
     if tree is None:
         return []
     tree = tree.state_dict() if isinstance(tree, Module) else tree
-    found = zip(paths(tree), flatten(tree)[0], strict=True)
-    return [("/".join((kind, *map(str, path))), x) for path, x in found]
+    names = ["/".join((kind, *map(str, path))) for path in paths(tree)]
+    if len({*names}) < len(names):
+        twice = next(n for n, count in Counter(names).items() if count > 1)
+        raise fail(
+            UsageError,
+            f"checkpoint: {twice!r} is the name of two values",
+            fix='rename a key: a name has all keys on the way to a value, with "/" between them',
+        )
+    return [*zip(names, flatten(tree)[0], strict=True)]
 
 
 def _plain(t: Tensor) -> Tensor:
@@ -276,22 +307,24 @@ def written(job: _Job) -> None:
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
     mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": job.created_s, "error": ""}
-    try:
+    with ExitStack() as stack:
+        try:
+            if job.leads:
+                found, _ = manifests(job.storage)
+                mine["sequence"] = 1 + max((m.sequence for m in found), default=0)
+                job.storage.make(job.tag)
+                stack.enter_context(job.storage.held(job.tag))
+        except TesseraError as error:
+            mine["error"] = str(error)
+        first = _agree(path + "/begin", mine)[0]
+        try:
+            made = _published(job, path, first)
+        except TesseraError:
+            if not job.there:
+                _left(job, first["id"])
+            raise
         if job.leads:
-            found, _ = manifests(job.storage)
-            mine["sequence"] = 1 + max((m.sequence for m in found), default=0)
-            job.storage.make(job.tag)
-    except TesseraError as error:
-        mine["error"] = str(error)
-    first = _agree(path + "/begin", mine)[0]
-    try:
-        made = _published(job, path, first)
-    except TesseraError:
-        if not job.there:
-            _left(job, first["id"])
-        raise
-    if job.leads:
-        _after(job, made, time.perf_counter() - begin_s)
+            _after(job, made, time.perf_counter() - begin_s)
 
 
 def _published(job: _Job, path: str, first: dict[str, Any]) -> Manifest:
@@ -389,8 +422,14 @@ def _after(job: _Job, made: Manifest, took_s: float) -> None:
     if job.keep is not None:
         found, _ = manifests(job.storage)
         stay = job.keep.stay(found) | {job.tag}
-        for tag in [m.tag for m in found if m.tag not in stay]:
+        gone = [m.tag for m in found if m.tag not in stay]
+        for tag in gone:
             remove(job.storage, tag)
+        if gone and job.keep.best and job.tell is not None and not job.keep.rated(found):
+            job.tell(
+                f"checkpoint: {', '.join(gone)} went: none has the metric {job.keep.metric!r},"
+                f" by which best={job.keep.best} stay"
+            )
     if job.tell is not None:
         job.tell(
             f"checkpoint: {job.tag} is saved in {job.storage.name}: {size_text(made.nbytes)} in"

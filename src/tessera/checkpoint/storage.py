@@ -9,8 +9,8 @@ have the promise of their services.
 
 from __future__ import annotations
 
+import fcntl
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,7 +23,7 @@ from ..core.errors import CheckpointError, fail
 from ..core.files import sync, write_whole
 
 T = TypeVar("T")
-_URL = re.compile(r"(gs|s3|memory)://")
+_STORES = ("gs", "s3", "memory")
 # What does not answer is an error after two minutes: by itself TensorStore tries for longer.
 _TRY = {"max_retries": 10, "initial_delay": "1s", "max_delay": "16s"}
 _TRIES = {"s3_request_retries": _TRY, "gcs_request_retries": _TRY}
@@ -37,8 +37,13 @@ class Storage:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         if not isinstance(root, (str, os.PathLike)) or not str(root):
             raise unfit("checkpoint", "root", root, 'name a folder, or "gs://bucket/path"')
-        self.name = str(root).rstrip("/") or "/"
-        self.folder = None if _URL.match(self.name) else Path(self.name)
+        self.name = str(root).removeprefix("file://").rstrip("/") or "/"
+        scheme, mark, _ = self.name.partition("://")
+        if mark and scheme not in _STORES:
+            fix = 'name a folder, "gs://bucket/path" or "s3://bucket/path"'
+            raise unfit("checkpoint", "root", root, fix)
+        # A program may go to another folder before a thread writes.
+        self.folder = None if mark else Path(os.path.expanduser(self.name)).absolute()
 
     @cached_property
     def _store(self) -> Any:
@@ -78,6 +83,29 @@ class Storage:
             with self._errors("written"):
                 (self.folder / tag).mkdir(parents=True, exist_ok=True)
                 sync(self.folder)
+
+    @contextmanager
+    def held(self, tag: str) -> Iterator[None]:
+        """In the folder of `tag` no other process writes meanwhile. Raises CheckpointError if one
+        does now. (Of object stores nobody can be kept out.)"""
+        if self.folder is None:
+            yield
+            return
+        with self._errors("written"):
+            handle = os.open(self.folder / tag, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # there are file systems without locks
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    fix = "give each run a root of its own, or end the other one"
+                    what = f"checkpoint: another process writes {tag!r} in {self.name!r}"
+                    raise fail(CheckpointError, what, fix=fix) from None
+            yield
+        finally:
+            with suppress(OSError):  # a process that was forked meanwhile has the handle, too
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
 
     def write(self, key: str, value: bytes) -> None:
         """All of `value` under `key`, durable when this returns."""
@@ -126,8 +154,9 @@ class Storage:
             for key in keys:
                 if self.folder is not None:
                     path = self.folder / key
-                    path.unlink(missing_ok=True)
-                    sync(path.parent)
+                    with suppress(FileNotFoundError):  # another process may remove it, too
+                        path.unlink()
+                        sync(path.parent)
                 else:
                     self._store.write(key, None).result()
 

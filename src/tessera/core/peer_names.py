@@ -240,8 +240,25 @@ ADVICE: dict[str, str] = {
     "init": "say it where a weight is made: nn.Parameter(4, 4, init=\"normal\")",
     "utils": "use optim.clip_by_global_norm for gradients, ts.data for batches",
     "init_weights": "say it where a weight is made: nn.Parameter(4, 4, init=\"normal\")",
-    "save": "use ts.checkpoint.save_hf, or save what model.state_dict() gives",
-    "load": "use ts.checkpoint.load_hf, or model.load_state_dict(values)",
+    "save": "use checkpoint.save(\"step_100\", model, state), of tessera.checkpoint",
+    "load": "use checkpoint.load(\"step_100\", model, state), of tessera.checkpoint",
+    **dict.fromkeys(
+        (f"checkpoint.{name}" for name in ("restore", "restore_checkpoint", "load_checkpoint")),
+        "use checkpoint.load(tag, model, state, root=)",
+    ),
+    **dict.fromkeys(
+        (f"checkpoint.{name}" for name in (
+            "CheckpointManager", "Checkpointer", "AsyncCheckpointer", "StandardCheckpointer",
+            "PyTreeCheckpointer", "async_save", "save_checkpoint", "save_state_dict",
+        )),
+        "use checkpoint.save(tag, model, state, root=, keep=), which writes behind the training",
+    ),
+    "checkpoint.latest_step": "use checkpoint.latest(root), which gives the tag",
+    "checkpoint.all_steps": "`tessera ckpt ls ROOT` lists them",
+    "checkpoint.list": "`tessera ckpt ls ROOT` lists them",
+    "checkpoint.delete": "use checkpoint.prune(keep, root)",
+    "checkpoint.wait_until_finished": "use checkpoint.wait()",
+    "checkpoint.CheckpointManagerOptions": "give checkpoint.save keep=checkpoint.Keep(...)",
 }  # fmt: skip
 """A peer's name, also as `Owner.name` for one owner, and a sentence on what to do."""
 
@@ -293,6 +310,15 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "capturable": "leave it out: a step is one program",
     "static_argnums": "leave it out: what is not a tensor is static",
     "static_argnames": "leave it out: what is not a tensor is static",
+    "strict": "only= names the part to load; what is not there is an error",
+    "map_location": "leave it out: what it is given to fill says where values lie",
+    "weights_only": "leave it out: nothing that is read is run",
+    "pickle_module": "leave it out: nothing that is read is run",
+    "overwrite": "leave it out: a tag that is there is replaced once the new one is whole",
+    "force": "leave it out: a tag that is there is replaced once the new one is whole",
+    "max_to_keep": "write keep=", "save_interval_steps": "call it after each so many steps",
+    "epoch": "write step=, or state={\"epoch\": ...}", "blocking": "write async_io=",
+    "directory": "write root=",
     "async_op": "leave it out: the schedule says what overlaps",
 }  # fmt: skip
 """A peer's argument that has no counterpart, and a sentence on what to do."""

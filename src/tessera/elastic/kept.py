@@ -89,7 +89,7 @@ class Kept:
             else:
                 values[name] = x
         what = Save(
-            tag, {"tensors": tensors, "values": values}, mesh=mesh, root=self.storage.name,
+            tag, {"tensors": tensors, "values": values}, mesh=mesh, root=self.storage,
             keep=Keep(1), step=step, state={"loaders": loaders, **about},
         )  # fmt: skip
         job = taken(what)

@@ -289,7 +289,7 @@ class Guard:
             "config": None if c is None else asdict(c), "loader": position, "skipped": self.skipped
         }  # fmt: skip
         start(Save(
-            step_tag(step), live.weights, self._tensors(), root=self._storage.name,
+            step_tag(step), live.weights, self._tensors(), root=self._storage,
             keep=self._keep, step=step, metrics=numbers, state=state, tell=self.run.progress.note,
         ))  # fmt: skip
         self._saved = step
@@ -363,8 +363,11 @@ class Guard:
         if isinstance(self._resume, Storage):
             places.append(self._resume)
         for place in places:
-            tags = self._of_first([m.tag for m in reversed(manifests(place)[0])])
+            there, wrong = manifests(place)
+            tags = self._of_first([m.tag for m in reversed(there)])
             rest = unfinished(place)
+            for why in wrong.values():
+                self.run.progress.note(f"run: {why}; it is passed over")
             found = self._restore(place, tags)
             if found is not None:
                 self._stand_at(found)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
-from ..checkpoint.listing import manifests
+from ..checkpoint.listing import manifests, verified
+from ..checkpoint.loading import loaded
 from ..checkpoint.storage import Storage
 from ..core.checks import unfit, whole
 from ..core.errors import CheckpointError, fail
@@ -133,7 +134,7 @@ def first_whole(
         mine: dict[str, Any] = {"error": "", "damaged": False}
         found = None
         try:
-            found = checkpoint.load(tag, weights, optimizer, root=place.name)
+            found = loaded(place, tag, weights, optimizer)
         except CheckpointError as error:
             mine = {"error": str(error), "damaged": _damaged(tag, place)}
         wrong = [said for said in together(mine) if said["error"]]
@@ -150,7 +151,7 @@ def first_whole(
 def _damaged(tag: str, place: Storage) -> bool:
     """Whether a checkpoint is not what was saved, rather than one of something else."""
     try:
-        checkpoint.verify(tag, place.name)
+        verified(place, tag)
     except CheckpointError:
         return True
     return False

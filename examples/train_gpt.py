@@ -169,12 +169,12 @@ def train(c: SimpleNamespace, console: Console) -> None:
     console.print(f"measured GEMM peak: {flops_text(peak)}/s in {c.dtype}\n", highlight=False)
     folder = c.out or fresh_folder("runs", "gpt-" + c.mesh.replace("=", "").replace(",", "-"))
     kept = bool(c.save_every) and Path(folder, "checkpoints").exists()
+    resume = kept or c.fold == "fit"  # `tessera run --elastic` goes on without a checkpoint
     run = Run(
         folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
         peak_flops=peak, settings=vars(c), console=console,
-        trackers=[tracker(name, folder) for name in c.track.split(",") if name],
-        weights=lambda: model.state_dict(), spare=c.spare,
-        resume=kept or c.fold == "fit",  # `tessera run --elastic` goes on without a checkpoint
+        trackers=[tracker(name, folder, resume=resume) for name in c.track.split(",") if name],
+        weights=lambda: model.state_dict(), spare=c.spare, resume=resume,
     )  # fmt: skip
     # Saves, goes on from what is there, and looks at each loss. Batches follow from seed and step.
     guard = Guard(

@@ -175,6 +175,46 @@ def test_a_tracker_by_name(tmp_path: Path) -> None:
         tracker("board", tmp_path)
 
 
+def test_a_run_that_goes_back_has_no_step_twice_in_its_trackers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    own = Kept()
+    for begin, end, back in ((0, 5, 3), (2, 4, 4)):  # in the process, and in one that resumes
+        lines = tracker("jsonl", tmp_path, resume=begin > 0)
+        board = TensorBoard(tmp_path / f"from {begin}")
+        run = Run(tmp_path / "run", steps=6, tokens_per_step=1, console=Console(file=io.StringIO()),
+                  trackers=[lines, board, own], resume=begin > 0)  # fmt: skip
+        with run:
+            if begin:
+                run.cut(begin)
+            for i in range(begin, end):
+                with run.step(i) as row:
+                    row["loss"] = float(10 * begin + i)
+            assert run.cut(back) == end - back
+        assert [r["step"] for r in run.rows()] == list(range(back))
+        assert [r["step"] for r in read_metrics(tmp_path / "tracked.jsonl")] == list(range(back))
+    assert [r["loss"] for r in read_metrics(tmp_path / "tracked.jsonl")] == [0, 1, 22, 23]
+    for begin, steps in ((0, [3]), (2, [2, 4])):
+        found = events(tmp_path / f"from {begin}")
+        assert [e.step for e in found if e.session_log.status == 1] == steps
+
+
+def test_rows_that_stay_are_on_disk_while_others_are_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = MetricsWriter(tmp_path / "metrics.jsonl")
+    for i in range(5):
+        metrics.log(i, {"loss": i / 2})
+    with monkeypatch.context() as m:
+        m.setattr(MetricsWriter, "_write", lambda self: None)  # the process ends here
+        assert metrics.cut(3) == 2
+        assert [r["step"] for r in read_metrics(metrics.path)] == [0, 1, 2]
+        metrics.log(3, {"loss": 9.0})  # it waits
+        metrics.log(4, {"loss": 9.0})
+        assert metrics.cut(4) == 1
+    metrics.close()
+    assert [r["step"] for r in read_metrics(metrics.path)] == [0, 1, 2, 3]
+
+
 def test_all_are_told_and_all_are_closed(tmp_path: Path) -> None:
     first, last = Kept(fails=True), Kept()
     both = Several([first, last])

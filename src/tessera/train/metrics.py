@@ -17,6 +17,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -86,12 +87,16 @@ class MetricsWriter:
         return os.pread(handle, os.fstat(handle).st_size, 0) + self._late
 
     def cut(self, step: int) -> int:
-        """Takes out the rows from `step` on, which are to come again; how many there were."""
-        rows = self.content().splitlines(keepends=True)
+        """Takes out the rows from `step` on, which are to come again; how many there were. Rows
+        before the first of them stay on disk all the time."""
+        content = self.content()
+        rows = content.splitlines(keepends=True)
         kept = [row for row in rows if _step(row) < step]
-        self._late = b"".join(kept)
-        self._file.truncate(0)
-        self._file.seek(0)
+        before = sum(map(len, takewhile(lambda row: _step(row) < step, rows)))
+        on_disk = min(before, len(content) - len(self._late))
+        self._late = b"".join(kept)[on_disk:]
+        self._file.truncate(on_disk)
+        self._file.seek(on_disk)
         self._write()
         return len(rows) - len(kept)
 

@@ -105,7 +105,7 @@ class Run:
             console = Console(quiet=True)
         self.progress = TrainProgress(steps, console=console)
         self._files = Files(self.folder, None if spare is None else Path(spare), self.progress.note)
-        others = Several(trackers, self.progress.note)
+        self._others = Several(trackers, self.progress.note)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in () if resume else CONTENTS:  # they would be taken for this run's
@@ -121,7 +121,7 @@ class Run:
             )
         except OSError as error:
             raise self._unfit(error) from None
-        self.tracker = Several([self.metrics, *others.trackers], self.progress.note)
+        self.tracker = Several([self.metrics, *self._others.trackers], self.progress.note)
         self.tracker.config(settings or {})
         self._times: list[float] = []
         self.made = 0
@@ -194,8 +194,10 @@ class Run:
         return read_metrics(self.metrics.path)
 
     def cut(self, step: int) -> int:
-        """Takes out the rows from `step` on, which is made once more; how many there were."""
+        """Takes out the rows from `step` on, which is made once more; how many there were. Trackers
+        are told so."""
         self.last, self.made = {}, step
+        self._others.cut(step)
         return self.metrics.cut(step)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 """Where do the numbers of a run go besides its folder? Trackers: TensorBoard, W&B, your own.
 
-A tracker is told the settings once and a row a step. Anything with these three methods is one:
+A tracker is told the settings once and a row a step. Anything with these three methods is one; one
+that has `cut(step)` too is told where a run goes back to, so that no step is in it twice:
 
 >>> class Printed:
 ...     def config(self, settings): print("settings", settings)
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.checks import one_of, unfit
+from ..core.checks import flag, one_of, unfit
 from ..core.devices import process_index
 from ..core.errors import UsageError, fail
 from .metrics import MetricsWriter, Value
@@ -69,6 +70,14 @@ class TensorBoard:
                 self._writer.add_scalar(name, float(value), step)
             elif value is not None:
                 self._writer.add_text(name, str(value), step)
+
+    def cut(self, step: int) -> None:
+        """Hides what was logged from `step` on, in this file and in those before it, as TensorBoard
+        does where a program was started again."""
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        again = SessionLog(status=SessionLog.START)
+        self._writer.file_writer.add_event(Event(step=step, session_log=again))
 
     def close(self) -> None:
         self._writer.close()
@@ -144,6 +153,14 @@ class Several:
                 self._told.add(id(t))
                 self._tell(f"run: {type(t).__name__} cannot write: {error.strerror or error}")
 
+    def cut(self, step: int) -> None:
+        """Tells those that have `cut`: the rows from `step` on come again."""
+        for t in self.trackers:
+            cut = getattr(t, "cut", None)
+            if callable(cut):
+                with self._going_on(t):
+                    cut(step)
+
     def close(self) -> None:
         first: Exception | None = None
         for t in self.trackers:
@@ -156,11 +173,14 @@ class Several:
             raise first
 
 
-def tracker(name: str, folder: str | Path) -> Tracker:
+def tracker(name: str, folder: str | Path, *, resume: bool = False) -> Tracker:
     """The tracker called `name`, writing below `folder`; of several processes the first one has it,
-    the others one that takes nothing. Raises UsageError for another name."""
+    the others one that takes nothing. With `resume` the rows of "jsonl" come after those that are
+    in its file. Raises UsageError for another name."""
     made: dict[str, Callable[[], Tracker]] = {
-        "jsonl": lambda: MetricsWriter(Path(folder, "tracked.jsonl")),
+        "jsonl": lambda: MetricsWriter(
+            Path(folder, "tracked.jsonl"), append=flag("tracker", "resume", resume)
+        ),
         "tensorboard": lambda: TensorBoard(Path(folder, "tensorboard")),
         "wandb": lambda: WandB(Path(folder, "wandb"), name=Path(folder).name),
     }

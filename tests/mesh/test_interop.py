@@ -196,6 +196,23 @@ def test_the_switch_says_how_many_devices() -> None:
     )
 
 
+def test_where_jax_ran_first_it_is_said_what_helps() -> None:
+    out = python(
+        "import jax, tessera as ts\n"
+        "jax.numpy.ones(3)\n"
+        "try:\n"
+        "    ts.tensor([1.0, 2.0], mesh=ts.dist.Mesh(('dp',), devices=2)).numpy()\n"
+        "except ts.BackendError as error:\n"
+        "    print(error)\n",
+        TESSERA_DEVICES="3",
+    )
+    assert "mesh: needs 2 devices, this machine has 1\n" in out
+    assert out.endswith(
+        'the mesh or jax.config.update("jax_num_cpu_devices", 2) before the first array of jax,'
+        " which started the backend\n"
+    )
+
+
 def test_a_switch_that_is_no_number_is_named() -> None:
     out = python("import tessera as ts; ts.mesh.auto()", TESSERA_DEVICES="many")
     assert "tessera.UsageError: TESSERA_DEVICES: 'many' is not a number of at least 1" in out

@@ -24,6 +24,7 @@ from .malloc import keep_pages
 # How many virtual devices a CPU backend starts with when nobody asks for more; each of several
 # processes has one.
 VIRTUAL = 8
+_started: list[bool] = []  # whether Tessera chose the number of devices, or others did before
 
 
 def start(needed: int = 1, mesh: Mesh | None = None) -> None:
@@ -39,6 +40,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         jax.config.update("jax_num_cpu_devices", _visible() or count)
         _show_only(visible_ids())
         keep_pages()
+        _started.append(True)
     _warn_of_others()
     kept_programs.start()
     _see_reductions()
@@ -46,6 +48,9 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     if have < needed:
         ids = visible_ids()
         more = f"{environment.DEVICES}={needed} (virtual CPU devices)"
+        if not _started:
+            asked = f'jax.config.update("jax_num_cpu_devices", {needed})'
+            more = f"the mesh or {asked} before the first array of jax, which started the backend"
         raise fail(
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",

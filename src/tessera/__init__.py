@@ -62,9 +62,10 @@ from .lang.engine import set_engine
 from .lang.function import function
 from .lang.functions import *  # noqa: F403  # all that it lists
 from .lang.grad import grad
-from .lang.jit import TraceWarning, jit
+from .lang.jit import jit
 from .lang.local.distribute import distribute
 from .lang.loop import map_chunks, scan
+from .lang.once import TraceWarning
 from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed

@@ -476,12 +476,13 @@ def test_reads_cut_and_writes_come_back(oracle: Oracle) -> None:
 
 
 def test_what_follows_a_read_is_compiled_once_for_all_values(oracle: Oracle) -> None:
-    seen = []
+    seen: list[float] = []
+    note = seen.append  # what a recorded function does to a list that it names is warned of
 
     @ts.jit
     def step(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
         loss = ts.mean((x @ w) ** 2)
-        seen.append(loss.item())
+        note(loss.item())
         last, _ = ts.scan(lambda row, x: (row + x, None), x[0], x)  # a body is compared too
         return ts.sum(last) - loss
 

@@ -123,9 +123,10 @@ def test_nothing_is_said_where_it_has_one(name: str, oracle: Oracle) -> None:
 def test_a_layer_sends_as_the_schedule_says(oracle: Oracle) -> None:
     """What its own transport leaves open; and a call by the layer has the layer's options."""
     said: list[str] = []
+    note = said.append
 
     def served(x: Any) -> ts.Tensor:
-        said.append(str(nn.moe_inspection(LAYER, x)))
+        note(str(nn.moe_inspection(LAYER, x)))
         return LAYER(x)
 
     schedule(epoch="hard")(served)(X)

@@ -61,11 +61,12 @@ def test_a_step_keeps_its_weights_and_names_them() -> None:
 
 
 def test_new_weights_need_no_recording() -> None:
-    recorded = []
+    recorded: list[int] = []
+    note = recorded.append
 
     @graph.training_step()
     def step(x: ts.Tensor) -> Any:
-        recorded.append(1)
+        note(1)
         loss = loss_of(block(x))
         return graph.backward(loss), loss
 

@@ -25,7 +25,7 @@ ZERO_3 = dist.strategy("zero_redundancy_optimizer", stage=3)
 def made(plan: Any = None, recorded: list[int] | None = None) -> Any:
     """The step of guide 3, 4.5, with stages and weights of its own."""
     ts.seed(0)
-    seen = [] if recorded is None else recorded
+    note = ([] if recorded is None else recorded).append
 
     @graph.stage("encoder")
     def encoder(x: ts.Tensor) -> ts.Tensor:
@@ -37,7 +37,7 @@ def made(plan: Any = None, recorded: list[int] | None = None) -> Any:
 
     @graph.training_step(module="DistTransformer", strategy=plan)
     def step(batch: dict[str, ts.Tensor]) -> Any:
-        seen.append(1)
+        note(1)
         out = decoder(encoder(batch["input"]))
         loss = op.cross_entropy(out, batch["labels"])
         grads = graph.backward(loss)

@@ -16,17 +16,18 @@ MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 
 
 def test_a_value_read_cuts_the_function_and_each_way_is_recorded_once() -> None:
-    seen = []
+    seen: list[str] = []
+    note = seen.append
 
     @ts.jit
     def step(x: ts.Tensor, state: dict[str, ts.Tensor]) -> ts.Tensor:
         y = ts.exp(x) * 2.0
         total = ts.sum(y)
         if ts.isfinite(total):
-            seen.append("finite")
+            note("finite")
             state["scale"] = state["scale"] * 2.0
             return y + 1.0
-        seen.append("not")
+        note("not")
         state["scale"] *= 0.5
         return y * 0.0
 
@@ -45,12 +46,13 @@ def test_a_value_read_cuts_the_function_and_each_way_is_recorded_once() -> None:
 
 
 def test_reads_in_a_row_and_numbers_in_text() -> None:
-    lines = []
+    lines: list[str] = []
+    note = lines.append
 
     @ts.jit
     def walk(x: ts.Tensor) -> ts.Tensor:
         total = ts.sum(x)
-        lines.append(f"{total:.1f}")
+        note(f"{total:.1f}")
         n = int(ts.max(x))
         for _ in range(n):
             x = x + 1.0
@@ -269,11 +271,12 @@ def test_a_dataclass_that_holds_tensors_is_a_container() -> None:
 
 
 def test_a_plan_is_recorded_once_and_runs_nothing() -> None:
-    recorded = []
+    recorded: list[tuple[int, ...]] = []
+    note = recorded.append
 
     @ts.jit
     def f(x: ts.Tensor) -> ts.Tensor:
-        recorded.append(x.shape)
+        note(x.shape)
         return dist.all_reduce(ts.tanh(x) @ x, "tp")
 
     x = dist.tensor((8, 8), "[8, 8@tp]", MESH)

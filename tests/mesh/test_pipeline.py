@@ -531,11 +531,12 @@ def test_few_microbatches_warn() -> None:
 
 def test_few_microbatches_warn_once_for_all_recordings() -> None:
     """New weights lie on their stages, so the second step is recorded anew."""
-    mesh, recorded = dist.Mesh.parse("pp=2"), []
+    mesh, recorded = dist.Mesh.parse("pp=2"), list[int]()
+    note = recorded.append
 
     @pipeline.run(mesh=mesh, microbatches=2)
     def model(w: dict[str, ts.Tensor], x: ts.Tensor) -> ts.Tensor:
-        recorded.append(1)
+        note(1)
         return ts.tanh(x @ w["a"]) @ w["b"]
 
     @ts.jit

@@ -446,11 +446,12 @@ def plain_layout(strategy: dist.Strategy, name: str, kind: str) -> str:
 
 
 def test_a_strategy_of_a_users_own_cuts_the_weights_of_a_local_body() -> None:
-    seen = []
+    seen: list[Any] = []
+    note = seen.append
 
     @ts.distribute(strategy=Columns("tp"), mesh=dist.Mesh.parse("tp=4"))
     def product(x: ts.Tensor, weights: ts.Tensor) -> ts.Tensor:
-        seen.append((x.shape, weights.shape))
+        note((x.shape, weights.shape))
         return x @ weights
 
     rng = np.random.default_rng(6)

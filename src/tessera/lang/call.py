@@ -14,6 +14,7 @@ from ..ir.graph.node import Node
 from .captured_names import Found, Outside, Place
 from .checks import bound
 from .mutations import changes, snapshot
+from .once import Once
 from .parameter import Parameter
 from .record import WHOLE, Frame, Recorder, Reframe, recording
 from .segments import Reads
@@ -35,6 +36,7 @@ class Recorded:
     found: Found
     places: dict[int, Place]  # of the tensors from outside, by their ids
     left: list[Tensor]  # what was put into places outside
+    once: list[str]  # what it did that a later call will not do
 
     def _mine(self, values: Sequence[Any]) -> list[int]:
         """Which of `values` are tensors of the recording."""
@@ -73,7 +75,7 @@ class Recorded:
             writes[i] = writes[i][0], None
         written = Written(
             spec, leaves, slots, writes, written_slots, removed, self.found.writes,
-            recorder.host_outputs, [place[id(o.box)] for o in opened], same,
+            self.found.values, recorder.host_outputs, [place[id(o.box)] for o in opened], same,
             [(a.holder, a.name) for a in assigned],
         )  # fmt: skip
         nodes = [recorder.node(t) for t in results]
@@ -123,6 +125,7 @@ class Call:
         inputs, bindings = self._inputs(recorder, reads)
         args, kwargs = unflatten(self.spec, self.leaves)
         outside = Outside(self.fn, [*args, *kwargs.values()], self.owners)
+        once = Once(self.fn, outside.before)
         try:
             with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
@@ -135,7 +138,8 @@ class Call:
             found, places, left = outside.end(recorder)
         finally:
             outside.restore(recorder)
-        return Recorded(recorder, args, kwargs, before, out, found, places, left)
+        said = once.done(outside.after)
+        return Recorded(recorder, args, kwargs, before, out, found, places, left, said)
 
     def _inputs(
         self, recorder: Recorder, reads: Reads

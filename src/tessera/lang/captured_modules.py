@@ -26,6 +26,7 @@ def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
         if type(t) is Parameter and id(t) not in changes.born:
             boxes[id(t)] = t
     modules |= {id(a.holder): a.holder for a in changes.assigned.values()}
+    modules |= {id(holder): holder for holder, _ in changes.noted.values()}
     below = _below(known) | _below(modules.values())
     have = {id(x) for x in known}
     new = [m for i, m in modules.items() if i not in below and i not in have]

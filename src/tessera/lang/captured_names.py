@@ -3,7 +3,8 @@
 The globals and closure cells that its code names, and the attributes that it names of objects found
 there, are places. They are read anew at each call: a tensor put there since is used, and anything
 else that changed means another recording. A tensor that the function itself puts into such a place
-is a result, and is put there after each call.
+is a result, and is put there after each call; so is a number, of which each that was there before
+means a recording of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,10 @@ class Place:
         except (LookupError, AttributeError, ValueError, TypeError):
             return GONE
 
+    def mark(self) -> object:
+        """What of it is compared between calls."""
+        return _mark(self.now())
+
     def _at(self, path: tuple[tuple[bool, Any], ...]) -> Any:
         x = self.root[self.key] if isinstance(self.root, dict) else self.root.cell_contents
         for attribute, key in path:
@@ -92,6 +98,7 @@ def _mark(x: Any) -> object:
     return kept(x) if isinstance(x, _VALUES) else Same(x)
 
 
+_PLAIN = (int, float, complex, str, bytes, type(None), np.generic, Enum)
 _VALUES = (
     int, float, complex, str, bytes, bytearray, type(None), set, frozenset, deque, np.ndarray,
     np.generic,
@@ -105,15 +112,19 @@ class Found:
     tensors: list[tuple[object, list[Place]]] = field(default_factory=list)  # (type, where it is)
     others: list[tuple[Place, object]] = field(default_factory=list)  # (place, its mark)
     writes: list[Place] = field(default_factory=list)
+    values: list[tuple[Place, object]] = field(default_factory=list)  # (place, what is put there)
 
-    def same(self) -> bool:
-        """Whether the recording still stands for a call now."""
+    def same(self, begun: bool = False) -> bool:
+        """Whether the recording still stands for a call now; `begun`: but for what is there where
+        nothing was."""
         for kind, places in self.tensors:
             t = places[0].now()
             if type(t) is not Tensor or t.type != kind or any(p.now() is not t for p in places[1:]):
                 return False
         for place, mark in self.others:
             x = place.now()
+            if begun and type(mark) is Same and mark.x is GONE:
+                continue
             if not (x is mark.x if type(mark) is Same else _mark(x) == mark):
                 return False
         return True
@@ -133,39 +144,70 @@ class Outside:
     def end(self, recorder: Recorder) -> tuple[Found, dict[int, Place], list[Tensor]]:
         """(what was found, the place of each tensor that the recording uses by its id, what it put
         into `writes`)."""
-        after = _look(*self._args)
+        before, after = self._looked(recorder)
+        self.after = after
+        written = _written(before, after, recorder)
+        wrote = {p.name for p, _ in written}
         found = Found()
         used = {id(t): t.type for t, _ in recorder.captured}
         groups: dict[int, list[Place]] = {}
-        for name, (place, x, mark) in self.before.items():
+        for name, (place, x, mark) in before.items():
+            if place.above in wrote:  # an item of a tuple
+                wrote.add(name)
             if type(x) is Tensor:
                 if id(x) in used:
                     groups.setdefault(id(x), []).append(place)
-            # What the function changed by itself it would change at each recording anew.
-            elif name in after and after[name][2] == mark:
+            # What else the function changed it would change at each recording anew.
+            elif name in wrote or (name in after and after[name][2] == mark):
                 found.others.append((place, mark))
+        found.others += [(p, Same(GONE)) for p, _ in written if p.name not in before]
         found.tensors = [(used[i], places) for i, places in groups.items()]
-        new = self._set(after, recorder)
-        found.writes = [p for p, _ in new]
-        return found, {i: places[0] for i, places in groups.items()}, [x for _, x in new]
+        tensors = [(p, x) for p, x in written if isinstance(x, Tensor)]
+        found.writes = [p for p, _ in tensors]
+        found.values = [(p, x) for p, x in written if not isinstance(x, Tensor)]
+        return found, {i: places[0] for i, places in groups.items()}, [x for _, x in tensors]
 
     def restore(self, recorder: Recorder) -> None:
-        """Puts back what was in the places into which the function has put its tensors."""
-        for place, _ in self._set(_look(*self._args), recorder):
-            place.put(self.before[place.name][1] if place.name in self.before else GONE)
+        """Puts back what was in the places into which the function has put tensors and numbers."""
+        before, after = self._looked(recorder)
+        for place, _ in _written(before, after, recorder):
+            place.put(before[place.name][1] if place.name in before else GONE)
 
-    def _set(self, after: Looked, recorder: Recorder) -> list[tuple[Place, Tensor]]:
-        """The places that the function set to its tensors: they, or what they are in, were there
-        before. A list is no such place: it would grow with each recording."""
-        out = []
-        for place, x, _ in after.values():
-            if isinstance(x, Tensor) and x._trace is recorder:
-                name = place.above
-                holder = None if name is None else after[name][1]
-                was = name is None or (name in self.before and self.before[name][1] is holder)
-                if was and not isinstance(holder, (list, tuple)):
-                    out.append((place, x))
-        return out
+    def _looked(self, recorder: Recorder) -> tuple[Looked, Looked]:
+        """All places before the recording and now, with the attributes of modules that it set."""
+        before, after = dict(self.before), _look(*self._args)
+        for (_, name), (holder, was) in recorder.changes.noted.items():
+            place = Place(holder.__dict__, name, f"{type(holder).__name__}.{name}")
+            for looked, x in (before, was), (after, holder.__dict__.get(name, GONE)):
+                if x is not GONE:
+                    looked[place.name] = place, x, _mark(x)
+        return before, after
+
+
+def _written(before: Looked, after: Looked, recorder: Recorder) -> list[tuple[Place, Any]]:
+    """The places that the function set to its tensors, and to numbers and their like: they, or what
+    they are in, were there before. A list that grew would do so at each recording."""
+    out = []
+    for place, x, _ in after.values():
+        name, holder, grew = place.above, None, False
+        if name is not None:
+            holder = after[name][1]
+            if name not in before or before[name][1] is not holder or isinstance(holder, tuple):
+                continue
+            grew = before[name][2] != after[name][2]
+        if isinstance(x, Tensor):
+            if x._trace is recorder and not isinstance(holder, list):
+                out.append((place, x))
+        elif is_plain(x) and not (isinstance(holder, list) and grew):
+            was = before.get(place.name)
+            if was is None or kept(was[1]) != kept(x):
+                out.append((place, x))
+    return out
+
+
+def is_plain(x: Any) -> bool:
+    """Whether `x` is a number, or its like, that cannot change by itself."""
+    return isinstance(x, _PLAIN) or (isinstance(x, tuple) and all(map(is_plain, x)))
 
 
 def places_of(fn: Any, tensors: Iterable[Tensor]) -> list[tuple[Place, Tensor]]:
@@ -189,7 +231,7 @@ def _look(fn: Any, arguments: list[Any], own: list[Any]) -> Looked:
             seen.add(id(f))
             todo += _parts(f)
             if isinstance(f, types.FunctionType) and _is_theirs(f, package):
-                names.update(_names(f.__code__))
+                names.update(names_in(f.__code__))
                 for place in variables(f):
                     roots.setdefault(place.name, place)
                     x = place.now()
@@ -232,16 +274,17 @@ def _expand(place: Place, x: Any, names: set[str], out: Looked) -> None:
                 _expand(place.below(True, name), below, names, out)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """The globals and attributes that it names, and those of the functions in it."""
     yield from code.co_names
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
-            yield from _names(c)
+            yield from names_in(c)
 
 
 def variables(f: types.FunctionType) -> Iterator[Place]:
     """The globals and the closure cells that the code of `f` names."""
-    for name in dict.fromkeys(_names(f.__code__)):
+    for name in dict.fromkeys(names_in(f.__code__)):
         if name in f.__globals__:
             yield Place(f.__globals__, name, name)
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):

@@ -51,6 +51,8 @@ class Changes:
     def __init__(self) -> None:
         self.boxes: dict[int, Opened] = {}
         self.assigned: dict[tuple[int, str], Assigned] = {}
+        # (id of a module from outside, name of what it set to a number) -> (module, what was there)
+        self.noted: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
 
     def hold(self, box: Box) -> Opened | None:
@@ -68,6 +70,14 @@ class Changes:
         before = {name: now[name]} if name in now else {}
         first = before if known is None else known.before
         self.assigned[id(holder), name] = Assigned(holder, name, first, last)
+
+    def note(self, holder: Any, name: str, absent: object) -> None:
+        """Notes what the attribute `name` of the module `holder` is before it is set to a number:
+        `absent` if there is none."""
+        if id(holder) not in self.born:
+            known = self.assigned.get((id(holder), name))
+            before = (holder.__dict__ if known is None else known.before).get(name, absent)
+            self.noted.setdefault((id(holder), name), (holder, before))
 
     def content(self, t: Tensor) -> Tensor:
         """`t`, or what was in it when it is a box that the recording uses."""
@@ -89,4 +99,5 @@ class Changes:
         """Lets go of all of it."""
         self.boxes.clear()
         self.assigned.clear()
+        self.noted.clear()
         self.born.clear()

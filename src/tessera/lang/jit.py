@@ -37,6 +37,7 @@ from .checks import bound, signature_of
 from .engine import Program, engine
 from .host_data import engine_array
 from .leaks import need_none_left
+from .once import TraceWarning, warn
 from .operands import as_tensor
 from .parameter import Parameter
 from .record import Recorder, current
@@ -51,10 +52,6 @@ Straight = tuple[Callable[[list[Any]], list[Any]], Sequence[TensorType]]
 _data_of = attrgetter("_data")
 MOST_ENTRIES = 64
 """Variants of a function that are kept for one structure of arguments; the oldest goes."""
-
-
-class TraceWarning(UserWarning):
-    """Warns that a function is recorded again and again, as its arguments differ at each call."""
 
 
 class Jit(Generic[P, R]):
@@ -79,6 +76,7 @@ class Jit(Generic[P, R]):
         # Of the last recording: the Schedule where it is not the plan of the graph.
         self._last: tuple[Builder, list[Node], Schedule | None] | None = None
         self._recordings = 0
+        self._said: set[str] = set()  # what it was warned of
         self._owners: set[type] = set()  # classes that it is a method of
         self._around: list[Any] = []  # modules and parameters from outside: captured_modules.py
 
@@ -294,16 +292,17 @@ class Jit(Generic[P, R]):
         the leaves of what is around it."""
         self._warn(bool(values), entry, spec)
         try:
-            more, made = self._recorded(entry, leaves, more, spec, values)
+            more, made, once = self._recorded(entry, leaves, more, spec, values)
         except BaseException:
             self._recordings -= not values
             raise
         need_none_left(self.name, made)
+        warn(self.name, once, self._said)
         return more
 
     def _recorded(
         self, entry: Entry, leaves: list[Any], more: list[Any], spec: Spec, values: list[Any]
-    ) -> tuple[list[Any], list[ref[Tensor]]]:
+    ) -> tuple[list[Any], list[ref[Tensor]], list[str]]:
         own = [i for i in entry.dynamic if i < len(leaves)]
         call = Call(self.fn, self.name, self._signature, self._owners, leaves, spec, own)
         reads = Reads(list(values), lambda: entry.pick(leaves + more))
@@ -312,7 +311,7 @@ class Jit(Generic[P, R]):
             entry.found.append(done.found)
         now = self._covered(entry, leaves, more, done.recorder)
         self._settle(entry, entry.pick(leaves + now), done, reads)
-        return now, done.recorder.left()
+        return now, done.recorder.left(), done.once
 
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:
         """Makes of what was recorded the programs of `entry`, of the call with these tensors."""
@@ -350,7 +349,7 @@ class Jit(Generic[P, R]):
         """Warns, once, when the function has been recorded for the third time, and says which
         argument keeps changing. One that goes on with other devices is recorded for them."""
         others = (e for k, same in self._entries.items() if k[0] == spec for e in same)
-        if not along_a_cut and any(e.logical() == entry.logical() for e in others):
+        if not along_a_cut and any(e.leads_to(entry) for e in others):
             return
         self._recordings += not along_a_cut
         # One recording for each size that arguments are padded to is what was asked for.
@@ -360,7 +359,8 @@ class Jit(Generic[P, R]):
             structures = dict.fromkeys([*(k[0] for k in self._entries), spec])
             names = [list(map(path_name, call_paths(self._signature, s))) for s in structures]
             if len(before) > 1 or len(self._entries) == 1:
-                what = changing([*reversed(before), entry], names[[*structures].index(spec)])
+                mine = [*names[[*structures].index(spec)], *self._names_around()]
+                what = changing([*reversed(before), entry], mine)
             else:
                 what = restructured(names)
             warnings.warn(
@@ -369,6 +369,11 @@ class Jit(Generic[P, R]):
                 TraceWarning,
                 stacklevel=lines_up(),
             )
+
+    def _names_around(self) -> list[str]:
+        """The names of the leaves of what is around its arguments."""
+        kinds = [type(x).__name__ for x in self._around]
+        return [path_name((kinds[i], *rest)) for i, *rest in spec_paths(flatten(self._around)[1])]
 
 
 # -- parts of a call ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..core.layout import TensorType
 from .cache_entry import Entry
+from .captured_names import GONE, Place
 from .static_arguments import Same
 
 _FEW = 3
@@ -22,13 +23,14 @@ def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
             known = seen.setdefault(i, [])
             if not any(_equal(value, v) for v in known):
                 known.append(value)
-    rows = [(i, vs) for i, vs in sorted(seen.items()) if len(vs) > 1 and i < len(names)]
+    rows = [(names[i], vs) for i, vs in sorted(seen.items()) if i < len(names)]
+    rows = [(name, vs) for name, vs in dict([*rows, *_outside(entries)]).items() if len(vs) > 1]
     if not rows:
         return (
             "its settings, or something that it finds outside of itself, keep changing; give it"
             " what changes as an argument, a number as a tensor, ts.tensor(x)"
         )
-    said = " and ".join(f"{names[i]} was {', then '.join(_texts(vs))}" for i, vs in rows[:_FEW])
+    said = " and ".join(f"{name} was {', then '.join(_texts(vs))}" for name, vs in rows[:_FEW])
     if len(rows) > _FEW:
         said += f", and {len(rows) - _FEW} more"
     every = [v for _, vs in rows for v in vs]
@@ -37,6 +39,20 @@ def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
     if any(isinstance(v, (int, float)) for v in every):
         return f"{said}; pass a number that changes as a tensor, ts.tensor(x)"
     return f"{said}; give the same object, or one that is equal to it (a dataclass, say)"
+
+
+def _outside(entries: Sequence[Entry]) -> list[tuple[str, list[object]]]:
+    """What `entries` found outside of their function, by name; and what is there now."""
+    seen: dict[object, tuple[Place, list[object]]] = {}
+    for place, mark in (row for e in entries for found in e.found for row in found.others):
+        known = seen.setdefault(place.name, (place, []))[1]
+        if not any(_equal(mark, v) for v in known):
+            known.append(mark)
+    for place, known in seen.values():
+        now = place.mark()
+        if not any(_equal(now, v) for v in known):
+            known.append(now)
+    return [(place.label, vs) for place, vs in seen.values()]
 
 
 def restructured(structures: Sequence[Sequence[str]]) -> str:
@@ -75,6 +91,10 @@ def _texts(values: Sequence[object]) -> list[str]:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Same) and value.x is GONE:
+        return "not there"
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
+        return f"a {value[0].__name__} of others"  # its size, or its keys
     if isinstance(value, Same):
         return f"one object of class {type(value.x).__name__}"
     text = str(value) if isinstance(value, TensorType) else repr(value)

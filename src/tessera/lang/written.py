@@ -27,14 +27,16 @@ class Written:
     written_slots: list[int]  # which of `writes` take the program's further results
     removed: list[Path]
     outside: list[Place]  # where further results go
+    values: list[tuple[Place, object]]  # what else goes to places outside
     host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
     assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
 
     def __post_init__(self) -> None:
-        into = self.writes, self.removed, self.outside, self.fills, self.assigned, self.host_outputs
-        self.plain = len(self.slots) == len(self.leaves) and not any(into)
+        into = self.writes, self.removed, self.outside, self.values, self.fills, self.assigned
+        calm = not any(into) and not self.host_outputs
+        self.plain = calm and len(self.slots) == len(self.leaves)
 
     def give(
         self,
@@ -89,3 +91,5 @@ class Written:
             setattr(holder, name, next(rest))
         for place in self.outside:
             place.put(next(rest))
+        for place, x in self.values:
+            place.put(x)

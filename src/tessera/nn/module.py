@@ -21,6 +21,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.peers import SPACES, no_name
+from ..lang.captured_names import GONE, is_plain
 from ..lang.create import Init, dist_tensor
 from ..lang.host_data import engine_array
 from ..lang.operands import as_tensor
@@ -99,6 +100,8 @@ class Module:
             recorder = current()
             if recorder is not None and recorder.outlives(self):
                 value = recorder.assign(self, name, value)
+        elif is_plain(value) and (recorder := current()) is not None:
+            recorder.root.changes.note(self, name, GONE)
         object.__setattr__(self, name, value)
         for t in direct(value):
             t.home = weakref.ref(self)

@@ -140,10 +140,11 @@ class _Settings:
 def _change(name: str, make: Any, change: Any, read: Any) -> None:
     @row(f"a static argument is changed in place: {name}")
     def call() -> None:
-        counted = []
+        counted: list[int] = []
+        note = counted.append
 
         def f(x: ts.Tensor, given: Any) -> ts.Tensor:
-            counted.append(1)
+            note(1)
             return x * read(given)
 
         compiled, given, x = ts.jit(f), make(), ts.tensor(X)
@@ -204,9 +205,10 @@ def _read_anew(name: str, read: Any, bind: Any) -> None:
     @row(f"a compiled function reads {name}, which is bound anew between calls")
     def call() -> None:
         counted: list[int] = []
+        note = counted.append
 
         def f(x: ts.Tensor) -> ts.Tensor:
-            counted.append(1)
+            note(1)
             return x @ read()
 
         compiled, x = ts.jit(f), ts.tensor(X)
@@ -433,11 +435,12 @@ def registered_written() -> None:
 
 @row("a static argument holds what cannot be copied: a type with its mesh, a view of bytes")
 def not_copied() -> None:
-    calls = []
+    calls: list[Any] = []
+    note = calls.append
 
     @ts.jit
     def doubled(x: ts.Tensor, how: Any) -> ts.Tensor:
-        calls.append(how)
+        note(how)
         return x * (2 if how is None else 3)
 
     t = ts.tensor(X, mesh=MESH, layout="[8@dp, 4]").type

@@ -1,0 +1,126 @@
+"""What does a function do while it is recorded that its later calls will not do again?
+
+It draws from Python's or NumPy's random numbers, takes the next item of an iterator, reads the
+clock, or changes a list from outside. The program has what came of it as a constant, and nobody
+would see that: so it is said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import time
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import caller, lines_up
+from .captured_names import Looked, names_in, variables
+from .static_arguments import kept
+
+_CLOCKS = {
+    "now", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
+    "process_time_ns", "thread_time", "time_ns", "today", "utcnow",
+}  # fmt: skip
+_GROWING = (list, set, deque, bytearray, np.ndarray)
+_DRAWN = "use ts.random, or give what is drawn as an argument"
+
+
+class TraceWarning(UserWarning):
+    """Warns that a function is recorded again and again, as its arguments differ at each call, or
+    that it does something while it is recorded that later calls will not do."""
+
+
+class Once:
+    """What there is to be drawn from before `fn` is recorded, which finds `looked` outside."""
+
+    def __init__(self, fn: Any, looked: Looked) -> None:
+        self._fn, self._looked = fn, looked
+        self._before = [(label, ask, ask()) for label, ask in _sources(looked)]
+
+    def done(self, after: Looked) -> list[str]:
+        """What was done once, with the way out of each."""
+        rows = [
+            f"draws from {label} while it is recorded; later calls use the same numbers: {_DRAWN}"
+            for label, ask, was in self._before
+            if ask() != was
+        ]
+        code = _code(self._fn)
+        if code is not None and "next" in names_in(code.__code__):
+            rows += [
+                f"takes from the iterator {place.label} while it is recorded; later calls use the"
+                " same item: take it before the call, and give it as an argument"
+                for place, x, _ in self._looked.values()
+                if isinstance(x, Iterator)
+            ]
+        if code is not None and (clock := _clock(code)):
+            rows.append(
+                f"reads the clock ({clock}) while it is recorded; later calls use the same time:"
+                " read it outside, around the call"
+            )
+        for name, (place, x, mark) in self._looked.items():
+            now = after.get(name)
+            if isinstance(x, _GROWING) and now is not None and now[1] is x and now[2] != mark:
+                rows.append(
+                    f"changes {place.label}, from outside, while it is recorded; later calls do not"
+                    " do it again: return what goes there, and put it there after the call"
+                )
+        return rows
+
+
+def warn(who: str, rows: Iterable[str], known: set[str]) -> None:
+    """Warns of each of `rows` that is not `known`, of the function `who`."""
+    for row in rows:
+        if row not in known:
+            known.add(row)
+            text = f"{who} ({caller() or 'here'}) {row}"
+            warnings.warn(text, TraceWarning, stacklevel=lines_up())
+
+
+def _sources(looked: Looked) -> Iterable[tuple[str, Callable[[], object]]]:
+    """(name, what tells its state) of all that can be drawn from."""
+    out: dict[int, tuple[str, Callable[[], object]]] = {
+        id(random): ("random", random.getstate),
+        id(np.random): ("np.random", lambda: kept(np.random.get_state(legacy=False))),
+    }
+    for place, x, _ in looked.values():
+        ask = _asked(x)
+        if ask is not None:
+            out.setdefault(id(x), (place.label, ask))
+    return out.values()
+
+
+def _asked(x: Any) -> Callable[[], object] | None:
+    if isinstance(x, np.random.Generator):
+        return lambda: kept(x.bit_generator.state)
+    if isinstance(x, np.random.RandomState):
+        return lambda: kept(x.get_state(legacy=False))
+    return x.getstate if isinstance(x, random.Random) else None
+
+
+def _code(fn: Any) -> types.FunctionType | None:
+    """The function whose code runs when `fn` is called."""
+    fn = inspect.unwrap(getattr(fn, "__func__", fn))
+    if not isinstance(fn, types.FunctionType):
+        fn = inspect.unwrap(type(fn).__call__)
+    return fn if isinstance(fn, types.FunctionType) else None
+
+
+def _clock(f: types.FunctionType) -> str:
+    """How `f` names the clock that it reads; "" if it reads none."""
+    names = set(names_in(f.__code__))
+    for place in variables(f):
+        x = place.now()
+        if x is time and not names & (set(vars(time)) - {"time"}):
+            return "time.time"
+        if (x is time or x is datetime or x is sys.modules["datetime"]) and names & _CLOCKS:
+            return f"{place.label}.{min(names & _CLOCKS)}"
+        if x is not None and any(x is getattr(time, n, None) for n in ("time", *_CLOCKS)):
+            return place.label
+    return ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Timer
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.progress import Progress
 from ..core.checks import flag, unfit
 from ..core.devices import process_index
 from ..core.dtypes import DType, dtype_of
-from ..core.errors import CheckpointError, UsageError, fail
+from ..core.errors import CheckpointError, UsageError, fail, warn_no_effect
 from ..core.layout import TensorType
 from ..core.wording import nearest
 from ..lang import random
@@ -21,9 +22,10 @@ from ..lang.create import tensor
 from ..lang.engine import engine
 from ..lang.offloaded import where_lies
 from ..lang.operands import as_tensor
+from ..lang.parameter import Parameter, fits
 from ..lang.tensor import Tensor
-from ..lang.tree import flatten, unflatten
-from ..nn.module import Module
+from ..lang.tree import flatten, tree_fill, unflatten
+from ..nn.module import Module, put_buffer
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .manifest import Manifest
 from .pieces import Reader
@@ -35,7 +37,7 @@ SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` found. `tensors` and `optimizer` are trees like those that were given to it, or
+    """What `load` found. `tensors` and `optimizer` are the trees that were given to it, filled, or
     dicts by name; `step`, `metrics` and `state` are as they were saved."""
 
     tag: str
@@ -45,6 +47,22 @@ class Checkpoint:
     metrics: dict[str, float]
     state: Any
     manifest: Manifest
+    _only_here: set[str] = field(default_factory=set, repr=False, compare=False)
+    """Which trees could not be filled, and nobody has read here yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("tensors", "optimizer"):
+            object.__getattribute__(self, "_only_here").discard(name)
+        return object.__getattribute__(self, name)
+
+    def __del__(self) -> None:
+        for name in () if sys.is_finalizing() else self.__dict__.get("_only_here", ()):
+            warn_no_effect(
+                f"checkpoint.load: {name}",
+                "what it was given cannot be changed, and what was loaded was never read",
+                means="what was given has the values of before",
+                fix=f"write {name} = checkpoint.load(...).{name}, or give a dict",
+            )
 
 
 def load(
@@ -62,10 +80,15 @@ def load(
     `tensors` (a module or a tree of tensors) and `optimizer` (a tree) say where everything goes:
     each tensor comes back in the layout, on the mesh and in the dtype of the one at its place (in
     host memory where that one waits there), and each process reads only the blocks that its devices
-    hold. A module is changed in place. Without them there are dicts by name, whose tensors have no
-    mesh. `only` are patterns of names, such as
-    "blocks.0.*"; the rest stays as it is given. `dtype` is that of all floats. With
-    `restore_random` the random generator stands where it stood.
+    hold. Without them there are dicts by name, whose tensors have no mesh.
+
+    What is given is filled: modules, weights, dicts, lists and dataclasses have the new values
+    afterwards; so has a model, of its `parameters()` or its `state_dict()`. A tuple, a frozen
+    dataclass or a single tensor cannot change: the new one is only in the result, and an
+    OptionWarning says so if it is not read there.
+
+    `only` are patterns of names, such as "blocks.0.*"; the rest stays as it is given. `dtype` is
+    that of all floats. With `restore_random` the random generator stands where it stood.
 
     Raises CheckpointError if it is not there, is damaged or does not fit: with the names.
     """
@@ -88,19 +111,23 @@ def loaded(
     only: Sequence[str] = (),
     want: DType | None = None,
     restore_random: bool = True,
+    fill: bool = True,
 ) -> Checkpoint:
-    """As `load`; `want` is the dtype of all floats."""
+    """As `load`; `want` is the dtype of all floats. Without `fill` all but a module stays as it
+    was given, and new trees are in the result."""
     manifest = manifest_of(storage, tag)
     _see_patterns(manifest, only)
-    read = _Read(manifest, reader(storage, manifest), only, want)
+    read = _Read(manifest, reader(storage, manifest), only, want, fill)
+    trees = {"tensors": tensors, "optimizer": optimizer}
+    rows = {kind: read.rows(kind, like) for kind, like in trees.items()}
     with read.bar:
-        new_tensors = read.tree("tensors", tensors)
-        new_optimizer = read.tree("optimizer", optimizer)
+        new = {kind: read.tree(kind, like, rows[kind]) for kind, like in trees.items()}
     if restore_random:
         random.set_state(manifest.random)
+    lost = {k for k, like in trees.items() if fill and like is not None and new[k] is not like}
     return Checkpoint(
-        manifest.tag, new_tensors, new_optimizer, manifest.step, manifest.metrics,
-        manifest.state, manifest,
+        manifest.tag, new["tensors"], new["optimizer"], manifest.step, manifest.metrics,
+        manifest.state, manifest, lost,
     )  # fmt: skip
 
 
@@ -116,6 +143,21 @@ def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
                 [("names", nearest(p, bare, 3))],
                 fix='a name as it is, or with "*" for any letters: only="blocks.0.*"',
             )
+
+
+def _put(old: Any, new: Any) -> Any:
+    """What stands in place of the leaf `old`: a weight itself, with the value `new`. A module whose
+    weight or buffer `old` is has the new one too."""
+    if new is old or not isinstance(old, Tensor):
+        return new
+    if isinstance(old, Parameter):
+        old.put(new)
+        return old
+    if new.dtype is old.dtype:
+        if isinstance(old.box, Parameter) and old.box.now() is old:
+            old.box.put(new)
+        put_buffer(old, new)
+    return new
 
 
 class _Bar:
@@ -143,21 +185,37 @@ class _Bar:
 
 class _Read:
     def __init__(
-        self, manifest: Manifest, source: Reader, only: Sequence[str], want: DType | None
+        self,
+        manifest: Manifest,
+        source: Reader,
+        only: Sequence[str],
+        want: DType | None,
+        fill: bool,
     ) -> None:
         self.manifest, self.source, self.only, self.want = manifest, source, only, want
+        self.fill = fill
         self.bar = _Bar(sum(t.nbytes for n, t in manifest.tensors.items() if self._wanted(n)))
 
-    def tree(self, kind: str, like: Any) -> Any:
+    def rows(self, kind: str, like: Any) -> Sequence[tuple[str, Any]]:
+        """(name, leaf) of each leaf of `like`. Raises CheckpointError if they do not fit."""
+        found = leaves(kind, like)
+        if like is not None:
+            self._see_names(kind, found)
+        return found
+
+    def tree(self, kind: str, like: Any, rows: Sequence[tuple[str, Any]]) -> Any:
         if like is None:
             return self._by_name(kind)
-        rows = leaves(kind, like)
-        self._see_names(kind, rows)
         new = [self._leaf(name, x) for name, x in rows]
         if isinstance(like, Module):
             like.load_state_dict({n.partition("/")[2]: x for (n, _), x in zip(rows, new)})
             return like
-        return unflatten(flatten(like)[1], new)
+        if not self.fill:
+            return unflatten(flatten(like)[1], new)
+        for (name, x), value in zip(rows, new):
+            if isinstance(x, Parameter) and value is not x:
+                fits(f"checkpoint.load: {name}", x, value, "leave dtype= out, or load by name")
+        return tree_fill(like, iter([_put(x, value) for (_, x), value in zip(rows, new)]))
 
     def _by_name(self, kind: str) -> Any:
         """A dict by name; what was saved as one tensor or number by itself."""

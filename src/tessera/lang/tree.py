@@ -255,6 +255,31 @@ def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> An
     return unflatten(spec, [x for x in new if x is not None])
 
 
+def tree_fill(tree: Any, leaves: Iterator[Any]) -> Any:
+    """`tree` with the next of `leaves` in it. What can change is changed itself: dicts, lists,
+    modules and dataclasses. The rest, such as tuples, is made anew where something in it is new."""
+    found = None if tree is None else _open(tree)
+    if found is None:
+        return None if tree is None else next(leaves)
+    kind, keys, values = found
+    names = range(keys) if isinstance(keys, int) else keys
+    new = [tree_fill(x, leaves) for x in values]
+    if all(a is b for a, b in zip(values, new, strict=True)):
+        return tree
+    if kind in (dict, list):
+        for name, x in zip(names, new, strict=True):  # type: ignore[call-overload]
+            tree[name] = x
+        return tree
+    frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", True)
+    if kind not in _REGISTERED and (isinstance(keys, Foreign) or frozen):
+        spec = (kind, keys, tuple([LEAF if x is not None else EMPTY for x in new]))
+        return unflatten(spec, [x for x in new if x is not None])
+    for name, old, x in zip(names, values, new, strict=True):  # type: ignore[call-overload]
+        if x is not old:
+            setattr(tree, name, x)
+    return tree
+
+
 def aligned(spec: Spec, other: Any) -> list[Any]:
     """The leaves of `other` in the order of `spec`, matched by path."""
     leaves, other_spec = flatten(other)

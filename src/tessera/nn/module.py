@@ -416,6 +416,14 @@ def _equal(a: Any, b: Any) -> bool:
     return x.shape == y.shape and bool((x == y).all())
 
 
+def put_buffer(old: Tensor, new: Tensor) -> None:
+    """Puts `new` in place of `old` where that is a buffer of a module."""
+    module = old.home() if old.home is not None else None
+    for name, t in _tensors(module, "") if module is not None else ():
+        if t is old:
+            return _set(module, name.split("."), new)
+
+
 def _set(holder: Any, path: list[str], t: Tensor) -> None:
     """Puts `t` where the dotted name `path` points, through attributes, lists and dicts."""
     for key in path[:-1]:

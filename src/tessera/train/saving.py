@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
-from ..checkpoint.listing import manifests, verified
+from ..checkpoint.listing import manifests, named, verified
 from ..checkpoint.loading import loaded
 from ..checkpoint.storage import Storage
 from ..core.checks import unfit, whole
@@ -102,7 +102,8 @@ def load_checkpoint(
     if tensors is not None:
         tensors.pop("config", None)
     tag = None if step is None else step_tag(whole("load_checkpoint", "the step", step, 0))
-    found = checkpoint.load(tag, weights, tensors, root=folder)
+    place = Storage(folder)
+    found = loaded(place, named(place, tag), weights, tensors, fill=False)
     about = found.state
     if not isinstance(about, dict) or not about.get("config") or found.step is None:
         raise fail(

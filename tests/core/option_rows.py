@@ -405,6 +405,14 @@ def gpt(**k: Any) -> Any:
     return {n: str(w.type) for n, w in weights.items()}, graph.trace(step, weights, ids).text
 
 
+def value_and_slope(has_aux: bool = False, **k: Any) -> Any:
+    def loss(x: Tensor, y: Tensor) -> Any:
+        return (ts.sum(x * x * y), y) if has_aux else ts.sum(x * x * y)
+
+    return ts.value_and_grad(loss, has_aux=has_aux, **k)(ts.tensor(A), ts.tensor(A))
+
+
+row("tessera.value_and_grad", value_and_slope, argnums=1, has_aux=True)
 row("tessera.nn.GPTConfig", gpt, {}, vocab=16, seq=8, d=16, layers=3, heads=4, kv_heads=1,
     hidden=8, norm="rms", activation="swiglu", positions="rotary", tied=True, dropout=0.1,
     loop=True, remat=True, head_size=8, norm_eps=0.5, biases=("qkv",), experts=2,

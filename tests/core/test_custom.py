@@ -185,6 +185,19 @@ def test_what_is_not_a_custom_gradient_is_said_so() -> None:
 
 
 # -- value_and_grad, vjp --------------------------------------------------------------------------
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda x: ts.value_and_grad(lambda v: v.sum(), argnums=1)(x), "its gradient is by argument 1"),
+    (lambda x: ts.value_and_grad(lambda v: v.sum(), argnums="v")(x), "argnums cannot be 'v'"),
+    (lambda x: ts.value_and_grad(lambda v: v.sum(), argnums=())(x), r"argnums cannot be \(\)"),
+    (lambda x: ts.value_and_grad(lambda v: v.sum(), has_aux=True)(x), r"it is \(loss, more\)"),
+    (lambda x: ts.value_and_grad(lambda v: v.sum(), has_aux=1)(x), "has_aux cannot be 1"),
+    (lambda x: ts.value_and_grad(lambda v: v.sum())(), "its gradient is by argument 0"),
+])  # fmt: skip
+def test_value_and_grad_of_what_it_cannot_take(call: Any, said: str, oracle: Oracle) -> None:
+    with pytest.raises(ts.UsageError, match=said):
+        call(ts.ones(2))
+
+
 def test_value_and_grad_and_vjp(oracle: Oracle) -> None:
     w, x = {"w": ts.tensor(real(3, 2))}, ts.tensor(real(4, 3))
 

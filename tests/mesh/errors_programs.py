@@ -278,10 +278,10 @@ scan: policy cannot be 'none'
   fix : use save, recompute, products, together
 """)
 row("a call with too few arguments", ts.UsageError, lambda: ts.jit(lambda x, y: x)(X), """
-<lambda>: missing a required argument: 'y'
-  arguments : (x, y)
+<lambda>: y is missing
+  arguments : x, y
   at        : AT
-  fix       : call it with the arguments that it takes
+  fix       : call it with (x, y)
 """)
 row("jit of no function", ts.UsageError, lambda: ts.jit(3), """
 jit: the function cannot be 3

@@ -47,7 +47,7 @@ class Checkpoint:
     metrics: dict[str, float]
     state: Any
     manifest: Manifest
-    _only_here: set[str] = field(default_factory=set, repr=False, compare=False)
+    _only_here: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Which trees could not be filled, and nobody has read here yet."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -125,10 +125,12 @@ def loaded(
     if restore_random:
         random.set_state(manifest.random)
     lost = {k for k, like in trees.items() if fill and like is not None and new[k] is not like}
-    return Checkpoint(
+    found = Checkpoint(
         manifest.tag, new["tensors"], new["optimizer"], manifest.step, manifest.metrics,
-        manifest.state, manifest, lost,
+        manifest.state, manifest,
     )  # fmt: skip
+    found._only_here.update(lost)
+    return found
 
 
 def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:

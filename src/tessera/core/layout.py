@@ -21,9 +21,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 from .dtypes import DType, dtype_of
-from .errors import LayoutError, fail
+from .errors import LayoutError, UsageError, fail
 from .mesh import Mesh
 
 
@@ -243,6 +244,10 @@ class TensorType:
     def __reduce__(self) -> tuple[object, ...]:
         key = (self.dtype, self.dims, self.partial, self.mesh, self.varying, self.rest)
         return (TensorType, key)
+
+    def __call__(self, *args: object) -> NoReturn:
+        fix = "the dtype is x.dtype; convert by x.to(dtype)"
+        raise fail(UsageError, "type: it is not a function", [("type", self)], fix=fix)
 
     @property
     def sizes(self) -> Mapping[str, int]:

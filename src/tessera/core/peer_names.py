@@ -330,3 +330,9 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "async_op": "leave it out: the schedule says what overlaps",
 }  # fmt: skip
 """A peer's argument that has no counterpart, and a sentence on what to do."""
+
+CALL_ADVICE: dict[str, str] = {
+    "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
+    "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
+}
+"""A function that is called with too few or too many arguments, and a sentence on what to do."""

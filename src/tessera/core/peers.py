@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from .errors import UnknownNameError, UsageError, fail
-from .peer_names import ADVICE, ARGUMENT_ADVICE, ARGUMENTS, INSTEAD
+from .errors import TesseraError, UnknownNameError, UsageError, fail
+from .peer_names import ADVICE, ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE, INSTEAD
 from .renamed import renamed_names
 from .wording import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_FREQUENT = ("now",)  # which each step calls for each weight, and no user with arguments
 _FIRST = " ts nn optim dist ts.linalg x model "  # whose name is offered, where several have it
 # What users write before a public name, and the names that it has; filled as modules are imported.
 SPACES: dict[str, Iterable[str]] = {}
@@ -75,12 +79,12 @@ def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
 
 # -- arguments ------------------------------------------------------------------------------------
 def checked(what: F) -> F:
-    """The function `what` with an error of ours for an argument by a name that it does not have; a
-    class with such an `__init__`. The module that defines a function has the new one then."""
+    """The function `what` with an error of ours for arguments that it does not take, or lacks; a
+    class with such methods. The module that defines a function has the new one then."""
     if isinstance(what, type):
-        make = vars(what).get("__init__")
-        if isinstance(make, FunctionType) and not hasattr(make, "checked"):
-            what.__init__ = asking(make, what.__name__, of_object=True)  # type: ignore[misc]
+        for name, method in list(vars(what).items()):
+            if name == "__init__" or (not name.startswith("_") and name not in _FREQUENT):
+                _check_method(what, name, method)
         return what
     if not isinstance(what, FunctionType) or hasattr(what, "checked"):
         return what
@@ -94,37 +98,114 @@ def checked(what: F) -> F:
     return new
 
 
+def _check_method(owner: type, name: str, method: Any) -> None:
+    """Makes `method` of the public class `owner` answer for wrong arguments, if it has any."""
+    fn = method.__func__ if isinstance(method, (classmethod, staticmethod)) else method
+    if not isinstance(fn, FunctionType) or hasattr(fn, "checked"):
+        return
+    shown = owner.__name__ if name == "__init__" else f"{owner.__name__}.{name}"
+    new = asking(fn, shown, of_object=not isinstance(method, staticmethod))
+    setattr(owner, name, new if fn is method else type(method)(new))
+
+
 def asking(fn: F, name: str, of_object: bool = False) -> F:
-    """The function `fn`, named `name` in errors, with an error for an argument that it lacks. Its
-    first is not to be given where it is `of_object`."""
+    """The function `fn`, named `name` in errors, with an error for an argument that it lacks or
+    that it was not given. Its first is not to be given where it is `of_object`."""
     have = inspect.signature(fn).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in have):
-        return fn
     by_name = [p.name for p in have if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    in_order = [p.name for p in have if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    in_order = [p.name for p in have if p.kind in _PLACED]
     known = {*by_name, *getattr(fn, "old_names", ())}
+    more = any(p.kind is p.VAR_KEYWORD for p in have)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs and not known.issuperset(kwargs):
+        if kwargs and not more and not known.issuperset(kwargs):
             wrong = next(k for k in kwargs if k not in known)
             raise _no_argument(name, wrong, by_name[of_object:])
         if kwargs and not kwargs.keys().isdisjoint(in_order[: len(args)]):
             raise _given_twice(name, next(k for k in in_order if k in kwargs), by_name[of_object:])
-        return fn(*args, **kwargs)
+        try:
+            return fn(*args, **kwargs)
+        except TypeError as error:
+            wrong_call = unfit_call(error, fn, name, args, kwargs, of_object)
+            if wrong_call is None:
+                raise
+        raise wrong_call
 
     call.checked = True  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 
+def unfit_call(
+    error: TypeError,
+    fn: Callable[..., Any],
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    of_object: bool = False,
+) -> UsageError | None:
+    """The error for a call of `fn` that raised `error`, if that is as its arguments do not fit."""
+    renamed = not kwargs.keys().isdisjoint(getattr(fn, "old_names", ()))
+    if isinstance(error, TesseraError) or renamed:
+        return None
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return misfit(signature, name, args, kwargs, of_object)
+    return None
+
+
+def misfit(
+    signature: inspect.Signature,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    of_object: bool = False,
+) -> UsageError:
+    """The error for arguments that `signature`, of the function `name`, does not take."""
+    have = [*signature.parameters.values()][of_object:]
+    names = [p.name for p in have]
+    in_order = [p for p in have if p.kind in _PLACED]
+    by_name = [p.name for p in have if p.kind is p.KEYWORD_ONLY]
+    place = len(args) - of_object
+    given = {*kwargs, *(p.name for p in in_order[:place])}
+    needed = [p.name for p in have if p.default is p.empty and p.kind in (*_PLACED, p.KEYWORD_ONLY)]
+    missing = [n for n in needed if n not in given]
+    twice = next((p.name for p in in_order[:place] if p.name in kwargs), None)
+    wrong = next((n for n in kwargs if n not in names), None)
+    if missing:
+        what = f"{name}: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing"
+        fix = f"call it with ({', '.join(f'{n}=...' if n in by_name else n for n in needed)})"
+    elif place > len(in_order):
+        count = f"{place} argument{'s' if place > 1 else ''}"
+        what = f"{name}: {count} by place, where it takes {len(in_order) or 'none'}"
+        many = [p.name for p in in_order if re.search("Sequence|Dims", str(p.annotation))]
+        fix = "leave out those that it does not take"
+        if by_name:
+            fix = f"give the others by name: {', '.join(f'{n}=' for n in by_name)}"
+        if many:
+            fix = f"several go in one tuple: {many[0]}=(a, b)"
+    elif twice is not None:
+        return _given_twice(name, twice, names)
+    else:
+        return _no_argument(name, str(wrong), names)
+    operands = [("arguments", ", ".join(names) or "none")]
+    return fail(UsageError, what, operands, fix=CALL_ADVICE.get(name, fix))
+
+
 def _no_argument(function: str, name: str, have: list[str]) -> UsageError:
     here = [n for n in ARGUMENTS.get(name, ()) if n in have]
-    if here:
+    advice = ARGUMENT_ADVICE.get(f"{function}.{name}")
+    if advice is not None:
+        fix = advice
+    elif here:
         fix = f"write {here[0]}="
     elif name in ARGUMENT_ADVICE:
         fix = ARGUMENT_ADVICE[name]
     else:
-        fix = "give what it has" if have else "leave it out"
+        close = get_close_matches(name, have, 1)
+        fix = f"write {close[0]}=" if close else "leave it out: there is no such option"
     return fail(
         UsageError,
         f"{function}: there is no argument {name!r}",

@@ -15,10 +15,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..core import kinds
-from ..core.checks import number, shown, unfit
+from ..core.checks import function_of, number, shown, unfit
 from ..core.dtypes import DType, largest
 from ..core.errors import DTypeError, MeshError, UsageError, fail
 from ..core.mesh import Mesh
+from ..core.peers import asking, misfit
 from .tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -124,16 +125,22 @@ def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
         ) from None
 
 
+def asked_function(name: str, what: str, value: Any) -> Callable[..., Any]:
+    """A function, with an error of ours where it does not take what it is called with. Raises
+    UsageError if `value` cannot be called."""
+    fn = function_of(name, what, value)
+    try:
+        return asking(fn, getattr(fn, "__name__", what))
+    except (TypeError, ValueError):  # it does not say what it takes
+        return fn
+
+
 def bound(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
     """The arguments of a call, by name. Raises UsageError if they do not fit."""
     try:
         return signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise fail(
-            UsageError,
-            f"{name}: {error}",
-            [("arguments", str(signature))],
-            fix="call it with the arguments that it takes",
-        ) from None
+    except TypeError:
+        of_object = next(iter(signature.parameters), "") == "self"
+        raise misfit(signature, name, args, kwargs, of_object) from None

@@ -11,11 +11,11 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from ..core.checks import function_of, instance, shown
+from ..core.checks import flag, function_of, instance, shown, unfit, whole
 from ..core.context import settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
-from .checks import signature_of
+from .checks import asked_function, signature_of
 from .eager import made
 from .grad import grad
 from .loop import _body
@@ -143,24 +143,40 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
     return pairs
 
 
-def value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Any]]:
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
     """A function that returns (the scalar of `fn`, its gradient by the first argument).
 
-    The first argument is a tensor or a tree of tensors; the gradient has its structure. Raises what
-    `ts.grad` raises, at the call.
+    That argument is a tensor or a tree of tensors; the gradient has its structure. `argnums` are
+    the places of other arguments; for several there is a tuple of gradients. With `has_aux` `fn`
+    returns (the scalar, anything), which comes in place of the scalar. Raises UsageError if `fn`
+    has no such arguments or does not return such a pair, and what `ts.grad` raises, at the call.
 
     >>> import tessera as ts
     >>> value, g = ts.value_and_grad(lambda x: ts.sum(x * x))(ts.tensor([1.0, 3.0]))
     >>> value.item(), g.numpy().tolist()
     (10.0, [2.0, 6.0])
     """
-    function_of("value_and_grad", "the function", fn)
+    who = "value_and_grad"
+    fn = asked_function(who, "the function", fn)
+    places: Any = argnums if isinstance(argnums, tuple) and argnums else (argnums,)
+    for n in places:
+        whole(who, "argnums", n, 0)
+    flag(who, "has_aux", has_aux)
 
     @functools.wraps(fn)
-    def run(weights: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        weights = _tensors(weights)
-        loss = fn(weights, *args, **kwargs)
-        return loss, grad(loss, weights)
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if max(places) >= len(args):
+            fix = f"its gradient is by argument {max(places)}: give that by place"
+            raise unfit(who, "the number of arguments by place", len(args), fix)
+        given = [_tensors(x) if i in places else x for i, x in enumerate(args)]
+        out = fn(*given, **kwargs)
+        if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+            raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
+        by = [given[n] for n in places]
+        loss = out[0] if has_aux else out
+        return out, grad(loss, by[0] if isinstance(argnums, int) else tuple(by))
 
     return run
 
@@ -186,7 +202,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     >>> pull(ts.tensor([1.0, 2.0]))[0].numpy().tolist()
     [1.0, 2.0]
     """
-    function_of("vjp", "the function", fn)
+    fn = asked_function("vjp", "the function", fn)
     xs = _tensors(xs)
     value = fn(*xs)
     outs, spec = flatten(value)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..core.checks import flag, function_of, one_of, whole
+from ..core.checks import flag, one_of, whole
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import TensorType, dim_axes, ways, without
 from ..ir.graph.node import Graph, Node, input_node
 from ..ops.cast import cast as to
 from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
+from .checks import asked_function
 from .eager import here
 from .functions import permute, relayout, reshape
 from .host_outputs import each_iteration
@@ -54,7 +55,7 @@ def scan(
     Raises UsageError if `policy` is unknown or the body does not return a pair; ShapeError if the
     tensors of `xs` differ in length, or the carry changes its shape, dtype or structure.
     """
-    function_of("scan", "the body", body)
+    body = asked_function("scan", "the body", body)
     flag("scan", "reverse", reverse)
     one_of("scan", "policy", policy, POLICIES)
     start, carry_spec = tensors(carry)
@@ -339,7 +340,7 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "reco
     block are not kept; other policies are those of `ts.scan`. If one block holds all rows there is
     no loop. Raises ShapeError if the numbers of rows differ.
     """
-    function_of("map_chunks", "the function", fn)
+    fn = asked_function("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
     rows = whole("map_chunks", "rows", rows, 1)
     _length("map_chunks", xs)

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import function_of, shown
+from ..core.checks import shown
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..ir.graph.node import Graph, Node
 from ..ops.control import item
 from ..ops.redistribute import NAMES
+from .checks import asked_function
 from .functions import broadcast_to, permute, relayout, reshape
 from .host_data import engine_array
 from .loop import scan
@@ -53,7 +54,7 @@ def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callabl
     >>> slopes(x, w).numpy().tolist()  # the gradient of w by each row alone
     [[42.0, 84.0], [258.0, 344.0]]
     """
-    function_of("vmap", "the function", fn)
+    fn = asked_function("vmap", "the function", fn)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.checks import function_of
 from ..core.dtypes import bool_
 from ..core.errors import ShapeError, UsageError, fail
+from .checks import asked_function
 from .functions import relayout
 from .loop import emitted, settled, tensors
 from .operands import as_tensor
@@ -39,8 +39,8 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     >>> steps.item()
     111
     """
-    function_of("while_loop", "the condition", cond)
-    function_of("while_loop", "the body", body)
+    cond = asked_function("while_loop", "the condition", cond)
+    body = asked_function("while_loop", "the body", body)
     start, spec = tensors(init)
 
     def turn(carry: Sequence[Tensor], _: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[()]]:

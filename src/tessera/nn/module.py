@@ -20,7 +20,7 @@ from ..core.checks import alike, flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
-from ..core.peers import SPACES, no_name
+from ..core.peers import SPACES, no_name, unfit_call
 from ..lang.captured_names import GONE, is_plain
 from ..lang.create import Init, dist_tensor
 from ..lang.host_data import engine_array
@@ -357,8 +357,15 @@ def _scoped(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(self: Module, *args: Any, **kwargs: Any) -> Any:
         _met(self)
-        with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
-            return call(self, *args, **kwargs)
+        try:
+            with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
+                return call(self, *args, **kwargs)
+        except TypeError as error:
+            name = type(self).__name__
+            wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
+            if wrong_call is None:
+                raise
+        raise wrong_call
 
     return run
 

@@ -25,6 +25,7 @@ from .core.errors import BackendError, DonatedError, TesseraError, fail
 from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
+from .core.peers import not_callable
 from .ir.graph.node import Graph
 from .ir.schedule.comm_trace import trace_lines
 from .ir.schedule.donation import aliases_in
@@ -279,3 +280,4 @@ class Engine:
 
 
 set_device_provider(devices.device_count, devices.process_place)
+not_callable(__name__)  # ts.compile(f), of PyTorch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .core.machine.meshes import from_descriptor, preset, presets
 from .core.mesh import Mesh, auto
+from .core.peers import public
 from .lang.local.view import current_mesh as current
 
 
@@ -18,3 +19,4 @@ def show(mesh: Mesh) -> None:
 
 
 __all__ = ["Mesh", "auto", "current", "from_descriptor", "preset", "presets", "show"]
+__getattr__ = public("ts.mesh", globals())

@@ -67,6 +67,23 @@ def test_a_public_module_offers_names(owner: Any) -> None:
     assert type(plain.value) is AttributeError
 
 
+@pytest.mark.parametrize("name", [n for n in ts.__all__ if inspect.ismodule(getattr(ts, n))])
+def test_a_public_module_is_no_function(name: str) -> None:
+    module = getattr(ts, name)
+    if name in ("op", "schedule"):  # decorators of the guides
+        assert callable(module)
+        return
+    with pytest.raises(ts.UsageError, match=f"^{name}: a module is not a function"):
+        module(ts.sum)
+
+
+def test_functions_are_found_where_pytorch_has_them() -> None:
+    from tessera.nn import functional
+
+    assert functional.cross_entropy is nn.cross_entropy and functional.gelu is nn.gelu
+    assert not hasattr(functional, "Linear") and not hasattr(functional, "one_hot")
+
+
 def test_what_asks_for_a_name_gets_an_answer(oracle: Oracle) -> None:
     x, layer, rule = ts.ones((2, 3)), nn.Linear(3, 2), optim.AdamW(0.1)
     for thing in (x, layer, rule, ts, nn):

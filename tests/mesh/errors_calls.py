@@ -184,3 +184,54 @@ loss: 2 arguments by place, where it takes 1
   at        : AT
   fix       : leave out those that it does not take
 """)
+row('ts.checkpoint(loss)', ts.UsageError, lambda: ts.checkpoint(loss), """
+checkpoint: a module is not a function
+  module : tessera.checkpoint
+  at     : AT
+  fix    : to compute again in the backward pass: layers: nn.GPTConfig(remat=True); a loop of yours: ts.scan(..., policy="recompute"); it is for saving: checkpoint.save("step_100", model, state)
+""")
+row('ts.random(3)', ts.UsageError, lambda: ts.random(3), """
+random: a module is not a function
+  module : tessera.lang.random
+  at     : AT
+  fix    : write ts.random.uniform(shape) or ts.random.normal(shape)
+""")
+row('ts.nn(X)', ts.UsageError, lambda: ts.nn(X), """
+nn: a module is not a function
+  module : tessera.nn
+  at     : AT
+  fix    : it has adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_max_pool1d, adaptive_max_pool2d, all_to_all_attention, attention
+""")
+row('ts.mesh((2, 2))', ts.UsageError, lambda: ts.mesh((2, 2)), """
+mesh: a module is not a function
+  module : tessera.mesh
+  at     : AT
+  fix    : write dist.Mesh(("dp",), devices=8)
+""")
+row('ts.optim(0.1)', ts.UsageError, lambda: ts.optim(0.1), """
+optim: a module is not a function
+  module : tessera.optim
+  at     : AT
+  fix    : write optim.AdamW(lr)
+""")
+row('ts.pipeline(loss)', ts.UsageError, lambda: ts.pipeline(loss), """
+pipeline: a module is not a function
+  module : tessera.pipeline
+  at     : AT
+  fix    : it has compose, pipeline_svg, pipeline_table, pipeline_text, run, show
+""")
+row('ts.nn.functional.one_hot(X, 3)', ts.UnknownNameError, lambda: ts.nn.functional.one_hot(X, 3), """
+module 'tessera.nn.functional' has no attribute 'one_hot'
+  at  : AT
+  fix : write ts.one_hot
+""")
+row('ts.nn.functional.Linear(2, 3)', ts.UnknownNameError, lambda: ts.nn.functional.Linear(2, 3), """
+module 'tessera.nn.functional' has no attribute 'Linear'
+  at  : AT
+  fix : write nn.Linear
+""")
+row('ts.mesh.make((2, 2))', ts.UnknownNameError, lambda: ts.mesh.make((2, 2)), """
+module 'tessera.mesh' has no attribute 'make'
+  at  : AT
+  fix : the names most like it are Mesh, auto, from_descriptor
+""")

@@ -165,6 +165,7 @@ INSTEAD: dict[str, str] = {
 }  # fmt: skip
 """A peer's name, and what to write for it."""
 
+_REMAT = 'layers: nn.GPTConfig(remat=True); a loop of yours: ts.scan(..., policy="recompute")'
 _GRADS = "gradients are values: grads = ts.grad(loss, model)"
 _STEP = "write params, state = optimizer.update(params, grads, state), with state of optimizer.init"
 _PLACE = "a value lies where its mesh is: x = ts.tensor(data, mesh=mesh); x.numpy() is the host's"
@@ -178,7 +179,7 @@ ADVICE: dict[str, str] = {
     "categorical": "write ts.random.multinomial, of probabilities: nn.softmax(logits)",
     "distribute_tensor": "write ts.tensor(x, mesh=mesh, layout=\"[8@dp, 4]\")",
     "i32": "write ts.int32",
-    "remat": 'layers: nn.GPTConfig(remat=True); a loop of yours: ts.scan(..., policy="recompute")',
+    "remat": _REMAT,
     "func": "its functions are those of ts: ts.grad, ts.vmap, ts.jvp",
     "autograd": "use ts.grad; a function with a gradient of its own is a ts.custom_gradient",
     "LSTM": "write a cell, and ts.scan it over the steps",
@@ -332,6 +333,15 @@ ARGUMENT_ADVICE: dict[str, str] = {
 """A peer's argument that has no counterpart, and a sentence on what to do."""
 
 CALL_ADVICE: dict[str, str] = {
+    "tessera.checkpoint()": f"to compute again in the backward pass: {_REMAT}; it is for saving:"
+    ' checkpoint.save("step_100", model, state)',
+    "tessera.compile()": "write ts.jit",
+    "tessera.mesh()": 'write dist.Mesh(("dp",), devices=8)',
+    "tessera.dist()": 'write dist.Mesh(("dp",), devices=8)',
+    "tessera.lang.random()": "write ts.random.uniform(shape) or ts.random.normal(shape)",
+    "tessera.data()": "write ts.data.DataLoader(...)",
+    "tessera.optim()": "write optim.AdamW(lr)",
+    "tessera.graph()": "write ts.graph.trace(f, x)",
     "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
     "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
 }

@@ -13,9 +13,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from types import FunctionType
-from typing import Any, TypeVar, cast
+from types import FunctionType, ModuleType
+from typing import Any, NoReturn, TypeVar, cast
 
+from .callable_module import make_callable
 from .errors import TesseraError, UnknownNameError, UsageError, fail
 from .peer_names import ADVICE, ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE, INSTEAD
 from .renamed import renamed_names
@@ -33,11 +34,14 @@ def public(
     module: str, there: dict[str, Any], renamed: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a public module, which users write as `module` and whose globals are
-    `there`; `renamed` are its old names. Its functions and classes answer for wrong arguments."""
+    `there`; `renamed` are its old names. Its functions and classes answer for wrong arguments, and
+    the module for being called, unless it can be."""
     SPACES[module] = there["__all__"]
     for name in there["__all__"]:
         there[name] = checked(there[name])
     old = renamed_names(module, renamed or {}, there)
+    if type(sys.modules[there["__name__"]]) is ModuleType:
+        not_callable(there["__name__"], there["__all__"])
 
     def __getattr__(name: str) -> Any:
         if name in (renamed or {}):
@@ -45,6 +49,22 @@ def public(
         raise no_name(f"module {there['__name__']!r}", module, name, there["__all__"])
 
     return __getattr__
+
+
+def not_callable(module: str, have: Sequence[str] = ()) -> None:
+    """Makes a call of the module named `module`, which has the names `have`, an error of ours."""
+    name = module.rpartition(".")[2]
+
+    def call(*args: object, **kwargs: object) -> NoReturn:
+        fix = f"it has {', '.join([n for n in have if not n[0].isupper()][:6])}"
+        raise fail(
+            UsageError,
+            f"{name}: a module is not a function",
+            [("module", module)],
+            fix=CALL_ADVICE.get(f"{module}()", fix),
+        )
+
+    make_callable(module, call)
 
 
 # -- attributes -----------------------------------------------------------------------------------

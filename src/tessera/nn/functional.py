@@ -6,12 +6,15 @@ None has a sharding or gradient rule of its own. Statistics are computed in f32.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from ..core.checks import number, one_of, probability
 from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
+from ..core.peers import no_name
 from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import typed
@@ -273,3 +276,11 @@ def mlp(
         lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, rows
     )
     return y if down_bias is None else y + as_tensor(down_bias).to(y.dtype)
+
+
+def __getattr__(name: str) -> Any:
+    """Other functions of `nn`, which users of PyTorch look for here: `F.cross_entropy`."""
+    nn = sys.modules[__package__]
+    if name in getattr(nn, "__all__", ()) and not name[0].isupper():
+        return getattr(nn, name)
+    raise no_name(f"module {__name__!r}", "nn.functional", name, getattr(nn, "__all__", ()))

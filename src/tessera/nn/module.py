@@ -29,6 +29,7 @@ from ..lang.parameter import Parameter, fits
 from ..lang.record import current, named_scope
 from ..lang.tensor import Tensor
 from ..lang.tree import register
+from .weight_names import WeightName
 
 
 def state(*shape: int, init: Init = "zeros") -> Tensor:
@@ -137,10 +138,14 @@ class Module:
                 yield from module.modules(f"{path}.")
 
     def parameters(self) -> dict[str, Parameter]:
-        """A dict of all parameters by dotted name, frozen ones included; it sets their `name`."""
-        found = dict(self.named_parameters())
-        for name, t in found.items():
+        """A dict of all parameters by dotted name, frozen ones included; it sets their `name`.
+
+        `model.parameters().values()` are the weights alone, as PyTorch's `parameters()` has them.
+        """
+        found: dict[str, Parameter] = {}
+        for name, t in self.named_parameters():
             t.name = t.name or name
+            found[WeightName(name)] = t
         return found
 
     def trainable_parameters(self) -> dict[str, Parameter]:
@@ -231,7 +236,7 @@ class Module:
     # -- from and to dicts ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
         """A dict of all parameters and buffers by name. The values do not change in later steps."""
-        return {n: t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
+        return {str(n): t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
 
     def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
         """Writes tensors into the parameters that `parameters()` names, and into buffers if given.

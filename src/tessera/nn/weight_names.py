@@ -1,0 +1,38 @@
+"""What does `for p in model.parameters()` say to a user of PyTorch, who means the weights?
+
+`parameters()` is a dict, as JAX has it, so its names come. Each is a string like any other that,
+asked for what a tensor has, says how to come to the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ..core.errors import UnknownNameError, UsageError, fail
+
+_FIX = "parameters() is a dict: for p in model.parameters().values()"
+
+
+class WeightName(str):
+    """The name of a weight in `Module.parameters()`."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        text = f"{str(self)!r} is the name of a weight, it has no {name!r}"
+        if name.startswith("_"):  # a question of Python or of a library, no user's
+            raise AttributeError(text)
+        raise fail(UnknownNameError, text, fix=_FIX)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        self.__getattr__(name)
+
+    def _no_number(self, other: object, *more: object) -> NoReturn:
+        raise fail(
+            UsageError, f"{str(self)!r} is the name of a weight, it is not computed with", fix=_FIX
+        )
+
+    __pow__ = __mul__ = __rmul__ = _no_number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)

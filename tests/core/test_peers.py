@@ -47,7 +47,7 @@ def test_a_name_of_the_table_is_not_one_of_ours(name: str) -> None:
 def test_an_argument_that_is_offered_is_one_of_a_function() -> None:
     here = {
         p
-        for m in (ts, nn, optim, dist, op)
+        for m in (ts, nn, optim, dist, op, ts.checkpoint)
         for n in m.__all__
         if inspect.isfunction(f := getattr(m, n)) or inspect.isclass(f)
         if not (inspect.isclass(f) and issubclass(f, Exception))

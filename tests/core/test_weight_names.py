@@ -37,3 +37,9 @@ def test_names_are_strings() -> None:
     assert json.loads(json.dumps({name: 1})) == {"weight": 1}
     assert {type(n) for n in layer.state_dict()} == {str}
     assert sum(p.size for p in weights.values()) == 9
+
+
+def test_a_long_text_of_a_module_is_shown_in_part() -> None:
+    layer = nn.Linear(2, 3)
+    layer.source = "{'model_type': 'llama'" * 50
+    assert len(repr(layer).splitlines()[0]) < 150 and "…" in repr(layer)

@@ -6,11 +6,14 @@ import tessera as ts
 from tests.mesh.errors import X, row
 
 # What is not there is no mistake of this file's: mypy would say the same as the messages.
-# mypy: disable-error-code="attr-defined, call-arg, arg-type, operator, misc, call-overload, call-arg"
+# mypy: disable-error-code="attr-defined, call-arg, arg-type, operator, misc, call-overload"
 # ruff: noqa: E501
 # fmt: off
 
 LAYER = ts.nn.Linear(2, 3)
+GPT = ts.nn.GPT(ts.nn.GPTConfig(vocab=16, seq=8, d=16, layers=1, heads=2))
+STAGES = ts.dist.Mesh.parse("pp=2 dp=2")
+APART = [ts.tensor([1.0, 2.0], mesh=STAGES.slice(pp=i)) for i in (0, 1)]
 
 
 class Own(ts.nn.Module):
@@ -234,4 +237,106 @@ row('ts.mesh.make((2, 2))', ts.UnknownNameError, lambda: ts.mesh.make((2, 2)), "
 module 'tessera.mesh' has no attribute 'make'
   at  : AT
   fix : the names most like it are Mesh, auto, from_descriptor
+""")
+row('ts.zeros((2, 3), mesh=None)', ts.UsageError, lambda: ts.zeros((2, 3), mesh=None), """
+zeros: there is no argument 'mesh'
+  arguments : shape, dtype
+  at        : AT
+  fix       : a value comes to a mesh where it meets one: ts.tensor(x, mesh=mesh), dist.tensor(shape, mesh=mesh), or with mesh:
+""")
+row('ts.scan(loss, X, X, length=3)', ts.UsageError, lambda: ts.scan(loss, X, X, length=3), """
+scan: there is no argument 'length'
+  arguments : body, carry, xs, reverse, policy, name
+  at        : AT
+  fix       : it is the length of xs; for turns without data give ts.arange(n)
+""")
+row('ts.grad(loss, argnums=0)', ts.UsageError, lambda: ts.grad(loss, argnums=0), """
+grad: there is no argument 'argnums'
+  arguments : loss, weights, layout, reduce_partial, reduce_dtype
+  at        : AT
+  fix       : of a function: value, grads = ts.value_and_grad(fn, argnums, has_aux)(*args)
+""")
+row('ts.optim.SGD(0.1, momentum=0.9)', ts.UsageError, lambda: ts.optim.SGD(0.1, momentum=0.9), """
+SGD: there is no argument 'momentum'
+  arguments : lr, weight_decay, mask, master
+  at        : AT
+  fix       : use optim.Momentum(lr, momentum=0.9, nesterov=)
+""")
+row('ts.dist.Mesh(dp=2)', ts.UsageError, lambda: ts.dist.Mesh(dp=2), """
+Mesh: there is no argument 'dp'
+  arguments : axes, devices, shape
+  at        : AT
+  fix       : give sizes by shape: dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4}), or dist.Mesh.parse("dp=2 tp=4")
+""")
+row('ts.dist.Mesh((2,), ("dp",))', ts.MeshError, lambda: ts.dist.Mesh((2,), ("dp",)), """
+Mesh: axis name 2 is not an identifier
+  axes : (2,)
+  at   : AT
+  fix  : names come first: dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+""")
+row('ts.optim.AdamW(foo=1)', ts.UsageError, lambda: ts.optim.AdamW(foo=1), """
+AdamW: there is no argument 'foo'
+  arguments : lr, weight_decay, betas, eps, mask, master
+  at        : AT
+  fix       : leave it out: there is no such option
+""")
+row('ts.optim.AdamW(weight_deacy=0.1)', ts.UsageError, lambda: ts.optim.AdamW(weight_deacy=0.1), """
+AdamW: there is no argument 'weight_deacy'
+  arguments : lr, weight_decay, betas, eps, mask, master
+  at        : AT
+  fix       : write weight_decay=
+""")
+row('X.repeat(2, axis=0)', ts.UsageError, lambda: X.repeat(2, axis=0), """
+repeat: there is no argument 'axis'
+  arguments : none by name
+  at        : AT
+  fix       : write ts.repeat_interleave(x, repeats, dim=); x.repeat is PyTorch's
+""")
+row('LAYER.dtype', ts.UnknownNameError, lambda: LAYER.dtype, """
+'Linear' object has no attribute 'dtype'
+  at  : AT
+  fix : ask a weight, such as model.weight.dtype
+""")
+row('GPT(ts.ones((1, 8)))', ts.DTypeError, lambda: GPT(ts.ones((1, 8))), """
+GPT: ids must be integers
+  ids : f32[1, 8]
+  at  : AT
+  fix : cast them with .to(ts.int32)
+""")
+row('GPT(ts.zeros(8, "i32"))', ts.ShapeError, lambda: GPT(ts.zeros(8, "i32")), """
+GPT: ids must be integers [B, S] with S at most 8
+  ids : i32[8]
+  at  : AT
+  fix : give a batch: ids[None] for one sequence
+""")
+row('ts.checkpoint.load(state={})', ts.UsageError, lambda: ts.checkpoint.load(state={}), """
+load: there is no argument 'state'
+  arguments : tag, tensors, optimizer, root, only, dtype, restore_random
+  at        : AT
+  fix       : write optimizer= for the optimizer's; what save got as state= is .state of the result
+""")
+row('ts.checkpoint.load(model=LAYER)', ts.UsageError, lambda: ts.checkpoint.load(model=LAYER), """
+load: there is no argument 'model'
+  arguments : tag, tensors, optimizer, root, only, dtype, restore_random
+  at        : AT
+  fix       : write tensors=
+""")
+row('X.numpy(force=True)', ts.UsageError, lambda: X.numpy(force=True), """
+Tensor.numpy: there is no argument 'force'
+  arguments : none by name
+  at        : AT
+  fix       : leave it out: it always gathers the value and copies it
+""")
+row('APART[0] + APART[1]', ts.MeshError, lambda: APART[0] + APART[1], """
+add: arguments are on different meshes
+  arg 0 : f32[2] on dp=2, devices 0, 1
+  arg 1 : f32[2] on dp=2, devices 2, 3
+  at    : AT
+  fix   : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
+""")
+row('ts.nn.cross_entropy(X, X, reduction="sum")', ts.UsageError, lambda: ts.nn.cross_entropy(X, X, reduction="sum"), """
+cross_entropy: there is no argument 'reduction'
+  arguments : logits, labels, ignore_index, weight, label_smoothing
+  at        : AT
+  fix       : leave it out: it is the mean over the labels that count; times their number it is the sum
 """)

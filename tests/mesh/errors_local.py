@@ -183,7 +183,7 @@ row("nothing tells the batch from a weight", ts.UsageError, which_is_the_batch, 
   table : f32[8, 2]
   steps : f32[8, 2]
   at    : AT
-  fix   : name them, all others are then whole on each device: batch="table", or batch=() for none
+  fix   : name them, and all others are whole: batch="table" or batch="steps"; batch=() for none
 """)
 
 row("layouts that are none", ts.LayoutError, lambda: ts.distribute(layouts=3), """

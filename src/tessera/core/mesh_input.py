@@ -42,7 +42,9 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
             raise _wrong(
                 names,
                 f"axis name {name!r} is not an identifier",
-                "use letters, digits and _, for instance 'dp'",
+                "use letters, digits and _, for instance 'dp'"
+                if isinstance(name, str)
+                else 'names come first: dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})',
             )
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:

@@ -216,16 +216,13 @@ def misfit(
 
 def _no_argument(function: str, name: str, have: list[str]) -> UsageError:
     here = [n for n in ARGUMENTS.get(name, ()) if n in have]
-    advice = ARGUMENT_ADVICE.get(f"{function}.{name}")
-    if advice is not None:
-        fix = advice
-    elif here:
-        fix = f"write {here[0]}="
-    elif name in ARGUMENT_ADVICE:
-        fix = ARGUMENT_ADVICE[name]
-    else:
-        close = get_close_matches(name, have, 1)
-        fix = f"write {close[0]}=" if close else "leave it out: there is no such option"
+    close = get_close_matches(name, have, 1, 0.75)
+    fix = ARGUMENT_ADVICE.get(f"{function}.{name}", "")
+    if not fix and (here or close):
+        fix = f"write {(here or close)[0]}="
+    for key in (name, f"{function}.*"):
+        fix = fix or ARGUMENT_ADVICE.get(key, "")
+    fix = fix or "leave it out: there is no such option"
     return fail(
         UsageError,
         f"{function}: there is no argument {name!r}",

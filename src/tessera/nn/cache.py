@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.checks import floats, integers, ranked, shaped, unfit, whole
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..lang import functions as F
 from ..lang.index_bounds import check_ids
 from ..lang.operands import as_tensor, emit
@@ -60,14 +60,22 @@ def seen(slots: int, at: Tensor, window: Tensor | None) -> Tensor:
 
 # -- asked at the door ----------------------------------------------------------------------------
 def checked_ids(ids: Any, c: GPTConfig) -> Tensor:
-    """Token ids [B, S] with S at most `c.seq`. Raises ShapeError."""
+    """Token ids [B, S] with S at most `c.seq`. Raises ShapeError or DTypeError."""
     t: Tensor = as_tensor(ids)
-    if t.ndim != 2 or t.shape[1] > c.seq or not t.dtype.is_int:
+    if not t.dtype.is_int:
+        raise fail(
+            DTypeError,
+            "GPT: ids must be integers",
+            [("ids", t.type)],
+            fix="cast them with .to(ts.int32)",
+        )
+    if t.ndim != 2 or t.shape[1] > c.seq:
+        fix = "cut the sequences, or build the model with a longer config.seq"
         raise fail(
             ShapeError,
             f"GPT: ids must be integers [B, S] with S at most {c.seq}",
             [("ids", t.type)],
-            fix="cut the sequences, or build the model with a longer config.seq",
+            fix=fix if t.ndim == 2 else "give a batch: ids[None] for one sequence",
         )
     return t
 

@@ -39,6 +39,9 @@ def state(*shape: int, init: Init = "zeros") -> Tensor:
     return t
 
 
+SHOWN = 60  # letters of an attribute, in the text of a module
+
+
 class Unmatched(NamedTuple):
     """What `load_state_dict(strict=False)` left as it was, and what it did not use."""
 
@@ -314,7 +317,8 @@ class Module:
             elif isinstance(value, Tensor):
                 parts.append(f"{name}={_said(value)}")
             elif isinstance(value, (bool, int, float, str)):
-                parts.append(f"{name}={value!r}")
+                text = repr(value)
+                parts.append(f"{name}={text if len(text) <= SHOWN else text[:SHOWN] + '…'}")
             elif callable(value):
                 inner.append(f"({name}): {getattr(value, '__name__', type(value).__name__)}")
             elif value and isinstance(value, (dict, list, tuple)):

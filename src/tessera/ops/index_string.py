@@ -105,6 +105,13 @@ def elementwise_index(ranks: tuple[int, ...]) -> Index:
     return Index(tuple(letters[rank - r :] for r in ranks), letters)
 
 
+def _place(mesh: Mesh | None, alike: bool) -> str:
+    """`mesh` as text; with its devices where another one is `alike`."""
+    if mesh is None:
+        return "no mesh"
+    return f"{mesh.text()}, devices {str([*mesh.device_ids])[1:-1]}" if alike else mesh.text()
+
+
 def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
     """The mesh of the arguments; one without a mesh goes anywhere. Raises MeshError."""
     mesh: Mesh | None = None
@@ -112,11 +119,11 @@ def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
         if t.mesh is None or t.mesh is mesh:
             continue
         if mesh is not None and t.mesh != mesh:
+            alike = t.mesh.text() == mesh.text()
             raise fail(
                 MeshError,
                 f"{name}: arguments are on different meshes",
-                [(f"arg {i}", f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}")
-                 for i, t in enumerate(ins)],
+                [(f"arg {i}", f"{t} on {_place(t.mesh, alike)}") for i, t in enumerate(ins)],
                 fix="build all on one mesh, or outside of a function: dist.place(x, mesh=...)",
             )  # fmt: skip
         mesh = t.mesh

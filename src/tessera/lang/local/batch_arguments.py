@@ -206,13 +206,14 @@ class _Question:
         weights = self.known | self.asked
         rows = [(path_name(self.paths[i]), f"{t}{', a weight' * (i in weights)}")
                 for i, t in self.types.items() if t.rank]  # fmt: skip
-        first = next(str(self.paths[i][0]) for i, batch in said.items() if batch is None)
+        likely = sorted((i for i in said if said[i] is not False), key=lambda i: not said[i])
+        names = dict.fromkeys(str(self.paths[i][0]) for i in likely)
+        given = " or ".join(f'batch="{name}"' for name in [*names][:3])
         raise fail(
             UsageError,
             f"{self.name}: it is not clear which arguments hold the batch",
             rows[:8],
-            fix=f'name them, all others are then whole on each device: batch="{first}", or batch=()'
-            " for none",
+            fix=f"name them, and all others are whole: {given}; batch=() for none",
         )
 
 

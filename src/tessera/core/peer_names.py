@@ -330,8 +330,8 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "overwrite": "leave it out: a tag that is there is replaced once the new one is whole",
     "save.force": "leave it out: a tag that is there is replaced once the new one is whole",
     "Tensor.numpy.force": "leave it out: it always gathers the value and copies it",
-    "mesh": "a value comes to a mesh where it meets one: ts.tensor(x, mesh=mesh), dist.tensor(shape,"
-    " mesh=mesh), or with mesh:",
+    "mesh": "a value comes to a mesh where it meets one: ts.tensor(x, mesh=mesh),"
+    " dist.tensor(shape, mesh=mesh), or with mesh:",
     "length": "it is the length of xs; for turns without data give ts.arange(n)",
     **dict.fromkeys(
         ("grad.argnums", "grad.has_aux", "grad.argnum"),

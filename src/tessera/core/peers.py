@@ -204,7 +204,7 @@ def misfit(
         fix = "leave out those that it does not take"
         if by_name:
             fix = f"give the others by name: {', '.join(f'{n}=' for n in by_name)}"
-        if many:
+        elif many:
             fix = f"several go in one tuple: {many[0]}=(a, b)"
     elif twice is not None:
         return _given_twice(name, twice, names)

@@ -152,7 +152,7 @@ class BatchNorm(Module):
     """
 
     @typed
-    def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5):
+    def __init__(self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5):
         c = whole("BatchNorm", "channels", channels, 1)
         self.weight = Parameter(c, init="ones")
         self.bias = Parameter(c, init="zeros")

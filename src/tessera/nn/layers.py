@@ -45,7 +45,7 @@ class Embedding(Module):
     """Rows of `weight` [vocab, d] by integer ids [...]: [..., d], as `nn.embedding`."""
 
     @typed
-    def __init__(self, vocab: int, d: int, std: float = 0.02):
+    def __init__(self, vocab: int, d: int, *, std: float = 0.02):
         self.weight = Parameter(vocab, d, init=normal(std))
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class RMSNorm(Module):
     """
 
     @typed
-    def __init__(self, d: int | Sequence[int], eps: float = 1e-6, offset: bool = False):
+    def __init__(self, d: int | Sequence[int], eps: float = 1e-6, *, offset: bool = False):
         self.weight = Parameter(*_normed("RMSNorm", d), init="zeros" if offset else "ones")
         self.eps = number(type(self).__name__, "eps", eps)
         self.offset = offset

@@ -340,3 +340,19 @@ cross_entropy: there is no argument 'reduction'
   at        : AT
   fix       : leave it out: it is the mean over the labels that count; times their number it is the sum
 """)
+row('ts.mesh.show("dp")', ts.UsageError, lambda: ts.mesh.show("dp"), """
+show: mesh cannot be 'dp'
+  at  : AT
+  fix : give a Mesh
+""")
+row('ts.pipeline.show(None)', ts.UsageError, lambda: ts.pipeline.show(None), """
+show: what cannot be None
+  at  : AT
+  fix : give a Pipe or a Table or a Timeline
+""")
+row('ts.dist.profile(loss)', ts.UsageError, lambda: ts.dist.profile(loss), """
+loss: w is missing
+  arguments : w
+  at        : AT
+  fix       : call it with (w)
+""")

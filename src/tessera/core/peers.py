@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import FunctionType, ModuleType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
 from .callable_module import make_callable
-from .errors import TesseraError, UnknownNameError, UsageError, fail
+from .errors import PACKAGE, TesseraError, UnknownNameError, UsageError, fail
 from .peer_names import ADVICE, ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE, INSTEAD
 from .renamed import renamed_names
 from .wording import nearest
@@ -146,7 +146,7 @@ def asking(fn: F, name: str, of_object: bool = False) -> F:
             raise _given_twice(name, next(k for k in in_order if k in kwargs), by_name[of_object:])
         try:
             return fn(*args, **kwargs)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             wrong_call = unfit_call(error, fn, name, args, kwargs, of_object)
             if wrong_call is None:
                 raise
@@ -157,22 +157,49 @@ def asking(fn: F, name: str, of_object: bool = False) -> F:
 
 
 def unfit_call(
-    error: TypeError,
+    error: TypeError | AttributeError,
     fn: Callable[..., Any],
     name: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     of_object: bool = False,
 ) -> UsageError | None:
-    """The error for a call of `fn` that raised `error`, if that is as its arguments do not fit."""
+    """The error for a call of `fn` that raised `error`, if that is as its arguments do not fit:
+    too few, too many, or, where it was raised in this package, of no class that `fn` takes."""
     renamed = not kwargs.keys().isdisjoint(getattr(fn, "old_names", ()))
     if isinstance(error, TesseraError) or renamed:
         return None
     signature = inspect.signature(fn)
     try:
-        signature.bind(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return misfit(signature, name, args, kwargs, of_object)
+    end = error.__traceback__
+    while end is not None and end.tb_next is not None:
+        end = end.tb_next
+    inside = end is not None and end.tb_frame.f_code.co_filename.startswith(PACKAGE)
+    return _of_no_class(fn, name, given) if inside else None
+
+
+def _of_no_class(fn: Callable[..., Any], name: str, given: Mapping[str, Any]) -> UsageError | None:
+    """The error for the first of the arguments `given` that should be of a class of ours and is
+    not; what takes tensors takes arrays and numbers too, so it is not looked at."""
+    try:
+        hints = get_type_hints(inspect.unwrap(fn))
+    except (NameError, TypeError):  # a type that is only there for type checkers
+        return None
+    for what, value in given.items():
+        legal = get_args(hints.get(what)) or (hints.get(what),)
+        kinds = tuple([k for k in legal if isinstance(k, type)])
+        ours = [k.__name__ for k in kinds if k.__module__.startswith("tessera")]
+        others = [k for k in kinds if k.__name__ not in ours and k is not type(None)]
+        if not ours or others or "Tensor" in ours or isinstance(value, kinds):
+            continue
+        said = (
+            repr(value) if value is None or isinstance(value, str) else f"a {type(value).__name__}"
+        )
+        fix = f"give a {' or a '.join(ours)}"
+        return fail(UsageError, f"{name}: {what} cannot be {said}", fix=fix)
     return None
 
 

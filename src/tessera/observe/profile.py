@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..core.checks import file_access, function_of, whole
+from ..core.checks import file_access, whole
 from ..core.context import replaced, settings
 from ..core.files import write_whole
 from ..core.mesh import Mesh
@@ -27,6 +27,7 @@ from ..ir.graph.text import size_text
 from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import Collective, Schedule, Send, Step
+from ..lang.checks import asked_function
 
 SCOPES = 3  # levels of scope that compute is told apart by
 
@@ -252,7 +253,7 @@ def profile(
         return within("dist.profile", "write with dist.profile() as p: step(batch), then print(p)")(
             _profiling
         )()
-    function_of("profile", "the function", fn)
+    fn = asked_function("profile", "the function", fn)
     whole("profile", "runs", runs, 1)
     with _profiling() as found:
         for _ in range(runs):

@@ -7,8 +7,10 @@ from ..core.dtypes import f32
 from ..lang import functions as F
 from ..lang.operands import as_tensor
 from ..lang.tensor import Like, Tensor
+from .functional import rounded_once
 
 
+@rounded_once
 def softplus(x: Like, beta: float = 1.0) -> Tensor:
     """`log(1 + exp(beta * x)) / beta`, elementwise, without overflow.
 
@@ -21,12 +23,14 @@ def softplus(x: Like, beta: float = 1.0) -> Tensor:
     return y if b == 1 else y * (1.0 / b)
 
 
+@rounded_once
 def leaky_relu(x: Like, negative_slope: float = 0.01) -> Tensor:
     """`x` where it is above 0, else `negative_slope * x`, elementwise (Maas et al. 2013)."""
     t, slope = as_tensor(x), number("leaky_relu", "negative_slope", negative_slope)
     return F.where(t > 0, t, t * slope)
 
 
+@rounded_once
 def elu(x: Like, alpha: float = 1.0) -> Tensor:
     """`x` where it is above 0, else `alpha * (exp(x) - 1)`, elementwise (Clevert et al. 2015)."""
     t, a = as_tensor(x), number("elu", "alpha", alpha)
@@ -35,12 +39,14 @@ def elu(x: Like, alpha: float = 1.0) -> Tensor:
     return F.where(above, t, low if a == 1 else low * a)
 
 
+@rounded_once
 def mish(x: Like) -> Tensor:
     """`x * tanh(softplus(x))`, elementwise (Misra 2019)."""
     t = as_tensor(x)
     return t * F.tanh(softplus(t))
 
 
+@rounded_once
 def selu(x: Like) -> Tensor:
     """`elu` scaled so that layers keep zero mean and unit variance (Klambauer et al. 2017)."""
     return elu(x, 1.6732632423543772) * 1.0507009873554805
@@ -58,22 +64,26 @@ def relu6(x: Like) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
+@rounded_once
 def hardsigmoid(x: Like) -> Tensor:
     """`x / 6 + 1/2` within 0 to 1, elementwise."""
     return relu6(as_tensor(x) + 3.0) * (1.0 / 6.0)
 
 
+@rounded_once
 def hardswish(x: Like) -> Tensor:
     """`x * hardsigmoid(x)`, elementwise (Howard et al. 2019)."""
     t = as_tensor(x)
     return t * hardsigmoid(t)
 
 
+@rounded_once
 def logsigmoid(x: Like) -> Tensor:
     """`log(sigmoid(x))`, elementwise, without overflow."""
     return -softplus(-as_tensor(x))
 
 
+@rounded_once
 def glu(x: Like, dim: int = -1) -> Tensor:
     """The first half of `x` along `dim` times the sigmoid of the second (Dauphin et al. 2017).
 

@@ -5,10 +5,11 @@ None has a sharding or gradient rule of its own. Statistics are computed in f32.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ..core.checks import number, one_of, probability
 from ..core.context import settings
@@ -26,12 +27,27 @@ from ..lang.tensor import Like, Tensor
 # Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
 # that a block's intermediates stay in cache.
 ROWS = 512
+C = TypeVar("C", bound=Callable[..., Tensor])
 
 
 def wide(x: Like) -> Tensor:
     """`x` as f32."""
     t = as_tensor(x)
     return t if t.dtype is f32 else t.to(f32)
+
+
+def rounded_once(fn: C) -> C:
+    """`fn` of a tensor, for which a narrow float is f32 inside: what several ops make of it is
+    rounded at its end alone, as in PyTorch, and a CPU has no instructions for the others."""
+
+    @functools.wraps(fn)
+    def rounded(x: Like, *args: Any, **kwargs: Any) -> Tensor:
+        t = as_tensor(x)
+        if not t.dtype.is_float or t.dtype is f32:
+            return fn(t, *args, **kwargs)
+        return fn(t.to(f32), *args, **kwargs).to(t.dtype)
+
+    return cast(C, rounded)
 
 
 def softmax(x: Like, dim: int = -1) -> Tensor:
@@ -58,12 +74,14 @@ def relu(x: Like) -> Tensor:
     return F.where(t <= 0, 0, t)
 
 
+@rounded_once
 def silu(x: Like) -> Tensor:
     """`x * sigmoid(x)`, elementwise (Hendrycks & Gimpel 2016)."""
     t = as_tensor(x)
     return t * F.sigmoid(t)
 
 
+@rounded_once
 def gelu(x: Like, approximate: str = "tanh") -> Tensor:
     """The Gaussian error linear unit, elementwise (Hendrycks & Gimpel 2016).
 

@@ -16,6 +16,11 @@ from pathlib import Path
 # later. Libraries of matrix products choose their own instructions.
 PLAIN = "--xla_cpu_max_isa=AVX"
 X86 = platform.machine() in ("x86_64", "AMD64")  # other processors know no such flag
+# Whether this CPU has instructions for products of bf16: on others they are no quicker than of f32.
+_CPUINFO = Path("/proc/cpuinfo")
+MULTIPLIES_BF16 = _CPUINFO.exists() and bool(
+    {"amx_bf16", "avx512_bf16"}.intersection(_CPUINFO.read_text().split())
+)
 # From SINCE on, the engine hands sums and maxima on a CPU, and what they are of, to a library that
 # computes some of them wrongly, and ends the process at others. Before, it handed over plain sums,
 # and none was found that was wrong. All versions that pyproject.toml admits know the flag; one that

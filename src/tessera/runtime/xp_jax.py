@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
+from ..core import flags
 from ..core.dtypes import DType
 from .user_op import user as user  # a user's own function; part of the protocol
 
@@ -108,9 +110,10 @@ def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: 
     product = partial(lax.dot_general, preferred_element_type=jnp.float32 if narrow else None)
     plain = partial(product, dimension_numbers=dims)
     count = len(inner)
-    wide = not batch and math.prod(y.shape[count:]) >= WIDE
-    if wide and free_a and a[:count] == inner == b[:count]:  # as in gradients of weights
-        last = partial(_inner_last, product, count)
+    wide = not batch and math.prod(y.shape[count:]) >= WIDE and a[:count] == inner == b[:count]
+    bf16 = x.dtype == y.dtype == jnp.bfloat16 and flags.MULTIPLIES_BF16
+    if free_a and ((bf16 and a != [*batch, *free_a, *inner]) or wide):  # as in gradients of weights
+        last = partial(_inner_last, product, dims)
         result = lax.platform_dependent(x, y, cpu=last, default=plain)
     else:
         result = plain(x, y)
@@ -120,17 +123,20 @@ def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: 
     return cast(result, dtype) if result.dtype != dtype.numpy else result
 
 
-# Columns of a product from which a CPU earns back that its left factor is transposed first.
+# Columns of a product of f32 from which a CPU earns back that its left factor is transposed first.
 WIDE = 512
 
 
-def _inner_last(product: Callable[..., Array], count: int, x: Array, y: Array) -> Array:
-    """The product over the first `count` dims of both, `x` in memory as [rows, inner]: a CPU's
-    library is slow where neither factor has the inner dims last."""
-    order = (*range(count, x.ndim), *range(count))
-    x = lax.optimization_barrier(lax.transpose(x, order))  # else the two are made one again
-    inner = (tuple(range(x.ndim - count, x.ndim)), tuple(range(count)))
-    return product(x, y, (inner, ((), ())))
+def _inner_last(product: Callable[..., Array], dims: Any, x: Array, y: Array) -> Array:
+    """The product with `x` in memory as [batch, rows, inner]: a CPU's library is slow where its
+    inner dims are not last, and takes no factors of bf16 at all, which are widened then."""
+    (inner, inner_y), (batch, batch_y) = dims
+    rows = [d for d in range(x.ndim) if d not in (*batch, *inner)]
+    x = lax.transpose(x, (*batch, *rows, *inner))
+    # Said of the memory: a transposition alone, the compiler would take into the product again.
+    x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    last = tuple(range(x.ndim - len(inner), x.ndim))
+    return product(x, y, ((last, inner_y), (tuple(range(len(batch))), batch_y)))
 
 
 def _wide(x: Array) -> Array:

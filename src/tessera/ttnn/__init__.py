@@ -5,6 +5,8 @@ machine (docs/ttnn.md). A tensor is one of Tessera's, each device's own; ops, co
 replayed traces are programs of the same engine.
 """
 
+from types import FunctionType
+
 from . import (
     arithmetic,
     ccl,
@@ -17,6 +19,7 @@ from . import (
     elementwise,
     experimental,
     experts,
+    guard,
     hardware,
     mapping,
     model_preprocessing,
@@ -86,6 +89,16 @@ __all__ = [
     "bfloat8_b", "cluster", "experimental", "fill_cache", "float32", "int32", "kv_cache",
     "model_preprocessing", "transformer", "uint16", "uint32", "uint8", "update_cache",
 ]  # fmt: skip
+
+# Each public function's errors are ours, whatever it is given; the one that is left out calls the
+# user's functions, whose errors are theirs, and checks its arguments itself.
+for _where, _prefix in (
+    (globals(), ""), (vars(transformer), "transformer."), (vars(experimental), "experimental."),
+    (vars(model_preprocessing), "model_preprocessing."),
+):  # fmt: skip
+    for _name in _where["__all__"]:
+        if isinstance(_where[_name], FunctionType) and _name != "preprocess_model_parameters":
+            _where[_name] = guard.guarded(_prefix + _name, _where[_name])
 
 
 def __getattr__(name: str) -> object:

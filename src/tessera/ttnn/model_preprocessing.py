@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.checks import library
+from ..core.checks import instance, library, unfit
+from .asked import kinds
 from .device import MeshDevice
 from .dtypes import DataType, Layout
+from .faults import TTNNError
 from .run import how
 from .tensor import Tensor
 from .transfer import from_torch, to_device
@@ -64,8 +66,18 @@ def preprocess_model_parameters(
     tensors. A mapper of `with ttnn.distribute(...)` says which device gets what. Files of
     `model_name` are not kept.
     """
-    how("preprocess_model_parameters", options)
-    torch = library("preprocess_model_parameters", "torch", "torch")
+    me = "preprocess_model_parameters"
+    how(me, options)
+    torch = library(me, "torch", "torch")
+    for word, call, fix in (
+        ("initialize_model", initialize_model, "initialize_model=lambda: model"),
+        ("convert_to_ttnn", convert_to_ttnn, "convert_to_ttnn=lambda part, name: True"),
+        ("custom_preprocessor", custom_preprocessor, "give a function(model, name, ...)"),
+    ):
+        if not callable(call) and (call is not None or call is initialize_model):
+            raise unfit(me, word, call, fix, TTNNError)
+    kinds(me, device=device)
+    instance(me, "prefix", prefix, str, 'prefix="model"', TTNNError)
 
     def convert(module: Any, name: str) -> Any:
         if custom_preprocessor is not None:
@@ -98,7 +110,10 @@ def preprocess_model_parameters(
             return ParameterList([moved(v) for v in found])
         return placed(found)
 
-    found: ParameterDict = convert(initialize_model().eval(), prefix)
+    model = initialize_model()
+    fix = "initialize_model=lambda: model, a module of PyTorch"
+    instance(me, "initialize_model()", model, torch.nn.Module, fix, TTNNError)
+    found: ParameterDict = convert(model.eval(), prefix)
     return found
 
 
@@ -111,3 +126,13 @@ def _converted(torch: Any, module: Any, key: str, data: Any) -> Tensor:
         return preprocess_layernorm_parameter(data, dtype=bf16)
     rows = isinstance(module, torch.nn.Embedding)
     return from_torch(data, bf16, layout=Layout.ROW_MAJOR if rows else Layout.TILE)
+
+
+__all__ = [
+    "ParameterDict",
+    "ParameterList",
+    "preprocess_layernorm_parameter",
+    "preprocess_linear_bias",
+    "preprocess_linear_weight",
+    "preprocess_model_parameters",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def _show(picture: RenderableType, shape: Sequence[int], svg: str | Path | None)
     console = Console(width=max(width, 80), record=svg is not None, highlight=False)
     console.print(picture)
     if svg is not None:
-        console.save_svg(str(svg), title="ttnn")
+        console.save_svg(fspath(svg), title="ttnn")
 
 
 def visualize_mesh_device(

@@ -128,3 +128,55 @@ def test_the_argument_of_no_kind_is_named(known: dict[str, Any]) -> None:
     ):
         with pytest.raises(ts.TesseraError, match=says):
             call()  # type: ignore[no-untyped-call]
+
+
+ACCEPTED = {
+    "a word as range": (lambda d, t: ttnn.record_event(d, 0, device_range="all"), "device_range"),
+    "a number as sub-device": (lambda d, t: ttnn.record_event(d, 0, [0]), "sub_device_ids"),
+    "and to wait": (lambda d, t: ttnn.synchronize_device(d, 0, ["a"]), "sub_device_ids"),
+    "a word as buffer": (
+        lambda d, t: ttnn.create_global_semaphore(d, ttnn.CoreRangeSet([]), 0, "L1"),
+        "buffer_type",
+    ),
+    "a word as setting": (
+        lambda d, t: ttnn.manage_config("enable_logging", "yes").__enter__(),
+        "enable_logging cannot be 'yes'",
+    ),
+    "a keyword of no op": (
+        lambda d, t: ttnn.to_memory_config(t, ttnn.L1_MEMORY_CONFIG, colour=1),
+        "no argument 'colour'",
+    ),
+    "a keyword of shards": (
+        lambda d, t: ttnn.from_host_shards([t.cpu()], (1, 1), colour=1),
+        "no argument 'colour'",
+    ),
+    "a number as tile": (lambda d, t: ttnn.from_torch(X, tile=32), "tile cannot be 32"),
+    "another mesh": (
+        lambda d, t: ttnn.to_torch(
+            t, device=d.create_submesh((1, 2)), mesh_composer=ttnn.ConcatMeshToTensor(d, 0)
+        ),
+        "the tensor is on another mesh",
+    ),
+    "another mesh's mapper": (
+        lambda d, t: ttnn.from_torch(
+            X, device=d.create_submesh((1, 2)), mesh_mapper=ttnn.ShardTensorToMesh(d, 3)
+        ),
+        "mesh",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_what_has_no_effect_is_still_asked(case: str, known: dict[str, Any]) -> None:
+    call, says = ACCEPTED[case]
+    with pytest.raises(ts.TesseraError, match=says):
+        call(known["words"]["device"], known["tensor"])
+
+
+def test_the_older_pad_and_full_into_a_tensor(known: dict[str, Any]) -> None:
+    t, device = known["tensor"], known["words"]["device"]
+    first = ttnn.to_torch(ttnn.get_device_tensors(ttnn.pad(t, [1, 2, 12, 9], [0, 1, 2, 0], 5))[0])
+    assert torch.equal(first, torch.nn.functional.pad(X, (0, 1, 2, 2, 1, 0), value=5))
+    into = ttnn.zeros((2, 3), ttnn.float32, device=device)
+    ttnn.full((2, 3), 7.0, output_tensor=into)
+    assert (ttnn.to_torch(ttnn.get_device_tensors(into)[0]) == 7).all()

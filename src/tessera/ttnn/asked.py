@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.checks import instance
-from .configs import MemoryConfig, Topology
+from .configs import BufferType, MemoryConfig, SubDeviceId, Tile, Topology
 from .device import MeshDevice
 from .dtypes import DataType, Layout
 from .faults import TTNNError
+from .shapes import MeshCoordinateRange
 
 _OPEN = "ttnn.open_mesh_device(ttnn.MeshShape(1, 2))"
 _KINDS: dict[str, tuple[type, str]] = {
@@ -18,6 +19,10 @@ _KINDS: dict[str, tuple[type, str]] = {
     "device": (MeshDevice, f"device={_OPEN}"),
     "mesh_device": (MeshDevice, f"mesh_device={_OPEN}"),
     "memory_config": (MemoryConfig, "memory_config=ttnn.DRAM_MEMORY_CONFIG"),
+    "buffer_type": (BufferType, "buffer_type=ttnn.BufferType.L1"),
+    "device_range": (MeshCoordinateRange, "device_range=ttnn.MeshCoordinateRange(device.shape)"),
+    "sub_device_ids": (SubDeviceId, "sub_device_ids=[ttnn.SubDeviceId(0)]"),
+    "tile": (Tile, "tile=ttnn.Tile((32, 32))"),
     "topology": (Topology, "topology=ttnn.Topology.Ring"),
 }
 

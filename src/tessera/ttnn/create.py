@@ -16,10 +16,10 @@ from .device import MeshDevice
 from .dtypes import DataType, Layout
 from .faults import wrong
 from .mapping import PlacementReplicate, PlacementShard, TensorToMesh, TensorTopology
-from .run import how
+from .run import how, run
 from .shapes import MeshCoordinate, MeshShape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
-from .transfer import from_torch, to_device
+from .transfer import from_torch, identity, to_device
 
 _random = np.random.default_rng(0)
 
@@ -36,11 +36,16 @@ def full(
     memory_config: MemoryConfig | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """A tensor of one number, on all devices."""
-    how("full", options)
-    return from_torch(
+    into = how("full", options)["output"]
+    if into is not None:
+        dtype, layout, device = dtype or into.dtype, layout or into.layout, device or into.device_
+    made = from_torch(
         np.full(tuple(shape), fill_value), dtype or DataType.BFLOAT16,
         layout=layout or Layout.TILE, device=device, memory_config=memory_config,
     )  # fmt: skip
+    if into is None:
+        return made
+    return run("full", identity, [made], made.dtype, output=into)
 
 
 def zeros(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:

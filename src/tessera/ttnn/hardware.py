@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.checks import instance
 from ..core.devices import process_count
 from ..core.wording import nearest
+from .asked import kinds
 from .configs import Arch, CoreRangeSet, FabricConfig, WormholeComputeKernelConfig, words
 from .device import MeshDevice
-from .faults import wrong
+from .faults import TTNNError, wrong
 from .opening import close_mesh_device, get_num_devices, get_num_pcie_devices, open_device
 from .run import count_program
 
@@ -35,6 +37,7 @@ def create_global_semaphore(
 ) -> GlobalSemaphore:
     """A semaphore for the collectives that take one. Raises TTNNError if the device is closed."""
     _ = mesh_device.mesh
+    kinds("create_global_semaphore", buffer_type=buffer_type)
     return GlobalSemaphore(mesh_device, cores, int(initial_value))
 
 
@@ -110,6 +113,9 @@ class Config:
                 f"ttnn.CONFIG has no {name!r}",
                 fix=f"the names most like it are {nearest(name, [*Config.__annotations__], 3)}",
             )
+        usual = getattr(Config, name)
+        if usual is not None:
+            instance("ttnn.CONFIG", name, value, type(usual), f"{name} = {usual}", TTNNError)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:

@@ -196,10 +196,14 @@ def _interleave(x: Value, repeats: int, dim: int | None) -> Value:
 
 
 def pad(
-    input_tensor: Tensor, padding: Any, value: float = 0.0, *legacy: Any, **options: Any
+    input_tensor: Tensor, padding: Any, value: Any = 0.0, *legacy: Any, **options: Any
 ) -> Tensor:
     """With `value` around: `padding` has (before, after) for the last dims, or for all."""
     options.pop("use_multicore", None)
+    if isinstance(value, list | tuple):  # pad(tensor, the result's shape, where it begins, value)
+        sizes = zip(padding, value, input_tensor.shape, strict=True)
+        padding = [(begin, whole - begin - n) for whole, begin, n in sizes]
+        value, legacy = (legacy or (0.0,))[0], legacy[1:]
     pairs = [(0, 0) if p is None else tuple(p) for p in padding]
     pairs = [(0, 0)] * (len(input_tensor.shape) - len(pairs)) + pairs
     said = how("pad", options)
@@ -282,7 +286,7 @@ def to_memory_config(
     tensor: Tensor, memory_config: Any, dtype: DataType | None = None, **options: Any
 ) -> Tensor:
     """The same tensor, said to lie elsewhere in the memories of its device."""
-    return clone(tensor, dtype=dtype, memory_config=memory_config)
+    return clone(tensor, dtype=dtype, **options | {"memory_config": memory_config})
 
 
 def interleaved_to_sharded(

@@ -19,6 +19,7 @@ from .mapping import (
     coordinates,
     replicated,
 )
+from .run import how
 from .shapes import MeshCoordinate, MeshShape
 from .tensor import Tensor
 from .transfer import composed, to_device
@@ -40,6 +41,7 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
 def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **more: Any) -> Tensor:
     """One tensor on the host of a part a device, row by row. Raises TTNNError unless the parts are
     alike and as many as the mesh's devices."""
+    how("from_host_shards", more)
     shape = MeshShape(mesh_shape)
     _alike("from_host_shards", tensors)
     if len(tensors) != shape.mesh_size():

@@ -23,7 +23,7 @@ from ..core.interrupts import whole
 from ..lang.jit import Jit, Straight, jit
 from ..lang.tensor import Tensor as Value
 from ..lang.tensor import wrapped
-from .asked import mesh_device
+from .asked import kinds, mesh_device
 from .device import MeshDevice
 from .faults import TTNNError, wrong
 from .tensor import Tensor
@@ -280,6 +280,9 @@ def record_event(
     device_range: Any = None,
 ) -> MeshEvent:  # fmt: skip
     """The moment at which all that was given to a command queue so far is done."""
+    kinds("record_event", device_range=device_range)
+    for one in sub_device_ids:
+        kinds("record_event", sub_device_ids=one)
     return MeshEvent(mesh_device, mesh_device.queue(cq_id), mesh_device.last)
 
 
@@ -300,6 +303,8 @@ def synchronize_device(
     device: MeshDevice, cq_id: int | None = None, sub_device_ids: Sequence[Any] = ()
 ) -> None:
     """Returns when all that was given to a mesh and its parts is done."""
+    for one in sub_device_ids:
+        kinds("synchronize_device", sub_device_ids=one)
     mesh_device("synchronize_device", device).queue(cq_id)
     for part in (device, *device.children):
         _wait(part.last)

@@ -10,7 +10,7 @@ from ..core.checks import instance, library
 from ..core.layout import plain
 from ..lang.engine import engine
 from ..lang.tensor import Tensor as Value
-from .asked import kinds
+from .asked import kinds, mesh_device
 from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
 from .device import MeshDevice
 from .distribution import composer_now, mapper_now
@@ -60,6 +60,7 @@ def from_torch(
         dtype, layout = dtype or spec.dtype, layout or spec.layout
         memory_config = memory_config or spec.memory_config
     kinds("from_torch", dtype=dtype, layout=layout, device=device, memory_config=memory_config)
+    kinds("from_torch", tile=tile)
     dtype = dtype or dtype_of(array)
     _fits("from_torch", array, dtype)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
@@ -122,7 +123,14 @@ def to_torch(
         fix = "dtype=torch.float32: it is PyTorch's"
         instance("to_torch", "dtype", dtype, torch.dtype, fix, TTNNError)
     if device is not None:
-        device.queue(cq_id)
+        mesh_device("to_torch", device).queue(cq_id)
+        on = getattr(tensor, "device_", None)
+        if on is not None and on is not device:
+            raise wrong(
+                "to_torch: the tensor is on another mesh",
+                [("tensor", on), ("device", device)],
+                fix=f"leave device out, or give the tensor's: device={on}",
+            )
     array = composed(tensor, mesh_composer)
     if torch_rank is not None:
         array = array.reshape(Shape(list(array.shape)).to_rank(torch_rank))

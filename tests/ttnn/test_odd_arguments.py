@@ -180,3 +180,17 @@ def test_the_older_pad_and_full_into_a_tensor(known: dict[str, Any]) -> None:
     into = ttnn.zeros((2, 3), ttnn.float32, device=device)
     ttnn.full((2, 3), 7.0, output_tensor=into)
     assert (ttnn.to_torch(ttnn.get_device_tensors(into)[0]) == 7).all()
+
+
+METHODS = [
+    "create_submesh", "create_submeshes", "get_device_id", "get_fabric_node_id", "reshape",
+    "create_sub_device_manager", "load_sub_device_manager", "remove_sub_device_manager",
+    "set_sub_device_stall_group",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_devices_answer_odd_arguments(name: str, known: dict[str, Any]) -> None:
+    for value in known["odd"]:
+        with contextlib.suppress(ts.TesseraError):
+            getattr(known["words"]["device"], name)(value)

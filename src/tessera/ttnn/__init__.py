@@ -100,6 +100,11 @@ for _where, _prefix in (
         if isinstance(_where[_name], FunctionType) and _name != "preprocess_model_parameters":
             _where[_name] = guard.guarded(_prefix + _name, _where[_name])
 
+for _class in (tensor.Tensor, device.MeshDevice, subdevices.SubDeviceManagers):
+    for _name, _method in [*vars(_class).items()]:
+        if isinstance(_method, FunctionType) and not _name.startswith("_"):
+            setattr(_class, _name, guard.guarded(f"{_class.__name__}.{_name}", _method))
+
 
 def __getattr__(name: str) -> object:
     raise names.no_name(name, __all__)

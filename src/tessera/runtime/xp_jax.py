@@ -210,24 +210,38 @@ def slice(
     return lax.slice(x, starts, stops, steps)
 
 
+def _bits(x: Array) -> Array:
+    """Narrow floats as whole numbers of their bits, everything else as it is: what is only moved. A
+    CPU's compiler moves narrow floats as f32, and all of a buffer where one block is written."""
+    narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
+    return lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") if narrow else x
+
+
+def _floats(x: Array, dtype: Any) -> Array:
+    """What `_bits` of values of `dtype` became, as such values."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+
+
 def pad(x: Array, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     rows = [
         (s, total - s - ((n - 1) * k + 1), k - 1)
         for s, k, n, total in zip(starts, steps, x.shape, shape, strict=True)
     ]
-    return lax.pad(x, jnp.zeros((), x.dtype), rows)
+    moved = _bits(x)
+    return _floats(lax.pad(moved, jnp.zeros((), moved.dtype), rows), x.dtype)
 
 
 def concat(xs: Sequence[Array], dim: int) -> Array:
-    return lax.concatenate(list(xs), dim)
+    return _floats(lax.concatenate([_bits(x) for x in xs], dim), xs[0].dtype)
 
 
 def take(table: Array, ids: Array, dim: int) -> Array:
     n = table.shape[dim]
     ok = lax.bitwise_and(ids >= 0, ids < n)
-    rows = jnp.take(table, jnp.clip(ids, 0, n - 1), axis=dim, mode="clip")
+    moved = _bits(table)
+    rows = jnp.take(moved, jnp.clip(ids, 0, n - 1), axis=dim, mode="clip")
     shape = (1,) * dim + ids.shape + (1,) * (table.ndim - dim - 1)
-    return where(reshape(ok, shape), rows, jnp.zeros((), table.dtype))
+    return _floats(where(reshape(ok, shape), rows, jnp.zeros((), moved.dtype)), table.dtype)
 
 
 def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
@@ -265,7 +279,16 @@ def scan(
     length: int,
     reverse: bool,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    return lax.scan(step, carry, xs, length=length, reverse=reverse)
+    of = partial(jax.tree.map, lambda x: x.dtype)
+    made: list[Any] = []
+
+    def moved(carry: tuple[Array, ...], now: tuple[Array, ...]) -> Any:
+        carry, ys = step(carry, jax.tree.map(_floats, now, of(xs)))
+        made[:] = [of(ys)]
+        return carry, jax.tree.map(_bits, ys)
+
+    carry, ys = lax.scan(moved, carry, jax.tree.map(_bits, xs), length=length, reverse=reverse)
+    return carry, jax.tree.map(_floats, ys, made[0])
 
 
 def while_loop(

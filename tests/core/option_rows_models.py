@@ -38,7 +38,7 @@ def said(call: Callable[[], object]) -> str:
 ROTARY = {"positions": "rotary"}
 row("tessera.nn.GPTConfig of attention", gpt, ROTARY, rope=nn.Rope(100.0), qk_norm=True,
     query_scale=0.25, attention_cap=2.0, logit_cap=2.0, embed_scale=True, windows=(2, 0),
-    attention_implementation="tiles",
+    attention_implementation="sequences",
     block="parallel")  # fmt: skip
 row("tessera.nn.GPTConfig of local layers", gpt, {**ROTARY, "windows": (2, 0)},
     local_rope=nn.Rope(100.0))  # fmt: skip

@@ -81,7 +81,7 @@ row("tessera.nn.mlp", lambda **k: graph.trace(
 row("tessera.nn.flash_attention", lambda **k: graph.trace(
     lambda x: nn.flash_attention(x, x, x, **k), np.tile(HEADS, (4, 1, 1, 1))).text,
     causal=True, scale=2.0, rows=1, bias=HEADS[0, :, 0], mask=np.tri(4, dtype=bool),
-    implementation="tiles")  # fmt: skip
+    implementation="sequences")  # fmt: skip
 row("tessera.nn.zigzag", lambda **k: nn.zigzag(CUBE8, 2, **k), dim=0)
 row("tessera.nn.unzigzag", lambda **k: nn.unzigzag(CUBE8, 2, **k), dim=0)
 CUBE8 = RNG.normal(size=(8, 8, 8)).astype(np.float32)

@@ -164,9 +164,25 @@ def test_what_it_cannot_do_says_so() -> None:
     said = str(error.value)
     assert said.startswith("attention: a float mask of all scores would have no gradient\n")
     assert "or use nn.attention" in said
+    with pytest.raises(ts.UsageError, match="a tile is of heads and queries, not of sequences"):
+        nn.flash_attention(x, x, x, rows=1, implementation="tiles")
     with pytest.raises(ts.UsageError, match="implementation cannot be 'tile'"):
         nn.flash_attention(x, x, x, implementation="tile")
     with pytest.raises(ts.UsageError, match="attention_implementation cannot be 'flash'"):
         nn.GPTConfig(attention_implementation="flash")
     with pytest.raises(ts.UsageError, match="attention_implementation with context"):
         nn.GPTConfig(attention_implementation="tiles", context="ring")
+
+
+def test_tiles_are_what_is_used_but_for_rows_and_a_float_for_each_score() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 2, 4, 4)).astype(np.float32)
+
+    def text(**how: Any) -> str:
+        return graph.trace(lambda q: nn.flash_attention(q, q, q, causal=True, **how), x).text
+
+    tiles, sequences = text(implementation="tiles"), text(implementation="sequences")
+    assert tiles != sequences
+    assert text() == tiles
+    assert text(rows=2) == sequences
+    added = np.zeros((4, 4), np.float32)
+    assert text(mask=added) == text(mask=added, implementation="sequences")

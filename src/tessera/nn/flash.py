@@ -18,6 +18,7 @@ from typing import Any
 
 from ..core.checks import one_of
 from ..core.dtypes import bool_, f32
+from ..core.errors import UsageError, fail
 from ..lang import functions as F
 from ..lang.custom import custom_gradient
 from ..lang.loop import map_chunks
@@ -38,7 +39,7 @@ def flash_attention(
     v: Tensor,
     causal: bool = False,
     scale: float | None = None,
-    rows: int = 2,
+    rows: int | None = None,
     bias: Like | None = None,
     mask: Like | None = None,
     cap: float | None = None,
@@ -47,19 +48,37 @@ def flash_attention(
     """`attention` of [B, H, S, D] that does not hold all scores, to save memory.
 
     The backward pass computes scores again, as FlashAttention does (Dao et al. 2022).
-    `implementation` says what a device holds at once: "sequences" the scores of `rows` sequences;
-    "tiles" those of some heads and queries, however long sequences are, and then the scores of keys
-    that no query of a tile sees by causality are not computed. None leaves the choice to Tessera.
-    Raises the errors of `attention`, and UsageError if `implementation` is unknown, or "tiles" with
-    a float mask of all scores, whose gradient would be as large as they are.
+    `implementation` says what a device holds at once: "tiles" the scores of some heads and queries,
+    however long sequences are, and then the scores of keys that no query of a tile sees by
+    causality are not computed; "sequences" those of `rows` sequences (2). None is "tiles", but with
+    `rows`, or a float mask of all scores, whose gradient would be as large as they are: "tiles"
+    refuses both. Raises the errors of `attention`, and UsageError if `implementation` is unknown or
+    is "tiles" with one of these.
     """
     q, k, v = map(as_tensor, (q, k, v))
     how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
         return attention(q, k, v, causal, scale, bias, mask, cap)
+    if how is None:
+        how = "sequences" if rows is not None or _of_all_scores(mask) else "tiles"
     if how == "tiles":
+        if rows is not None:
+            raise fail(
+                UsageError,
+                "flash_attention: a tile is of heads and queries, not of sequences",
+                [("rows", rows), ("implementation", how)],
+                fix='leave rows out, or give implementation="sequences"',
+            )
         return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
-    return _by_sequences(q, k, v, causal, scale, rows, bias, mask, cap)
+    return _by_sequences(q, k, v, causal, scale, 2 if rows is None else rows, bias, mask, cap)
+
+
+def _of_all_scores(mask: Like | None) -> bool:
+    """Whether `mask` adds to each score a number of its own."""
+    if mask is None:
+        return False
+    m = as_tensor(mask)
+    return m.dtype.is_float and m.ndim > 1 and m.shape[-2] > 1
 
 
 def _by_sequences(

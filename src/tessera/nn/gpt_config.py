@@ -62,8 +62,7 @@ class GPTConfig:
       the window - 1 tokens before it; 0: all. `local_rope` are the rates of layers with a window,
       None: those of `rope`.
     - `embed_scale`: embeddings are multiplied by sqrt(d).
-    - `attention_implementation`: "sequences" or "tiles", as in `flash_attention`; None: Tessera's
-      choice.
+    - `attention_implementation`: "tiles" or "sequences", as in `flash_attention`; None: "tiles".
     - `biases`: which products have a bias: "qkv", "out", "mlp", "head".
     - `context`: "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
       embedding to the loss. Attention is then `ring_attention`, with the sequence in zig-zag order,

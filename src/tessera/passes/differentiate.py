@@ -17,6 +17,7 @@ from ..ops.elementwise import add, stop_gradient
 from ..ops.local import reinterpret
 from ..ops.redistribute import NAMES
 from .branches import cond_gradient
+from .joined import joined
 from .loops import scan_gradient
 
 Grads = dict[tuple[Node, int], list[Node]]
@@ -129,7 +130,7 @@ def _summed(b: Builder, part: Node, arg: Node) -> Node:
 def _total(b: Builder, parts: list[Node]) -> Node | None:
     """The sum of `parts`. Equal partials are added first, so each sum is completed once."""
     groups: dict[Partial, Node] = {}
-    for g in parts:
+    for g in joined(b, parts):
         have = groups.get(g.type.partial)
         groups[g.type.partial] = g if have is None else b("add", have, g)
     total: Node | None = None

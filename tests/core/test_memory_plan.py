@@ -14,6 +14,7 @@ import tessera as ts
 from tessera import dist, nn, optim
 from tessera.core.layout import TensorType, parse_type
 from tessera.core.mesh import Mesh
+from tessera.cost import memory
 from tessera.cost.liveness import Liveness
 from tessera.cost.memory import memory_plan, stage_plans
 from tessera.cost.program import of_graph, of_schedule
@@ -223,11 +224,17 @@ def test_buffers_are_free_where_no_span_overlaps(spans: list[tuple[int, int]]) -
         buffers.take(first, last, 1 << i)
 
 
-def test_narrow_floats_are_widened_for_products_where_the_device_needs_it() -> None:
+def test_narrow_floats_are_widened_for_products_where_the_device_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     b = Builder("f")
     x = square(b, dtype="bf16")
     out = total(b, product(b, product(b, x, x), x))
-    assert need(b, out) == 2 * 16 * KIB and need(b, out, widens=False) == 2 * 8 * KIB
+    wide, narrow = need(b, out, widens=True), need(b, out, widens=False)
+    assert wide == 2 * 16 * KIB and narrow == 2 * 8 * KIB
+    for has, want in ((True, narrow), (False, wide)):
+        monkeypatch.setattr(memory, "MULTIPLIES_BF16", has)
+        assert memory.memory_plan(b.graph([out])).temporary == want
 
 
 def test_a_loop_needs_its_stack_from_the_beginning_and_one_turn_inside() -> None:

@@ -78,7 +78,7 @@ class Liveness:
             return True
         items = (r for r in self.program.readers.get(n, ()) if r.op == "item")
         readers = (u for m in (n, *items) for u in self.program.uses(m)[0])
-        return any(u.kind.memory == "product" or u.op == "scan" for u in readers)
+        return any(u.kind.memory == "product" for u in readers)
 
     def _in_results(self, sizes: Mapping[Node, int]) -> set[Node]:
         """The nodes that lie in the buffers of results."""

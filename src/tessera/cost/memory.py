@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..core.flags import MULTIPLIES_BF16
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph
@@ -83,15 +84,16 @@ def memory_plan(
     gradients: Iterable[TensorType] = (),
     *,
     donated: bool = True,
-    widens: bool = True,
+    widens: bool | None = None,
 ) -> MemoryPlan:
     """The memory of one run of `program` on each device.
 
     `held` names what stays between runs ("weights", "optimizer"), by the types of the arguments;
     the others are the batch. `gradients` are the types by which waiting gradients are told from
     waiting activations. `donated`: results take the place of arguments of their type. `widens`: the
-    device multiplies narrow floats as f32, as CPUs do.
+    device multiplies narrow floats as f32; None: as this CPU does.
     """
+    widens = not MULTIPLIES_BF16 if widens is None else widens
     p = of_schedule(program) if isinstance(program, Schedule) else of_graph(program)
     rows, batch = _categories([n.type for n in p.given], held or {})
     free = Counter(n.type for n in p.given if donated)
@@ -150,7 +152,7 @@ def stage_plans(
     held: Held | None = None,
     gradients: Iterable[TensorType] = (),
     *,
-    widens: bool = True,
+    widens: bool | None = None,
 ) -> dict[Mesh, MemoryPlan]:
     """The memory of each slice of the mesh that `schedule` runs on, in the order of the stages, at
     that slice's own peak.
@@ -158,6 +160,7 @@ def stage_plans(
     Between steps are the buffers, whose lifetimes are in the schedule; a running step adds what it
     needs inside. The other arguments are as in `memory_plan`.
     """
+    widens = not MULTIPLIES_BF16 if widens is None else widens
     gradients = list(gradients)
     ranks: dict[Mesh, int] = {}
     last = len(schedule.steps)  # of a slice that nothing runs on; a send has its source's stage

@@ -16,6 +16,7 @@ from ..core.reshard import steps_between
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
 from ..ops.cast import cast
 from ..ops.create import full
+from ..ops.custom import custom
 from ..ops.elementwise import add, div, mul, neg, straight_through, sub
 from ..ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
 from ..ops.op import OPS, Attrs, Op, infer
@@ -212,6 +213,13 @@ def _value(n: Node, emit: Emit) -> Node | None:
     return n.args[0] if n.args[0].type is n.type else None
 
 
+def _of_custom(n: Node, emit: Emit) -> Node | None:
+    """One of several values that have a gradient of the user's own, as `_value` is of one."""
+    x: Node = n.args[0]
+    value = x.args[n.attrs["index"]] if x.op == custom.name else None
+    return value if value is not None and value.type is n.type else None
+
+
 _RULES: dict[Op, Fold] = {
     add: _neutral(0, True),
     sub: _neutral(0, False),
@@ -227,6 +235,7 @@ _RULES: dict[Op, Fold] = {
     pad: _pad,
     concat: _only,
     straight_through: _value,
+    custom: lambda n, emit: _value(n, emit) if n.attrs["values"] == 1 else None,
 }
 _FOLDS: dict[str, Fold] = {name: _constant for name, op in OPS.items() if op.elements == "moved"}
-_FOLDS |= {op.name: rule for op, rule in _RULES.items()}
+_FOLDS |= {"item": _of_custom} | {op.name: rule for op, rule in _RULES.items()}

@@ -28,7 +28,7 @@ from ..lang import functions as F
 from ..lang.local import collectives as local
 from ..lang.local.view import View
 from ..lang.tensor import Tensor as Value
-from .asked import kinds
+from .asked import dim_of, kinds
 from .configs import Topology
 from .device import MeshDevice
 from .dtypes import DataType
@@ -169,17 +169,6 @@ def own(x: Value) -> Value:
     return F.relayout(x, x.type.with_varying(x.type.mesh.axes))
 
 
-def _dim(name: str, x: Tensor, dim: int) -> int:
-    rank, dim = len(x.shape), whole(name, "dim", dim)
-    if not -rank <= dim < rank:
-        raise wrong(
-            f"{name}: the tensor has no dim {dim}",
-            [("tensor", x.shape)],
-            fix=f"name a dim from {-rank} to {rank - 1}",
-        )
-    return dim % rank
-
-
 def all_gather(
     input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None, **options: Any
 ) -> Tensor:
@@ -189,7 +178,7 @@ def all_gather(
 
 
 def _gathered(call: Call, body: Any, dim: int) -> Tensor:
-    dim = _dim(call.name, call.x, dim)
+    dim = dim_of(call.name, call.x.shape, dim)
     return call.run(body, call.labels(PlacementReplicate(), PlacementShard(dim)), dim=dim)
 
 
@@ -219,7 +208,7 @@ def all_to_all_async_generic(
     """On each device its part of `out_dim` of the whole, whose parts of `in_dim` the devices have.
     Raises ShapeError if `out_dim` is not divided by as many devices."""
     call = Call("all_to_all_async_generic", input_tensor, cluster_axis, (), options)
-    before, after = (_dim(call.name, input_tensor, d) for d in (in_dim, out_dim))
+    before, after = (dim_of(call.name, input_tensor.shape, d) for d in (in_dim, out_dim))
     labels = call.labels(PlacementShard(after))
     return call.run(_all_to_all, labels, before=before, after=after)
 
@@ -250,7 +239,7 @@ def reduce_scatter(
     divided by as many devices."""
     _sums("reduce_scatter", math_op)
     call = Call("reduce_scatter", input_tensor, cluster_axis, older, options)
-    dim = _dim(call.name, input_tensor, dim)
+    dim = dim_of(call.name, input_tensor.shape, dim)
     return call.run(_reduce_scatter, call.labels(PlacementShard(dim)), dim=dim)
 
 
@@ -343,7 +332,7 @@ def mesh_partition(
 ) -> Tensor:
     """On each device its own part of `dim`: what undoes `all_gather`. It moves nothing."""
     call = Call("mesh_partition", input_tensor, cluster_axis, (), options)
-    dim = _dim(call.name, input_tensor, dim)
+    dim = dim_of(call.name, input_tensor.shape, dim)
     size = input_tensor.shape[dim]
     if size % call.count:
         raise wrong(

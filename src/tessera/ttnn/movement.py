@@ -11,10 +11,12 @@ from ..core.dtypes import int32
 from ..lang import functions as F
 from ..lang.shaping import swap
 from ..lang.tensor import Tensor as Value
+from .asked import dim_of
 from .configs import DRAM_MEMORY_CONFIG
 from .dtypes import DataType, Layout
 from .faults import wrong
 from .run import brief, how, run, run_many
+from .shapes import padded
 from .tensor import Tensor
 from .transfer import identity, to_layout, typecast
 
@@ -107,13 +109,15 @@ def _range(p: tuple[Any, ...]) -> Any:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """`x[key]` of numbers, slices and `...`."""
+    """`x[key]` of numbers, slices and `...`; of a tensor on the host too."""
     parts = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(p, int | builtins.slice | type(...)) for p in parts):
         raise wrong(
             f"x[...]: {brief(key)} is not of numbers and slices",
             fix="for other choices: ttnn.embedding, ttnn.where",
         )
+    if x.parts_ is not None:
+        return Tensor.of_parts([part[key] for part in x.parts_], x)
     pick = tuple((p.start, p.stop, p.step) if isinstance(p, builtins.slice) else p for p in parts)
     return run("slice", _slice, [x], pick=pick)
 
@@ -144,16 +148,16 @@ def chunk(input_tensor: Tensor, chunks: int, dim: int = 0, **options: Any) -> li
 
 def squeeze(input_tensor: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without dims of one: all, or those named."""
-    shape, rank = input_tensor.shape, len(input_tensor.shape)
-    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {d % rank for d in dims}
+    shape = input_tensor.shape
+    dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {dim_of("squeeze", shape, d) for d in dims}
     return reshape(input_tensor, [n for i, n in enumerate(shape) if i not in gone or n != 1])
 
 
 def unsqueeze(input_tensor: Tensor, dim: int) -> Tensor:
     """With a new dim of one at `dim`."""
     sizes = list(input_tensor.shape)
-    sizes.insert(dim if dim >= 0 else dim + len(sizes) + 1, 1)
+    sizes.insert(dim_of("unsqueeze", sizes, dim, 1), 1)
     return reshape(input_tensor, sizes)
 
 
@@ -199,7 +203,6 @@ def pad(
     input_tensor: Tensor, padding: Any, value: Any = 0.0, *legacy: Any, **options: Any
 ) -> Tensor:
     """With `value` around: `padding` has (before, after) for the last dims, or for all."""
-    options.pop("use_multicore", None)
     if isinstance(value, list | tuple):  # pad(tensor, the result's shape, where it begins, value)
         sizes = zip(padding, value, input_tensor.shape, strict=True)
         padding = [(begin, whole - begin - n) for whole, begin, n in sizes]
@@ -290,19 +293,22 @@ def to_memory_config(
 
 
 def interleaved_to_sharded(
-    input_tensor: Tensor, memory_config: Any, *rest: Any, **options: Any
-) -> Tensor:
-    """The same tensor, said to be cut over the cores of its device."""
+    input_tensor: Tensor, memory_config: Any, *rest: Any, output_dtype: DataType | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """The same tensor, said to be cut over the cores of its device; of `output_dtype` if that is
+    named."""
     how("interleaved_to_sharded", options)
-    return to_memory_config(input_tensor, memory_config)
+    return to_memory_config(input_tensor, memory_config, output_dtype)
 
 
 def sharded_to_interleaved(
-    input_tensor: Tensor, memory_config: Any = None, *rest: Any, **options: Any
-) -> Tensor:
-    """The same tensor, said to lie in one piece."""
+    input_tensor: Tensor, memory_config: Any = None, *rest: Any,
+    output_dtype: DataType | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """The same tensor, said to lie in one piece; of `output_dtype` if that is named."""
     how("sharded_to_interleaved", options)
-    return to_memory_config(input_tensor, memory_config or DRAM_MEMORY_CONFIG)
+    return to_memory_config(input_tensor, memory_config or DRAM_MEMORY_CONFIG, output_dtype)
 
 
 def tilize(input_tensor: Tensor, *, dtype: DataType | None = None, **options: Any) -> Tensor:
@@ -320,10 +326,19 @@ def untilize(input_tensor: Tensor, **options: Any) -> Tensor:
 def tilize_with_val_padding(
     input_tensor: Tensor, output_tensor_shape: Sequence[int], pad_value: float = 0.0, **options: Any
 ) -> Tensor:
-    """The tensor in tiles, filled up with `pad_value` to a shape."""
+    """The tensor in tiles. It keeps its shape: what fills it up to `output_tensor_shape` is not
+    seen. Raises TTNNError if that is smaller, or has other dims."""
     how("tilize_with_val_padding", options)
-    pairs = [(0, to - n) for n, to in zip(input_tensor.shape, output_tensor_shape, strict=True)]
-    return tilize(pad(input_tensor, pairs, pad_value))
+    shape = input_tensor.shape
+    if len(output_tensor_shape) != len(shape) or any(
+        to < n for n, to in zip(shape, output_tensor_shape)
+    ):
+        raise wrong(
+            "tilize_with_val_padding: a tensor is filled up to a shape that is not smaller",
+            [("tensor", shape), ("output_tensor_shape", [*output_tensor_shape])],
+            fix=f"give {[*padded(shape, True)]}",
+        )
+    return tilize(input_tensor)
 
 
 def tilize_with_zero_padding(input_tensor: Tensor, **options: Any) -> Tensor:

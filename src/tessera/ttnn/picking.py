@@ -29,7 +29,6 @@ def _best(name: str, body: Callable[[Value, int], Value]) -> Callable[..., Tenso
     def op(
         input_tensor: Tensor, dim: int | None = None, keepdim: bool = False, **options: Any
     ) -> Tensor:
-        options.pop("use_multicore", None)
         rows = Layout.ROW_MAJOR
         return run(name, local, [input_tensor], DataType.UINT32, **how(name, options), layout=rows,
                    dim=dim, keepdim=keepdim)  # fmt: skip

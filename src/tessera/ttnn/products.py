@@ -255,7 +255,8 @@ def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
 
     def local(x: Value, dim: Any, keepdim: bool, scalar: float, correction: int) -> Value:
         more = {"correction": correction} if name in ("std", "var") else {}
-        return body(x, dim, keepdim, **more) * scalar
+        found = body(x, dim, keepdim, **more)
+        return found if scalar == 1 else found * scalar
 
     local.__name__ = name
 

@@ -1,0 +1,91 @@
+"""Do the forms run that programs for TT-NN's hardware are written in?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import ttnn
+
+X = np.arange(40 * 48, dtype=np.float32).reshape(40, 48) / 7
+
+
+@pytest.fixture
+def x(pair: ttnn.MeshDevice) -> ttnn.Tensor:
+    return ttnn.from_torch(X, layout=ttnn.TILE_LAYOUT, device=pair)
+
+
+def back(x: ttnn.Tensor) -> Any:
+    return ttnn.to_torch(ttnn.get_device_tensors(x)[0]).float().numpy()
+
+
+KEEPING: dict[str, Callable[[ttnn.Tensor], ttnn.Tensor]] = {
+    "tilize": lambda x: ttnn.tilize(x, use_multicore=True, use_low_perf=True),
+    "untilize": lambda x: ttnn.untilize(x, use_multicore=False, use_pack_untilize=True),
+    "fill up": lambda x: ttnn.tilize_with_val_padding(x, [64, 64], 70.0, use_multicore=True),
+    "fill up with zeros": lambda x: ttnn.tilize_with_zero_padding(x, use_multicore=True),
+    "in pieces": lambda x: ttnn.interleaved_to_sharded(
+        x, ttnn.L1_HEIGHT_SHARDED_MEMORY_CONFIG, output_dtype=ttnn.float32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_says_how_changes_no_value(name: str, x: ttnn.Tensor) -> None:
+    np.testing.assert_array_equal(back(KEEPING[name](x)), X)
+
+
+def test_a_tensor_is_filled_up_to_no_smaller_shape(x: ttnn.Tensor) -> None:
+    with pytest.raises(ttnn.TTNNError, match=r"(?s)a shape that is not smaller.*give \[64, 64\]"):
+        ttnn.tilize_with_val_padding(x, [32, 64], 0.0)
+
+
+def test_tensors_come_out_of_pieces_in_another_type(x: ttnn.Tensor) -> None:
+    assert ttnn.sharded_to_interleaved(x, output_dtype=ttnn.bfloat16).dtype is ttnn.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [ttnn.bfloat8_b, ttnn.bfloat4_b], ids=lambda d: d.name)
+def test_blocks_in_rows_are_bfloat16(dtype: Any, x: ttnn.Tensor) -> None:
+    blocks = ttnn.typecast(x, dtype)
+    for rows in (ttnn.to_layout(blocks, ttnn.ROW_MAJOR_LAYOUT), ttnn.untilize(blocks.cpu())):
+        assert (rows.dtype, rows.layout) == (ttnn.bfloat16, ttnn.ROW_MAJOR_LAYOUT)
+        np.testing.assert_array_equal(back(rows), back(blocks))
+
+
+def test_parts_of_a_tensor_on_the_host() -> None:
+    host = ttnn.from_torch(X)
+    np.testing.assert_array_equal(back(host[:3, 40:]), X[:3, 40:])
+    np.testing.assert_array_equal(back(host[5]), X[5])
+
+
+@pytest.mark.parametrize("dim", [2, -3])
+def test_dims_that_are_not_there(dim: int, x: ttnn.Tensor) -> None:
+    with pytest.raises(ttnn.TTNNError, match=f"squeeze: the tensor has no dim {dim}"):
+        ttnn.squeeze(x, dim)
+    beyond = dim + (1 if dim > 0 else -1)
+    with pytest.raises(ttnn.TTNNError, match=f"unsqueeze: the tensor has no dim {beyond}"):
+        ttnn.unsqueeze(x, beyond)
+    assert ttnn.unsqueeze(x, dim).shape == ((40, 48, 1) if dim > 0 else (1, 40, 48))
+
+
+def test_every_error_is_one_of_runtime(x: ttnn.Tensor) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        ttnn.reshape(x, (7, 7))
+    assert isinstance(caught.value, ts.ShapeError) and type(caught.value).__name__ == "ShapeError"
+
+
+def test_a_tensor_of_no_elements(pair: ttnn.MeshDevice) -> None:
+    none = ttnn.from_torch(np.zeros((0, 4), np.float32), device=pair)
+    assert back(none).shape == (0, 4)
+
+
+def test_files_keep_the_memory(tmp_path: Path, pair: ttnn.MeshDevice) -> None:
+    there = ttnn.from_torch(X, device=pair, memory_config=ttnn.L1_MEMORY_CONFIG)
+    ttnn.dump_tensor(tmp_path / "x.tensorbin", there)
+    found = ttnn.load_tensor(tmp_path / "x.tensorbin", device=pair)
+    assert ttnn.get_memory_config(found) == ttnn.L1_MEMORY_CONFIG

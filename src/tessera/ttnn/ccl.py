@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.checks import whole
@@ -29,10 +28,11 @@ from ..lang.local import collectives as local
 from ..lang.local.view import View
 from ..lang.tensor import Tensor as Value
 from .asked import dim_of, kinds
-from .configs import Topology
+from .configs import ReduceType, Topology
 from .device import MeshDevice
 from .dtypes import DataType
 from .faults import wrong
+from .labels import relabelled
 from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
 from .run import HOW, device_of, run_many
 from .shapes import MeshCoordinate
@@ -62,6 +62,8 @@ class Call:
         for given in older:  # forms of 2024: all_gather(x, dim, cluster_axis, mesh_device)
             if isinstance(given, int) and not isinstance(given, bool):
                 cluster_axis = given
+            elif isinstance(given, ReduceType):
+                _sums(name, given)
             elif not isinstance(given, MeshDevice | type(None) | type(Topology.Ring)):
                 raise wrong(
                     f"{name}: what is {given!r}?",
@@ -131,28 +133,14 @@ class Call:
             self.name, body, [self.x, *more], topology=topology, axes=self.moving, **options
         )
 
-    def labels(self, new: Placement, only: PlacementShard | None = None) -> TensorTopology:
-        """How the result lies: `new` along the axis (along all, of the whole mesh). With `only`, an
-        axis is relabelled only if it was so."""
-        have, grid = self.x.topology, self.x.grid_
+    def labels(self, new: Placement, gathered: int | None = None) -> TensorTopology:
+        """How the result lies: `new` along the axis, along all of the whole mesh. `gathered` is the
+        dim that was gathered."""
+        grid = self.x.grid_
         assert grid is not None
+        axes = range(len(grid)) if self.axis is None else [self.axis]
         rank = len(self.x.shape)
-        labels = [_from_the_front(p, rank) for p in have.placements()]
-        if self.axis is None and len(labels) == 1 and len(have.mesh_coords()) == grid.mesh_size():
-            label = new if only is None or labels[0] == _from_the_front(only, rank) else labels[0]
-            return replace(have, _placements=(label,))
-        if have.distribution_shape() != grid:
-            # One dim over all devices, row by row: it lies along each axis of the mesh.
-            cut = labels[0] if len(labels) == 1 else PlacementReplicate()
-            labels = [cut] * len(grid)
-        for i in range(len(grid)) if self.axis is None else [self.axis]:
-            if only is None or labels[i] == _from_the_front(only, rank):
-                labels[i] = new
-        return TensorTopology(grid, tuple(labels), tuple(have.mesh_coords()))
-
-
-def _from_the_front(p: Placement, rank: int) -> Placement:
-    return PlacementShard(p.dim % rank) if isinstance(p, PlacementShard) else p
+        return relabelled(self.name, self.x.topology, grid, axes, rank, new, gathered)
 
 
 def _links() -> int:
@@ -179,7 +167,7 @@ def all_gather(
 
 def _gathered(call: Call, body: Any, dim: int) -> Tensor:
     dim = dim_of(call.name, call.x.shape, dim)
-    return call.run(body, call.labels(PlacementReplicate(), PlacementShard(dim)), dim=dim)
+    return call.run(body, call.labels(PlacementReplicate(), dim), dim=dim)
 
 
 def _all_gather(x: Value, axes: Axes, dim: int) -> Value:

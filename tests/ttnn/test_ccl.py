@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tessera import ttnn
+from tessera.ttnn import ccl, run
 
 RNG = np.random.default_rng(0)
 R, S = ttnn.PlacementReplicate, ttnn.PlacementShard
@@ -327,3 +328,32 @@ def test_norms_of_rows_that_devices_share(kind: str, device: ttnn.MeshDevice) ->
     torch.testing.assert_close(got, want.repeat(2, 1, 1, 1), rtol=2e-5, atol=2e-5)
     with pytest.raises(ttnn.TTNNError, match=rf"ttnn\.all_gather\(ttnn\.{kind}_norm_pre"):
         after(part, put(torch.ones(40, 40)))
+
+
+@pytest.mark.parametrize(
+    ("body", "more"),
+    [
+        (ccl._all_gather, {"dim": 3}),
+        (ccl._all_to_all, {"before": 2, "after": 3}),
+        (ccl._broadcast, {"root": 0}),
+    ],
+    ids=["gather", "exchange", "broadcast"],
+)
+def test_what_is_moved_stays_as_narrow_as_it_is(
+    body: Any, more: dict[str, Any], device: ttnn.MeshDevice
+) -> None:
+    x = ttnn.ones((1, 1, 8, 16), ttnn.bfloat16, device=device)
+    options = (("axes", ("y", "x")), *more.items())
+    call = run.program(body, options, (None,), (ttnn.bfloat16,), (x.value.type,))
+    assert "f32" not in call.plan(x.value).text  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_a_part_has_the_bits_of_the_whole(axis: int | None, device: ttnn.MeshDevice) -> None:
+    x = np.resize(np.array([-0.0, 1.0, np.inf, np.nan], np.float32), (16, 8))
+    whole = ttnn.from_torch(x, device=device)
+    back = ttnn.all_gather(ttnn.mesh_partition(whole, 0, axis), 0, cluster_axis=axis)
+    for part in ttnn.get_device_tensors(back):
+        found = ttnn.to_torch(part).numpy()
+        assert (np.signbit(found) == np.signbit(x)).all()
+        np.testing.assert_array_equal(found, x)

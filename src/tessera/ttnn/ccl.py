@@ -34,7 +34,7 @@ from .dtypes import DataType
 from .faults import wrong
 from .labels import relabelled
 from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
-from .run import HOW, device_of, run_many
+from .run import HOW, device_of, moves, run_many
 from .shapes import MeshCoordinate
 from .system import system
 from .tensor import Tensor
@@ -170,6 +170,7 @@ def _gathered(call: Call, body: Any, dim: int) -> Tensor:
     return call.run(body, call.labels(PlacementReplicate(), dim), dim=dim)
 
 
+@moves
 def _all_gather(x: Value, axes: Axes, dim: int) -> Value:
     return own(local.collected(x, axes, dim)) if axes else x
 
@@ -182,6 +183,7 @@ def all_gather_async_reversed(
     return _gathered(call, _all_gather_reversed, dim)
 
 
+@moves
 def _all_gather_reversed(x: Value, axes: Axes, dim: int) -> Value:
     if not axes:
         return x
@@ -201,6 +203,7 @@ def all_to_all_async_generic(
     return call.run(_all_to_all, labels, before=before, after=after)
 
 
+@moves
 def _all_to_all(x: Value, axes: Axes, before: int, after: int) -> Value:
     return own(local.exchanged(x, axes, split=after, concat=before)) if axes else x
 
@@ -263,6 +266,7 @@ def broadcast(
     return call.run(_broadcast, call.labels(PlacementReplicate()), root=root)
 
 
+@moves
 def _broadcast(x: Value, axes: Axes, root: int) -> Value:
     return own(local.sent(x, axes, root)) if axes else x
 
@@ -277,6 +281,7 @@ def all_broadcast(
     return call.run_many(_all_broadcast, labels, dtype=dtypes, count=count, output=None)
 
 
+@moves
 def _all_broadcast(x: Value, axes: Axes) -> tuple[Value, ...]:
     if not axes:
         return (x,)
@@ -302,6 +307,7 @@ def point_to_point(
     )  # fmt: skip
 
 
+@moves
 def _point_to_point(x: Value, *there: Value, axes: Axes, source: int, target: int) -> Value:
     if not axes:
         return x
@@ -332,13 +338,14 @@ def mesh_partition(
     return call.run(_mesh_partition, labels, dim=dim, parts=call.count)
 
 
+@moves
 def _mesh_partition(x: Value, axes: Axes, dim: int, parts: int) -> Value:
     if not axes:
         return x
     rows = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
-    mine = F.arange(parts) == rank_along(x, axes)
-    mine = mine.reshape(*([1] * dim), parts, *([1] * (rows.ndim - dim - 1)))
-    return F.sum(F.where(mine, rows, F.zeros_like(rows)), dim)
+    return F.take(rows, rank_along(x, axes).reshape(1), dim).reshape(
+        *x.shape[:dim], x.shape[dim] // parts, *x.shape[dim + 1 :]
+    )
 
 
 __all__ = [

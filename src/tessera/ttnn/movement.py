@@ -15,7 +15,7 @@ from .asked import dim_of
 from .configs import DRAM_MEMORY_CONFIG
 from .dtypes import DataType, Layout
 from .faults import wrong
-from .run import brief, how, run, run_many
+from .run import brief, how, moves, run, run_many
 from .shapes import padded
 from .tensor import Tensor
 from .transfer import identity, to_layout, typecast
@@ -27,6 +27,7 @@ def reshape(input_tensor: Tensor, *shape: Any, **options: Any) -> Tensor:
     return run("reshape", _reshape, [input_tensor], **how("reshape", options), shape=sizes)
 
 
+@moves
 def _reshape(x: Value, shape: tuple[int, ...]) -> Value:
     return x.reshape(*shape)
 
@@ -41,6 +42,7 @@ def permute(input_tensor: Tensor, dims: Sequence[int], **options: Any) -> Tensor
     return run("permute", _permute, [input_tensor], **said, dims=tuple(dims))
 
 
+@moves
 def _permute(x: Value, dims: tuple[int, ...]) -> Value:
     return F.permute(x, dims)
 
@@ -52,6 +54,7 @@ def transpose(input_tensor: Tensor, dim1: int, dim2: int, **options: Any) -> Ten
     return run("transpose", _transpose, [input_tensor], **said, one=dim1, two=dim2)
 
 
+@moves
 def _transpose(x: Value, one: int, two: int) -> Value:
     return swap(x, one, two)
 
@@ -65,6 +68,7 @@ def concat(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
     return run("concat", _concat, list(tensors), **how("concat", options), dim=dim)
 
 
+@moves
 def _concat(*xs: Value, dim: int) -> Value:
     return F.concat(list(xs), dim)
 
@@ -74,6 +78,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
     return run("stack", _stack, list(tensors), **how("stack", options), dim=dim)
 
 
+@moves
 def _stack(*xs: Value, dim: int) -> Value:
     return F.stack(list(xs), dim)
 
@@ -98,6 +103,7 @@ def slice(
     return run("slice", _slice, [input_tensor], **how("slice", options), pick=pick)
 
 
+@moves
 def _slice(x: Value, pick: tuple[Any, ...]) -> Value:
     found = x[tuple(_range(p) if isinstance(p, tuple) else p for p in pick)]
     assert isinstance(found, Value)
@@ -137,6 +143,7 @@ def split(
                 sizes=tuple(sizes), dim=dim)  # fmt: skip
 
 
+@moves
 def _split(x: Value, sizes: tuple[int, ...], dim: int) -> tuple[Value, ...]:
     return tuple(F.split(x, sizes, dim))
 
@@ -173,6 +180,7 @@ def expand(input_tensor: Tensor, sizes: Sequence[int], **options: Any) -> Tensor
     return run("expand", _expand, [input_tensor], **how("expand", options), shape=full)
 
 
+@moves
 def _expand(x: Value, shape: tuple[int, ...]) -> Value:
     return F.broadcast_to(x, shape)
 
@@ -183,6 +191,7 @@ def repeat(input_tensor: Tensor, repeat_dims: Sequence[int], **options: Any) -> 
     return run("repeat", _repeat, [input_tensor], **said, counts=tuple(repeat_dims))
 
 
+@moves
 def _repeat(x: Value, counts: tuple[int, ...]) -> Value:
     return F.tile(x, counts)
 
@@ -195,6 +204,7 @@ def repeat_interleave(
     return run("repeat_interleave", _interleave, [input_tensor], **said, repeats=repeats, dim=dim)
 
 
+@moves
 def _interleave(x: Value, repeats: int, dim: int | None) -> Value:
     return F.repeat_interleave(x, repeats, dim)
 
@@ -213,6 +223,7 @@ def pad(
     return run("pad", _pad, [input_tensor], **said, pairs=tuple(pairs), value=float(value))
 
 
+@moves
 def _pad(x: Value, pairs: tuple[tuple[int, int], ...], value: float) -> Value:
     flat = [n for pair in reversed(pairs) for n in pair]
     if x.dtype.is_float:
@@ -238,6 +249,7 @@ def embedding(
                layout=layout or Layout.ROW_MAJOR, padding_idx=padding_idx)  # fmt: skip
 
 
+@moves
 def _embedding(ids: Value, weight: Value, padding_idx: int | None) -> Value:
     table = weight.reshape(weight.shape[-2], weight.shape[-1])
     ids = ids.to(int32)

@@ -1,7 +1,8 @@
 """How does an op of TT-NN run? As one program of Tessera's on each device's own parts.
 
 An op is a function of values. It gets floats as f32 and its result is rounded to the element type
-of the result: what an op does within is never narrower. The program is kept by the op, its options
+of the result: what an op does within is never narrower. (Ops that only move elements get them as
+they are.) The program is kept by the op, its options
 and its operands' types. While a trace is captured, what runs is written down too (trace.py).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.checks import shown
 from ..core.dtypes import f32
@@ -27,7 +28,18 @@ from .mapping import TensorTopology, joint
 from .tensor import Tensor
 
 Body = Callable[..., Any]
+B = TypeVar("B", bound=Body)
 Options = tuple[tuple[str, Any], ...]
+
+
+_MOVES: set[Body] = set()
+
+
+def moves(body: B) -> B:
+    """`body`, which puts elements elsewhere and computes none: they stay as wide as they are, in
+    memory and between devices."""
+    _MOVES.add(body)
+    return body
 
 
 @lru_cache(maxsize=4096)
@@ -42,8 +54,10 @@ def program(
     `own` which element types its results have."""
 
     def op(*values: Value) -> tuple[Value, ...]:
-        wide = [v.to(f32) if v.dtype.is_float and v.dtype is not f32 else v for v in values]
-        found = body(*wide, **dict(options))
+        floats = {v.dtype for v in values if v.dtype.is_float}
+        if body not in _MOVES or len(floats) > 1:
+            values = tuple(v.to(f32) if v.dtype in floats - {f32} else v for v in values)
+        found = body(*values, **dict(options))
         many = found if isinstance(found, tuple | list) else (found,)
         every = zip(many, given, own, strict=True)
         return tuple(stored(v, kind(v, asked, have)) for v, asked, have in every)

@@ -23,7 +23,7 @@ from .mapping import (
     coordinates,
     replicated,
 )
-from .run import how, run
+from .run import how, moves, run
 from .shapes import Shape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
 
@@ -267,6 +267,7 @@ def is_tensor_storage_on_device(tensor: Tensor) -> bool:
     return tensor.parts_ is None
 
 
+@moves
 def identity(x: Value) -> Value:
     """The op that changes nothing but the form."""
     return x

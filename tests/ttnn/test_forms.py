@@ -89,3 +89,13 @@ def test_files_keep_the_memory(tmp_path: Path, pair: ttnn.MeshDevice) -> None:
     ttnn.dump_tensor(tmp_path / "x.tensorbin", there)
     found = ttnn.load_tensor(tmp_path / "x.tensorbin", device=pair)
     assert ttnn.get_memory_config(found) == ttnn.L1_MEMORY_CONFIG
+
+
+def test_an_activations_parameter_says_how_or_is_refused(x: ttnn.Tensor) -> None:
+    fast = ttnn.UnaryWithParam(ttnn.UnaryOpType.EXP, True)
+    np.testing.assert_allclose(
+        back(ttnn.multiply(x, -1.0, activations=[fast])), np.exp(-X), rtol=1e-5, atol=1e-30
+    )
+    sharp = ttnn.UnaryWithParam(ttnn.UnaryOpType.SOFTPLUS, 2.0)
+    with pytest.raises(ttnn.TTNNError, match=r"'softplus' takes no parameter, such as 2\.0"):
+        ttnn.add(x, 1.0, activations=[sharp])

@@ -36,12 +36,21 @@ ACTIVATIONS: dict[str, Callable[..., Value]] = {
 }
 
 
+# Their parameter says how exactly they are computed, which is always as exact as f32 is.
+_HOW_EXACT = {"gelu", "exp", "log", "sigmoid", "sqrt", "rsqrt", "tanh"}
+
+
 def activated(x: Value, activation: Any) -> Value:
     """`x` with the function at the end that `activation` names, if it names one."""
     if activation is None or activation == "":
         return x
     if isinstance(activation, UnaryWithParam):
-        activation = activation.op_type
+        param, activation = activation.param, activation.op_type
+        if param is not None and activation.value not in _HOW_EXACT:
+            raise wrong(
+                f"the activation {activation.value!r} takes no parameter, such as {param!r}",
+                fix="call the op behind this one: ttnn.softplus(x, beta=2.0)",
+            )
     name = activation.value if isinstance(activation, UnaryOpType) else activation
     if name not in ACTIVATIONS:
         raise wrong(

@@ -99,3 +99,35 @@ def test_an_activations_parameter_says_how_or_is_refused(x: ttnn.Tensor) -> None
     sharp = ttnn.UnaryWithParam(ttnn.UnaryOpType.SOFTPLUS, 2.0)
     with pytest.raises(ttnn.TTNNError, match=r"'softplus' takes no parameter, such as 2\.0"):
         ttnn.add(x, 1.0, activations=[sharp])
+
+
+def test_none_leaves_what_the_other_tensor_has(x: ttnn.Tensor) -> None:
+    like = ttnn.zeros_like(x, dtype=None, layout=None)
+    assert (like.dtype, like.layout) == (ttnn.float32, ttnn.TILE_LAYOUT)
+
+
+def test_no_dims_are_all(x: ttnn.Tensor) -> None:
+    for name in ("sum", "var", "max"):
+        assert getattr(ttnn, name)(x, dim=[], keepdim=True).shape == (1, 1)
+
+
+def test_a_clamp_has_a_bound(x: ttnn.Tensor) -> None:
+    with pytest.raises(ttnn.TTNNError, match="neither min nor max is given"):
+        ttnn.clamp(x)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_places_are_those_that_are_named(dim: int, x: ttnn.Tensor) -> None:
+    names = np.arange(X.size).reshape(X.shape) % 60000
+    ids = ttnn.from_torch(names, dtype=ttnn.uint16, layout=ttnn.TILE_LAYOUT, device=x.device())
+    values, places = ttnn.topk(x, 3, dim=dim, indices_tensor=ids)
+    at = np.argsort(-X, axis=dim).take(range(3), dim)
+    np.testing.assert_array_equal(back(values), np.take_along_axis(X, at, dim))
+    np.testing.assert_array_equal(back(places), np.take_along_axis(names, at, dim))
+
+
+def test_a_memory_config_of_pieces_of_any_dims() -> None:
+    config = ttnn.MemoryConfig(
+        buffer_type=ttnn.BufferType.L1, nd_shard_spec=ttnn.NdShardSpec([32, 32])
+    )
+    assert config.is_sharded() and not ttnn.MemoryConfig().is_sharded()

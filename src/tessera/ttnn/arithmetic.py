@@ -209,7 +209,12 @@ OPS["power"] = OPS["pow"]
 def clamp(
     input_tensor: Tensor, min: Operand | None = None, max: Operand | None = None, **options: Any
 ) -> Tensor:
-    """Each element, no less than `min` and no more than `max`: numbers, or tensors."""
+    """Each element, no less than `min` and no more than `max`: numbers, or tensors. Raises
+    TTNNError if both are left out."""
+    if min is None and max is None:
+        raise wrong(
+            "clamp: neither min nor max is given", fix="ttnn.clamp(tensor, min=0.0, max=1.0)"
+        )
     found = input_tensor
     for limit, op in ((min, OPS["maximum"]), (max, OPS["minimum"])):
         if limit is not None:

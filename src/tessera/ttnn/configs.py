@@ -163,10 +163,12 @@ class MemoryConfig:
     memory_layout: Any = TensorMemoryLayout.INTERLEAVED
     buffer_type: Any = BufferType.DRAM
     shard_spec: Any = None
+    nd_shard_spec: Any = None
 
     def is_sharded(self) -> bool:
         """Whether the tensor is cut over the cores of a device."""
-        return self.memory_layout is not TensorMemoryLayout.INTERLEAVED
+        interleaved = self.memory_layout is TensorMemoryLayout.INTERLEAVED
+        return not interleaved or self.nd_shard_spec is not None
 
 
 DRAM_MEMORY_CONFIG = MemoryConfig()

@@ -94,7 +94,8 @@ def allocate_tensor_on_host(
 def full_like(tensor: Tensor, fill_value: float, **options: Any) -> Tensor:
     """A tensor of one number, otherwise like another one."""
     facts = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device_}
-    return full(tensor.shape, fill_value, **facts | options)
+    said = {k: v for k, v in options.items() if v is not None}
+    return full(tensor.shape, fill_value, **facts | said)
 
 
 def zeros_like(tensor: Tensor, **options: Any) -> Tensor:

@@ -264,7 +264,8 @@ def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
         input_tensor: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
         scalar: float = 1.0, correction: bool = True, dtype: Any = None, **options: Any,
     ) -> Tensor:  # fmt: skip
-        dims = tuple(dim) if isinstance(dim, Sequence) else dim
+        # No dims, [], are all, as in PyTorch.
+        dims = (tuple(dim) or None) if isinstance(dim, Sequence) else dim
         return run(name, local, [input_tensor], dtype, **how(name, options), dim=dims,
                    keepdim=keepdim, scalar=scalar, correction=int(correction))  # fmt: skip
 

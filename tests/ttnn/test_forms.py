@@ -131,3 +131,17 @@ def test_a_memory_config_of_pieces_of_any_dims() -> None:
         buffer_type=ttnn.BufferType.L1, nd_shard_spec=ttnn.NdShardSpec([32, 32])
     )
     assert config.is_sharded() and not ttnn.MemoryConfig().is_sharded()
+
+
+@pytest.mark.parametrize(
+    ("enumeration", "name", "says"),
+    [
+        (ttnn.UnaryOpType, "POWER", "UnaryOpType.POWER is not provided here"),
+        (ttnn.Topology, "Star", r"(?s)Topology.Star is not.*it has Ring, Linear, Mesh, Torus"),
+        (ttnn.DataType, "FLOAT64", r"(?s)DataType.FLOAT64 is not.*it has BFLOAT16, FLOAT32"),
+    ],
+    ids=["UnaryOpType", "Topology", "DataType"],
+)
+def test_a_member_that_is_not_here(enumeration: Any, name: str, says: str) -> None:
+    with pytest.raises(AttributeError, match=says):
+        getattr(enumeration, name)

@@ -115,6 +115,15 @@ def no_attribute(of: object, name: str) -> AttributeError:
     return _missing(f"{kind!r} object has no attribute {name!r}", name, dir(of), name in known)
 
 
+def no_member(enumeration: str, name: str, have: Iterable[str]) -> AttributeError:
+    """The error for a member that an enumeration does not have."""
+    return fail(
+        UnknownNameError,
+        f"{enumeration}.{name} is not provided here",
+        fix=f"it has {', '.join(have)}",
+    )
+
+
 def _missing(text: str, name: str, have: Iterable[str], known: bool) -> AttributeError:
     if name.startswith("_") and not known:
         return AttributeError(text)

@@ -106,6 +106,12 @@ def test_none_leaves_what_the_other_tensor_has(x: ttnn.Tensor) -> None:
     assert (like.dtype, like.layout) == (ttnn.float32, ttnn.TILE_LAYOUT)
 
 
+def test_numbers_in_order_lie_in_rows(pair: ttnn.MeshDevice) -> None:
+    numbers = ttnn.arange(0, 10, 3, device=pair)
+    assert (numbers.shape, numbers.layout) == ([4], ttnn.ROW_MAJOR_LAYOUT)
+    assert ttnn.arange(4, dtype=ttnn.bfloat8_b).layout is ttnn.TILE_LAYOUT
+
+
 def test_no_dims_are_all(x: ttnn.Tensor) -> None:
     for name in ("sum", "var", "max"):
         assert getattr(ttnn, name)(x, dim=[], keepdim=True).shape == (1, 1)

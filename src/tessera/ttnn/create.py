@@ -115,10 +115,10 @@ def empty_like(tensor: Tensor, **options: Any) -> Tensor:
 
 def arange(*bounds: int, dtype: DataType = DataType.BFLOAT16, device: MeshDevice | None = None,
            layout: Layout | None = None, **options: Any) -> Tensor:  # fmt: skip
-    """Numbers from a start, before an end, in steps."""
+    """Numbers from a start, before an end, in steps; in rows, if no layout is named."""
     how("arange", options)
     numbers = np.arange(*bounds)
-    return from_torch(numbers, dtype, layout=layout or Layout.TILE, device=device)
+    return from_torch(numbers, dtype, layout=layout, device=device)
 
 
 def rand(

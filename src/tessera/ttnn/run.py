@@ -195,7 +195,7 @@ HOW = {
     "sub_core_grids", "output_tensor", "optional_output_tensor", "output_mem_config",
     "output_layout", "output_tile", "global_cb", "sub_device_id", "subdevice_id", "use_legacy",
     "optional_input_tensors", "intermediate_tensor", "num_workers", "num_buffers_per_channel",
-    "use_multicore", "use_low_perf", "use_pack_untilize",
+    "use_multicore", "use_low_perf", "use_pack_untilize", "keep_l1_aligned",
     "fast_and_approximate_mode", "accurate_mode", "vector_mode", "out",
 }  # fmt: skip
 

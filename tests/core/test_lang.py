@@ -87,10 +87,25 @@ def inverse(x: np.ndarray) -> np.ndarray:
 
 
 LABELS = np.array([1, -100, 4, 0], np.int32)
+WHOLE = np.array([[3, -1, 2, 0], [1, 5, -2, 2]], np.int32)
+HEADS = np.stack([WHOLE, WHOLE - 1])[None]
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "softmax": (nn.softmax, softmax, (real(3, 5),)),
     "softmax of a dim": (lambda x: nn.softmax(x, 0), lambda x: softmax(x.T).T, (real(3, 5),)),
     "log_softmax": (nn.log_softmax, lambda x: np.log(softmax(x)), (real(3, 5),)),
+    "softmax of whole numbers": (nn.softmax, softmax, (WHOLE,)),
+    "log_softmax of whole numbers": (nn.log_softmax, lambda x: np.log(softmax(x)), (WHOLE,)),
+    "softplus of whole numbers": (nn.softplus, lambda x: np.log1p(np.exp(x)), (WHOLE,)),
+    "layer_norm of whole numbers": (nn.layer_norm, normalised, (WHOLE,)),
+    "rms_norm of whole numbers": (
+        nn.rms_norm, lambda x: x / np.sqrt((x * x).mean(-1, keepdims=True)), (WHOLE,),
+    ),
+    "attention of whole numbers": (
+        lambda q: nn.attention(q, q, q, causal=True), lambda q: attended(q, q, q), (HEADS,),
+    ),
+    "flash attention of whole numbers": (
+        lambda q: nn.flash_attention(q, q, q, causal=True), lambda q: attended(q, q, q), (HEADS,),
+    ),
     "gelu": (lambda x: nn.gelu(x, "none"), lambda x: x * (1 + erf(x / 2**0.5)) / 2, (real(9),)),
     "silu": (nn.silu, lambda x: x * inverse(x), (real(9),)),
     "relu": (nn.relu, lambda x: x * (x > 0), (real(9),)),

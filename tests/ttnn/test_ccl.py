@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tessera import ttnn
+from tessera.ttnn import ccl, run
 
 RNG = np.random.default_rng(0)
 R, S = ttnn.PlacementReplicate, ttnn.PlacementShard
@@ -140,7 +141,7 @@ def test_labels(device: ttnn.MeshDevice) -> None:
     assert t.tensor_topology().placements() == [S(2), S(3)]
     for result, labels in (
         (ttnn.all_gather(t, 3, cluster_axis=1), [S(2), R()]),
-        (ttnn.all_gather(t, 3, cluster_axis=0), [S(2), S(3)]),
+        (ttnn.all_gather(t, 3, cluster_axis=0), [R(), S(3)]),
         (ttnn.all_gather(t, -2, cluster_axis=0), [R(), S(3)]),
         (ttnn.all_reduce(t, cluster_axis=1), [S(2), R()]),
         (ttnn.reduce_scatter(t, 0, cluster_axis=1), [S(2), S(0)]),
@@ -154,6 +155,66 @@ def test_labels(device: ttnn.MeshDevice) -> None:
     assert (inner.distribution_shape(), inner.placements()) == ((2, 4), [S(3), R()])
     every = ttnn.all_gather(line, 3).tensor_topology()
     assert (every.distribution_shape(), every.placements()) == ((8,), [R()])
+    rows = ttnn.from_torch(
+        x, device=device, mesh_mapper=ttnn.ShardTensor2dMesh(device, (2, 4), (3, None))
+    )
+    found = ttnn.reduce_scatter(rows, 3, cluster_axis=1).tensor_topology()
+    assert (found.distribution_shape(), found.placements()) == ((8,), [S(3)])
+
+
+def joined(tensor: ttnn.Tensor) -> np.ndarray[Any, Any]:
+    """What the parts make by their label: side by side, or one of equal parts."""
+    topology = tensor.tensor_topology()
+    parts = [ttnn.to_torch(p).numpy() for p in ttnn.get_device_tensors(tensor)]
+    for n, p in reversed([*zip(topology.distribution_shape(), topology.placements())]):
+        groups = [parts[i : i + n] for i in range(0, len(parts), n)]
+        if isinstance(p, ttnn.PlacementReplicate):
+            assert all((part == g[0]).all() for g in groups for part in g), "they are not alike"
+            parts = [g[0] for g in groups]
+        else:
+            parts = [np.concatenate(g, p.dim) for g in groups]
+    return parts[0]
+
+
+COLLECTIVES: dict[str, Any] = {
+    "gather 2": lambda t, axis: ttnn.all_gather(t, 2, cluster_axis=axis),
+    "gather 3": lambda t, axis: ttnn.all_gather(t, 3, cluster_axis=axis),
+    "reduce": lambda t, axis: ttnn.all_reduce(t, cluster_axis=axis),
+    "scatter 2": lambda t, axis: ttnn.reduce_scatter(t, -2, cluster_axis=axis),
+    "scatter 3": lambda t, axis: ttnn.reduce_scatter(t, 3, cluster_axis=axis),
+    "one of all": lambda t, axis: ttnn.all_broadcast(t, cluster_axis=axis)[1],
+}
+# What no label describes: parts that come together in another order than row by row.
+NO_LABEL = {
+    ("line", "gather 3", 0): "would interleave",
+    ("line", "scatter 3", 0): "no TensorTopology can express",
+    ("both", "scatter 3", 0): "no TensorTopology can express",
+    ("columns", "scatter 3", 0): "no TensorTopology can express",
+}
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("lies", ["line", "both", "columns", "rows", "same"])
+def test_labels_say_what_the_parts_make(
+    lies: str, name: str, axis: int | None, device: ttnn.MeshDevice
+) -> None:
+    cut = {
+        "line": ttnn.ShardTensorToMesh(device, 3), "same": ttnn.ReplicateTensorToMesh(device),
+        "both": ttnn.ShardTensor2dMesh(device, (2, 4), (2, 3)),
+        "columns": ttnn.ShardTensor2dMesh(device, (2, 4), (None, 3)),
+        "rows": ttnn.ShardTensor2dMesh(device, (2, 4), (3, None)),
+    }[lies]  # fmt: skip
+    x = np.arange(16 * 64, dtype=np.float32).reshape(1, 1, 16, 64)
+    t = ttnn.from_torch(x, device=device, mesh_mapper=cut)
+    why = NO_LABEL.get((lies, name, axis))
+    if why is None:
+        joined(COLLECTIVES[name](t, axis))
+        return
+    assert COLLECTIVES[name](t, axis).tensor_topology() == t.tensor_topology()
+    strict = ttnn.manage_config("strict_ccl_topology", True)
+    with strict, pytest.raises(ttnn.TTNNError, match=why):
+        COLLECTIVES[name](t, axis)
 
 
 def test_experts(device: ttnn.MeshDevice) -> None:
@@ -244,6 +305,10 @@ def test_the_older_forms(device: ttnn.MeshDevice) -> None:
         pieces = torch.split(x, 32, 3)
         for i, t in enumerate(ttnn.get_device_tensors(found)):
             assert torch.equal(ttnn.to_torch(t), torch.cat([pieces[i % 4], pieces[i % 4 + 4]], 3))
+    scattered = ttnn.reduce_scatter(there, 3, 1, device, ttnn.ReduceType.Sum, num_links=1)
+    assert scattered.shape == (1, 1, 32, 8)
+    with pytest.raises(ttnn.TTNNError, match=r"ReduceType\.Max is not provided"):
+        ttnn.reduce_scatter(there, 3, 1, device, ttnn.ReduceType.Max)
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
@@ -263,3 +328,32 @@ def test_norms_of_rows_that_devices_share(kind: str, device: ttnn.MeshDevice) ->
     torch.testing.assert_close(got, want.repeat(2, 1, 1, 1), rtol=2e-5, atol=2e-5)
     with pytest.raises(ttnn.TTNNError, match=rf"ttnn\.all_gather\(ttnn\.{kind}_norm_pre"):
         after(part, put(torch.ones(40, 40)))
+
+
+@pytest.mark.parametrize(
+    ("body", "more"),
+    [
+        (ccl._all_gather, {"dim": 3}),
+        (ccl._all_to_all, {"before": 2, "after": 3}),
+        (ccl._broadcast, {"root": 0}),
+    ],
+    ids=["gather", "exchange", "broadcast"],
+)
+def test_what_is_moved_stays_as_narrow_as_it_is(
+    body: Any, more: dict[str, Any], device: ttnn.MeshDevice
+) -> None:
+    x = ttnn.ones((1, 1, 8, 16), ttnn.bfloat16, device=device)
+    options = (("axes", ("y", "x")), *more.items())
+    call = run.program(body, options, (None,), (ttnn.bfloat16,), (x.value.type,))
+    assert "f32" not in call.plan(x.value).text  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_a_part_has_the_bits_of_the_whole(axis: int | None, device: ttnn.MeshDevice) -> None:
+    x = np.resize(np.array([-0.0, 1.0, np.inf, np.nan], np.float32), (16, 8))
+    whole = ttnn.from_torch(x, device=device)
+    back = ttnn.all_gather(ttnn.mesh_partition(whole, 0, axis), 0, cluster_axis=axis)
+    for part in ttnn.get_device_tensors(back):
+        found = ttnn.to_torch(part).numpy()
+        assert (np.signbit(found) == np.signbit(x)).all()
+        np.testing.assert_array_equal(found, x)

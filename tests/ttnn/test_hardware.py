@@ -90,12 +90,16 @@ def test_names_of_before_the_mesh() -> None:
 
 
 def test_names_that_are_not_provided_are_known() -> None:
-    assert not names.OF_TT_NN & {*ttnn.__all__}
+    for module in (ttnn, ttnn.experimental, ttnn.transformer):
+        assert not names.OF_TT_NN[module.__name__] & {*module.__all__}
     for module, name in (
         (ttnn, "gcd"),
         (ttnn, "_ttnn"),
         (ttnn, "gelu_bw"),
+        (ttnn, "moreh_full"),
+        (ttnn, "pearson_correlation_coefficient"),
         (ttnn.experimental, "send_async"),
+        (ttnn.transformer, "flash_mla_prefill"),
     ):
         with pytest.raises(AttributeError, match="TT-NN has it, and it is not provided here"):
             getattr(module, name)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import tessera as ts
 from tessera import ttnn
 
 
@@ -131,6 +132,36 @@ def test_wrong_orders(device: ttnn.MeshDevice) -> None:
     x = allocated(device, 2, 2)
     with pytest.raises(ttnn.TTNNError, match="copy_host_to_device_tensor: the parts are not alike"):
         ttnn.copy_host_to_device_tensor(ttnn.from_torch(np.ones((3, 2))), x)
+
+
+def test_a_replay_asks_once_for_the_short_way(
+    pair: ttnn.MeshDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ttnn.from_torch(np.array([[2, 0]]), dtype=ttnn.uint32, device=pair)
+    table = ttnn.from_torch(np.eye(3, dtype=np.float32), device=pair)
+    trace = ttnn.begin_trace_capture(pair)
+    out = ttnn.embedding(ids, table)  # its ids are looked at, so there is no short way
+    ttnn.end_trace_capture(pair, trace)
+    asked = []
+    straight = ts.lang.jit.Jit.straight
+    monkeypatch.setattr(
+        ts.lang.jit.Jit, "straight", lambda jit, *xs: asked.append(1) or straight(jit, *xs)
+    )
+    for _ in range(3):
+        ttnn.execute_trace(pair, trace)
+    assert len(asked) == 1
+    assert ttnn.to_torch(ttnn.get_device_tensors(out)[1]).tolist() == [[[0, 0, 1], [1, 0, 0]]]
+    ttnn.release_trace(pair, trace)
+
+
+def test_all_parts_are_waited_for(device: ttnn.MeshDevice) -> None:
+    row = device.create_submesh(ttnn.MeshShape(1, 4))
+    one = row.create_submesh(ttnn.MeshShape(1, 1))
+    alone = next(iter(one.singles().values()))
+    assert next(iter(device.parts())) is device and {row, one, alone} <= {*device.parts()}
+    ttnn.relu(ttnn.ones((4, 4), ttnn.float32, device=one))
+    ttnn.synchronize_device(device)
+    assert one.last.data.is_ready()
 
 
 def test_no_new_programs(pair: ttnn.MeshDevice) -> None:

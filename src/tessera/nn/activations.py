@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..core.checks import number
 from ..core.dtypes import f32
 from ..lang import functions as F
+from ..lang.elementwise import as_float
 from ..lang.operands import as_tensor
 from ..lang.tensor import Like, Tensor
 from .functional import rounded_once
@@ -17,7 +18,7 @@ def softplus(x: Like, beta: float = 1.0) -> Tensor:
     PyTorch's `threshold` is not needed: where `beta * x` is large the result is `x`. Raises
     UsageError if `beta` is not above 0.
     """
-    t, b = as_tensor(x), number("softplus", "beta", beta, above=0)
+    t, b = as_float("softplus", x), number("softplus", "beta", beta, above=0)
     z = t if b == 1 else t * b
     y = F.maximum(z, 0.0) + F.log1p(F.exp(-F.abs(z))).to(z.dtype)
     return y if b == 1 else y * (1.0 / b)

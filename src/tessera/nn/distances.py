@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.checks import number
 from ..lang import functions as F
 from ..lang import norms
-from ..lang.operands import as_tensor
+from ..lang.elementwise import as_float
 from ..lang.shaping import Dims
 from ..lang.tensor import Like, Tensor
 from .functional import wide
@@ -56,7 +56,7 @@ def normalize(x: Like, p: float = 2.0, dim: Dims = -1, eps: float = 1e-12) -> Te
 
     PyTorch's `dim` is 1 by default. Raises ShapeError if `x` has no such dim.
     """
-    t = as_tensor(x)
+    t = as_float("normalize", x)
     least = number("normalize", "eps", eps, least=0)
     size = norms.vector_norm(wide(t), p, dim, True)
     return (wide(t) / F.maximum(size, least)).to(t.dtype)
@@ -71,4 +71,4 @@ def cosine_similarity(x: Like, y: Like, dim: int = -1, eps: float = 1e-8) -> Ten
     a, b = wide(x), wide(y)
     least = number("cosine_similarity", "eps", eps, least=0)
     sizes = [F.maximum(norms.vector_norm(t, 2, dim, True), least) for t in (a, b)]
-    return F.sum((a / sizes[0]) * (b / sizes[1]), dim).to(as_tensor(x).dtype)
+    return F.sum((a / sizes[0]) * (b / sizes[1]), dim).to(as_float("cosine_similarity", x).dtype)

@@ -15,6 +15,7 @@ from ..core.errors import DTypeError, ShapeError, fail
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.checks import typed
+from ..lang.elementwise import as_float
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .functional import soft_cap, softmax
@@ -49,7 +50,7 @@ def attention(
     Raises ShapeError if the shapes, `bias` or `mask` do not fit; DTypeError if `mask` is of
     integers.
     """
-    q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
+    q, k, v = F.narrowed(*(as_float("attention", t) for t in (q, k, v)))
     check_heads("attention", q, k, v)
     *lead, heads, seq, d = q.shape
     groups, keys = k.shape[-3:-1]

@@ -19,6 +19,7 @@ from ..core.peers import no_name
 from ..lang import functions as F
 from ..lang import random
 from ..lang.checks import typed
+from ..lang.elementwise import as_float
 from ..lang.index_bounds import check_ids
 from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor, emit
@@ -51,8 +52,9 @@ def rounded_once(fn: C) -> C:
 
 
 def softmax(x: Like, dim: int = -1) -> Tensor:
-    """`exp(x) / sum(exp(x))` along `dim`, computed in f32, in the dtype of `x`."""
-    t = as_tensor(x)
+    """`exp(x) / sum(exp(x))` along `dim`, computed in f32, in the dtype of `x`; of whole numbers in
+    f32."""
+    t = as_float("softmax", x)
     w = wide(t)
     e = F.exp(w - F.stop_gradient(F.reduce("max", w, dim, True)))
     # Times the reciprocal, not divided by a broadcast: compilers rewrite only one of the two,
@@ -62,7 +64,7 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
 
 def log_softmax(x: Like, dim: int = -1) -> Tensor:
     """The logarithm of the softmax of `x` along `dim`, computed in f32, in the dtype of `x`."""
-    t = as_tensor(x)
+    t = as_float("log_softmax", x)
     w = wide(t)
     z = w - F.stop_gradient(F.reduce("max", w, dim, True))
     return (z - F.log(F.sum(F.exp(z), dim, True))).to(t.dtype)
@@ -118,7 +120,7 @@ def layer_norm(
     f32; the result has the dtype of `x`. Raises ShapeError if `weight` or `bias` does not have
     the sizes of the last dims.
     """
-    t = as_tensor(x)
+    t = as_float("layer_norm", x)
     dims = _normed("layer_norm", t, weight, bias)
     w = wide(t)
     c = w - F.mean(w, dims, True)
@@ -133,7 +135,7 @@ def rms_norm(x: Like, weight: Like | None = None, eps: float = 1e-6) -> Tensor:
     square. Computed in f32; the result has the dtype of `x`. Raises ShapeError if `weight` does not
     have the sizes of the last dims.
     """
-    t = as_tensor(x)
+    t = as_float("rms_norm", x)
     dims = _normed("rms_norm", t, weight, None)
     w = wide(t)
     return _scaled(w * F.rsqrt(F.mean(w * w, dims, True) + eps), weight, None).to(t.dtype)

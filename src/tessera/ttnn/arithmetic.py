@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import nn
-from ..core.dtypes import f32, uint32
+from ..core.dtypes import int32, uint32
 from ..lang import functions as F
 from ..lang.tensor import Tensor as Value
 from .configs import LossReductionMode
@@ -42,7 +42,7 @@ def binary(name: str, body: Callable[..., Value], **defaults: Any) -> Callable[.
         x = body(y, x, *rest) if reverse else body(x, y, *rest)
         for step in after:
             x = activated(x, step)
-        return x.to(f32) if x.dtype.name == "bool" else x
+        return x.to(int32) if x.dtype.name == "bool" else x
 
     local.__name__ = name
 
@@ -71,17 +71,21 @@ def binary(name: str, body: Callable[..., Value], **defaults: Any) -> Callable[.
             if steps:
                 said[word] = tuple(steps)
         tensors = [t for t in (input_tensor_a, input_tensor_b) if isinstance(t, Tensor)]
+        if tensors and not tensors[0].dtype.is_float:
+            said |= {k: int(said[k]) for k in more if _integral(said[k])}
         if len(tensors) == 1:
             said["number"] = input_tensor_a if tensors[0] is input_tensor_b else input_tensor_b
             said["reverse"] = tensors[0] is input_tensor_b
             scalar, whole = said["number"], not tensors[0].dtype.is_float
             if isinstance(scalar, np.generic) and scalar.dtype.kind in "biuf":
                 scalar = said["number"] = scalar.item()
-            if whole and isinstance(scalar, float) and not scalar.is_integer():
+            if whole and isinstance(scalar, float) and not _integral(scalar):
                 raise wrong(
                     f"{name}: {scalar} is no whole number, and the tensor is of {tensors[0].dtype}",
                     fix="ttnn.typecast(tensor, ttnn.float32) first",
                 )
+            if whole and isinstance(scalar, float):
+                said["number"] = int(scalar)
             if not isinstance(scalar, int | float):
                 raise wrong(
                     f"{name}: {brief(said['number'])} is neither a tensor of ttnn nor a number",
@@ -90,6 +94,10 @@ def binary(name: str, body: Callable[..., Value], **defaults: Any) -> Callable[.
         return run(name, local, tensors, dtype, **said)
 
     return named(op, name, f"`{name}` of each two elements, after broadcasting.")
+
+
+def _integral(n: Any) -> bool:
+    return isinstance(n, float) and n.is_integer()
 
 
 def in_place(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -129,8 +137,22 @@ def _by_channel(x: Value, weight: Any) -> Any:
 def _quotient(x: Any, y: Any, mode: str | None) -> Value:
     if mode not in (None, "floor", "trunc"):
         raise wrong(f"divide: there is no round_mode {mode!r}", fix='give "floor" or "trunc"')
-    found: Value = x / y
-    return found if mode is None else F.floor(found) if mode == "floor" else F.trunc(found)
+    if mode is None:
+        found: Value = x / y
+        return found
+    down = _floored(x, y)
+    if mode == "floor":
+        return down
+    if down.dtype.is_float:
+        return F.trunc(x / y)
+    up: Value = (down < 0) & (x != down * y)
+    return down + up.to(down.dtype)
+
+
+def _fmod(x: Any, y: Any) -> Value:
+    """What is left of `x`, with its sign. `%` is exact, and has the sign of `y`."""
+    left: Value = x % y
+    return F.where((left != 0) & ((x < 0) != (y < 0)), left - y, left)
 
 
 def _close(x: Value, y: Any, rtol: float, atol: float, equal_nan: bool) -> Value:
@@ -145,7 +167,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "pow": lambda x, y: x**y, "eq": lambda x, y: x == y, "ne": lambda x, y: x != y,
     "lt": lambda x, y: x < y, "le": lambda x, y: x <= y, "gt": lambda x, y: x > y,
     "ge": lambda x, y: x >= y, "remainder": lambda x, y: x % y,
-    "fmod": lambda x, y: x - y * F.trunc(x / y),
+    "fmod": _fmod,
     "squared_difference": lambda x, y: (x - y) * (x - y), "rsub": lambda x, y: y - x,
     "logaddexp": F.logaddexp, "atan2": F.atan2, "hypot": F.hypot,
     "logaddexp2": lambda x, y: F.logaddexp(x * _LN2, y * _LN2) / _LN2,
@@ -159,7 +181,9 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "bitwise_or": lambda x, y: x | y, "bitwise_xor": lambda x, y: x ^ y,
     "bitwise_left_shift": lambda x, y: x << y, "bitwise_right_shift": lambda x, y: x >> y,
     "logical_left_shift": lambda x, y: x << y,
-    "logical_right_shift": lambda x, y: F.bitcast(F.bitcast(x, uint32) >> y, x.dtype),
+    "logical_right_shift": lambda x, y: F.bitcast(
+        F.bitcast(x, uint32) >> (y.to(uint32) if isinstance(y, Value) else y), x.dtype
+    ),
 }  # fmt: skip
 OPS = {name: binary(name, body) for name, body in _BINARY.items()}
 OPS |= {
@@ -185,7 +209,12 @@ OPS["power"] = OPS["pow"]
 def clamp(
     input_tensor: Tensor, min: Operand | None = None, max: Operand | None = None, **options: Any
 ) -> Tensor:
-    """Each element, no less than `min` and no more than `max`: numbers, or tensors."""
+    """Each element, no less than `min` and no more than `max`: numbers, or tensors. Raises
+    TTNNError if both are left out."""
+    if min is None and max is None:
+        raise wrong(
+            "clamp: neither min nor max is given", fix="ttnn.clamp(tensor, min=0.0, max=1.0)"
+        )
     found = input_tensor
     for limit, op in ((min, OPS["maximum"]), (max, OPS["minimum"])):
         if limit is not None:

@@ -3,13 +3,14 @@ or an error of Python's far away."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..core.checks import instance
+from ..core.checks import instance, whole
 from .configs import BufferType, MemoryConfig, SubDeviceId, Tile, Topology
 from .device import MeshDevice
 from .dtypes import DataType, Layout
-from .faults import TTNNError
+from .faults import TTNNError, wrong
 from .shapes import MeshCoordinateRange
 
 _OPEN = "ttnn.open_mesh_device(ttnn.MeshShape(1, 2))"
@@ -34,9 +35,22 @@ def kinds(name: str, **given: Any) -> None:
             instance(name, word, value, *_KINDS[word], TTNNError)
 
 
+def dim_of(name: str, shape: Sequence[int], dim: int, more: int = 0) -> int:
+    """Dim `dim` of a tensor of `shape`, from the front; with `more` it may be so many behind the
+    last. Raises TTNNError if there is none."""
+    count, dim = len(shape) + more, whole(name, "dim", dim)
+    if not -count <= dim < count:
+        raise wrong(
+            f"{name}: the tensor has no dim {dim}",
+            [("tensor", shape)],
+            fix=f"name a dim from {-count} to {count - 1}" if count else "give a tensor with dims",
+        )
+    return dim % count
+
+
 def mesh_device(name: str, value: object) -> MeshDevice:
     """A mesh device. Raises TTNNError."""
     return instance(name, "device", value, *_KINDS["device"], TTNNError)
 
 
-__all__ = ["kinds", "mesh_device"]
+__all__ = ["dim_of", "kinds", "mesh_device"]

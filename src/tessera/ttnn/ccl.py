@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.checks import whole
@@ -28,13 +27,14 @@ from ..lang import functions as F
 from ..lang.local import collectives as local
 from ..lang.local.view import View
 from ..lang.tensor import Tensor as Value
-from .asked import kinds
-from .configs import Topology
+from .asked import dim_of, kinds
+from .configs import ReduceType, Topology
 from .device import MeshDevice
 from .dtypes import DataType
 from .faults import wrong
+from .labels import relabelled
 from .mapping import Placement, PlacementReplicate, PlacementShard, TensorTopology
-from .run import HOW, device_of, run_many
+from .run import HOW, device_of, moves, run_many
 from .shapes import MeshCoordinate
 from .system import system
 from .tensor import Tensor
@@ -62,6 +62,8 @@ class Call:
         for given in older:  # forms of 2024: all_gather(x, dim, cluster_axis, mesh_device)
             if isinstance(given, int) and not isinstance(given, bool):
                 cluster_axis = given
+            elif isinstance(given, ReduceType):
+                _sums(name, given)
             elif not isinstance(given, MeshDevice | type(None) | type(Topology.Ring)):
                 raise wrong(
                     f"{name}: what is {given!r}?",
@@ -131,28 +133,14 @@ class Call:
             self.name, body, [self.x, *more], topology=topology, axes=self.moving, **options
         )
 
-    def labels(self, new: Placement, only: PlacementShard | None = None) -> TensorTopology:
-        """How the result lies: `new` along the axis (along all, of the whole mesh). With `only`, an
-        axis is relabelled only if it was so."""
-        have, grid = self.x.topology, self.x.grid_
+    def labels(self, new: Placement, gathered: int | None = None) -> TensorTopology:
+        """How the result lies: `new` along the axis, along all of the whole mesh. `gathered` is the
+        dim that was gathered."""
+        grid = self.x.grid_
         assert grid is not None
+        axes = range(len(grid)) if self.axis is None else [self.axis]
         rank = len(self.x.shape)
-        labels = [_from_the_front(p, rank) for p in have.placements()]
-        if self.axis is None and len(labels) == 1 and len(have.mesh_coords()) == grid.mesh_size():
-            label = new if only is None or labels[0] == _from_the_front(only, rank) else labels[0]
-            return replace(have, _placements=(label,))
-        if have.distribution_shape() != grid:
-            # One dim over all devices, row by row: it lies along each axis of the mesh.
-            cut = labels[0] if len(labels) == 1 else PlacementReplicate()
-            labels = [cut] * len(grid)
-        for i in range(len(grid)) if self.axis is None else [self.axis]:
-            if only is None or labels[i] == _from_the_front(only, rank):
-                labels[i] = new
-        return TensorTopology(grid, tuple(labels), tuple(have.mesh_coords()))
-
-
-def _from_the_front(p: Placement, rank: int) -> Placement:
-    return PlacementShard(p.dim % rank) if isinstance(p, PlacementShard) else p
+        return relabelled(self.name, self.x.topology, grid, axes, rank, new, gathered)
 
 
 def _links() -> int:
@@ -169,17 +157,6 @@ def own(x: Value) -> Value:
     return F.relayout(x, x.type.with_varying(x.type.mesh.axes))
 
 
-def _dim(name: str, x: Tensor, dim: int) -> int:
-    rank, dim = len(x.shape), whole(name, "dim", dim)
-    if not -rank <= dim < rank:
-        raise wrong(
-            f"{name}: the tensor has no dim {dim}",
-            [("tensor", x.shape)],
-            fix=f"name a dim from {-rank} to {rank - 1}",
-        )
-    return dim % rank
-
-
 def all_gather(
     input_tensor: Tensor, dim: int, *older: Any, cluster_axis: int | None = None, **options: Any
 ) -> Tensor:
@@ -189,10 +166,11 @@ def all_gather(
 
 
 def _gathered(call: Call, body: Any, dim: int) -> Tensor:
-    dim = _dim(call.name, call.x, dim)
-    return call.run(body, call.labels(PlacementReplicate(), PlacementShard(dim)), dim=dim)
+    dim = dim_of(call.name, call.x.shape, dim)
+    return call.run(body, call.labels(PlacementReplicate(), dim), dim=dim)
 
 
+@moves
 def _all_gather(x: Value, axes: Axes, dim: int) -> Value:
     return own(local.collected(x, axes, dim)) if axes else x
 
@@ -205,6 +183,7 @@ def all_gather_async_reversed(
     return _gathered(call, _all_gather_reversed, dim)
 
 
+@moves
 def _all_gather_reversed(x: Value, axes: Axes, dim: int) -> Value:
     if not axes:
         return x
@@ -219,11 +198,12 @@ def all_to_all_async_generic(
     """On each device its part of `out_dim` of the whole, whose parts of `in_dim` the devices have.
     Raises ShapeError if `out_dim` is not divided by as many devices."""
     call = Call("all_to_all_async_generic", input_tensor, cluster_axis, (), options)
-    before, after = (_dim(call.name, input_tensor, d) for d in (in_dim, out_dim))
+    before, after = (dim_of(call.name, input_tensor.shape, d) for d in (in_dim, out_dim))
     labels = call.labels(PlacementShard(after))
     return call.run(_all_to_all, labels, before=before, after=after)
 
 
+@moves
 def _all_to_all(x: Value, axes: Axes, before: int, after: int) -> Value:
     return own(local.exchanged(x, axes, split=after, concat=before)) if axes else x
 
@@ -250,7 +230,7 @@ def reduce_scatter(
     divided by as many devices."""
     _sums("reduce_scatter", math_op)
     call = Call("reduce_scatter", input_tensor, cluster_axis, older, options)
-    dim = _dim(call.name, input_tensor, dim)
+    dim = dim_of(call.name, input_tensor.shape, dim)
     return call.run(_reduce_scatter, call.labels(PlacementShard(dim)), dim=dim)
 
 
@@ -286,6 +266,7 @@ def broadcast(
     return call.run(_broadcast, call.labels(PlacementReplicate()), root=root)
 
 
+@moves
 def _broadcast(x: Value, axes: Axes, root: int) -> Value:
     return own(local.sent(x, axes, root)) if axes else x
 
@@ -300,6 +281,7 @@ def all_broadcast(
     return call.run_many(_all_broadcast, labels, dtype=dtypes, count=count, output=None)
 
 
+@moves
 def _all_broadcast(x: Value, axes: Axes) -> tuple[Value, ...]:
     if not axes:
         return (x,)
@@ -325,6 +307,7 @@ def point_to_point(
     )  # fmt: skip
 
 
+@moves
 def _point_to_point(x: Value, *there: Value, axes: Axes, source: int, target: int) -> Value:
     if not axes:
         return x
@@ -343,7 +326,7 @@ def mesh_partition(
 ) -> Tensor:
     """On each device its own part of `dim`: what undoes `all_gather`. It moves nothing."""
     call = Call("mesh_partition", input_tensor, cluster_axis, (), options)
-    dim = _dim(call.name, input_tensor, dim)
+    dim = dim_of(call.name, input_tensor.shape, dim)
     size = input_tensor.shape[dim]
     if size % call.count:
         raise wrong(
@@ -355,13 +338,14 @@ def mesh_partition(
     return call.run(_mesh_partition, labels, dim=dim, parts=call.count)
 
 
+@moves
 def _mesh_partition(x: Value, axes: Axes, dim: int, parts: int) -> Value:
     if not axes:
         return x
     rows = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
-    mine = F.arange(parts) == rank_along(x, axes)
-    mine = mine.reshape(*([1] * dim), parts, *([1] * (rows.ndim - dim - 1)))
-    return F.sum(F.where(mine, rows, F.zeros_like(rows)), dim)
+    return F.take(rows, rank_along(x, axes).reshape(1), dim).reshape(
+        *x.shape[:dim], x.shape[dim] // parts, *x.shape[dim + 1 :]
+    )
 
 
 __all__ = [

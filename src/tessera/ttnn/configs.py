@@ -12,11 +12,24 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from .names import no_member
 
 
-class _Word:
-    name: str
+class Members(enum.EnumMeta):
+    """An enumeration that says which members it has, where another one is asked for."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in cls.__members__:  # Python 3.11 looks for them here
+            return cls.__members__[name]
+        raise no_member(cls.__name__, name, cls.__members__)
+
+
+class Word(enum.Enum, metaclass=Members):
+    """A member of an enumeration of TT-NN: it prints as `name.member`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}.{self.name}"
@@ -26,7 +39,7 @@ class _Word:
 
 def words(name: str, members: str) -> Any:
     """TT-NN's enumeration `name`: its members print as `name.member`."""
-    made: Any = enum.Enum(name, members, type=_Word)  # type: ignore[misc]  # a name that is computed
+    made = cast(Any, Word)(name, members)
     made.__module__, made.__doc__ = __name__, f"TT-NN's {name}."
     return made
 
@@ -163,10 +176,12 @@ class MemoryConfig:
     memory_layout: Any = TensorMemoryLayout.INTERLEAVED
     buffer_type: Any = BufferType.DRAM
     shard_spec: Any = None
+    nd_shard_spec: Any = None
 
     def is_sharded(self) -> bool:
         """Whether the tensor is cut over the cores of a device."""
-        return self.memory_layout is not TensorMemoryLayout.INTERLEAVED
+        interleaved = self.memory_layout is TensorMemoryLayout.INTERLEAVED
+        return not interleaved or self.nd_shard_spec is not None
 
 
 DRAM_MEMORY_CONFIG = MemoryConfig()
@@ -190,7 +205,7 @@ def create_sharded_memory_config(
     return MemoryConfig(layout, BufferType.L1, spec)
 
 
-class UnaryOpType(_Word, enum.Enum):
+class UnaryOpType(Word):
     """Functions of one number, which `activation=` names too."""
 
     RELU = "relu"

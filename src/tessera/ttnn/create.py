@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
+from .configs import BufferType, MemoryConfig
 from .device import MeshDevice
 from .dtypes import DataType, Layout
 from .faults import wrong
@@ -94,7 +94,8 @@ def allocate_tensor_on_host(
 def full_like(tensor: Tensor, fill_value: float, **options: Any) -> Tensor:
     """A tensor of one number, otherwise like another one."""
     facts = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device_}
-    return full(tensor.shape, fill_value, **facts | options)
+    said = {k: v for k, v in options.items() if v is not None}
+    return full(tensor.shape, fill_value, **facts | said)
 
 
 def zeros_like(tensor: Tensor, **options: Any) -> Tensor:
@@ -114,10 +115,10 @@ def empty_like(tensor: Tensor, **options: Any) -> Tensor:
 
 def arange(*bounds: int, dtype: DataType = DataType.BFLOAT16, device: MeshDevice | None = None,
            layout: Layout | None = None, **options: Any) -> Tensor:  # fmt: skip
-    """Numbers from a start, before an end, in steps."""
+    """Numbers from a start, before an end, in steps; in rows, if no layout is named."""
     how("arange", options)
     numbers = np.arange(*bounds)
-    return from_torch(numbers, dtype, layout=layout or Layout.TILE, device=device)
+    return from_torch(numbers, dtype, layout=layout, device=device)
 
 
 def rand(
@@ -157,6 +158,7 @@ def dump_tensor(file_name: str | Path, tensor: Tensor) -> None:
         "placements": [p.dim if isinstance(p, PlacementShard) else None
                        for p in topology.placements()],
         "coords": [list(c) for c in topology.mesh_coords()],
+        "buffer": tensor.memory_config_.buffer_type.name,
     }  # fmt: skip
     body = io.BytesIO()
     for part in distinct:
@@ -188,6 +190,7 @@ def load_tensor(file_name: str | Path, device: MeshDevice | None = None) -> Tens
         topology = TensorTopology(MeshShape(facts["grid"]), tuple(labels), coords)
         parts = [distinct[i] for i in facts["parts"]]
         layout = Layout[facts["layout"]]
+        memory = MemoryConfig(buffer_type=BufferType[facts.get("buffer", "DRAM")])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise wrong(
             f"load_tensor: {path} is no tensor of a file",
@@ -195,7 +198,7 @@ def load_tensor(file_name: str | Path, device: MeshDevice | None = None) -> Tens
             fix="name a file that ttnn.dump_tensor wrote here",
         ) from None
     made = Tensor.of_parts(
-        parts, dtype=dtype, layout=layout, topology=topology, memory_config_=DRAM_MEMORY_CONFIG
+        parts, dtype=dtype, layout=layout, topology=topology, memory_config_=memory
     )
     return made if device is None else to_device(made, device)
 

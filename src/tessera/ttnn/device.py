@@ -113,6 +113,12 @@ class MeshDevice(SubDeviceManagers):
             yield here
             here = here.parent
 
+    def parts(self) -> Iterator[MeshDevice]:
+        """It, and the meshes that are parts of it, from the outside in."""
+        yield self
+        for part in (*self.children, *(self._singles or {}).values()):
+            yield from part.parts()
+
     def remember(self, tensor: Any) -> None:
         """Notes that `tensor` was made, for the traces whose replays would overwrite it."""
         for holder in self.ancestry():

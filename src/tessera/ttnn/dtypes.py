@@ -8,7 +8,6 @@ is rounded to the nearest, ties to even. Their values are held as bf16, which ha
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,12 @@ from ..core.dtypes import DType, bf16, f32, int32, uint8, uint32
 from ..lang import functions as F
 from ..lang.bits import bitcast
 from ..lang.tensor import Tensor as Value
+from .configs import Word
 
 BLOCK = 16  # elements that share an exponent
 
 
-class DataType(enum.Enum):
+class DataType(Word):
     """The element types of TT-NN, with the form in which their values are held here."""
 
     BFLOAT16 = ("bfloat16", bf16)
@@ -47,13 +47,8 @@ class DataType(enum.Enum):
         """The bits of an element's sign and mantissa, if it shares its exponent; else 0."""
         return {DataType.BFLOAT8_B: 7, DataType.BFLOAT4_B: 3}.get(self, 0)
 
-    def __repr__(self) -> str:
-        return f"DataType.{self.name}"
 
-    __str__ = __repr__
-
-
-class Layout(enum.Enum):
+class Layout(Word):
     """How elements lie in a device's memory: by rows, or in tiles of 32 x 32.
 
     Results do not depend on it: what pads a tensor to whole tiles is never seen.
@@ -61,11 +56,6 @@ class Layout(enum.Enum):
 
     ROW_MAJOR = 0
     TILE = 1
-
-    def __repr__(self) -> str:
-        return f"Layout.{self.name}"
-
-    __str__ = __repr__
 
 
 # What NumPy's and PyTorch's dtypes become where nothing is said.

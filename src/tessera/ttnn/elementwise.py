@@ -36,12 +36,21 @@ ACTIVATIONS: dict[str, Callable[..., Value]] = {
 }
 
 
+# Their parameter says how exactly they are computed, which is always as exact as f32 is.
+_HOW_EXACT = {"gelu", "exp", "log", "sigmoid", "sqrt", "rsqrt", "tanh"}
+
+
 def activated(x: Value, activation: Any) -> Value:
     """`x` with the function at the end that `activation` names, if it names one."""
     if activation is None or activation == "":
         return x
     if isinstance(activation, UnaryWithParam):
-        activation = activation.op_type
+        param, activation = activation.param, activation.op_type
+        if param is not None and activation.value not in _HOW_EXACT:
+            raise wrong(
+                f"the activation {activation.value!r} takes no parameter, such as {param!r}",
+                fix="call the op behind this one: ttnn.softplus(x, beta=2.0)",
+            )
     name = activation.value if isinstance(activation, UnaryOpType) else activation
     if name not in ACTIVATIONS:
         raise wrong(
@@ -77,22 +86,25 @@ _UNARY: dict[str, Callable[..., Value]] = {
     "rsqrt": F.rsqrt, "square": lambda x: x * x, "reciprocal": lambda x: 1.0 / x, "sin": F.sin,
     "cos": F.cos, "tan": F.tan, "tanh": F.tanh, "sigmoid": F.sigmoid, "relu": nn.relu,
     "relu6": nn.relu6, "silu": nn.silu, "swish": nn.silu, "erf": F.erf, "sign": F.sign,
-    "floor": F.floor, "ceil": F.ceil, "trunc": F.trunc, "log1p": F.log1p,
-    "expm1": F.expm1, "isnan": lambda x: F.isnan(x).to(f32), "isinf": lambda x: F.isinf(x).to(f32),
-    "isfinite": lambda x: F.isfinite(x).to(f32), "mish": nn.mish, "hardswish": nn.hardswish,
+    "floor": lambda x: F.floor(x) if x.dtype.is_float else x,
+    "ceil": lambda x: F.ceil(x) if x.dtype.is_float else x, "trunc": F.trunc, "log1p": F.log1p,
+    "expm1": F.expm1, "isnan": lambda x: F.isnan(x).to(int32),
+    "isinf": lambda x: F.isinf(x).to(int32),
+    "isfinite": lambda x: F.isfinite(x).to(int32), "mish": nn.mish, "hardswish": nn.hardswish,
     "hardsigmoid": nn.hardsigmoid, "log_sigmoid": nn.logsigmoid,
-    "logical_not": lambda x: (x == 0).to(f32), "identity": lambda x: x,
-    "eqz": lambda x: (x == 0).to(f32), "nez": lambda x: (x != 0).to(f32),
-    "gtz": lambda x: (x > 0).to(f32), "ltz": lambda x: (x < 0).to(f32),
-    "gez": lambda x: (x >= 0).to(f32), "lez": lambda x: (x <= 0).to(f32),
+    "logical_not": lambda x: (x == 0).to(int32), "identity": lambda x: x,
+    "eqz": lambda x: (x == 0).to(int32), "nez": lambda x: (x != 0).to(int32),
+    "gtz": lambda x: (x > 0).to(int32), "ltz": lambda x: (x < 0).to(int32),
+    "gez": lambda x: (x >= 0).to(int32), "lez": lambda x: (x <= 0).to(int32),
     "log2": lambda x: F.log(x) / math.log(2.0), "log10": lambda x: F.log(x) / math.log(10.0),
-    "exp2": lambda x: F.exp(x * math.log(2.0)), "softsign": lambda x: x / (1.0 + F.abs(x)),
+    "exp2": lambda x: 2.0**x, "softsign": lambda x: x / (1.0 + F.abs(x)),
     "bitwise_not": lambda x: ~x, "acos": F.acos, "acosh": F.acosh, "asin": F.asin,
     "asinh": F.asinh, "atan": F.atan, "atanh": F.atanh, "cosh": F.cosh, "sinh": F.sinh,
     "erfc": F.erfc, "erfinv": F.erfinv, "cbrt": lambda x: F.sign(x) * F.abs(x) ** (1 / 3),
     "deg2rad": lambda x: x * (math.pi / 180), "rad2deg": lambda x: x * (180 / math.pi),
-    "frac": lambda x: x - F.trunc(x), "signbit": lambda x: (F.bitcast(x, int32) < 0).to(f32),
-    "isposinf": lambda x: (x == math.inf).to(f32), "isneginf": lambda x: (x == -math.inf).to(f32),
+    "frac": lambda x: x - F.trunc(x), "signbit": lambda x: (F.bitcast(x, int32) < 0).to(int32),
+    "isposinf": lambda x: (x == math.inf).to(int32),
+    "isneginf": lambda x: (x == -math.inf).to(int32),
     "sigmoid_accurate": F.sigmoid, "tanhshrink": lambda x: x - F.tanh(x),
     "hardmish": lambda x: x * F.clip(x + 2.8, 0.0, 5.0) / 5.0,
 }  # fmt: skip
@@ -153,7 +165,7 @@ def _logit(x: Value, eps: float | None) -> Value:
 
 
 def _shrunk(x: Value, lambd: float) -> Value:
-    return F.where(x > lambd, x - lambd, F.where(x < -lambd, x + lambd, 0.0))
+    return F.where(F.abs(x) <= lambd, 0.0, x - lambd * F.sign(x))  # a NaN stays one
 
 
 def _polynomial(x: Value, coeffs: Sequence[float]) -> Value:
@@ -179,7 +191,7 @@ _NUMBERED: dict[str, tuple[Callable[..., Value], dict[str, Any]]] = {
     "relu_max": (lambda x, n: F.clip(x, 0.0, n), {"upper_limit": 6.0}),
     "relu_min": (lambda x, n: F.maximum(x, n), {"lower_limit": 0.0}),
     "hardtanh": (lambda x, low, high: F.clip(x, low, high), {"min_val": -1.0, "max_val": 1.0}),
-    "hardshrink": (lambda x, n: F.where(F.abs(x) > n, x, 0.0), {"lambd": 0.5}),
+    "hardshrink": (lambda x, n: F.where(F.abs(x) <= n, 0.0, x), {"lambd": 0.5}),
     "softshrink": (_shrunk, {"lambd": 0.5}),
     "heaviside": (lambda x, n: F.where(x == 0, n, (x > 0).to(f32)), {"value": _NEEDED}),
     "threshold": (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .arithmetic import where
 from .caches import paged_fill_cache, paged_fused_update_cache, paged_update_cache
 from .ccl import (
     all_broadcast,
@@ -14,10 +15,12 @@ from .ccl import (
     reduce_scatter,
 )
 from .experts import all_to_all_combine, all_to_all_dispatch
+from .movement import view
 from .names import no_name
 from .picking import plus_one
 from .products import linear
 from .tensor import Tensor
+from .transfer import typecast
 from .transformer import (
     nlp_concat_heads,
     nlp_concat_heads_decode,
@@ -91,6 +94,9 @@ __all__ = [
     "reduce_scatter_minimal_async",
     "rotary_embedding",
     "rotary_embedding_llama",
+    "typecast",
+    "view",
+    "where",
 ]  # fmt: skip
 
 

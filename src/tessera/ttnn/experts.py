@@ -12,7 +12,7 @@ from .ccl import Axes, Call, own, rank_along
 from .dtypes import DataType
 from .faults import wrong
 from .mapping import PlacementReplicate, PlacementShard
-from .run import device_of
+from .run import device_of, moves
 from .tensor import Tensor
 
 
@@ -73,6 +73,7 @@ def _token_dim(name: str, dim: int) -> int:
     return dim
 
 
+@moves
 def _dispatch(
     x: Value, experts: Value, mapping: Value, axes: Axes, dim: int
 ) -> tuple[Value, Value]:
@@ -137,6 +138,7 @@ def _are_choices(x: Tensor, mapping: Tensor, chosen: Tensor) -> bool:
     return devices and len(chosen.shape) == 4 and chosen.shape[1:3] == x.shape[1:3]
 
 
+@moves
 def _combine(x: Value, mapping: Value, chosen: Value, axes: Axes, dim: int, reduced: bool) -> Value:
     mine = _mine(x, mapping)
     chosen = chosen.to(int32)

@@ -10,7 +10,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,29 @@ def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
-        except (TesseraError, *_THEIRS):
+        except TesseraError as error:
+            _made_runtime(error)
+            raise
+        except _THEIRS:
             raise
         except Exception as error:
             raise explained(name, call, args, kwargs, error) from None
 
     return checked
+
+
+def _made_runtime(error: TesseraError) -> None:
+    """Makes `error` a RuntimeError besides what it is: programs of TT-NN catch those."""
+    if not isinstance(error, (RuntimeError, AttributeError)):
+        kind: Any = type(error)
+        error.__class__ = _both(kind)
+
+
+@lru_cache
+def _both(cls: Any) -> Any:
+    made = type(cls.__name__, (cls, TTNNError), {"__doc__": cls.__doc__})
+    made.__module__, made.__qualname__ = cls.__module__, cls.__qualname__
+    return made
 
 
 def explained(

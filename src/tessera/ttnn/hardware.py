@@ -87,8 +87,8 @@ def using_distributed_env() -> bool:
 
 
 class Config:
-    """TT-NN's settings, `ttnn.CONFIG`: kept and shown, without effect. Raises TTNNError for one
-    that TT-NN does not have."""
+    """TT-NN's settings, `ttnn.CONFIG`: kept and shown, without effect but for
+    `strict_ccl_topology` (labels.py). Raises TTNNError for one that TT-NN does not have."""
 
     cache_path: object = None
     model_cache_path: object = None
@@ -106,6 +106,7 @@ class Config:
     root_report_path: object = None
     report_name: object = None
     report_path: object = None
+    strict_ccl_topology: bool = False
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in Config.__annotations__:

@@ -265,8 +265,8 @@ def shard_tensor_to_mesh_mapper(mesh_device: MeshDevice, dim: int) -> TensorToMe
 
 def replicate_tensor_to_mesh_mapper(mesh_device: MeshDevice) -> TensorToMesh:
     """Gives all devices the whole tensor."""
-    same = [PlacementReplicate()] * len(mesh_device.shape)
-    return create_mesh_mapper(mesh_device, MeshMapperConfig(same))
+    grid = MeshShape(mesh_device.get_num_devices())
+    return create_mesh_mapper(mesh_device, MeshMapperConfig([PlacementReplicate()], grid))
 
 
 def ShardTensorToMesh(mesh_device: MeshDevice, dim: int) -> TensorToMesh:

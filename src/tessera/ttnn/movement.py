@@ -11,10 +11,12 @@ from ..core.dtypes import int32
 from ..lang import functions as F
 from ..lang.shaping import swap
 from ..lang.tensor import Tensor as Value
+from .asked import dim_of
 from .configs import DRAM_MEMORY_CONFIG
 from .dtypes import DataType, Layout
 from .faults import wrong
-from .run import brief, how, run, run_many
+from .run import brief, how, moves, run, run_many
+from .shapes import padded
 from .tensor import Tensor
 from .transfer import identity, to_layout, typecast
 
@@ -25,6 +27,7 @@ def reshape(input_tensor: Tensor, *shape: Any, **options: Any) -> Tensor:
     return run("reshape", _reshape, [input_tensor], **how("reshape", options), shape=sizes)
 
 
+@moves
 def _reshape(x: Value, shape: tuple[int, ...]) -> Value:
     return x.reshape(*shape)
 
@@ -39,6 +42,7 @@ def permute(input_tensor: Tensor, dims: Sequence[int], **options: Any) -> Tensor
     return run("permute", _permute, [input_tensor], **said, dims=tuple(dims))
 
 
+@moves
 def _permute(x: Value, dims: tuple[int, ...]) -> Value:
     return F.permute(x, dims)
 
@@ -50,6 +54,7 @@ def transpose(input_tensor: Tensor, dim1: int, dim2: int, **options: Any) -> Ten
     return run("transpose", _transpose, [input_tensor], **said, one=dim1, two=dim2)
 
 
+@moves
 def _transpose(x: Value, one: int, two: int) -> Value:
     return swap(x, one, two)
 
@@ -63,6 +68,7 @@ def concat(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
     return run("concat", _concat, list(tensors), **how("concat", options), dim=dim)
 
 
+@moves
 def _concat(*xs: Value, dim: int) -> Value:
     return F.concat(list(xs), dim)
 
@@ -72,6 +78,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
     return run("stack", _stack, list(tensors), **how("stack", options), dim=dim)
 
 
+@moves
 def _stack(*xs: Value, dim: int) -> Value:
     return F.stack(list(xs), dim)
 
@@ -96,6 +103,7 @@ def slice(
     return run("slice", _slice, [input_tensor], **how("slice", options), pick=pick)
 
 
+@moves
 def _slice(x: Value, pick: tuple[Any, ...]) -> Value:
     found = x[tuple(_range(p) if isinstance(p, tuple) else p for p in pick)]
     assert isinstance(found, Value)
@@ -107,13 +115,15 @@ def _range(p: tuple[Any, ...]) -> Any:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """`x[key]` of numbers, slices and `...`."""
+    """`x[key]` of numbers, slices and `...`; of a tensor on the host too."""
     parts = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(p, int | builtins.slice | type(...)) for p in parts):
         raise wrong(
             f"x[...]: {brief(key)} is not of numbers and slices",
             fix="for other choices: ttnn.embedding, ttnn.where",
         )
+    if x.parts_ is not None:
+        return Tensor.of_parts([part[key] for part in x.parts_], x)
     pick = tuple((p.start, p.stop, p.step) if isinstance(p, builtins.slice) else p for p in parts)
     return run("slice", _slice, [x], pick=pick)
 
@@ -133,6 +143,7 @@ def split(
                 sizes=tuple(sizes), dim=dim)  # fmt: skip
 
 
+@moves
 def _split(x: Value, sizes: tuple[int, ...], dim: int) -> tuple[Value, ...]:
     return tuple(F.split(x, sizes, dim))
 
@@ -144,16 +155,16 @@ def chunk(input_tensor: Tensor, chunks: int, dim: int = 0, **options: Any) -> li
 
 def squeeze(input_tensor: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without dims of one: all, or those named."""
-    shape, rank = input_tensor.shape, len(input_tensor.shape)
-    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {d % rank for d in dims}
+    shape = input_tensor.shape
+    dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {dim_of("squeeze", shape, d) for d in dims}
     return reshape(input_tensor, [n for i, n in enumerate(shape) if i not in gone or n != 1])
 
 
 def unsqueeze(input_tensor: Tensor, dim: int) -> Tensor:
     """With a new dim of one at `dim`."""
     sizes = list(input_tensor.shape)
-    sizes.insert(dim if dim >= 0 else dim + len(sizes) + 1, 1)
+    sizes.insert(dim_of("unsqueeze", sizes, dim, 1), 1)
     return reshape(input_tensor, sizes)
 
 
@@ -169,6 +180,7 @@ def expand(input_tensor: Tensor, sizes: Sequence[int], **options: Any) -> Tensor
     return run("expand", _expand, [input_tensor], **how("expand", options), shape=full)
 
 
+@moves
 def _expand(x: Value, shape: tuple[int, ...]) -> Value:
     return F.broadcast_to(x, shape)
 
@@ -179,6 +191,7 @@ def repeat(input_tensor: Tensor, repeat_dims: Sequence[int], **options: Any) -> 
     return run("repeat", _repeat, [input_tensor], **said, counts=tuple(repeat_dims))
 
 
+@moves
 def _repeat(x: Value, counts: tuple[int, ...]) -> Value:
     return F.tile(x, counts)
 
@@ -191,6 +204,7 @@ def repeat_interleave(
     return run("repeat_interleave", _interleave, [input_tensor], **said, repeats=repeats, dim=dim)
 
 
+@moves
 def _interleave(x: Value, repeats: int, dim: int | None) -> Value:
     return F.repeat_interleave(x, repeats, dim)
 
@@ -199,7 +213,6 @@ def pad(
     input_tensor: Tensor, padding: Any, value: Any = 0.0, *legacy: Any, **options: Any
 ) -> Tensor:
     """With `value` around: `padding` has (before, after) for the last dims, or for all."""
-    options.pop("use_multicore", None)
     if isinstance(value, list | tuple):  # pad(tensor, the result's shape, where it begins, value)
         sizes = zip(padding, value, input_tensor.shape, strict=True)
         padding = [(begin, whole - begin - n) for whole, begin, n in sizes]
@@ -210,6 +223,7 @@ def pad(
     return run("pad", _pad, [input_tensor], **said, pairs=tuple(pairs), value=float(value))
 
 
+@moves
 def _pad(x: Value, pairs: tuple[tuple[int, int], ...], value: float) -> Value:
     flat = [n for pair in reversed(pairs) for n in pair]
     if x.dtype.is_float:
@@ -235,6 +249,7 @@ def embedding(
                layout=layout or Layout.ROW_MAJOR, padding_idx=padding_idx)  # fmt: skip
 
 
+@moves
 def _embedding(ids: Value, weight: Value, padding_idx: int | None) -> Value:
     table = weight.reshape(weight.shape[-2], weight.shape[-1])
     ids = ids.to(int32)
@@ -290,19 +305,22 @@ def to_memory_config(
 
 
 def interleaved_to_sharded(
-    input_tensor: Tensor, memory_config: Any, *rest: Any, **options: Any
-) -> Tensor:
-    """The same tensor, said to be cut over the cores of its device."""
+    input_tensor: Tensor, memory_config: Any, *rest: Any, output_dtype: DataType | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """The same tensor, said to be cut over the cores of its device; of `output_dtype` if that is
+    named."""
     how("interleaved_to_sharded", options)
-    return to_memory_config(input_tensor, memory_config)
+    return to_memory_config(input_tensor, memory_config, output_dtype)
 
 
 def sharded_to_interleaved(
-    input_tensor: Tensor, memory_config: Any = None, *rest: Any, **options: Any
-) -> Tensor:
-    """The same tensor, said to lie in one piece."""
+    input_tensor: Tensor, memory_config: Any = None, *rest: Any,
+    output_dtype: DataType | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """The same tensor, said to lie in one piece; of `output_dtype` if that is named."""
     how("sharded_to_interleaved", options)
-    return to_memory_config(input_tensor, memory_config or DRAM_MEMORY_CONFIG)
+    return to_memory_config(input_tensor, memory_config or DRAM_MEMORY_CONFIG, output_dtype)
 
 
 def tilize(input_tensor: Tensor, *, dtype: DataType | None = None, **options: Any) -> Tensor:
@@ -320,10 +338,19 @@ def untilize(input_tensor: Tensor, **options: Any) -> Tensor:
 def tilize_with_val_padding(
     input_tensor: Tensor, output_tensor_shape: Sequence[int], pad_value: float = 0.0, **options: Any
 ) -> Tensor:
-    """The tensor in tiles, filled up with `pad_value` to a shape."""
+    """The tensor in tiles. It keeps its shape: what fills it up to `output_tensor_shape` is not
+    seen. Raises TTNNError if that is smaller, or has other dims."""
     how("tilize_with_val_padding", options)
-    pairs = [(0, to - n) for n, to in zip(input_tensor.shape, output_tensor_shape, strict=True)]
-    return tilize(pad(input_tensor, pairs, pad_value))
+    shape = input_tensor.shape
+    if len(output_tensor_shape) != len(shape) or any(
+        to < n for n, to in zip(shape, output_tensor_shape)
+    ):
+        raise wrong(
+            "tilize_with_val_padding: a tensor is filled up to a shape that is not smaller",
+            [("tensor", shape), ("output_tensor_shape", [*output_tensor_shape])],
+            fix=f"give {[*padded(shape, True)]}",
+        )
+    return tilize(input_tensor)
 
 
 def tilize_with_zero_padding(input_tensor: Tensor, **options: Any) -> Tensor:

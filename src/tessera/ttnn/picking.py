@@ -29,7 +29,6 @@ def _best(name: str, body: Callable[[Value, int], Value]) -> Callable[..., Tenso
     def op(
         input_tensor: Tensor, dim: int | None = None, keepdim: bool = False, **options: Any
     ) -> Tensor:
-        options.pop("use_multicore", None)
         rows = Layout.ROW_MAJOR
         return run(name, local, [input_tensor], DataType.UINT32, **how(name, options), layout=rows,
                    dim=dim, keepdim=keepdim)  # fmt: skip
@@ -48,22 +47,24 @@ def _places(x: Tensor, dim: int) -> DataType:
 
 
 def topk(
-    input_tensor: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True,
-    **options: Any,
+    input_tensor: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *,
+    indices_tensor: Tensor | None = None, **options: Any,
 ) -> list[Tensor]:  # fmt: skip
     """The `k` largest (or smallest) elements along `dim`, and where they are (uint16; uint32 of a
-    dim that has more places)."""
-    kinds = [None, _places(input_tensor, dim)]
-    return run_many("topk", _topk, [input_tensor], kinds, **how("topk", options), count=2, k=k,
-                    dim=dim, largest=largest)  # fmt: skip
+    dim that has more places): by `indices_tensor`, which names each element's place, if it is
+    given."""
+    given = [] if indices_tensor is None else [indices_tensor]
+    kinds = [None, given[0].dtype if given else _places(input_tensor, dim)]
+    return run_many("topk", _topk, [input_tensor, *given], kinds, **how("topk", options), count=2,
+                    k=k, dim=dim, largest=largest)  # fmt: skip
 
 
-def _topk(x: Value, k: int, dim: int, largest: bool) -> tuple[Value, Value]:
-    moved = x if dim in (-1, x.ndim - 1) else swap(x, dim, -1)
-    values, places = F.topk(moved, k, largest=largest)
-    if moved is x:
-        return values, places
-    return swap(values, dim, -1), swap(places, dim, -1)
+def _topk(x: Value, *ids: Value, k: int, dim: int, largest: bool) -> tuple[Value, Value]:
+    last = dim in (-1, x.ndim - 1)
+    values, places = F.topk(x if last else swap(x, dim, -1), k, largest=largest)
+    if not last:
+        values, places = swap(values, dim, -1), swap(places, dim, -1)
+    return values, F.gather(ids[0], places, dim) if ids else places
 
 
 def sort(

@@ -255,7 +255,8 @@ def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
 
     def local(x: Value, dim: Any, keepdim: bool, scalar: float, correction: int) -> Value:
         more = {"correction": correction} if name in ("std", "var") else {}
-        return body(x, dim, keepdim, **more) * scalar
+        found = body(x, dim, keepdim, **more)
+        return found if scalar == 1 else found * scalar
 
     local.__name__ = name
 
@@ -263,7 +264,8 @@ def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
         input_tensor: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
         scalar: float = 1.0, correction: bool = True, dtype: Any = None, **options: Any,
     ) -> Tensor:  # fmt: skip
-        dims = tuple(dim) if isinstance(dim, Sequence) else dim
+        # No dims, [], are all, as in PyTorch.
+        dims = (tuple(dim) or None) if isinstance(dim, Sequence) else dim
         return run(name, local, [input_tensor], dtype, **how(name, options), dim=dims,
                    keepdim=keepdim, scalar=scalar, correction=int(correction))  # fmt: skip
 

@@ -1,7 +1,8 @@
 """How does an op of TT-NN run? As one program of Tessera's on each device's own parts.
 
 An op is a function of values. It gets floats as f32 and its result is rounded to the element type
-of the result: what an op does within is never narrower. The program is kept by the op, its options
+of the result: what an op does within is never narrower. (Ops that only move elements get them as
+they are.) The program is kept by the op, its options
 and its operands' types. While a trace is captured, what runs is written down too (trace.py).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.checks import shown
 from ..core.dtypes import f32
@@ -27,24 +28,49 @@ from .mapping import TensorTopology, joint
 from .tensor import Tensor
 
 Body = Callable[..., Any]
+B = TypeVar("B", bound=Body)
 Options = tuple[tuple[str, Any], ...]
+
+
+_MOVES: set[Body] = set()
+
+
+def moves(body: B) -> B:
+    """`body`, which puts elements elsewhere and computes none: they stay as wide as they are, in
+    memory and between devices."""
+    _MOVES.add(body)
+    return body
 
 
 @lru_cache(maxsize=4096)
 def program(
-    body: Body, options: Options, dtypes: tuple[DataType, ...], types: tuple[TensorType, ...]
+    body: Body,
+    options: Options,
+    given: tuple[DataType | None, ...],
+    own: tuple[DataType, ...],
+    types: tuple[TensorType, ...],
 ) -> Callable[..., Any]:
-    """The program of `body` with its options, for operands of `types`; `dtypes` are those of its
-    results."""
+    """The program of `body` with its options, for operands of `types`; `kind` says of `given` and
+    `own` which element types its results have."""
 
     def op(*values: Value) -> tuple[Value, ...]:
-        wide = [v.to(f32) if v.dtype.is_float and v.dtype is not f32 else v for v in values]
-        found = body(*wide, **dict(options))
+        floats = {v.dtype for v in values if v.dtype.is_float}
+        if body not in _MOVES or len(floats) > 1:
+            values = tuple(v.to(f32) if v.dtype in floats - {f32} else v for v in values)
+        found = body(*values, **dict(options))
         many = found if isinstance(found, tuple | list) else (found,)
-        return tuple(stored(v, d) for v, d in zip(many, dtypes, strict=True))
+        every = zip(many, given, own, strict=True)
+        return tuple(stored(v, kind(v, asked, have)) for v, asked, have in every)
 
     op.__name__ = op.__qualname__ = body.__name__
     return jit(op)
+
+
+def kind(value: Value, asked: DataType | None, own: DataType) -> DataType:
+    """The element type of a result: what is asked for, or the operands' own; float32 where that is
+    of whole numbers and the result is not."""
+    fits = own.is_float or not value.dtype.is_float
+    return asked or (own if fits else DataType.FLOAT32)
 
 
 def run_many(
@@ -61,32 +87,35 @@ def run_many(
 ) -> list[Tensor]:
     """The `count` results of `body` on `tensors`, which are on one mesh.
 
-    `dtype`, `layout` and `memory_config` are by default those of the first operand. With `output`
-    the result is written into that tensor. Raises TTNNError if the operands are not on one mesh.
+    `dtype`, `layout` and `memory_config` are by default those of the first operand; of whole
+    numbers a result with a fraction is of float32. With `output` the result is written into that
+    tensor, whose element type is then the default. Raises TTNNError if the operands are not on one
+    mesh.
     """
     device = device_of(name, tensors)
     kinds(name, layout=layout, memory_config=memory_config)
-    given = [*dtype] if isinstance(dtype, list | tuple) else [dtype] * count
-    for one in given:
-        kinds(name, dtype=one)
-    dtypes = tuple(d or tensors[0].dtype for d in given)
-    static = tuple(sorted(options.items()))
-    values = [t.value for t in tensors]
-    key = (body, static, dtypes, tuple(v.type for v in values))
-    count_program(name, device, key)
-    call = program(*key)
-    results = call(*values)
     outputs: Sequence[Tensor | None] = (
         [output] if isinstance(output, Tensor) else output or [None] * count
     )
+    asked = dtype if isinstance(dtype, list | tuple) else [dtype] * count
+    for one in asked:
+        kinds(name, dtype=one)
+    given = tuple(asked)
+    own = tuple(tensors[0].dtype if o is None else o.dtype for o in outputs)
+    static = tuple(sorted(options.items()))
+    values = [t.value for t in tensors]
+    key = (body, static, given, own, tuple(v.type for v in values))
+    count_program(name, device, key)
+    call = program(*key)
+    results = call(*values)
     lies = topology or joint([t.topology for t in tensors])
     made = []
-    for value, kind, into in zip(results, dtypes, outputs, strict=True):
+    for value, wanted, have, into in zip(results, given, own, outputs, strict=True):
         made.append(
             write(name, into, value)
             if into is not None
             else Tensor.on(
-                device, value, tensors[0], dtype=kind, topology=lies,
+                device, value, tensors[0], dtype=kind(value, wanted, have), topology=lies,
                 layout=layout or tensors[0].layout,
                 memory_config_=memory_config or tensors[0].memory_config_,
             )
@@ -166,6 +195,7 @@ HOW = {
     "sub_core_grids", "output_tensor", "optional_output_tensor", "output_mem_config",
     "output_layout", "output_tile", "global_cb", "sub_device_id", "subdevice_id", "use_legacy",
     "optional_input_tensors", "intermediate_tensor", "num_workers", "num_buffers_per_channel",
+    "use_multicore", "use_low_perf", "use_pack_untilize", "keep_l1_aligned",
     "fast_and_approximate_mode", "accurate_mode", "vector_mode", "out",
 }  # fmt: skip
 

@@ -44,6 +44,15 @@ class _Sizes(tuple[int, ...]):
         """How many dims."""
         return len(self)
 
+    # A list of the same numbers is equal too.
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
 

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from . import asked
 from .configs import StorageType
 from .device import MeshDevice
 from .dtypes import DataType
@@ -179,6 +180,7 @@ def visualize_mesh_device(
 ) -> None:
     """Prints the devices of a mesh; with a tensor, what each of them holds. `svg` names a file that
     gets the picture too."""
+    mesh_device = asked.mesh_device("visualize_mesh_device", mesh_device)
     picture = mesh_picture(mesh_device) if tensor is None else tensor_picture(tensor)
     _show(picture, mesh_device.shape, svg)
 

@@ -198,7 +198,7 @@ class Tensor:
             self.device_.outside_capture("a tensor is read", "reading")
         if self.device_ is not None and not self.device_.all_local():
             value = _everywhere(value)
-        rows = value.numpy().reshape(-1, *self.value.shape)
+        rows = value.numpy().reshape(len(places), *self.value.shape)
         at = {c: np.asarray(rows[i]) for i, c in enumerate(places)}
         return [at[c] for c in self.topology.mesh_coords()]
 

@@ -59,7 +59,8 @@ class Segment:
     reads: list[Tensor] = field(default_factory=list)  # the inputs and outputs, once it is closed
     writes: list[Tensor] = field(default_factory=list)
     program: Jit[..., tuple[Value, ...]] | None = None
-    straight: Straight | None = None
+    straight: Straight | None = None  # the short way to what the program runs
+    has_run: bool = False
 
     def forget(self) -> None:
         """Lets go of the tensors that lie between its ops."""
@@ -96,7 +97,8 @@ class Segment:
         if self.straight is None:
             given = cast(list[Value], values)
             found: Sequence[Value] = self.program(*given)
-            self.straight = self.program.straight(*given)
+            if not self.has_run:  # it may have no short way
+                self.straight, self.has_run = self.program.straight(*given), True
         else:
             call, types = self.straight
             found = list(map(wrapped, call(list(map(_data_of, values))), types))
@@ -201,7 +203,8 @@ def execute_trace(
     for segment in capture.segments:
         segment.run()
     if blocking:
-        synchronize_device(mesh_device)
+        for segment in capture.segments:
+            _wait(segment.device.last)
 
 
 def release_trace(mesh_device: MeshDevice, trace_id: MeshTraceId) -> None:
@@ -225,8 +228,7 @@ def _trace(name: str, device: MeshDevice, trace_id: MeshTraceId) -> Capture:
 
 def _family(device: MeshDevice) -> Iterator[MeshDevice]:
     yield from device.ancestry()
-    for part in device.children:
-        yield from _family(part)
+    yield from device.parts()
 
 
 # -- tensors that a replay would overwrite --------------------------------------------------------
@@ -306,7 +308,7 @@ def synchronize_device(
     for one in sub_device_ids:
         kinds("synchronize_device", sub_device_ids=one)
     mesh_device("synchronize_device", device).queue(cq_id)
-    for part in (device, *device.children):
+    for part in device.parts():
         _wait(part.last)
 
 

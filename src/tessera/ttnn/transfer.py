@@ -23,7 +23,7 @@ from .mapping import (
     coordinates,
     replicated,
 )
-from .run import how, run
+from .run import how, moves, run
 from .shapes import Shape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
 
@@ -236,17 +236,14 @@ def to_layout(
     memory_config: MemoryConfig | None = None,
     **older: object,
 ) -> Tensor:
-    """The tensor in rows or tiles; what pads it to tiles is never seen. Raises TTNNError if its
-    element type needs tiles."""
+    """The tensor in rows or tiles; what pads it to tiles is never seen. In rows bfloat8_b and
+    bfloat4_b become bfloat16."""
     how("to_layout", older)
     kinds("to_layout", dtype=dtype, layout=layout, memory_config=memory_config)
     if dtype is not None and dtype is not tensor.dtype:
         tensor = typecast(tensor, dtype)
-    if tensor.dtype.bits and layout is Layout.ROW_MAJOR:
-        raise wrong(
-            f"to_layout: {tensor.dtype} is of tiles, not of rows",
-            fix="ttnn.typecast(tensor, ttnn.bfloat16) first",
-        )
+    if tensor.dtype.bits and layout is Layout.ROW_MAJOR:  # rows have no blocks; bfloat16 loses none
+        tensor = typecast(tensor, DataType.BFLOAT16)
     facts = {"layout": layout, "memory_config_": memory_config or tensor.memory_config_}
     if tensor.parts_ is not None:
         return Tensor.of_parts(tensor.parts_, tensor, **facts)
@@ -270,6 +267,7 @@ def is_tensor_storage_on_device(tensor: Tensor) -> bool:
     return tensor.parts_ is None
 
 
+@moves
 def identity(x: Value) -> Value:
     """The op that changes nothing but the form."""
     return x

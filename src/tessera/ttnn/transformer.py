@@ -19,6 +19,7 @@ from .caches import (
     update_cache,
 )
 from .faults import wrong
+from .names import no_name
 from .run import how, run, run_many
 from .tensor import Tensor
 
@@ -167,3 +168,7 @@ __all__ = [
     "rotary_embedding_llama", "scaled_dot_product_attention",
     "scaled_dot_product_attention_decode", "split_query_key_value_and_split_heads", "update_cache",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    raise no_name(name, __all__, __name__)

@@ -21,6 +21,7 @@ from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
 from ..lang.custom import custom_gradient
+from ..lang.elementwise import as_float
 from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor
 from ..lang.tensor import Like, Tensor
@@ -55,7 +56,7 @@ def flash_attention(
     refuses both. Raises the errors of `attention`, and UsageError if `implementation` is unknown or
     is "tiles" with one of these.
     """
-    q, k, v = map(as_tensor, (q, k, v))
+    q, k, v = (as_float("flash_attention", t) for t in (q, k, v))
     how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
         return attention(q, k, v, causal, scale, bias, mask, cap)

@@ -222,7 +222,7 @@ row("a pattern of no name", ts.UsageError,
 checkpoint.load: only: no name in 'a' is like 'v*'
   names : w, step
   at    : AT
-  fix   : a name as it is, or with "*" for any letters: only="blocks.0.*"
+  fix   : a name as it is, or with "*" for any letters: only="blocks.*"
 """)
 row("no pattern at all", ts.UsageError,
     lambda: inside(lambda: checkpoint.load("a", root="all", only=[]), saved), """

@@ -221,7 +221,7 @@ def patterns(name: str, only: object) -> tuple[str, ...]:
     """Patterns of names from an argument `only`: one, or several. Raises UsageError."""
     given = (only,) if isinstance(only, str) else only
     if not isinstance(given, Iterable) or not all(isinstance(p, str) for p in given):
-        raise unfit(name, "only", only, 'give patterns of names: only="blocks.0.*"')
+        raise unfit(name, "only", only, 'give patterns of names: only="blocks.*"')
     found = tuple(given)
     if not found:
         raise unfit(name, "only", only, "leave it out for all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Timer
 from typing import Any
 
@@ -87,7 +88,7 @@ def load(
     dataclass or a single tensor cannot change: the new one is only in the result, and an
     OptionWarning says so if it is not read there.
 
-    `only` are patterns of names, such as "blocks.0.*"; the rest stays as it is given. `dtype` is
+    `only` are patterns of names, such as "blocks.*"; the rest stays as it is given. `dtype` is
     that of all floats. With `restore_random` the random generator stands where it stood.
 
     Raises CheckpointError if it is not there, is damaged or does not fit: with the names.
@@ -143,7 +144,7 @@ def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
                 UsageError,
                 f"checkpoint.load: only: no name in {manifest.tag!r} is like {p!r}",
                 [("names", nearest(p, bare, 3))],
-                fix='a name as it is, or with "*" for any letters: only="blocks.0.*"',
+                fix='a name as it is, or with "*" for any letters: only="blocks.*"',
             )
 
 
@@ -230,7 +231,7 @@ class _Read:
                 found[bare] = self.manifest.values[name]
                 continue
             saved = self.manifest.tensors[name]
-            found[bare] = tensor(self.source.read(name), dtype=self._dtype(saved.kind))
+            found[bare] = tensor(self.source.read(name, dtype=self._dtype(saved.kind)))
             self.bar.add(saved.nbytes)
         return found.get("", found)
 
@@ -284,7 +285,4 @@ class _Read:
         return made
 
     def _data(self, name: str, to: TensorType) -> Any:
-        kind = to.dtype.numpy
-        return engine().place_blocks(
-            lambda cut: self.source.read(name, cut).astype(kind, copy=False), to
-        )
+        return engine().place_blocks(partial(self.source.fill, name), to)

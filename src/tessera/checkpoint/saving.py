@@ -197,7 +197,7 @@ def taken(what: Save) -> _Job:
     saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
     for i, (name, t) in enumerate(named.items()):
         t = back(t)
-        t = _plain(Tensor(engine().alive(t.data, t.type), t.type))
+        t = _complete(Tensor(engine().alive(t.data, t.type), t.type))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
     storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
@@ -282,11 +282,8 @@ def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
     return [*zip(names, flatten(tree)[0], strict=True)]
 
 
-def _plain(t: Tensor) -> Tensor:
-    """`t`, complete, in a layout whose dims are cut into equal blocks."""
+def _complete(t: Tensor) -> Tensor:
     to = t.type.complete()
-    if t.mesh is not None and any(len(d) != 1 for d in to.dims):
-        to = to.replicated()
     return t if to == t.type else redistribute_now(t, to)
 
 

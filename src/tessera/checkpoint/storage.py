@@ -122,7 +122,8 @@ class Storage:
             if self.folder is not None:
                 try:
                     with open(self.folder / key, "rb") as file:
-                        return file.read(-1 if most is None else most + 1)
+                        size = os.fstat(file.fileno()).st_size  # `read` takes all that it is told
+                        return file.read(min(size, size if most is None else most) + 1)
                 except (FileNotFoundError, NotADirectoryError):
                     return None
             longer = most is not None and self._byte(key, most) is not None

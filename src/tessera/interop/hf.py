@@ -31,7 +31,7 @@ from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none, needed_mesh
-from ..lang.engine import engine
+from ..lang.engine import Parts, engine
 from ..lang.first_process import by_first, to_first
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
@@ -50,7 +50,7 @@ from .hf_files import (
 )
 from .hf_models import KNOWN, Architecture
 from .hf_names import LAYER, Table
-from .slices import Array, Block, Piece
+from .slices import Array, Piece
 
 # What older folders hold besides the weights: masks and rates, which are computed.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
@@ -228,18 +228,16 @@ def _placed(
     if mesh is not None and strategy is not None:
         t = _whole_heads(name, layout_rule(strategy, "weight")(name, t))
 
-    def read(block: Block) -> Array:
-        out = np.empty([s.stop - s.start for s in block], t.dtype.numpy)
-        if not stacked:
-            for piece in pieces:
+    def fill(parts: Parts) -> None:
+        for (block, out), piece in product(parts, pieces):
+            if not stacked:
                 piece.read(entries[piece.name].get, block, out)
-            return out
-        layers, inner = block[0], block[1:]
-        for i, piece in product(range(layers.start, layers.stop), pieces):
-            piece.read(entries[piece.name.format(i)].get, inner, out[i - layers.start])
-        return out
+                continue
+            layers, inner = block[0], block[1:]
+            for i in range(layers.start, layers.stop):
+                piece.read(entries[piece.name.format(i)].get, inner, out[i - layers.start])
 
-    return Tensor(engine().place_blocks(read, t), t)
+    return Tensor(engine().place_blocks(fill, t), t)
 
 
 def _whole_heads(name: str, t: TensorType) -> TensorType:

@@ -154,7 +154,7 @@ def export(
     to: Annotated[Path, typer.Argument(help="A .safetensors or .npz file.")],
     tag: Tag = "latest",
     root: Where = ROOT,
-    only: Annotated[str, typer.Option(help="Names to take, such as blocks.0.*")] = "*",
+    only: Annotated[str, typer.Option(help="Names to take, such as blocks.*")] = "*",
 ) -> None:
     """Writes the weights of one to a file that other programs read."""
     with _told():

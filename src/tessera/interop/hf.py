@@ -252,25 +252,41 @@ def _whole_heads(name: str, t: TensorType) -> TensorType:
 def _begun(path: Path) -> Path:
     """A folder in `path` for what is written, until it is whole. Raises UsageError."""
     safetensors_library()
-    there = [path / CONFIG, *path.glob("*.safetensors")]
-    if any(p.exists() for p in there):
+    there = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
+    if there:
+        whole = "a model already" if CONFIG in there else f"weights without a {CONFIG}"
         raise fail(
             UsageError,
-            f"save_hf: {str(path)!r} holds a model already",
+            f"save_hf: {str(path)!r} holds {whole}",
+            [("there are", ", ".join(there[:3]))],
             fix="name another folder, or empty this one",
         )
     with file_access("save_hf", path, "written", "name another folder"):
+        for old in path.glob(".part-*"):
+            if _ended(old.name.removeprefix(".part-")):
+                shutil.rmtree(old, ignore_errors=True)
         part = path / f".part-{os.getpid()}"
         part.mkdir(parents=True)
     return part
 
 
+def _ended(pid: str) -> bool:
+    """Whether a save of the process `pid` was killed: one of this process ends before the next."""
+    return pid.isdecimal() and (int(pid) == os.getpid() or not Path("/proc", pid).exists())
+
+
 def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
-    """The files of `part` in `path`, config.json last: with it the folder is a model."""
+    """The files of `part` in `path`, config.json last: with it the folder is a model. What is in
+    them, and the names of the others, are on the disk before that."""
     with file_access("save_hf", path, "written", "name another folder"):
         write_json(part / CONFIG, config)
-        for file in sorted(part.iterdir(), key=lambda p: p.name == CONFIG):
+        *weights, last = sorted(part.iterdir(), key=lambda p: p.name == CONFIG)
+        for file in (*weights, last):
+            sync(file)
+        for file in weights:
             os.replace(file, path / file.name)
+        sync(path)
+        os.replace(last, path / CONFIG)
         part.rmdir()
         sync(path)
 

@@ -132,7 +132,7 @@ row("a tag that is not there", ts.CheckpointError,
 checkpoint: 'b' is not in 'all'
   there are : a
   at        : AT
-  fix       : name one of them, or leave out the tag for the latest
+  fix       : name one that is there, or leave out the tag for the latest
 """)
 row("a checkpoint whose folder was renamed", ts.CheckpointError,
     lambda: inside(lambda: checkpoint.load("b", root="all"), moved), """
@@ -279,7 +279,7 @@ row("an export of another kind", ts.UsageError,
     lambda: inside(lambda: checkpoint.export("w.pt", root="all"), saved), """
 checkpoint.export: 'w.pt' ends in '.pt'
   at  : AT
-  fix : name a .safetensors or a .npz file
+  fix : name a .safetensors or a .npz file; it comes before the tag
 """)
 row("an export of what is not there", ts.UsageError,
     lambda: inside(lambda: checkpoint.export("w.npz", root="all", only="v*"), saved), """

@@ -431,6 +431,15 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("diff", "s1", "s1") == "0 of 2 differ\n"
     assert run("export", "x.npz", "s1") == "x.npz: 2 tensors\n"
     assert np.load("x.npz")["w"].tolist() == [1.0] * 4
+    assert "name the root" in run("ls", "s1", code=2) and "name the root" in run(
+        "prune", "1", "--root", "s1", code=2
+    )
+    assert "it is a checkpoint itself" in run("ls", "checkpoints/s1", code=2)
+    assert "there are: loss" in run("ls", "--metric", "acc", code=2)
+    assert "no checkpoint in 'checkpoints' has the metric 'acc'" in run(
+        "prune", "1", "--best", "1", "--metric", "acc", code=2
+    )
+    assert "s1" in run("ls", "--metric", "loss")
     assert run("prune", "1") == "removed s1\n"
     assert "no checkpoint" in run("verify", "--root", "nowhere", code=2)
     (data,) = Path("checkpoints/s2").glob("*.bin")

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.checks import flag, mapping, string, unfit, whole
 from ..core.devices import process_index
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError, UsageError, fail
 from .manifest import DATA, MOST_BYTES, NAME, TAG, Manifest, parse
 from .pieces import Reader
 from .storage import Storage
@@ -97,8 +97,8 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
             CheckpointError,
             f"checkpoint: {tag!r} is not in {storage.name!r}",
             [("there are", ", ".join(there[-5:]) or "none")],
-            fix=_other_format(storage, tag)
-            or "name one of them, or leave out the tag for the latest",
+            fix=other_format(storage, tag)
+            or "name one that is there, or leave out the tag for the latest",
         )
     if len(data) > MOST_BYTES:
         raise fail(CheckpointError, f"checkpoint: the manifest of {where!r} is too large",
@@ -198,11 +198,11 @@ def named(storage: Storage, tag: str | None) -> str:
         CheckpointError,
         f"checkpoint: {storage.name!r} has no checkpoint",
         [*wrong.items()][:5],
-        fix=_other_format(storage) or "name the root that checkpoint.save wrote to: root=...",
+        fix=other_format(storage) or "name the root that checkpoint.save wrote to: root=...",
     )
 
 
-def _other_format(storage: Storage, tag: str = "") -> str:
+def other_format(storage: Storage, tag: str = "") -> str:
     """How to read what lies where a checkpoint was looked for; nothing where that is not known."""
     if storage.folder is None:
         return ""
@@ -248,12 +248,25 @@ def remove_rest(storage: Storage, tag: str, but: Manifest) -> None:
     storage.delete(k for k in mine if k not in kept and DATA.fullmatch(k.partition("/")[2]))
 
 
+def metrics_text(found: Iterable[Manifest]) -> str:
+    """The metrics that some of `found` have."""
+    return ", ".join(sorted({name for m in found for name in m.metrics})) or "none"
+
+
 def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
-    """Removes the checkpoints below `root` that `keep` does not name; their tags."""
+    """Removes the checkpoints below `root` that `keep` does not name; their tags. Raises UsageError
+    if it asks for the best by a metric that none has."""
     storage, policy = Storage(root), keep_of(keep)
     if policy is None:
         raise unfit("checkpoint.prune", "keep", keep, "give a number, or checkpoint.Keep(...)")
     found, _ = manifests(storage)
+    if policy.best and found and not policy.rated(found):
+        raise fail(
+            UsageError,
+            f"checkpoint.prune: no checkpoint in {storage.name!r} has the metric {policy.metric!r}",
+            [("there are", metrics_text(found))],
+            fix=f"name another one for best={policy.best}, or leave that out: nothing was removed",
+        )
     kept = policy.stay(found)
     gone = [m.tag for m in found if m.tag not in kept]
     for tag in gone:

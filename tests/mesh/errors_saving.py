@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 import tessera as ts
-from tessera import checkpoint, dist, elastic, optim
+from tessera import checkpoint, dist, elastic, nn, optim
 from tessera.checkpoint.manifest import parse
 from tessera.elastic import going_back
 from tessera.train.guard import Guard, TrainState
@@ -26,6 +26,7 @@ from tests.mesh.errors import MESH, ONES, OTHER, X, environment, row, split
 
 # fmt: off
 TABLE = ts.tensor([[0, 1], [1, 0]])
+GPT = nn.GPT(nn.GPTConfig(4, 2, 2, 1, 1))
 W = {"w": np.ones((2, 2), np.float32)}
 
 
@@ -123,9 +124,34 @@ checkpoint.save: every checkpoint is atomic
 """)
 row("state that is no JSON", ts.UsageError,
     lambda: checkpoint.save("a", W, state={"x": {1, 2}}), """
-checkpoint.save: state cannot be written as JSON: Object of type set is not JSON serializable
+checkpoint.save: state cannot be written as JSON: it holds an object of type set
   at  : AT
   fix : give dicts, lists, texts and numbers; tensors go into tensors= or optimizer=
+""")
+row("a loader for its position", ts.UsageError,
+    lambda: checkpoint.save("a", W, state=GPT), """
+checkpoint.save: state cannot be written as JSON: it holds an object of type GPT
+  at  : AT
+  fix : give what its state_dict() gives
+""")
+row("a module within a tree", ts.UsageError,
+    lambda: checkpoint.save("a", {"model": GPT, "w": W}), """
+checkpoint.save: tensors/model/config cannot be an object of type GPTConfig
+  at  : AT
+  fix : give the state_dict() of a module that is within a tree; a load fills it
+""")
+row("a checkpoint taken apart", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", root="all")["tensors"], saved), """
+checkpoint.load gives one value, which is no dict and no tuple
+  at  : AT
+  fix : write found = checkpoint.load(...), then found.tensors, found.optimizer
+""")
+row("a root for a tag", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load("all"), saved), """
+checkpoint: 'all' is not in 'checkpoints'
+  there are : none
+  at        : AT
+  fix       : that is a root: write root='all'
 """)
 row("a tag that is not there", ts.CheckpointError,
     lambda: inside(lambda: checkpoint.load("b", root="all"), saved), """
@@ -167,7 +193,7 @@ checkpoint: tag cannot be 'runs/a'
 row("weights before the tag", ts.UsageError, lambda: checkpoint.save(W, "a"), """
 checkpoint: tag cannot be an object of type dict
   at  : AT
-  fix : the tag comes first: give a name of letters, digits, ".", "_" and "-", such as "step_1000"
+  fix : the tag comes first: a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"
 """)
 row("a root that nothing reads", ts.UsageError,
     lambda: checkpoint.save("a", W, root="ftp://host/a"), """

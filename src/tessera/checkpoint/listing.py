@@ -77,7 +77,7 @@ def tag_of(given: object) -> str:
     """A tag. Raises UsageError if it cannot name a folder."""
     if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
         return given
-    fix = 'give a name of letters, digits, ".", "_" and "-", such as "step_1000"'
+    fix = 'a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"'
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
         if path.parent != Path() and TAG.fullmatch(path.name):
@@ -208,6 +208,8 @@ def other_format(storage: Storage, tag: str = "") -> str:
         return ""
     path = storage.folder / tag
     shown = Path(storage.name, tag)
+    if tag and not path.exists() and tags(Storage(tag)):
+        return f"that is a root: write root={tag!r}"
     if path.is_file():
         return "it is a file: name a folder, the root that checkpoint.save wrote to"
     if not tag and (path / NAME).is_file():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Timer
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import Progress
@@ -30,7 +30,7 @@ from ..nn.module import Module, put_buffer
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .manifest import Manifest
 from .pieces import Reader
-from .saving import leaves, not_recorded, wait
+from .saving import advice_of, leaves, not_recorded, wait
 from .storage import Storage
 
 SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
@@ -55,6 +55,13 @@ class Checkpoint:
         if name in ("tensors", "optimizer"):
             object.__getattribute__(self, "_only_here").discard(name)
         return object.__getattribute__(self, name)
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise fail(
+            UsageError,
+            "checkpoint.load gives one value, which is no dict and no tuple",
+            fix="write found = checkpoint.load(...), then found.tensors, found.optimizer",
+        )
 
     def __del__(self) -> None:
         for name in () if sys.is_finalizing() else self.__dict__.get("_only_here", ()):
@@ -203,7 +210,8 @@ class _Read:
         """(name, leaf) of each leaf of `like`. Raises CheckpointError if they do not fit."""
         found = leaves(kind, like)
         if like is not None:
-            self._see_names(kind, found)
+            fix = 'give what it was saved from, or load a part: only="blocks.*"'
+            self._see_names(kind, found, advice_of(like, fix))
         return found
 
     def tree(self, kind: str, like: Any, rows: Sequence[tuple[str, Any]]) -> Any:
@@ -241,7 +249,7 @@ class _Read:
     def _dtype(self, kind: DType) -> DType:
         return self.want if self.want is not None and kind.is_float else kind
 
-    def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]]) -> None:
+    def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]], fix: str) -> None:
         """Raises CheckpointError that lists what is missing, too many, or of another shape."""
         have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self._wanted(n)}
         asked = {name: x for name, x in rows if self._wanted(name)}
@@ -253,7 +261,7 @@ class _Read:
                 CheckpointError,
                 f"checkpoint.load: {len(wrong)} of {kind} do not fit {self.manifest.tag!r}",
                 [(n.partition("/")[2] or n, why) for n, why in sorted(wrong)[:5]],
-                fix='give what it was saved from, or load a part: only="blocks.*"',
+                fix=fix,
             )
 
     def _misfits(self, asked: dict[str, Any], have: set[str]) -> Iterator[tuple[str, str]]:

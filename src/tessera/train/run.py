@@ -112,7 +112,7 @@ class Run:
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise self._unfit(error) from None
-        self.steps, self.tokens_per_step = steps, tokens_per_step
+        self.steps, self.tokens_per_step, self.resumed = steps, tokens_per_step, resume
         self.model_flops, self.peak_flops = model_flops, peak_flops
         self.save_text("config.json", json.dumps(dict(settings or {}), indent=2, default=str))
         try:

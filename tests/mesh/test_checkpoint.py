@@ -288,9 +288,21 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "no pieces": lambda m: m["tensors"]["tensors/w0"].update(pieces=[]),
     "another dtype": lambda m: m["tensors"]["tensors/w0"].update(dtype="object"),
     "a text as a number": lambda m: m.update(sequence="1"),
+    "a name of nothing": lambda m: m["tensors"].update({"../w": m["tensors"].pop("tensors/w0")}),
+    "a name twice": lambda m: m["values"].update({"tensors/w0": 3}),
+    "no random state": lambda m: m.update(random={}),
+    "a seed of any size": lambda m: m["random"].update(seed=1 << 200),
     "something more": lambda m: m.update(run="rm"),
     "a later version": lambda m: m.update(version=2),
 }
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    (data,) = saved(tmp_path).glob("*.bin")
+    data.unlink()
+    os.mkfifo(data)
+    with pytest.raises(ts.CheckpointError, match="the file is missing"):
+        checkpoint.verify("t", tmp_path)
 
 
 @pytest.mark.parametrize("edit", EDITS)

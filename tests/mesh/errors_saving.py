@@ -46,6 +46,12 @@ def saved() -> None:
     checkpoint.save("a", W, {"step": ts.tensor(0)}, async_io=False, root="all", quiet=True)
 
 
+def torchs() -> None:
+    """As torch.distributed.checkpoint.save leaves it."""
+    Path("theirs").mkdir()
+    Path("theirs/.metadata").touch()
+
+
 def moved() -> None:
     saved()
     Path("all/a").rename("all/b")
@@ -139,6 +145,24 @@ row("a module within a tree", ts.UsageError,
 checkpoint.save: tensors/model/config cannot be an object of type GPTConfig
   at  : AT
   fix : give the state_dict() of a module that is within a tree; a load fills it
+""")
+row("a folder for the optimizer's state", ts.UsageError,
+    lambda: checkpoint.save("a", W, "runs/a"), """
+checkpoint.save: optimizer cannot be 'runs/a'
+  at  : AT
+  fix : give a folder by name: root='runs/a'
+""")
+row("a folder for the optimizer's state of a load", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", W, Path("all")), saved), """
+checkpoint.load: optimizer cannot be PosixPath('all')
+  at  : AT
+  fix : give a folder by name: root='all'
+""")
+row("a checkpoint of PyTorch", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load(root="theirs"), torchs), """
+checkpoint: 'theirs' has no checkpoint
+  at  : AT
+  fix : PyTorch wrote it: load it there, and give model.load_state_dict its arrays by name
 """)
 row("a checkpoint taken apart", ts.UsageError,
     lambda: inside(lambda: checkpoint.load("a", root="all")["tensors"], saved), """

@@ -30,7 +30,7 @@ from ..nn.module import Module, put_buffer
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .manifest import Manifest
 from .pieces import Reader
-from .saving import advice_of, leaves, not_recorded, wait
+from .saving import advice_of, leaves, no_folder, not_recorded, wait
 from .storage import Storage
 
 SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
@@ -102,6 +102,7 @@ def load(
     """
     flag("checkpoint.load", "restore_random", restore_random)
     not_recorded("checkpoint.load")
+    no_folder("checkpoint.load", optimizer)
     want = None if dtype is None else dtype_of(dtype)
     if want is not None and not want.is_float:
         raise unfit("checkpoint.load", "dtype", dtype, "it is that of all floats: give one of them")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import secrets
 import sys
 import time
@@ -154,6 +155,7 @@ def save(
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
                    fix="leave out atomic=False: it would save nothing")  # fmt: skip
     not_recorded("checkpoint.save")
+    no_folder("checkpoint.save", optimizer)
     tag_of(tag)
     found = leaves("tensors", tensors) + leaves("optimizer", optimizer)
     if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in found):
@@ -265,6 +267,12 @@ def not_recorded(name: str) -> None:
             f"{name}: inside of a compiled function it runs once, when that is recorded",
             fix="call it outside, with what the function returns",
         )
+
+
+def no_folder(name: str, optimizer: object) -> None:
+    """Raises UsageError for a folder at the place of the optimizer's state."""
+    if isinstance(optimizer, (str, os.PathLike)):
+        raise unfit(name, "optimizer", optimizer, f"give a folder by name: root={str(optimizer)!r}")
 
 
 def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:

@@ -445,6 +445,8 @@ def test_a_guard_that_is_called_otherwise_says_how(tmp_path: Path) -> None:
         with pytest.raises(ts.UsageError, match=r"give TrainState\(model, state, loader\)"):
             Guard(made, trained.live.weights)
         live = TrainState(trained.live.weights, trained.live.optimizer, [1, 2])
+        with pytest.raises(ts.UsageError, match="Guard: 3 arguments by place, where it takes 2"):
+            Guard(made, trained.live.weights, trained.live.optimizer)  # type: ignore[call-arg]
         with pytest.raises(ts.UsageError, match=r"live\.loader cannot be \[1, 2\]"):
             Guard(made, live)
     Trained(tmp_path / "a")(every=2)

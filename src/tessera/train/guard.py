@@ -28,6 +28,7 @@ from ..core.checks import instance, number, one_of, unfit, whole
 from ..core.devices import process_count, process_index
 from ..core.errors import CheckpointError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
+from ..core.peers import checked
 from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
 from ..nn.module import Module
@@ -45,6 +46,7 @@ _LIMIT_S = 3600.0  # of a wait for another process where no limit is given
 _COUNT = itertools.count(1)
 
 
+@checked
 class Guard:
     """Gives out the steps of `run` that are still to be made, and guards the state `live`.
 

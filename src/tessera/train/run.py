@@ -35,6 +35,7 @@ from ..core.checks import library
 from ..core.devices import process_index
 from ..core.errors import TesseraError, UsageError, fail
 from ..core.mesh import Mesh
+from ..core.peers import checked
 from ..lang.first_process import to_first
 from ..lang.tensor import Tensor
 from ..observe.statistics import Statistics
@@ -69,6 +70,7 @@ class Preempted(SystemExit):
         self.signal, self.saved = Signals(number).name, saved
 
 
+@checked
 class Run:
     """A run of `steps` steps and its folder; a context manager around the training loop.
 

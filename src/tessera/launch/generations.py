@@ -86,9 +86,10 @@ class Generations:
     ) -> None:
         self.whole, self.low, self.rejoin_after_s = run, low, rejoin_after_s
         self.supervised = supervised
-        self.folder = memory_folder()
+        self.folder = ""  # of the safe points, while it runs
 
     def run(self) -> int:
+        self.folder = memory_folder()
         try:
             return self._run()
         finally:

@@ -30,7 +30,7 @@ from .ir.graph.node import Graph
 from .ir.schedule.comm_trace import trace_lines
 from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
-from .lang.engine import Program
+from .lang.engine import Parts, Program
 from .passes.plan import prepared, scheduled
 from .runtime import (
     arrays,
@@ -207,11 +207,9 @@ class Engine:
         need_devices("a placement", type.mesh.physical.ids if type.mesh is not None else ())
         return arrays.place(value, type)
 
-    def place_blocks(
-        self, read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], type: TensorType
-    ) -> Any:
+    def place_blocks(self, fill: Callable[[Parts], None], type: TensorType) -> Any:
         need_devices("a placement", type.mesh.physical.ids if type.mesh is not None else ())
-        return arrays.place_blocks(read, type)
+        return arrays.place_blocks(fill, type)
 
     def blocks(
         self, data: Any, type: TensorType, turn: int

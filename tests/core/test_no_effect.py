@@ -59,6 +59,7 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "autocast": (lambda: ts.autocast(ts.bf16) and None, "ts.autocast(...) has no effect"),
     "strict": (lambda: ts.strict() and None, "write with ts.strict(...):"),
     "profile": (lambda: dist.profile() and None, "with dist.profile() as p: step(batch)"),
+    "elastic": (lambda: dist.elastic() and None, "with dist.elastic(): for step in"),
     "tile": (lambda: schedule(tile=64), "schedule: tile=(64,) has no effect"),
     "warps": (lambda: schedule(warps=4), "schedule: warps=4 has no effect"),
     "no pipeline": (

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 import tessera as ts
-from tessera import checkpoint, dist, elastic, optim
+from tessera import checkpoint, dist, elastic, nn, optim
 from tessera.checkpoint.manifest import parse
 from tessera.elastic import going_back
 from tessera.train.guard import Guard, TrainState
@@ -26,6 +26,7 @@ from tests.mesh.errors import MESH, ONES, OTHER, X, environment, row, split
 
 # fmt: off
 TABLE = ts.tensor([[0, 1], [1, 0]])
+GPT = nn.GPT(nn.GPTConfig(4, 2, 2, 1, 1))
 W = {"w": np.ones((2, 2), np.float32)}
 
 
@@ -43,6 +44,12 @@ def inside(mistake: Callable[[], Any], prepare: Callable[[], Any] = lambda: None
 
 def saved() -> None:
     checkpoint.save("a", W, {"step": ts.tensor(0)}, async_io=False, root="all", quiet=True)
+
+
+def torchs() -> None:
+    """As torch.distributed.checkpoint.save leaves it."""
+    Path("theirs").mkdir()
+    Path("theirs/.metadata").touch()
 
 
 def moved() -> None:
@@ -123,16 +130,59 @@ checkpoint.save: every checkpoint is atomic
 """)
 row("state that is no JSON", ts.UsageError,
     lambda: checkpoint.save("a", W, state={"x": {1, 2}}), """
-checkpoint.save: state cannot be written as JSON: Object of type set is not JSON serializable
+checkpoint.save: state cannot be written as JSON: it holds an object of type set
   at  : AT
   fix : give dicts, lists, texts and numbers; tensors go into tensors= or optimizer=
+""")
+row("a loader for its position", ts.UsageError,
+    lambda: checkpoint.save("a", W, state=GPT), """
+checkpoint.save: state cannot be written as JSON: it holds an object of type GPT
+  at  : AT
+  fix : give what its state_dict() gives
+""")
+row("a module within a tree", ts.UsageError,
+    lambda: checkpoint.save("a", {"model": GPT, "w": W}), """
+checkpoint.save: tensors/model/config cannot be an object of type GPTConfig
+  at  : AT
+  fix : give the state_dict() of a module that is within a tree; a load fills it
+""")
+row("a folder for the optimizer's state", ts.UsageError,
+    lambda: checkpoint.save("a", W, "runs/a"), """
+checkpoint.save: optimizer cannot be 'runs/a'
+  at  : AT
+  fix : give a folder by name: root='runs/a'
+""")
+row("a folder for the optimizer's state of a load", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", W, Path("all")), saved), """
+checkpoint.load: optimizer cannot be PosixPath('all')
+  at  : AT
+  fix : give a folder by name: root='all'
+""")
+row("a checkpoint of PyTorch", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load(root="theirs"), torchs), """
+checkpoint: 'theirs' has no checkpoint
+  at  : AT
+  fix : PyTorch wrote it: load it there, and give model.load_state_dict its arrays by name
+""")
+row("a checkpoint taken apart", ts.UsageError,
+    lambda: inside(lambda: checkpoint.load("a", root="all")["tensors"], saved), """
+checkpoint.load gives one value, which is no dict and no tuple
+  at  : AT
+  fix : write found = checkpoint.load(...), then found.tensors, found.optimizer
+""")
+row("a root for a tag", ts.CheckpointError,
+    lambda: inside(lambda: checkpoint.load("all"), saved), """
+checkpoint: 'all' is not in 'checkpoints'
+  there are : none
+  at        : AT
+  fix       : that is a root: write root='all'
 """)
 row("a tag that is not there", ts.CheckpointError,
     lambda: inside(lambda: checkpoint.load("b", root="all"), saved), """
 checkpoint: 'b' is not in 'all'
   there are : a
   at        : AT
-  fix       : name one of them, or leave out the tag for the latest
+  fix       : name one that is there, or leave out the tag for the latest
 """)
 row("a checkpoint whose folder was renamed", ts.CheckpointError,
     lambda: inside(lambda: checkpoint.load("b", root="all"), moved), """
@@ -167,7 +217,7 @@ checkpoint: tag cannot be 'runs/a'
 row("weights before the tag", ts.UsageError, lambda: checkpoint.save(W, "a"), """
 checkpoint: tag cannot be an object of type dict
   at  : AT
-  fix : the tag comes first: give a name of letters, digits, ".", "_" and "-", such as "step_1000"
+  fix : the tag comes first: a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"
 """)
 row("a root that nothing reads", ts.UsageError,
     lambda: checkpoint.save("a", W, root="ftp://host/a"), """
@@ -222,7 +272,7 @@ row("a pattern of no name", ts.UsageError,
 checkpoint.load: only: no name in 'a' is like 'v*'
   names : w, step
   at    : AT
-  fix   : a name as it is, or with "*" for any letters: only="blocks.0.*"
+  fix   : a name as it is, or with "*" for any letters: only="blocks.*"
 """)
 row("no pattern at all", ts.UsageError,
     lambda: inside(lambda: checkpoint.load("a", root="all", only=[]), saved), """
@@ -279,7 +329,7 @@ row("an export of another kind", ts.UsageError,
     lambda: inside(lambda: checkpoint.export("w.pt", root="all"), saved), """
 checkpoint.export: 'w.pt' ends in '.pt'
   at  : AT
-  fix : name a .safetensors or a .npz file
+  fix : name a .safetensors or a .npz file; it comes before the tag
 """)
 row("an export of what is not there", ts.UsageError,
     lambda: inside(lambda: checkpoint.export("w.npz", root="all", only="v*"), saved), """

@@ -171,27 +171,29 @@ def test_a_part_is_read_where_a_part_is_held(tmp_path: Path) -> None:
 def test_a_folded_mesh_reads_block_by_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where blocks are short or empty, or a dim lies over two axes."""
+    """Also where blocks are short or empty, or a dim lies over two axes or in factors."""
     mesh = dist.Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
     tree, like = {}, {}
     shapes = {"[10@dp, 6@tp]": (10, 6), "[9@(dp,tp), 5]": (9, 5), "[3, 7@(tp,dp)]": (3, 7)}
+    shapes |= {"[5, (3·8@tp·4)]": (5, 96), "[(3·5@dp·2)]": (30,), "[(8@dp·5@tp), 3]": (40, 3)}
     for layout, shape in {**shapes, "[5@tp]": (5,)}.items():
         tree[layout] = RNG.normal(size=shape).astype(np.float32)
         like[layout] = ts.tensor(np.zeros(shape, np.float32), mesh=mesh, layout=layout)
     checkpoint.save("t", {**tree, "one": np.float32(2)}, root=tmp_path, quiet=True)
-    cuts, read = list[Any](), Reader.read
+    cuts, fill = list[Any](), Reader.fill
 
-    def seen(self: Any, name: str, cut: Any = ()) -> Any:
-        cuts.append((name, [s.stop - s.start for s in cut]))
-        return read(self, name, cut)
+    def seen(self: Any, name: str, parts: Any) -> None:
+        cuts.extend((name, [s.stop - s.start for s in cut]) for cut, _ in parts)
+        fill(self, name, parts)
 
-    monkeypatch.setattr(Reader, "read", seen)
+    monkeypatch.setattr(Reader, "fill", seen)
     one = ts.tensor(np.float32(0), mesh=mesh)
     found = checkpoint.load("t", {**like, "one": one}, root=tmp_path).tensors
     assert {k: v.numpy().tolist() for k, v in found.items()} == {
         **{k: v.tolist() for k, v in tree.items()}, "one": 2.0,
     }  # fmt: skip
     most = {"[10@dp, 6@tp]": [3, 3], "[9@(dp,tp), 5]": [2, 5], "[3, 7@(tp,dp)]": [3, 1]}
+    most |= {"[5, (3·8@tp·4)]": [5, 16], "[(3·5@dp·2)]": [4], "[(8@dp·5@tp), 3]": [3, 3]}
     for layout, size in most.items():
         assert max(c for n, c in cuts if n == f"tensors/{layout}") == size
 
@@ -200,18 +202,18 @@ def test_a_load_that_takes_a_while_shows_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also while its only tensor is read, and one that is read by name."""
-    tree, read = {"w": np.ones(3)}, Reader.read
+    tree, fill = {"w": np.ones(3)}, Reader.fill
     checkpoint.save("t", tree, root=tmp_path, quiet=True)
     checkpoint.load("t", tree, root=tmp_path)
     assert capsys.readouterr().err == ""
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given: Any) -> None:
         for thread in threading.enumerate():
             if isinstance(thread, threading.Timer):
                 thread.join()
-        return read(*given)
+        fill(*given)
 
-    monkeypatch.setattr(Reader, "read", slowly)
+    monkeypatch.setattr(Reader, "fill", slowly)
     monkeypatch.setattr(checkpoint.loading, "SHOWN_AFTER_S", 0.0)
     for like in (tree, None):
         checkpoint.load("t", like, root=tmp_path)
@@ -286,9 +288,21 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "no pieces": lambda m: m["tensors"]["tensors/w0"].update(pieces=[]),
     "another dtype": lambda m: m["tensors"]["tensors/w0"].update(dtype="object"),
     "a text as a number": lambda m: m.update(sequence="1"),
+    "a name of nothing": lambda m: m["tensors"].update({"../w": m["tensors"].pop("tensors/w0")}),
+    "a name twice": lambda m: m["values"].update({"tensors/w0": 3}),
+    "no random state": lambda m: m.update(random={}),
+    "a seed of any size": lambda m: m["random"].update(seed=1 << 200),
     "something more": lambda m: m.update(run="rm"),
     "a later version": lambda m: m.update(version=2),
 }
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    (data,) = saved(tmp_path).glob("*.bin")
+    data.unlink()
+    os.mkfifo(data)
+    with pytest.raises(ts.CheckpointError, match="the file is missing"):
+        checkpoint.verify("t", tmp_path)
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -429,6 +443,15 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("diff", "s1", "s1") == "0 of 2 differ\n"
     assert run("export", "x.npz", "s1") == "x.npz: 2 tensors\n"
     assert np.load("x.npz")["w"].tolist() == [1.0] * 4
+    assert "name the root" in run("ls", "s1", code=2) and "name the root" in run(
+        "prune", "1", "--root", "s1", code=2
+    )
+    assert "it is a checkpoint itself" in run("ls", "checkpoints/s1", code=2)
+    assert "there are: loss" in run("ls", "--metric", "acc", code=2)
+    assert "no checkpoint in 'checkpoints' has the metric 'acc'" in run(
+        "prune", "1", "--best", "1", "--metric", "acc", code=2
+    )
+    assert "s1" in run("ls", "--metric", "loss")
     assert run("prune", "1") == "removed s1\n"
     assert "no checkpoint" in run("verify", "--root", "nowhere", code=2)
     (data,) = Path("checkpoints/s2").glob("*.bin")
@@ -455,7 +478,7 @@ def test_large_tensors_are_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.M
     found = checkpoint.load("t", root=tmp_path)
     assert all((found.tensors[k].numpy() == tree[k]).all() for k in tree)
     sizes = [p.stat().st_size for p in (tmp_path / "t").glob("*.bin")]
-    assert len(sizes) == 5 and sum(sizes) == (700 + 1500 + 1) * 4
+    assert len(sizes) == 8 and max(sizes) < 2000 and sum(sizes) == (700 + 1500 + 1) * 4
 
 
 @pytest.mark.parametrize("at", ["data", "manifest", "its end"])

@@ -22,7 +22,7 @@ from rich.console import Console
 import tessera as ts
 from tessera import checkpoint, dist, nn, optim
 from tessera.data import create_dataloader
-from tessera.train import guard, recipe
+from tessera.train import recipe, signals
 from tessera.train.bad_loss import LossError
 from tessera.train.guard import Guard, TrainState
 from tessera.train.metrics import read_metrics
@@ -183,7 +183,7 @@ def test_a_signal_whose_save_fails_says_what_there_is(tmp_path: Path) -> None:
 def test_a_second_signal_does_not_wait(tmp_path: Path, monkeypatch: Any) -> None:
     def after(done: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(guard, "SAME_S", 0.0)
+        monkeypatch.setattr(signals, "SAME_S", 0.0)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(SystemExit) as caught:
@@ -431,6 +431,34 @@ def test_arguments_without_a_meaning(given: Any, says: str, tmp_path: Path) -> N
     with pytest.raises(ts.TesseraError, match=says) as caught:
         Trained(tmp_path)(**given)
     assert "fix" in str(caught.value)
+
+
+def test_a_guard_that_is_called_otherwise_says_how(tmp_path: Path) -> None:
+    trained, said = Trained(tmp_path / "a"), io.StringIO()
+
+    def run(**how: Any) -> Run:
+        return Run(tmp_path / "a", steps=4, tokens_per_step=8, console=Console(file=said), **how)
+
+    with run() as made:
+        with pytest.raises(ts.UsageError, match="it was not entered"):
+            next(iter(Guard(made, trained.live)))
+        with pytest.raises(ts.UsageError, match=r"give TrainState\(model, state, loader\)"):
+            Guard(made, trained.live.weights)
+        live = TrainState(trained.live.weights, trained.live.optimizer, [1, 2])
+        with pytest.raises(ts.UsageError, match="Guard: 3 arguments by place, where it takes 2"):
+            Guard(made, trained.live.weights, trained.live.optimizer)  # type: ignore[call-arg]
+        with pytest.raises(ts.UsageError, match=r"live\.loader cannot be \[1, 2\]"):
+            Guard(made, live)
+    Trained(tmp_path / "a")(every=2)
+    with pytest.raises(ts.CheckpointError, match=r"name its root, resume='.*/a/checkpoints'"):
+        tag = tmp_path / "a" / "checkpoints" / "step-00000004"
+        with run() as made, Guard(made, trained.live, root=tmp_path / "none", resume=tag):
+            pass
+    with run(resume=True) as made, Guard(made, trained.live):
+        assert "are gone" not in said.getvalue()
+    with run() as made, Guard(made, trained.live):
+        pass
+    assert "are gone: Run(..., resume=True) keeps them" in " ".join(said.getvalue().split())
 
 
 HANGS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import tessera as ts
 from tessera import dist, nn
 from tessera.checkpoint import load_hf, save_hf
-from tessera.interop import hf_files
+from tessera.interop import hf, hf_files
 from tessera.interop.hf_models import KNOWN
 from tessera.train.generate import generate
 from tests.cases import LONG, short
@@ -246,6 +247,66 @@ def test_shards_and_bf16(tmp_path: Path) -> None:
     assert again.dtype is torch.bfloat16
     save_hf(wide, tmp_path / "wide")
     assert json.loads((tmp_path / "wide" / "config.json").read_text())["dtype"] == "float32"
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing runs after it."""
+
+
+def test_a_save_that_is_killed_leaves_no_model_and_stands_in_no_ones_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each call that changes the disk; the model appears with one rename, and by then all else
+    is on the disk."""
+    model = nn.GPT(nn.GPTConfig(16, 8, 8, 1, 2))
+    want = {k: v.numpy().tobytes() for k, v in model.parameters().items()}
+    calls, limit, alive = list[str](), 10_000, True
+
+    def point(name: str, call: Any) -> Any:
+        def counted(path: Any, *rest: Any) -> Any:
+            nonlocal alive
+            if len(calls) == limit:
+                alive = False
+            if not alive:
+                raise Killed
+            kind = "" if isinstance(path, int) else f" {Path(path).name}"
+            calls.append(name + kind)
+            return call(path, *rest)
+
+        return counted
+
+    remove = shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", point("rename", os.replace))
+        patch.setattr(hf, "sync", point("sync", hf.sync))
+        patch.setattr(hf_files, "write_json", point("write", hf_files.write_json))
+        patch.setattr(hf, "write_json", point("write", hf.write_json))
+        patch.setattr(shutil, "rmtree", lambda *a, **k: remove(*a, **k) if alive else None)
+        save_hf(model, tmp_path / "whole", shard_bytes=1000)
+        order = [*calls]
+        whole = order.index("rename config.json")
+        files = {p.name for p in (tmp_path / "whole").iterdir()}
+        assert len(files) > 4 and {f"sync {f}" for f in files} < {*order[:whole]}
+        assert order[whole - 1] == "sync whole" and order[-1] == "sync whole"
+        for limit in range(len(order)):
+            folder = tmp_path / f"{limit}"
+            calls, alive = [], True
+            with pytest.raises(Killed):
+                save_hf(model, folder, shard_bytes=1000)
+            limit, alive = 10_000, True
+            if len(calls) > whole:
+                found = load_hf(folder).parameters()
+                assert {k: found[k].numpy().tobytes() for k in want} == want
+                continue
+            with pytest.raises(ts.UsageError, match=r"config\.json"):
+                load_hf(folder)
+            for file in folder.glob("*.safetensors*"):
+                with pytest.raises(ts.UsageError, match=r"holds weights without a config\.json"):
+                    save_hf(model, folder)
+                file.unlink()
+            save_hf(model, folder)
+            assert {*want} < {*load_hf(folder).parameters()}  # and biases, which are zeros
+            assert not [*folder.glob(".part-*")]
 
 
 def test_an_older_folder_loads_too(

@@ -44,6 +44,31 @@ try:
 except ts.CheckpointError as error:
     print(error)
 """
+# Two processes take a half each; what NumPy and Python take meanwhile is counted, and what is read.
+HALVES = """
+import tracemalloc
+from tessera import checkpoint
+from tessera.checkpoint.storage import Storage
+checkpoint.pieces.KEPT_BYTES = KEPT = 2 << 20
+read, asked = Storage.read, []
+def counted(self, key, most=None):
+    found = read(self, key, most)
+    asked.append(len(found) if key.endswith(".bin") else 0)
+    return found
+Storage.read = counted
+for layout in ("[2048@dp, 2048]", "[2048, 2048@dp]", "[2048, (4·512@dp)]"):
+    for dtype in ("f32", "bf16"):
+        like = ts.tensor(np.zeros((2048, 2048)), mesh=MESH, layout=layout, dtype=dtype)
+        checkpoint.load(None, {"w": like}, root=os.environ["ROOT"])  # which imports what it needs
+        asked.clear()
+        tracemalloc.start()
+        new = checkpoint.load(None, {"w": like}, root=os.environ["ROOT"]).tensors["w"]
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        here = np.asarray(new._data.addressable_shards[0].data, np.float32)
+        say = [layout, dtype, most, sum(asked), here.min().item(), here.max().item()]
+        print(json.dumps(say))
+"""
 
 
 def test_two_processes_write_one_checkpoint_that_one_reads(tmp_path: Path) -> None:
@@ -58,6 +83,23 @@ def test_two_processes_write_one_checkpoint_that_one_reads(tmp_path: Path) -> No
     files = {p["file"] for t in manifest["tensors"].values() for p in t["pieces"]}
     assert {f.split("-")[2] for f in files} == {"00000", "00001"}  # both have written
     assert files | {"manifest.json"} == {p.name for p in (root / "t").iterdir()}
+
+
+def test_a_process_holds_and_reads_no_more_than_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tensor that one device had as a whole: half of it, and a few files of 256 KiB."""
+    monkeypatch.setattr("tessera.checkpoint.pieces.FILE_BYTES", 256 << 10)
+    w = np.arange(2048 * 2048, dtype=np.float32).reshape(2048, 2048) % 256
+    checkpoint.save("t", {"w": w}, root=tmp_path / "root", async_io=False, quiet=True)
+    ended = run_ranks("import json\n" + HALVES, tmp_path, ROOT=str(tmp_path / "root"))
+    assert [e.code for e in ended] == [0, 0], ended
+    for e in ended:
+        for layout, dtype, most, read, low, high in map(json.loads, e.out.splitlines()):
+            half = w.nbytes // 2 if dtype == "f32" else w.nbytes // 4
+            assert half <= most < half + (3 << 20), (layout, dtype)
+            assert read == (w.nbytes // 2 if layout.startswith("[2048@") else w.nbytes), layout
+            assert (low, high) == (0, 255)
 
 
 @LONG

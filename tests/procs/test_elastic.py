@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+import tessera as ts
 from tessera.launch.commands import Run
-from tessera.launch.generations import Generations
+from tessera.launch.generations import Generations, elastic_sizes
 from tessera.train.metrics import read_metrics
 from tests.cases import LONG
 from tests.procs.elastic_torture import Disturbed, alone
@@ -50,6 +51,13 @@ def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
 def test_what_makes_no_sense_is_said(words: str, error: str, tmp_path: Path) -> None:
     done = launch(*words.split(), "true", folder=tmp_path)
     assert done.code == 2 and error in done.err
+
+
+def test_a_folder_for_safe_points_beside_elastic_is_said(monkeypatch: Any) -> None:
+    """It would be passed over: a scheduler's run has one, and `--elastic` its own."""
+    monkeypatch.setenv("TESSERA_ELASTIC", "/dev/shm/run-7")
+    with pytest.raises(ts.UsageError, match="TESSERA_ELASTIC=/dev/shm/run-7 is set"):
+        elastic_sizes("1:2", "local", None, None, None)
 
 
 def test_all_processes_come_back_some_seconds_after_the_first_safe_point(monkeypatch: Any) -> None:

@@ -67,7 +67,8 @@ def write(root: str, scene: Scene) -> None:
     x = np.full(shape, scene.step, np.float32)
     about = {
         "tag": scene.tag, "step": scene.step, "mesh": "", "processes": 1, "numerics": "fast",
-        "versions": {}, "metrics": {}, "random": {}, "values": {}, "state": None,
+        "versions": {}, "metrics": {}, "values": {}, "state": None,
+        "random": {"seed": 0, "calls": 0, "created": 0},
     }  # fmt: skip
     tensors = {n: Saved(dtype="f32", shape=shape, layout="", pieces=[]) for n in names}
     blocks = {n: [((0, 0), x)] for n in names}

@@ -38,7 +38,7 @@ def export(
         raise fail(
             UsageError,
             f"checkpoint.export: {path.name!r} ends in {path.suffix!r}",
-            fix="name a .safetensors or a .npz file",
+            fix="name a .safetensors or a .npz file; it comes before the tag",
         )
     manifest = manifest_of(storage, named(storage, tag))
     source = reader(storage, manifest)

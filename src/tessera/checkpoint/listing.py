@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.checks import flag, mapping, string, unfit, whole
 from ..core.devices import process_index
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError, UsageError, fail
 from .manifest import DATA, MOST_BYTES, NAME, TAG, Manifest, parse
 from .pieces import Reader
 from .storage import Storage
@@ -77,7 +77,7 @@ def tag_of(given: object) -> str:
     """A tag. Raises UsageError if it cannot name a folder."""
     if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
         return given
-    fix = 'give a name of letters, digits, ".", "_" and "-", such as "step_1000"'
+    fix = 'a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"'
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
         if path.parent != Path() and TAG.fullmatch(path.name):
@@ -97,8 +97,8 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
             CheckpointError,
             f"checkpoint: {tag!r} is not in {storage.name!r}",
             [("there are", ", ".join(there[-5:]) or "none")],
-            fix=_other_format(storage, tag)
-            or "name one of them, or leave out the tag for the latest",
+            fix=other_format(storage, tag)
+            or "name one that is there, or leave out the tag for the latest",
         )
     if len(data) > MOST_BYTES:
         raise fail(CheckpointError, f"checkpoint: the manifest of {where!r} is too large",
@@ -198,20 +198,25 @@ def named(storage: Storage, tag: str | None) -> str:
         CheckpointError,
         f"checkpoint: {storage.name!r} has no checkpoint",
         [*wrong.items()][:5],
-        fix=_other_format(storage) or "name the root that checkpoint.save wrote to: root=...",
+        fix=other_format(storage) or "name the root that checkpoint.save wrote to: root=...",
     )
 
 
-def _other_format(storage: Storage, tag: str = "") -> str:
+def other_format(storage: Storage, tag: str = "") -> str:
     """How to read what lies where a checkpoint was looked for; nothing where that is not known."""
     if storage.folder is None:
         return ""
     path = storage.folder / tag
     shown = Path(storage.name, tag)
+    if tag and not path.exists() and tags(Storage(tag)):
+        return f"that is a root: write root={tag!r}"
     if path.is_file():
         return "it is a file: name a folder, the root that checkpoint.save wrote to"
     if not tag and (path / NAME).is_file():
         return f"it is a checkpoint itself: write root={str(shown.parent)!r} and {path.name!r}"
+    if (path / ".metadata").exists() or (path / "_CHECKPOINT_METADATA").exists():
+        by = "PyTorch" if (path / ".metadata").exists() else "Orbax"
+        return f"{by} wrote it: load it there, and give model.load_state_dict its arrays by name"
     if [*path.glob("*.safetensors")]:
         return f"it holds a model of others: checkpoint.load_hf({str(shown)!r})"
     return ""
@@ -221,7 +226,7 @@ def patterns(name: str, only: object) -> tuple[str, ...]:
     """Patterns of names from an argument `only`: one, or several. Raises UsageError."""
     given = (only,) if isinstance(only, str) else only
     if not isinstance(given, Iterable) or not all(isinstance(p, str) for p in given):
-        raise unfit(name, "only", only, 'give patterns of names: only="blocks.0.*"')
+        raise unfit(name, "only", only, 'give patterns of names: only="blocks.*"')
     found = tuple(given)
     if not found:
         raise unfit(name, "only", only, "leave it out for all")
@@ -248,12 +253,25 @@ def remove_rest(storage: Storage, tag: str, but: Manifest) -> None:
     storage.delete(k for k in mine if k not in kept and DATA.fullmatch(k.partition("/")[2]))
 
 
+def metrics_text(found: Iterable[Manifest]) -> str:
+    """The metrics that some of `found` have."""
+    return ", ".join(sorted({name for m in found for name in m.metrics})) or "none"
+
+
 def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
-    """Removes the checkpoints below `root` that `keep` does not name; their tags."""
+    """Removes the checkpoints below `root` that `keep` does not name; their tags. Raises UsageError
+    if it asks for the best by a metric that none has."""
     storage, policy = Storage(root), keep_of(keep)
     if policy is None:
         raise unfit("checkpoint.prune", "keep", keep, "give a number, or checkpoint.Keep(...)")
     found, _ = manifests(storage)
+    if policy.best and found and not policy.rated(found):
+        raise fail(
+            UsageError,
+            f"checkpoint.prune: no checkpoint in {storage.name!r} has the metric {policy.metric!r}",
+            [("there are", metrics_text(found))],
+            fix=f"name another one for best={policy.best}, or leave that out: nothing was removed",
+        )
     kept = policy.stay(found)
     gone = [m.tag for m in found if m.tag not in kept]
     for tag in gone:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Timer
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import Progress
@@ -29,7 +30,7 @@ from ..nn.module import Module, put_buffer
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .manifest import Manifest
 from .pieces import Reader
-from .saving import leaves, not_recorded, wait
+from .saving import advice_of, leaves, no_folder, not_recorded, wait
 from .storage import Storage
 
 SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
@@ -54,6 +55,13 @@ class Checkpoint:
         if name in ("tensors", "optimizer"):
             object.__getattribute__(self, "_only_here").discard(name)
         return object.__getattribute__(self, name)
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise fail(
+            UsageError,
+            "checkpoint.load gives one value, which is no dict and no tuple",
+            fix="write found = checkpoint.load(...), then found.tensors, found.optimizer",
+        )
 
     def __del__(self) -> None:
         for name in () if sys.is_finalizing() else self.__dict__.get("_only_here", ()):
@@ -87,13 +95,14 @@ def load(
     dataclass or a single tensor cannot change: the new one is only in the result, and an
     OptionWarning says so if it is not read there.
 
-    `only` are patterns of names, such as "blocks.0.*"; the rest stays as it is given. `dtype` is
+    `only` are patterns of names, such as "blocks.*"; the rest stays as it is given. `dtype` is
     that of all floats. With `restore_random` the random generator stands where it stood.
 
     Raises CheckpointError if it is not there, is damaged or does not fit: with the names.
     """
     flag("checkpoint.load", "restore_random", restore_random)
     not_recorded("checkpoint.load")
+    no_folder("checkpoint.load", optimizer)
     want = None if dtype is None else dtype_of(dtype)
     if want is not None and not want.is_float:
         raise unfit("checkpoint.load", "dtype", dtype, "it is that of all floats: give one of them")
@@ -143,7 +152,7 @@ def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
                 UsageError,
                 f"checkpoint.load: only: no name in {manifest.tag!r} is like {p!r}",
                 [("names", nearest(p, bare, 3))],
-                fix='a name as it is, or with "*" for any letters: only="blocks.0.*"',
+                fix='a name as it is, or with "*" for any letters: only="blocks.*"',
             )
 
 
@@ -202,7 +211,8 @@ class _Read:
         """(name, leaf) of each leaf of `like`. Raises CheckpointError if they do not fit."""
         found = leaves(kind, like)
         if like is not None:
-            self._see_names(kind, found)
+            fix = 'give what it was saved from, or load a part: only="blocks.*"'
+            self._see_names(kind, found, advice_of(like, fix))
         return found
 
     def tree(self, kind: str, like: Any, rows: Sequence[tuple[str, Any]]) -> Any:
@@ -230,7 +240,7 @@ class _Read:
                 found[bare] = self.manifest.values[name]
                 continue
             saved = self.manifest.tensors[name]
-            found[bare] = tensor(self.source.read(name), dtype=self._dtype(saved.kind))
+            found[bare] = tensor(self.source.read(name, dtype=self._dtype(saved.kind)))
             self.bar.add(saved.nbytes)
         return found.get("", found)
 
@@ -240,7 +250,7 @@ class _Read:
     def _dtype(self, kind: DType) -> DType:
         return self.want if self.want is not None and kind.is_float else kind
 
-    def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]]) -> None:
+    def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]], fix: str) -> None:
         """Raises CheckpointError that lists what is missing, too many, or of another shape."""
         have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self._wanted(n)}
         asked = {name: x for name, x in rows if self._wanted(name)}
@@ -252,7 +262,7 @@ class _Read:
                 CheckpointError,
                 f"checkpoint.load: {len(wrong)} of {kind} do not fit {self.manifest.tag!r}",
                 [(n.partition("/")[2] or n, why) for n, why in sorted(wrong)[:5]],
-                fix='give what it was saved from, or load a part: only="blocks.*"',
+                fix=fix,
             )
 
     def _misfits(self, asked: dict[str, Any], have: set[str]) -> Iterator[tuple[str, str]]:
@@ -284,7 +294,4 @@ class _Read:
         return made
 
     def _data(self, name: str, to: TensorType) -> Any:
-        kind = to.dtype.numpy
-        return engine().place_blocks(
-            lambda cut: self.source.read(name, cut).astype(kind, copy=False), to
-        )
+        return engine().place_blocks(partial(self.source.fill, name), to)

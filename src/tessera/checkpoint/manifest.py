@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,9 +24,12 @@ NAME = "manifest.json"
 VERSION = 1
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DATA = re.compile(r"data-[0-9a-f]{12}-\d{5}-\d{5}\.bin")
+KINDS = ("tensors", "optimizer")  # with which each name begins
 MOST_BYTES = 1 << 30  # of a manifest
 
 _Count = Field(ge=0, lt=1 << 62)
+_Counter = Annotated[str, Field(pattern="^(seed|calls|created)$")]
+_Word = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class Piece(BaseModel):
@@ -83,7 +86,7 @@ class Manifest(BaseModel):
     numerics: str
     versions: dict[str, str]
     metrics: dict[str, float]
-    random: dict[str, int]
+    random: dict[_Counter, _Word] = Field(min_length=3)
     state: Any = None
     values: dict[str, Any]
     tensors: dict[str, Saved]
@@ -130,6 +133,11 @@ def parse(data: bytes, where: str) -> Manifest:
         if said != _digest(content):
             raise ValueError("it was changed after it was written: its digest does not fit")
         made = Manifest.model_validate({**content, "digest": said})
+        for name in (*made.tensors, *made.values):
+            if name.partition("/")[0] not in KINDS:
+                raise ValueError(f"{name!r} is the name of nothing that is saved")
+        if twice := made.tensors.keys() & made.values.keys():
+            raise ValueError(f"{min(twice)} is a tensor and a value")
         for name, t in made.tensors.items():
             _check(name, t)
     except ValidationError as error:

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.dtypes import DType
 from ..core.errors import CheckpointError, fail
+from ..lang.engine import Parts
 from .manifest import Manifest, Piece, Saved
 
 FILE_BYTES = 32 << 20  # a file ends with the piece that fills it
@@ -52,14 +54,21 @@ def _name(id: str, process: int, count: int) -> str:
 
 
 def _rows(blocks: Iterable[Block]) -> Iterator[Block]:
-    """`blocks`, of which none is larger than a file should be, as far as rows can be cut."""
+    """`blocks` in parts of which none is larger than a file should be."""
     for start, x in blocks:
-        if not x.size:
-            continue
-        most = FILE_BYTES // max(1, x.nbytes // len(x)) if x.ndim else 1
-        for i in range(0, len(x) if x.ndim else 1, max(1, most)):
-            cut = x[i : i + max(1, most)] if x.ndim else x
-            yield (start[0] + i, *start[1:]) if x.ndim else start, cut
+        if x.size:
+            yield from _cut(start, x, 0)
+
+
+def _cut(start: tuple[int, ...], x: NDArray[Any], dim: int) -> Iterator[Block]:
+    """Rows of `x` along `dim`; one that is too large by itself is cut along the next dim."""
+    if x.nbytes <= FILE_BYTES or dim == x.ndim:
+        yield start, x
+        return
+    most = max(1, FILE_BYTES // (x.nbytes // x.shape[dim]))
+    for i in range(0, x.shape[dim], most):
+        part = x[(*[slice(None)] * dim, slice(i, i + most))]
+        yield from _cut((*start[:dim], start[dim] + i, *start[dim + 1 :]), part, dim + 1)
 
 
 Fetch = Callable[[str, int], bytes | None]
@@ -78,13 +87,17 @@ class Reader:
         self._held = 0
         self._lock = Lock()
 
-    def read(self, name: str, cut: tuple[slice, ...] = ()) -> NDArray[Any]:
-        """The part `cut` of a tensor, the whole without it."""
+    def read(
+        self, name: str, cut: tuple[slice, ...] = (), dtype: DType | None = None
+    ) -> NDArray[Any]:
+        """The part `cut` of a tensor, the whole without it, as `dtype`, as it was saved without
+        it. Memory is taken for that part and for the files that are held."""
         t = self.manifest.tensors[name]
         bounds = [s.indices(n)[:2] for s, n in zip(cut or _all(t), t.shape, strict=True)]
-        begin, shape = [a for a, _ in bounds], [b - a for a, b in bounds]
         try:
-            out = np.empty(shape, t.kind.numpy)  # it takes memory where it is written
+            out = np.empty(
+                [b - a for a, b in bounds], (dtype or t.kind).numpy
+            )  # it takes memory where it is written
         except (MemoryError, ValueError):
             raise fail(
                 CheckpointError,
@@ -92,16 +105,24 @@ class Reader:
                 [("type", f"{t.dtype}{t.shape}"), ("bytes", f"{t.nbytes:,}")],
                 fix="give a tensor that lies split over devices, or load a part: only=...",
             ) from None
-        for piece in t.pieces:
-            low = [max(a, s) for (a, _), s in zip(bounds, piece.start, strict=True)]
-            high = [min(b, e) for (_, b), e in zip(bounds, piece.end, strict=True)]
-            if any(a >= b for a, b in zip(low, high, strict=True)):
-                continue
-            x = self.piece(name, t, piece)
-            into = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))
-            part = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece.start))
-            out[into] = x[part]
+        self.fill(name, [(tuple(slice(*b) for b in bounds), out)])
         return out
+
+    def fill(self, name: str, parts: Parts) -> None:
+        """Writes parts of a tensor into the arrays beside them, in their dtypes. Each file is read
+        once, however the parts lie in it."""
+        t = self.manifest.tensors[name]
+        for piece in t.pieces:
+            x = None
+            for cut, out in parts:
+                low = [max(s.start, a) for s, a in zip(cut, piece.start, strict=True)]
+                high = [min(s.stop, b) for s, b in zip(cut, piece.end, strict=True)]
+                if any(a >= b for a, b in zip(low, high, strict=True)):
+                    continue
+                x = self.piece(name, t, piece) if x is None else x
+                into = tuple(slice(a - s.start, b - s.start) for a, b, s in zip(low, high, cut))
+                part = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece.start))
+                out[into] = x[part]
 
     def piece(self, name: str, t: Saved, piece: Piece) -> NDArray[Any]:
         """A piece, whose checksum fits."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import secrets
 import sys
 import time
@@ -83,7 +84,7 @@ class Save:
     mesh: Mesh | None = None
     root: Root | Storage = ROOT
     keep: int | Keep | None = None
-    step: int | None = None
+    step: Any = None
     metrics: Mapping[str, Any] | None = None
     state: Any = None
     tell: Tell | None = None
@@ -154,6 +155,7 @@ def save(
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
                    fix="leave out atomic=False: it would save nothing")  # fmt: skip
     not_recorded("checkpoint.save")
+    no_folder("checkpoint.save", optimizer)
     tag_of(tag)
     found = leaves("tensors", tensors) + leaves("optimizer", optimizer)
     if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in found):
@@ -179,7 +181,8 @@ def taken(what: Save) -> _Job:
     """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
     tag_of(what.tag)
     policy = keep_of(what.keep)
-    step = None if what.step is None else whole("checkpoint.save", "step", what.step, 0)
+    count = what.step.item() if isinstance(what.step, Tensor) else what.step  # a state's "step"
+    step = None if count is None else whole("checkpoint.save", "step", count, 0)
     if policy is not None and policy.every is not None and step is None:
         raise unfit("checkpoint.save", "step", None, f"say it: every={policy.every} asks for it")
     named, values = _leaves(what.tensors, what.optimizer)
@@ -197,7 +200,7 @@ def taken(what: Save) -> _Job:
     saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
     for i, (name, t) in enumerate(named.items()):
         t = back(t)
-        t = _plain(Tensor(engine().alive(t.data, t.type), t.type))
+        t = _complete(Tensor(engine().alive(t.data, t.type), t.type))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.data, t.type, i)
     storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
@@ -243,7 +246,7 @@ def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, 
             elif x is None or isinstance(x, (bool, int, float, str)):
                 values[name] = x
             else:
-                raise unfit("checkpoint.save", name, x, _instead(x))
+                raise unfit("checkpoint.save", name, x, advice_of(tree, _instead(x)))
     return named, values
 
 
@@ -266,6 +269,12 @@ def not_recorded(name: str) -> None:
         )
 
 
+def no_folder(name: str, optimizer: object) -> None:
+    """Raises UsageError for a folder at the place of the optimizer's state."""
+    if isinstance(optimizer, (str, os.PathLike)):
+        raise unfit(name, "optimizer", optimizer, f"give a folder by name: root={str(optimizer)!r}")
+
+
 def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
     """The leaves of a tree with their names: "tensors/blocks.0.up"."""
     if tree is None:
@@ -282,23 +291,42 @@ def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
     return [*zip(names, flatten(tree)[0], strict=True)]
 
 
-def _plain(t: Tensor) -> Tensor:
-    """`t`, complete, in a layout whose dims are cut into equal blocks."""
+def advice_of(tree: Any, otherwise: str) -> str:
+    """What to write where a value of `tree` cannot be saved or does not fit: a module within a tree
+    is all that it has, under other names than those of its weights."""
+    inner = tree.values() if isinstance(tree, Mapping) else tree
+    if isinstance(inner, (list, tuple)) or isinstance(tree, Mapping):
+        for x in inner:
+            if isinstance(x, Module):
+                return "give the state_dict() of a module that is within a tree; a load fills it"
+            otherwise = advice_of(x, otherwise)
+    return otherwise
+
+
+def _complete(t: Tensor) -> Tensor:
     to = t.type.complete()
-    if t.mesh is not None and any(len(d) != 1 for d in to.dims):
-        to = to.replicated()
     return t if to == t.type else redistribute_now(t, to)
 
 
 def _json(state: Any) -> Any:
+    odd: list[object] = []
+
+    def unknown(x: object) -> None:
+        odd.append(x)
+        raise TypeError(f"it holds an object of type {type(x).__name__}")
+
     try:
-        return json.loads(json.dumps(state, allow_nan=False))
+        return json.loads(json.dumps(state, allow_nan=False, default=unknown))
     except (TypeError, ValueError) as error:
-        raise fail(
-            UsageError,
-            f"checkpoint.save: state cannot be written as JSON: {error}",
-            fix="give dicts, lists, texts and numbers; tensors go into tensors= or optimizer=",
-        ) from None
+        what = f"checkpoint.save: state cannot be written as JSON: {error}"
+        raise fail(UsageError, what, fix=_as_json(*odd)) from None
+
+
+def _as_json(x: object = None) -> str:
+    """What to write in place of `x`, which JSON does not have."""
+    if callable(getattr(x, "state_dict", None)):
+        return "give what its state_dict() gives"
+    return "give dicts, lists, texts and numbers; tensors go into tensors= or optimizer="
 
 
 # -- writing --------------------------------------------------------------------------------------

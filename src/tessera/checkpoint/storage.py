@@ -120,9 +120,15 @@ class Storage:
         more comes, and no more memory is taken."""
         with self._errors("read"):
             if self.folder is not None:
+                path = self.folder / key
                 try:
-                    with open(self.folder / key, "rb") as file:
-                        return file.read(-1 if most is None else most + 1)
+                    if (
+                        path.exists() and not path.is_file()
+                    ):  # a pipe is waited for, a device has no end
+                        return None
+                    with open(path, "rb") as file:
+                        size = os.fstat(file.fileno()).st_size  # `read` takes all that it is told
+                        return file.read(min(size, size if most is None else most) + 1)
                 except (FileNotFoundError, NotADirectoryError):
                     return None
             longer = most is not None and self._byte(key, most) is not None

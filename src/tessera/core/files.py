@@ -32,9 +32,9 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def sync(folder: Path) -> None:
-    """Forces the names in `folder` to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Forces what is in a file to the disk, of a folder the names."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

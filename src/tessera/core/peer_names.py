@@ -264,8 +264,11 @@ ADVICE: dict[str, str] = {
         "use checkpoint.save(tag, model, state, root=, keep=), which writes behind the training",
     ),
     "checkpoint.latest_step": "use checkpoint.latest(root), which gives the tag",
-    "checkpoint.all_steps": "`tessera ckpt ls ROOT` lists them",
-    "checkpoint.list": "`tessera ckpt ls ROOT` lists them",
+    **dict.fromkeys(
+        (f"checkpoint.{name}" for name in ("all_steps", "list", "list_checkpoints", "tags")),
+        "`tessera ckpt ls ROOT` lists them",
+    ),
+    "checkpoint.exists": "ask for the newest: checkpoint.latest(root) is None without one",
     "checkpoint.delete": "use checkpoint.prune(keep, root)",
     "checkpoint.wait_until_finished": "use checkpoint.wait()",
     "checkpoint.CheckpointManagerOptions": "give checkpoint.save keep=checkpoint.Keep(...)",
@@ -328,6 +331,18 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "weights_only": "leave it out: nothing that is read is run",
     "pickle_module": "leave it out: nothing that is read is run",
     "overwrite": "leave it out: a tag that is there is replaced once the new one is whole",
+    **dict.fromkeys(
+        ("checkpoint_id", "storage_writer", "storage_reader"),
+        'the tag comes first, then what is saved or filled: ("step_100", model, state, root=)',
+    ),
+    **dict.fromkeys(
+        ("load.mesh", "load.layout", "load.shardings", "load.sharding", "load.restore_args"),
+        "leave it out: the tensors that it is given to fill say where values lie",
+    ),
+    **dict.fromkeys(
+        ("save.args", "save.item", "save.items", "save.extra", "save.metadata"),
+        "tensors go into tensors= and optimizer=, all else that is JSON into state=",
+    ),
     "save.force": "leave it out: a tag that is there is replaced once the new one is whole",
     "Tensor.numpy.force": "leave it out: it always gathers the value and copies it",
     "mesh": "a value comes to a mesh where it meets one: ts.tensor(x, mesh=mesh),"

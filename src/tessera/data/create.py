@@ -17,7 +17,7 @@ from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.create import tensor
-from ..lang.engine import engine
+from ..lang.engine import Parts, engine
 from ..lang.tensor import Tensor
 from .config import DataConfig, read_config
 from .loader import Batch, DataLoader
@@ -163,11 +163,12 @@ def _on(layout: TensorType, mine: NDArray[np.int64]) -> Callable[[Rows], Batch]:
     size = layout.shape[0]
 
     def blocks(x: NDArray[Any], t: TensorType) -> Tensor:
-        def read(cut: tuple[slice, ...]) -> NDArray[Any]:
-            first, after = np.searchsorted(mine, cut[0].indices(size)[:2])
-            return x[first:after, cut[1]]
+        def fill(parts: Parts) -> None:
+            for cut, out in parts:
+                first, after = np.searchsorted(mine, cut[0].indices(size)[:2])
+                out[...] = x[first:after, cut[1]]
 
-        return Tensor(engine().place_blocks(read, t), t)
+        return Tensor(engine().place_blocks(fill, t), t)
 
     def place(rows: Rows) -> Batch:
         length = next(iter(rows.values())).shape[1]

@@ -24,7 +24,7 @@ from ..core.dtypes import uint8
 from ..core.errors import CheckpointError
 from ..core.layout import Factor, TensorType
 from ..core.mesh import Mesh
-from ..lang.engine import engine
+from ..lang.engine import Parts, engine
 from ..lang.moving import sent
 from ..lang.tensor import Tensor
 
@@ -141,7 +141,12 @@ class Hosts:
         ids = [self.devices[r] for r in (move.giver, move.taker)]
         at, to = (_on(Mesh(("host",), devices=[i]), room) for i in ids)
         padded = np.frombuffer(raw.ljust(room, b"\0"), np.uint8)
-        x = Tensor(engine().place_blocks(lambda cut: padded[cut], at), at)
+
+        def fill(parts: Parts) -> None:
+            for cut, out in parts:
+                out[...] = padded[cut]
+
+        x = Tensor(engine().place_blocks(fill, at), at)
         (there,) = sent([x], [to], Mesh(("host",), devices=sorted(ids)))
         if move.taker == self.rank:
             ((_, got),) = engine().blocks(there.data, to, 0)

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ class Kept:
                 )
             elif isinstance(x, Tensor):
                 to = where(x.type.complete())
-                t = Tensor(_read(source, f"tensors/tensors/{name}", to), to)
+                fill = partial(source.fill, f"tensors/tensors/{name}")
+                t = Tensor(engine().place_blocks(fill, to), to)
                 t.name = x.name
                 new[name] = where_lies(x, t)
             else:
@@ -145,11 +147,6 @@ class Kept:
     def end(self) -> None:
         if self.own:
             shutil.rmtree(self.storage.name, ignore_errors=True)
-
-
-def _read(source: Any, name: str, to: TensorType) -> Any:
-    kind = to.dtype.numpy
-    return engine().place_blocks(lambda cut: source.read(name, cut).astype(kind, copy=False), to)
 
 
 # -- what is in a state ---------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextvars import ContextVar, Token
 from types import TracebackType
 
 from ..core.checks import flag, one_of, whole
-from ..core.errors import EngineWarning, lines_up
+from ..core.errors import EngineWarning, lines_up, warn_no_effect
 from ..core.kinds import is_whole
 
 
@@ -33,9 +34,20 @@ class elastic:
             one_of("dist.elastic", "safe_point", safe_point, ("pipeline_boundary", "step"))
             self.every = 1
         self.loops = 0
+        self._entered = False
         self._tokens: list[Token[elastic | None]] = []
 
+    def __del__(self) -> None:
+        if not (getattr(self, "_entered", True) or self.loops or sys.is_finalizing()):
+            warn_no_effect(
+                "dist.elastic(...)",
+                "it was called without `with`",
+                means="a lost device ends the program, as ever",
+                fix="write with dist.elastic(): for step in elastic.steps(state, 100): ...",
+            )
+
     def __enter__(self) -> elastic:
+        self._entered = True
         self._tokens.append(_POLICY.set(self))
         return self
 

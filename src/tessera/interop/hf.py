@@ -31,7 +31,7 @@ from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none, needed_mesh
-from ..lang.engine import engine
+from ..lang.engine import Parts, engine
 from ..lang.first_process import by_first, to_first
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
@@ -50,7 +50,7 @@ from .hf_files import (
 )
 from .hf_models import KNOWN, Architecture
 from .hf_names import LAYER, Table
-from .slices import Array, Block, Piece
+from .slices import Array, Piece
 
 # What older folders hold besides the weights: masks and rates, which are computed.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
@@ -228,18 +228,16 @@ def _placed(
     if mesh is not None and strategy is not None:
         t = _whole_heads(name, layout_rule(strategy, "weight")(name, t))
 
-    def read(block: Block) -> Array:
-        out = np.empty([s.stop - s.start for s in block], t.dtype.numpy)
-        if not stacked:
-            for piece in pieces:
+    def fill(parts: Parts) -> None:
+        for (block, out), piece in product(parts, pieces):
+            if not stacked:
                 piece.read(entries[piece.name].get, block, out)
-            return out
-        layers, inner = block[0], block[1:]
-        for i, piece in product(range(layers.start, layers.stop), pieces):
-            piece.read(entries[piece.name.format(i)].get, inner, out[i - layers.start])
-        return out
+                continue
+            layers, inner = block[0], block[1:]
+            for i in range(layers.start, layers.stop):
+                piece.read(entries[piece.name.format(i)].get, inner, out[i - layers.start])
 
-    return Tensor(engine().place_blocks(read, t), t)
+    return Tensor(engine().place_blocks(fill, t), t)
 
 
 def _whole_heads(name: str, t: TensorType) -> TensorType:
@@ -254,25 +252,41 @@ def _whole_heads(name: str, t: TensorType) -> TensorType:
 def _begun(path: Path) -> Path:
     """A folder in `path` for what is written, until it is whole. Raises UsageError."""
     safetensors_library()
-    there = [path / CONFIG, *path.glob("*.safetensors")]
-    if any(p.exists() for p in there):
+    there = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
+    if there:
+        whole = "a model already" if CONFIG in there else f"weights without a {CONFIG}"
         raise fail(
             UsageError,
-            f"save_hf: {str(path)!r} holds a model already",
+            f"save_hf: {str(path)!r} holds {whole}",
+            [("there are", ", ".join(there[:3]))],
             fix="name another folder, or empty this one",
         )
     with file_access("save_hf", path, "written", "name another folder"):
+        for old in path.glob(".part-*"):
+            if _ended(old.name.removeprefix(".part-")):
+                shutil.rmtree(old, ignore_errors=True)
         part = path / f".part-{os.getpid()}"
         part.mkdir(parents=True)
     return part
 
 
+def _ended(pid: str) -> bool:
+    """Whether a save of the process `pid` was killed: one of this process ends before the next."""
+    return pid.isdecimal() and (int(pid) == os.getpid() or not Path("/proc", pid).exists())
+
+
 def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
-    """The files of `part` in `path`, config.json last: with it the folder is a model."""
+    """The files of `part` in `path`, config.json last: with it the folder is a model. What is in
+    them, and the names of the others, are on the disk before that."""
     with file_access("save_hf", path, "written", "name another folder"):
         write_json(part / CONFIG, config)
-        for file in sorted(part.iterdir(), key=lambda p: p.name == CONFIG):
+        *weights, last = sorted(part.iterdir(), key=lambda p: p.name == CONFIG)
+        for file in (*weights, last):
+            sync(file)
+        for file in weights:
             os.replace(file, path / file.name)
+        sync(path)
+        os.replace(last, path / CONFIG)
         part.rmdir()
         sync(path)
 

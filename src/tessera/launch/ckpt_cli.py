@@ -21,14 +21,16 @@ from ..checkpoint.listing import (
     age_text,
     manifest_of,
     manifests,
+    metrics_text,
     named,
+    other_format,
     prune,
     reader,
     tags,
 )
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.storage import Storage
-from ..core.errors import TesseraError
+from ..core.errors import CheckpointError, TesseraError, UsageError, fail
 from ..ir.graph.text import size_text
 from ..train.cli import one_line
 
@@ -65,14 +67,18 @@ def ls(
 ) -> None:
     """Lists the checkpoints, the newest last."""
     with _told():
-        storage = Storage(folder or root)
+        storage = _there(folder or root)
         found, wrong = manifests(storage)
         files = set(storage.listed())
+        if metric and found and not any(metric in m.metrics for m in found):
+            raise fail(
+                UsageError,
+                f"ckpt ls: no checkpoint in {storage.name!r} has the metric {metric!r}",
+                fix=f"there are: {metrics_text(found)}",
+            )
     table = Table("tag", "step", "age", "size", "mesh", "metric", "state", box=box.SIMPLE)
     for m in found:
-        told = (
-            {metric: m.metrics[metric]} if metric in m.metrics else dict([*m.metrics.items()][:1])
-        )
+        told = [(k, v) for k, v in m.metrics.items() if k == (metric or k)][:1]
         missing = [f for f in m.files() if f"{m.tag}/{f}" not in files]
         state = f"{len(missing)} files are missing" if missing else "complete"
         if verify:
@@ -81,7 +87,7 @@ def ls(
             continue  # another process removes it at this moment
         table.add_row(
             m.tag, "" if m.step is None else str(m.step), age_text(m.created_s),
-            size_text(m.nbytes), m.mesh, ", ".join(f"{k} {v:.4g}" for k, v in told.items()), state,
+            size_text(m.nbytes), m.mesh, "".join(f"{k} {v:.4g}" for k, v in told), state,
         )  # fmt: skip
     for tag in wrong:
         table.add_row(tag, "", "", "", "", "", "its manifest cannot be used")
@@ -154,7 +160,7 @@ def export(
     to: Annotated[Path, typer.Argument(help="A .safetensors or .npz file.")],
     tag: Tag = "latest",
     root: Where = ROOT,
-    only: Annotated[str, typer.Option(help="Names to take, such as blocks.0.*")] = "*",
+    only: Annotated[str, typer.Option(help="Names to take, such as blocks.*")] = "*",
 ) -> None:
     """Writes the weights of one to a file that other programs read."""
     with _told():
@@ -173,8 +179,20 @@ def prune_command(
 ) -> None:
     """Removes what no option keeps."""
     with _told():
+        _there(root)
         gone = prune(Keep(last, every or None, best, metric, largest), root)
     typer.echo(f"removed {', '.join(gone) or 'nothing'}")
+
+
+def _there(root: str) -> Storage:
+    """`root`. Raises CheckpointError if it is no folder that could hold checkpoints."""
+    storage = Storage(root)
+    if storage.folder is not None and not tags(storage):
+        fix = other_format(storage)
+        if fix or not storage.folder.is_dir():
+            fix = fix or "name the root that checkpoint.save wrote to, and not a tag"
+            raise fail(CheckpointError, f"checkpoint: {root!r} has no checkpoint", fix=fix)
+    return storage
 
 
 def _manifest(root: str, tag: str) -> Manifest:

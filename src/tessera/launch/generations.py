@@ -20,6 +20,7 @@ from typing import Any
 from ..checkpoint.listing import manifests
 from ..checkpoint.storage import Storage
 from ..core.environment import ELASTIC
+from ..core.environment import text as text_of
 from ..core.errors import UsageError, fail
 from ..elastic.kept import memory_folder
 from .commands import Run
@@ -65,6 +66,14 @@ def elastic_sizes(
             fix="it says itself how many processes of this machine there are; over several machines"
             " set TESSERA_ELASTIC=/dev/shm/NAME, and let the scheduler start the run again",
         )
+    if text_of(ELASTIC):
+        raise fail(
+            UsageError,
+            f"--elastic: {ELASTIC}={text_of(ELASTIC)} is set, and it has a folder of its own",
+            at="",
+            fix="leave one of both out: --elastic starts lost processes of this machine anew, the"
+            " variable names the safe points where a scheduler does",
+        )
     return low, high
 
 
@@ -77,9 +86,10 @@ class Generations:
     ) -> None:
         self.whole, self.low, self.rejoin_after_s = run, low, rejoin_after_s
         self.supervised = supervised
-        self.folder = memory_folder()
+        self.folder = ""  # of the safe points, while it runs
 
     def run(self) -> int:
+        self.folder = memory_folder()
         try:
             return self._run()
         finally:

@@ -24,6 +24,7 @@ from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..core.wording import ranks_text
 from ..ir.graph.oracle import FOLD
+from ..lang.engine import Parts
 from .devices import jax_mesh, start
 from .jax_private import ArrayImpl, service
 from .store import ended
@@ -129,30 +130,40 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
         ) from None
 
 
-def place_blocks(read: Callable[[tuple[slice, ...]], np.ndarray[Any, Any]], t: TensorType) -> Array:
-    """An array in the layout `t` whose blocks `read` gives, a function of slices of the tensor.
+def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
+    """An array in the layout `t`, whose blocks `fill` writes, all that this process has at once.
 
     Each device here gets its own block, fold by fold, and devices that hold the same one share it,
-    so no host has the whole, unless the layout or the lack of a mesh means so. Of what each device
-    has of its own the slices are of [*axes, *shape]; processes may then have different values.
+    so no host has the whole, unless its devices do, values are still to be added up, or there is no
+    mesh. Of what each device has of its own the slices are of [*axes, *shape]; processes may then
+    have different values.
     """
     own = tuple(t.sizes[a] for a in t.varying)
-    parted = bool(own) and (t.mesh is None or t.mesh.onto is not None or bool(t.split_axes))
-    if t.mesh is None or t.partial or parted or any(len(d) != 1 for d in t.dims):
-        return place(read(tuple(slice(0, n) for n in (*own, *t.shape))), t)
-    sizes, made = array_shape(t), {}
+    plain = not t.split_axes and all(len(d) == 1 for d in t.dims)
+    parted = bool(own) and (t.mesh is None or t.mesh.onto is not None or not plain)
+    if t.mesh is None or t.partial or parted:
+        whole = np.empty((*own, *t.shape), t.dtype.numpy)
+        fill([(tuple(slice(0, n) for n in whole.shape), whole)])
+        return place(whole, t)
+    sizes, where = array_shape(t), sharding(t)
+    made: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
+    parts: list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]] = []
 
-    def block(index: Any) -> np.ndarray[Any, Any]:
-        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, sizes, strict=True))
-        if own:
-            return np.ascontiguousarray(read(tuple(slice(*b) for b in bounds)), t.dtype.numpy)
-        if bounds not in made:
-            x = made[bounds] = np.zeros([b - a for a, b in bounds], t.dtype.numpy)
-            for start, part in _folds_of(t, [a for a, _ in bounds], x):
-                part[...] = read(tuple(slice(a, a + n) for a, n in zip(start, part.shape)))
-        return made[bounds]
+    def bounds(index: Any) -> tuple[tuple[int, int], ...]:
+        return tuple(s.indices(n)[:2] for s, n in zip(index, sizes, strict=True))
 
-    return jax.make_array_from_callback(sizes, sharding(t), block, dtype=t.dtype.numpy)
+    for at in map(bounds, where.addressable_devices_indices_map(sizes).values()):
+        if at in made:
+            continue
+        first = [a for a, _ in at]
+        x = made[at] = np.zeros([b - a for a, b in at], t.dtype.numpy)
+        for begin, part in [(first, x)] if own else _folds_of(t, first, x):
+            parts.append((tuple(slice(a, a + n) for a, n in zip(begin, part.shape)), part))
+    fill(parts)
+    nothing = np.broadcast_to(np.zeros((), t.dtype.numpy), sizes)  # who has no device is asked, too
+    return jax.make_array_from_callback(
+        sizes, where, lambda index: made.get(bounds(index), nothing), dtype=t.dtype.numpy
+    )
 
 
 def blocks(
@@ -179,29 +190,45 @@ def _folds_of(
     """The blocks of `x`, which a device holds from the index `first` of the array on: one for each
     place that it takes, without padding. They are parts of its memory."""
     dims: list[list[tuple[int, tuple[int, ...], int]]] = []  # of each dim: start, index in x, size
-    at = 0
-    folded = t.mesh is not None and t.mesh.onto is not None
-    for (f,) in t.dims:
-        places: list[tuple[int, tuple[int, ...]]] = [(0, ())]
-        if folded:
-            for a in f.axes:
-                folds = t.mesh.folds[a]  # type: ignore[union-attr]
-                places = [
-                    (k * t.sizes[a] + first[at] * folds + i, (*index, 0, i))
-                    for k, index in places
-                    for i in range(folds)
-                ]
-                at += 2
-            local = -(-f.size // ways(f.axes, t.sizes))
-            starts = [(k * local, index) for k, index in places]
-        else:
-            local, starts = x.shape[at], [(first[at], ())]
-        dims.append([(a, i, min(local, f.size - a)) for a, i in starts])
-        at += 1
+    shape, at = list[int](), 0
+    for d in t.dims:
+        *outer, last = d[: 1 + max((i for i, f in enumerate(d) if f.axes), default=0)]
+        rest = math.prod(f.size for f in d[1 + len(outer) :])  # lies whole, beside `last`
+        found: list[tuple[int, tuple[int, ...], int]] = [(0, (), 1)]
+        for f in (*outer, last):
+            held, took = _places(f, t, first[at:], x.shape[at:])
+            if f is not last:
+                held = [(a + k, (*i, k), 1) for a, i, n in held for k in range(n)]
+            found = [(b * f.size + a, (*j, *i), n) for b, j, _ in found for a, i, n in held]
+            shape += x.shape[at : at + took]
+            at += took
+        shape[-1] *= rest
+        at += len(d) - len(outer) - 1
+        dims.append([(a * rest, i, n * rest) for a, i, n in found])
+    x = x.reshape(shape)
     for choice in itertools.product(*dims):
         if all(n > 0 for _, _, n in choice):
             index: Any = tuple(k for _, i, n in choice for k in (*i, slice(0, n)))
             yield tuple(a for a, _, _ in choice), x[(*index, ...)]
+
+
+def _places(
+    f: Factor, t: TensorType, first: Sequence[int], sizes: Sequence[int]
+) -> tuple[list[tuple[int, tuple[int, ...], int]], int]:
+    """What a device holds of the factor `f`: (start, index, size), one for each place that it
+    takes; and how many dims of the array that is, which begin at `first` and have `sizes` here."""
+    if t.mesh is None or t.mesh.onto is None:
+        return [(first[0], (), min(sizes[0], f.size - first[0]))], 1
+    places: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    for n, a in enumerate(f.axes):
+        folds = t.mesh.folds[a]
+        places = [
+            (k * t.sizes[a] + first[2 * n] * folds + i, (*index, 0, i))
+            for k, index in places
+            for i in range(folds)
+        ]
+    local = sizes[2 * len(f.axes)]
+    return [(k * local, i, min(local, f.size - k * local)) for k, i in places], 2 * len(f.axes) + 1
 
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:

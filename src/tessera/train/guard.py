@@ -14,53 +14,39 @@ What the processes of a run do after a step the first one decides for all of the
 from __future__ import annotations
 
 import itertools
-import signal
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from types import FrameType, TracebackType
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from ..checkpoint import Keep
 from ..checkpoint.listing import Root, age_text, keep_of, manifests, unfinished
 from ..checkpoint.loading import Checkpoint
-from ..checkpoint.saving import Save, failures, pending, start
+from ..checkpoint.manifest import NAME
 from ..checkpoint.storage import Storage
-from ..core.checks import number, one_of, unfit, whole
+from ..core.checks import instance, number, one_of, unfit, whole
 from ..core.devices import process_count, process_index
 from ..core.errors import CheckpointError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
+from ..core.peers import checked
 from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
-from ..lang.tensor import Tensor
 from ..nn.module import Module
-from .bad_loss import Judge, LossError, is_finite
+from .bad_loss import Judge, LossError
 from .config import TrainingConfig
 from .run import Preempted, Run
 from .safe_points import SafePoints
+from .saves import Saves, TrainState
 from .saving import first_whole, step_tag
+from .signals import Signals
 from .watchdog import Watchdog
 
-SAME_S = 1.0  # a signal that comes once more within it was sent to the launcher and to its ranks
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLICIES = ("stop", "rollback", "ignore")
 _LIMIT_S = 3600.0  # of a wait for another process where no limit is given
 _COUNT = itertools.count(1)
 
 
-@dataclass
-class TrainState:
-    """What a step changes: `weights` (a module, or a dict of tensors), `optimizer` (its state, a
-    dict), and `loader`, which has `state_dict()` and `load_state_dict()`. A step that makes new
-    dicts puts them back here."""
-
-    weights: Any
-    optimizer: dict[str, Any]
-    loader: Any = None
-
-
+@checked
 class Guard:
     """Gives out the steps of `run` that are still to be made, and guards the state `live`.
 
@@ -106,18 +92,23 @@ class Guard:
         hang_s: float | None = 1800.0,
         mesh: Mesh | None = None,
     ) -> None:
+        instance("Guard", "run", run, Run, "give a Run(folder, steps=, tokens_per_step=)")
+        instance("Guard", "live", live, TrainState, "give TrainState(model, state, loader)")
         if not isinstance(live.weights, (dict, Module)):
             raise unfit(
                 "Guard", "live.weights", live.weights, "give a module, or a dict of tensors"
             )
         if not isinstance(live.optimizer, dict):
             raise unfit("Guard", "live.optimizer", live.optimizer, "give optimizer.init(weights)")
+        if not (live.loader is None or hasattr(live.loader, "load_state_dict")):
+            fix = "give one that has state_dict() and load_state_dict(), or leave it out and take"
+            fix += " the batch of the step's number"
+            raise unfit("Guard", "live.loader", live.loader, fix)
         self.run, self.live = run, live
-        self._storage = Storage(root if root is not None else run.shared / "checkpoints")
-        self._every = None if every is None else whole("Guard", "every", every, 1)
+        storage = Storage(root if root is not None else run.shared / "checkpoints")
+        every = None if every is None else whole("Guard", "every", every, 1)
         config = live.optimizer.get("config")
-        self._config = config if isinstance(config, TrainingConfig) else None
-        self._keep = keep_of(keep) or (self._config.keep if self._config is not None else None)
+        kept = config.keep if isinstance(config, TrainingConfig) else None
         self._resume = resume if isinstance(resume, bool) else Storage(resume)
         self._policy = one_of("Guard", "on_bad_loss", on_bad_loss, POLICIES)
         self._judge = Judge(None if spike is None else number("Guard", "spike", spike, above=1))
@@ -126,12 +117,10 @@ class Guard:
         self._name = f"guard/{next(_COUNT)}"
         self._turn = itertools.count(1)
         self._dog: Watchdog | None = None
-        self._before: dict[int, Any] = {}
-        self._signal, self._heard_s = 0, 0.0
-        self._owed = self._told_late = False
-        self._saved: int | None = None  # the step that was saved last
-        self._mark: Any = None
+        self._signals = Signals(run.progress.note)
+        self._saves = Saves(run, live, storage, keep_of(keep) or kept, every)
         self._rolled, self._base, self._bad_tags = 0, -1, set[str]()  # of rollbacks
+        self._open = False
         self.begin = 0
         self.skipped = 0
         self._safe = SafePoints(run, {**vars(live), "skipped": 0}, mesh_or_none("Guard", mesh))
@@ -140,19 +129,25 @@ class Guard:
     def __enter__(self) -> Self:
         if self._hang_s is not None:
             self._dog = Watchdog(self._hang_s)
+        self._open = True
         try:
             self._at("reading the checkpoint")
             self._begin()
-            if threading.current_thread() is threading.main_thread():
-                self._before = {n: signal.signal(n, self._signalled) for n in SIGNALS}
+            self._signals.open()
         except BaseException:
             self._release()
             raise
         return self
 
     def __iter__(self) -> Iterator[int]:
+        if not self._open:
+            raise fail(
+                UsageError,
+                "Guard: it was not entered, so it neither goes on nor hears signals",
+                fix="write with run, Guard(run, live) as guard: for step in guard: ...",
+            )
         step = self.begin
-        self._mark = self._marked()
+        self._saves.look()
         while step < self.run.steps:
             self._at(f"step {step}")
             yield step
@@ -175,9 +170,10 @@ class Guard:
             self._safe.keep(step, **self._now())
             return step
         done = step + 1
-        last = self._every is not None and done == self.run.steps
+        last = self._saves.every is not None and done == self.run.steps
         if word["save"] or word["signal"] or last:
-            self._save(done)
+            self._bad_tags.discard(step_tag(done))
+            self._saves.save(done, self.skipped)
         if word["signal"]:
             self._safe.leave(done, **self._now())
             self._finish()
@@ -194,7 +190,7 @@ class Guard:
         """What goes with a safe point after `step` steps, to which the state has been put."""
         self.skipped = int(self._safe.given["skipped"])
         self.run.cut(step)
-        self._mark = self._marked()
+        self._saves.look()
         return step
 
     def _now(self) -> dict[str, Any]:
@@ -211,15 +207,15 @@ class Guard:
                 failed = self._finish()
                 if failed is not None:
                     raise failed
-                if self._signal:
-                    raise self._preempted(self._signal)
+                if self._signals.heard:
+                    raise self._preempted(self._signals.heard)
         finally:
             self._release()
 
     def _release(self) -> None:
+        self._open = False
         self._safe.close()
-        for which, handler in self._before.items():
-            signal.signal(which, handler)
+        self._signals.close()
         if self._dog is not None:
             self._dog.close()
 
@@ -227,121 +223,40 @@ class Guard:
         if self._dog is not None:
             self._dog.at(what)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self._signal and time.monotonic() - self._heard_s < SAME_S:
-            return
-        if self._signal:  # a second one does not wait
-            raise SystemExit(128 + number)
-        self._signal, self._heard_s = number, time.monotonic()
-        name = signal.Signals(number).name
-        self.run.progress.note(
-            f"run: {name}: it saves after this step and ends; once more ends now"
-        )
-
     def _preempted(self, number: int) -> Preempted:
-        newest = self._newest()
+        newest = self._saves.newest()
         where = "it is not saved"
         if newest is not None:
-            there = f"{newest} in {self._storage.name}"
-            saved = self._saved == self.run.made
+            there = f"{newest} in {self._saves.storage.name}"
+            saved = self._saves.step == self.run.made
             where = f"it is saved as {there}" if saved else f"{where}; the newest is {there}"
         return Preempted(number, where)
 
     def _word(self, step: int) -> dict[str, Any]:
         """What all processes do after `step`, as the first one says."""
-        self._settle()
+        self._saves.settle()
         row = self.run.last if self.run.last.get("step") == step else {}
-        if self._every is not None and (step + 1) % self._every == 0:
-            self._owed, self._told_late = True, False
-        save = self._owed and not pending()
-        if self._owed and not save and not self._told_late:
-            self.run.progress.note(
-                f"run: {step_tag(step + 1)} waits: the save before it is still being written"
-            )
-            self._told_late = True
+        save = self._saves.due(step + 1)
         bad = "" if self._policy == "ignore" else self._judge.why(row)
-        mine = {"bad": bad, "save": save, "signal": self._signal}
+        heard = self._signals.heard
+        mine = {"bad": bad, "save": save, "signal": heard}
         if process_count() > 1:
-            if process_index() == 0 or self._signal:
-                mine["signal"] = engine().asked(self._name, self._signal or None) or 0
+            if process_index() == 0 or heard:
+                mine["signal"] = engine().asked(self._name, heard or None) or 0
             mine = self._of_first(mine)
-        self._owed = self._owed and not mine["save"]
+        self._saves.owed = self._saves.owed and not mine["save"]
         return mine
-
-    # -- saving -----------------------------------------------------------------------------------
-    def _save(self, step: int) -> None:
-        if step == self._saved:
-            return
-        mark = self._marked()
-        if mark is not None and mark is self._mark:
-            raise fail(
-                UsageError,
-                f"Guard: the optimizer's state is after step {step} what it was before",
-                fix="put what a step gives back: loss, live.weights, live.optimizer = step(...)",
-            )
-        self._mark = mark
-        self._see_gone()
-        self._bad_tags.discard(step_tag(step))
-        live, c = self.live, self._config
-        position = live.loader.state_dict() if live.loader is not None else None
-        numbers = {k: v for k, v in self.run.last.items() if is_finite(v) and k != "step"}
-        state = {
-            "config": None if c is None else asdict(c), "loader": position, "skipped": self.skipped
-        }  # fmt: skip
-        start(Save(
-            step_tag(step), live.weights, self._tensors(), root=self._storage,
-            keep=self._keep, step=step, metrics=numbers, state=state, tell=self.run.progress.note,
-        ))  # fmt: skip
-        self._saved = step
-
-    def _see_gone(self) -> None:
-        """Says that what was saved last is there no longer, as where a drive has gone."""
-        folder, step = self._storage.folder, self._saved
-        if folder is not None and step is not None and not pending():
-            tag = step_tag(step)
-            if not (folder / tag).exists():
-                self.run.progress.note(
-                    f"run: {tag} is gone from {self._storage.name}, where it saves anew"
-                )
-
-    def _tensors(self) -> dict[str, Any]:
-        return {name: x for name, x in self.live.optimizer.items() if name != "config"}
-
-    def _marked(self) -> Any:
-        """An array that each step of an optimizer replaces: the count of its steps."""
-        count = self.live.optimizer.get("step")
-        return count._data if isinstance(count, Tensor) else None
-
-    def _settle(self, wait: bool = False) -> TesseraError | None:
-        """Says which saves have failed; the last error."""
-        last = None
-        for tag, last in failures(wait):
-            what = str(last).splitlines()[0]
-            stays = self._newest()
-            self.run.progress.note(
-                f"run: {tag} is not saved: {what}; "
-                + (f"{stays} stays" if stays else "there is no other checkpoint")
-            )
-            if self._saved is not None and tag == step_tag(self._saved):
-                self._saved = None
-        return last
 
     def _finish(self) -> TesseraError | None:
         """Waits for what is being written; the error of the last save."""
         self._at("the last save")
-        error = self._settle(wait=True)
-        return error if self._saved is None else None
-
-    def _newest(self) -> str | None:
-        with suppress(CheckpointError):
-            found, _ = manifests(self._storage)
-            return found[-1].tag if found else None
-        return None
+        error = self._saves.settle(wait=True)
+        return error if self._saves.step is None else None
 
     # -- going on ---------------------------------------------------------------------------------
     def _begin(self) -> None:
         """Goes on from what is there, and says from what; what is still being written counts."""
-        self._settle(wait=True)
+        self._saves.settle(wait=True)
         kept_s = self._safe.open()
         if kept_s and kept_s >= self._of_first(self._saved_s()):
             self.begin = self._stand(self._safe.first(None))
@@ -353,13 +268,13 @@ class Guard:
 
     def _saved_s(self) -> float:
         """When the newest checkpoint was made, in seconds since 1970; 0 without one."""
-        found, _ = manifests(self._storage) if self._resume is not False else ([], {})
+        found, _ = manifests(self._saves.storage) if self._resume is not False else ([], {})
         return found[-1].created_s if found else 0.0
 
     def _go_on(self) -> None:
         if self._resume is False:
             return
-        places = [self._storage]
+        places = [self._saves.storage]
         if isinstance(self._resume, Storage):
             places.append(self._resume)
         for place in places:
@@ -379,10 +294,16 @@ class Guard:
                     " begins anew"
                 )
         if isinstance(self._resume, Storage):
+            at, fix = (
+                Path(self._resume.name),
+                "name the root that it was saved to, or leave out resume=",
+            )
+            if self._resume.read(NAME) is not None:
+                fix = f"it is a checkpoint itself: name its root, resume={str(at.parent)!r}"
             raise fail(
                 CheckpointError,
                 f"Guard: there is no checkpoint to go on from in {self._resume.name!r}",
-                fix="name the root that it was saved to, or leave out resume=",
+                fix=fix,
             )
 
     def _tell_begin(self, place: Storage, found: Checkpoint, rest: Sequence[str]) -> None:
@@ -392,6 +313,8 @@ class Guard:
             f"run: found {found.tag} of {age} in {place.name}: it goes on after step {self.begin}"
         ]
         parts += [f"{again} steps that came after it are made again"] if again else []
+        if place is self._saves.storage and self.begin and not self.run.resumed:
+            parts += ["the rows of the steps before are gone: Run(..., resume=True) keeps them"]
         parts += [f"left out: saves that did not end ({', '.join(rest)})"] if rest else []
         self.run.progress.note("; ".join(parts))
 
@@ -403,7 +326,7 @@ class Guard:
             return engine().gather(f"{self._name}/{next(self._turn)}", mine, limit_s)
 
         return first_whole(
-            place, tags, self.live.weights, self._tensors(), together, self.run.progress.note
+            place, tags, self.live.weights, self._saves.tensors(), together, self.run.progress.note
         )
 
     def _stand_at(self, found: Checkpoint) -> None:
@@ -417,7 +340,7 @@ class Guard:
         if isinstance(live.weights, dict):
             live.weights.update(found.tensors)
         live.optimizer.update(found.optimizer)
-        self._saved = self.begin = found.step
+        self._saves.step = self.begin = found.step
         self.skipped = int(about.get("skipped", 0))
         if live.loader is not None and about.get("loader") is not None:
             live.loader.load_state_dict(about["loader"])
@@ -431,9 +354,11 @@ class Guard:
     # -- losses -----------------------------------------------------------------------------------
     def _bad(self, step: int, why: str) -> int:
         """The step that comes next, after one whose loss is bad."""
-        self._settle(wait=True)
-        newest = self._newest()
-        rows = [("newest checkpoint", f"{newest} in {self._storage.name}" if newest else "none")]
+        self._saves.settle(wait=True)
+        newest = self._saves.newest()
+        rows = [
+            ("newest checkpoint", f"{newest} in {self._saves.storage.name}" if newest else "none")
+        ]
         if self._policy == "stop":
             fix = (
                 'on_bad_loss="rollback" goes back and leaves the batch out; ts.debug.nan_origin'
@@ -448,12 +373,12 @@ class Guard:
         if self._base == step:  # with other batches too: it is the weights that are bad
             self._bad_tags.add(step_tag(step))
         there = [
-            m.tag for m in reversed(manifests(self._storage)[0])
+            m.tag for m in reversed(manifests(self._saves.storage)[0])
             if m.step is not None and m.step <= step
         ]  # fmt: skip
         tags = [tag for tag in there if tag not in self._bad_tags] or there
         batch = step + self.skipped
-        found = self._restore(self._storage, self._of_first(tags))
+        found = self._restore(self._saves.storage, self._of_first(tags))
         if found is None:
             fix = "save one at the beginning: every= of fewer steps"
             what = f"Guard: step {step} is bad: {why}, and there is no checkpoint to go back to"
@@ -464,7 +389,7 @@ class Guard:
         for _ in range(batch + 1 - before if self.live.loader is not None else 0):
             _give_out(self.live.loader)
         self.run.cut(self.begin)
-        self._mark = self._marked()
+        self._saves.look()
         self.run.progress.note(
             f"run: step {step} is bad: {why}; it goes back to {found.tag} and leaves out batches"
             f" {before} to {batch}"

@@ -35,6 +35,7 @@ from ..core.checks import library
 from ..core.devices import process_index
 from ..core.errors import TesseraError, UsageError, fail
 from ..core.mesh import Mesh
+from ..core.peers import checked
 from ..lang.first_process import to_first
 from ..lang.tensor import Tensor
 from ..observe.statistics import Statistics
@@ -69,6 +70,7 @@ class Preempted(SystemExit):
         self.signal, self.saved = Signals(number).name, saved
 
 
+@checked
 class Run:
     """A run of `steps` steps and its folder; a context manager around the training loop.
 
@@ -112,7 +114,7 @@ class Run:
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise self._unfit(error) from None
-        self.steps, self.tokens_per_step = steps, tokens_per_step
+        self.steps, self.tokens_per_step, self.resumed = steps, tokens_per_step, resume
         self.model_flops, self.peak_flops = model_flops, peak_flops
         self.save_text("config.json", json.dumps(dict(settings or {}), indent=2, default=str))
         try:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.layout import plain
-from ..lang.engine import engine
+from ..lang.engine import Parts, engine
 from ..lang.tensor import Tensor as Value
 from .device import MeshDevice
 from .faults import wrong
 from .mapping import (
-    Array,
     MeshToTensor,
     PlacementShard,
     TensorToMesh,
@@ -85,11 +84,12 @@ def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
     mesh = parent.mesh
     t = plain(tensors[0].dtype.held, parts[0].shape, mesh).with_varying(mesh.axes)
 
-    def read(cut: tuple[slice, ...]) -> Array:
-        at = MeshCoordinate([s.start for s in cut[: len(parent.shape)]])
-        return own[at].reshape(*[1] * len(at), *t.shape)
+    def fill(parts: Parts) -> None:
+        for cut, out in parts:
+            at = MeshCoordinate([s.start for s in cut[: len(parent.shape)]])
+            out[...] = own[at].reshape(out.shape)
 
-    value = Value(engine().place_blocks(read, t), t)
+    value = Value(engine().place_blocks(fill, t), t)
     return Tensor.on(parent, value, tensors[0], topology=whole)
 
 

@@ -133,8 +133,9 @@ def _inner_last(product: Callable[..., Array], dims: Any, x: Array, y: Array) ->
     (inner, inner_y), (batch, batch_y) = dims
     rows = [d for d in range(x.ndim) if d not in (*batch, *inner)]
     x = lax.transpose(x, (*batch, *rows, *inner))
-    # Said of the memory: a transposition alone, the compiler would take into the product again.
-    x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    # A transposition alone, the compiler would take into the product again. (A constraint of its
+    # layout does the same, but not where the simplifier is off.)
+    x = lax.optimization_barrier(x)
     last = tuple(range(x.ndim - len(inner), x.ndim))
     return product(x, y, ((last, inner_y), (tuple(range(len(batch))), batch_y)))
 

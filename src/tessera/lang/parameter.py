@@ -19,7 +19,6 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from .create import first_values
-from .host_data import engine_array
 from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
@@ -58,7 +57,8 @@ class Parameter(Tensor):
         recorder = current()
         if recorder is not None:
             recorder.bear(self)
-        if shape and (isinstance(shape[0], (Tensor, np.ndarray)) or engine_array(shape[0])):
+        given = shape[0] if shape and not isinstance(shape[0], np.generic) else None
+        if given is not None and hasattr(given, "__array__"):  # an array, of whatever library
             if len(shape) == 2 and isinstance(shape[1], bool):
                 requires_grad = shape[1]
             elif len(shape) > 1 or init is not None:

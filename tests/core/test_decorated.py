@@ -94,3 +94,29 @@ def test_a_scheduled_training_step_remains_one(oracle: Oracle) -> None:
     made(np.ones((2, 8), np.float32))
     assert [*made.parameters] == ["w"]
     assert made.compiled.choices.bucket_bytes == 64
+
+
+def test_a_context_above_a_compiled_function_holds_for_all_that_is_asked_of_it(
+    oracle: Oracle,
+) -> None:
+    x = ts.ones((4, 4))
+    made: Any = ts.autocast(ts.bf16)(ts.jit(lambda x: x @ x))
+    assert made(x).dtype is ts.bf16 and "bf16" in made.graph.text
+    assert "bf16" in made.plan(x).text and "bf16" in graph.trace(made, x).text
+    assert graph.capture(made, x).result.dtype is ts.bf16
+    frozen: Any = ts.no_grad()(ts.jit(lambda x: x * 2.0))
+    assert "stop_gradient" in frozen.plan(x).text
+
+    class Model:
+        @ts.autocast(ts.bf16)
+        @ts.jit
+        def run(self, x: Any) -> Any:
+            return x @ x
+
+    assert Model().run(x).dtype is ts.bf16
+
+
+def test_what_a_compiled_function_does_not_have_is_said(oracle: Oracle) -> None:
+    with pytest.raises(ts.UnknownNameError, match=r"write step.plan\(\*args\)"):
+        ts.jit(body).lower(1)  # JAX's
+    assert not hasattr(ts.jit(body), "other")

@@ -222,6 +222,10 @@ ADVICE: dict[str, str] = {
     "normal_": 'say it where a weight is made: nn.Parameter(4, 4, init="normal")',
     "uniform_": 'say it where a weight is made: nn.Parameter(4, 4, init="normal")',
     "backward": _GRADS, "zero_grad": f"leave it out: {_GRADS}",
+    **dict.fromkeys(
+        ("Jit.lower", "Jit.compile", "Jit.eval_shape", "Jit.trace", "Jit.inspect"),
+        "write step.plan(*args), its schedule before it runs: .text, .hash; .graph is the last one",
+    ),
     "Tensor.scatter": "write ts.scatter_add, or ts.where(mask, value, x)",
     "Tensor.bool": "write x.to(ts.bool)", "Tensor.byte": "write x.to(ts.uint8)",
     "ts.repeat": "of rows: ts.repeat_interleave(x, repeats, dim=); of the whole: x.repeat(2, 1)",

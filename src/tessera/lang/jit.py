@@ -25,6 +25,7 @@ from ..core.errors import UsageError, caller, fail, lines_up
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
+from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
@@ -155,6 +156,10 @@ class Jit(Generic[P, R]):
         """
         builder, results, schedule = self._latest()
         return plan(builder.graph(results)) if schedule is None else schedule
+
+    def __getattr__(self, name: str) -> Any:
+        have = [n for n in dir(Jit) if not n.startswith("_")]
+        raise no_name("a function of ts.jit", "Jit", name, have)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if obj is None:

@@ -139,6 +139,21 @@ class Parameter(Tensor):
         recorder.root.changes.hold(self)
         self.bind(node, recorder)
 
+    def _in_place(self, value: Tensor) -> Tensor:
+        """Itself, with `value` in it: what `p -= step` means, where no gradient could be asked for
+        through the old value. Raises UsageError elsewhere, as PyTorch does."""
+        if not (settings().no_grad or self.frozen):
+            raise fail(
+                UsageError,
+                "Parameter: a weight that is trained is changed in place",
+                [("weight", self.type)],
+                fix="change it inside `with ts.no_grad():`; assign it: model.weight = tensor; or"
+                " compute on with a new tensor: w = w - step",
+            )
+        fits("Parameter: the new value", self, value, "give a value of its shape and dtype")
+        self.put(value)
+        return self
+
     def fill(self, data: Any, type: TensorType) -> None:
         """For the engine: sets the engine's array `data` as the value after a program has run."""
         if self._value is not None:
@@ -250,3 +265,11 @@ def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
 def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
     """Raises ShapeError or DTypeError unless `value` can take the place of what is in `box`."""
     alike(what, box.type, value.type, fix, exactly=True)
+
+
+def _in_place(sign: str) -> Callable[[Parameter, Any], Tensor]:
+    return lambda p, y: p._in_place(getattr(Tensor, f"__{sign}__")(p, y))
+
+
+for _sign in ("add", "sub", "mul", "truediv"):
+    setattr(Parameter, f"__i{_sign}__", _in_place(_sign))

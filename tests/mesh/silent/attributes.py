@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import torch
 
 import tessera as ts
 from tessera import nn, optim
@@ -50,3 +51,34 @@ def _() -> None:
 def _() -> None:
     rule, weights = optim.AdamW(1e-3), {"w": ts.ones((2, 3))}
     rule.update(weights, weights, rule.init({"w": ts.ones((1, 3))}))
+
+
+@row("weights are changed in place, as in PyTorch's own loop")
+def _() -> None:
+    ours, theirs = nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    ours.load_state_dict({k: v.detach().numpy().T for k, v in theirs.state_dict().items()})
+    x = np.ones((4, 3), np.float32)
+
+    def step(x: ts.Tensor) -> None:
+        grads = ts.grad((ours(x) ** 2).sum(), ours)
+        with ts.no_grad():
+            for name, p in ours.named_parameters():
+                p -= 0.01 * grads[name]
+
+    for run in (step, ts.jit(step), ts.jit(step)):
+        run(ts.tensor(x))
+        (theirs(torch.tensor(x)) ** 2).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for p in theirs.parameters():
+                assert p.grad is not None
+                p -= 0.01 * p.grad
+                p.grad = None
+    want = theirs.weight.detach().numpy().T
+    np.testing.assert_allclose(ours.weight.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@row("weights are changed in place where they are trained", error=ts.UsageError,
+     says="change it inside `with ts.no_grad():`")  # fmt: skip
+def _() -> None:
+    for p in nn.Linear(3, 2).parameters().values():
+        p -= 0.1

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import tessera as ts
-from tessera import nn, optim
+from tessera import dist, nn, optim
 from tests.mesh.silent.rows import row
 
 
@@ -82,3 +82,14 @@ def _() -> None:
 def _() -> None:
     for p in nn.Linear(3, 2).parameters().values():
         p -= 0.1
+
+
+@row("a batch is laid out as weights", error=ts.UsageError, says='kind="batch"')
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=4)
+    dist.place((np.ones((8, 3)),) * 2, dist.strategy("data_parallel"), mesh)
+
+
+@row("a plan is inspected", error=ts.UsageError, says="of a plan: print(plan.text)")
+def _() -> None:
+    dist.inspect(ts.jit(lambda x: x).plan(ts.ones(3)))  # type: ignore[call-overload]

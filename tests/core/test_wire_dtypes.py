@@ -279,6 +279,7 @@ WAYS: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     "data": ("dp=2", "dp", {}, True),
     "zero 1": ("dp=2", "zero_1", {}, False),
     "zero 2": ("dp=2", "zero_2", {}, False),
+    "zero 3": ("dp=2", "zero_3", {}, True),
     "zero 3, tensor": ("dp=2 tp=2", "zero_3 tp", {}, True),
     "tensor": ("tp=2", "tp", {}, True),
     "sequence": ("dp=2 tp=2", "dp tp", {"sequence_parallel": "tp"}, True),
@@ -332,3 +333,9 @@ def test_everything_in_bf16_sends_half_of_the_bytes_of_f32(way: str, oracle: Ora
     assert plain > 0 and step_bytes(way, "stored") <= 0.505 * plain
     if WAYS[way][-1]:
         assert step_bytes(way, "autocast") <= 0.506 * plain
+
+
+def test_stage_3_with_f32_weights_sends_half_of_what_stage_1_sends(oracle: Oracle) -> None:
+    """As stage 1 cannot: each device has its f32 weights whole at the end of a step."""
+    assert step_bytes("zero 3", "autocast") <= 0.506 * step_bytes("zero 1", "f32")
+    assert step_bytes("zero 1", "autocast") > 0.7 * step_bytes("zero 1", "f32")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
 from weakref import ref
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -97,3 +101,27 @@ def test_constants_are_constants_everywhere() -> None:
         lost = loss_of(w)
     with pytest.raises(ts.GraphError, match="does not depend on any of the weights"):
         ts.grad(lost, w)
+
+
+SECOND: dict[str, Callable[[Any, Any], Any]] = {
+    "sin": lambda np, x: np.sin(x) * x,
+    "cos": lambda np, x: np.cos(x) * np.sin(x) + np.sin(x),
+    "tanh": lambda np, x: np.tanh(x) * np.exp(x),
+    "log": lambda np, x: np.log(x) * np.sqrt(x) / x,
+    "sums": lambda np, x: np.sin(x).sum() * np.cos(x).sum() * x,
+    "products": lambda np, x: np.sin(x[:, None] * x[None]) @ np.cos(x),
+    "pow": lambda np, x: np.sin(x) ** 3 + np.cos(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_outside_of_compiled_functions_are_those_of_jax(name: str) -> None:
+    """Two ops of one argument are two values: the gradient of the sine reads sine and cosine."""
+    f = SECOND[name]
+    given, along = np.array([0.5, 1.0, 1.5], np.float32), np.array([1.0, 2.0, -1.0], np.float32)
+    x, t = ts.tensor(given), ts.tensor(along)
+    _, want = jax.jvp(lambda x: f(jnp, x), (given,), (along,))
+    np.testing.assert_allclose(ts.jvp(lambda x: f(ts, x), (x,), (t,))[1].numpy(), want, rtol=1e-4)
+    first = ts.grad((f(ts, x) * t).sum(), x)
+    again = jax.grad(lambda x: (jax.grad(lambda x: (f(jnp, x) * along).sum())(x) ** 2).sum())
+    np.testing.assert_allclose(ts.grad((first**2).sum(), x).numpy(), again(given), rtol=1e-3)

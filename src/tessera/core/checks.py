@@ -215,10 +215,11 @@ def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool 
         raise fail(ShapeError, said, _operand(what, t), fix=fix)
 
 
-def integers(name: str, what: str, t: TensorType) -> None:
+def integers(
+    name: str, what: str, t: TensorType, fix: str = "cast them with .to(ts.int32)"
+) -> None:
     """Raises DTypeError unless `t` is of whole numbers."""
     if not t.dtype.is_int:
-        fix = "cast them with .to(ts.int32)"
         raise fail(DTypeError, f"{name}: {what} must be integers", _operand(what, t), fix=fix)
 
 

@@ -222,6 +222,13 @@ ADVICE: dict[str, str] = {
     "normal_": 'say it where a weight is made: nn.Parameter(4, 4, init="normal")',
     "uniform_": 'say it where a weight is made: nn.Parameter(4, 4, init="normal")',
     "backward": _GRADS, "zero_grad": f"leave it out: {_GRADS}",
+    **dict.fromkeys(
+        ("Jit.lower", "Jit.compile", "Jit.eval_shape", "Jit.trace", "Jit.inspect"),
+        "write step.plan(*args), its schedule before it runs: .text, .hash; .graph is the last one",
+    ),
+    "Tensor.scatter": "write ts.scatter_add, or ts.where(mask, value, x)",
+    "Tensor.bool": "write x.to(ts.bool)", "Tensor.byte": "write x.to(ts.uint8)",
+    "ts.repeat": "of rows: ts.repeat_interleave(x, repeats, dim=); of the whole: x.repeat(2, 1)",
     "Tensor.grad": _GRADS, "Tensor.requires_grad": "ask a parameter: nn.Parameter(x).requires_grad",
     "requires_grad_": "make it a parameter: nn.Parameter(x); ts.grad takes any tensor",
     "Tensor.is_leaf": _GRADS, "retain_grad": _GRADS, "grad_fn": _GRADS,
@@ -306,6 +313,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "model_state": ("tensors",), "params": ("tensors",),
     "mesh_shape": ("shape",), "axis_names": ("axes",), "mesh_dim_names": ("axes",),
     "axis_name": ("axis",), "group": ("axis",), "reduce_op": ("op",),
+    # of transformers and nanoGPT
+    "n_embd": ("d",), "n_head": ("heads",), "num_attention_heads": ("heads",),
+    "intermediate_size": ("hidden",), "n_inner": ("hidden",), "max_position_embeddings": ("seq",),
+    "n_positions": ("seq",), "n_ctx": ("seq",), "block_size": ("seq",),
+    "num_key_value_heads": ("kv_heads",), "num_hidden_layers": ("layers",), "top_k": ("k",),
+    "num_experts_per_tok": ("experts_per_token", "k"), "num_local_experts": ("experts",),
+    "capacity_factor": ("capacity",),
 }  # fmt: skip
 """A peer's argument, and the names that it may have here."""
 

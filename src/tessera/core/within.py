@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
+from inspect import isfunction, ismethod
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import warn_no_effect
@@ -26,7 +27,7 @@ class Within(ContextDecorator, AbstractContextManager[T], Generic[T]):
 
     def __call__(self, fn: Any) -> Any:
         self._used = True
-        return super().__call__(fn)
+        return super().__call__(fn) if isfunction(fn) else Under(self, fn)
 
     def __enter__(self) -> T:
         self._used = True
@@ -46,6 +47,33 @@ class Within(ContextDecorator, AbstractContextManager[T], Generic[T]):
                 means="it holds inside of a `with` block, and inside of functions it decorates",
                 fix=self._fix,
             )
+
+
+class Under:
+    """A compiled function that a context decorates: it runs there, and so do its methods, such as
+    `.plan(...)`; what else it has is its own."""
+
+    def __init__(self, context: AbstractContextManager[Any], fn: Any) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._context, self._fn = context, fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._context:
+            return self._fn(*args, **kwargs)
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else functools.partial(self, obj)
+
+    @property
+    def fn(self) -> Any:
+        """What is recorded: itself, as the function alone would be recorded elsewhere."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._fn, name)
+        return Under(self._context, found) if ismethod(found) else found
 
 
 def within(

@@ -127,7 +127,13 @@ def save_hf(
     first one writes; its errors are raised in all. Raises UsageError if the folder holds a model
     already or cannot be written, or if the architecture cannot express the model.
     """
-    instance("save_hf", "the model", model, GPT, "give an nn.GPT")
+    instance(
+        "save_hf",
+        "the model",
+        model,
+        GPT,
+        "give an nn.GPT, then the folder: save_hf(model, folder)",
+    )
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     known, options, config = _described(model, architecture)
     weights = _by_layer(dict(model.named_parameters(remove_duplicate=False)))

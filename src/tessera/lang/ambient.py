@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ContextDecorator
+from inspect import isfunction
 from typing import Any
 
 from ..core.checks import flag
 from ..core.context import Settings, replaced
 from ..core.dtypes import bf16, dtype_of, f32
 from ..core.errors import DTypeError, fail
-from ..core.within import within
+from ..core.within import Under, within
 
 
 @within("ts.autocast")
@@ -73,6 +74,9 @@ class no_grad(ContextDecorator):
 
     def __init__(self) -> None:
         self._open: list[AbstractContextManager[Settings]] = []
+
+    def __call__(self, fn: Any) -> Any:
+        return super().__call__(fn) if isfunction(fn) else Under(self, fn)
 
     def __enter__(self) -> None:
         inside = replaced(no_grad=True)

@@ -25,6 +25,8 @@ class Capture(Generic[R]):
 
     def __init__(self, fn: Callable[..., R], args: Any, kwargs: Any) -> None:
         self._jit: Jit[..., R] = Jit(getattr(fn, "fn", fn), (), True)
+        if isinstance(fn, Jit):
+            self._jit.chosen = fn.chosen
         self._signature = signature_of("capture", self._jit.fn)
         self._given = args, kwargs
         #: What the function gave when it was captured.

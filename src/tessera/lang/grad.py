@@ -273,7 +273,7 @@ def _from_tape(
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
     env: dict[int, Node] = {}
     values: list[Tensor] = []
-    calls: dict[tuple[int, ...], Node] = {}
+    calls: dict[tuple[object, ...], Node] = {}
     for t in [*order, *(t for t in leaves if id(t) in missing)]:
         made = t._made
         if made is None or id(t) in wanted:
@@ -285,7 +285,7 @@ def _from_tape(
         if made.op == "redistribute":
             env[id(t)] = b.redistribute(args[0], made.attrs["to"])
             continue
-        key = (id(made.attrs), *map(id, made.args))
+        key = (made.op, id(made.attrs), *map(id, made.args))
         node = calls.get(key)
         if node is None:
             node = calls[key] = b(made.op, *args, **made.attrs)

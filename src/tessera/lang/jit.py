@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from inspect import isfunction
 from operator import attrgetter
@@ -24,6 +25,7 @@ from ..core.errors import UsageError, caller, fail, lines_up
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
+from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
@@ -34,6 +36,7 @@ from .cache_entry import Entry
 from .call import Call, Recorded
 from .captured_modules import around
 from .checks import bound, signature_of
+from .chosen import Chosen, warn_if_unused
 from .engine import Program, engine
 from .host_data import engine_array
 from .leaks import need_none_left
@@ -73,12 +76,25 @@ class Jit(Generic[P, R]):
         self._donate = self._names(donate)
         self._pads = padding.checked(self.name, self._signature, pad or {}, self._donate)
         self._entries: dict[Any, list[Entry]] = {}
+        self.chosen: Chosen | None = fn.chosen if isinstance(fn, Jit) else None
         # Of the last recording: the Schedule where it is not the plan of the graph.
         self._last: tuple[Builder, list[Node], Schedule | None] | None = None
         self._recordings = 0
         self._said: set[str] = set()  # what it was warned of
         self._owners: set[type] = set()  # classes that it is a method of
         self._around: list[Any] = []  # modules and parameters from outside: captured_modules.py
+
+    def under(self, options: ScheduleOptions) -> Jit[P, R]:
+        """The same function, compiled under these choices too: `@schedule(...)`."""
+        chosen = Chosen(self.name, options)
+        made: Jit[P, R] = Jit(self.fn, tuple(self._donate), self.reduce_partial, dict(self._pads))
+        made.chosen = chosen if self.chosen is None else self.chosen.after(chosen)
+        return made
+
+    @property
+    def compiled(self) -> Jit[P, R]:
+        """Itself: what `@schedule(...)` has compiled."""
+        return self
 
     def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
         params = list(self._signature.parameters)
@@ -141,6 +157,10 @@ class Jit(Generic[P, R]):
         builder, results, schedule = self._latest()
         return plan(builder.graph(results)) if schedule is None else schedule
 
+    def __getattr__(self, name: str) -> Any:
+        have = [n for n in dir(Jit) if not n.startswith("_")]
+        raise no_name("a function of ts.jit", "Jit", name, have)
+
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if obj is None:
             return self
@@ -150,7 +170,11 @@ class Jit(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         run = self._run if current() is None else self.fn
-        return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
+        with self.in_force():
+            return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
+
+    def in_force(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.chosen is None else self.chosen.in_force()
 
     def _padded(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return padding.called(fn, self.name, self._signature, self._pads, args, kwargs)
@@ -171,14 +195,16 @@ class Jit(Generic[P, R]):
         The function is recorded; its program is neither compiled nor run, and the later call does
         not record again. If the function reads a value on the host, that value is computed.
         """
-        self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
+        with self.in_force():
+            self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
         return self.schedule
 
     def straight(self, *args: P.args, **kwargs: P.kwargs) -> Straight | None:
         """What a call with these arguments runs, for who calls with tensors of their types alone:
         from the arguments' data the results' data, and the results' types. None where a call is
         more than one program of its arguments."""
-        entry, _, _ = self._entry(args, kwargs)
+        with self.in_force():
+            entry, _, _ = self._entry(args, kwargs)
         root, pick = entry.root, entry.straight
         program = root.program() if pick is not None else None
         if program is None or pick is None or entry.checks or not root.written.plain:
@@ -311,6 +337,8 @@ class Jit(Generic[P, R]):
             entry.found.append(done.found)
         now = self._covered(entry, leaves, more, done.recorder)
         self._settle(entry, entry.pick(leaves + now), done, reads)
+        schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]
+        warn_if_unused(done.recorder, "" if schedule is None else schedule.table, *chosen)
         return now, done.recorder.left(), done.once
 
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:

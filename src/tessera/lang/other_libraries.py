@@ -26,6 +26,34 @@ def _no_attribute(x: Tensor, name: str) -> Any:
     raise no_name(f"{type(x).__name__!r} object", "Tensor", name, SPACES["x"], shown)
 
 
+class _NotSet:
+    """An attribute that a user of PyTorch sets, and that would change nothing here."""
+
+    def __init__(self, name: str, read: property | None, fix: str) -> None:
+        self.name, self.read, self.fix = name, read, fix
+
+    def __get__(self, x: Tensor | None, owner: type) -> Any:
+        if self.read is None:
+            raise AttributeError(self.name)  # `_no_attribute` says what to write
+        return self.read.__get__(x, owner) if x is not None else self
+
+    def __set__(self, x: Tensor, value: object) -> None:
+        raise fail(
+            UsageError,
+            f"{type(x).__name__}.{self.name} cannot be set",
+            [("tensor", x.type)],
+            fix=self.fix,
+        )
+
+
+for _name, _fix in (
+    ("data", "make a new tensor; a module's weight is assigned: model.weight = tensor"),
+    ("grad", "leave it out: gradients are values: grads = ts.grad(loss, model)"),
+    ("requires_grad", "leave it out: ts.grad takes any tensor; a weight is nn.Parameter(x)"),
+):
+    setattr(Tensor, _name, _NotSet(_name, vars(Tensor).get(_name), _fix))
+
+
 def _for_torch(kind: type, f: Any, types: Any, args: tuple[Any, ...] = (), how: Any = None) -> Any:
     given = [a for a in (*args, *(how or {}).values()) if isinstance(a, Tensor)]
     if not given:

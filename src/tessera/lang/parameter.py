@@ -19,7 +19,6 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from .create import first_values
-from .host_data import engine_array
 from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
@@ -58,7 +57,8 @@ class Parameter(Tensor):
         recorder = current()
         if recorder is not None:
             recorder.bear(self)
-        if shape and (isinstance(shape[0], (Tensor, np.ndarray)) or engine_array(shape[0])):
+        given = shape[0] if shape and not isinstance(shape[0], np.generic) else None
+        if given is not None and hasattr(given, "__array__"):  # an array, of whatever library
             if len(shape) == 2 and isinstance(shape[1], bool):
                 requires_grad = shape[1]
             elif len(shape) > 1 or init is not None:
@@ -138,6 +138,21 @@ class Parameter(Tensor):
         node = recorder.node(value)
         recorder.root.changes.hold(self)
         self.bind(node, recorder)
+
+    def _in_place(self, value: Tensor) -> Tensor:
+        """Itself, with `value` in it: what `p -= step` means, where no gradient could be asked for
+        through the old value. Raises UsageError elsewhere, as PyTorch does."""
+        if not (settings().no_grad or self.frozen):
+            raise fail(
+                UsageError,
+                "Parameter: a weight that is trained is changed in place",
+                [("weight", self.type)],
+                fix="change it inside `with ts.no_grad():`; assign it: model.weight = tensor; or"
+                " compute on with a new tensor: w = w - step",
+            )
+        fits("Parameter: the new value", self, value, "give a value of its shape and dtype")
+        self.put(value)
+        return self
 
     def fill(self, data: Any, type: TensorType) -> None:
         """For the engine: sets the engine's array `data` as the value after a program has run."""
@@ -250,3 +265,11 @@ def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
 def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
     """Raises ShapeError or DTypeError unless `value` can take the place of what is in `box`."""
     alike(what, box.type, value.type, fix, exactly=True)
+
+
+def _in_place(sign: str) -> Callable[[Parameter, Any], Tensor]:
+    return lambda p, y: p._in_place(getattr(Tensor, f"__{sign}__")(p, y))
+
+
+for _sign in ("add", "sub", "mul", "truediv"):
+    setattr(Parameter, f"__i{_sign}__", _in_place(_sign))

@@ -137,6 +137,9 @@ class Recorder:
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
         self.piped = False  # whether a pipeline was played as a plain function
+        self.chosen: dict[
+            Any, None
+        ] = {}  # what functions in it were to be carried out under: chosen.py
         self.frame = WHOLE
         if parent is not None:
             self.builder.scope = parent.builder.scope

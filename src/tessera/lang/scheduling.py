@@ -5,34 +5,30 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
 
 from ..core.checks import flag, function_of, one_of, shown, unfit, whole
-from ..core.context import put, replaced, settings
+from ..core.context import put, settings
 from ..core.errors import UsageError, fail, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.options import ScheduleOptions
 from ..core.topology import Topology, cluster
 from ..ir.schedule.algorithms.build import NAMES, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
-from ..ir.schedule.schedule import Schedule
 from ..passes.algorithms import CHEAPEST
 from .jit import Jit, jit
-from .record import current as recorder_here
-from .record import need_before_recording, options_here
+from .record import need_before_recording
+from .training import TrainingStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
 BACKENDS = ("auto", "nccl", "nvshmem", "deepep", "gloo", "mpi")
 EPOCHS = ("soft", "hard")
-# Choices that are read while a function is recorded; all others are settled when that begins.
-READ_LATE = ("pipeline", "microbatches", "backend", "epoch")
 
 
 def all_reduce_overlap(on: bool = True) -> None:
@@ -138,7 +134,7 @@ def current() -> ScheduleOptions:
 
 def reset() -> None:
     """Sets all schedule options back to None: Tessera chooses."""
-    _set(**_fields(ScheduleOptions()))
+    _set(**{f.name: None for f in fields(ScheduleOptions)})
 
 
 def _set(**changes: Any) -> None:
@@ -207,9 +203,11 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
-    `microbatches`, `bucket_bytes`, `prefetch`, `algorithm` and `topology` go with them.
-    `.compiled.schedule` is the Schedule of its last recording. A choice that changes nothing in the
-    function gives an OptionWarning.
+    `microbatches`, `bucket_bytes`, `prefetch`, `algorithm` and `topology` go with them. The result
+    is what `ts.jit` gives, the same above `@ts.jit` and below it: `.schedule` is the Schedule of
+    its last recording. A training step remains one. A choice about what the function does not have,
+    such as a pipeline, gives an OptionWarning; so does one that is settled before, where another
+    recorded function calls this one.
     """
     unknown = [k for k in choices if k not in inspect.signature(options).parameters]
     if more or unknown:
@@ -220,71 +218,8 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
         )
     chosen = options(**choices)
 
-    def wrap(f: Callable[P, R]) -> Callable[P, R]:
+    def wrap(f: Callable[P, R]) -> Jit[P, R] | TrainingStep[P, R]:
         function_of("schedule", "what is scheduled", f)
-        made: Any = f if isinstance(f, Jit) else jit(f)
-        checked: Any = None
-
-        @functools.wraps(f)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            nonlocal checked
-            given = {k: v for k, v in _fields(chosen).items() if v is not None}
-            if recorder_here() is not None:
-                _warn_if_settled(made.name, given)
-            with replaced(schedule=replace(settings().program.schedule, **given)):
-                out: R = made(*args, **kwargs)
-            if made.builder is not checked:
-                checked = made.builder
-                _warn_if_unused(made, chosen)
-            return out
-
-        run.compiled = made  # type: ignore[attr-defined]
-        return run
+        return (f if isinstance(f, (Jit, TrainingStep)) else jit(f)).under(chosen)
 
     return wrap if fn is None else wrap(fn)
-
-
-def _warn_if_settled(name: str, given: dict[str, Any]) -> None:
-    """Warns of choices that are settled, as the function around this one is being recorded."""
-    now = options_here().schedule
-    late = {k: v for k, v in given.items() if k not in READ_LATE and v != getattr(now, k)}
-    if late:
-        warn_no_effect(
-            "schedule: " + ", ".join(f"{k}={shown(v)}" for k, v in late.items()),
-            f"{name} is called in another recorded function, whose schedule was chosen before",
-            means="how a program is carried out",
-            fix="write @schedule(...) on the outermost compiled function",
-        )
-
-
-def _warn_if_unused(made: Jit[Any, Any], chosen: ScheduleOptions) -> None:
-    """Warns of choices about what the last recording of `made` does not have."""
-    builder = made.builder
-    table = made.program.table if isinstance(made.program, Schedule) else ""
-    if not table and (chosen.pipeline or chosen.microbatches):
-        option = "pipeline=True" if chosen.pipeline else f"microbatches={chosen.microbatches}"
-        warn_no_effect(
-            f"schedule: {option}",
-            f"{made.name} calls no pipeline",
-            means="stages on slices of the mesh run microbatches",
-            fix="write the model with @pipeline.run(...) or pipeline.compose(...)",
-        )
-    elif chosen.microbatches and not table.endswith(f" microbatches={chosen.microbatches}"):
-        warn_no_effect(
-            f"schedule: microbatches={chosen.microbatches}",
-            f"the pipeline was made with its own: {table}",
-            means="the number of parts of a batch",
-            fix="leave microbatches= out where the pipeline is made, or here",
-        )
-    buckets = [getattr(r, "buckets", 1) for r in builder.reports] if builder is not None else []
-    if chosen.epoch == "hard" and max(buckets, default=1) == 1:
-        warn_no_effect(
-            "schedule: epoch='hard'",
-            f"no experts of {made.name} are sent tokens in several buckets",
-            means="each bucket of tokens is sent before the next begins",
-            fix='cut what op.moe sends: transport={"bucket_bytes": 1 << 20}; or leave it out',
-        )
-
-
-def _fields(o: ScheduleOptions) -> dict[str, Any]:
-    return {name: getattr(o, name) for name in ScheduleOptions.__dataclass_fields__}

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.checks import instance, one_of, unfit
 from ..core.context import settings
-from ..core.errors import StrategyError, StrategyWarning, fail, lines_up
+from ..core.errors import StrategyError, StrategyWarning, UsageError, fail, lines_up
 from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
@@ -289,7 +289,7 @@ def place(
     values yet is made in its layout later; others are moved, also from another mesh. `kind` is
     "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises
     MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the rules fit
-    no weight.
+    no weight, UsageError if there are arrays that are no batch, and no tensors.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     layout_rule(Combined(()), kind)  # is there such a kind?
@@ -297,9 +297,13 @@ def place(
     mesh = needed_mesh("place", mesh)
     done: set[int] = set()  # a weight that has two names is laid out by the first
     have: dict[str, TensorType] = {}
+    arrays: list[Path] = []
 
     def placed(path: Path, x: Any) -> Any:
-        if kind == "batch" and isinstance(x, np.ndarray):
+        if isinstance(x, np.ndarray):
+            if kind != "batch":
+                arrays.append(path)
+                return x
             x = tensor(x)
         if not isinstance(x, Tensor) or id(x) in done:
             return x
@@ -317,6 +321,14 @@ def place(
         return x
 
     out = tree_update(placed, tree)
+    if arrays and not have:
+        raise fail(
+            UsageError,
+            "place: nothing in it is a tensor, and NumPy arrays stay as they are",
+            [("arrays", ", ".join(path_name(p) or "the tree" for p in arrays[:5]))],
+            fix='of a batch: dist.place(batch, strategy, mesh, kind="batch"); of weights: make'
+            " tensors first, by nn.Parameter(x) or ts.tensor(x)",
+        )
     if kind == "weight":
         check_reach(laid_by, have)
     return out

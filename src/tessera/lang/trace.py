@@ -14,7 +14,9 @@ from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
 from .checks import bound, signature_of
+from .chosen import Chosen, warn_if_unused
 from .host_data import engine_array
+from .jit import Jit
 from .operands import as_tensor
 from .record import Reader, Recorder, recording
 from .store import owned_by, store_of
@@ -59,7 +61,24 @@ def record_call(
     `reader` gets the inputs recorded so far and gives what answers a read of a value; without it
     a read is an error.
     """
-    fn = getattr(function_of(who, "the function", fn), "fn", fn)
+    function_of(who, "the function", fn)
+    if isinstance(fn, Jit):
+        own = () if fn.chosen is None else (fn.chosen,)
+        with fn.in_force():
+            return _recorded(who, fn.fn, args, kwargs, reduce_partial, reader, own)
+    return _recorded(who, fn, args, kwargs, reduce_partial, reader)
+
+
+def _recorded(
+    who: str,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    reduce_partial: bool,
+    reader: Callable[[dict[Node, Given]], Reader] | None,
+    chosen: Sequence[Chosen] = (),
+) -> Recorded:
+    fn = getattr(fn, "fn", fn)
     bound(getattr(fn, "__name__", who), signature_of(who, fn), args, dict(kwargs))
     given: dict[Node, Given] = {}
     read = None if reader is None else reader(given)
@@ -90,5 +109,7 @@ def record_call(
             for n, t in zip(outs, whole, strict=True)
         ]
     graph = recorder.builder.graph(outs)
+    if not recorder.piped:
+        warn_if_unused(recorder, "", *chosen)
     known = {**given, **{n: t for t, n in recorder.captured}}
     return Recorded(graph, tuple(known.get(n) for n in graph.inputs), recorder.piped)

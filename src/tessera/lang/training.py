@@ -16,6 +16,7 @@ from ..core.context import settings
 from ..core.errors import StrategyWarning, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.mesh import Mesh
+from ..core.options import ScheduleOptions
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
@@ -98,6 +99,17 @@ class TrainingStep(Generic[P, R]):
             return out
 
         self._jit = Jit(run, (), True)
+        self._jit.chosen = fn.chosen if isinstance(fn, Jit) else None
+
+    @property
+    def compiled(self) -> Jit[P, R]:
+        """The compiled function that it runs."""
+        return self._jit
+
+    def under(self, options: ScheduleOptions) -> TrainingStep[P, R]:
+        """Itself, compiled under these choices too: `@schedule(...)`."""
+        self._jit = self._jit.under(options)
+        return self
 
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -24,6 +24,9 @@ def _check_labels(
 ) -> None:
     """Raises DTypeError or ShapeError unless `labels` are integers, one for each row of `x`, and
     inside where the host knows them."""
+    if labels.dtype.is_float and labels.shape == x.shape:  # as PyTorch takes them too
+        fix = "give ids of classes; for probabilities write -(p * nn.log_softmax(x)).sum(-1).mean()"
+        integers(name, "labels", labels.type, fix)
     integers(name, "labels", labels.type)
     if not x.ndim or labels.shape != x.shape[:-1]:
         raise fail(

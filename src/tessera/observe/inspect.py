@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, overload
 
+from ..core.checks import unfit
 from ..core.layout import TensorType
 from ..core.topology import Topology
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
+from ..ir.schedule.schedule import Schedule
 from ..lang.jit import Jit
 from ..lang.operands import as_tensor
 from ..lang.pipelines.pipe import Pipe
@@ -100,6 +102,13 @@ def inspect(
         compiled = getattr(t, "compiled", t)  # of what @schedule(...) gives
     if isinstance(compiled, Jit | Pipe):
         return inspect_schedule(compiled, topology)
+    if callable(t) or isinstance(t, Schedule):
+        raise unfit(
+            "inspect",
+            "what is looked at",
+            t,
+            "give a tensor, or a function of ts.jit that was called; of a plan: print(plan.text)",
+        )
     t = as_tensor(t)
     holds = {}
     if t.mesh is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import unfit
 from ..core.context import settings
 from ..core.dtypes import f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, fail
@@ -208,12 +209,15 @@ class Optimizer(ABC):
         need_same_shapes(f"{call}: params and grads", ws, gs, fix)
         slots: dict[str, Slots] = {name: {} for name in ws}
         fix = f"start from {self._name}(...).init(params)"
-        wanted: dict[str, None] = {"step": None}
+        _need_state(call, state)
+        wanted: dict[str, Any] = {"step": state.get("step")}
         for name, w in ws.items():
-            kinds = [*self._slots(w.type.complete().with_dtype(f32))]
-            kinds += ["master"] if self._has_master(w) else []
-            wanted |= dict.fromkeys(f"{kind}.{name}" for kind in kinds)
-        need_same_names(f"{call}: params and state", wanted, _flat(state), fix)
+            t = w.type.complete().with_dtype(f32)
+            kinds = self._slots(t) | ({"master": t} if self._has_master(w) else {})
+            wanted |= {f"{kind}.{name}": made for kind, made in kinds.items()}
+        have = _flat(state)
+        need_same_names(f"{call}: params and state", wanted, have, fix)
+        need_same_shapes(f"{call}: params and state", wanted, have, fix)
         for kind, d in state.items():
             for name, t in d.items() if kind != "step" else ():
                 slots[name][kind] = t
@@ -222,6 +226,7 @@ class Optimizer(ABC):
     # -- on disk ----------------------------------------------------------------------------------
     def state_dict(self, state: State) -> dict[str, Tensor]:
         """The state as one flat dict: `step`, and `kind.name` for each weight's state."""
+        _need_state(f"{self._name}.state_dict", state)
         return _flat(state)
 
     def load_state_dict(self, state: State, values: Mapping[str, Any]) -> State:
@@ -231,6 +236,9 @@ class Optimizer(ABC):
         not fit.
         """
         call = f"{self._name}.load_state_dict"
+        _need_state(call, state)
+        if not isinstance(values, Mapping):
+            raise unfit(call, "the values", values, "give the dict that state_dict made")
         have = _flat(state)
         given = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in values.items()}
         fix = "give what state_dict named, of the same weights and optimizer"
@@ -297,6 +305,19 @@ _WITHIN: dict[str, Callable[[float], bool]] = {
 def _at(x: Tensor, home: TensorType) -> Tensor:
     """`x` in the layout `home` and in f32; what moves, moves in the narrower dtype."""
     return F.relayout(x, home.with_dtype(x.dtype)).to(f32)
+
+
+def _need_state(call: str, state: object) -> None:
+    """Raises UsageError if `state` is not built as the state of an optimizer is."""
+    parts = state.items() if isinstance(state, dict) else [("", None)]
+    if not all(isinstance(x, Tensor if kind == "step" else dict) for kind, x in parts):
+        raise unfit(
+            call,
+            "the state",
+            state,
+            "give what optimizer.init(params) made, or the last update:"
+            " params, state = optimizer.update(params, grads, state)",
+        )
 
 
 def _flat(state: State) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core.devices import need_devices
 from ..core.dtypes import dtype_of
-from ..core.errors import BackendError, DonatedError, LayoutError, fail
+from ..core.errors import BackendError, DonatedError, LayoutError, UsageError, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..core.wording import ranks_text
@@ -304,8 +304,16 @@ def donated(t: TensorType) -> DonatedError:
 def adopt(data: Array, mesh: Mesh | None) -> TensorType:
     """The type of a JAX array that came from outside, its axes named as its sharding names them.
 
-    Raises LayoutError if its sharding has no such form.
+    Raises LayoutError if its sharding has no such form, UsageError if JAX is tracing it.
     """
+    if isinstance(data, jax.core.Tracer):
+        raise fail(
+            UsageError,
+            "an array that JAX is tracing has no values, and a function of Tessera needs them",
+            [("array", data)],
+            fix="use ts.jit, ts.grad and ts.vmap instead of those of JAX; ts.op makes an op of a"
+            " function of JAX",
+        )
     where = data.sharding
     if isinstance(where, NamedSharding):
         jmesh = where.mesh

@@ -29,14 +29,14 @@ Record = Callable[[Frame], list[Node]]
 class NeedsPipe(Reframe):
     """The function being recorded calls a pipeline: it is recorded anew, for one microbatch."""
 
-    def __init__(self, pipe: Pipeline, mesh: Mesh) -> None:
-        self.pipe, self.mesh = pipe, mesh
+    def __init__(self, pipe: Pipeline, mesh: Mesh, count: int) -> None:
+        self.pipe, self.mesh, self.count = pipe, mesh, count
         super().__init__(f"{pipe.name} is called where no function is compiled")
 
     def frame(
         self, inputs: Mapping[int, Tensor], names: Sequence[str], record: Record
     ) -> PipeState:
-        begin = functools.partial(PipeState.begin, self.pipe, self.mesh)
+        begin = functools.partial(PipeState.begin, self.pipe, self.mesh, self.count)
 
         def tried(state: PipeState) -> None:
             state.outputs = record(state)

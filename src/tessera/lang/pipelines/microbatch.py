@@ -34,8 +34,6 @@ class Pipeline(Protocol):
     body: Callable[..., Any] | None
     said: set[str]  # what was warned of
 
-    def microbatches(self, ranks: int) -> int: ...
-
     def scheduled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
     ) -> Schedule: ...
@@ -78,12 +76,16 @@ class PipeState(Frame):
 
     @staticmethod
     def begin(
-        pipe: Pipeline, given: Mesh, trial: int, rows: int = 0, cut: frozenset[int] = frozenset()
+        pipe: Pipeline,
+        given: Mesh,
+        count: int,
+        trial: int,
+        rows: int = 0,
+        cut: frozenset[int] = frozenset(),
     ) -> PipeState:
-        """The state of a recording on the first slice of the mesh along the pipeline's axis. Raises
-        UsageError if `rows` do not divide into microbatches."""
+        """The state of a recording on the first slice of the mesh along the pipeline's axis, of
+        `count` microbatches. Raises UsageError if `rows` do not divide into these."""
         mesh = with_two_axes(given)
-        count = pipe.microbatches(mesh.sizes[pipe.axis])
         if not trial:
             text = "a batch of {count} does not divide into {parts} microbatches"
             divides(pipe.name, rows, count, text, "choose a number that divides it: microbatches=")

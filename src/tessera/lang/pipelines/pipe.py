@@ -70,6 +70,7 @@ class Pipe:
             recorder.root.piped = True
             return self._play(args, kwargs)  # as a plain function: nothing will run
         if settings().program.schedule.pipeline is False:
+            recorder.root.piped = True
             return self._play(args, kwargs)
         if recorder.parent is not None or recorder.frame is not (state or WHOLE):
             raise fail(
@@ -79,7 +80,8 @@ class Pipe:
             )
         leaves = [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         if state is None:
-            raise NeedsPipe(self, self._mesh(leaves))
+            mesh = self._mesh(leaves)
+            raise NeedsPipe(self, mesh, self.microbatches(mesh.sizes[self.axis]))
         if state.pipe is not self or state.called:
             raise fail(
                 UsageError,

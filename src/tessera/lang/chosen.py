@@ -1,0 +1,110 @@
+"""What becomes of the choices of `@schedule(...)`? They hold while the function around them is
+recorded; some are settled when that begins, and some are about what a function may not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..core.checks import shown
+from ..core.context import replaced, settings
+from ..core.errors import warn_no_effect
+from ..core.options import ScheduleOptions
+from .record import Recorder, current
+
+# Choices that are read while a function is recorded; all others are settled when that begins.
+READ_LATE = ("pipeline", "microbatches", "backend", "epoch")
+
+
+def made(options: ScheduleOptions) -> dict[str, Any]:
+    """The choices of `options` by their names, without those that are left to Tessera."""
+    every = ((f.name, getattr(options, f.name)) for f in fields(options))
+    return {name: value for name, value in every if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The choices that a user made for the function `name`."""
+
+    name: str
+    options: ScheduleOptions
+
+    def after(self, outer: Chosen) -> Chosen:
+        """These, and those of `outer`, which stand above them. What is chosen in both gives an
+        OptionWarning where it differs."""
+        mine, theirs = made(self.options), made(outer.options)
+        twice = {k: v for k, v in theirs.items() if mine.get(k, v) != v}
+        if twice:
+            warn_no_effect(
+                _written(twice),
+                f"{self.name} has its own: {', '.join(f'{k}={shown(mine[k])}' for k in twice)}",
+                means="how a program is carried out",
+                fix="choose it once",
+            )
+        return Chosen(self.name, replace(outer.options, **mine))
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The settings of a call. A function that is being recorded then says at its end which of
+        these choices had no effect."""
+        recorder = current()
+        if recorder is not None:
+            recorder.root.chosen[self] = None
+        with replaced(schedule=replace(settings().program.schedule, **made(self.options))):
+            yield
+
+    def warn_if_unused(self, recorder: Recorder, table: str) -> None:
+        """Gives an OptionWarning for each choice that had no effect on what was recorded; `table`
+        is that of its pipeline."""
+        o, now = self.options, recorder.options.schedule
+        settled = {k: v for k, v in made(o).items() if k not in READ_LATE and v != getattr(now, k)}
+        if settled:
+            warn_no_effect(
+                _written(settled),
+                f"{self.name} is called in another recorded function, whose schedule was chosen"
+                " before",
+                means="how a program is carried out",
+                fix="write @schedule(...) on the outermost compiled function",
+            )
+        if not recorder.piped and not table and (o.microbatches or o.pipeline is not None):
+            about = "microbatches" if o.pipeline is None else "pipeline"
+            warn_no_effect(
+                f"schedule: {about}={getattr(o, about)}",
+                f"{self.name} calls no pipeline",
+                means="stages on slices of the mesh run microbatches",
+                fix="write the model with @pipeline.run(...) or pipeline.compose(...)",
+            )
+        elif o.microbatches and not table:
+            warn_no_effect(
+                f"schedule: microbatches={o.microbatches}",
+                "the stages of the pipeline run one after the other, on the whole batch",
+                means="the number of parts of a batch",
+                fix="leave out pipeline=False, or this",
+            )
+        elif o.microbatches and not table.endswith(f" microbatches={o.microbatches}"):
+            warn_no_effect(
+                f"schedule: microbatches={o.microbatches}",
+                f"the pipeline was made with its own: {table}",
+                means="the number of parts of a batch",
+                fix="leave microbatches= out where the pipeline is made, or here",
+            )
+        buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
+        if o.epoch == "hard" and max(buckets, default=1) == 1:
+            warn_no_effect(
+                "schedule: epoch='hard'",
+                f"no experts of {self.name} are sent tokens in several buckets",
+                means="each bucket of tokens is sent before the next begins",
+                fix='cut what op.moe sends: transport={"bucket_bytes": 1 << 20}; or leave it out',
+            )
+
+
+def _written(choices: dict[str, Any]) -> str:
+    return "schedule: " + ", ".join(f"{k}={shown(v)}" for k, v in choices.items())
+
+
+def warn_if_unused(recorder: Recorder, table: str = "", *own: Chosen) -> None:
+    """Warns of what was chosen for what was recorded, and for functions that it calls."""
+    for chosen in dict.fromkeys([*own, *recorder.chosen]):
+        chosen.warn_if_unused(recorder, table)

@@ -1,0 +1,95 @@
+"""Are attributes that PyTorch's users set refused, where setting them would change nothing?"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import torch
+
+import tessera as ts
+from tessera import dist, nn, optim
+from tests.mesh.silent.rows import row
+
+
+@row("a weight's data is set", error=ts.UsageError, says="model.weight = tensor")
+def _() -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight.data -= 0.1 * layer.weight.data
+
+
+@row("a gradient is cleared", error=ts.UsageError, says="Tensor.grad cannot be set")
+def _() -> None:
+    ts.ones(3).grad = None  # type: ignore[attr-defined]
+
+
+@row("a tensor is to be trained", error=ts.UsageError, says="a weight is nn.Parameter(x)")
+def _() -> None:
+    ts.ones(3).requires_grad = True  # type: ignore[attr-defined]
+
+
+@row("a parameter is frozen")
+def _() -> None:
+    layer = nn.Linear(3, 2)
+    layer.bias.requires_grad = False
+    assert [*ts.grad(layer(ts.ones((1, 3))).sum(), layer)] == ["weight"]
+
+
+@row("JAX traces a function of ours", error=ts.UsageError, says="instead of those of JAX")
+def _() -> None:
+    jax.jit(lambda x: ts.sin(x))(np.ones(3, np.float32))
+
+
+@row("an optimizer's pair is taken for its state", error=ts.UsageError, says="params, state =")
+def _() -> None:
+    weights = {"w": ts.ones((2, 3))}
+    rule = optim.AdamW(1e-3)
+    both = rule.update(weights, weights, rule.init(weights))
+    rule.update(weights, weights, both)  # type: ignore[arg-type]
+
+
+@row("the state of a smaller model", error=ts.ShapeError, says="m.w : (1, 3), not (2, 3)")
+def _() -> None:
+    rule, weights = optim.AdamW(1e-3), {"w": ts.ones((2, 3))}
+    rule.update(weights, weights, rule.init({"w": ts.ones((1, 3))}))
+
+
+@row("weights are changed in place, as in PyTorch's own loop")
+def _() -> None:
+    ours, theirs = nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    ours.load_state_dict({k: v.detach().numpy().T for k, v in theirs.state_dict().items()})
+    x = np.ones((4, 3), np.float32)
+
+    def step(x: ts.Tensor) -> None:
+        grads = ts.grad((ours(x) ** 2).sum(), ours)
+        with ts.no_grad():
+            for name, p in ours.named_parameters():
+                p -= 0.01 * grads[name]
+
+    for run in (step, ts.jit(step), ts.jit(step)):
+        run(ts.tensor(x))
+        (theirs(torch.tensor(x)) ** 2).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for p in theirs.parameters():
+                assert p.grad is not None
+                p -= 0.01 * p.grad
+                p.grad = None
+    want = theirs.weight.detach().numpy().T
+    np.testing.assert_allclose(ours.weight.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@row("weights are changed in place where they are trained", error=ts.UsageError,
+     says="change it inside `with ts.no_grad():`")  # fmt: skip
+def _() -> None:
+    for p in nn.Linear(3, 2).parameters().values():
+        p -= 0.1
+
+
+@row("a batch is laid out as weights", error=ts.UsageError, says='kind="batch"')
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=4)
+    dist.place((np.ones((8, 3)),) * 2, dist.strategy("data_parallel"), mesh)
+
+
+@row("a plan is inspected", error=ts.UsageError, says="of a plan: print(plan.text)")
+def _() -> None:
+    dist.inspect(ts.jit(lambda x: x).plan(ts.ones(3)))  # type: ignore[call-overload]

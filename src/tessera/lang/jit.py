@@ -174,6 +174,7 @@ class Jit(Generic[P, R]):
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
 
     def in_force(self) -> AbstractContextManager[None]:
+        """The choices of the contexts that stand above this function, while it is recorded."""
         return nullcontext() if self.chosen is None else self.chosen.in_force()
 
     def _padded(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

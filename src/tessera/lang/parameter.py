@@ -267,9 +267,10 @@ def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
     alike(what, box.type, value.type, fix, exactly=True)
 
 
-def _in_place(sign: str) -> Callable[[Parameter, Any], Tensor]:
-    return lambda p, y: p._in_place(getattr(Tensor, f"__{sign}__")(p, y))
+def _in_place(name: str) -> Callable[[Parameter, Any], Tensor]:
+    plain = name.replace("__i", "__", 1)
+    return lambda p, y: p._in_place(getattr(Tensor, plain)(p, y))
 
 
-for _sign in ("add", "sub", "mul", "truediv"):
-    setattr(Parameter, f"__i{_sign}__", _in_place(_sign))
+for _name in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
+    setattr(Parameter, _name, _in_place(_name))

@@ -282,7 +282,7 @@ def test_gradients_of_wide_weights_have_the_inner_dims_last_on_cpus(
     (last,) = re.findall(r"dot\(.*lhs_contracting_dims=\{([\d,]+)\}", here.as_text())
     assert "0" not in last.split(",")
     there = run.lower(lowering_platforms=("cuda",)).as_text()
-    assert "optimization_barrier" in run.lower().as_text() and "barrier" not in there
+    assert "LayoutConstraint" in run.lower().as_text() and "LayoutConstraint" not in there
 
 
 def test_a_tensor_of_one_mesh_is_made_a_tensor_of_another() -> None:

@@ -45,8 +45,8 @@ def test_the_left_factor_is_moved_where_the_cpu_multiplies_bf16(case, monkeypatc
         fn = lambda x, y: xp_jax.contract((a, b), out, (x, y), ts.f32)  # noqa: E731 - new each time
         return jax.jit(fn).lower(x, y).as_text()
 
-    assert "optimization_barrier" not in text(False)
-    assert ("optimization_barrier" in text(True)) == (case not in ("ik,kj->ij", "ik,jk->ij"))
+    assert "LayoutConstraint" not in text(False)
+    assert ("LayoutConstraint" in text(True)) == (case not in ("ik,kj->ij", "ik,jk->ij"))
 
 
 def test_a_product_whose_factor_is_moved_runs_under_every_promise():

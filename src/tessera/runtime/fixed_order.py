@@ -97,7 +97,8 @@ def fixed_contract(
         thin = 1 in (x.size // max(1, _size(x, a, inner)), y.size // max(1, _size(y, b, inner)))
         if inner and not batch and thin:
             return _thin(a, b, rows, inner, columns, out, x, y, dtype)
-    return xp_jax.contract(groups, out, parts, dtype)
+    # The simplifier is off here, without which a constraint of a layout is not carried out.
+    return xp_jax.contract(groups, out, parts, dtype, lax.optimization_barrier)
 
 
 def _size(x: Array, letters: Sequence[str], some: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core import flags
 from ..core.dtypes import DType
@@ -66,10 +67,21 @@ def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:
     return lax.full(shape, value, jnp.int32 if isinstance(dtype, str) else dtype.numpy)
 
 
+def in_place(x: Array) -> Array:
+    """`x` in memory in the order of its dims, which the compiler would else choose by the reader.
+    The simplifier is what carries this out."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
 def contract(
-    args: Sequence[Sequence[str]], out: Sequence[str], values: Sequence[Array], dtype: DType
+    args: Sequence[Sequence[str]],
+    out: Sequence[str],
+    values: Sequence[Array],
+    dtype: DType,
+    laid: Callable[[Array], Array] = in_place,
 ) -> Array:
-    """The sum of products that the letters say: pair by pair, from left to right."""
+    """The sum of products that the letters say: pair by pair, from left to right. `laid` keeps a
+    factor in the order of dims in which a product wants it."""
     if len(values) == 1:
         x, letters = values[0], list(args[0])
         gone = tuple(i for i, k in enumerate(letters) if k not in out)
@@ -80,12 +92,20 @@ def contract(
         # Left to right: each step keeps what a later argument or the result still names.
         later = set(out).union(*args[2:])
         keep = tuple(k for k in dict.fromkeys((*args[0], *args[1])) if k in later)
-        first = contract(args[:2], keep, values[:2], dtype)
-        return contract((keep, *args[2:]), out, (first, *values[2:]), dtype)
-    return _dot(list(args[0]), list(args[1]), list(out), values[0], values[1], dtype)
+        first = contract(args[:2], keep, values[:2], dtype, laid)
+        return contract((keep, *args[2:]), out, (first, *values[2:]), dtype, laid)
+    return _dot(list(args[0]), list(args[1]), list(out), values[0], values[1], dtype, laid)
 
 
-def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: DType) -> Array:
+def _dot(
+    a: list[str],
+    b: list[str],
+    out: list[str],
+    x: Array,
+    y: Array,
+    dtype: DType,
+    laid: Callable[[Array], Array],
+) -> Array:
     """The product of two as one dot_general. Letters of one argument alone are summed away first;
     the order of the two is the one that needs no transposition of the result, if there is one."""
     for own, other, left in ((a, b, True), (b, a, False)):
@@ -112,7 +132,7 @@ def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: 
     wide = not batch and math.prod(y.shape[count:]) >= WIDE and a[:count] == inner == b[:count]
     bf16 = x.dtype == y.dtype == jnp.bfloat16 and flags.MULTIPLIES_BF16
     if free_a and ((bf16 and a != [*batch, *free_a, *inner]) or wide):  # as in gradients of weights
-        last = partial(_inner_last, product, dims)
+        last = partial(_inner_last, product, dims, laid)
         result = lax.platform_dependent(x, y, cpu=last, default=plain)
     else:
         result = plain(x, y)
@@ -126,15 +146,19 @@ def _dot(a: list[str], b: list[str], out: list[str], x: Array, y: Array, dtype: 
 WIDE = 512
 
 
-def _inner_last(product: Callable[..., Array], dims: Any, x: Array, y: Array) -> Array:
+def _inner_last(
+    product: Callable[..., Array],
+    dims: Any,
+    laid: Callable[[Array], Array],
+    x: Array,
+    y: Array,
+) -> Array:
     """The product with `x` in memory as [batch, rows, inner]: a CPU's library is slow where its
     inner dims are not last, and takes no factors of bf16 at all, which are widened then."""
     (inner, inner_y), (batch, batch_y) = dims
     rows = [d for d in range(x.ndim) if d not in (*batch, *inner)]
     x = lax.transpose(x, (*batch, *rows, *inner))
-    # A transposition alone, the compiler would take into the product again. (A constraint of its
-    # layout does the same, but not where the simplifier is off.)
-    x = lax.optimization_barrier(x)
+    x = laid(x)  # a transposition alone, the compiler would take into the product again
     last = tuple(range(x.ndim - len(inner), x.ndim))
     return product(x, y, ((last, inner_y), (tuple(range(len(batch))), batch_y)))
 

@@ -1,10 +1,11 @@
 """How near does a pipelined step come to the bubble limit, and to PyTorch's pipelines?
 
 A stack of MLP blocks of a GPT's shape on 2 stages, 8 microbatches, 1F1B, with gradient descent
-inside the step. The limit is what two devices could do at best: half of the step on one device, and
-the bubble on top, (m+p-1)/m. Run it: `python bench/pipeline.py` prints one line of JSON; `--small`
-measures what each dispatched step costs, on tensors that take no time. `tessera run -n 2
-bench/pipeline.py` has a process for each stage, and does not measure the one device.
+inside the step. The limit is what two devices of one core each could do at best: half of the step
+on one device of one core (`--one`, which is held to it), and the bubble on top, (m+p-1)/m. Run it:
+`python bench/pipeline.py` prints one line of JSON; `--small` measures what each dispatched step
+costs, on tensors that take no time. `tessera run -n 2 bench/pipeline.py` has a process for each
+stage, and does not measure the one device.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def main() -> None:
     ap.add_argument("--rows", type=int, default=2048)
     ap.add_argument("--rounds", type=int, default=12)
     ap.add_argument("--small", action="store_true")
+    ap.add_argument("--one", action="store_true")
     a = ap.parse_args()
+    if a.one:  # before the engine counts the cores
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if a.small:
         a.layers, a.width, a.rows, a.rounds = 2, 8, 16, 60
     start(RANKS)
@@ -83,6 +87,8 @@ def main() -> None:
     runs: dict[str, Any] = {"one": step_of(plain), "pipe": step_of(model)}
     if dist.process_count() > 1:
         del runs["one"]
+    if a.one:
+        del runs["pipe"]
     w, x, y = values(a)
     x, y = ts.tensor(x), ts.tensor(y)
     rest: dict[str, Any] = dict.fromkeys(runs, w)
@@ -101,20 +107,21 @@ def main() -> None:
                 if name == "one":
                     cores.append((time.process_time() - worked) / times[name][-1])
                 losses[name].append(value)
+    if a.one:
+        print(json.dumps({"one_core_s": statistics.median(times["one"])}))
+        return
     pipe = statistics.median(times["pipe"])
     if dist.process_count() > 1:
         if dist.process_index() == 0:
             print(json.dumps({"pipeline_s": pipe, "pipeline_min_s": min(times["pipe"])}))
         return
     one = statistics.median(times["one"])
-    limit = one / RANKS * (COUNT + RANKS - 1) / COUNT
     print(json.dumps({
         "layers": a.layers, "width": a.width, "rows": a.rows,
         "ranks": RANKS, "microbatches": COUNT, "schedule": "1F1B",
         "one_device_s": one, "one_device_cores": statistics.median(cores),
         "pipeline_s": pipe, "pipeline_min_s": min(times["pipe"]),
-        "limit_s": limit,
-        "limit_ratio": limit / pipe,
+        "share": (COUNT + RANKS - 1) / COUNT / RANKS,
         "steps": len(model.schedule.steps),
         "a_step_us": pipe / len(model.schedule.steps) * 1e6,
         "loss_difference": max(abs(p - q) for p, q in zip(losses["one"], losses["pipe"])),

@@ -62,9 +62,9 @@ def taken_apart(rounds: int) -> list[str]:
         engine's profiler says of each instruction of the compiled program. A floor is the least
         time here: of a product, that product alone with what is summed over innermost on the left;
         of anything else, a copy of as many bytes as it reads and writes. Where both are fused into
-        one instruction it counts as the product. PyTorch is `bench/peers/torch_step.py`, one thread
-        on the same core, by `torch.profiler`; its attention is one op, softmax included. In bf16
-        both are under autocast."""
+        one instruction it counts as the product, and instructions that run at once share the time.
+        PyTorch is `bench/peers/torch_step.py`, one thread on the same core, by `torch.profiler`;
+        its attention is one op, softmax included. In bf16 both are under autocast."""
     )
     for dtype in ("f32", "bf16"):
         ours = measure("step_table.py", dtype, "--rounds", str(rounds))
@@ -86,7 +86,12 @@ def one_taken_apart(dtype: str, ours: dict[str, Any], torch: dict[str, Any] | No
     ahead = ""
     if torch:
         ratio = torch["step_s"] / ours["step_s"]
-        ahead = f" PyTorch's {torch['step_s']:.3f} s: ours has **{ratio:.2f}** of its speed."
+        least = torch["step_min_s"] / ours["step_min_s"]
+        ahead = (
+            f" PyTorch's {torch['step_s']:.3f} s (min {torch['step_min_s']:.3f}): ours has"
+            f" **{ratio:.2f}** of its speed, {least:.2f} by minima, and would have"
+            f" {torch['step_s'] / floor_s:.2f} at its floors."
+        )
     slow, fast = ours["copy_gb_per_s"][::-1]
 
     def ms(s: float | None) -> str:
@@ -200,15 +205,18 @@ def fsdp(rounds: int) -> list[str]:
 
 
 def pipeline(rounds: int) -> list[str]:
-    r, small = (
+    r, small, alone = (
         measure("pipeline.py", "--rounds", str(2 * rounds)),
         measure("pipeline.py", "--small"),
+        measure("pipeline.py", "--one", "--rounds", str(rounds)),
     )
+    limit = r["share"] * alone["one_core_s"]
     text = f"""`bench/pipeline.py`: {r["layers"]} MLP blocks of width {r["width"]}, {r["rows"]} rows
         in {r["microbatches"]} microbatches, on {r["ranks"]} stages by {r["schedule"]}:
         {r["pipeline_s"]:.3f} s a step (min {r["pipeline_min_s"]:.3f}). One device takes
-        {r["one_device_s"]:.3f} s on {r["one_device_cores"]:.1f} cores, so the bubble limit is
-        {r["limit_s"]:.3f} s, of whose speed this is **{r["limit_ratio"]:.2f}**. With tensors that
+        {alone["one_core_s"]:.3f} s held to one core ({r["one_device_s"]:.3f} s on
+        {r["one_device_cores"]:.1f} cores), so the bubble limit of two devices of one core each is
+        {limit:.3f} s, of whose speed this is **{limit / r["pipeline_s"]:.2f}**. With tensors that
         take no time a step of the schedule costs {small["a_step_us"]:.0f} µs ({small["steps"]}
         steps). Stages are programs of one device each, which do overlap on a CPU."""
     if TORCH:

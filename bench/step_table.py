@@ -177,8 +177,12 @@ class Copies:
 
 
 # -- the step -------------------------------------------------------------------------------------
-def profiled(run: Callable[[], float], steps: int) -> tuple[dict[str, float], dict[str, int]]:
-    """(seconds, calls) of each instruction by name, in one step, what it calls left out."""
+def profiled(
+    run: Callable[[], float], steps: int, waits: Callable[[str], bool]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """(seconds, calls) of each instruction by name, in one step, what it calls left out. The
+    engine's threads share the core: each has a part of the time in which several run, and those
+    that `waits` says only wait for others, none of it."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -187,23 +191,30 @@ def profiled(run: Callable[[], float], steps: int) -> tuple[dict[str, float], di
                 run()
         (path,) = Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(path))
-    seconds: dict[str, float] = defaultdict(float)
+    moments: list[tuple[float, bool, float, int, str]] = []  # ends before beginnings
     calls: dict[str, int] = defaultdict(int)
-    for line in (line for plane in data.planes for line in plane.lines):
-        found = []
+    lines = [line for plane in data.planes for line in plane.lines]
+    for thread, line in enumerate(lines):
         for event in line.events:
-            said = dict(event.stats)
-            if "hlo_op" in said:
-                found.append((event.start_ns, -event.duration_ns, str(said["hlo_op"])))
-        open_: list[tuple[float, str]] = []
-        for begin, minus, name in sorted(found):
-            while open_ and open_[-1][0] <= begin:
-                open_.pop()
-            if open_:  # it runs inside of another
-                seconds[open_[-1][1]] += minus / 1e9 / steps
-            seconds[name] -= minus / 1e9 / steps
-            calls[name] += 1
-            open_.append((begin - minus, name))
+            name = str(dict(event.stats).get("hlo_op", ""))
+            if name:
+                calls[name] += 1
+                took = event.duration_ns
+                moments.append((event.start_ns, True, -took, thread, name))
+                moments.append((event.start_ns + took, False, took, thread, name))
+    seconds: dict[str, float] = defaultdict(float)
+    open_: dict[int, list[str]] = defaultdict(list)
+    before = 0.0
+    for now, begins, _, thread, name in sorted(moments):
+        inner = [names[-1] for names in open_.values() if names]
+        busy = [n for n in inner if not waits(n)] or inner
+        for n in busy:
+            seconds[n] += (now - before) / 1e9 / steps / len(busy)
+        before = now
+        if begins:
+            open_[thread].append(name)
+        else:
+            open_[thread].remove(name)
     return seconds, calls
 
 
@@ -233,12 +244,14 @@ def main() -> None:
         run, step = ours(config, {}, autocast=None if a.dtype == "f32" else a.dtype)
         losses = [run(), run()]
         instructions = read(text_of(step))
+    losses.append(run())  # recorded again: what marks it is around it no more
     took = []
-    for _ in range(a.rounds):
+    for _ in range(2 * a.rounds):
         begin = time.perf_counter()
         losses.append(run())
         took.append(time.perf_counter() - begin)
-    seconds, calls = profiled(run, a.rounds)
+    outer = {n for n, i in instructions.items() if i.opcode in ("while", "conditional", "call")}
+    seconds, calls = profiled(run, a.rounds, outer.__contains__)
     copies = Copies()
     alone = {p: product_s(p) for p in {p for n in seconds for p in of(instructions, n)}}
 

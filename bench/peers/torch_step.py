@@ -88,7 +88,7 @@ def main() -> None:
         return float(loss.item())
 
     losses, took = [step(), step()], []
-    for _ in range(a.rounds):
+    for _ in range(2 * a.rounds):
         begin = time.perf_counter()
         losses.append(step())
         took.append(time.perf_counter() - begin)

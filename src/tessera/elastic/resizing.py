@@ -13,9 +13,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
-from ..core.errors import MeshError, UsageError, fail
+from ..core.errors import MeshError, StrategyWarning, UsageError, fail, lines_up
 from ..core.layout import TensorType, without
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none, needed_mesh
@@ -33,8 +34,9 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
     than their own, or fewer; gives the tree, or a tuple of the trees.
 
     Each tensor keeps its layout: what was split over an axis is split over the axis of that name,
-    into as many blocks as it has now (the last ones are short where the dim does not divide), and
-    over an axis that `mesh` does not have no longer. A tensor without a mesh stays as it is. A
+    into as many blocks as it has now (the last ones are short where the dim does not divide). What
+    was split over an axis that `mesh` does not have is whole on each device; a StrategyWarning says
+    how much that is. A tensor without a mesh stays as it is. A
     module is changed in place, other containers are returned as new ones. Weights that lie on
     slices of a mesh, as those of a pipeline's stages, go to the same slices of `mesh`: it needs
     the same axes and sizes then, and is folded onto other devices.
@@ -57,6 +59,7 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
         )
     where = places({t.mesh for t in flatten(trees)[0] if isinstance(t, Tensor)}, mesh)
     done: set[int] = set()
+    joined: dict[str, int] = {}  # bytes that each lost axis split
 
     def put(path: Path, x: Any) -> Any:
         if not isinstance(x, Tensor) or x.mesh is None or id(x) in done:
@@ -66,6 +69,8 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
             done.add(id(x))
         if to is x.type:
             return x
+        for axis in (a for a in x.type.split_axes if a not in mesh):
+            joined[axis] = joined.get(axis, 0) + x.type.nbytes
         if x.drawn and x._data is None and x._pending is not None:
             x.type = to
         elif type(x) is Parameter:
@@ -76,7 +81,22 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
         return x
 
     out = tree_update(put, trees)
+    if joined:
+        _warn(joined, mesh)
     return out[0] if len(out) == 1 else out
+
+
+def _warn(joined: dict[str, int], mesh: Mesh) -> None:
+    """A StrategyWarning that names the axes that are lost, and how much each of them split."""
+    rows = "".join(f"\n  {axis:5} : split {n:,} bytes" for axis, n in joined.items())
+    warnings.warn(
+        f"dist.resize: what was split over axes that the new mesh lacks is whole on each device"
+        f"{rows}\n  mesh  : {mesh}"
+        "\n  fix   : give the new mesh axes of the same names, or lay out anew:"
+        " dist.place(model, strategy, mesh)",
+        StrategyWarning,
+        stacklevel=lines_up(),
+    )
 
 
 def places(held: set[Mesh | None], mesh: Mesh) -> dict[Mesh, Mesh]:

@@ -22,6 +22,10 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
 _from_both_sides("truediv", "div")
 
 
+method("__divmod__")(lambda x, y: (x // y, x % y))
+method("__rdivmod__")(lambda y, x: (x // y, x % y))
+
+
 def _compared(name: str) -> None:
     method(f"__{name}__")(lambda x, y: binary(name, x, y))
 

@@ -49,6 +49,19 @@ CALLS: dict[str, tuple[Make, str]] = {
     "one tensor for concat": (lambda d, t: ttnn.concat(t, 0), "it takes a list of tensors"),
     "starts of two dims": (lambda d, t: ttnn.slice(t, [0, 0], [1, 1]), "it takes 4 numbers for"),
     "no ends": (lambda d, t: ttnn.slice(t, [0] * 4), "it takes 4 numbers for"),
+    "bounds that differ": (
+        lambda d, t: ttnn.slice(
+            t,
+            ttnn.from_torch(
+                torch.arange(4 * d.get_num_devices(), dtype=torch.int32),
+                device=d,
+                dtype=ttnn.int32,
+                mesh_mapper=ttnn.ShardTensorToMesh(d, dim=0),
+            ),
+            [1] * 4,
+        ),
+        "parts of different places",
+    ),
     "ids that are floats": (lambda d, t: ttnn.embedding(t, t), "ids are whole numbers"),
     "truth of many": (lambda d, t: bool(t == t), "64 elements is no number"),
     "many as a number": (lambda d, t: float(t), "64 elements is no number"),

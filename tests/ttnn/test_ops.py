@@ -159,6 +159,11 @@ def test_the_same_elements_elsewhere(pair: ttnn.MeshDevice) -> None:
     same(ttnn.concat([x, x], dim=1), torch.cat([a, a], 2))
     same(ttnn.stack([x, x], dim=0), torch.stack([a, a], 1))
     same(ttnn.slice(x, [0, 1, 0], [2, 5, 10], [1, 2, 3]), a[:, :, 1:5:2, ::3])
+    starts, ends = (
+        ttnn.from_torch(torch.tensor(n, dtype=torch.int32), device=pair, dtype=ttnn.int32)
+        for n in ([0, 1, 0], [2, 5, 10])
+    )
+    same(ttnn.slice(x, starts, ends), a[:, :, 1:5])
     same(x[:, 2:4, ..., 3], a[:, :, 2:4, 3])
     for got, want in zip(ttnn.split(x, 4, dim=2), a.split(4, 3), strict=True):
         same(got, want)

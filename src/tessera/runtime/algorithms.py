@@ -98,9 +98,9 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
         case "reduce_scatter":
             return lax.psum_scatter(x, axis, scatter_dimension=0, tiled=True)
         case "all_gather":
-            return lax.all_gather(x, axis, axis=0, tiled=True)
+            return xp_jax.moved(lax.all_gather)(x, axis, axis=0, tiled=True)
         case "all_to_all":
-            return lax.all_to_all(x, axis, 0, 0, tiled=True)
+            return xp_jax.moved(lax.all_to_all)(x, axis, 0, 0, tiled=True)
         case "broadcast":
             return xp_jax.broadcast(x, axis if isinstance(axis, tuple) else (axis,), a.root)
 

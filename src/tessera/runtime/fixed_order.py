@@ -21,6 +21,9 @@ from ..core.dtypes import DType
 from . import xp_jax
 
 Array = Any
+all_gather = xp_jax.moved(lax.all_gather)
+all_to_all = xp_jax.moved(lax.all_to_all)
+ppermute = xp_jax.moved(lax.ppermute)
 FOLD = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
 SMALL = 4096  # elements a device; below, gathering all terms costs less than two exchanges
 LARGE = 1 << 16  # elements a device; above, memory counts, below, the number of exchanges
@@ -183,7 +186,7 @@ def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> 
     shape, count = here.shape[1:], here.shape[0]
     size = here[0].size
     if size < SMALL * devices:
-        every = lax.all_gather(here, axis)  # [devices, count, ...]
+        every = all_gather(here, axis)  # [devices, count, ...]
         return _total(list(every.reshape(devices * count, *shape)), order)
     flat, extra = here.reshape(count, -1), -size % devices
     if extra:  # the engine would carry out an empty one as well
@@ -192,9 +195,9 @@ def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> 
     if halves and size >= LARGE:
         whole = _halved(flat[0], axis, devices)
         return (whole[:size] if extra else whole).reshape(shape)
-    mine = lax.all_to_all(flat.reshape(count, devices, -1), axis, 1, 0)  # [devices, count, part]
+    mine = all_to_all(flat.reshape(count, devices, -1), axis, 1, 0)  # [devices, count, part]
     part = _total(list(mine.reshape(devices * count, -1)), order)
-    whole = lax.all_gather(part, axis, tiled=True)
+    whole = all_gather(part, axis, tiled=True)
     return (whole[:size] if extra else whole).reshape(shape)
 
 
@@ -210,13 +213,13 @@ def _halved(x: Array, axis: str, devices: int) -> Array:
         upper, half = (place // near) % 2, x.size // 2
         kept = lax.dynamic_slice_in_dim(x, upper * half, half)
         given = lax.dynamic_slice_in_dim(x, (1 - upper) * half, half)
-        x = kept + lax.ppermute(given, axis, [(i, i ^ near) for i in range(devices)])
+        x = kept + ppermute(given, axis, [(i, i ^ near) for i in range(devices)])
         near *= 2
     # Who took the upper half first has a part of the upper half of the whole: parts lie in the
     # order of the places' bits read backwards.
     bits = devices.bit_length() - 1
     holders = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(devices)]
-    whole: Array = lax.all_gather(x, axis, axis_index_groups=[holders], tiled=True)
+    whole: Array = all_gather(x, axis, axis_index_groups=[holders], tiled=True)
     return whole
 
 
@@ -228,5 +231,5 @@ def ordered_scatter(terms: Sequence[Array], axis: str, devices: int, dim: int, o
     count = here.shape[0]
     d = dim + 1
     split = here.reshape(*here.shape[:d], devices, here.shape[d] // devices, *here.shape[d + 1 :])
-    mine = lax.all_to_all(split, axis, d, 0)  # [devices, count, ...]
+    mine = all_to_all(split, axis, d, 0)  # [devices, count, ...]
     return _total(list(mine.reshape(devices * count, *mine.shape[2:])), order)

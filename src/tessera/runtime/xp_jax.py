@@ -10,7 +10,7 @@ import builtins
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -56,7 +56,42 @@ def where(pick: Array, x: Array, y: Array) -> Array:
 
 
 def cast(x: Array, dtype: DType) -> Array:
-    return lax.convert_element_type(x, dtype.numpy)
+    eight = jnp.float8_e4m3fn
+    if (x.dtype == eight) == (dtype.numpy == eight):
+        return lax.convert_element_type(x, dtype.numpy)
+    # A CPU's compiler goes by way of f16, element by element.
+    of = _from_e4m3 if x.dtype == eight else _to_e4m3
+    plain = partial(lax.convert_element_type, new_dtype=dtype.numpy)
+    return lax.platform_dependent(x, cpu=lambda x: plain(of(x)), default=plain)
+
+
+def _to_e4m3(x: Array) -> Array:
+    """`x` in fp8_e4m3, of two values that are as near the one with an even last bit: 3 bits of an
+    f32's 23 are left, and its exponent, less 120."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    size = bits & 0x7FFFFFFF
+    normal = (size + 0x7FFFF + ((size >> 20) & 1) - np.uint32(120 << 23)) >> 20
+    # Below 2**-6 they are multiples of 2**-9, which is the last bit of f32 from 2**14 on.
+    shifted = lax.bitcast_convert_type(size, jnp.float32) + jnp.float32(2**14)
+    small = lax.bitcast_convert_type(shifted, jnp.uint32) - np.float32(2**14).view(np.uint32)
+    kept = jnp.where(size < 121 << 23, small, normal)
+    kept = jnp.where(
+        size > np.float32(464).view(np.uint32), 0x7F, kept
+    )  # NaN: there is no infinity
+    return lax.bitcast_convert_type(
+        ((bits >> 24) & 0x80 | kept).astype(jnp.uint8), jnp.float8_e4m3fn
+    )
+
+
+def _from_e4m3(x: Array) -> Array:
+    """`x` in f32."""
+    bits = lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32)
+    size = bits & 0x7F
+    normal = lax.bitcast_convert_type((size << 20) + np.uint32(120 << 23), jnp.float32)
+    wide = jnp.where(size < 8, (normal - 2.0**-7) * 2, normal)
+    wide = jnp.where(size == 0x7F, jnp.nan, wide)
+    wide = lax.bitcast_convert_type(wide, jnp.uint32) | (bits & 0x80) << 24
+    return lax.bitcast_convert_type(wide, jnp.float32)
 
 
 def bitcast(x: Array, dtype: DType) -> Array:
@@ -447,6 +482,18 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 # -- collectives: inside shard_map ----------------------------------------------------------------
+def moved(move: Callable[..., Array]) -> Callable[..., Array]:
+    """A collective that only moves elements, as their bits: the engine of a CPU sends bf16 as f32,
+    which is twice as much."""
+
+    @wraps(move)
+    def run(x: Array, *how: Any, **more: Any) -> Array:
+        return _floats(move(_bits(x), *how, **more), x.dtype)
+
+    return run
+
+
+@moved
 def all_gather(x: Array, axes: tuple[str, ...], dim: int) -> Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True)
 
@@ -477,6 +524,7 @@ def _flipped(bits: Array) -> Array:
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
+@moved
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
     """The blocks that each of `pairs` of places along `axes` hands over, zeros elsewhere."""
     # The engine takes axes in the mesh's order alone, and numbers places in that.
@@ -488,6 +536,7 @@ def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -
     return lax.ppermute(x, names, pairs)
 
 
+@moved
 def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
     """The block at place `root` along `axes`, on each device."""
     return lax.platform_dependent(
@@ -510,6 +559,7 @@ def _handed_on(x: Array, axes: tuple[str, ...], root: int) -> Array:
     return x
 
 
+@moved
 def all_to_all(x: Array, axes: tuple[str, ...], split: int, concat: int) -> Array:
     return lax.all_to_all(x, axes, split, concat, tiled=False)
 

@@ -87,11 +87,14 @@ def slice(
     input_tensor: Tensor, slice_start: Any = None, slice_end: Any = None, slice_step: Any = None,
     **options: Any,
 ) -> Tensor:  # fmt: skip
-    """The elements from `slice_start` on, before `slice_end`, each `slice_step`-th, dim by dim."""
-    start = options.pop("starts", slice_start)
-    end = options.pop("ends", slice_end)
+    """The elements from `slice_start` on, before `slice_end`, each `slice_step`-th, dim by dim.
+
+    Bounds are lists of numbers, or tensors of them, which are read for it.
+    """
+    start, end = options.pop("starts", slice_start), options.pop("ends", slice_end)
     rank = len(input_tensor.shape)
-    step = options.pop("steps", slice_step) or [1] * rank
+    step = options.pop("steps", slice_step)
+    start, end, step = map(_numbers, (start, end, [1] * rank if step is None else step))
     for bounds in (start, end, step):
         if not isinstance(bounds, Sequence) or len(bounds) != rank:
             raise wrong(
@@ -101,6 +104,20 @@ def slice(
             )
     pick = tuple((int(a), int(b), int(s)) for a, b, s in zip(start, end, step, strict=True))
     return run("slice", _slice, [input_tensor], **how("slice", options), pick=pick)
+
+
+def _numbers(bounds: Any) -> Any:
+    """The numbers of a tensor, of which all devices have the same."""
+    if not isinstance(bounds, Tensor):
+        return bounds
+    first, *others = (part.reshape(-1).tolist() for part in bounds.host_parts())
+    if any(part != first for part in others):
+        raise wrong(
+            "slice: the devices would take parts of different places",
+            [("given", [first, *others])],
+            fix="replicate the bounds: mesh_mapper=ttnn.ReplicateTensorToMesh(device)",
+        )
+    return first
 
 
 @moves

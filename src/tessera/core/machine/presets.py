@@ -104,8 +104,14 @@ ALIASES = {"quietbox": "t3000", "t3k": "t3000", "tg": "galaxy", "nvl72": "gb200_
 
 
 def preset(name: str) -> Machine:
-    """The machine that is described under `name`. Raises MeshError if there is none."""
-    found = PRESETS.get(ALIASES.get(name, name)) if isinstance(name, str) else None
+    """The machine that is described under `name`, in letters of any size. Raises MeshError if there
+    is none.
+
+    >>> preset("N300").name, preset("QuietBox").name
+    ('n300', 't3000')
+    """
+    low = name.lower() if isinstance(name, str) else ""
+    found = PRESETS.get(ALIASES.get(low, low))
     if found is None:
         raise fail(
             MeshError,

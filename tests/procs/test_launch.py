@@ -36,6 +36,24 @@ import tessera as ts
 options = ts.graph.trace(lambda x: x.sum(), np.ones(2, np.float32)).options
 print(options.processes)
 """
+# What needs the others, as a program's first act: nothing has started the engine.
+ACTS = {
+    "a model is written": """\
+config = nn.GPTConfig(vocab=16, seq=8, d=8, layers=1, heads=2)
+checkpoint.save_hf(dist.place(nn.GPT(config), PLAN, MESH), "model")""",
+    "a checkpoint is written": """\
+layer = dist.place(nn.Linear(4, 4), PLAN, MESH)
+checkpoint.save("a", layer.parameters(), root="kept", async_io=False, quiet=True)
+checkpoint.load(tensors=layer.parameters(), root="kept")""",
+    "a weight is read": """\
+dist.to_host(dist.place(nn.Linear(4, 4), PLAN, MESH).weight)""",
+    "ranks wait for each other": "dist.barrier()",
+}
+ACT = """\
+from tessera import checkpoint, dist, nn
+MESH = dist.Mesh.parse("dp=4")
+PLAN = dist.strategy("zero_redundancy_optimizer", stage=3)
+"""
 TOTAL = HEAD + "print(RANK, dist.all_reduce(X.sum()).item(), ts.tensor([1.0, 2.0]).sum().item())\n"
 # A rank that says that it is there, with its number, and waits.
 WAIT = 'echo $$ > pid$RANK; exec sleep 600'  # fmt: skip
@@ -61,6 +79,13 @@ def gone(which: Iterable[int]) -> bool:
     """Whether these processes end soon; a SIGKILL may take a moment."""
     numbers = [*which]
     return until(lambda: not any(map(lives, numbers))) < END_S
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -> None:
+    (tmp_path / "act.py").write_text(f"{ACT}{ACTS[name]}\nprint('done')\n")
+    done = launch("-n", 2, "act.py", folder=tmp_path, TESSERA_DEVICES="2")
+    assert (done.code, said(done.out, "done")) == (0, ["done", "done"]), done.err
 
 
 @LONG

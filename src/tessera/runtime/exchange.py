@@ -9,27 +9,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jax
-
 from ..core.errors import BackendError, fail
-from .jax_private import service
+from .jax_private import place, service
+from .join import join
 from .store import absent, wait_for
 
 
 def gather(name: str, value: Any, limit_s: float) -> list[Any]:
     """`value` (of JSON) of each process, in the order of their ranks; each process calls it, once
     with a `name`. Raises BackendError if one does not come within `limit_s` seconds."""
-    count, client = jax.process_count(), service()
+    join()
+    (rank, count), client = place(), service()
     if count == 1:
         return [json.loads(json.dumps(value))]
     found: list[Any] = []
     key = f"tessera/gather/{name}"
     try:
-        client.key_value_set_bytes(f"{key}/{jax.process_index()}", json.dumps(value).encode())
-        for rank in range(count):
-            said = wait_for(f"{key}/{rank}", limit_s, rank)
+        client.key_value_set_bytes(f"{key}/{rank}", json.dumps(value).encode())
+        for other in range(count):
+            said = wait_for(f"{key}/{other}", limit_s, other)
             if said is None:
-                raise _silent("gather", rank, limit_s)
+                raise _silent("gather", other, limit_s)
             found.append(json.loads(said))
         if client.key_value_increment(f"{key}/read", 1) == count:
             client.key_value_delete(key)
@@ -51,7 +51,8 @@ def _no_service(what: str, error: RuntimeError) -> BackendError:
 
 def together(name: str, limit_s: float) -> None:
     """Returns at about the same time in all processes. Raises BackendError as `gather` does."""
-    if jax.process_count() == 1:
+    join()
+    if place()[1] == 1:
         return
     try:
         service().wait_at_barrier(f"tessera/together/{name}", int(limit_s * 1000))
@@ -71,11 +72,12 @@ _KEPT = 1000  # words of the first process that slower ones may still have to re
 def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
     """What the first process gives as its word `number` (1, 2, ...): it waits for nobody, the
     others wait for it. Raises BackendError where that takes longer than `limit_s` seconds."""
-    client = service()
+    join()
+    (rank, count), client = place(), service()
     key = f"tessera/word/{name}/"
-    if jax.process_count() == 1:
+    if count == 1:
         return value
-    if jax.process_index() == 0:
+    if rank == 0:
         client.key_value_set_bytes(f"{key}{number}", json.dumps(value).encode())
         if number > _KEPT:
             client.key_value_delete(f"{key}{number - _KEPT}")
@@ -92,7 +94,8 @@ def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
 def asked(name: str, value: Any = None) -> Any:
     """What some process asks of the first one under `name`, None if none has; with `value` this
     process asks."""
-    if jax.process_count() == 1:
+    join()
+    if place()[1] == 1:
         return value
     key = f"tessera/asked/{name}"
     if value is not None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import jax
-
 from ..core import errors
 from ..core.errors import BackendError, TesseraError, fail
 from ..core.limits import limits
-from .jax_private import service
+from .jax_private import place, service
+from .join import join
 from .store import absent, wait_for
 
 T = TypeVar("T")
@@ -27,9 +26,10 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
     if it is Tessera's own, else BackendError; that also if the first process does not get there
     within the limit of collectives.
     """
+    join()
     k = _counts[name] = _counts.get(name, 0) + 1
     key = f"tessera/first/{name}/{k}"
-    if jax.process_index() == 0:
+    if place()[0] == 0:
         said = f"{BackendError.__name__} the first process was interrupted"
         try:
             made = run()

@@ -73,10 +73,18 @@ class Disturbed:
             time.sleep(0.05)
         return self.popen.poll() is None
 
+    def ranks(self) -> list[int]:
+        """The numbers of the processes that are there."""
+        there = [int(p.read_text()) for p in self.folder.glob("rank-*")]
+        return [i for i in there if lives(i) and _is_rank(i)]
+
     def lose(self, draw: random.Random, number: int) -> float:
         """Takes a process away by the signal `number`; after how many seconds a step was made."""
-        there = [int(p.read_text()) for p in self.folder.glob("rank-*")]
-        os.kill(draw.choice([i for i in there if lives(i) and _is_rank(i)]), number)
+        end_s = time.monotonic() + LIMIT_S
+        while len(there := self.ranks()) < 2:  # without the last one there is no run; others rejoin
+            assert self.popen.poll() is None and time.monotonic() < end_s, "no second rank"
+            time.sleep(0.05)
+        os.kill(draw.choice(there), number)
         begin_s, before = time.monotonic(), made(self.folder)
         self.until(before + 2)  # one may just have been made
         return time.monotonic() - begin_s

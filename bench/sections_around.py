@@ -188,7 +188,11 @@ def checkpoints(rounds: int) -> list[str]:
         ),
         *prose(
             ("Not installed: " + ", ".join(missing) + ". " if missing else "")
-            + (f"{' and '.join(finds)} load a flipped byte as a weight. " if finds else "")
+            + (
+                f"{' and '.join(finds)} load{'s' * (len(finds) == 1)} a flipped byte as a weight. "
+                if finds
+                else ""
+            )
             + """A stall that is shorter than a copy means that arrays are not copied: Orbax keeps
             those of a CPU until they are written, and a step cannot take over their memory.
             PyTorch has one process and plain tensors of the host."""

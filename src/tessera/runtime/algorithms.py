@@ -22,6 +22,7 @@ from ..core.errors import UsageError, fail
 from ..ir.schedule.algorithms.build import named
 from ..ir.schedule.algorithms.table import Action, Algorithm, Round
 from . import xp_jax
+from .narrow import moved
 
 Array = Any
 Axis = str | tuple[str, ...]
@@ -98,9 +99,9 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
         case "reduce_scatter":
             return lax.psum_scatter(x, axis, scatter_dimension=0, tiled=True)
         case "all_gather":
-            return xp_jax.moved(lax.all_gather)(x, axis, axis=0, tiled=True)
+            return moved(lax.all_gather)(x, axis, axis=0, tiled=True)
         case "all_to_all":
-            return xp_jax.moved(lax.all_to_all)(x, axis, 0, 0, tiled=True)
+            return moved(lax.all_to_all)(x, axis, 0, 0, tiled=True)
         case "broadcast":
             return xp_jax.broadcast(x, axis if isinstance(axis, tuple) else (axis,), a.root)
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from . import xp_jax
+from . import narrow
 
 Array = Any
 Index = tuple[tuple[int, int], ...]
@@ -189,7 +189,7 @@ def _round(pairs: Route) -> Callable[..., Any]:
     order = [(devices.index(a), devices.index(b)) for a, b in pairs]
 
     def permuted(*xs: Array) -> list[Array]:
-        return [xp_jax.moved(lax.ppermute)(x, "d", order) for x in xs]
+        return [narrow.moved(lax.ppermute)(x, "d", order) for x in xs]
 
     return jax.jit(
         jax.shard_map(

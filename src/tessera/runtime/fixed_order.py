@@ -19,11 +19,12 @@ from jax import lax
 
 from ..core.dtypes import DType
 from . import xp_jax
+from .narrow import moved
 
 Array = Any
-all_gather = xp_jax.moved(lax.all_gather)
-all_to_all = xp_jax.moved(lax.all_to_all)
-ppermute = xp_jax.moved(lax.ppermute)
+all_gather = moved(lax.all_gather)
+all_to_all = moved(lax.all_to_all)
+ppermute = moved(lax.ppermute)
 FOLD = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
 SMALL = 4096  # elements a device; below, gathering all terms costs less than two exchanges
 LARGE = 1 << 16  # elements a device; above, memory counts, below, the number of exchanges

@@ -10,7 +10,7 @@ import builtins
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core import flags
 from ..core.dtypes import DType
+from .narrow import bits_of, floats_of, from_e4m3, moved, to_e4m3
 from .user_op import user as user  # a user's own function; part of the protocol
 
 Array = Any
@@ -60,38 +61,9 @@ def cast(x: Array, dtype: DType) -> Array:
     if (x.dtype == eight) == (dtype.numpy == eight):
         return lax.convert_element_type(x, dtype.numpy)
     # A CPU's compiler goes by way of f16, element by element.
-    of = _from_e4m3 if x.dtype == eight else _to_e4m3
+    of = from_e4m3 if x.dtype == eight else to_e4m3
     plain = partial(lax.convert_element_type, new_dtype=dtype.numpy)
     return lax.platform_dependent(x, cpu=lambda x: plain(of(x)), default=plain)
-
-
-def _to_e4m3(x: Array) -> Array:
-    """`x` in fp8_e4m3, of two values that are as near the one with an even last bit: 3 bits of an
-    f32's 23 are left, and its exponent, less 120."""
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    size = bits & 0x7FFFFFFF
-    normal = (size + 0x7FFFF + ((size >> 20) & 1) - np.uint32(120 << 23)) >> 20
-    # Below 2**-6 they are multiples of 2**-9, which is the last bit of f32 from 2**14 on.
-    shifted = lax.bitcast_convert_type(size, jnp.float32) + jnp.float32(2**14)
-    small = lax.bitcast_convert_type(shifted, jnp.uint32) - np.float32(2**14).view(np.uint32)
-    kept = jnp.where(size < 121 << 23, small, normal)
-    kept = jnp.where(
-        size > np.float32(464).view(np.uint32), 0x7F, kept
-    )  # NaN: there is no infinity
-    return lax.bitcast_convert_type(
-        ((bits >> 24) & 0x80 | kept).astype(jnp.uint8), jnp.float8_e4m3fn
-    )
-
-
-def _from_e4m3(x: Array) -> Array:
-    """`x` in f32."""
-    bits = lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32)
-    size = bits & 0x7F
-    normal = lax.bitcast_convert_type((size << 20) + np.uint32(120 << 23), jnp.float32)
-    wide = jnp.where(size < 8, (normal - 2.0**-7) * 2, normal)
-    wide = jnp.where(size == 0x7F, jnp.nan, wide)
-    wide = lax.bitcast_convert_type(wide, jnp.uint32) | (bits & 0x80) << 24
-    return lax.bitcast_convert_type(wide, jnp.float32)
 
 
 def bitcast(x: Array, dtype: DType) -> Array:
@@ -269,38 +241,26 @@ def slice(
     return lax.slice(x, starts, stops, steps)
 
 
-def _bits(x: Array) -> Array:
-    """Narrow floats as whole numbers of their bits, everything else as it is: what is only moved. A
-    CPU's compiler moves narrow floats as f32, and all of a buffer where one block is written."""
-    narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
-    return lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") if narrow else x
-
-
-def _floats(x: Array, dtype: Any) -> Array:
-    """What `_bits` of values of `dtype` became, as such values."""
-    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
-
-
 def pad(x: Array, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     rows = [
         (s, total - s - ((n - 1) * k + 1), k - 1)
         for s, k, n, total in zip(starts, steps, x.shape, shape, strict=True)
     ]
-    moved = _bits(x)
-    return _floats(lax.pad(moved, jnp.zeros((), moved.dtype), rows), x.dtype)
+    bits = bits_of(x)
+    return floats_of(lax.pad(bits, jnp.zeros((), bits.dtype), rows), x.dtype)
 
 
 def concat(xs: Sequence[Array], dim: int) -> Array:
-    return _floats(lax.concatenate([_bits(x) for x in xs], dim), xs[0].dtype)
+    return floats_of(lax.concatenate([bits_of(x) for x in xs], dim), xs[0].dtype)
 
 
 def take(table: Array, ids: Array, dim: int) -> Array:
     n = table.shape[dim]
     ok = lax.bitwise_and(ids >= 0, ids < n)
-    moved = _bits(table)
-    rows = jnp.take(moved, jnp.clip(ids, 0, n - 1), axis=dim, mode="clip")
+    bits = bits_of(table)
+    rows = jnp.take(bits, jnp.clip(ids, 0, n - 1), axis=dim, mode="clip")
     shape = (1,) * dim + ids.shape + (1,) * (table.ndim - dim - 1)
-    return _floats(where(reshape(ok, shape), rows, jnp.zeros((), moved.dtype)), table.dtype)
+    return floats_of(where(reshape(ok, shape), rows, jnp.zeros((), bits.dtype)), table.dtype)
 
 
 def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
@@ -341,13 +301,13 @@ def scan(
     of = partial(jax.tree.map, lambda x: x.dtype)
     made: list[Any] = []
 
-    def moved(carry: tuple[Array, ...], now: tuple[Array, ...]) -> Any:
-        carry, ys = step(carry, jax.tree.map(_floats, now, of(xs)))
+    def turn(carry: tuple[Array, ...], now: tuple[Array, ...]) -> Any:
+        carry, ys = step(carry, jax.tree.map(floats_of, now, of(xs)))
         made[:] = [of(ys)]
-        return carry, jax.tree.map(_bits, ys)
+        return carry, jax.tree.map(bits_of, ys)
 
-    carry, ys = lax.scan(moved, carry, jax.tree.map(_bits, xs), length=length, reverse=reverse)
-    return carry, jax.tree.map(_floats, ys, made[0])
+    carry, ys = lax.scan(turn, carry, jax.tree.map(bits_of, xs), length=length, reverse=reverse)
+    return carry, jax.tree.map(floats_of, ys, made[0])
 
 
 def while_loop(
@@ -482,17 +442,6 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 # -- collectives: inside shard_map ----------------------------------------------------------------
-def moved(move: Callable[..., Array]) -> Callable[..., Array]:
-    """A collective that only moves elements, as their bits: the engine of a CPU sends bf16 as f32,
-    which is twice as much."""
-
-    @wraps(move)
-    def run(x: Array, *how: Any, **more: Any) -> Array:
-        return _floats(move(_bits(x), *how, **more), x.dtype)
-
-    return run
-
-
 @moved
 def all_gather(x: Array, axes: tuple[str, ...], dim: int) -> Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True)

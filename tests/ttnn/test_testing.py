@@ -36,6 +36,14 @@ def test_rows_over_a_mesh(mesh_device, silicon_arch_name, silicon_arch_wormhole_
 def test_one_device(device, n300_mesh_device, t3k_mesh_device):
     assert [d.get_num_devices() for d in (device, n300_mesh_device, t3k_mesh_device)] == [1, 2, 8]
     assert t3k_mesh_device.shape == ttnn.MeshShape(1, 8)
+    x = ttnn.from_torch(torch.ones(32, 32), layout=ttnn.TILE_LAYOUT, device=device)
+    programs = device.cache_entries_counter
+    with programs.measure():
+        ttnn.add(ttnn.exp(x), x)
+    programs.decorator(ttnn.exp)(x)  # is there already
+    assert programs.total == 2
+    programs.reset()
+    assert programs.total == 0
 
 
 def test_other_systems(pcie_mesh_device, t3k_single_board_mesh_device, bh_1d_mesh_device,

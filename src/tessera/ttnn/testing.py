@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -25,13 +27,46 @@ from .tensor import host_array
 OPTIONS = ("l1_small_size", "trace_region_size", "num_command_queues", "worker_l1_size")
 
 
+class ProgramCounter:
+    """How many programs come into a device's cache: `device.cache_entries_counter` in tests."""
+
+    def __init__(self, device: MeshDevice) -> None:
+        self.device, self.total = device, 0
+
+    def reset(self) -> None:
+        """Counts from zero."""
+        self.total = 0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Counts those of the block too."""
+        before = self.device.num_program_cache_entries()
+        yield
+        self.total += self.device.num_program_cache_entries() - before
+
+    def decorator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, whose programs are counted."""
+
+        @wraps(fn)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self.measure():
+                return fn(*args, **kwargs)
+
+        return counted
+
+
+def _counted(device: MeshDevice) -> MeshDevice:
+    device.cache_entries_counter = ProgramCounter(device)  # type: ignore[attr-defined]  # as theirs
+    return device
+
+
 def _opened(shape: Any, params: dict[str, Any]) -> Iterator[MeshDevice]:
     if shape is not None:
         shape = MeshShape(1, shape) if isinstance(shape, int) else MeshShape(shape)
         if shape.mesh_size() > system(shape.mesh_size()).ids.size:
             pytest.skip(f"the system has no {shape}")
     device = open_mesh_device(shape, **{k: v for k, v in params.items() if k in OPTIONS})
-    yield device
+    yield _counted(device)
     close_mesh_device(device)
 
 
@@ -46,7 +81,7 @@ def device_params(request: pytest.FixtureRequest) -> dict[str, Any]:
 def device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
     """One device."""
     found = open_device(0, **{k: v for k, v in device_params.items() if k in OPTIONS})
-    yield found
+    yield _counted(found)
     close_mesh_device(found)
 
 

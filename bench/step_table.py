@@ -197,9 +197,10 @@ def profiled(
     for thread, line in enumerate(lines):
         for event in line.events:
             name = str(dict(event.stats).get("hlo_op", ""))
+            took = event.duration_ns
             if name:
                 calls[name] += 1
-                took = event.duration_ns
+            if name and took:
                 moments.append((event.start_ns, True, -took, thread, name))
                 moments.append((event.start_ns + took, False, took, thread, name))
     seconds: dict[str, float] = defaultdict(float)

@@ -164,6 +164,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray,
         lambda x, i, u: x + np.array([[u[0, 0], 0], [u[1, 0], u[0, 1] + u[1, 1]]]),
         (real(2, 2), np.array([[0, 1], [1, 1]], np.int32), real(2, 2)),
     ),
+    "divmod": (lambda x: sum(divmod(x, 0.75)) - divmod(2.0, abs(x) + 1)[1],
+               lambda x: sum(divmod(x, 0.75)) - divmod(2.0, abs(x) + 1)[1], (real(6),)),
     "powers": (lambda x: 2.0**x - x**3 + abs(x) ** 0.5,
                lambda x: 2.0**x - x**3 + abs(x) ** 0.5, (real(6),)),
     "scan": (

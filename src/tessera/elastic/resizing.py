@@ -36,10 +36,10 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
     Each tensor keeps its layout: what was split over an axis is split over the axis of that name,
     into as many blocks as it has now (the last ones are short where the dim does not divide). What
     was split over an axis that `mesh` does not have is whole on each device; a StrategyWarning says
-    how much that is. A tensor without a mesh stays as it is. A
-    module is changed in place, other containers are returned as new ones. Weights that lie on
-    slices of a mesh, as those of a pipeline's stages, go to the same slices of `mesh`: it needs
-    the same axes and sizes then, and is folded onto other devices.
+    how much that is. A tensor without a mesh stays as it is. A module is changed in place, other
+    containers are returned as new ones. Weights that lie on slices of a mesh, as those of a
+    pipeline's stages, go to the same slices of `mesh`: it needs the same axes and sizes then, and
+    is folded onto other devices.
 
     `mesh.fold(onto=4)` leaves the logical mesh as it is, and so, at the level "mesh_invariant",
     the bits of what is computed. Raises MeshError if `mesh` is no mesh, or lacks the slices.
@@ -90,7 +90,7 @@ def _warn(joined: dict[str, int], mesh: Mesh) -> None:
     """A StrategyWarning that names the axes that are lost, and how much each of them split."""
     rows = "".join(f"\n  {axis:5} : split {n:,} bytes" for axis, n in joined.items())
     warnings.warn(
-        f"dist.resize: what was split over axes that the new mesh lacks is whole on each device"
+        "dist.resize: what was split over axes that the new mesh lacks is whole on each device"
         f"{rows}\n  mesh  : {mesh}"
         "\n  fix   : give the new mesh axes of the same names, or lay out anew:"
         " dist.place(model, strategy, mesh)",

@@ -20,8 +20,6 @@ def _from_both_sides(name: str, op: str) -> None:
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _from_both_sides(_name, _name)
 _from_both_sides("truediv", "div")
-
-
 method("__divmod__")(lambda x, y: (x // y, x % y))
 method("__rdivmod__")(lambda y, x: (x // y, x % y))
 

@@ -99,7 +99,7 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
         case "reduce_scatter":
             return lax.psum_scatter(x, axis, scatter_dimension=0, tiled=True)
         case "all_gather":
-            return moved(lax.all_gather)(x, axis, axis=0, tiled=True)
+            return xp_jax.all_gather(x, axis, 0)
         case "all_to_all":
             return moved(lax.all_to_all)(x, axis, 0, 0, tiled=True)
         case "broadcast":

@@ -10,16 +10,15 @@ import json
 from typing import Any
 
 from ..core.errors import BackendError, fail
-from .jax_private import place, service
-from .join import join
+from .jax_private import service
+from .join import joined
 from .store import absent, wait_for
 
 
 def gather(name: str, value: Any, limit_s: float) -> list[Any]:
     """`value` (of JSON) of each process, in the order of their ranks; each process calls it, once
     with a `name`. Raises BackendError if one does not come within `limit_s` seconds."""
-    join()
-    (rank, count), client = place(), service()
+    (rank, count), client = joined(), service()
     if count == 1:
         return [json.loads(json.dumps(value))]
     found: list[Any] = []
@@ -51,8 +50,7 @@ def _no_service(what: str, error: RuntimeError) -> BackendError:
 
 def together(name: str, limit_s: float) -> None:
     """Returns at about the same time in all processes. Raises BackendError as `gather` does."""
-    join()
-    if place()[1] == 1:
+    if joined()[1] == 1:
         return
     try:
         service().wait_at_barrier(f"tessera/together/{name}", int(limit_s * 1000))
@@ -72,8 +70,7 @@ _KEPT = 1000  # words of the first process that slower ones may still have to re
 def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
     """What the first process gives as its word `number` (1, 2, ...): it waits for nobody, the
     others wait for it. Raises BackendError where that takes longer than `limit_s` seconds."""
-    join()
-    (rank, count), client = place(), service()
+    (rank, count), client = joined(), service()
     key = f"tessera/word/{name}/"
     if count == 1:
         return value
@@ -94,8 +91,7 @@ def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
 def asked(name: str, value: Any = None) -> Any:
     """What some process asks of the first one under `name`, None if none has; with `value` this
     process asks."""
-    join()
-    if place()[1] == 1:
+    if joined()[1] == 1:
         return value
     key = f"tessera/asked/{name}"
     if value is not None:

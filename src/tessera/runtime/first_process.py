@@ -11,8 +11,8 @@ from typing import TypeVar
 from ..core import errors
 from ..core.errors import BackendError, TesseraError, fail
 from ..core.limits import limits
-from .jax_private import place, service
-from .join import join
+from .jax_private import service
+from .join import joined
 from .store import absent, wait_for
 
 T = TypeVar("T")
@@ -26,10 +26,10 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
     if it is Tessera's own, else BackendError; that also if the first process does not get there
     within the limit of collectives.
     """
-    join()
+    rank, _ = joined()
     k = _counts[name] = _counts.get(name, 0) + 1
     key = f"tessera/first/{name}/{k}"
-    if place()[0] == 0:
+    if rank == 0:
         said = f"{BackendError.__name__} the first process was interrupted"
         try:
             made = run()

@@ -26,7 +26,7 @@ from ..core.machine.visible import visible_ids
 from ..core.ranks import Rank, rank_of, split_address
 from . import compile_once
 from .coordinator import service_near
-from .jax_private import connect, service
+from .jax_private import connect, place, service
 from .rendezvous import LOST, Member, Rendezvous, listen, reach
 from .store import leave
 
@@ -73,6 +73,12 @@ def join() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # lines of ranks that share a file stay whole
             stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def joined() -> tuple[int, int]:
+    """Which of how many processes this one is, in the run that it joins if it has not."""
+    join()
+    return place()
 
 
 def _host(own: Rank, limit_s: float) -> Rendezvous:

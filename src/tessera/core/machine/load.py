@@ -13,7 +13,7 @@ from ..errors import MeshError, fail
 from ..files import write_whole
 from . import cluster_yaml, mesh_graph, mesh_graph_text
 from .machine import Machine
-from .presets import ALIASES, PRESETS, preset
+from .presets import PRESETS, preset
 
 GRAPHS, CLUSTERS = (".textproto", ".pbtxt", ".txtpb"), (".yaml", ".yml")
 MOST_BYTES = 2**24
@@ -32,9 +32,7 @@ def load(source: str | Path, mesh_id: int | None = None) -> Machine:
             fix="give the path of a .textproto or .yaml file, or the name of a preset",
         )
     path = Path(source)
-    if str(source) in (*PRESETS, *ALIASES):
-        machine = preset(str(source))
-    elif path.suffix in GRAPHS:
+    if path.suffix in GRAPHS:
         return mesh_graph.read(_text(path), path.name, mesh_id)
     elif path.suffix in CLUSTERS:
         machine = cluster_yaml.read(_text(path), path.name)

@@ -13,6 +13,7 @@ SECTIONS = {
     "processes": Section("Against PyTorch DDP, two processes each", whole.processes),
     "sums": Section("A sum over devices, in one process and between processes", whole.sums),
     "fsdp": Section("ZeRO-3 against FSDP2", whole.fsdp),
+    "nets": Section("A convnet and mixed experts against PyTorch", whole.nets),
     "dispatch": Section("What a call costs", around.dispatch),
     "ttnn": Section("TT-NN's calls", around.ttnn_calls),
     "startup": Section("How long until a program runs", around.startup),

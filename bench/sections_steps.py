@@ -204,6 +204,42 @@ def fsdp(rounds: int) -> list[str]:
     ]
 
 
+def nets(rounds: int) -> list[str]:
+    if not TORCH:
+        return no_torch()
+    found = [measure("nets.py", net, "--rounds", str(2 * rounds)) for net in NETS]
+    behind = [r["net"] for r in found if r["speed_ratio"] < 1]
+    who = f"**The peer is ahead ({', '.join(behind)})**" if behind else "Ours is ahead"
+    return [
+        *prose(
+            f"""`bench/nets.py`: a training step on the same weights and inputs, f32, AdamW, one
+            device and one process each with all cores; PyTorch {found[0]["torch"]} is eager, its
+            convnet in `channels_last`, its experts a loop that picks the tokens of each. {who} (no
+            limit was set). First losses differ by at most
+            {max(r["first_loss_difference"] for r in found):.1e}; later ones by
+            {max(r["largest_loss_difference"] for r in found):.1e}, where the router chooses between
+            near scores."""
+        ),
+        *table(
+            ("network", "ours s", "PyTorch s", "speed ratio", "by processor time"),
+            [
+                (
+                    NETS[r["net"]],
+                    f"{r['ours_s']:.3f} (min {r['ours_min_s']:.3f})",
+                    f"{r['peer_s']:.3f} (min {r['peer_min_s']:.3f})",
+                    f"**{r['speed_ratio']:.2f}**",
+                    f"{r['cpu_ratio']:.2f}",
+                )
+                for r in found
+            ],
+        ),
+    ]
+
+
+NETS = {"convnet": "the convnet (ResNet of 15 convolutions, 64 images of 32 x 32)",
+        "moe": "the experts (4 layers of 8, 2 a token, d=256, 4096 tokens)"}  # fmt: skip
+
+
 def pipeline(rounds: int) -> list[str]:
     r, small, alone = (
         measure("pipeline.py", "--rounds", str(2 * rounds)),

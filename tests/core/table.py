@@ -338,6 +338,25 @@ row("inside", np.array([0, 8, -1, -100], np.int32), size=8, ignore=-100, result=
     expect=lambda i: np.array([1, np.nan, np.nan, 0], np.float32))  # fmt: skip
 
 
+# ---- products of rows in runs ------------------------------------------------------------------
+def of_runs(counts: Array, rows: int) -> Array:
+    """[a, j, r, e]: 1 where row r is of run e."""
+    ends = np.cumsum(counts, -1)[..., None, :]
+    at = np.arange(rows)[:, None]
+    return ((at >= ends - counts[..., None, :]) & (at < ends)).astype(np.float64)
+
+
+LINES, MATRICES, WIDER = real(2, 4, 8, 4), real(4, 3, 4, 8), real(2, 4, 8, 8)
+RUNS = np.array([[[3, 0, 4], [0, 0, 0], [8, 0, 0], [2, 3, 3]],
+                 [[0, 0, 8], [1, 1, 1], [0, 5, 2], [2, 2, 0]]], np.int32)  # fmt: skip
+row("ragged_dot", LINES, MATRICES, RUNS, turned=False,
+    expect=lambda x, w, n: np.einsum("ajre,ajrd,jedh->ajrh", of_runs(n, 8), x, w))  # fmt: skip
+row("ragged_dot", WIDER, MATRICES, RUNS, turned=True, tag="turned",
+    expect=lambda x, w, n: np.einsum("ajre,ajrh,jedh->ajrd", of_runs(n, 8), x, w))  # fmt: skip
+row("ragged_contract", LINES, WIDER, RUNS,
+    expect=lambda x, y, n: np.einsum("ajre,ajrd,ajrh->jedh", of_runs(n, 8), x, y))  # fmt: skip
+
+
 # ---- convolution and windows -------------------------------------------------------------------
 def convolved(stride: tuple[int, ...], pads: Any, dilation: tuple[int, ...], spread: Any) -> Any:
     """y[n, g, o, i] = Σ x[n, g, c, j] w[g, o, c, k], j·spread + low = i·stride + k·dilation."""

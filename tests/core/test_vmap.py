@@ -24,7 +24,7 @@ __all__ = ["oracle"]
 RNG = np.random.default_rng(3)
 COUNT = 3
 # Ops that have no form for arguments that all have rows: these run row by row, in a loop.
-IN_A_LOOP = {"conv", "unstack", "take", "put"}
+IN_A_LOOP = {"conv", "unstack", "take", "put", "ragged_dot", "ragged_contract"}
 
 
 def rows_of(x: Any) -> Any:

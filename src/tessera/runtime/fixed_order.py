@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax import lax
 from ..core.dtypes import DType
 from . import xp_jax
 from .narrow import moved
+from .ragged import ragged_contract, ragged_dot
 
 Array = Any
 all_gather = moved(lax.all_gather)
@@ -176,6 +178,8 @@ def fixed_slogdet(a: Array) -> tuple[Array, Array]:
 FixedXp = SimpleNamespace(**{
     **vars(xp_jax), "sum": fixed_sum, "contract": fixed_contract, "prod": fixed_prod,
     "cumsum": fixed_cumsum, "slogdet": fixed_slogdet,
+    "ragged_dot": partial(ragged_dot, fixed_contract),
+    "ragged_contract": partial(ragged_contract, fixed_contract),
 })  # fmt: skip
 
 

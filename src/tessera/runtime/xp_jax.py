@@ -21,6 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core import flags
 from ..core.dtypes import DType
+from . import ragged
 from .narrow import bits_of, floats_of, from_e4m3, moved, to_e4m3
 from .user_op import user as user  # a user's own function; part of the protocol
 
@@ -323,6 +324,11 @@ def cond(
     args: Sequence[Array],
 ) -> tuple[Array, ...]:
     return lax.cond(pick, yes, no, args)
+
+
+# -- products of rows in runs ---------------------------------------------------------------------
+ragged_dot = partial(ragged.ragged_dot, contract)
+ragged_contract = partial(ragged.ragged_contract, contract)
 
 
 # -- convolution and windows ----------------------------------------------------------------------

@@ -7,7 +7,7 @@ rounded back, as the engine does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -265,6 +265,30 @@ def cond(
     args: Sequence[Array],
 ) -> tuple[Array, ...]:
     return yes(args) if bool(pick) else no(args)
+
+
+# -- products of rows in runs ---------------------------------------------------------------------
+def ragged_dot(x: Array, w: Array, counts: Array, turned: bool, dtype: DType) -> Array:
+    out = np.zeros((*x.shape[:3], w.shape[2 if turned else 3]), _wide(x).dtype)
+    for a, j, e, rows in _runs(counts):
+        out[a, j, rows] = _wide(x)[a, j, rows] @ (_wide(w)[j, e].T if turned else _wide(w)[j, e])
+    return out.astype(_as(dtype, x, w))
+
+
+def ragged_contract(x: Array, y: Array, counts: Array, dtype: DType) -> Array:
+    out = np.zeros((*counts.shape[1:], x.shape[3], y.shape[3]), _wide(x).dtype)
+    for a, j, e, rows in _runs(counts):
+        out[j, e] += _wide(x)[a, j, rows].T @ _wide(y)[a, j, rows]
+    return out.astype(_as(dtype, x, y))
+
+
+def _runs(counts: Array) -> Iterator[tuple[int, int, int, Any]]:
+    """(a, j, e, its rows) of each run."""
+    import builtins
+
+    ends = np.cumsum(counts, -1)
+    for (a, j, e), end in np.ndenumerate(ends):
+        yield a, j, e, builtins.slice(int(end - counts[a, j, e]), int(end))
 
 
 # -- convolution and windows ----------------------------------------------------------------------

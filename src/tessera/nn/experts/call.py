@@ -17,9 +17,9 @@ from ...core.layout import TensorType, dim_axes, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none
-from ...lang.operands import as_tensor
+from ...lang.operands import as_tensor, emit, matched
 from ...lang.tensor import Tensor
-from .dispatch import Wire, by_capacity, dropless
+from .dispatch import Experts, Runs, Wire, by_capacity, dropless, in_blocks
 from .options import ACTIVATIONS, Options
 from .routing import Choice, choose
 from .tokens import Tokens, tokens_of
@@ -60,12 +60,11 @@ class Call:
         if there is not None:
             ids = F.where(there, ids, self.rows)
         if self.capacity is None:
-            y = dropless(rows, ids, choice.gates, self.rows, self.wire, self._network(),
-                         o.block or 0, there is None)  # fmt: skip
+            y = dropless(rows, ids, choice.gates, self.rows, self.wire, self._runs(), there is None)
             dropped = F.zeros(())
         else:
             y, dropped = by_capacity(
-                rows, ids, choice.gates, self.rows, self.capacity, self.wire, self._network(),
+                rows, ids, choice.gates, self.rows, self.capacity, self.wire, self._experts(),
                 tokens.runs(), all_served=there is None,
             )  # fmt: skip
         out = tokens.ungrouped(y)
@@ -99,8 +98,28 @@ class Call:
             )  # fmt: skip
         return out
 
-    def _network(self) -> Any:
-        """One device's experts, as `dispatch.Experts`."""
+    def _runs(self) -> Runs:
+        """One device's experts, of rows that they have in order."""
+        if self.options.network is not None or self.options.block is not None:
+            return in_blocks(self._experts(), self.options.block)
+        network = self.weights.tied(self.options.placement)
+        up, down, gate = network["up"], network["down"], network.get("gate")
+
+        def run(rows: Tensor, counts: Tensor) -> Tensor:
+            devices = rows.shape[1]
+
+            def product(h: Tensor, weight: Tensor) -> Tensor:
+                h, w = F.narrowed(*matched("moe", h, weight))
+                each = w.reshape(devices, -1, *w.shape[1:])
+                return emit("ragged_dot", h, each, counts, turned=False)
+
+            h = self._hidden(product(rows, up), None if gate is None else product(rows, gate))
+            return product(h, down)
+
+        return run
+
+    def _experts(self) -> Experts:
+        """One device's experts, of rows in blocks of one expert each."""
         network = self.weights.tied(self.options.placement)
         if self.options.network is not None:
             return self._own(network)
@@ -121,8 +140,8 @@ class Call:
 
         return run
 
-    def _own(self, network: Mapping[str, Tensor]) -> Any:
-        """`dispatch.Experts` of a network of the user's own."""
+    def _own(self, network: Mapping[str, Tensor]) -> Experts:
+        """`_experts` of a network of the user's own."""
 
         def run(parts: Tensor, mine: Tensor | None) -> Tensor:
             devices = parts.shape[1]

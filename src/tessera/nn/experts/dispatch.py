@@ -27,6 +27,8 @@ from .packing import exchange
 # One device's experts: rows [A, J, N, B, d] in N blocks of B, and which of the El experts of J each
 # block belongs to, as [A, J, N, El] of 0 and 1; None where block n belongs to expert n.
 Experts = Callable[[Tensor, Tensor | None], Tensor]
+# The same of rows [A, J, R, d] in the order of their experts, of which each has counts [A, J, El].
+Runs = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +194,14 @@ def _rank(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
 
 # -- dropless -------------------------------------------------------------------------------------
 def dropless(
-    x: Tensor, ids: Tensor, gates: Tensor, experts: int, wire: Wire, run: Experts, block: int,
+    x: Tensor, ids: Tensor, gates: Tensor, experts: int, wire: Wire, run: Runs,
     all_served: bool = True,
 ) -> Tensor:  # fmt: skip
     """Every choice is served: each device of experts gets room for all that may come to it. Unless
     `all_served`, a choice that is `experts` goes to none.
 
     That is S min(k, El) rows from a part of S tokens to a device of El experts. There they are
-    sorted by expert into blocks of `block` rows (0: chosen), the last of each expert padded, so the
-    rows computed are at most those that may come plus El blocks (Gale et al. 2022, with batched
-    products in place of sparse ones).
+    sorted by expert, as products of rows in runs want them (Gale et al. 2022).
     """
     g, p, s, d = x.shape
     k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
@@ -209,46 +209,72 @@ def dropless(
     size = wire.room(s * min(k, own))
     flat = ids.reshape(g, p, s * k)
     goal = flat // own
-    at, _ = places(goal, devices)
-    slot = goal * size + at
-    if not all_served:
-        slot = F.where(flat < experts, slot, -1)
+    if wire.axes:
+        at, _ = places(goal, devices)
+        slot = goal * size + at
+        if not all_served:
+            slot = F.where(flat < experts, slot, -1)
+    else:  # they are sorted as they are picked
+        slot, counts = in_order(flat if all_served else F.where(flat < experts, flat, -1), own)
     choice = filled(slot, line(slot), devices * size)
     token = filled(slot, line(slot) // k, devices * size)
-    kind = filled(slot, flat - goal * own, devices * size).reshape(g, p, devices, size)
     rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, devices, size, d)
-    home = rows.type
     if wire.axes:
+        home = rows.type
+        kind = filled(slot, flat - goal * own, devices * size).reshape(g, p, devices, size)
         kind = F.relayout(kind, wire.dispatch_layout(kind.type))
         rows = in_buckets(
             rows, wire, lambda part: exchange(part, wire.dispatch_layout, wire.packing)
         )
-    y = unfolded(_in_blocks(*folded(rows, kind), own, run, block), rows.type)
-    if wire.axes:
+        y = unfolded(_sorted(*folded(rows, kind), own, run), rows.type)
         y = in_buckets(
             y, wire, lambda part: exchange(part, wire.combine_layout(home), wire.combine_packing)
         )
+    else:
+        y = run(rows.reshape(g * p, 1, size, d), counts.reshape(g * p, 1, own))
     return combined(y.reshape(g, p, devices * size, -1), slot, choice, gates)
 
 
-def _in_blocks(rows: Tensor, kind: Tensor, own: int, run: Experts, block: int) -> Tensor:
+def in_order(kind: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """For rows of experts `kind` [.., .., R], -1 for none: the place of each where they are sorted
+    by expert (-1 for none), and how many rows each expert has."""
+    at, counts = places(kind, experts)
+    starts = F.cumsum(counts, -1) - counts
+    return F.where(kind >= 0, F.gather_or_zero(starts, kind, -1) + at, -1), counts
+
+
+def _sorted(rows: Tensor, kind: Tensor, own: int, run: Runs) -> Tensor:
     """The results of `rows` [A, J, R, d], each of expert `kind` [A, J, R] of `own`; -1: none."""
-    a, j, r, d = rows.shape
-    block = block or max(8, -(-r // (2 * own)))
-    blocks = -(-r // block) + own
-    at, counts = places(kind, own)
-    needs = (counts + (block - 1)) // block
-    ends = F.cumsum(needs, -1)
-    slot = F.where(kind >= 0, F.gather_or_zero((ends - needs) * block, kind, -1) + at, -1)
-    holds = filled(slot, line(slot), blocks * block)
-    laid = rows_at(rows, holds, slot.reshape(a, j, r, 1)).reshape(a, j, blocks, block, d)
-    # Block n belongs to the expert whose blocks begin at or before n and end after it.
-    n = F.arange(blocks).reshape(blocks, 1)
-    ends = ends.reshape(a, j, 1, own)
-    starts = ends - needs.reshape(a, j, 1, own)
-    mine = (n >= starts) & (n < ends)
-    y = run(laid, mine.to(rows.dtype)).reshape(a, j, blocks * block, -1)
-    return rows_at(y, slot, holds.reshape(a, j, blocks * block, 1))
+    slot, counts = in_order(kind, own)
+    holds = filled(slot, line(slot), rows.shape[2])
+    y = run(rows_at(rows, holds, slot.reshape(*slot.shape, 1)), counts)
+    return rows_at(y, slot, holds.reshape(*holds.shape, 1))
+
+
+def in_blocks(run: Experts, block: int | None) -> Runs:
+    """`run` of rows in blocks of `block` (None: chosen), of one expert each: the last of an expert
+    is padded, so El blocks more are computed than the rows fill."""
+
+    def laid_out(rows: Tensor, counts: Tensor) -> Tensor:
+        (a, j, r, d), own = rows.shape, counts.shape[-1]
+        size = block or max(8, -(-r // (2 * own)))
+        blocks = -(-r // size) + own
+        needs = (counts + (size - 1)) // size
+        ends, stops = F.cumsum(needs, -1), F.cumsum(counts, -1)
+        at = F.arange(r)
+        kind = F.sum((at.reshape(r, 1) >= stops.reshape(a, j, 1, own)).to(int32), -1)
+        first = (ends - needs) * size - (stops - counts)  # of an expert's slots, less of its rows
+        slot = F.where(kind < own, F.gather_or_zero(first, kind, -1) + at, -1)
+        holds = filled(slot, line(slot), blocks * size)
+        laid = rows_at(rows, holds, slot.reshape(a, j, r, 1)).reshape(a, j, blocks, size, d)
+        # Block n belongs to the expert whose blocks begin at or before n and end after it.
+        n = F.arange(blocks).reshape(blocks, 1)
+        ends = ends.reshape(a, j, 1, own)
+        mine = (n >= ends - needs.reshape(a, j, 1, own)) & (n < ends)
+        y = run(laid, mine.to(rows.dtype)).reshape(a, j, blocks * size, -1)
+        return rows_at(y, slot, holds.reshape(a, j, blocks * size, 1))
+
+    return laid_out
 
 
 def folded(rows: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,7 +108,8 @@ def moe(
       devices in a fixed order at every level, as `dist.all_reduce(deterministic=True)` does. The
       sums of the gradients follow the level (`dist.deterministic`).
     - `placement`: which expert's weights are in which row; replicas share tokens and gradients.
-    - `block`: the number of rows in a block of dropless experts.
+    - `block`: dropless experts compute padded blocks of this many rows, of one expert each (None:
+      on a CPU each expert's rows as they are, else blocks of a size that is chosen).
     - `network`: a function of your own, `network(rows, weights)`, for experts of another kind. What
       `experts` has besides "router", "bias" and "shared" are its weights, [E, ...] each. It gets
       rows [*, t, d] of one expert for each index of the dims *, and weights [*, ...] of that

@@ -1,0 +1,147 @@
+"""Training steps of two other networks against PyTorch's: a residual convnet, and mixed experts.
+
+The same weights, inputs and optimizer (AdamW), f32, one process each with the whole machine, steps
+in turn: ours is one device, PyTorch has a thread for each core. The convnet has batch norms over
+images of 32 x 32; the experts serve every choice of two of eight for each token, in PyTorch as its
+users write it: a loop over the experts that picks each one's tokens and adds their results back.
+Run it: `python bench/nets.py convnet` (or `moe`) prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import jax
+import numpy as np
+from gpt_step import our_memory
+from peers.net_sizes import CONVNET, MOE, RATE
+from turns import Workers, apart, in_turn, ratio, timed
+
+import tessera as ts
+from tessera import nn
+from tessera.runtime.devices import start
+
+HERE = Path(__file__).resolve().parent
+SAME = 3e-2  # how far losses may differ: a router's choice between near scores may
+
+
+class Block(nn.Module):
+    """Two convolutions and what goes past them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm(outputs)
+        turned = stride != 1 or inputs != outputs
+        self.past = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if turned else None
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        h = nn.relu(self.norm1(self.conv1(x)))
+        return nn.relu(self.norm2(self.conv2(h)) + (self.past(x) if self.past else x))
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        widths = CONVNET.widths
+        self.stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+        self.blocks = [Block(*sizes) for sizes in CONVNET.blocks()]
+        self.head = nn.Linear(widths[-1], CONVNET.classes)
+
+    def loss(self, x: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+        h = self.stem(x)
+        for block in self.blocks:
+            h = block(h)
+        return nn.cross_entropy(self.head(h.mean((2, 3))), labels)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        self.norm = nn.LayerNorm(MOE.width)
+        self.moe = nn.MoE(MOE.width, MOE.hidden, MOE.experts, MOE.k)
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x + self.moe(self.norm(x))
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        self.embed = nn.Embedding(MOE.vocab, MOE.width)
+        self.layers = [Layer() for _ in range(MOE.layers)]
+        self.head = nn.Linear(MOE.width, MOE.vocab, bias=False)
+
+    def loss(self, ids: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+        h = self.embed(ids)
+        for layer in self.layers:
+            h = layer(h)
+        return nn.cross_entropy(self.head(h), labels)
+
+
+def ours(model: Any, x: ts.Tensor, labels: ts.Tensor) -> tuple[Callable[[], float], Any]:
+    """(run one step and give its loss, the compiled step)."""
+    opt = ts.optim.AdamW(lr=RATE, weight_decay=0.0)
+
+    @ts.jit(donate=("model", "state"))
+    def step(model: Any, state: Any, x: ts.Tensor, labels: ts.Tensor) -> Any:
+        loss = model.loss(x, labels)
+        weights = model.parameters()
+        new, state = opt.update(weights, ts.grad(loss, weights), state)
+        model.load_parameters(new)
+        return loss, state
+
+    box = {"state": opt.init(model.parameters())}
+
+    def run() -> float:
+        loss, box["state"] = step(model, box["state"], x, labels)
+        jax.block_until_ready([w.data for w in model.parameters().values()])
+        return float(loss)
+
+    return run, step
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("net", choices=("convnet", "moe"))
+    ap.add_argument("--rounds", type=int, default=8)
+    ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
+    a = ap.parse_args()
+    start(1)
+    rng = np.random.default_rng(0)
+    ts.seed(0)
+    if a.net == "convnet":
+        model: Any = ConvNet()
+        x: Any = rng.normal(size=(CONVNET.batch, 3, 32, 32)).astype(np.float32)
+        labels = rng.integers(0, CONVNET.classes, CONVNET.batch)
+    else:
+        model = Mixed()
+        x = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))
+        labels = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {n: w.numpy() for n, w in model.parameters().items()}
+        np.savez(Path(folder) / "given.npz", __x=x, __labels=labels, **given)
+        with Workers([[str(HERE / "peers/torch_nets.py"), a.net, folder]], a.limit) as peer:
+            run, step = ours(model, ts.tensor(x), ts.tensor(labels.astype(np.int32)))
+            found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
+    our, theirs = found["ours"], found["peer"]
+    print(json.dumps({
+        "net": a.net, "torch": peer.about["torch"],
+        "ours_s": our.median_s, "ours_min_s": min(our.wall_s),
+        "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
+        "speed_ratio": ratio(theirs.wall_s, our.wall_s),
+        "cpu_ratio": ratio(theirs.cpu_s, our.cpu_s),
+        "first_loss_difference": abs(our.values[0] - theirs.values[0]),
+        "largest_loss_difference": apart(our, theirs, at_most=SAME),
+        "losses": our.values[:3], "memory": our_memory(step),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

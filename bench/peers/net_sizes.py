@@ -1,0 +1,38 @@
+"""The sizes of the networks of `bench/nets.py`, which both sides read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class ConvNetSizes:
+    batch: int = 64
+    widths: tuple[int, ...] = (32, 64, 128)
+    classes: int = 10
+
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """(channels in, channels out, stride) of each block: two for each width."""
+        before = (self.widths[0], *self.widths)
+        return [
+            (i if k == 0 else o, o, 2 if k == 0 and n else 1)
+            for n, (i, o) in enumerate(zip(before, self.widths, strict=False))
+            for k in (0, 1)
+        ]
+
+
+@dataclass(frozen=True)
+class MoESizes:
+    batch: int = 16
+    seq: int = 256
+    vocab: int = 1024
+    width: int = 256
+    hidden: int = 512
+    experts: int = 8
+    k: int = 2
+    layers: int = 4
+
+
+CONVNET, MOE = ConvNetSizes(), MoESizes()

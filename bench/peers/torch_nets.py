@@ -1,0 +1,127 @@
+"""PyTorch's side of `bench/nets.py`: `torch_nets.py convnet|moe FOLDER`.
+
+It takes its weights and batch from FOLDER/given.npz and does one step for each line it reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+from peers.net_sizes import CONVNET, MOE, RATE
+from torch import nn
+from torch.nn import functional as F
+from turns import serve
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        turned = stride != 1 or inputs != outputs
+        self.past = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if turned else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(h)) + self.past(x))
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = CONVNET.widths
+        self.stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+        self.blocks = nn.ModuleList(Block(*sizes) for sizes in CONVNET.blocks())
+        self.head = nn.Linear(widths[-1], CONVNET.classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.stem(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean((2, 3)))
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        d, h, e = MOE.width, MOE.hidden, MOE.experts
+        self.router = nn.Parameter(torch.empty(d, e))
+        self.up = nn.Parameter(torch.empty(e, d, h))
+        self.down = nn.Parameter(torch.empty(e, h, d))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, MOE.width)
+        gates, ids = torch.topk(F.softmax(rows @ self.router, -1), MOE.k)
+        gates = gates / gates.sum(-1, keepdim=True)
+        out = torch.zeros_like(rows)
+        for e in range(MOE.experts):
+            at, choice = torch.where(ids == e)
+            y = F.gelu(rows[at] @ self.up[e], approximate="tanh") @ self.down[e]
+            out.index_add_(0, at, y * gates[at, choice, None])
+        return out.reshape(x.shape)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(MOE.width)
+        self.moe = Experts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.moe(self.norm(x))
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(MOE.vocab, MOE.width)
+        self.layers = nn.ModuleList(Layer() for _ in range(MOE.layers))
+        self.head = nn.Linear(MOE.width, MOE.vocab, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        for layer in self.layers:
+            h = layer(h)
+        return self.head(h).flatten(0, 1)
+
+
+def main() -> None:
+    net, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = ConvNet() if net == "convnet" else Mixed()
+    with np.load(folder / "given.npz") as file:
+        given = {name: torch.from_numpy(file[name]) for name in file.files}
+    x, labels = given.pop("__x"), given.pop("__labels").flatten()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):  # [in, out] there, [out, in] here
+            given[f"{name}.weight"] = given[f"{name}.weight"].T
+    named = dict(model.named_parameters())
+    assert set(named) == set(given), set(named) ^ set(given)
+    with torch.no_grad():
+        for name, weight in named.items():
+            weight.copy_(given[name])
+    if net == "convnet":
+        model = model.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    serve(step, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Products of rows that lie in runs, each run with a matrix of its own, on one device.
+
+On a CPU a loop over the runs goes through the rows of each, a tile at a time: only the last tile of
+a run has rows that do not count. A GPU would wait for the count of each loop; there rows are laid
+out in blocks, each of one run, and all blocks are one batched product.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..core.dtypes import DType, f32
+
+Array = Any
+Contract = Callable[[Sequence[str], str, Sequence[Array], DType], Array]
+# Rows of a tile: with fewer a product takes longer for each row, with more the last tiles of runs
+# have more rows that do not count: a sixteenth of all rows, with so many tiles in a run.
+LEAST, MOST, TILES = 64, 512, 8
+
+
+def ragged_dot(
+    contract: Contract, x: Array, w: Array, counts: Array, turned: bool, dtype: DType
+) -> Array:
+    """Row r of run e of x [a, j, r, d] times w [j, e, d, h], or (`turned`) the transpose of that;
+    zeros for rows that no run of `counts` [a, j, e] has."""
+    matrix = "hd" if turned else "dh"
+    ways = [functools.partial(f, contract, matrix, dtype) for f in (dot_by_tiles, dot_in_blocks)]
+
+    def each(*given: Array) -> Array:
+        return lax.platform_dependent(*given, cpu=ways[0], default=ways[1])
+
+    across, down = (range(n) for n in counts.shape[:2])
+    made = [jnp.stack([each(x[a, j], w[j], counts[a, j]) for j in down]) for a in across]
+    return jnp.stack(made)
+
+
+def ragged_contract(contract: Contract, x: Array, y: Array, counts: Array, dtype: DType) -> Array:
+    """For each run e the product [j, e, d, h] of its rows in x [a, j, r, d], transposed, with its
+    rows in y [a, j, r, h]."""
+    ways = [functools.partial(f, contract) for f in (contract_by_tiles, contract_in_blocks)]
+
+    def each(*given: Array) -> Array:
+        return lax.platform_dependent(*given, cpu=ways[0], default=ways[1])
+
+    across, down = (range(n) for n in counts.shape[:2])
+    made = [jnp.stack([each(x[a, j], y[a, j], counts[a, j]) for j in down]) for a in across]
+    return functools.reduce(operator.add, made).astype(dtype.numpy)
+
+
+# -- by tiles -------------------------------------------------------------------------------------
+def dot_by_tiles(
+    contract: Contract, matrix: str, dtype: DType, x: Array, w: Array, counts: Array
+) -> Array:
+    """x [r, d] in runs times w [e, d, h], whose dims d and h are in the order of `matrix`."""
+    sizes = len(x), len(counts)
+
+    def run(out: Array, now: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        w, start, count = now
+
+        def tile(out: Array, cut: Callable[[Array], Array], first: Array, mine: Array) -> Array:
+            y = contract(("rd", matrix), "rh", (cut(x), w), dtype)
+            return lax.dynamic_update_slice_in_dim(out, jnp.where(mine, y, cut(out)), first, 0)
+
+        return _by_tiles(tile, out, start, count, *sizes), None
+
+    zeros = jnp.zeros((len(x), w.shape[matrix.index("h") + 1]), dtype.numpy)
+    return lax.scan(run, zeros, (w, jnp.cumsum(counts) - counts, counts))[0]
+
+
+def contract_by_tiles(contract: Contract, x: Array, y: Array, counts: Array) -> Array:
+    """xᵀ y [e, d, h] of each run, added up in f32."""
+    sizes = len(x), len(counts)
+    thin, wide = (x, y) if x.shape[1] <= y.shape[1] else (y, x)  # a quicker product than turned
+
+    def run(_: None, now: tuple[Array, Array]) -> tuple[None, Array]:
+        def tile(total: Array, cut: Callable[[Array], Array], _: Array, mine: Array) -> Array:
+            rows = [jnp.where(mine, cut(v), 0) for v in (thin, wide)]
+            return total + contract(("rm", "rn"), "mn", rows, f32)
+
+        zeros = jnp.zeros((thin.shape[1], wide.shape[1]), jnp.float32)
+        return None, _by_tiles(tile, zeros, *now, *sizes)
+
+    made = lax.scan(run, None, (jnp.cumsum(counts) - counts, counts))[1]
+    return made if thin is x else jnp.swapaxes(made, 1, 2)
+
+
+def _by_tiles(
+    step: Callable[..., Array], carry: Array, start: Array, count: Array, rows: int, runs: int
+) -> Array:
+    """`step(carry, cut, first, mine)` for tiles of the `count` rows from `start` on, of `rows` in
+    `runs`: `cut` takes a tile out of an array, it begins at row `first`, and `mine` says which of
+    its rows are of the run and were in no tile before."""
+    even = 1 << (rows // (TILES * runs)).bit_length()
+    size = min(max(LEAST, even), MOST, rows)
+
+    def turn(now: tuple[Array, Array]) -> tuple[Array, Array]:
+        n, carry = now
+        begin = start + n * size
+        first = jnp.minimum(begin, rows - size)
+        at = first + jnp.arange(size)[:, None]
+
+        def cut(x: Array) -> Array:
+            return lax.dynamic_slice_in_dim(x, first, size, 0)
+
+        return n + 1, step(carry, cut, first, (at >= begin) & (at < start + count))
+
+    return lax.while_loop(lambda now: now[0] * size < count, turn, (jnp.int32(0), carry))[1]
+
+
+# -- in blocks ------------------------------------------------------------------------------------
+def dot_in_blocks(
+    contract: Contract, matrix: str, dtype: DType, x: Array, w: Array, counts: Array
+) -> Array:
+    """As `dot_by_tiles`."""
+    of, rows = _blocks(counts, len(x))
+    y = contract(("nrd", f"n{matrix}"), "nrh", (_at(x, rows), w[of]), dtype)
+    return jnp.zeros((len(x), y.shape[-1]), y.dtype).at[rows].set(y, mode="drop")
+
+
+def contract_in_blocks(contract: Contract, x: Array, y: Array, counts: Array) -> Array:
+    """As `contract_by_tiles`."""
+    of, rows = _blocks(counts, len(x))
+    each = contract(("nrd", "nrh"), "ndh", (_at(x, rows), _at(y, rows)), f32)
+    mine = (of[:, None] == jnp.arange(len(counts))).astype(each.dtype)
+    return contract(("ne", "ndh"), "edh", (mine, each), f32)
+
+
+def _blocks(counts: Array, rows: int) -> tuple[Array, Array]:
+    """(the run of each block, its rows): what fills a block up is `rows`, beyond the last."""
+    runs = len(counts)
+    size = max(8, -(-rows // (2 * runs)))
+    needs = (counts + (size - 1)) // size
+    ends, stops = jnp.cumsum(needs), jnp.cumsum(counts)
+    n = jnp.arange(-(-rows // size) + runs)
+    of = jnp.minimum(jnp.sum(n[:, None] >= ends, 1), runs - 1)
+    begin = (stops - counts)[of] + (n - (ends - needs)[of]) * size
+    at = begin[:, None] + jnp.arange(size)
+    return of, jnp.where((at < stops[of][:, None]) & (n < ends[-1])[:, None], at, rows)
+
+
+def _at(x: Array, rows: Array) -> Array:
+    return x.at[rows].get(mode="fill", fill_value=0)

@@ -278,8 +278,7 @@ def stepped(rounds: int) -> list[str]:
             time over the fused one's (no limit was set; losses differ by at most {worst:.1e}).
             Shares are those of stepped runs whose every step is waited for: computing, transfers,
             devices that wait for the last one, the rest (dispatch and Python). The last row is a
-            model whose tensors take no time, which leaves dispatch. The fused executor donates the
-            weights' buffers, the stepped one keeps both copies."""
+            model whose tensors take no time, which leaves dispatch."""
         ),
         *table(
             ("mesh", "width", "ZeRO", "steps", "fused s", "stepped s", "ratio",

@@ -1,13 +1,17 @@
-"""How long until a program can begin? Import against NumPy's; trace and compile of 24 layers.
+"""How long until a program can begin? Import against NumPy's; trace and compile of some layers.
 
-Prints one line of JSON. Imports are timed in processes of their own, in turn, with the bytecode of
-both at hand, as after an installation; compilation in a process per side, since both keep caches.
+`python bench/startup.py imports` (or loop, or a number of layers) prints one line of JSON. Imports
+are timed in processes of their own, in turn, with the bytecode of both at hand, as after an
+installation; compilation in a process per side, since both keep caches.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -18,10 +22,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
+LIMIT_S = 120.0  # for one process
+MOST_BYTES = 16 << 30  # of one process: the compiler of a long program may want all there are
+
+
 def run(code: str, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True,
-        env=env,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True,
+        env=env, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES,) * 2),
     )  # fmt: skip
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
@@ -51,13 +59,10 @@ begin = time.perf_counter(); run(); print(first - (time.perf_counter() - begin))
 """
 
 
-def first_calls() -> dict[str, list[dict[str, float]]]:
-    """Seconds of trace and compile, the first call less a second one, by number of layers: of ours,
-    of ours once more with the programs that the first process kept, and of the peer."""
-    return {"first_calls": [first_call(4, 3), first_call(24, 1), first_call(80, 1)]}
-
-
 def first_call(layers: int, rounds: int, batch: int = 4) -> dict[str, float]:
+    """Seconds of trace and compile, the first call less a second one: of ours, of ours once more
+    with the programs that the first process kept, and of the peer: infinity where that needs more
+    than there is."""
     times: dict[str, list[float]] = {"ours": [], "again": [], "peer": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as kept:
@@ -65,7 +70,12 @@ def first_call(layers: int, rounds: int, batch: int = 4) -> dict[str, float]:
                 side = "peer" if name == "peer" else "ours"
                 code = FIRST_CALL.format(here=str(HERE), side=side, layers=layers, batch=batch)
                 cache = "off" if name == "peer" else kept
-                found.append(float(run(code, {**os.environ, "TESSERA_PROGRAM_CACHE": cache})))
+                try:
+                    found.append(float(run(code, {**os.environ, "TESSERA_PROGRAM_CACHE": cache})))
+                except subprocess.SubprocessError:
+                    if side == "ours":
+                        raise
+                    found.append(math.inf)
     return {"layers": layers} | {k: round(statistics.median(v), 2) for k, v in times.items()}
 
 
@@ -94,7 +104,13 @@ def layers() -> dict[str, list[float]]:
 
 
 def main() -> None:
-    print(json.dumps({**imports(), **first_calls(), **layers()}))
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("what", help="imports, loop, or a number of layers")
+    what = ap.parse_args().what
+    if what.isdigit():
+        print(json.dumps(first_call(int(what), rounds=3 if int(what) < 10 else 1)))
+    else:
+        print(json.dumps(imports() if what == "imports" else layers()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What does it cost to run a schedule step by step rather than as one program?
 
 The GPT's training step over dp=2, data parallel and under ZeRO-3, by both executors in turn, and a
-small one whose tensors take no time, which leaves the cost of dispatch. The fused executor donates
-the weights' buffers; the stepped one keeps both copies.
+small one whose tensors take no time, which leaves the cost of dispatch. Both put new weights into
+the memory of the old ones.
 Run it: `python bench/stepped.py` prints one line of JSON.
 """
 

@@ -38,7 +38,7 @@ def beside(peer: Workers, a: argparse.Namespace) -> dict[str, Steps]:
     given = [str(a.ranks), port, str(a.layers), str(a.zero)]
     commands = [[str(HERE / "peers/our_gpt.py"), str(r), *given] for r in range(a.ranks)]
     with Workers(commands, a.limit, {"JAX_PLATFORMS": "cpu"}) as we:
-        return in_turn({"ours": we.step, "peer": peer.step}, a.rounds, warm=2)
+        return in_turn({"ours": we.step, "peer": peer.step}, a.rounds, warm=6)
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
             else:
                 start(a.ranks)
                 run, step = ours(config, {"dp": a.ranks}, zero=a.zero)
-                found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
+                found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=6)
                 count = len(list(step.graph.collectives()))
                 more = {"collectives": count, "memory": our_memory(step)}
     our, theirs = found["ours"], found["peer"]
@@ -78,6 +78,7 @@ def main() -> None:
         "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
         "speed_ratio": ratio(theirs.wall_s, our.wall_s),
         "cpu_ratio": ratio(theirs.cpu_s, our.cpu_s),
+        "ours_peak_mb": our.peak_mb, "peer_peak_mb": theirs.peak_mb,
         "largest_loss_difference": apart(our, theirs, at_most=SAME),
         **more,
     }))  # fmt: skip

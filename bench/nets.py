@@ -137,6 +137,7 @@ def main() -> None:
         "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
         "speed_ratio": ratio(theirs.wall_s, our.wall_s),
         "cpu_ratio": ratio(theirs.cpu_s, our.cpu_s),
+        "ours_peak_mb": our.peak_mb, "peer_peak_mb": theirs.peak_mb,
         "first_loss_difference": abs(our.values[0] - theirs.values[0]),
         "largest_loss_difference": apart(our, theirs, at_most=SAME),
         "losses": our.values[:3], "memory": our_memory(step),

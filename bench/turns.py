@@ -6,6 +6,7 @@ its steps it is idle, so all that runs has the whole machine. Every wait has an 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -15,15 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
 class Taken(NamedTuple):
-    """One step: seconds on the clock, its value (a loss), seconds of processor time."""
+    """One step: seconds on the clock, its value (a loss), seconds of processor time, and how much
+    memory the process has had at most since the second step, in MB (0: not known)."""
 
     wall_s: float
     value: float
     cpu_s: float
+    peak_mb: float = 0.0
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Steps:
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    peak_mb: float = 0.0
 
     @property
     def median_s(self) -> float:
@@ -41,13 +46,26 @@ class Steps:
 
 def timed(run: Callable[[], float]) -> Callable[[], Taken]:
     """`run` as a side of `in_turn`."""
+    count = itertools.count()
 
     def step() -> Taken:
+        if next(count) == 1 and REFS.exists():  # what compiled the first is none of a step's
+            REFS.write_text("5")  # the peak begins anew (proc(5))
         begin, worked = time.perf_counter(), time.process_time()
         value = run()
-        return Taken(time.perf_counter() - begin, value, time.process_time() - worked)
+        took_s, worked_s = time.perf_counter() - begin, time.process_time() - worked
+        return Taken(took_s, value, worked_s, peak_mb())
 
     return step
+
+
+REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def peak_mb() -> float:
+    """The most memory that this process has had; 0 where nobody can say."""
+    rows = STATUS.read_text().splitlines() if STATUS.exists() else []
+    return next((int(r.split()[1]) / 1e3 for r in rows if r.startswith("VmHWM")), 0.0)
 
 
 def in_turn(sides: dict[str, Callable[[], Taken]], rounds: int, warm: int = 1) -> dict[str, Steps]:
@@ -57,6 +75,7 @@ def in_turn(sides: dict[str, Callable[[], Taken]], rounds: int, warm: int = 1) -
         for name in list(sides)[:: 1 if k % 2 else -1]:
             taken, steps = sides[name](), found[name]
             steps.values.append(taken.value)
+            steps.peak_mb = taken.peak_mb
             if k >= warm:
                 steps.wall_s.append(taken.wall_s)
                 steps.cpu_s.append(taken.cpu_s)
@@ -120,7 +139,7 @@ class Workers:
 
     def step(self, word: str = "") -> Taken:
         """One step of them all, which are told `word`: the time of the slowest, the mean of values,
-        all processor time."""
+        all processor time, all memory."""
         for p in self.processes:
             assert p.stdin is not None
             try:
@@ -133,6 +152,7 @@ class Workers:
             max(t.wall_s for t in taken),
             statistics.mean(t.value for t in taken),
             sum(t.cpu_s for t in taken),
+            sum(t.peak_mb for t in taken),
         )
 
     def _answers(self) -> list[Any]:

@@ -15,7 +15,7 @@
 | `TESSERA_ELASTIC`       | where the processes of a run keep safe points (a folder of each host) |
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
-| `TESSERA_HEAP`          | off: a CPU backend leaves the C library's heap settings as they are |
+| `TESSERA_HEAP`          | off: a CPU backend does not keep the memory that arrays give back  |
 | `TESSERA_PROGRAM_CACHE` | where compiled programs stay for later processes (a folder, or off) |
 | `TESSERA_PROGRAM_CACHE_BYTES` | how much they may take there (a number)                    |
 | `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |

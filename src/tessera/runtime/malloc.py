@@ -1,30 +1,67 @@
 """Why is a CPU step not slowed by page faults? The C library keeps what large arrays give back.
 
 By default glibc returns each large temporary to the kernel and faults every page in again at the
-next step: 8 to 14 % of a training step (bench/RESULTS.md). One arena that never shrinks avoids it.
+next step: 8 to 20 % of a training step (bench/RESULTS.md). One arena that never shrinks avoids it.
+The engine often lets go of a step's temporaries after the next step has taken its own, so what is
+kept grows to two or three times as much. Where there is no room for that, the keeping ends.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..core import environment
 
-# The parameters of mallopt(3) and what they are set to.
-ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -8, -4, -1, -2
-TOP_PAD_BYTES = 256 << 20
+# The parameters of mallopt(3) and what they are set to: to keep all, and to keep what is small.
+ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -2
+KEEPING = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 << 20}
+GIVING = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20, TOP_PAD: 1 << 20}
+LAUNCHES = 16  # of programs between two looks at the memory
+_keeps: list[bool] = []
 
 
 def keep_pages() -> bool:
     """Lets the process keep its pages; whether that was possible. `TESSERA_HEAP=0` prevents it."""
     if platform.libc_ver()[0] != "glibc" or not environment.is_on(environment.HEAP, default=True):
         return False
+    _keeps[:] = [_set(KEEPING)]
+    return _keeps[0]
+
+
+def give_if_short() -> None:
+    """Ends the keeping for good, and gives back what is not in use, where the process has more
+    memory than is left."""
+    if any(_keeps) and resident_bytes() > free_bytes():
+        _keeps.clear()
+        _set(GIVING)
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(wanted: dict[int, int]) -> bool:
     libc = ctypes.CDLL(None)
-    wanted = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: TOP_PAD_BYTES}
     return all(libc.mallopt(key, value) == 1 for key, value in wanted.items())
+
+
+def resident_bytes() -> int:
+    """How much memory the process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes() -> int:
+    """How much more there is, on the host and in the process's control group."""
+    rows = dict(r.split(":") for r in Path("/proc/meminfo").read_text().splitlines())
+    free = int(rows["MemAvailable"].split()[0]) << 10
+    group = Path("/sys/fs/cgroup")
+    most, now, kinds = (group / f"memory.{n}" for n in ("max", "current", "stat"))
+    if most.exists() and (text := most.read_text().strip()).isdigit():
+        files = dict(r.split() for r in kinds.read_text().splitlines()).get("inactive_file", "0")
+        free = min(free, int(text) - int(now.read_text()) + int(files))
+    return free
 
 
 class _Info(ctypes.Structure):

@@ -129,13 +129,13 @@ def one_taken_apart(dtype: str, ours: dict[str, Any], torch: dict[str, Any] | No
     ]  # fmt: skip
 
 
-def torch_rows(found: list[dict[str, Any]]) -> list[str]:
+def torch_rows(found: list[dict[str, Any]], what: str = "ranks") -> list[str]:
+    """Ours beside PyTorch's in each run; `what` is the first column."""
     return table(
-        ("ranks", "ours s", "PyTorch s", "speed ratio", "by processor time",
-         "ours, PyTorch peak MB"),
+        (what, "ours s", "PyTorch s", "speed ratio", "by processor time", "ours, PyTorch peak MB"),
         [
             (
-                r["ranks"],
+                NETS[r["net"]] if what == "net" else r[what],
                 f"{r['ours_s']:.3f} (min {r['ours_min_s']:.3f})",
                 f"{r['peer_s']:.3f} (min {r['peer_min_s']:.3f})",
                 f"**{r['speed_ratio']:.2f}**",
@@ -144,7 +144,7 @@ def torch_rows(found: list[dict[str, Any]]) -> list[str]:
             )
             for r in found
         ],
-    )  # fmt: skip
+    )
 
 
 def ddp(rounds: int) -> list[str]:
@@ -222,22 +222,8 @@ def nets(rounds: int) -> list[str]:
             {max(r["largest_loss_difference"] for r in found):.1e}, where the router chooses between
             near scores. Peaks are of whole processes while they step."""
         ),
-        *table(
-            ("network", "ours s", "PyTorch s", "speed ratio", "by processor time",
-             "ours, PyTorch peak MB"),
-            [
-                (
-                    NETS[r["net"]],
-                    f"{r['ours_s']:.3f} (min {r['ours_min_s']:.3f})",
-                    f"{r['peer_s']:.3f} (min {r['peer_min_s']:.3f})",
-                    f"**{r['speed_ratio']:.2f}**",
-                    f"{r['cpu_ratio']:.2f}",
-                    f"{r['ours_peak_mb']:.0f}, {r['peer_peak_mb']:.0f}",
-                )
-                for r in found
-            ],
-        ),
-    ]  # fmt: skip
+        *torch_rows(found, "net"),
+    ]
 
 
 NETS = {"convnet": "the convnet (ResNet of 15 convolutions, 64 images of 32 x 32)",

@@ -30,7 +30,7 @@ from tessera import nn
 from tessera.runtime.devices import start
 
 HERE = Path(__file__).resolve().parent
-SAME = 3e-2  # how far losses may differ: a router's choice between near scores may
+SAME = 1e-1  # how far losses may differ: a router's choice between near scores may
 
 
 class Block(nn.Module):

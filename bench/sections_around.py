@@ -75,7 +75,7 @@ def startup(_: int) -> list[str]:
                     f"{c['ours']:.1f}",
                     f"{c['again']:.1f}",
                     f"{c['peer']:.1f}" if math.isfinite(c["peer"]) else "stopped",
-                    f"**{c['ours'] / c['peer']:.2f}**",
+                    f"**{c['ours'] / c['peer']:.2f}**" if math.isfinite(c["peer"]) else "-",
                     f"**{c['again'] / c['ours']:.2f}**",
                 )
                 for c in calls

@@ -219,8 +219,8 @@ def nets(rounds: int) -> list[str]:
             convnet in `channels_last`, its experts a loop that picks the tokens of each. {who} (no
             limit was set). First losses differ by at most
             {max(r["first_loss_difference"] for r in found):.1e}; later ones by
-            {max(r["largest_loss_difference"] for r in found):.1e}, where the router chooses between
-            near scores. Peaks are of whole processes while they step."""
+            {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
+            choose otherwise between near scores. Peaks are of whole processes while they step."""
         ),
         *torch_rows(found, "net"),
     ]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tessera.runtime import malloc
 
 CODE = """
 import numpy as np
@@ -41,7 +44,14 @@ def test_pages_are_given_back_where_memory_is_short() -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="of Linux alone")
-def test_what_is_left_is_less_than_all() -> None:
-    from tessera.runtime import malloc
-
+def test_what_is_left_is_the_least_of_host_and_control_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert malloc.resident_bytes() > 0 and 0 < malloc.free_bytes() < 1 << 46
+    monkeypatch.setattr(malloc, "GROUPS", tmp_path)
+    files = {"max": "max", "current": "900", "stat": "anon 300\ninactive_file 200"}
+    for name, text in files.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert malloc.free_bytes() > 1000
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert malloc.free_bytes() == 300

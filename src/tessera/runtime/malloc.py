@@ -1,13 +1,14 @@
 """Why is a CPU step not slowed by page faults? The C library keeps what large arrays give back.
 
 By default glibc returns each large temporary to the kernel and faults every page in again at the
-next step: 8 to 20 % of a training step (bench/RESULTS.md). One arena that never shrinks avoids it.
+next step: 8 to 20 % of a training step. One arena that never shrinks avoids it.
 The engine often lets go of a step's temporaries after the next step has taken its own, so what is
 kept grows to two or three times as much. Where there is no room for that, the keeping ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -22,6 +23,7 @@ ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -
 KEEPING = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 << 20}
 GIVING = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20, TOP_PAD: 1 << 20}
 LAUNCHES = 16  # of programs between two looks at the memory
+GROUPS = Path("/sys/fs/cgroup")
 _keeps: list[bool] = []
 
 
@@ -35,11 +37,12 @@ def keep_pages() -> bool:
 
 def give_if_short() -> None:
     """Ends the keeping for good, and gives back what is not in use, where the process has more
-    memory than is left."""
-    if any(_keeps) and resident_bytes() > free_bytes():
-        _keeps.clear()
-        _set(GIVING)
-        ctypes.CDLL(None).malloc_trim(0)
+    memory than is left. Where nobody can say how much that is, it goes on."""
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        if any(_keeps) and resident_bytes() > free_bytes():
+            _keeps.clear()
+            _set(GIVING)
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _set(wanted: dict[int, int]) -> bool:
@@ -53,14 +56,17 @@ def resident_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """How much more there is, on the host and in the process's control group."""
+    """How much more there is, on the host and in the control groups that the process is in."""
     rows = dict(r.split(":") for r in Path("/proc/meminfo").read_text().splitlines())
     free = int(rows["MemAvailable"].split()[0]) << 10
-    group = Path("/sys/fs/cgroup")
-    most, now, kinds = (group / f"memory.{n}" for n in ("max", "current", "stat"))
-    if most.exists() and (text := most.read_text().strip()).isdigit():
-        files = dict(r.split() for r in kinds.read_text().splitlines()).get("inactive_file", "0")
-        free = min(free, int(text) - int(now.read_text()) + int(files))
+    said = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((r.removeprefix("0::/") for r in said if r.startswith("0::/")), "")
+    for group in (GROUPS / own, *(GROUPS / own).parents):
+        most = group / "memory.max"
+        if group.is_relative_to(GROUPS) and most.exists() and most.read_text().strip().isdigit():
+            kinds = dict(r.split() for r in (group / "memory.stat").read_text().splitlines())
+            used = int((group / "memory.current").read_text()) - int(kinds["inactive_file"])
+            free = min(free, int(most.read_text()) - used)
     return free
 
 

@@ -4,6 +4,8 @@ split over eight devices, and does the example train the same network on one dev
 from __future__ import annotations
 
 import importlib.util
+import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +88,26 @@ def test_a_convolution_in_many_layouts(
         jax_conv(stride, pad, dilation, groups),
         *((real(*parse_type(f"f32{layout}", MESH).shape), layout) for layout in (x, w)),
     )
+
+
+def test_between_convolutions_no_image_is_turned_around() -> None:
+    """What was given is, once, into the order of the convolution."""
+    norm = nn.BatchNorm(8)
+
+    @ts.jit
+    def net(norm: Any, x: ts.Tensor, w: ts.Tensor, b: ts.Tensor) -> ts.Tensor:
+        h = nn.conv2d(x, w, b, padding=1)
+        h = nn.relu(norm(h)) + h
+        return nn.conv2d(h, w, padding=1).mean((0, 2, 3))
+
+    given = [ts.tensor(real(*shape)) for shape in ((4, 8, 16, 16), (8, 8, 3, 3), (8,))]
+    net(norm, *given)
+    (program,) = net.programs
+    shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype.numpy) for t in program.wants]
+    text = program.run.lower(*shapes).compile().as_text()
+    turned = re.findall(r"= f32\[([\d,]+)\]\S* transpose\(", text)
+    images = [t for t in turned if math.prod(map(int, t.split(","))) >= given[0].size]
+    assert images == ["4,16,16,1,8"]
 
 
 def test_a_transposed_convolution() -> None:

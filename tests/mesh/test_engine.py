@@ -25,10 +25,9 @@ from tessera.core.reshard import steps_between
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.build import build_schedule
-from tessera.runtime import arrays, devices
+from tessera.runtime import arrays, devices, xp_jax
 from tessera.runtime.arrays import sharding
 from tessera.runtime.lower import lower
-from tessera.runtime.xp_jax import contract
 from tests.core.table import ROWS, Row
 from tests.core.test_ops import cases, close, expected, outputs, types_of
 
@@ -274,7 +273,7 @@ def test_gradients_of_wide_weights_have_the_inner_dims_last_on_cpus(
     size = dict(zip(dict.fromkeys(given.replace(",", "")), sizes, strict=True))
     rng = np.random.default_rng(0)
     x, y = (rng.integers(-4, 5, [size[k] for k in a]).astype(dtype.numpy) for a in args)
-    run = jax.jit(lambda x, y: contract(args, out, (x, y), f32)).trace(x, y)
+    run = jax.jit(lambda x, y: xp_jax.contract(args, out, (x, y), f32)).trace(x, y)
     here = run.lower().compile()
     np.testing.assert_array_equal(
         here(x, y), np.einsum(index, x.astype(np.float32), y.astype(np.float32))
@@ -283,6 +282,34 @@ def test_gradients_of_wide_weights_have_the_inner_dims_last_on_cpus(
     assert "0" not in last.split(",")
     there = run.lower(lowering_platforms=("cuda",)).as_text()
     assert "LayoutConstraint" in run.lower().as_text() and "LayoutConstraint" not in there
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "flat"),
+    [
+        ((64, 32, 32), (0, 1), "2048,32"),
+        ((8, 16, 1, 32, 3), (0, 1, 3), "4096,3"),
+        ((5, 8, 256, 7), (1, 2), "5,2048,7"),
+        ((8, 3, 16, 16, 5), (0, 2, 3), "8,3,256,5"),
+        ((1, 2048, 3), (0, 1), ""),  # neighbours of one element are none
+        ((4, 3, 256, 8), (0, 2), ""),
+        ((4, 3, 64, 64), (0, 2, 3), ""),  # nothing stays behind them
+        ((4, 4, 8), (0, 1), ""),  # too few
+    ],
+)
+def test_a_cpu_adds_up_over_neighbours_as_over_one_dim(
+    shape: tuple[int, ...], dims: tuple[int, ...], flat: str
+) -> None:
+    """On other devices the dims stay as they are."""
+    for dtype in (f32, bf16, int32):
+        x = np.random.default_rng(0).integers(-8, 9, shape).astype(dtype.numpy)
+        run = jax.jit(lambda x: xp_jax.sum(x, dims)).trace(x)
+        want = x.astype(np.float64).sum(dims).astype(dtype.numpy)
+        np.testing.assert_array_equal(run.lower().compile()(x), want)
+        barriers = re.findall(r"optimization_barrier .* tensor<(\S+)x\w+>", run.lower().as_text())
+        assert barriers == ([flat.replace(",", "x")] if flat else [])
+        there = run.lower(lowering_platforms=("cuda",)).as_text()
+        assert "optimization_barrier" not in there
 
 
 def test_a_tensor_of_one_mesh_is_made_a_tensor_of_another() -> None:

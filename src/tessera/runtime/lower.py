@@ -14,6 +14,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.options import PLAIN, ProgramOptions
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from ..passes.channels_last import channels_last
 from . import xp_jax
 from .arrays import block_shape, sharding, spec
 from .devices import jax_mesh
@@ -44,8 +45,11 @@ class _Reordered:
 def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> list[Blocks]:
     """The results of one step on this device, from the values that it reads."""
     match step:
-        case Compute():
-            return interpreter.run(step.graph, values)
+        case Compute(graph=graph):
+            # A GPU's compiler chooses orders of dims itself; mesh_invariant has its order of sums.
+            if jax.default_backend() == "cpu" and not interpreter.under.mesh_invariant:
+                graph = channels_last(graph)
+            return interpreter.run(graph, values)
         case Collective():
             return interpreter.run(step.graph, values, bucket=len(step.nodes) > 1)
         case Loop(body=body):

@@ -177,8 +177,42 @@ def _wide(x: Array) -> Array:
     return x.astype(jnp.float32) if narrow else x
 
 
+MANY = 1024  # elements of one sum from which a CPU is slow where they lie along several dims
+
+
 def sum(x: Array, dims: tuple[int, ...]) -> Array:
-    return lax.reduce_sum(_wide(x), axes=dims).astype(x.dtype)
+    plain = partial(lax.reduce_sum, axes=dims)
+    wide = _wide(x)
+    sizes = [x.shape[d] for d in dims if x.shape[d] > 1]
+    shape, over = _merged(x.shape, dims)
+    if len(over) == len(sizes) or over[-1] == len(shape) - 1 or math.prod(sizes) < MANY:
+        return plain(wide).astype(x.dtype)
+    kept = [n for d, n in enumerate(x.shape) if d not in dims]
+
+    def merged(x: Array) -> Array:
+        # Over neighbours, with one dim behind them that stays, a CPU's compiler adds up element by
+        # element, which takes ten times as long. Without the barrier it takes the reshape back.
+        flat = lax.optimization_barrier(lax.reshape(x, shape))
+        return lax.reshape(lax.reduce_sum(flat, axes=over), kept)
+
+    return lax.platform_dependent(wide, cpu=merged, default=plain).astype(x.dtype)
+
+
+def _merged(shape: Sequence[int], dims: Sequence[int]) -> tuple[list[int], list[int]]:
+    """`shape` and `dims` of it with neighbours as one dim where all or none are in `dims`."""
+    sizes: list[int] = []
+    over: list[int] = []
+    inside: bool | None = None
+    for d, n in enumerate(shape):
+        if n == 1:
+            continue
+        if inside is (d in dims):
+            sizes[-1] *= n
+            continue
+        inside = d in dims
+        over += [len(sizes)] if inside else []
+        sizes.append(n)
+    return sizes, over
 
 
 def max(x: Array, dims: tuple[int, ...]) -> Array:
@@ -341,19 +375,29 @@ def conv(
     spread: tuple[int, ...],
     dtype: DType,
 ) -> Array:
-    """Groups and channels lie side by side for XLA, which counts groups itself."""
-    n, groups, c, *sizes = x.shape
+    """Groups and channels lie side by side for XLA, which counts groups itself, and last, where a
+    CPU would put them: what is in that order already (passes/channels_last.py) stays there."""
+    groups, outs = w.shape[:2]
+    spatial = tuple(range(3, x.ndim))
+    x = lax.transpose(x, (0, *spatial, 1, 2))
+    w = lax.transpose(w, (*spatial, 2, 0, 1))
     out = lax.conv_general_dilated(
-        lax.reshape(x, (n, groups * c, *sizes)),
-        lax.reshape(w, (w.shape[0] * w.shape[1], *w.shape[2:])),
+        lax.reshape(x, (*x.shape[:-2], groups * x.shape[-1])),
+        lax.reshape(w, (*w.shape[:-2], groups * outs)),
         stride,
         pads,
         lhs_dilation=spread,
         rhs_dilation=dilation,
+        dimension_numbers=lax.ConvDimensionNumbers(
+            (0, x.ndim - 2, *range(1, x.ndim - 2)),
+            (x.ndim - 2, x.ndim - 3, *range(x.ndim - 3)),
+            (0, x.ndim - 2, *range(1, x.ndim - 2)),
+        ),
         feature_group_count=groups,
         preferred_element_type=jnp.float32 if x.dtype.itemsize < 4 else None,
     )
-    out = lax.reshape(out, (n, groups, w.shape[1], *out.shape[2:]))
+    out = lax.reshape(out, (*out.shape[:-1], groups, outs))
+    out = lax.transpose(out, (0, out.ndim - 2, out.ndim - 1, *range(1, out.ndim - 2)))
     return cast(out, dtype) if out.dtype != dtype.numpy else out
 
 

@@ -1,0 +1,108 @@
+"""How does a CPU run a convnet without turning every image around? With its channels last.
+
+A CPU's convolution reads and writes [N, *sizes, channels], and its compiler keeps every other value
+in the order in which it is written, which is PyTorch's [N, channels, *sizes]. So what is computed
+from convolutions, element by element or summed over dims, is computed in their own order. For each
+node stands that value turned back; the compiler drops this where the value is turned once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..core.layout import TensorType
+from ..ir.graph.node import Emit, Graph, Node
+from ..ops.conv import conv
+from ..ops.movement import reshape, transpose
+from ..ops.op import BODIES, infer
+from ..ops.reduce import max_, min_, sum_
+
+REDUCTIONS = frozenset(op.name for op in (sum_, max_, min_))
+
+
+def channels_last(graph: Graph) -> Graph:
+    """`graph` with what follows its convolutions in their order. Its outputs keep their types and
+    their values, but that sums add up in another order."""
+    if not any(n.op == conv.name or n.op in BODIES for n in graph.nodes):
+        return graph
+    spatial: dict[Node, int] = {}  # of what follows a convolution, how many spatial dims it has
+    turned: dict[tuple[Node, tuple[int, ...]], Node] = {}  # values with their dims in some order
+
+    def last(x: Node, order: tuple[int, ...], emit: Emit) -> Node:
+        """`x`, which may be broadcast to the dims of `order`, with its channels last."""
+        if not x.type.rank:
+            return x
+        if (x, order) not in turned:
+            missing = len(order) - x.type.rank
+            y = emit(_reshaped(x, (1,) * missing + x.type.shape)) if missing else x
+            turned[x, order] = emit(_turned(y, order))
+        return turned[x, order]
+
+    def back(made: Node, count: int, emit: Emit) -> Node:
+        """`made`, which has its channels last, in the graph's order."""
+        order = _order(made.type.rank, count)
+        found = emit(_turned(made, _inverse(order)))
+        spatial[found], turned[found, order] = count, made
+        return found
+
+    def rule(was: Node, n: Node, emit: Emit) -> Node | None:
+        if n.op == conv.name:
+            spatial[n] = len(n.attrs["stride"])
+            return None
+        lead = max((x for x in n.args if x in spatial), key=lambda x: x.type.rank, default=None)
+        if lead is None:
+            return None
+        count, rank = spatial[lead], lead.type.rank
+        order = _order(rank, count)
+        if n.kind.elements in ("computed", "same") and n.type.rank == rank:
+            args = tuple([last(x, order, emit) for x in n.args])
+            made = emit(replace(n, args=args, types=(_permuted(n.type, order),)))
+            return back(made, count, emit)
+        if n.op in REDUCTIONS:
+            attrs = {**n.attrs, "dims": tuple(sorted(order.index(d) for d in n.attrs["dims"]))}
+            kept = [d for d in order if d not in n.attrs["dims"]]
+            there = [sorted(kept).index(d) for d in kept]
+            args, types = (last(lead, order, emit),), (_permuted(n.type, there),)
+            made = emit(replace(n, args=args, types=types, attrs=attrs))
+            return emit(_turned(made, _inverse(there))) if kept != sorted(kept) else made
+        if n.op == reshape.name and _of_channels(lead.type, n.type, count):
+            want = _permuted(n.type, _order(n.type.rank, count))
+            made = _reshaped(last(lead, order, emit), want.shape)
+            return back(emit(made), count, emit) if made.type is want else None
+        return None
+
+    return graph.rewrite(rule, channels_last)
+
+
+def _order(rank: int, spatial: int) -> tuple[int, ...]:
+    """The dims of [N, channels, *sizes] as [N, *sizes, channels]."""
+    return (0, *range(rank - spatial, rank), *range(1, rank - spatial))
+
+
+def _inverse(perm: Sequence[int]) -> list[int]:
+    return [perm.index(d) for d in range(len(perm))]
+
+
+def _permuted(t: TensorType, perm: Sequence[int]) -> TensorType:
+    return t.with_dims(t.dims[p] for p in perm)
+
+
+def _turned(x: Node, perm: Sequence[int]) -> Node:
+    attrs = {"perm": tuple(perm)}
+    return Node(transpose.name, (x,), (_permuted(x.type, perm),), attrs, x.loc, x.scope)
+
+
+def _reshaped(x: Node, shape: tuple[int, ...]) -> Node:
+    attrs = {"shape": shape}
+    types = infer(reshape, (x.type,), attrs).outs
+    return Node(reshape.name, (x,), types, attrs, x.loc, x.scope)
+
+
+def _of_channels(x: TensorType, y: TensorType, spatial: int) -> bool:
+    """Whether a reshape of `x` to `y` writes its channels in other dims, and nothing else."""
+    return (
+        y.rank > spatial + 1
+        and x.shape[0] == y.shape[0]
+        and x.shape[-spatial:] == y.shape[-spatial:]
+    )

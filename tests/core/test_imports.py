@@ -1,5 +1,7 @@
 """Do imports point one way inside of a package too? In lang/ no files are in a circle."""
 
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 
 import grimp
@@ -27,3 +29,10 @@ def test_no_files_of_the_language_are_in_a_circle() -> None:
 def test_a_circle_would_be_found() -> None:
     with pytest.raises(CycleError):
         [*TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order()]
+
+
+def test_what_is_slow_to_import_waits_until_it_is_used() -> None:
+    late = ("jax", "jaxlib", "optax", "pydantic", "matplotlib", "networkx", "typer", "safetensors")
+    code = f"import sys, tessera; print([m for m in {late} if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "[]\n", ran.stderr

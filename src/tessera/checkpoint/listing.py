@@ -15,14 +15,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.checks import flag, mapping, string, unfit, whole
 from ..core.devices import process_index
 from ..core.errors import CheckpointError, UsageError, fail
-from .manifest import DATA, MOST_BYTES, NAME, TAG, Manifest, parse
+from .names import DATA, MOST_BYTES, NAME, TAG
 from .pieces import Reader
 from .storage import Storage
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
 
 Root = str | os.PathLike[str]
 ROOT = "checkpoints"
@@ -103,7 +106,7 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
     if len(data) > MOST_BYTES:
         raise fail(CheckpointError, f"checkpoint: the manifest of {where!r} is too large",
                    fix="load another checkpoint")  # fmt: skip
-    made = parse(data, where)
+    made = _parsed(data, where)
     if made.tag != tag:
         raise fail(
             CheckpointError,
@@ -111,6 +114,12 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
             fix="it was moved or copied here: rename its folder back",
         )
     return made
+
+
+def _parsed(data: bytes, where: str) -> Manifest:
+    from .manifest import parse
+
+    return parse(data, where)
 
 
 def tags(storage: Storage) -> list[str]:
@@ -121,7 +130,8 @@ def tags(storage: Storage) -> list[str]:
 
 def manifests(storage: Storage) -> tuple[list[Manifest], dict[str, str]]:
     """Those that can be read, the oldest first; and what is wrong with the others, by tag."""
-    found, wrong = list[Manifest](), dict[str, str]()
+    found: list[Manifest] = []
+    wrong: dict[str, str] = {}
     for tag in tags(storage):
         try:
             found.append(manifest_of(storage, tag))
@@ -162,7 +172,7 @@ def reader(storage: Storage, manifest: Manifest) -> Reader:
 def _see_changed(storage: Storage, manifest: Manifest) -> None:
     """Raises CheckpointError if a checkpoint is not the one that `manifest` was read from."""
     now = storage.read(f"{manifest.tag}/{NAME}", MOST_BYTES)
-    if now is None or parse(now, f"{storage.name}/{manifest.tag}").id != manifest.id:
+    if now is None or _parsed(now, f"{storage.name}/{manifest.tag}").id != manifest.id:
         done = "removed" if now is None else "saved anew"
         raise fail(
             CheckpointError,

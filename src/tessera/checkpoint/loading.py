@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Timer
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import Progress
@@ -28,10 +28,12 @@ from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_fill, unflatten
 from ..nn.module import Module, put_buffer
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
-from .manifest import Manifest
 from .pieces import Reader
 from .saving import advice_of, leaves, no_folder, not_recorded, wait
 from .storage import Storage
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
 
 SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
 

@@ -10,7 +10,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from ..core.dtypes import DType
 from ..core.errors import CheckpointError, fail
 from ..lang.engine import Parts
-from .manifest import Manifest, Piece, Saved
+
+if TYPE_CHECKING:
+    from .manifest import Manifest, Piece, Saved
 
 FILE_BYTES = 32 << 20  # a file ends with the piece that fills it
 KEPT_BYTES = 256 << 20  # of files that a reader holds
@@ -31,7 +33,10 @@ def files(
     id: str, process: int, tensors: Mapping[str, Iterable[Block]]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, Piece]]]]:
     """The files that hold `tensors`: a name, the bytes, and which pieces of which tensors."""
-    count, parts, pieces, size = 0, list[memoryview](), list[tuple[str, Piece]](), 0
+    from .manifest import Piece
+
+    count, parts, size = 0, list[memoryview](), 0
+    pieces: list[tuple[str, Piece]] = []
     for name, blocks in tensors.items():
         for start, x in _rows(blocks):
             raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data

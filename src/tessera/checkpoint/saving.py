@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,9 +42,12 @@ from ..lang.tensor import Tensor
 from ..lang.tree import flatten, paths
 from ..nn.module import Module
 from .listing import ROOT, Keep, Root, keep_of, manifests, numbers, remove, remove_rest, tag_of
-from .manifest import NAME, Manifest, Piece, Saved
+from .names import NAME
 from .pieces import Block, files
 from .storage import Storage, begun, together
+
+if TYPE_CHECKING:
+    from .manifest import Manifest, Piece, Saved
 
 LIMIT_S = 600.0
 """How long a process may take to write its part."""
@@ -179,6 +182,8 @@ def start(what: Save) -> None:
 
 def taken(what: Save) -> _Job:
     """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
+    from .manifest import Saved
+
     tag_of(what.tag)
     policy = keep_of(what.keep)
     count = what.step.item() if isinstance(what.step, Tensor) else what.step  # a state's "step"
@@ -197,7 +202,8 @@ def taken(what: Save) -> _Job:
         "state": _json(what.state),
     }  # fmt: skip
     _WRITER.count += 1
-    saved, blocks = dict[str, Saved](), dict[str, list[Block]]()
+    saved: dict[str, Saved] = {}
+    blocks: dict[str, list[Block]] = {}
     for i, (name, t) in enumerate(named.items()):
         t = back(t)
         t = _complete(Tensor(engine().alive(t.data, t.type), t.type))
@@ -357,6 +363,8 @@ def written(job: _Job) -> None:
 
 def _published(job: _Job, path: str, first: dict[str, Any]) -> Manifest:
     """Writes the data of all processes, then the manifest, which is the result."""
+    from .manifest import Manifest, Piece
+
     id = first["id"]
     pieces: list[tuple[str, Piece]] = []
     mine: dict[str, Any] = {"error": ""}

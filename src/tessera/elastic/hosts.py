@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checkpoint.listing import manifests, remove
-from ..checkpoint.manifest import NAME
+from ..checkpoint.names import NAME
 from ..checkpoint.storage import Storage
 from ..core.devices import device_count, process_count, process_index
 from ..core.dtypes import uint8

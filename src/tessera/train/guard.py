@@ -22,7 +22,7 @@ from typing import Any, Self
 from ..checkpoint import Keep
 from ..checkpoint.listing import Root, age_text, keep_of, manifests, unfinished
 from ..checkpoint.loading import Checkpoint
-from ..checkpoint.manifest import NAME
+from ..checkpoint.names import NAME
 from ..checkpoint.storage import Storage
 from ..core.checks import instance, number, one_of, unfit, whole
 from ..core.devices import process_count, process_index

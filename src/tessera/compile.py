@@ -34,6 +34,7 @@ from .lang.engine import Parts, Program
 from .passes.plan import prepared, scheduled
 from .runtime import (
     arrays,
+    convolutions,
     devices,
     exchange,
     first_process,
@@ -76,6 +77,8 @@ class Executable:
         s = self.schedule
         ordered = any("order" in n.attrs for n, _ in s.collectives())
         options, under = determinism_of(s.options, ordered)
+        if not under.mesh_invariant:
+            options = {**(options or {}), **convolutions.options(s)} or None
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)
         return guarded(lower(s, self._donate, options, under), s, True)

@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from jax import lax
 
 import tessera as ts
 from tessera import dist, nn
+from tessera.core import flags
+from tessera.core.dtypes import f32
 from tessera.core.layout import parse_type
+from tessera.runtime import convolutions, xp_jax
 from tessera.runtime.devices import start
 from tests.cases import LONG
 from tests.core.table import apart, positive
@@ -90,6 +94,76 @@ def test_a_convolution_in_many_layouts(
     )
 
 
+def program_text(run: Any) -> str:
+    """The compiled program of a function that was called once."""
+    (program,) = run.programs
+    shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype.numpy) for t in program.wants]
+    text: str = program.run.lower(*shapes).compile().as_text()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("cores", "channels", "level", "other"),
+    [
+        (2, 32, "fast", True),
+        (2, 32, "run_to_run", True),
+        (2, 32, "mesh_invariant", False),  # bits that differ with the number of cores
+        (2, 128, "fast", False),  # a kernel that is large enough
+        (1, 32, "fast", False),
+    ],
+)
+def test_several_cores_work_at_one_convolution(
+    monkeypatch: pytest.MonkeyPatch, cores: int, channels: int, level: Any, other: bool
+) -> None:
+    monkeypatch.setattr(convolutions, "cores_of_a_device", lambda mesh: cores)
+    x, w = real(2, channels, 8, 8), real(channels, channels, 3, 3)
+
+    @ts.jit
+    def net(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        y: ts.Tensor = ts.scan(lambda h, _: (nn.conv2d(h, w, padding=1), None), x, ts.zeros(2))[0]
+        return y
+
+    with dist.deterministic(level=level) if level != "fast" else nullcontext():
+        got = net(ts.tensor(x), ts.tensor(w))
+        text = program_text(net)
+    conv = jax_conv(1, 1, 1, 1)
+    np.testing.assert_allclose(got.numpy(), conv(conv(x, w), w), rtol=1e-3, atol=1e-3)
+    # The preferred library's has been put into a function of its own.
+    assert bool(re.search(r"= f32\S+ convolution\((?!%param)", text)) == other
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "groups", "parts"),
+    [(48, 8, 1, 3), (32, 9, 2, 2), (16, 8, 1, 1), (40, 8, 1, 1), (48, 6, 1, 1)],
+)
+def test_a_cpu_takes_some_images_at_a_time_for_the_gradient_of_a_weight(
+    batch: int, size: int, groups: int, parts: int
+) -> None:
+    """On other devices it is one convolution."""
+    x, g = real(groups, batch, 1, size, size), real(batch, 4, size, size)
+    kernel = g.reshape(batch, groups, 4 // groups, size, size).transpose(1, 2, 0, 3, 4)
+    pads = ((1, 1), (1, 1))
+    x = x.transpose(2, 0, 1, 3, 4)  # [one row, groups, what is summed, *sizes]
+    run = jax.jit(lambda x, w: xp_jax.conv(x, w, (1, 1), pads, (1, 1), (1, 1), f32)).trace(
+        x, kernel
+    )
+    flat = x.reshape(1, -1, size, size), kernel.reshape(4, batch, size, size)
+    want = lax.conv_general_dilated(*flat, (1, 1), pads, feature_group_count=groups)
+    got = run.lower().compile()(x, kernel)
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+    assert run.lower().as_text().count("stablehlo.convolution") == parts
+    there = run.lower(lowering_platforms=("cuda",)).as_text()
+    assert there.count("stablehlo.convolution") == 1
+
+
+def test_the_users_own_word_on_the_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "cores_of_a_device", lambda mesh: 2)
+    monkeypatch.setattr(flags, "_fuses", [False])
+    net = ts.jit(lambda x, w: nn.conv2d(x, w))
+    net(ts.tensor(real(2, 32, 8, 8)), ts.tensor(real(32, 32, 3, 3)))
+    assert "ynn_fusion" in program_text(net)
+
+
 def test_between_convolutions_no_image_is_turned_around() -> None:
     """What was given is, once, into the order of the convolution."""
     norm = nn.BatchNorm(8)
@@ -102,10 +176,7 @@ def test_between_convolutions_no_image_is_turned_around() -> None:
 
     given = [ts.tensor(real(*shape)) for shape in ((4, 8, 16, 16), (8, 8, 3, 3), (8,))]
     net(norm, *given)
-    (program,) = net.programs
-    shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype.numpy) for t in program.wants]
-    text = program.run.lower(*shapes).compile().as_text()
-    turned = re.findall(r"= f32\[([\d,]+)\]\S* transpose\(", text)
+    turned = re.findall(r"= f32\[([\d,]+)\]\S* transpose\(", program_text(net))
     images = [t for t in turned if math.prod(map(int, t.split(","))) >= given[0].size]
     assert images == ["4,16,16,1,8"]
 

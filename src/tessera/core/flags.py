@@ -25,11 +25,13 @@ MULTIPLIES_BF16 = _CPUINFO.exists() and bool(
 # computes some of them wrongly, and ends the process at others. Before, it handed over plain sums,
 # and none was found that was wrong. All versions that pyproject.toml admits know the flag; one that
 # is unknown would end the process.
-EXACT = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+FUSION = "xla_cpu_experimental_ynn_fusion_type"
+EXACT = f"--{FUSION}=-reduce"
 SINCE = (0, 10, 2)
 # Fatal errors alone: what else the engine has to say, it says in its exceptions, too.
 LOG = ("TF_CPP_MIN_LOG_LEVEL", "3")
 _exact: list[bool] = []
+_fuses: list[bool] = []
 _before: dict[str, str | None] = {}
 
 
@@ -43,6 +45,8 @@ def prepare() -> None:
     if X86 and not engine_runs():
         _add(PLAIN)
     version = _version()
+    users = (_before["XLA_FLAGS"] or "").replace(EXACT, "")  # a parent's may be ours
+    _fuses[:] = [version is not None and version >= SINCE and FUSION not in users]
     if version is not None and version < SINCE:
         _exact.append(True)
     elif version is not None and not engine_runs():
@@ -59,6 +63,11 @@ def given() -> dict[str, str]:
 def is_exact() -> bool:
     """Whether it is known that reductions on a CPU are right."""
     return any(_exact)
+
+
+def fuses() -> bool:
+    """Whether the engine has that library, and the user has not said what goes there."""
+    return any(_fuses)
 
 
 def engine_runs() -> bool:

@@ -21,7 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core import flags
 from ..core.dtypes import DType
-from . import ragged
+from . import convolutions, ragged
 from .narrow import bits_of, floats_of, from_e4m3, moved, to_e4m3
 from .user_op import user as user  # a user's own function; part of the protocol
 
@@ -375,29 +375,7 @@ def conv(
     spread: tuple[int, ...],
     dtype: DType,
 ) -> Array:
-    """Groups and channels lie side by side for XLA, which counts groups itself, and last, where a
-    CPU would put them: what is in that order already (passes/channels_last.py) stays there."""
-    groups, outs = w.shape[:2]
-    spatial = tuple(range(3, x.ndim))
-    x = lax.transpose(x, (0, *spatial, 1, 2))
-    w = lax.transpose(w, (*spatial, 2, 0, 1))
-    out = lax.conv_general_dilated(
-        lax.reshape(x, (*x.shape[:-2], groups * x.shape[-1])),
-        lax.reshape(w, (*w.shape[:-2], groups * outs)),
-        stride,
-        pads,
-        lhs_dilation=spread,
-        rhs_dilation=dilation,
-        dimension_numbers=lax.ConvDimensionNumbers(
-            (0, x.ndim - 2, *range(1, x.ndim - 2)),
-            (x.ndim - 2, x.ndim - 3, *range(x.ndim - 3)),
-            (0, x.ndim - 2, *range(1, x.ndim - 2)),
-        ),
-        feature_group_count=groups,
-        preferred_element_type=jnp.float32 if x.dtype.itemsize < 4 else None,
-    )
-    out = lax.reshape(out, (*out.shape[:-1], groups, outs))
-    out = lax.transpose(out, (0, out.ndim - 2, out.ndim - 1, *range(1, out.ndim - 2)))
+    out = convolutions.conv(x, w, stride, pads, dilation, spread)
     return cast(out, dtype) if out.dtype != dtype.numpy else out
 
 

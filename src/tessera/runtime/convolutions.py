@@ -41,8 +41,8 @@ def conv(
     dilation: tuple[int, ...],
     spread: tuple[int, ...],
 ) -> Array:
-    """That of x [N, groups, in, *sizes] with w [groups, out, in, *kernel]. What has its channels last
-    already (passes/channels_last.py) is not moved."""
+    """That of x [N, groups, in, *sizes] with w [groups, out, in, *kernel]. What lies as it is
+    wanted already (passes/channels_last.py) is not moved."""
     x = lax.transpose(x, (0, *range(3, x.ndim), 1, 2))
     w = lax.transpose(w, (*range(3, w.ndim), 2, 0, 1))
     made = partial(_last, stride, pads, dilation, spread)
@@ -68,8 +68,8 @@ def _last(
     x: Array,
     w: Array,
 ) -> Array:
-    """That of x [N, *sizes, groups, in] with w [*kernel, in, groups, out]. XLA counts groups itself,
-    which lie side by side with the channels."""
+    """That of x [N, *sizes, groups, in] with w [*kernel, in, groups, out]. XLA counts groups
+    itself, which lie side by side with the channels."""
     (groups, outs), rank = w.shape[-2:], x.ndim - 1
     order = (0, rank - 1, *range(1, rank - 1))
     out = lax.conv_general_dilated(

@@ -77,7 +77,7 @@ class Executable:
         s = self.schedule
         ordered = any("order" in n.attrs for n, _ in s.collectives())
         options, under = determinism_of(s.options, ordered)
-        if not under.mesh_invariant:
+        if under.determinism == "fast":
             options = {**(options or {}), **convolutions.options(s)} or None
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)

@@ -106,8 +106,8 @@ def program_text(run: Any) -> str:
     ("cores", "channels", "level", "other"),
     [
         (2, 32, "fast", True),
-        (2, 32, "run_to_run", True),
-        (2, 32, "mesh_invariant", False),  # bits that differ with the number of cores
+        (2, 32, "run_to_run", False),  # bits that differ with the number of cores
+        (2, 32, "mesh_invariant", False),
         (2, 128, "fast", False),  # a kernel that is large enough
         (1, 32, "fast", False),
     ],

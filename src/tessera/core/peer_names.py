@@ -385,6 +385,7 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "shuffle": 'give it in the configuration: {"data": ..., "shuffle": False}',
     "num_workers": "leave it out: a thread prepares batches ahead",
     "copy": "leave it out: what is given is copied, and a tensor never changes",
+    "memory_format": "leave it out: images lie with their channels last where that is faster",
     "non_blocking": "leave it out: the engine works behind the program",
     **dict.fromkeys(
         ("mode", "fullgraph", "dynamic", "backend"),

@@ -17,6 +17,7 @@ from ..ops.conv import conv
 from ..ops.movement import reshape, transpose
 from ..ops.op import BODIES, infer
 from ..ops.reduce import max_, min_, sum_
+from .simplify import dead_code
 
 REDUCTIONS = frozenset(op.name for op in (sum_, max_, min_))
 
@@ -72,7 +73,7 @@ def channels_last(graph: Graph) -> Graph:
             return back(emit(made), count, emit) if made.type is want else None
         return None
 
-    return graph.rewrite(rule, channels_last)
+    return dead_code(graph.rewrite(rule, channels_last))
 
 
 def _order(rank: int, spatial: int) -> tuple[int, ...]:

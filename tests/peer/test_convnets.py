@@ -1,0 +1,117 @@
+"""Do drawn convolutional networks compute what PyTorch's do, and have its gradients?
+
+What stands between convolutions is what changes their order in memory (passes/channels_last.py):
+norms, sums, numbers of the channels', and ops that need the order that is written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as tf
+
+import tessera as ts
+from tessera import dist, nn
+
+MESH = dist.Mesh(("dp",), shape={"dp": 4})
+Pair = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+@dataclass
+class Drawn:
+    """A network as steps of (ours, PyTorch's), each of which takes its own numbers."""
+
+    pick: random.Random
+    spatial: int
+    channels: int
+    sizes: list[int]
+    steps: list[tuple[Pair, int]] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)
+
+    def add(self, pair: Pair, *shapes: tuple[int, ...]) -> None:
+        rng = np.random.default_rng(self.pick.randrange(1 << 30))
+        self.numbers += [rng.normal(0, 0.3, s).astype(np.float32) for s in shapes]
+        self.steps.append((pair, len(shapes)))
+
+    def conv(self) -> None:
+        groups = self.pick.choice([g for g in (1, 1, 2) if self.channels % g == 0])
+        outs, size = groups * self.pick.randint(1, 4), self.pick.choice((1, 3))
+        stride, dilation, pad = (self.pick.choice(k) for k in ((1, 1, 2), (1, 1, 2), (0, 1, 2)))
+        left = [(n + 2 * pad - dilation * (size - 1) - 1) // stride + 1 for n in self.sizes]
+        if min(left) < 1:
+            return
+        how = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
+        ours, theirs = (getattr(m, f"conv{self.spatial}d") for m in (nn, tf))
+        kernel = (outs, self.channels // groups, *[size] * self.spatial)
+        self.add((lambda h, *p: ours(h, *p, **how), lambda h, *p: theirs(h, *p, **how)), kernel,
+                 *[(outs,)] * self.pick.randint(0, 1))  # fmt: skip
+        self.channels, self.sizes = outs, left
+
+    def between(self) -> None:
+        line, dims = (self.channels,), tuple(range(2, 2 + self.spatial))
+        rows: list[tuple[Pair, tuple[tuple[int, ...], ...]]] = [
+            ((nn.relu, tf.relu), ()),
+            ((_batch_norm, lambda h, w, b: tf.batch_norm(h, None, None, w, b, True)), (line, line)),
+            ((lambda h, b: h + b,) * 2, ((*line, *[1] * self.spatial),)),
+            ((lambda h: h + ts.tanh(h), lambda h: h + torch.tanh(h)), ()),
+            ((lambda h: h * ts.mean(h, dims, True), lambda h: h * h.mean(dims, True)), ()),
+            ((lambda h: h - ts.max(h, 1, True), lambda h: h - h.amax(1, True)), ()),
+            ((lambda h: h + ts.sum(h, (0, 1), True), lambda h: h + h.sum((0, 1), True)), ()),
+            ((lambda h: ts.where(h > 0.1, h, 0.5), lambda h: torch.where(h > 0.1, h, 0.5)), ()),
+            ((lambda h: nn.softmax(h, 1), lambda h: torch.softmax(h, 1)), ()),
+            ((lambda h: h + ts.flip(h, -1), lambda h: h + torch.flip(h, (-1,))), ()),
+        ]
+        if self.channels % 2 == 0:
+            norm = lambda h, w, b: nn.group_norm(h, 2, w, b)  # noqa: E731
+            rows.append(((norm, lambda h, w, b: tf.group_norm(h, 2, w, b)), (line, line)))
+        pair, shapes = self.pick.choice(rows)
+        self.add(pair, *shapes)
+
+    def run(self, side: int, h: Any, numbers: list[Any]) -> Any:
+        rest = iter(numbers)
+        for pair, count in self.steps:
+            h = pair[side](h, *(next(rest) for _ in range(count)))
+        return h
+
+
+def _batch_norm(h: ts.Tensor, w: ts.Tensor, b: ts.Tensor) -> ts.Tensor:
+    running = ts.zeros(h.shape[1]), ts.ones(h.shape[1])
+    return nn.batch_norm(h, running, w, b)[0]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_convnets(seed: int) -> None:
+    pick = random.Random(seed)
+    spatial = pick.choice((1, 2, 2, 3))
+    batch = pick.choice((4, 8, 32))  # of 32, some images at a time
+    net = Drawn(pick, spatial, pick.choice((2, 4)), [pick.choice((8, 9)) for _ in range(spatial)])
+    x = np.random.default_rng(seed).normal(size=(batch, net.channels, *net.sizes))
+    x = x.astype(np.float32)
+    net.conv()
+    for _ in range(pick.randint(2, 5)):
+        pick.choice((net.conv, net.between, net.between))()
+
+    given = [torch.tensor(v, requires_grad=True) for v in (x, *net.numbers)]
+    made = net.run(1, given[0], given[1:])
+    (made * made).mean().backward()
+
+    @ts.jit
+    def step(x: ts.Tensor, numbers: list[ts.Tensor]) -> Any:
+        h = net.run(0, x, numbers)
+        return h, ts.grad((h * h).mean(), [x, *numbers])
+
+    mesh = pick.choice((None, MESH))
+    layout = f"[{', '.join([f'{batch}@dp', *map(str, x.shape[1:])])}]" if mesh else None
+    ours = ts.tensor(x, mesh=mesh, layout=layout)
+    h, grads = step(ours, [ts.tensor(v, mesh=mesh) for v in net.numbers])
+    want = [made, *(g.grad for g in given)]
+    for a, b in zip([h, *grads], want, strict=True):
+        theirs = b.detach().numpy()
+        tol = 2e-4 * max(1.0, float(np.abs(theirs).max()))
+        np.testing.assert_allclose(a.numpy(), theirs, rtol=2e-3, atol=tol)

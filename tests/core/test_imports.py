@@ -32,7 +32,17 @@ def test_a_circle_would_be_found() -> None:
 
 
 def test_what_is_slow_to_import_waits_until_it_is_used() -> None:
-    late = ("jax", "jaxlib", "optax", "pydantic", "matplotlib", "networkx", "typer", "safetensors")
+    late = (
+        "jax",
+        "jaxlib",
+        "optax",
+        "pydantic",
+        "matplotlib",
+        "networkx",
+        "typer",
+        "safetensors",
+        "importlib.metadata",
+    )
     code = f"import sys, tessera; print([m for m in {late} if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.stdout == "[]\n", ran.stderr

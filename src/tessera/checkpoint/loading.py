@@ -9,9 +9,6 @@ from functools import partial
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.progress import Progress
-
 from ..core.checks import flag, unfit
 from ..core.devices import process_index
 from ..core.dtypes import DType, dtype_of
@@ -178,6 +175,9 @@ class _Bar:
     too; the first process shows it."""
 
     def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
         self._shown = Progress(console=Console(stderr=True, quiet=process_index() > 0))
         self._task = self._shown.add_task("checkpoint: loading", total=total)
         self._later = Timer(SHOWN_AFTER_S, self._shown.start)

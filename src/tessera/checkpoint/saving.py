@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +181,8 @@ def start(what: Save) -> None:
 
 def taken(what: Save) -> _Job:
     """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
+    from importlib.metadata import version
+
     from .manifest import Saved
 
     tag_of(what.tag)

@@ -96,6 +96,10 @@ class Net:
         """With what went by."""
         return self.b("add", x, self.b("where", self.b("gt", x, self.half(x)), x, self.half(x)))
 
+    def joined_to(self, x: Node) -> Node:
+        """Beside what it is made of, along a dim of the channels'."""
+        return self.b("concat", x, self.b("tanh", x), dim=x.type.rank - self.spatial - 1)
+
     def half(self, x: Node) -> Node:
         return self.b("full", dtype=x.type.dtype, shape=x.type.shape, value=0.5)
 
@@ -110,7 +114,7 @@ def test_drawn_nets(data: st.DataObject) -> None:
         x = net.conv(x)
         if data.draw(st.booleans()):
             x = net.joined(x)
-        steps = (net.normed, net.spread, net.turned, net.past)
+        steps = (net.normed, net.spread, net.turned, net.past, net.joined_to)
         for step in data.draw(st.lists(st.sampled_from(steps), max_size=3)):
             x = step(x)
     loss = net.b("sum", net.b("tanh", x), dims=tuple(range(x.type.rank)))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..core.layout import TensorType
 from ..ir.graph.node import Emit, Graph, Node
 from ..ops.conv import conv
-from ..ops.movement import reshape, transpose
+from ..ops.movement import concat, reshape, transpose
 from ..ops.op import BODIES, infer
 from ..ops.reduce import max_, min_, sum_
 from .simplify import dead_code
@@ -56,12 +56,14 @@ def channels_last(graph: Graph) -> Graph:
             return None
         count, rank = spatial[lead], lead.type.rank
         order = _order(rank, count)
-        if n.kind.elements in ("computed", "same") and n.type.rank == rank:
+        joins = n.op == concat.name
+        if joins or (n.kind.elements in ("computed", "same") and n.type.rank == rank):
+            attrs = {"dim": order.index(n.attrs["dim"])} if joins else n.attrs
             args = tuple([last(x, order, emit) for x in n.args])
-            made = emit(replace(n, args=args, types=(_permuted(n.type, order),)))
-            return back(made, count, emit)
+            types = (_permuted(n.type, order),)
+            return back(emit(replace(n, args=args, types=types, attrs=attrs)), count, emit)
         if n.op in REDUCTIONS:
-            attrs = {**n.attrs, "dims": tuple(sorted(order.index(d) for d in n.attrs["dims"]))}
+            attrs = {"dims": tuple(sorted(order.index(d) for d in n.attrs["dims"]))}
             kept = [d for d in order if d not in n.attrs["dims"]]
             there = [sorted(kept).index(d) for d in kept]
             args, types = (last(lead, order, emit),), (_permuted(n.type, there),)

@@ -134,7 +134,10 @@ def test_several_cores_work_at_one_convolution(
 
 @pytest.mark.parametrize(
     ("batch", "size", "groups", "parts"),
-    [(48, 8, 1, 3), (32, 9, 2, 2), (16, 8, 1, 1), (40, 8, 1, 1), (48, 6, 1, 1)],
+    [
+        *[(48, 8, 1, 3), (32, 9, 2, 2), (256, 8, 1, 8), (160, 8, 1, 5)],
+        *[(16, 8, 1, 1), (40, 8, 1, 1), (48, 6, 1, 1), (176, 8, 1, 1)],
+    ],
 )
 def test_a_cpu_takes_some_images_at_a_time_for_the_gradient_of_a_weight(
     batch: int, size: int, groups: int, parts: int

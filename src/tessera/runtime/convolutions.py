@@ -1,9 +1,9 @@
 """How does the engine compute a convolution? With its channels last; on a CPU by either library.
 
 The one that the engine prefers takes one core for a convolution whose kernel is small, however
-large its images are; the other one takes all, and a fifth more of the processor's time. With two
-cores, a residual network of 32 to 128 channels takes 0.95 of the time with the other one; with one
-core, 1.2 of it (`bench/nets.py`, an AMD EPYC with AVX-512).
+large its images are; the other one takes all, and more of the processor's time. With two cores, a
+residual network of 32 to 128 channels takes 0.96 of the time with the other one; with one core, 1.3
+of it (`bench/nets.py`, an AMD EPYC with AVX-512).
 """
 
 from __future__ import annotations

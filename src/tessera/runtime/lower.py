@@ -21,7 +21,6 @@ from .devices import jax_mesh
 from .folds import Blocks, Folds
 from .interpreter import Interpreter
 from .programs import Program
-from .throttle import throttle_of
 
 Array = Any
 NONE: Mapping[int, int] = {}
@@ -118,8 +117,10 @@ def jitted(
     mesh: Mesh | None,
     donate: Mapping[int, int] = NONE,
     options: Mapping[str, Any] | None = None,
+    some: bool = False,
 ) -> Callable[..., Any]:
-    """`body`, which works on the folds of one device, as a jitted program over `mesh`."""
+    """`body`, which works on the folds of one device, as a jitted program over `mesh`, which is
+    that of a stage where `some`."""
     folds = Folds(mesh)
     many = mesh is not None and (mesh.size > 1 or mesh.onto is not None)
     outs = [t.on(mesh) for t in results]
@@ -168,7 +169,7 @@ def jitted(
             compiler_options=dict(options) if options else None,
         )
 
-    run = Program(made, throttle_of(mesh))
+    run = Program(made, mesh, some)
     if order == sorted(order):
         return run
     return _Reordered(run, sorted(range(len(order)), key=order.__getitem__))

@@ -2,8 +2,9 @@
 
 By default glibc returns each large temporary to the kernel and faults every page in again at the
 next step: 8 to 20 % of a training step. One arena that never shrinks avoids it.
-The engine often lets go of a step's temporaries after the next step has taken its own, so what is
-kept grows to two or three times as much. Where there is no room for that, the keeping ends.
+What is small and stays can come to lie in the place of what was large, so what is kept grows: what
+is not in use is given back now and then (runtime/throttle.py). Where there is no room for what is
+kept, the keeping ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -
 KEEPING = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 << 20}
 GIVING = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20, TOP_PAD: 1 << 20}
 LAUNCHES = 16  # of programs between two looks at the memory
+AGAIN = 4  # times as long as to give pages back it takes to do that and to have them again
 GROUPS = Path("/sys/fs/cgroup")
 _keeps: list[bool] = []
 
@@ -43,6 +46,27 @@ def give_if_short() -> None:
             _keeps.clear()
             _set(GIVING)
             ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Unused:
+    """How much memory there is when all that is kept is of use, and what giving back has cost."""
+
+    most_bytes, spent_s, begin_s = 0, 0.0, 0.0
+
+
+def give_unused(next_bytes: int) -> None:
+    """Gives back what is kept and not in use, where the process has grown; what runs next takes so
+    many bytes. As that has page faults again, it is done for a hundredth of the time at most."""
+    now_s, state = time.perf_counter(), _Unused
+    with contextlib.suppress(OSError):
+        if not any(_keeps) or resident_bytes() <= state.most_bytes + next_bytes // 2:
+            return
+        state.begin_s = state.begin_s or now_s
+        if state.spent_s > (now_s - state.begin_s) / 100:
+            return
+        ctypes.CDLL(None).malloc_trim(0)
+        state.spent_s += AGAIN * (time.perf_counter() - now_s)
+        state.most_bytes = resident_bytes() + next_bytes
 
 
 def _set(wanted: dict[int, int]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -18,7 +18,9 @@ from weakref import WeakSet
 
 import jax
 
+from ..core.mesh import Mesh
 from . import malloc
+from .throttle import LARGE, queue_of
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 FASTEST = 16_384  # maps a second, more than a compiler makes
@@ -27,21 +29,26 @@ _clock = count()
 
 
 class Program:
-    """A jitted program that is compiled when it is called. `throttle` is called before each
-    launch."""
+    """A jitted program that is compiled when it is called, over `mesh`. What it takes of a CPU's
+    memory for a while, and what for its results, is `large` where the first is much. The programs
+    of stages run at once, each on `some` devices: they do not wait until one has ended."""
 
-    __slots__ = ("__weakref__", "_make", "_run", "_throttle", "bytes", "used")
+    __slots__ = ("__weakref__", "_make", "_queue", "_run", "_some", "bytes", "large", "used")
 
-    def __init__(self, make: Callable[[], Any], throttle: Callable[[], None] | None) -> None:
-        self._make, self._throttle, self._run = make, throttle, None
+    def __init__(self, make: Callable[[], Any], mesh: Mesh | None, some: bool = False) -> None:
+        self._make, self._queue, self._run, self._some = make, queue_of(mesh), None, some
+        self.large: tuple[int, int] | None = None
         self.bytes = self.used = 0
 
     def __call__(self, *arrays: Any) -> Any:
         self.used = next(_clock)
         if not self.used % malloc.LAUNCHES:
             malloc.give_if_short()
-        if self._throttle is not None:
-            self._throttle()
+        if self._queue is not None:
+            if self.large is None:
+                self._queue.enter()
+            else:
+                self._queue.enter_alone(*self.large)
         run = self._run
         return run(*arrays) if run is not None else BOOK.first(self, arrays)
 
@@ -54,6 +61,17 @@ class Program:
 
     def lower(self, *arrays: Any) -> Any:
         return self.run.lower(*arrays)
+
+    def look(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Finds out whether it needs much memory. It was called with `arrays`, and gave `outs`."""
+        if self._queue is None or self._some:
+            return
+        found = self.run.lower(*arrays).compile().memory_analysis()  # the one that was compiled
+        devices = max((len(x.sharding.addressable_devices) for x in outs), default=1)
+        temporary = found.temp_size_in_bytes * devices
+        if temporary >= LARGE:
+            new = found.output_size_in_bytes - found.alias_size_in_bytes
+            self.large = temporary, max(new, 0) * devices
 
     def drop(self) -> None:
         self._run = None
@@ -80,6 +98,7 @@ class Book:
         outs = program.run(*arrays)
         took_s = time.perf_counter() - begin_s
         malloc.give_if_short()
+        program.look(arrays, outs)
         if asks and _ended(outs, took_s):
             gone = [a for a in arrays if isinstance(a, jax.Array) and a.is_deleted()]
             grown = max(self._used() - before - _bytes(outs) + _bytes(gone), 0)

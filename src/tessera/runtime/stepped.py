@@ -218,7 +218,7 @@ class Stepped:
         outs = [n.type for n in step.graph.outputs]
         name = f"{self.schedule.name}_{step.kind}"
         aliases = self._aliases[step.runs]
-        return jitted(name, body, ins, outs, mesh, aliases, self.options)
+        return jitted(name, body, ins, outs, mesh, aliases, self.options, step.mesh is not None)
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:

@@ -1,4 +1,4 @@
-"""How far may Python run ahead of virtual devices? A few programs: a full queue would stop them.
+"""How far may Python run ahead of a CPU's devices? A few programs, and none that needs much memory.
 
 The engine's CPU backend has as many threads as devices. It lets 32 programs wait for a device, and
 the launch of a program over several devices waits for room on each of them in one of those threads;
@@ -7,12 +7,17 @@ a collective that needs them all then waits for ever. So before there is no room
 Programs over several devices end in the order in which they were launched, as do those on one
 device. So one that does nothing, launched after each few of them, marks that these have ended: no
 program has a result more for it, and no result is held.
+
+A thread gives back the memory of a program's temporaries some time after its results are there,
+when the next program may have begun. Where that is much, Python waits for both before the next
+launch: so no two programs have theirs at once, and the heap does not grow by them again and again.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -21,41 +26,60 @@ import jax
 import numpy as np
 
 from ..core.mesh import Mesh
+from . import malloc
 
 LAUNCHES = 6
 """Programs between two marks; twice as many and two marks wait, of each of two sorts: 28 of 32."""
+LARGE = 64 << 20  # bytes of temporaries, of all devices, from which a program waits for the others
+LONGEST_S, LOOK_S = 0.02, 5e-5  # memory is given back within a millisecond or two, if it is at all
 Throttle = Callable[[], None]
 _mark = jax.jit(lambda x: x + 1)
+_left: dict[Queue, int] = {}  # whose program was the last large one, and bytes in use without it
 
 
 class Queue:
     """The programs over several devices, or those on one device, that may not have ended."""
 
     def __init__(self, devices: Any) -> None:
-        mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
-        self._from = jax.device_put(np.zeros(len(devices), np.int32), where)
-        self._count = count(1)
+        self._devices, self._count = devices, count(1)
         self._lock = Lock()
-        self._last: Any = _mark(self._from)  # is compiled here, not while a step is measured
+        self._last: Any = None
+        self._few = len(jax.local_devices()) == 1  # a launch then waits for room where it is made
+        if not self._few:
+            self._last = _mark(self._from)  # is compiled here, not while a step is measured
+
+    @cached_property
+    def _from(self) -> Any:
+        mesh = jax.sharding.Mesh(np.array(self._devices), ("d",))
+        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+        return jax.device_put(np.zeros(len(self._devices), np.int32), where)
 
     def enter(self) -> None:
         """To be called before each launch; waits where too many have not ended."""
-        if next(self._count) % LAUNCHES:
+        if self._few or next(self._count) % LAUNCHES:
             return
         with self._lock:
             before, self._last = self._last, _mark(self._from)
         before.block_until_ready()
 
+    def enter_alone(self, temporary: int, results: int) -> None:
+        """To be called before the launch of a program that takes so many bytes for a while, and so
+        many for its results; waits until all before it have ended."""
+        _mark(self._from).block_until_ready()
+        end_s = time.perf_counter() + LONGEST_S
+        if not _left:  # the first: nobody knows how much that before it had
+            time.sleep(LONGEST_S / 2)
+        left = _left.get(self, 0)  # of other devices nobody here knows what runs there
+        while (used := malloc.used_bytes()) > left > 0 and time.perf_counter() < end_s:
+            time.sleep(LOOK_S)
+        _left.clear()
+        _left[self] = used + results + temporary // 2
+        malloc.give_unused(temporary)
 
-def throttle_of(mesh: Mesh | None) -> Throttle | None:
-    """What to call before each launch of a program over `mesh`; None where nothing has to wait."""
-    queue = _queue_of(mesh)
-    return None if queue is None else queue.enter
 
-
-def _queue_of(mesh: Mesh | None) -> Queue | None:
-    if jax.default_backend() != "cpu" or len(jax.local_devices()) == 1:
+def queue_of(mesh: Mesh | None) -> Queue | None:
+    """Where the programs over `mesh` wait; None where none has to."""
+    if jax.default_backend() != "cpu":
         return None
     every, here = jax.devices(), jax.local_devices()
     ids = mesh.physical.device_ids if mesh is not None else (every.index(here[0]),)
@@ -67,3 +91,9 @@ def _queue_of(mesh: Mesh | None) -> Queue | None:
 @cache
 def _queue(devices: tuple[Any, ...]) -> Queue | None:
     return Queue(devices) if devices else None
+
+
+def throttle_of(mesh: Mesh | None) -> Throttle | None:
+    """What to call before each launch of what copies between devices of `mesh`."""
+    queue = queue_of(mesh)
+    return None if queue is None else queue.enter

@@ -26,6 +26,7 @@ from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
 from .core.peers import not_callable
+from .core.ways import Way
 from .ir.graph.node import Graph
 from .ir.schedule.comm_trace import trace_lines
 from .ir.schedule.donation import aliases_in
@@ -34,7 +35,6 @@ from .lang.engine import Parts, Program
 from .passes.plan import prepared, scheduled
 from .runtime import (
     arrays,
-    convolutions,
     devices,
     exchange,
     first_process,
@@ -43,6 +43,7 @@ from .runtime import (
     offload,
     programs,
     pytrees,
+    ways,
 )
 from .runtime.flight import flight
 from .runtime.lower import NONE, lower
@@ -63,6 +64,7 @@ class Executable:
         self.wants = tuple(types[b] for b in schedule.inputs)
         self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
         self._donate = donate
+        self._measured: ways.Measured | None = None
         # The stepped executor copies what is given up and given twice.
         self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
 
@@ -76,12 +78,25 @@ class Executable:
         self.start()
         s = self.schedule
         ordered = any("order" in n.attrs for n, _ in s.collectives())
-        options, under = determinism_of(s.options, ordered)
-        if under.determinism == "fast":
-            options = {**(options or {}), **convolutions.options(s)} or None
+        base, under = determinism_of(s.options, ordered)
+        fast = under.determinism == "fast"
+        options = {**(base or {}), **ways.usual(s, fast)} or None
+        if s.options.schedule.measure:
+            why = ways.why_not(s, fast, self._is_stepped)
+            if not why:
+                self._measured = ways.Measured(
+                    s, base or {}, lambda o: lower(s, self._donate, o, under), self.given_up
+                )
+                return guarded(self._measured, s, True)
+            ways.warn(s, why)
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)
         return guarded(lower(s, self._donate, options, under), s, True)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways to compile it that were timed; none before it ran, and without `measure`."""
+        return () if self._measured is None else self._measured.ways
 
     def __call__(
         self,

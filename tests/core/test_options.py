@@ -66,6 +66,7 @@ CHOICES = st.builds(
         ).map(tuple)
     ),
     topology=maybe(TOPOLOGIES),
+    measure=maybe(st.booleans()),
 )
 PROGRAMS = st.builds(
     ProgramOptions,

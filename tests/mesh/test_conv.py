@@ -23,7 +23,7 @@ from tessera import dist, nn
 from tessera.core import flags
 from tessera.core.dtypes import f32
 from tessera.core.layout import parse_type
-from tessera.runtime import convolutions, xp_jax
+from tessera.runtime import ways, xp_jax
 from tessera.runtime.devices import start
 from tests.cases import LONG
 from tests.core.table import apart, positive
@@ -115,7 +115,7 @@ def program_text(run: Any) -> str:
 def test_several_cores_work_at_one_convolution(
     monkeypatch: pytest.MonkeyPatch, cores: int, channels: int, level: Any, other: bool
 ) -> None:
-    monkeypatch.setattr(convolutions, "cores_of_a_device", lambda mesh: cores)
+    monkeypatch.setattr(ways, "cores_of_a_device", lambda mesh: cores)
     x, w = real(2, channels, 8, 8), real(channels, channels, 3, 3)
 
     @ts.jit
@@ -160,7 +160,7 @@ def test_a_cpu_takes_some_images_at_a_time_for_the_gradient_of_a_weight(
 
 
 def test_the_users_own_word_on_the_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "cores_of_a_device", lambda mesh: 2)
+    monkeypatch.setattr(ways, "cores_of_a_device", lambda mesh: 2)
     monkeypatch.setattr(flags, "_fuses", [False])
     net = ts.jit(lambda x, w: nn.conv2d(x, w))
     net(ts.tensor(real(2, 32, 8, 8)), ts.tensor(real(32, 32, 3, 3)))

@@ -112,7 +112,7 @@ def test_a_version_of_jax_that_works_in_another_way_is_told(
     jax.config.update("jax_compilation_cache_dir", None)
     try:
         with pytest.warns(EngineWarning, match=r"no programs are kept in .*: jax .* another way"):
-            kept_programs.start.__wrapped__()
+            kept_programs.folder.__wrapped__()
         with pytest.warns(EngineWarning, match="each process compiles all of its programs, as jax"):
             compile_once.start()
         assert jax.config.jax_compilation_cache_dir is None

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import checkpoint, dist, elastic, nn, random
+from tessera import checkpoint, dist, elastic, nn, random, schedule
 from tessera.runtime import programs
 from tests.core.option_rows import Row, seen
 
@@ -168,6 +168,16 @@ def limited(**k: Any) -> Any:
     found = book.most_maps, book.most_bytes
     ts.set_program_cache(maps=before[0], bytes=before[1])
     return found
+
+
+def timed(**k: Any) -> int:
+    """How many ways a call has timed; tests/mesh/test_ways.py holds which one is taken."""
+    run = schedule(**k)(lambda x: x @ x)
+    run(np.ones((2, 2), np.float32))
+    return len(run.ways)
+
+
+row("schedule", timed, measure=True)
 
 
 row("tessera.set_program_cache", limited, maps=20000, bytes=1 << 34)

@@ -43,6 +43,8 @@ class ScheduleOptions:
     - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
       collectives.
     - `topology`: the links that "cheapest" and the number of segments are computed for.
+    - `measure`: True: the first call compiles the program in each way that one processor likes and
+      another does not, times each on its own arguments, and stays with the best.
     """
 
     overlap: bool | None = None
@@ -55,6 +57,7 @@ class ScheduleOptions:
     scope_depth: int | None = None
     algorithm: tuple[tuple[str, str], ...] | None = None
     topology: Topology | None = None
+    measure: bool | None = None
 
     def text(self) -> str:
         """The choices that are not None, as text: 'overlap=True bucket_bytes=1048576'."""

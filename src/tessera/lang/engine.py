@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..core.errors import BackendError, fail
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..core.ways import Way
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 
@@ -29,6 +30,10 @@ class Program(Protocol):
     types: tuple[TensorType, ...]
 
     wants: tuple[TensorType, ...]
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """What was measured of the ways to compile it (`@schedule(measure=True)`)."""
 
     def start(self) -> None:
         """Starts the devices that it runs on, where none run yet. Raises BackendError if there are

@@ -27,6 +27,7 @@ from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
+from ..core.ways import Way
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Schedule
@@ -142,6 +143,12 @@ class Jit(Generic[P, R]):
         """
         every = [e for entries in self._entries.values() for e in entries]
         return [e.root.program() for e in every if e.root.written is not None]
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways to compile the latest program that were timed at its first call, each with the
+        seconds of a step and bytes of temporaries; none without `@schedule(measure=True)`."""
+        return next((p.ways for p in self.programs if p.ways), ())
 
     @property
     def choices(self) -> ScheduleOptions:

@@ -156,9 +156,10 @@ def options(
     prefetch: int | None = None,
     algorithm: str | dict[str, str] | None = None,
     topology: Topology | str | None = None,
+    measure: bool | None = None,
 ) -> ScheduleOptions:
     """The choices as a `ScheduleOptions`. Raises UsageError if a choice has a wrong value."""
-    switches = {"pipeline": pipeline, "overlap": overlap}
+    switches = {"pipeline": pipeline, "overlap": overlap, "measure": measure}
     for name, on in switches.items():
         if on is not None:
             flag("schedule", name, on)
@@ -196,6 +197,7 @@ def options(
         pipeline=pipeline,
         backend=comm_backend,
         epoch=epoch,
+        measure=measure,
     )
 
 
@@ -203,7 +205,8 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
-    `microbatches`, `bucket_bytes`, `prefetch`, `algorithm` and `topology` go with them. The result
+    `microbatches`, `bucket_bytes`, `prefetch`, `algorithm`, `topology` and `measure` (see
+    ScheduleOptions) go with them. With `measure`, `.ways` are those that were timed. The result
     is what `ts.jit` gives, the same above `@ts.jit` and below it: `.schedule` is the Schedule of
     its last recording. A training step remains one. A choice about what the function does not have,
     such as a pipeline, gives an OptionWarning; so does one that is settled before, where another

@@ -1,38 +1,24 @@
-"""How does the engine compute a convolution? With its channels last; on a CPU by either library.
+"""How does the engine compute a convolution? With its channels last.
 
-The one that the engine prefers takes one core for a convolution whose kernel is small, however
-large its images are; the other one takes all, and more of the processor's time. With two cores, a
-residual network of 32 to 128 channels takes 0.96 of the time with the other one; with one core, 1.3
-of it (`bench/nets.py`, an AMD EPYC with AVX-512).
+Which of its libraries does it on a CPU, runtime/ways.py says.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial, reduce
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-
-from ..core import flags
-from ..core.mesh import Mesh
-from ..ir.graph.node import Graph, Node
-from ..ir.schedule.schedule import Region, Schedule
-from ..ops.conv import conv as op
 
 Array = Any
 # As the gradient of a weight, a convolution has an image for its kernel, and sums over the batch.
 # With kernels of so many places, a CPU is up to twice as fast with so many images at a time; with
 # more of them, where a program would have more than so many parts.
 PLACES, IMAGES, PARTS = 64, 16, 8
-SMALL = 1 << 17  # elements of a kernel from which the preferred library takes several cores
-# A list of what goes to the preferred library: single products, and with them no convolutions.
-OTHER = {flags.FUSION: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 def conv(x: Array, w: Array, *how: Any) -> Array:
@@ -80,42 +66,3 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
         preferred_element_type=jnp.float32 if x.dtype.itemsize < 4 else None,
     )
     return lax.reshape(out, (*out.shape[:-1], groups, outs))
-
-
-# -- the library ----------------------------------------------------------------------------------
-def options(schedule: Schedule) -> dict[str, str]:
-    """The compiler's options for `schedule`; its bits then depend on how many cores there are."""
-    if jax.default_backend() != "cpu" or not flags.fuses() or cores_of_a_device(schedule.mesh) < 2:
-        return {}
-    sizes = [
-        (n.kind.flops(tuple(a.type for a in n.args), n.types, n.attrs), n.args[1].type.local_shape)
-        for n in _nodes(schedule)
-        if n.op == op.name
-    ]
-    small = sum(flops for flops, kernel in sizes if math.prod(kernel) < SMALL)
-    return OTHER if 2 * small > sum(flops for flops, _ in sizes) else {}
-
-
-@cache
-def cores_of_a_device(mesh: Mesh | None) -> int:
-    """How many of this process's cores there are for each of its devices in `mesh`."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    devices = mesh.physical.size if mesh is not None else 1
-    return mine // max(1, devices // jax.process_count())
-
-
-def _nodes(schedule: Schedule) -> Iterator[Node]:
-    for step in schedule.steps:
-        if isinstance(step, Region):
-            yield from _nodes(step.body)
-        else:
-            yield from _of(step.graph)
-
-
-def _of(graph: Graph) -> Iterator[Node]:
-    """The nodes of `graph`, those of bodies included."""
-    for n in graph.nodes:
-        yield n
-        for body in n.attrs.values():
-            if isinstance(body, Graph):
-                yield from _of(body)

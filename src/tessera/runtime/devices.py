@@ -42,7 +42,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         keep_pages()
         _started.append(True)
     _warn_of_others()
-    kept_programs.start()
+    kept_programs.folder()
     _see_reductions()
     have = len(jax.devices())
     if have < needed:

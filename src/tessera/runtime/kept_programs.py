@@ -33,23 +33,25 @@ _NAME, _BEGUN = ".program", ".program.part-"
 
 
 @cache
-def start() -> None:
-    """From now on programs are looked up, and kept, in the folder that `TESSERA_PROGRAM_CACHE`
-    says; nothing where it is off, or where the user has named one to jax."""
+def folder() -> KeptPrograms | None:
+    """The folder that `TESSERA_PROGRAM_CACHE` says; from now on programs are looked up, and kept,
+    there. None where it is off, or where the user has named one to jax."""
     named = environment.text(environment.PROGRAM_CACHE)
     off = named.lower() in environment.OFF
     theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if off or theirs or jax.default_backend() not in ("cpu", "gpu"):
-        return
+        return None
     try:
-        folder = _own(Path(named).expanduser() if named else _default())
+        place = _own(Path(named).expanduser() if named else _default())
     except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where home is
         _warn(named, f"{error}; name a folder of your own, or set it to 0")
-        return
+        return None
     most = environment.number(environment.PROGRAM_CACHE_BYTES, MOST_BYTES)
-    if not keep_programs(KeptPrograms(folder, most), LEAST_S):
+    kept = KeptPrograms(place, most)
+    if not keep_programs(kept, LEAST_S):
         other = f"jax {jax.__version__} keeps them in another way"
         _warn(named, f"{other}; JAX_COMPILATION_CACHE_DIR names a folder to jax itself")
+    return kept
 
 
 def _warn(named: str, why: str) -> None:

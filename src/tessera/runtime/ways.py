@@ -1,0 +1,238 @@
+"""In which ways can the engine compile a program for a CPU, and which one is taken?
+
+Two things are open. Which library computes: the one that the engine prefers takes one core for a
+convolution whose kernel is small, however large its images are; the older one takes all, and more
+of the processor's time. And in which order instructions stand: as soon as they can run, so that
+some run at once, or so that least memory is taken. Without a word of the user it is chosen by what
+is known: the older library for small kernels where a device has two cores or more (a residual
+network of 32 to 128 channels then takes 0.96 of the time, and 1.3 of it with one core), least
+memory where the process has one core and nothing runs at once (bench/RESULTS.md has the processor).
+
+`@schedule(measure=True)` has each way timed on the program itself, with the arguments of its first
+call: alone, a product tells little of its time in a program, where what makes its factors is fused
+with it. What was found is kept with the compiled programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core import flags
+from ..core.errors import warn_no_effect
+from ..core.limits import limits
+from ..core.mesh import Mesh
+from ..core.ways import Way
+from ..ir.graph.node import Graph, Node
+from ..ir.schedule.schedule import Region, Schedule
+from ..ops.conv import conv
+from . import kept_programs
+from .exchange import gather
+from .same_program import processes_of
+
+Options = dict[str, Any]
+Run = Callable[..., list[Any]]
+SMALL = 1 << 17  # elements of a kernel from which the preferred library takes several cores
+# What goes to the preferred library: all that it can do, single products and with them no
+# convolutions, or nothing.
+PREFERRED: Options = {}
+PRODUCTS: Options = {flags.FUSION: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+OLDER: Options = {flags.FUSION: ""}
+LIBRARIES = {"preferred": PREFERRED, "products": PRODUCTS, "older": OLDER}
+LEAST_MEMORY: Options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+ROUNDS, FEW, LONG_S = 7, 3, 10.0  # steps of each way; few where all would take longer
+LIKE = 1.02  # times that differ by less are alike: then the way that takes less memory
+LESS = 0.9  # of the memory is less
+_asked = count(1)
+
+
+def usual(schedule: Schedule, fast: bool) -> Options:
+    """The compiler's options for `schedule` by what is known. Where it need not be `fast` alone,
+    bits may not depend on how many cores there are, as they do on the library."""
+    if jax.default_backend() != "cpu":
+        return {}
+    # All processes of a program compile it alike: their collectives come in one order.
+    least = LEAST_MEMORY if cores() == 1 and len(processes_of(schedule.mesh)) == 1 else {}
+    return {**(_library(schedule) if fast else PREFERRED), **least}
+
+
+def _library(schedule: Schedule) -> Options:
+    if not flags.fuses() or cores_of_a_device(schedule.mesh) < 2:
+        return PREFERRED
+    sizes = [
+        (n.kind.flops(tuple(a.type for a in n.args), n.types, n.attrs), n.args[1].type.local_shape)
+        for n in _nodes(schedule)
+        if n.op == conv.name
+    ]
+    small = sum(flops for flops, kernel in sizes if math.prod(kernel) < SMALL)
+    return PRODUCTS if 2 * small > sum(flops for flops, _ in sizes) else PREFERRED
+
+
+@cache
+def cores() -> int:
+    """How many cores this process may use."""
+    there = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if there else os.cpu_count() or 1
+
+
+def cores_of_a_device(mesh: Mesh | None) -> int:
+    """How many of this process's cores there are for each of its devices in `mesh`."""
+    devices = mesh.physical.size if mesh is not None else 1
+    return cores() // max(1, devices // jax.process_count())
+
+
+def _nodes(schedule: Schedule) -> Iterator[Node]:
+    for step in schedule.steps:
+        if isinstance(step, Region):
+            yield from _nodes(step.body)
+        else:
+            yield from _of(step.graph)
+
+
+def _of(graph: Graph) -> Iterator[Node]:
+    """The nodes of `graph`, those of bodies included."""
+    for n in graph.nodes:
+        yield n
+        for body in n.attrs.values():
+            if isinstance(body, Graph):
+                yield from _of(body)
+
+
+# -- by measurement -------------------------------------------------------------------------------
+def why_not(schedule: Schedule, fast: bool, stepped: bool) -> str:
+    """Why no way of `schedule` is measured; "" where they are."""
+    if jax.default_backend() != "cpu":
+        return f"the engine measures kernels of a {jax.default_backend()} by itself"
+    if not fast:
+        return "at this level of determinism results do not depend on a measurement"
+    if stepped:
+        return "its steps are programs of their own"
+    group = processes_of(schedule.mesh)
+    return "only some processes run it" if 1 < len(group) < jax.process_count() else ""
+
+
+def warn(schedule: Schedule, why: str) -> None:
+    """Says that `schedule` is not measured."""
+    warn_no_effect(
+        f"schedule: measure=True of {schedule.name}",
+        why,
+        means="the ways to compile a program are timed at its first call",
+        fix="leave it out",
+    )
+
+
+class Measured:
+    """A program in the way that its first call found to be the best one. `make` compiles it under
+    options; `given_up` are the arguments that it takes over."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        base: Mapping[str, Any],
+        make: Callable[[Options], Any],
+        given_up: Sequence[int],
+    ) -> None:
+        self.schedule, self._base, self._make, self._given_up = schedule, base, make, given_up
+        self._run: Any = None
+        self.ways: tuple[Way, ...] = ()
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        if self._run is None:
+            self._run = self._best(arrays)
+        found: list[Any] = self._run(*arrays)
+        return found
+
+    def lower(self, *arrays: Any) -> Any:
+        return (self._run or self._make({})).lower(*arrays)
+
+    def _best(self, arrays: Sequence[Any]) -> Any:
+        kept, key = kept_programs.folder(), self._key()
+        found = None if kept is None else kept.get(key)
+        said = None if found is None else json.loads(found)
+        together = len(processes_of(self.schedule.mesh)) > 1
+        if together:  # as one of them has to measure, all have to
+            every = gather(f"way/{next(_asked)}", said, limits().collective_s)
+            said = said if all(x == said for x in every) else None
+        if said is None:
+            runs, said = self._measured(arrays, together)
+            if kept is not None:
+                kept.put(key, json.dumps(said).encode())
+        else:
+            runs = {}
+        self.ways = tuple(Way(*row) for row in said)
+        name = next(w.name for w in self.ways if w.chosen)
+        return runs[name] if name in runs else self._make(self._options(name))
+
+    def _key(self) -> str:
+        s = self.schedule
+        text = f"{s.hash} {sorted(self._base.items())} {cores_of_a_device(s.mesh)} {cores()}"
+        return hashlib.sha256(f"way {jax.__version__} {text}".encode()).hexdigest()
+
+    def _options(self, name: str) -> Options:
+        library, _, order = name.partition(", ")
+        return {**self._base, **LIBRARIES[library], **(LEAST_MEMORY if order else {})}
+
+    def _measured(
+        self, arrays: Sequence[Any], together: bool
+    ) -> tuple[dict[str, Any], list[list[Any]]]:
+        """(the program of each way, the rows of the ways)."""
+        convolves = any(n.op == conv.name for n in _nodes(self.schedule))
+        libraries = [k for k in LIBRARIES if k != "products" or convolves]
+        names = libraries if flags.fuses() else libraries[:1]
+        runs = {name: self._make(self._options(name)) for name in names}
+        times = self._times(runs, arrays, together)
+        # Then the order of instructions, with the best library.
+        best = next(name for name in names if times[name] <= LIKE * min(times.values()))
+        least = f"{best}, least memory"
+        runs[least] = self._make(self._options(least))
+        times |= self._times({name: runs[name] for name in (best, least)}, arrays, together)
+        bytes_ = {name: _temporary(run, arrays) for name, run in runs.items()}
+        alike = [
+            name for name in (best, least) if times[name] <= LIKE * min(times[best], times[least])
+        ]
+        best = next(n for n in alike if LESS * bytes_[n] <= min(bytes_[m] for m in alike))
+        return runs, [[name, times[name], bytes_[name], name == best] for name in runs]
+
+    def _times(
+        self, runs: Mapping[str, Any], arrays: Sequence[Any], together: bool
+    ) -> dict[str, float]:
+        """Seconds of a step, the median; where processes run it `together`, that of the slowest."""
+        first_s = sum(self._step_s(run, arrays, twice=True) for run in runs.values())
+        rounds = ROUNDS if first_s * ROUNDS < LONG_S or together else FEW
+        each = [
+            {name: self._step_s(run, arrays) for name, run in runs.items()} for _ in range(rounds)
+        ]
+        mine = {name: statistics.median(row[name] for row in each) for name in runs}
+        if not together:
+            return mine
+        every = gather(f"way/{next(_asked)}", mine, limits().collective_s)
+        return {name: max(said[name] for said in every) for name in mine}
+
+    def _step_s(self, run: Run, arrays: Sequence[Any], twice: bool = False) -> float:
+        """Seconds that a call takes; of the second one where the first compiles."""
+        if twice:
+            self._step_s(run, arrays)
+        own = [
+            jnp.copy(x) if i in self._given_up and isinstance(x, jax.Array) else x
+            for i, x in enumerate(arrays)
+        ]
+        jax.block_until_ready(own)
+        begin_s = time.perf_counter()
+        jax.block_until_ready(run(*own))
+        return time.perf_counter() - begin_s
+
+
+def _temporary(run: Any, arrays: Sequence[Any]) -> int:
+    """Bytes that a device needs for a while; the program was compiled before."""
+    return int(run.lower(*arrays).compile().memory_analysis().temp_size_in_bytes)

@@ -1,0 +1,215 @@
+"""In which ways is a program compiled for a CPU, by what is known and by measurement?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn, pipeline, schedule
+from tessera.core import flags
+from tessera.core.ways import Way
+from tessera.runtime import kept_programs, ways
+from tessera.runtime.devices import start
+from tessera.runtime.kept_programs import KeptPrograms
+from tessera.runtime.ways import LEAST_MEMORY, LIBRARIES, Measured
+
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+PRODUCT = ts.jit(lambda x: ts.tanh(x @ x).sum())
+CONV = ts.jit(lambda x, w: nn.conv2d(x, w))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptPrograms]:
+    """Where choices are kept here."""
+    start(8)
+    kept = KeptPrograms(tmp_path, 1 << 20)
+    monkeypatch.setattr(kept_programs, "folder", lambda: kept)
+    yield kept
+
+
+class Clock:
+    """Programs that take as long, and as much memory, as a table says."""
+
+    def __init__(self, table: dict[str, tuple[float, int]]) -> None:
+        self.table, self.now_s, self.made, self.calls = table, 0.0, [], 0  # type: ignore[var-annotated]
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def make(self, options: dict[str, Any]) -> Any:
+        library = options.get(flags.FUSION)
+        name = next(k for k, o in LIBRARIES.items() if o.get(flags.FUSION) == library)
+        if LEAST_MEMORY.items() <= options.items():
+            name += ", least memory"
+        assert options["kept"] == 1  # what holds in every way
+        self.made.append(name)
+        step_s, size = self.table[name]
+
+        class Run:
+            def __call__(_, *arrays: Any) -> list[Any]:
+                self.now_s += step_s
+                self.calls += 1
+                return [name]
+
+            def lower(_, *arrays: Any) -> Any:
+                found = SimpleNamespace(temp_size_in_bytes=size)
+                program = SimpleNamespace(memory_analysis=lambda: found)
+                return SimpleNamespace(compile=lambda: program)
+
+        return Run()
+
+
+def measured(clock: Clock, program: Any = PRODUCT) -> tuple[str, Measured]:
+    """(the way that a call then takes, the program)."""
+    if program is CONV:
+        CONV(ts.tensor(np.ones((1, 2, 4, 4), "f")), ts.tensor(np.ones((2, 2, 3, 3), "f")))
+    else:
+        PRODUCT(ts.tensor(X))
+    made = Measured(program.schedule, {"kept": 1}, clock.make, ())
+    (name,) = made(X)
+    assert made(X) == [name] == [w.name for w in made.ways if w.chosen]
+    return name, made
+
+
+@pytest.mark.parametrize(
+    ("table", "want"),
+    [
+        ([(1.0, 100), (2.0, 100), (2.0, 50)], "preferred"),
+        ([(2.0, 100), (1.0, 100), (2.0, 50)], "older"),
+        ([(1.0, 100), (2.0, 100), (1.01, 50)], "preferred, least memory"),  # as quick, smaller
+        ([(1.0, 100), (2.0, 100), (0.5, 100)], "preferred, least memory"),  # quicker
+        ([(1.0, 100), (2.0, 100), (1.01, 95)], "preferred"),  # hardly smaller
+        ([(1.0, 100), (0.99, 10), (2.0, 50)], "preferred"),  # alike: the engine's own choice
+    ],
+)
+def test_the_quickest_way_is_taken_and_of_those_alike_the_one_that_needs_less(
+    monkeypatch: pytest.MonkeyPatch, table: list[tuple[float, int]], want: str
+) -> None:
+    monkeypatch.setattr(flags, "_fuses", [True])
+    best = want.partition(",")[0]
+    clock = Clock(dict(zip(["preferred", "older", f"{best}, least memory"], table, strict=True)))
+    monkeypatch.setattr(ways, "time", clock)
+    name, made = measured(clock)
+    assert name == want and clock.made == ["preferred", "older", f"{best}, least memory"]
+    assert [(w.name, w.step_s, w.temporary_bytes) for w in made.ways] == [
+        (n, pytest.approx(s), size) for n, (s, size) in clock.table.items()
+    ]
+
+
+def test_what_was_found_is_kept_and_nothing_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, folder: KeptPrograms
+) -> None:
+    monkeypatch.setattr(flags, "_fuses", [True])
+    clock = Clock({"preferred": (2.0, 9), "older": (1.0, 9), "older, least memory": (3.0, 9)})
+    monkeypatch.setattr(ways, "time", clock)
+    first = measured(clock)[1].ways
+    calls = clock.calls
+    name, made = measured(clock)
+    assert name == "older" and made.ways == first and clock.calls == calls + 2
+    assert clock.made[3:] == ["older"]  # which alone is compiled
+    monkeypatch.setattr(ways, "cores", lambda: 64)  # on another number of cores it is measured
+    measured(clock)
+    assert len(clock.made) == 7
+
+
+def test_a_convolution_has_one_way_more_and_a_library_that_the_user_chose_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flags, "_fuses", [True])
+    names = ["preferred", "products", "older", "products, least memory"]
+    clock = Clock(dict(zip(names, [(2.0, 9), (1.0, 9), (3.0, 9), (4.0, 9)], strict=True)))
+    monkeypatch.setattr(ways, "time", clock)
+    assert measured(clock, CONV)[0] == "products" and clock.made == names
+    monkeypatch.setattr(flags, "_fuses", [False])
+    monkeypatch.setattr(kept_programs, "folder", lambda: None)
+    clock = Clock({"preferred": (1.0, 9), "preferred, least memory": (2.0, 9)})
+    monkeypatch.setattr(ways, "time", clock)
+    assert measured(clock, CONV)[0] == "preferred" and len(clock.made) == 2
+
+
+# -- as users write it -----------------------------------------------------------------------------
+def test_a_measured_step_gives_what_the_step_gives_and_takes_over_what_is_donated() -> None:
+    mesh = dist.Mesh(("dp",), shape={"dp": 4})
+    x = ts.tensor(X, mesh=mesh, layout="[8@dp, 8]")
+
+    def step(w: ts.Tensor, x: ts.Tensor) -> Any:
+        loss = (ts.tanh(x @ w) ** 2).mean()
+        return w - 0.5 * ts.grad(loss, w), loss
+
+    plain, timed = ts.jit(step), schedule(measure=True)(ts.jit(step, donate="w"))
+    assert timed.ways == ()
+    a = b = ts.tensor(X, mesh=mesh, layout="[8, 8]")
+    b = b + 0.0
+    for _ in range(3):
+        a, want = plain(a, x)
+        old = b
+        b, got = timed(b, x)
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5)
+        with pytest.raises(ts.DonatedError):
+            old.numpy()
+    np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-5)
+    assert [w.chosen for w in timed.ways].count(True) == 1 and plain.ways == ()
+    assert all(isinstance(w, Way) and w.step_s > 0 for w in timed.ways)
+    again = schedule(measure=True)(ts.jit(step, donate="w"))
+    again(b, x)
+    assert again.ways == timed.ways  # to the last digit: they were read
+
+
+def run_with(**k: Any) -> Any:
+    with dist.deterministic(**k):
+        return schedule(measure=True)(lambda x: x @ x)(ts.tensor(X))
+
+
+def piped() -> Any:
+    mesh = dist.Mesh(("pp",), shape={"pp": 2})
+
+    @pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=4, mesh=mesh)
+    def model(w: Any, x: Any) -> Any:
+        for i in range(2):
+            x = ts.tanh(x @ w[f"w{i}"])
+        return x
+
+    return schedule(measure=True)(ts.jit(lambda w, x: model(w, x).mean()))({"w0": X, "w1": X}, X)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: run_with(), "at this level of determinism"),
+        (lambda: run_with(level="run_to_run"), "at this level of determinism"),
+        (piped, "its steps are programs of their own"),
+    ],
+)
+def test_where_nothing_is_measured_a_warning_says_why(call: Any, why: str) -> None:
+    with pytest.warns(ts.OptionWarning, match=f"has no effect: {why}"):
+        call()
+
+
+def test_a_gpu_measures_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    PRODUCT(ts.tensor(X))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "a gpu by itself" in ways.why_not(PRODUCT.schedule, True, False)
+    assert ways.usual(PRODUCT.schedule, True) == {}
+
+
+def test_a_wrong_choice_is_an_error() -> None:
+    with pytest.raises(ts.UsageError, match="measure"):
+        schedule(measure="yes")
+
+
+# -- by what is known ------------------------------------------------------------------------------
+def test_where_nothing_runs_at_once_least_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    PRODUCT(ts.tensor(X))
+    for cores, want in ((1, LEAST_MEMORY), (2, {})):
+        monkeypatch.setattr(ways, "cores", lambda n=cores: n)
+        assert ways.usual(PRODUCT.schedule, True) == ways.usual(PRODUCT.schedule, False) == want
+    monkeypatch.setattr(ways, "cores", lambda: 1)  # processes that differ would wait for each other
+    monkeypatch.setattr(ways, "processes_of", lambda mesh: (0, 1))
+    assert ways.usual(PRODUCT.schedule, True) == {}

@@ -26,7 +26,7 @@ from peers.net_sizes import CONVNET, MOE, RATE
 from turns import Workers, apart, in_turn, ratio, timed
 
 import tessera as ts
-from tessera import nn
+from tessera import nn, schedule
 from tessera.runtime.devices import start
 
 HERE = Path(__file__).resolve().parent
@@ -85,10 +85,13 @@ class Mixed(nn.Module):
         return nn.cross_entropy(self.head(h), labels)
 
 
-def ours(model: Any, x: ts.Tensor, labels: ts.Tensor) -> tuple[Callable[[], float], Any]:
+def ours(
+    model: Any, x: ts.Tensor, labels: ts.Tensor, measure: bool = False
+) -> tuple[Callable[[], float], Any]:
     """(run one step and give its loss, the compiled step)."""
     opt = ts.optim.AdamW(lr=RATE, weight_decay=0.0)
 
+    @schedule(measure=measure or None)
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, x: ts.Tensor, labels: ts.Tensor) -> Any:
         loss = model.loss(x, labels)
@@ -111,6 +114,7 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("net", choices=("convnet", "moe"))
     ap.add_argument("--rounds", type=int, default=8)
+    ap.add_argument("--measure", action="store_true", help="our step in the best of its ways")
     ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
     a = ap.parse_args()
     start(1)
@@ -128,11 +132,11 @@ def main() -> None:
         given: dict[str, Any] = {n: w.numpy() for n, w in model.parameters().items()}
         np.savez(Path(folder) / "given.npz", __x=x, __labels=labels, **given)
         with Workers([[str(HERE / "peers/torch_nets.py"), a.net, folder]], a.limit) as peer:
-            run, step = ours(model, ts.tensor(x), ts.tensor(labels.astype(np.int32)))
+            run, step = ours(model, ts.tensor(x), ts.tensor(labels.astype(np.int32)), a.measure)
             found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
     our, theirs = found["ours"], found["peer"]
     print(json.dumps({
-        "net": a.net, "torch": peer.about["torch"],
+        "net": a.net + ", measured" * a.measure, "torch": peer.about["torch"],
         "ours_s": our.median_s, "ours_min_s": min(our.wall_s),
         "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
         "speed_ratio": ratio(theirs.wall_s, our.wall_s),
@@ -141,6 +145,7 @@ def main() -> None:
         "first_loss_difference": abs(our.values[0] - theirs.values[0]),
         "largest_loss_difference": apart(our, theirs, at_most=SAME),
         "losses": our.values[:3], "memory": our_memory(step),
+        "ways": [str(way) for way in step.ways],
     }))  # fmt: skip
 
 

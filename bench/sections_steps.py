@@ -209,7 +209,11 @@ def fsdp(rounds: int) -> list[str]:
 def nets(rounds: int) -> list[str]:
     if not TORCH:
         return no_torch()
-    found = [measure("nets.py", net, "--rounds", str(2 * rounds)) for net in NETS]
+    found = [
+        measure("nets.py", net, "--rounds", str(2 * rounds), *how)
+        for net in ("convnet", "moe")
+        for how in ((), ("--measure",))
+    ]
     behind = [r["net"] for r in found if r["speed_ratio"] < 1]
     who = f"**The peer is ahead ({', '.join(behind)})**" if behind else "Ours is ahead"
     return [
@@ -220,14 +224,20 @@ def nets(rounds: int) -> list[str]:
             limit was set). First losses differ by at most
             {max(r["first_loss_difference"] for r in found):.1e}; later ones by
             {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
-            choose otherwise between near scores. Peaks are of whole processes while they step."""
+            choose otherwise between near scores. Peaks are of whole processes while they step. With
+            `measure=True` ours is compiled in each of its ways at its first call, and stays with
+            the quickest, or with the smallest of those alike."""
         ),
         *torch_rows(found, "net"),
+        "",
+        *(f"- {r['net']}: {'; '.join(r['ways'])}" for r in found if r["ways"]),
     ]
 
 
 NETS = {"convnet": "the convnet (ResNet of 15 convolutions, 64 images of 32 x 32)",
-        "moe": "the experts (4 layers of 8, 2 a token, d=256, 4096 tokens)"}  # fmt: skip
+        "moe": "the experts (4 layers of 8, 2 a token, d=256, 4096 tokens)",
+        "convnet, measured": "the convnet, `measure=True`",
+        "moe, measured": "the experts, `measure=True`"}  # fmt: skip
 
 
 def pipeline(rounds: int) -> list[str]:

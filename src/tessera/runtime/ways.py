@@ -154,7 +154,7 @@ class Measured:
         return found
 
     def lower(self, *arrays: Any) -> Any:
-        return (self._run or self._make({})).lower(*arrays)
+        return (self._run or self._make({**self._base})).lower(*arrays)
 
     def _best(self, arrays: Sequence[Any]) -> Any:
         kept, key = kept_programs.folder(), self._key()

@@ -91,7 +91,6 @@ def ours(
     """(run one step and give its loss, the compiled step)."""
     opt = ts.optim.AdamW(lr=RATE, weight_decay=0.0)
 
-    @schedule(measure=measure or None)
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, x: ts.Tensor, labels: ts.Tensor) -> Any:
         loss = model.loss(x, labels)
@@ -100,6 +99,8 @@ def ours(
         model.load_parameters(new)
         return loss, state
 
+    if measure:
+        step = step.under(schedule.ScheduleOptions(measure=True))
     box = {"state": opt.init(model.parameters())}
 
     def run() -> float:

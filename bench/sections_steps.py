@@ -225,8 +225,8 @@ def nets(rounds: int) -> list[str]:
             {max(r["first_loss_difference"] for r in found):.1e}; later ones by
             {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
             choose otherwise between near scores. Peaks are of whole processes while they step. With
-            `measure=True` ours is compiled in each of its ways at its first call, and stays with
-            the quickest, or with the smallest of those alike."""
+            `measure=True` (docs/schedule.md) the ways to compile ours are timed at its first
+            call."""
         ),
         *torch_rows(found, "net"),
         "",

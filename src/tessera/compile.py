@@ -56,8 +56,11 @@ class Executable:
     """A compiled schedule. `types` are the results' types, on the program's mesh; `donate` are
     arguments that are given up, each with the result that takes its memory."""
 
-    def __init__(self, schedule: Schedule, donate: Mapping[int, int] = NONE) -> None:
+    def __init__(
+        self, schedule: Schedule, donate: Mapping[int, int] = NONE, measure: bool = False
+    ) -> None:
         self.schedule = schedule
+        self._measures = measure and schedule.options.schedule.measure
         mesh = schedule.mesh
         types = [t if t.mesh is not None else t.on(mesh) for t in schedule.buffers]
         self.types = tuple(types[b] for b in schedule.outputs)
@@ -81,13 +84,13 @@ class Executable:
         base, under = determinism_of(s.options, ordered)
         fast = under.determinism == "fast"
         options = {**(base or {}), **ways.usual(s, fast)} or None
-        if s.options.schedule.measure:
+        if self._measures:
             why = ways.why_not(s, fast, self._is_stepped)
             if not why:
                 self._measured = ways.Measured(
                     s, base or {}, lambda o: lower(s, self._donate, o, under), self.given_up
                 )
-                return guarded(self._measured, s, True)
+                return guarded(self._measured, s, True, self._measured.settle)
             ways.warn(s, why)
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)
@@ -210,11 +213,13 @@ class Engine:
     def start(self, mesh: Mesh | None) -> None:
         devices.start_for(mesh)
 
-    def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
+    def compile(
+        self, graph: Graph, donate: Sequence[int] = (), measure: bool = False
+    ) -> Executable:
         graph = prepared(graph)
         # The engine warns of what no result can take over.
         taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
-        made = Executable(_traced(scheduled(graph)), taken)
+        made = Executable(_traced(scheduled(graph)), taken, measure)
         made.start()
         return made
 

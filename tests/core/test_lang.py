@@ -434,7 +434,7 @@ class Oracle:
     def start(self, mesh: Any) -> None:
         """There are no devices."""
 
-    def compile(self, g: graph.Graph, donate: Sequence[int] = ()) -> Program:
+    def compile(self, g: graph.Graph, donate: Sequence[int] = (), measure: bool = False) -> Program:
         self.compiled += 1
         g = simplify(g)
         verify(g, "simplify")

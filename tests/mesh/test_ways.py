@@ -14,6 +14,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, pipeline, schedule
 from tessera.core import flags
+from tessera.core.context import replaced
 from tessera.core.ways import Way
 from tessera.runtime import kept_programs, ways
 from tessera.runtime.devices import start
@@ -53,6 +54,8 @@ class Clock:
         step_s, size = self.table[name]
 
         class Run:
+            is_compiled = True
+
             def __call__(_, *arrays: Any) -> list[Any]:
                 self.now_s += step_s
                 self.calls += 1
@@ -179,12 +182,23 @@ def piped() -> Any:
     return schedule(measure=True)(ts.jit(lambda w, x: model(w, x).mean()))({"w0": X, "w1": X}, X)
 
 
+def read(x: Any) -> Any:
+    return x * 2 if float(x.sum()) > 0 else x * 3
+
+
+def stepped() -> Any:
+    with replaced(executor="stepped"):
+        return schedule(measure=True)(lambda x: x @ x)(ts.tensor(X))
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [
         (lambda: run_with(), "at this level of determinism"),
         (lambda: run_with(level="run_to_run"), "at this level of determinism"),
-        (piped, "its steps are programs of their own"),
+        (piped, ".* is several programs: it has stages"),
+        (lambda: schedule(measure=True)(read)(ts.tensor(X)), "read is several .* it reads values"),
+        (stepped, "its steps are programs of their own"),
     ],
 )
 def test_where_nothing_is_measured_a_warning_says_why(call: Any, why: str) -> None:

@@ -55,9 +55,9 @@ class Chosen:
         with replaced(schedule=replace(settings().program.schedule, **made(self.options))):
             yield
 
-    def warn_if_unused(self, recorder: Recorder, table: str) -> None:
+    def warn_if_unused(self, recorder: Recorder, table: str, cut: bool) -> None:
         """Gives an OptionWarning for each choice that had no effect on what was recorded; `table`
-        is that of its pipeline."""
+        is that of its pipeline, and a read may have `cut` it."""
         o, now = self.options, recorder.options.schedule
         settled = {k: v for k, v in made(o).items() if k not in READ_LATE and v != getattr(now, k)}
         if settled:
@@ -90,6 +90,16 @@ class Chosen:
                 means="the number of parts of a batch",
                 fix="leave microbatches= out where the pipeline is made, or here",
             )
+        if o.measure and (cut or table):
+            warn_no_effect(
+                "schedule: measure=True",
+                f"{self.name} is several programs: it "
+                + ("reads values while it runs" if cut else "has stages"),
+                means="the ways to compile a program are timed at its first call",
+                fix="return the values, and read them outside; or leave it out"
+                if cut
+                else "leave it out",
+            )
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
         if o.epoch == "hard" and max(buckets, default=1) == 1:
             warn_no_effect(
@@ -104,7 +114,7 @@ def _written(choices: dict[str, Any]) -> str:
     return "schedule: " + ", ".join(f"{k}={shown(v)}" for k, v in choices.items())
 
 
-def warn_if_unused(recorder: Recorder, table: str = "", *own: Chosen) -> None:
+def warn_if_unused(recorder: Recorder, table: str = "", *own: Chosen, cut: bool = False) -> None:
     """Warns of what was chosen for what was recorded, and for functions that it calls."""
     for chosen in dict.fromkeys([*own, *recorder.chosen]):
-        chosen.warn_if_unused(recorder, table)
+        chosen.warn_if_unused(recorder, table, cut)

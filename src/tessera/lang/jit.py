@@ -148,7 +148,7 @@ class Jit(Generic[P, R]):
     def ways(self) -> tuple[Way, ...]:
         """The ways to compile the latest program that were timed at its first call, each with the
         seconds of a step and bytes of temporaries; none without `@schedule(measure=True)`."""
-        return next((p.ways for p in self.programs if p.ways), ())
+        return next((p.ways for p in self.programs), ())
 
     @property
     def choices(self) -> ScheduleOptions:
@@ -346,7 +346,8 @@ class Jit(Generic[P, R]):
         now = self._covered(entry, leaves, more, done.recorder)
         self._settle(entry, entry.pick(leaves + now), done, reads)
         schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]
-        warn_if_unused(done.recorder, "" if schedule is None else schedule.table, *chosen)
+        cut = entry.root.written is None
+        warn_if_unused(done.recorder, "" if schedule is None else schedule.table, *chosen, cut=cut)
         return now, done.recorder.left(), done.once
 
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:

@@ -131,8 +131,10 @@ class Segment:
             donate = [k for k, i in enumerate(self.imports) if i in self.donate]
             # What comes before a read ran while it was recorded; what comes after it is recorded
             # for each value, and is mostly the same.
-            make = program_of if self.after or self.written is None else engine().compile
-            self._program = make(self.graph, donate)
+            if self.after or self.written is None:
+                self._program = program_of(self.graph, donate)
+            else:
+                self._program = engine().compile(self.graph, donate, measure=True)
         return self._program
 
 

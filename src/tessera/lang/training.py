@@ -18,6 +18,7 @@ from ..core.interrupts import whole
 from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
 from ..core.renamed import renamed_arguments
+from ..core.ways import Way
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
@@ -105,6 +106,11 @@ class TrainingStep(Generic[P, R]):
     def compiled(self) -> Jit[P, R]:
         """The compiled function that it runs."""
         return self._jit
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """`Jit.ways` of the function that it runs."""
+        return self._jit.ways
 
     def under(self, options: ScheduleOptions) -> TrainingStep[P, R]:
         """Itself, compiled under these choices too: `@schedule(...)`."""

@@ -40,6 +40,10 @@ class _Reordered:
     def lower(self, *arrays: Any) -> Any:
         return self.run.lower(*arrays)
 
+    @property
+    def is_compiled(self) -> bool:
+        return bool(self.run.is_compiled)
+
 
 def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> list[Blocks]:
     """The results of one step on this device, from the values that it reads."""

@@ -60,7 +60,12 @@ class Program:
         return self._run
 
     def lower(self, *arrays: Any) -> Any:
-        return self.run.lower(*arrays)
+        return (self._run or self._make()).lower(*arrays)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a call runs it at once."""
+        return self._run is not None
 
     def look(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         """Finds out whether it needs much memory. It was called with `arrays`, and gave `outs`."""

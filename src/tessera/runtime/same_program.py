@@ -37,9 +37,12 @@ def processes_of(mesh: Mesh | None) -> tuple[int, ...]:
     return tuple(sorted({every[i].process_index for i in mesh.physical.device_ids}))
 
 
-def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
-    """`run`, which compares `schedule` with the other processes' before its first call. Where it is
-    one program (`whole`), each call is recorded; step by step the steps are.
+def guarded(
+    run: Run, schedule: Schedule, whole: bool, before: Callable[..., None] | None = None
+) -> Run:
+    """`run`, which compares `schedule` with the other processes' before its first call, and then
+    calls `before` with the arguments. Where it is one program (`whole`), each call is recorded;
+    step by step the steps are.
 
     In a single process it is `run` itself.
     """
@@ -60,6 +63,8 @@ def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
         if first:
             agree(schedule, group)
             agreed = True
+            if before is not None:
+                before(*args)
         if not whole:
             return run(*args)
         record = flight().begin(schedule.name, "", what, at, group, size, compiles=first)

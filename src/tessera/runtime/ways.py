@@ -22,8 +22,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from itertools import count
+from threading import Lock
 from typing import Any
 
 import jax
@@ -39,10 +41,10 @@ from ..ir.schedule.schedule import Region, Schedule
 from ..ops.conv import conv
 from . import kept_programs
 from .exchange import gather
+from .flight import flight
 from .same_program import processes_of
 
 Options = dict[str, Any]
-Run = Callable[..., list[Any]]
 SMALL = 1 << 17  # elements of a kernel from which the preferred library takes several cores
 # What goes to the preferred library: all that it can do, single products and with them no
 # convolutions, or nothing.
@@ -51,7 +53,7 @@ PRODUCTS: Options = {flags.FUSION: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 OLDER: Options = {flags.FUSION: ""}
 LIBRARIES = {"preferred": PREFERRED, "products": PRODUCTS, "older": OLDER}
 LEAST_MEMORY: Options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-ROUNDS, FEW, LONG_S = 7, 3, 10.0  # steps of each way; few where all would take longer
+ROUNDS, FEW, LONG_S = 7, 3, 10.0  # steps of each way; few where all of them would take longer
 LIKE = 1.02  # times that differ by less are alike: then the way that takes less memory
 LESS = 0.9  # of the memory is less
 _asked = count(1)
@@ -145,92 +147,123 @@ class Measured:
     ) -> None:
         self.schedule, self._base, self._make, self._given_up = schedule, base, make, given_up
         self._run: Any = None
+        self._lock = Lock()
+        self._together = len(processes_of(schedule.mesh)) > 1
         self.ways: tuple[Way, ...] = ()
 
     def __call__(self, *arrays: Any) -> list[Any]:
         if self._run is None:
-            self._run = self._best(arrays)
+            self.settle(*arrays)
         found: list[Any] = self._run(*arrays)
         return found
 
     def lower(self, *arrays: Any) -> Any:
         return (self._run or self._make({**self._base})).lower(*arrays)
 
+    def settle(self, *arrays: Any) -> None:
+        """Decides the way, by what is kept or by steps that take `arrays`."""
+        with self._lock:  # two threads would disturb each other's times
+            if self._run is None:
+                self._run = self._best(arrays)
+
     def _best(self, arrays: Sequence[Any]) -> Any:
         kept, key = kept_programs.folder(), self._key()
         found = None if kept is None else kept.get(key)
         said = None if found is None else json.loads(found)
-        together = len(processes_of(self.schedule.mesh)) > 1
-        if together:  # as one of them has to measure, all have to
-            every = gather(f"way/{next(_asked)}", said, limits().collective_s)
+        if self._together:  # as one of them has to measure, all have to
+            every = self._gather(said)
             said = said if all(x == said for x in every) else None
+        runs: dict[str, Any] = {}
         if said is None:
-            runs, said = self._measured(arrays, together)
+            runs, said = self._measured(arrays)
             if kept is not None:
                 kept.put(key, json.dumps(said).encode())
-        else:
-            runs = {}
         self.ways = tuple(Way(*row) for row in said)
         name = next(w.name for w in self.ways if w.chosen)
         return runs[name] if name in runs else self._make(self._options(name))
 
     def _key(self) -> str:
+        """What the finding depends on, besides the processor."""
         s = self.schedule
-        text = f"{s.hash} {sorted(self._base.items())} {cores_of_a_device(s.mesh)} {cores()}"
+        known = [s.hash, *sorted(self._base.items()), *LIBRARIES, flags.fuses(), cores()]
+        text = f"{known} {cores_of_a_device(s.mesh)}"
         return hashlib.sha256(f"way {jax.__version__} {text}".encode()).hexdigest()
+
+    def _gather(self, value: Any) -> list[Any]:
+        """That of all processes, where they run the program together."""
+        if not self._together:
+            return [value]
+        return gather(f"way/{next(_asked)}", value, limits().collective_s)
+
+    def _slowest(self, mine: Mapping[str, float]) -> dict[str, float]:
+        """The most that a process says of each way: all then decide alike."""
+        every = self._gather(dict(mine))
+        return {name: max(said[name] for said in every) for name in mine}
 
     def _options(self, name: str) -> Options:
         library, _, order = name.partition(", ")
         return {**self._base, **LIBRARIES[library], **(LEAST_MEMORY if order else {})}
 
-    def _measured(
-        self, arrays: Sequence[Any], together: bool
-    ) -> tuple[dict[str, Any], list[list[Any]]]:
+    def _measured(self, arrays: Sequence[Any]) -> tuple[dict[str, Any], list[list[Any]]]:
         """(the program of each way, the rows of the ways)."""
         convolves = any(n.op == conv.name for n in _nodes(self.schedule))
         libraries = [k for k in LIBRARIES if k != "products" or convolves]
         names = libraries if flags.fuses() else libraries[:1]
         runs = {name: self._make(self._options(name)) for name in names}
-        times = self._times(runs, arrays, together)
+        times = self._times(runs, arrays)
         # Then the order of instructions, with the best library.
         best = next(name for name in names if times[name] <= LIKE * min(times.values()))
         least = f"{best}, least memory"
         runs[least] = self._make(self._options(least))
-        times |= self._times({name: runs[name] for name in (best, least)}, arrays, together)
-        bytes_ = {name: _temporary(run, arrays) for name, run in runs.items()}
-        alike = [
-            name for name in (best, least) if times[name] <= LIKE * min(times[best], times[least])
-        ]
+        times |= self._times({name: runs[name] for name in (best, least)}, arrays)
+        bytes_ = self._slowest({name: _temporary(run, arrays) for name, run in runs.items()})
+        alike = [n for n in (best, least) if times[n] <= LIKE * min(times[best], times[least])]
         best = next(n for n in alike if LESS * bytes_[n] <= min(bytes_[m] for m in alike))
         return runs, [[name, times[name], bytes_[name], name == best] for name in runs]
 
-    def _times(
-        self, runs: Mapping[str, Any], arrays: Sequence[Any], together: bool
-    ) -> dict[str, float]:
-        """Seconds of a step, the median; where processes run it `together`, that of the slowest."""
-        first_s = sum(self._step_s(run, arrays, twice=True) for run in runs.values())
-        rounds = ROUNDS if first_s * ROUNDS < LONG_S or together else FEW
+    def _times(self, runs: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, float]:
+        """Seconds of a step, the median; where processes run it together, that of the slowest."""
+        first = self._slowest({name: self._step_s(run, arrays) for name, run in runs.items()})
+        rounds = ROUNDS if sum(first.values()) * ROUNDS < LONG_S else FEW
         each = [
             {name: self._step_s(run, arrays) for name, run in runs.items()} for _ in range(rounds)
         ]
-        mine = {name: statistics.median(row[name] for row in each) for name in runs}
-        if not together:
-            return mine
-        every = gather(f"way/{next(_asked)}", mine, limits().collective_s)
-        return {name: max(said[name] for said in every) for name in mine}
+        return self._slowest({name: statistics.median(row[name] for row in each) for name in runs})
 
-    def _step_s(self, run: Run, arrays: Sequence[Any], twice: bool = False) -> float:
-        """Seconds that a call takes; of the second one where the first compiles."""
-        if twice:
-            self._step_s(run, arrays)
+    def _step_s(self, run: Any, arrays: Sequence[Any]) -> float:
+        """Seconds that a call takes, of a program that is compiled."""
+        if not run.is_compiled:
+            self._call(run, arrays)
+        return self._call(run, arrays)
+
+    def _call(self, run: Any, arrays: Sequence[Any]) -> float:
         own = [
             jnp.copy(x) if i in self._given_up and isinstance(x, jax.Array) else x
             for i, x in enumerate(arrays)
         ]
         jax.block_until_ready(own)
         begin_s = time.perf_counter()
-        jax.block_until_ready(run(*own))
+        with self._told(not run.is_compiled) as given:
+            outs = run(*own)
+            given(outs)
+            jax.block_until_ready(outs)
         return time.perf_counter() - begin_s
+
+    @contextmanager
+    def _told(self, fresh: bool) -> Iterator[Callable[[list[Any]], None]]:
+        """Around a step of several processes: whoever waits for one that never comes is told. What
+        it yields is to be called with the results; where `fresh` it is compiled first."""
+        if not self._together:
+            yield lambda outs: None
+            return
+        s = self.schedule
+        record = flight().begin(s.name, "", "a timed step", "", processes_of(s.mesh), 0, fresh)
+        try:
+            yield partial(flight().given, record)
+        except Exception as error:
+            flight().failed(record, error)
+            raise
+        flight().finish(record)
 
 
 def _temporary(run: Any, arrays: Sequence[Any]) -> int:

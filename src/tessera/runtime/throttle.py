@@ -32,7 +32,7 @@ LAUNCHES = 6
 """Programs between two marks; twice as many and two marks wait, of each of two sorts: 28 of 32."""
 LARGE = 64 << 20  # bytes of temporaries, of all devices, from which a program waits for the others
 LONGEST_S, LOOK_S = 0.02, 5e-5  # memory is given back within a millisecond or two, if it is at all
-BLIND = 64  # launches that do not look, after one that looked in vain
+BLIND = 64  # launches after one that looked in vain
 Throttle = Callable[[], None]
 _mark = jax.jit(lambda x: x + 1)
 _left: dict[Queue, int] = {}  # whose program was the last large one, and bytes in use without it
@@ -43,7 +43,7 @@ class Queue:
 
     def __init__(self, devices: Any) -> None:
         self._devices, self._count = devices, count(1)
-        self._calls, self._blind = count(), 0
+        self._blind = 0  # so many launches do not look at the memory in use
         self._lock = Lock()
         self._last: Any = None
         self._few = len(jax.local_devices()) == 1  # a launch then waits for room where it is made
@@ -72,10 +72,11 @@ class Queue:
         if not _left:  # the first: nobody knows how much that before it had
             time.sleep(LONGEST_S / 2)
         # Of other devices nobody here knows what runs there.
-        left = _left.get(self, 0) if next(self._calls) >= self._blind else 0
+        left = _left.get(self, 0) if not self._blind else 0
+        self._blind = max(self._blind - 1, 0)
         while (used := malloc.used_bytes()) > left > 0:
             if time.perf_counter() > end_s:  # it is the user who has taken so much
-                self._blind = next(self._calls) + BLIND
+                self._blind = BLIND
                 break
             time.sleep(LOOK_S)
         _left.clear()

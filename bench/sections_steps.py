@@ -214,7 +214,7 @@ def nets(rounds: int) -> list[str]:
         for net in ("convnet", "moe")
         for how in ((), ("--measure",))
     ]
-    behind = [r["net"] for r in found if r["speed_ratio"] < 1]
+    behind = [r["net"].replace(",", "") for r in found if r["speed_ratio"] < 1]
     who = f"**The peer is ahead ({', '.join(behind)})**" if behind else "Ours is ahead"
     return [
         *prose(
@@ -231,6 +231,7 @@ def nets(rounds: int) -> list[str]:
         *torch_rows(found, "net"),
         "",
         *(f"- {r['net']}: {'; '.join(r['ways'])}" for r in found if r["ways"]),
+        "",
     ]
 
 

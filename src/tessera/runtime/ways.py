@@ -60,8 +60,8 @@ _asked = count(1)
 
 
 def usual(schedule: Schedule, fast: bool) -> Options:
-    """The compiler's options for `schedule` by what is known. Where it need not be `fast` alone,
-    bits may not depend on how many cores there are, as they do on the library."""
+    """The compiler's options for `schedule` by what is known. At levels above "fast" the library is
+    the engine's own choice: bits may not depend on how many cores there are."""
     if jax.default_backend() != "cpu":
         return {}
     # All processes of a program compile it alike: their collectives come in one order.

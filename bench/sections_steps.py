@@ -226,7 +226,8 @@ def nets(rounds: int) -> list[str]:
             {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
             choose otherwise between near scores. Peaks are of whole processes while they step. With
             `measure=True` (docs/schedule.md) the ways to compile ours are timed at its first
-            call."""
+            call, unless an earlier process has kept what it found; the one that measures has
+            a higher peak."""
         ),
         *torch_rows(found, "net"),
         "",

@@ -137,7 +137,7 @@ def main() -> None:
             found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
     our, theirs = found["ours"], found["peer"]
     print(json.dumps({
-        "net": a.net + ", measured" * a.measure, "torch": peer.about["torch"],
+        "net": a.net + " measured" * a.measure, "torch": peer.about["torch"],
         "ours_s": our.median_s, "ours_min_s": min(our.wall_s),
         "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
         "speed_ratio": ratio(theirs.wall_s, our.wall_s),

@@ -208,7 +208,7 @@ class Measured:
         """(the program of each way, the rows of the ways)."""
         convolves = any(n.op == conv.name for n in _nodes(self.schedule))
         libraries = [k for k in LIBRARIES if k != "products" or convolves]
-        names = libraries if flags.fuses() else libraries[:1]
+        names = libraries if all(self._gather(flags.fuses())) else libraries[:1]
         runs = {name: self._make(self._options(name)) for name in names}
         times = self._times(runs, arrays)
         # Then the order of instructions, with the best library.

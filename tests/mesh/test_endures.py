@@ -8,9 +8,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from jax import monitoring
 
 import tessera as ts
 from tessera.runtime import programs
@@ -84,3 +86,31 @@ def test_what_keeps_changing_is_named_once() -> None:
     told = [called(1, by) for by in (0.5, 1.5, 2.5)]
     assert told[2] == ["by was 0.5, then 1.5, then 2.5; pass a number that changes as a tensor,"
                        " ts.tensor(x)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["[8, 4]", "[8@dp, 4]"])
+def test_a_first_call_compiles_once(layout: str) -> None:
+    """Though it is compiled before it runs, so that the heap is in order when it does."""
+    mesh = ts.dist.Mesh(("dp",), shape={"dp": 8}) if "@" in layout else None
+    x = ts.tensor(np.ones((8, 4), np.float32), mesh=mesh, layout=layout)
+    compiled: list[str] = []
+
+    def seen(event: str, duration_s: float, **_: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    def step(by: float) -> Any:
+        @ts.jit(donate=("w",))
+        def step(w: ts.Tensor, x: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+            return ts.tanh(w * x).sum(), w + x * by
+
+        return step(x + by, x)
+
+    step(0.25)[0].numpy()  # what every program needs once
+    monitoring.register_event_duration_secs_listener(seen)
+    try:
+        new = step(0.5)
+    finally:
+        monitoring.unregister_event_duration_listener(seen)
+    assert len(compiled) == 1
+    assert (new[1].numpy() == 2).all()

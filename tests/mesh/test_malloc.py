@@ -65,6 +65,51 @@ malloc.give_unused(SIZE)
 assert malloc.resident_bytes() < before + SIZE // 2
 """
 
+# Pieces of many sizes, every other one of which is free, as a compiler leaves them.
+HOLES = """
+import ctypes
+import numpy as np
+from tessera.runtime import malloc
+
+SIZE = 100 << 20
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+sizes = np.random.default_rng(0).integers(2 << 10, 100 << 10, 8000).tolist()
+
+def littered() -> list:
+    pieces = [libc.malloc(n) for n in sizes]
+    for piece, n in zip(pieces, sizes):
+        ctypes.memset(piece, 1, n)
+    for piece in pieces[::2]:
+        libc.free(piece)
+    return pieces[1::2]
+
+def lies_in_a_hole(size: int) -> bool:
+    piece = libc.malloc(size)
+    libc.free(piece)
+    return piece < max(held)
+
+held = littered()
+malloc.close_holes()
+assert lies_in_a_hole(50 << 10)  # a heap that is not kept is let alone
+assert malloc.keep_pages()
+x = np.ones(SIZE, np.uint8)
+held += littered()
+del x
+used, there = malloc.used_bytes(), malloc.resident_bytes()
+malloc.close_holes()
+assert not any(lies_in_a_hole(n << 10) for n in (4, 10, 50, 90))
+assert lies_in_a_hole(SIZE - (1 << 20))  # large arrays have their places
+assert abs(malloc.used_bytes() - used) < 1 << 20
+assert malloc.resident_bytes() < there - SIZE - (100 << 20)
+few = [libc.malloc(50 << 10) for _ in range(100)]
+assert max(few) < max(held) + malloc.STOCK + (16 << 20)
+malloc.MOST_CLOSED = 1
+malloc.close_holes()  # there are too many
+assert lies_in_a_hole(50 << 10) and abs(malloc.used_bytes() - used) < 8 << 20
+"""
+
 # Steps that nobody reads, with 128 MiB of temporaries each.
 STEPS = """
 import numpy as np
@@ -94,7 +139,7 @@ def ran(code: str) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
-@pytest.mark.parametrize("code", [CODE, GROWS], ids=["short", "grown"])
+@pytest.mark.parametrize("code", [CODE, GROWS, HOLES], ids=["short", "grown", "holes"])
 def test_pages_are_given_back_where_memory_is_short_or_has_grown(code: str) -> None:
     ran(code)
 

@@ -5,6 +5,9 @@ next step: 8 to 20 % of a training step. One arena that never shrinks avoids it.
 What is small and stays can come to lie in the place of what was large, so what is kept grows: what
 is not in use is given back now and then (runtime/throttle.py). Where there is no room for what is
 kept, the keeping ends.
+A compiler leaves thousands of free pieces between what stays, through which the C library would
+search at each of the engine's allocations, 30,000 of them in a step with convolutions, while the
+other threads wait: they are given back and closed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from ..core import environment
 ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -2
 KEEPING = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 << 20}
 GIVING = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20, TOP_PAD: 1 << 20}
+LEAST_HOLE, MOST_HOLE = 1 << 10, 1 << 20  # bytes of a free piece that is closed
+STOCK = 32 << 20  # bytes
+MOST_CLOSED = 8 << 30  # bytes of address space: no page of them is in memory
 LAUNCHES = 16  # of programs between two looks at the memory
 AGAIN = 4  # times as long as to give pages back it takes to do that and to have them again
 GROUPS = Path("/sys/fs/cgroup")
@@ -67,6 +73,53 @@ def give_unused(next_bytes: int) -> None:
         ctypes.CDLL(None).malloc_trim(0)
         state.spent_s += AGAIN * (time.perf_counter() - now_s)
         state.most_bytes = resident_bytes() + next_bytes
+
+
+class _Closed:
+    """The free pieces that are closed: where what fills them lies, and their bytes."""
+
+    places: list[int] = []  # noqa: RUF012  # of the process, which has one heap
+    bytes = 0
+
+
+def close_holes() -> None:
+    """Gives back what is kept and not in use, and closes the free pieces between what is in use;
+    one of STOCK stays, for what is small not to lie in the place of what is large. Where they take
+    much of the address space, all are opened instead."""
+    if not any(_keeps):
+        return
+    libc = ctypes.CDLL(None)
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = libc.realloc.argtypes = [ctypes.c_void_p]
+    libc.malloc.restype = libc.realloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    if _Closed.bytes > MOST_CLOSED:
+        for place in _Closed.places:
+            libc.free(place)
+        _Closed.places, _Closed.bytes = [], 0
+        return
+    libc.malloc_trim(0)
+    info = _info()
+    if info is None:
+        return
+    end = libc.sbrk(0) - info.keepcost  # of what was ever in use
+    size = left = info.fordblks - info.keepcost
+    large = []
+    while size > LEAST_HOLE and left > 0:
+        place = libc.malloc(size)
+        if place is None or place >= end:  # no free piece is so large
+            libc.free(place)
+            size = size * 31 // 32
+            continue
+        left -= size
+        if size > MOST_HOLE:
+            large.append(place)
+        else:
+            _Closed.places.append(place)
+            _Closed.bytes += size
+    stock, behind = libc.malloc(STOCK), libc.malloc(STOCK)
+    libc.realloc(behind, ctypes.c_size_t(LEAST_HOLE))
+    for place in (*large, stock):
+        libc.free(place)
 
 
 def _set(wanted: dict[int, int]) -> bool:
@@ -115,7 +168,13 @@ def _asked() -> Any:
     return ask
 
 
+def _info() -> _Info | None:
+    ask = _asked()
+    found: _Info | None = None if ask is None else ask()
+    return found
+
+
 def used_bytes() -> int:
     """How much of the C library's heap is in use; 0 where nobody can say."""
-    ask = _asked()
-    return 0 if ask is None else ask().uordblks + ask().hblkhd
+    info = _info()
+    return 0 if info is None else info.uordblks + info.hblkhd - _Closed.bytes

@@ -16,8 +16,6 @@ from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
-import jax
-
 from ..core.mesh import Mesh
 from . import malloc
 from .throttle import LARGE, queue_of
@@ -25,6 +23,7 @@ from .throttle import LARGE, queue_of
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 FASTEST = 16_384  # maps a second, more than a compiler makes
 ASKING = 50  # so much more time goes into compiling than into asking for the size of the heap
+UNTIDY_S = 1.0  # of compiling leave so much behind that to tidy the heap is worth its 0.05 s
 _clock = count()
 
 
@@ -44,13 +43,14 @@ class Program:
         self.used = next(_clock)
         if not self.used % malloc.LAUNCHES:
             malloc.give_if_short()
+        if self._run is None:
+            BOOK.compile(self, arrays)
         if self._queue is not None:
             if self.large is None:
                 self._queue.enter()
             else:
                 self._queue.enter_alone(*self.large)
-        run = self._run
-        return run(*arrays) if run is not None else BOOK.first(self, arrays)
+        return self.run(*arrays)
 
     @property
     def run(self) -> Any:
@@ -67,12 +67,13 @@ class Program:
         """Whether a call runs it at once."""
         return self._run is not None
 
-    def look(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Finds out whether it needs much memory. It was called with `arrays`, and gave `outs`."""
+    def compile(self, arrays: Sequence[Any]) -> None:
+        """Compiles what a call with `arrays` runs, and finds out whether it needs much memory."""
+        compiled = self.run.lower(*arrays).compile()
         if self._queue is None or self._some:
             return
-        found = self.run.lower(*arrays).compile().memory_analysis()  # the one that was compiled
-        devices = max((len(x.sharding.addressable_devices) for x in outs), default=1)
+        found, outs = compiled.memory_analysis(), compiled.output_shardings
+        devices = max((len(x.addressable_devices) for x in outs), default=1)
         temporary = found.temp_size_in_bytes * devices
         if temporary >= LARGE:
             new = found.output_size_in_bytes - found.alias_size_in_bytes
@@ -91,32 +92,33 @@ class Book:
         self._seen = self._floor = 0  # maps, when they were counted last, and of others
         self._spent_s = 0.0  # on compiling since then
         self._compiling_s = self._asking_s = 0.0  # on all compiling; on asking for the heap's size
+        self._untidy_s = 0.0  # on compiling since the heap was tidied
         self._grown, self._asked_s = 0, 0.0  # bytes and seconds of those for which it was asked
         self.most_maps = _number(MOST_MAPS, 65530) // 2
         self.most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
-    def first(self, program: Program, arrays: tuple[Any, ...]) -> Any:
-        """Compiles and calls `program`; what the heap grew by is the program's. Asking for that
-        takes long where the heap is large, so some are estimated by how long they compile."""
+    def compile(self, program: Program, arrays: tuple[Any, ...]) -> None:
+        """Compiles `program`; what the heap grew by is the program's. Asking for that takes long
+        where the heap is large, so some are estimated by how long they compile."""
         asks = self._asking_s * ASKING <= self._compiling_s
         before, begin_s = self._used() if asks else 0, time.perf_counter()
-        outs = program.run(*arrays)
+        program.compile(arrays)
         took_s = time.perf_counter() - begin_s
         malloc.give_if_short()
-        program.look(arrays, outs)
-        if asks and _ended(outs, took_s):
-            gone = [a for a in arrays if isinstance(a, jax.Array) and a.is_deleted()]
-            grown = max(self._used() - before - _bytes(outs) + _bytes(gone), 0)
-            self._grown, self._asked_s = self._grown + grown, self._asked_s + took_s
-            program.bytes = grown
+        if asks:
+            program.bytes = max(self._used() - before, 0)
+            self._grown, self._asked_s = self._grown + program.bytes, self._asked_s + took_s
         else:
             program.bytes = int(took_s * self._grown / max(self._asked_s, took_s))
         with self._lock:
             self._compiling_s += took_s
+            self._untidy_s += took_s
             self._live.add(program)
             self._spent_s += took_s
             self._keep(program)
-        return outs
+            if self._untidy_s > UNTIDY_S or program.large:
+                malloc.close_holes()
+                self._untidy_s = 0.0
 
     def _used(self) -> int:
         begin_s = time.perf_counter()
@@ -169,31 +171,6 @@ class Book:
 
 def _number(path: Path, default: int) -> int:
     return int(path.read_text()) if path.exists() else default
-
-
-def _bytes(arrays: Any) -> int:
-    return sum(
-        x.sharding.num_devices * x.dtype.itemsize * _count(x.sharding.shard_shape(x.shape))
-        for x in arrays
-    )
-
-
-def _ended(arrays: Any, limit_s: float) -> bool:
-    """Whether all are there after so long. What never ends, and what fails, is said by those who
-    read it (runtime/flight.py)."""
-    end_s = time.perf_counter() + limit_s
-    while not all(x.is_ready() for x in arrays):
-        if time.perf_counter() > end_s:
-            return False
-        time.sleep(1e-3)
-    return True
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    n = 1
-    for s in shape:
-        n *= s
-    return n
 
 
 BOOK = Book()

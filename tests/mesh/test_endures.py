@@ -114,3 +114,29 @@ def test_a_first_call_compiles_once(layout: str) -> None:
         monitoring.unregister_event_duration_listener(seen)
     assert len(compiled) == 1
     assert (new[1].numpy() == 2).all()
+
+
+THREADS = """
+import os
+import numpy as np
+import tessera as ts
+
+before = os.sched_getscheduler(0)
+ts.tensor(np.ones(4, np.float32)).numpy()
+threads = [int(t) for t in os.listdir("/proc/self/task")]
+name = lambda t: open(f"/proc/self/task/{t}/comm").read().strip()
+engines = [t for t in threads if "XLA" in name(t)]
+assert engines and all(os.sched_getscheduler(t) == os.SCHED_BATCH for t in engines)
+assert os.sched_getscheduler(0) == before
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="of Linux alone")
+@pytest.mark.parametrize(
+    "first", ["", "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))"]
+)
+def test_threads_of_the_engine_do_not_interrupt_each_other(first: str) -> None:
+    """The user's own keep their order."""
+    code = THREADS.replace("before =", f"{first}\nbefore =")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr

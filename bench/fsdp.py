@@ -22,9 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from gpt_step import our_memory, ours
 from peers import jax_gpt
-from turns import Steps, Workers, apart, in_turn, ratio, timed
-
-from tessera.runtime.devices import start
+from turns import Steps, Workers, apart, in_turn, ratio, start_few, timed
 
 HERE = Path(__file__).resolve().parent
 SAME = 1e-4  # how far losses may differ
@@ -66,7 +64,7 @@ def main() -> None:
             if a.processes:
                 found, more = beside(peer, a), {}
             else:
-                start(a.ranks)
+                start_few(a.ranks)
                 run, step = ours(config, {"dp": a.ranks}, zero=a.zero)
                 found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=6)
                 count = len(list(step.graph.collectives()))

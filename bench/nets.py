@@ -23,11 +23,10 @@ import jax
 import numpy as np
 from gpt_step import our_memory
 from peers.net_sizes import CONVNET, MOE, RATE
-from turns import Workers, apart, in_turn, ratio, timed
+from turns import Workers, apart, in_turn, ratio, start_few, timed
 
 import tessera as ts
 from tessera import nn, schedule
-from tessera.runtime.devices import start
 
 HERE = Path(__file__).resolve().parent
 SAME = 1e-1  # how far losses may differ: a router's choice between near scores may
@@ -118,7 +117,7 @@ def main() -> None:
     ap.add_argument("--measure", action="store_true", help="our step in the best of its ways")
     ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
     a = ap.parse_args()
-    start(1)
+    start_few(1)
     rng = np.random.default_rng(0)
     ts.seed(0)
     if a.net == "convnet":

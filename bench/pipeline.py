@@ -22,10 +22,10 @@ from typing import Any
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import numpy as np
+from turns import start_few
 
 import tessera as ts
 from tessera import dist, pipeline
-from tessera.runtime.devices import start
 
 RANKS, COUNT = 2, 8
 
@@ -73,7 +73,7 @@ def main() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if a.small:
         a.layers, a.width, a.rows, a.rounds = 2, 8, 16, 60
-    start(RANKS)
+    start_few(RANKS)
     parts = [block(k) for k in range(a.layers)]
 
     def plain(w: Any, x: Any) -> Any:

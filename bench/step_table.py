@@ -35,12 +35,12 @@ from gpt_step import ours
 from hlo_text import Instruction, Product, read
 from jax import lax
 from peers import jax_gpt
+from turns import start_few
 
 from tessera import compile as engine
 from tessera.ir.graph.node import Graph, reachable
 from tessera.ir.schedule.schedule import Loop, Schedule
 from tessera.runtime.arrays import array_shape, sharding
-from tessera.runtime.devices import start
 from tessera.runtime.interpreter import Interpreter
 from tessera.runtime.lower import lower
 
@@ -239,7 +239,7 @@ def main() -> None:
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # before the engine counts the cores
     os.environ["TESSERA_PROGRAM_CACHE"] = "off"  # a program kept before lacks the marks
-    start(1)
+    start_few(1)
     config = jax_gpt.GPTConfig(layers=a.layers)
     with marked():
         run, step = ours(config, {}, autocast=None if a.dtype == "f32" else a.dtype)

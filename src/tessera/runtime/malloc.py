@@ -88,11 +88,14 @@ def close_holes() -> None:
     much of the address space, all are opened instead."""
     if not any(_keeps):
         return
+    import resource  # of Unix alone
+
     libc = ctypes.CDLL(None)
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = libc.realloc.argtypes = [ctypes.c_void_p]
     libc.malloc.restype = libc.realloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    if _Closed.bytes > MOST_CLOSED:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if _Closed.bytes > min(MOST_CLOSED, limit // 16 if limit > 0 else MOST_CLOSED):
         for place in _Closed.places:
             libc.free(place)
         _Closed.places, _Closed.bytes = [], 0

@@ -20,9 +20,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
+from few_devices import start_few
 from gpt_step import our_memory, ours
 from peers import jax_gpt
-from turns import Steps, Workers, apart, in_turn, ratio, start_few, timed
+from turns import Steps, Workers, apart, in_turn, ratio, timed
 
 HERE = Path(__file__).resolve().parent
 SAME = 1e-4  # how far losses may differ

@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import jax
 import numpy as np
+from few_devices import start_few
 from gpt_step import our_memory
 from peers.net_sizes import CONVNET, MOE, RATE
-from turns import Workers, apart, in_turn, ratio, start_few, timed
+from turns import Workers, apart, in_turn, ratio, timed
 
 import tessera as ts
 from tessera import nn, schedule

@@ -22,7 +22,7 @@ from typing import Any
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import numpy as np
-from turns import start_few
+from few_devices import start_few
 
 import tessera as ts
 from tessera import dist, pipeline

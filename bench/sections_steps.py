@@ -220,9 +220,8 @@ def nets(rounds: int) -> list[str]:
         *prose(
             f"""`bench/nets.py`: a training step on the same weights and inputs, f32, AdamW, one
             device (`TESSERA_DEVICES=1`) and one process each with all cores; PyTorch
-            {found[0]["torch"]} is eager, its
-            convnet in `channels_last`, its experts a loop that picks the tokens of each. {who} (no
-            limit was set). First losses differ by at most
+            {found[0]["torch"]} is eager, its convnet in `channels_last`, its experts a loop that
+            picks the tokens of each. {who} (no limit was set). First losses differ by at most
             {max(r["first_loss_difference"] for r in found):.1e}; later ones by
             {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
             choose otherwise between near scores. Peaks are of whole processes while they step. With

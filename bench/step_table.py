@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import jax
 import jax.numpy as jnp
 import numpy as np
+from few_devices import start_few
 from gpt_step import ours
 from hlo_text import Instruction, Product, read
 from jax import lax
 from peers import jax_gpt
-from turns import start_few
 
 from tessera import compile as engine
 from tessera.ir.graph.node import Graph, reachable

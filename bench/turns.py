@@ -62,14 +62,6 @@ def timed(run: Callable[[], float]) -> Callable[[], Taken]:
 REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
-def start_few(devices: int) -> None:
-    """Starts the backend with as many virtual devices as a program uses (docs/meshes.md)."""
-    from tessera.runtime.devices import start
-
-    os.environ.setdefault("TESSERA_DEVICES", str(devices))
-    start(devices)
-
-
 def peak_mb() -> float:
     """The most memory that this process has had; 0 where nobody can say."""
     rows = STATUS.read_text().splitlines() if STATUS.exists() else []

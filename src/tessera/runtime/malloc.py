@@ -28,7 +28,7 @@ ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -
 KEEPING = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 << 20}
 GIVING = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20, TOP_PAD: 1 << 20}
 LEAST_HOLE, MOST_HOLE = 1 << 10, 1 << 20  # bytes of a free piece that is closed
-STOCK = 32 << 20  # bytes
+STOCK = 32 << 20  # bytes of the free piece that stays
 MOST_CLOSED = 8 << 30  # bytes of address space: no page of them is in memory
 LAUNCHES = 16  # of programs between two looks at the memory
 AGAIN = 4  # times as long as to give pages back it takes to do that and to have them again
@@ -78,7 +78,7 @@ def give_unused(next_bytes: int) -> None:
 class _Closed:
     """The free pieces that are closed: where what fills them lies, and their bytes."""
 
-    places: list[int] = []  # noqa: RUF012  # of the process, which has one heap
+    places: tuple[int, ...] = ()
     bytes = 0
 
 
@@ -95,10 +95,11 @@ def close_holes() -> None:
     libc.free.argtypes = libc.realloc.argtypes = [ctypes.c_void_p]
     libc.malloc.restype = libc.realloc.restype = libc.sbrk.restype = ctypes.c_void_p
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if _Closed.bytes > min(MOST_CLOSED, limit // 16 if limit > 0 else MOST_CLOSED):
+    most = MOST_CLOSED if limit == resource.RLIM_INFINITY else min(limit // 16, MOST_CLOSED)
+    if _Closed.bytes > most:
         for place in _Closed.places:
             libc.free(place)
-        _Closed.places, _Closed.bytes = [], 0
+        _Closed.places, _Closed.bytes = (), 0
         return
     libc.malloc_trim(0)
     info = _info()
@@ -106,7 +107,8 @@ def close_holes() -> None:
         return
     end = libc.sbrk(0) - info.keepcost  # of what was ever in use
     size = left = info.fordblks - info.keepcost
-    large = []
+    large: list[int] = []
+    small: list[int] = []
     while size > LEAST_HOLE and left > 0:
         place = libc.malloc(size)
         if place is None or place >= end:  # no free piece is so large
@@ -117,8 +119,9 @@ def close_holes() -> None:
         if size > MOST_HOLE:
             large.append(place)
         else:
-            _Closed.places.append(place)
+            small.append(place)
             _Closed.bytes += size
+    _Closed.places += tuple(small)
     stock, behind = libc.malloc(STOCK), libc.malloc(STOCK)
     libc.realloc(behind, ctypes.c_size_t(LEAST_HOLE))
     for place in (*large, stock):

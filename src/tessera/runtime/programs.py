@@ -43,21 +43,13 @@ class Program:
         self.used = next(_clock)
         if not self.used % malloc.LAUNCHES:
             malloc.give_if_short()
-        if self._run is None:
-            BOOK.compile(self, arrays)
+        run = self._run or BOOK.compile(self, arrays)  # others may let go of it from here on
         if self._queue is not None:
             if self.large is None:
                 self._queue.enter()
             else:
                 self._queue.enter_alone(*self.large)
-        return self.run(*arrays)
-
-    @property
-    def run(self) -> Any:
-        """What `jax.jit` gave."""
-        if self._run is None:
-            self._run = self._make()
-        return self._run
+        return run(*arrays)
 
     def lower(self, *arrays: Any) -> Any:
         return (self._run or self._make()).lower(*arrays)
@@ -67,17 +59,20 @@ class Program:
         """Whether a call runs it at once."""
         return self._run is not None
 
-    def compile(self, arrays: Sequence[Any]) -> None:
-        """Compiles what a call with `arrays` runs, and finds out whether it needs much memory."""
-        compiled = self.run.lower(*arrays).compile()
+    def compile(self, arrays: Sequence[Any]) -> Any:
+        """Compiles what a call with `arrays` runs, and gives it; finds out whether it needs much
+        memory."""
+        run = self._run = self._run or self._make()
+        compiled = run.lower(*arrays).compile()
         if self._queue is None or self._some:
-            return
+            return run
         found, outs = compiled.memory_analysis(), compiled.output_shardings
         devices = max((len(x.addressable_devices) for x in outs), default=1)
         temporary = found.temp_size_in_bytes * devices
         if temporary >= LARGE:
             new = found.output_size_in_bytes - found.alias_size_in_bytes
             self.large = temporary, max(new, 0) * devices
+        return run
 
     def drop(self) -> None:
         self._run = None
@@ -97,12 +92,13 @@ class Book:
         self.most_maps = _number(MOST_MAPS, 65530) // 2
         self.most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
-    def compile(self, program: Program, arrays: tuple[Any, ...]) -> None:
-        """Compiles `program`; what the heap grew by is the program's. Asking for that takes long
-        where the heap is large, so some are estimated by how long they compile."""
+    def compile(self, program: Program, arrays: tuple[Any, ...]) -> Any:
+        """Compiles `program`, and gives what runs it; what the heap grew by is the program's.
+        Asking for that takes long where the heap is large, so some are estimated by how long they
+        compile."""
         asks = self._asking_s * ASKING <= self._compiling_s
         before, begin_s = self._used() if asks else 0, time.perf_counter()
-        program.compile(arrays)
+        run = program.compile(arrays)
         took_s = time.perf_counter() - begin_s
         malloc.give_if_short()
         if asks:
@@ -119,6 +115,7 @@ class Book:
             if self._untidy_s > UNTIDY_S or program.large:
                 malloc.close_holes()
                 self._untidy_s = 0.0
+        return run
 
     def _used(self) -> int:
         begin_s = time.perf_counter()

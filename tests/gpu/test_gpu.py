@@ -35,7 +35,7 @@ def for_cuda(g: Graph) -> str:
     given = [
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
     ]
-    traced = lower(build_schedule(g)).run.trace(*given)
+    traced = lower(build_schedule(g)).trace(*given)
     return str(traced.lower(lowering_platforms=("cuda",)).as_text())
 
 

@@ -150,7 +150,7 @@ def of_moved(
     # Newer versions of the engine take no other order of axes.
     permutes = [
         e.params["axis_name"]
-        for e, _ in equations(program.run.trace(x).jaxpr.jaxpr)
+        for e, _ in equations(program.trace(x).jaxpr.jaxpr)
         if e.primitive.name == "ppermute"
     ]
     assert ("tp", "dp") not in permutes and (permutes or onto == "dp=1,tp=1")

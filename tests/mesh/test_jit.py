@@ -11,6 +11,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, pipeline
 from tests.cases import LONG
+from tests.issued import compilations
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 
@@ -246,13 +247,14 @@ def test_values_from_the_host_and_results_of_programs_share_one_compilation(
 
     w = dist.tensor((8, 8), init="ones", mesh=mesh)
     x = ts.tensor(np.ones((8, 8), np.float32), mesh=mesh)
-    for _ in range(3):
-        w = update(w, x)
-        assert {d.id for d in w.jax().sharding.device_set} == set(devices or [0])
-    w = update(ts.tensor(w.numpy(), mesh=mesh), x)
+    w = update(w, x)
+    with compilations() as compiled:
+        for _ in range(2):
+            w = update(w, x)
+            assert {d.id for d in w.jax().sharding.device_set} == set(devices or [0])
+        w = update(ts.tensor(w.numpy(), mesh=mesh), x)
     assert w.numpy()[0, 0] == -3.0
-    (program,) = update.programs
-    assert program.run.run._cache_size() == 1  # type: ignore[attr-defined]  # what jax.jit offers
+    assert not compiled
 
 
 def test_a_dataclass_that_holds_tensors_is_a_container() -> None:

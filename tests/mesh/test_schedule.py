@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jax import monitoring
 
 import tessera as ts
 from tessera import dist, graph, pipeline, schedule
@@ -24,7 +22,7 @@ from tessera.runtime.lower import lower
 from tests.cases import LONG
 from tests.core.scheduled import scheduled
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
-from tests.issued import compiled_collectives, planned
+from tests.issued import compilations, compiled_collectives, planned
 
 RNG = np.random.default_rng(4)
 
@@ -219,12 +217,6 @@ def test_a_profile_of_a_call_and_of_nothing() -> None:
 
 def test_a_profile_of_one_call_measures_no_compilation() -> None:
     """Neither of a program's steps, nor of a pipeline's stages and sends."""
-    compiled_s: list[float] = []  # when a compilation ended
-
-    def seen(event: str, duration_s: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled_s.append(time.perf_counter())
-
     mesh = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})
     w, x = values()
 
@@ -235,13 +227,9 @@ def test_a_profile_of_one_call_measures_no_compilation() -> None:
         return ts.mean(x)
 
     rows = ts.tensor(np.ones((8, 4), np.float32), mesh=mesh, layout="[8@dp, 4]")
-    monitoring.register_event_duration_secs_listener(seen)
-    try:
-        with dist.profile() as p:
-            ts.jit(step)(w, x)
-            model(rows)
-    finally:
-        monitoring.unregister_event_duration_listener(seen)
+    with compilations() as compiled_s, dist.profile() as p:
+        ts.jit(step)(w, x)
+        model(rows)
     spans = [(t.start_s, t.end_s) for t in p.timed]
     assert compiled_s and p.runs == 1  # two programs, each once
     assert not [c for c in compiled_s for a, b in spans if a <= c <= b]

@@ -51,6 +51,9 @@ class Program:
                 self._queue.enter_alone(*self.large)
         return run(*arrays)
 
+    def trace(self, *arrays: Any) -> Any:
+        return (self._run or self._make()).trace(*arrays)
+
     def lower(self, *arrays: Any) -> Any:
         return (self._run or self._make()).lower(*arrays)
 

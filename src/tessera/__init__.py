@@ -75,6 +75,7 @@ from .lang.tape import stop_gradient
 from .lang.tensor import Tensor
 from .lang.vectorize import vmap
 from .lang.while_loop import while_loop
+from .runtime.malloc import share_heap
 
 if TYPE_CHECKING:
     from .core.mesh import Mesh
@@ -104,6 +105,7 @@ _RENAMED = {
     "scope": "named_scope",
 }
 prepare()
+share_heap()
 
 
 def _load_engine() -> Engine:

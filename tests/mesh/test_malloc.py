@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -63,6 +64,19 @@ assert malloc.resident_bytes() > before + 3 * SIZE
 malloc._Unused.begin_s -= 1000
 malloc.give_unused(SIZE)
 assert malloc.resident_bytes() < before + SIZE // 2
+"""
+
+# A thread that takes memory before the engine starts, and says how many heaps there are then.
+THREADED = """
+import ctypes
+import threading
+import numpy as np
+import tessera as ts
+
+threading.Thread(target=lambda: bytes(5000), daemon=True).start()
+x = ts.tensor(np.ones((512, 512), np.float32))
+(x @ x).numpy()
+ctypes.CDLL(None).malloc_stats()
 """
 
 # Pieces of many sizes, every other one of which is free, as a compiler leaves them.
@@ -133,9 +147,14 @@ assert len(used) == 8 and max(used) < throttle.LARGE // 2, used
 """
 
 
-def ran(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
+def ran(code: str, **env: str) -> str:
+    """What it says on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **env}, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
@@ -147,6 +166,13 @@ def test_pages_are_given_back_where_memory_is_short_or_has_grown(code: str) -> N
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 def test_steps_that_nobody_reads_have_their_temporaries_one_after_the_other() -> None:
     ran(STEPS)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_a_thread_that_begins_before_the_engine_has_no_heap_of_its_own() -> None:
+    """The engine's threads would share it, and map their temporaries anew at each step."""
+    assert ran(THREADED).count("Arena ") == 1
+    assert ran(THREADED, TESSERA_HEAP="0").count("Arena ") > 1
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="of Linux alone")

@@ -1,7 +1,9 @@
 """Why is a CPU step not slowed by page faults? The C library keeps what large arrays give back.
 
 By default glibc returns each large temporary to the kernel and faults every page in again at the
-next step: 8 to 20 % of a training step. One arena that never shrinks avoids it.
+next step: 8 to 20 % of a training step. One arena that never shrinks avoids it. A thread that took
+memory before there was to be one has an arena of its own, which engine threads then share by turns
+and which maps each large temporary anew, so that is settled when the package is imported.
 What is small and stays can come to lie in the place of what was large, so what is kept grows: what
 is not in use is given back now and then (runtime/throttle.py). Where there is no room for what is
 kept, the keeping ends.
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import environment
+from ..core.errors import UsageError
 
 # The parameters of mallopt(3) and what they are set to: to keep all, and to keep what is small.
 ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -2
@@ -36,12 +39,23 @@ GROUPS = Path("/sys/fs/cgroup")
 _keeps: list[bool] = []
 
 
+def share_heap() -> None:
+    """Has the threads that begin from now on take memory from the heap that the others use."""
+    with contextlib.suppress(UsageError):  # of a word that is neither on nor off: at the start
+        if _may_keep():
+            _set({ARENA_MAX: 1})
+
+
 def keep_pages() -> bool:
     """Lets the process keep its pages; whether that was possible. `TESSERA_HEAP=0` prevents it."""
-    if platform.libc_ver()[0] != "glibc" or not environment.is_on(environment.HEAP, default=True):
+    if not _may_keep():
         return False
     _keeps[:] = [_set(KEEPING)]
     return _keeps[0]
+
+
+def _may_keep() -> bool:
+    return platform.libc_ver()[0] == "glibc" and environment.is_on(environment.HEAP, default=True)
 
 
 def give_if_short() -> None:

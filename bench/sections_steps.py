@@ -227,7 +227,7 @@ def nets(rounds: int) -> list[str]:
             choose otherwise between near scores. Peaks are of whole processes while they step. With
             `measure=True` (docs/schedule.md) ours takes the best of the ways that an earlier
             process timed and kept; the process that times them has a higher peak, and steps that
-            take up to a tenth longer."""
+            take about a tenth longer."""
         ),
         *torch_rows(found, "net"),
         *(f"- {r['net']}: {'; '.join(r['ways'])}" for r in found if r["ways"]),

@@ -2,13 +2,12 @@
 
 `checked()` asks that of every program that is built inside, when it is traced: kind, number and
 elements of each, those in loops as often as they run. `compiled_collectives` counts what stands in
-a compiled program; `compilations` says when the engine compiled.
+a compiled program.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -198,21 +197,3 @@ def compiled_collectives(text: str) -> Count:
         return found
 
     return count(main, 1)
-
-
-@contextmanager
-def compilations() -> Iterator[list[float]]:
-    """When each compilation inside ended, in seconds of `time.perf_counter`."""
-    from jax import monitoring
-
-    ended_s: list[float] = []
-
-    def seen(event: str, duration_s: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            ended_s.append(time.perf_counter())
-
-    monitoring.register_event_duration_secs_listener(seen)
-    try:
-        yield ended_s
-    finally:
-        monitoring.unregister_event_duration_listener(seen)

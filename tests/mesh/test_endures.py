@@ -15,7 +15,7 @@ import pytest
 
 import tessera as ts
 from tessera.runtime import programs
-from tests.issued import compilations
+from tests.compilations import compilations
 
 SOAK = Path(__file__).parents[2] / "bench" / "soak"
 

@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, pipeline
 from tests.cases import LONG
-from tests.issued import compilations
+from tests.compilations import compilations
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 

@@ -20,9 +20,10 @@ from tessera.ir.schedule.schedule import Schedule
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
 from tests.cases import LONG
+from tests.compilations import compilations
 from tests.core.scheduled import scheduled
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
-from tests.issued import compilations, compiled_collectives, planned
+from tests.issued import compiled_collectives, planned
 
 RNG = np.random.default_rng(4)
 

@@ -414,6 +414,26 @@ def window_row(
         stride=stride, pads=pads, tag=tag, **more)  # fmt: skip
 
 
+def first_of_windows(size: Any, stride: Any, pads: Any) -> Any:
+    def expect(x: Array) -> Array:
+        inner = [(0, 0)] * (x.ndim - len(size)) + list(pads)
+        wide, there = np.pad(x, inner), np.pad(np.ones(x.shape, bool), inner)
+        shape = windowed(np.max, size, stride, pads, -1e6)(x).shape
+        out = np.zeros(shape, np.int32)
+        for at in np.ndindex(*shape):
+            places = at[-len(size) :]
+            cut = (*at[: -len(size)], *(slice(i * s, i * s + k) for i, k, s in
+                                        zip(places, size, stride)))  # fmt: skip
+            seen = [(v, -n) for n, (v, h) in enumerate(zip(wide[cut].flat, there[cut].flat)) if h]
+            out[at] = -max(seen)[1]
+        return out
+
+    return expect
+
+
+for pool in (((2, 2), (2, 2), ((0, 0), (0, 0))), ((3, 2), (1, 3), ((1, 2), (0, 1)))):
+    row("window", ids(3, 2, 5, 6, below=4), expect=first_of_windows(*pool), kind="first",
+        size=pool[0], stride=pool[1], pads=pool[2], tag=f"first {pool[1]}")  # fmt: skip
 window_row("", real(5, 6, 4), "max", (2, 2), (2, 2), ((0, 0), (0, 0)))
 window_row("overlap", real(4, 7), "max", (3,), (2,), ((1, 1),), kinds=NUMBER)
 window_row("padded", real(2, 3, 5, 6), "max", (3, 2), (1, 3), ((1, 2), (0, 1)))

@@ -100,6 +100,19 @@ class Net:
         """Beside what it is made of, along a dim of the channels'."""
         return self.b("concat", x, self.b("tanh", x), dim=x.type.rank - self.spatial - 1)
 
+    def pooled(self, x: Node) -> Node:
+        """The largest of windows, or their sums."""
+        low, high = self.data.draw(st.sampled_from(((0, 0), (1, 0), (1, 1))))
+        every = {
+            "size": self.data.draw(st.integers(2, 3)),
+            "stride": self.data.draw(st.integers(1, 3)),
+            "pads": (low, high),
+        }
+        if min(x.type.shape[-self.spatial :]) + low + high < every["size"]:
+            return x
+        kind = self.data.draw(st.sampled_from(("max", "sum")))
+        return self.b("window", x, kind=kind, **{k: (v,) * self.spatial for k, v in every.items()})
+
     def half(self, x: Node) -> Node:
         return self.b("full", dtype=x.type.dtype, shape=x.type.shape, value=0.5)
 
@@ -114,7 +127,7 @@ def test_drawn_nets(data: st.DataObject) -> None:
         x = net.conv(x)
         if data.draw(st.booleans()):
             x = net.joined(x)
-        steps = (net.normed, net.spread, net.turned, net.past, net.joined_to)
+        steps = (net.normed, net.spread, net.turned, net.past, net.joined_to, net.pooled)
         for step in data.draw(st.lists(st.sampled_from(steps), max_size=3)):
             x = step(x)
     loss = net.b("sum", net.b("tanh", x), dims=tuple(range(x.type.rank)))
@@ -140,6 +153,29 @@ def test_only_a_convolution_has_the_order_that_is_written() -> None:
     assert shapes["tanh"] == shapes["mul"] == "f32[8@dp, 5, 4, 1, 2]"
     assert shapes["neg"] == "f32[8@dp, 5, 4, 2]"
     assert [n.attrs["dims"] for n in now.nodes if n.op == "sum"] == [(0, 1, 2)]
+
+
+def test_windows_have_one_place_of_each_channel() -> None:
+    """Also their gradient, up to where it is added to what is not of a convolution."""
+    b = Builder()
+    x, w, split = (
+        b.input(parse_type(t, MESH))
+        for t in ("f32[8@dp, 1, 2, 6, 6]", "f32[1, 4, 2, 3, 3]", "f32[1, 4@tp, 2, 3, 3]")
+    )
+    every = {"stride": (1, 1), "pads": ((1, 1), (1, 1)), "dilation": (1, 1), "spread": (1, 1)}
+    pool = {"kind": "max", "size": (2, 2), "stride": (2, 2), "pads": ((0, 0), (0, 0))}
+    y = b("tanh", b("window", b("tanh", b("conv", x, w, **every)), **pool))
+    loss = b("sum", y, dims=(0, 1, 2, 3, 4))
+    (grad,) = differentiate(b, [(loss, b("full", dtype=f32, shape=(), value=1.0))], [w])
+    now = same(b.graph([loss, grad]), 6)
+    shapes = [n.type.shape for n in now.nodes if n.op in ("window", "where", "concat")]
+    assert {s[-1] for s in shapes} == {4} and len(shapes) > 6
+
+    b = Builder()
+    x, split = (b.input(x.type), b.input(split.type))
+    now = same(b.graph([b("window", b("conv", x, split, **every), **pool)]), 7)
+    (kept,) = (n for n in now.nodes if n.op == "window")
+    assert kept.attrs["size"] == (2, 2)  # or the channels would have to be whole
 
 
 def test_two_convolutions_may_differ_in_what_is_last() -> None:

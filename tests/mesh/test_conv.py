@@ -143,20 +143,71 @@ def test_a_cpu_takes_some_images_at_a_time_for_the_gradient_of_a_weight(
     batch: int, size: int, groups: int, parts: int
 ) -> None:
     """On other devices it is one convolution."""
-    x, g = real(groups, batch, 1, size, size), real(batch, 4, size, size)
+    x, g = real(groups, batch, 2, size, size), real(batch, 4, size, size)
     kernel = g.reshape(batch, groups, 4 // groups, size, size).transpose(1, 2, 0, 3, 4)
     pads = ((1, 1), (1, 1))
-    x = x.transpose(2, 0, 1, 3, 4)  # [one row, groups, what is summed, *sizes]
+    x = x.transpose(2, 0, 1, 3, 4)  # [channels, groups, what is summed, *sizes]
     run = jax.jit(lambda x, w: xp_jax.conv(x, w, (1, 1), pads, (1, 1), (1, 1), f32)).trace(
         x, kernel
     )
-    flat = x.reshape(1, -1, size, size), kernel.reshape(4, batch, size, size)
+    flat = x.reshape(2, -1, size, size), kernel.reshape(4, batch, size, size)
     want = lax.conv_general_dilated(*flat, (1, 1), pads, feature_group_count=groups)
     got = run.lower().compile()(x, kernel)
     np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
     assert run.lower().as_text().count("stablehlo.convolution") == parts
     there = run.lower(lowering_platforms=("cuda",)).as_text()
     assert there.count("stablehlo.convolution") == 1
+
+
+# x [N, groups, in, *sizes], w [groups, out, in, *kernel], how often a CPU calls its library
+FORMS = {
+    "one channel a group": ((3, 6, 1, 7, 8), (6, 2, 1, 3, 2), 0),
+    "few channels a group": ((3, 24, 4, 7, 8), (24, 2, 4, 3, 2), 3),
+    "many": ((3, 2, 20, 7, 8), (2, 4, 20, 3, 2), 2),
+    "one place": ((3, 1, 6, 7, 8), (1, 5, 6, 1, 1), 0),
+    "a result of one place": ((3, 1, 6, 3, 2), (1, 5, 6, 3, 2), 0),
+    "the weights of one channel a group": ((1, 6, 3, 11, 12), (6, 2, 3, 9, 10), 0),
+    "the weights of few": ((4, 24, 3, 11, 12), (24, 2, 3, 9, 10), 3),
+    "the weights of one place": ((6, 1, 4, 9, 8), (1, 5, 4, 9, 8), 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("spread", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_cpu_computes_by_other_ways(form: str, stride: int, spread: int, dtype: Any) -> None:
+    """On other devices it is one convolution."""
+    shape, of_w, calls = FORMS[form]
+    pads = ((0, 0), (0, 0)) if "one place" in form else ((1, 2), (0, 1))
+    if "a result" in form or "weights of one place" in form:
+        stride, spread, dilation = 1, 1, (spread, 1)
+        shape = tuple(n * d - d + 1 for n, d in zip(shape, (1, 1, 1, *dilation)))
+    else:
+        dilation = (1, 2) if "place" not in form and "weights" not in form else (1, 1)
+        spread = 1 if "weights" in form else spread
+    x, w = (jnp.asarray(real(*s), dtype) for s in (shape, of_w))
+    how = (stride,) * 2, pads, dilation, (spread,) * 2
+    run = jax.jit(lambda x, w: xp_jax.conv(x, w, *how, f32)).trace(x, w)
+    flat = (v.astype(jnp.float32) for v in (x, w))
+    groups = shape[1]
+    want = lax.conv_general_dilated(
+        next(flat).reshape(shape[0], -1, *shape[3:]), next(flat).reshape(-1, *of_w[2:]),
+        how[0], pads, how[3], dilation, feature_group_count=groups,
+    )  # fmt: skip
+    got = run.lower().compile()(x, w)
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+    assert run.lower().as_text().count("stablehlo.convolution") == calls
+    there = run.lower(lowering_platforms=("cuda",)).as_text()
+    assert there.count("stablehlo.convolution") == 1
+
+
+def test_a_large_window_is_a_small_program() -> None:
+    """Of all of an image it is a sum; its gradient is no term for each of its places."""
+    x = ts.tensor(real(2, 3, 32, 32))
+    for pool, most in ((nn.adaptive_avg_pool2d, 30), (nn.adaptive_max_pool2d, 450)):
+        graph = ts.graph.trace(lambda x, pool=pool: ts.grad(ts.sum(pool(x, 1) ** 2), [x]), x)
+        assert len(graph.nodes) < most
 
 
 def test_the_users_own_word_on_the_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +233,18 @@ def test_between_convolutions_no_image_is_turned_around() -> None:
     turned = re.findall(r"= f32\[([\d,]+)\]\S* transpose\(", program_text(net))
     images = [t for t in turned if math.prod(map(int, t.split(","))) >= given[0].size]
     assert images == ["4,16,16,1,8"]
+
+
+def test_no_function_of_the_c_library_is_called_for_each_number() -> None:
+    """The engine's own erf is, on a CPU without fused multiply-add."""
+    x = np.concatenate([np.linspace(-6, 6, 20001), [0.0, np.inf, -np.inf, np.nan]])
+    x = x.astype(np.float32)
+    run = ts.jit(ts.erf)
+    got = run(ts.tensor(x)).numpy()
+    want = np.vectorize(math.erf)(x.astype(np.float64))
+    units = np.spacing(np.abs(want[:-1]).astype(np.float32))
+    assert np.all(np.abs(got[:-1] - want[:-1]) <= 6 * units) and np.isnan(got[-1])
+    assert " erf(" not in program_text(run)
 
 
 def test_a_transposed_convolution() -> None:

@@ -40,8 +40,8 @@ class Drawn:
         self.steps.append((pair, len(shapes)))
 
     def conv(self) -> None:
-        groups = self.pick.choice([g for g in (1, 1, 2) if self.channels % g == 0])
-        outs, size = groups * self.pick.randint(1, 4), self.pick.choice((1, 3))
+        groups = self.pick.choice([g for g in (1, 1, 2, self.channels) if self.channels % g == 0])
+        outs, size = groups * self.pick.randint(1, 3), self.pick.choice((1, 3))
         stride, dilation, pad = (self.pick.choice(k) for k in ((1, 1, 2), (1, 1, 2), (0, 1, 2)))
         left = [(n + 2 * pad - dilation * (size - 1) - 1) // stride + 1 for n in self.sizes]
         if min(left) < 1:
@@ -52,6 +52,32 @@ class Drawn:
         self.add((lambda h, *p: ours(h, *p, **how), lambda h, *p: theirs(h, *p, **how)), kernel,
                  *[(outs,)] * self.pick.randint(0, 1))  # fmt: skip
         self.channels, self.sizes = outs, left
+
+    def spread(self) -> None:
+        """A transposed convolution."""
+        outs, size, stride = self.pick.randint(1, 3), self.pick.choice((1, 2, 3)), 2
+        left = [(n - 1) * stride + size for n in self.sizes]
+        if self.spatial > 2 or max(left) > 20:
+            return
+        ours, theirs = (getattr(m, f"conv_transpose{self.spatial}d") for m in (nn, tf))
+        self.add((lambda h, w: ours(h, w, stride=stride), lambda h, w: theirs(h, w, stride=stride)),
+                 (self.channels, outs, *[size] * self.spatial))  # fmt: skip
+        self.channels, self.sizes = outs, left
+
+    def pool(self) -> None:
+        size, stride = self.pick.choice((2, 3, 5)), self.pick.choice((1, 2, 3))
+        pad = self.pick.choice((0, size // 2))
+        left = [(n + 2 * pad - size) // stride + 1 for n in self.sizes]
+        if self.spatial > 2 or min(n + 2 * pad - size for n in self.sizes) < 0:
+            return
+        kind = self.pick.choice(("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"))
+        ours, theirs = (getattr(m, f"{kind}{self.spatial}d") for m in (nn, tf))
+        how: tuple[Any, ...] = (size, stride, pad)
+        if kind.startswith("adaptive"):
+            left = [self.pick.randint(1, n) for n in self.sizes]
+            how = (tuple(left) if self.spatial > 1 else left[0],)
+        self.add((lambda h: ours(h, *how), lambda h: theirs(h, *how)))
+        self.sizes = left
 
     def between(self) -> None:
         line, dims = (self.channels,), tuple(range(2, 2 + self.spatial))
@@ -85,7 +111,7 @@ def _batch_norm(h: ts.Tensor, w: ts.Tensor, b: ts.Tensor) -> ts.Tensor:
     return nn.batch_norm(h, running, w, b)[0]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(40))
 def test_drawn_convnets(seed: int) -> None:
     pick = random.Random(seed)
     spatial = pick.choice((1, 2, 2, 3))
@@ -95,7 +121,7 @@ def test_drawn_convnets(seed: int) -> None:
     x = x.astype(np.float32)
     net.conv()
     for _ in range(pick.randint(2, 5)):
-        pick.choice((net.conv, net.between, net.between))()
+        pick.choice((net.conv, net.spread, net.pool, net.between, net.between))()
 
     given = [torch.tensor(v, requires_grad=True) for v in (x, *net.numbers)]
     made = net.run(1, given[0], given[1:])

@@ -20,6 +20,7 @@ from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .conv import Size, image, spatial, spatial_dims
 
+FEW = 16  # places of a window, up to which it is one op
 OutputSize = int | Sequence[int | None] | None
 
 
@@ -39,8 +40,27 @@ def _pool(
             f"{name}: padding {pads} is more than half of the window {window}",
             fix="use less, so that every window meets an element",
         )
-    both = tuple((p, p) for p in pads)
-    return emit("window", t, kind=kind, size=window, stride=strides, pads=both), window
+    return _windows(t, kind, window, strides, pads), window
+
+
+def _windows(
+    t: Tensor, kind: str, size: Sequence[int], stride: Sequence[int], pads: Sequence[int]
+) -> Tensor:
+    """The maximum or the sum of each window. Large ones are reduced dim by dim, the last dim first,
+    so that the first of equal elements stays the first; those that are all of an image, at once."""
+    rank = len(size)
+    if kind == "sum" and t.shape[2:] == tuple(size) and not any(pads):
+        return F.sum(t, tuple(range(2, 2 + rank)), keepdims=True)
+    several = sum(k > 1 for k in size) > 1
+    for own in range(rank)[::-1] if several and math.prod(size) > FEW else [range(rank)]:
+        dims = [own] if isinstance(own, int) else own
+        sizes, steps, edges = (
+            tuple(v[d] if d in dims else plain for d in range(rank))
+            for v, plain in ((size, 1), (stride, 1), (pads, 0))
+        )
+        t = emit("window", t, kind=kind, size=sizes, stride=steps,
+                 pads=tuple((p, p) for p in edges))  # fmt: skip
+    return t
 
 
 def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Size) -> Tensor:
@@ -114,8 +134,7 @@ def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
             y = F.take_or_zero(y, at.reshape(-1), d)
         share = np.float32(1.0) / (stop - first).astype(np.float32)
         shares.append(as_tensor(share.reshape(-1, *(1,) * (t.ndim - 1 - d))))
-    y = emit("window", y, kind=kind, size=tuple(window), stride=tuple(window),
-             pads=((0, 0),) * rank)  # fmt: skip
+    y = _windows(y, kind, window, window, (0,) * rank)
     for part in shares if mean else ():
         y = y * part
     return y.to(t.dtype)

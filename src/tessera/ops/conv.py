@@ -20,7 +20,6 @@ from .batch import last_dims
 from .elementwise import NUMBER, const, need
 from .index_string import Index
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
-from .reduce import held
 from .trailing_dims import leading, propagate_heads
 
 INDEX = Index((("n", "g", "c"), ("g", "o", "c")), ("n", "g", "o"))
@@ -98,6 +97,23 @@ def _conv_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
             turned = b("flip", turned, dim=d)
     dx = b("conv", g, turned, stride=a["spread"], pads=tuple(of_x), dilation=a["dilation"],
            spread=a["stride"])  # fmt: skip
+    plain = (1,) * len(spatial)
+    if a["spread"] != plain and a["stride"] == a["dilation"] == plain:
+        # A transposed convolution. With x for the kernel, which is turned round then, nothing is
+        # computed for the zeros between its elements.
+        pads = tuple(
+            (k - 1 - low, reach(size, spread) - out + low)
+            for size, k, out, (low, _), spread in zip(
+                x.type.shape[3:], w.type.shape[3:], n.type.shape[3:], a["pads"], a["spread"]
+            )
+        )
+        dw = b("conv", b("transpose", g, perm=(2, 1, 0, *spatial)),
+               b("transpose", x, perm=(1, 2, 0, *spatial)), stride=plain, pads=pads,
+               dilation=a["spread"], spread=plain)  # fmt: skip
+        for d in spatial:
+            if w.type.shape[d] > 1:
+                dw = b("flip", dw, dim=d)
+        return [dx, b("transpose", dw, perm=(1, 0, 2, *spatial))]
     by_channel = b("transpose", x, perm=(2, 1, 0, *spatial))
     kernel = b("transpose", g, perm=(1, 2, 0, *spatial))
     dw = b("conv", by_channel, kernel, stride=a["dilation"], pads=tuple(of_w),
@@ -121,7 +137,7 @@ conv = define(
 # -- windows --------------------------------------------------------------------------------------
 def _window_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """The last dims, those of the window, are whole; those before are as they come."""
-    need("window", ins, NUMBER if attrs["kind"] == "max" else ("float",))
+    need("window", ins, ("float",) if attrs["kind"] == "sum" else NUMBER)
     x, size = ins[0], attrs["size"]
     lead = x.rank - len(size)
     rows = zip(x.shape[max(lead, 0) :], size, attrs["stride"], attrs["pads"])
@@ -134,7 +150,8 @@ def _window_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             fix="use a smaller window, or more padding",
         )
     linear = "each" if attrs["kind"] == "sum" else ""
-    return propagate_heads("window", leading((lead,)), ins, [(x.dtype, made)], linear=linear)
+    dtype = int32 if attrs["kind"] == "first" else x.dtype
+    return propagate_heads("window", leading((lead,)), ins, [(dtype, made)], linear=linear)
 
 
 def _window_local(c: Call, x: Array) -> Array:
@@ -144,63 +161,90 @@ def _window_local(c: Call, x: Array) -> Array:
 
 
 def _window_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    # Place by place in the window: its share of g is put back to where the place stood. For a
-    # maximum that is all of g for the first place that holds it, and nothing for the others.
-    x, a = n.args[0], n.attrs
-    lead = x.type.rank - len(a["size"])
-    before = (*(0,) * lead, *(low for low, _ in a["pads"]))
-    padded = tuple(
-        m + low + high for m, (low, high) in zip(x.type.shape, [(0, 0)] * lead + list(a["pads"]))
+    return [_sum_grad(b, n, g) if n.attrs["kind"] == "sum" else _max_grad(b, n, g)]
+
+
+def _sum_grad(b: Build, n: Any, g: Any) -> Any:
+    """The sum of g over the windows in which an element is: g itself where they lie side by side,
+    else windows again, over g spread by the stride."""
+    x, a = n.args[0].type, n.attrs
+    lead = x.rank - len(a["size"])
+    sizes, made = x.shape[lead:], g.type.shape[lead:]
+    if a["size"] == a["stride"] and all(k * m == s for k, m, s in zip(a["size"], made, sizes)):
+        own = x.shape[:lead]
+        line = (*own, *(v for m in made for v in (m, 1)))
+        whole = (*own, *(v for m, k in zip(made, a["size"]) for v in (m, k)))
+        each = b("broadcast_to", b("reshape", g, shape=line), shape=whole)
+        return b("reshape", each, shape=x.shape)
+    spread = tuple(reach(m, step) for m, step in zip(made, a["stride"], strict=True))
+    if spread != made:
+        steps = (*(1,) * lead, *a["stride"])
+        g = b("pad", g, starts=(0,) * x.rank, steps=steps, shape=(*x.shape[:lead], *spread))
+    pads = tuple(
+        (k - 1 - low, s - m + low)
+        for k, s, m, (low, _) in zip(a["size"], sizes, spread, a["pads"], strict=True)
     )
-    steps = (*(1,) * lead, *a["stride"])
-    largest = a["kind"] == "max"
-    wide = _padded(b, x, before, padded) if largest else None
-    total: Any = None
-    free: Any = None
-    for place in product(*map(range, a["size"])):
-        starts = (*(0,) * lead, *place)
-        share = g
-        if largest:
-            stops = tuple(
-                s + (m - 1) * k + 1 for s, m, k in zip(starts, n.type.shape, steps, strict=True)
-            )
-            hit = held(b, b("slice", wide, starts=starts, stops=stops, steps=steps), n)
-            free = b("logical_not", hit) if free is None else free
-            if total is not None:
-                hit, free = (
-                    b("logical_and", hit, free),
-                    b("logical_and", free, b("logical_not", hit)),
-                )
-            share = b("where", hit, g, const(b, g, 0.0))
-        part = b("pad", share, starts=starts, steps=steps, shape=padded)
-        total = part if total is None else b("add", total, part)
-    if padded == x.type.shape:
-        return [total]
-    stops = tuple(s + m for s, m in zip(before, x.type.shape, strict=True))
-    return [b("slice", total, starts=before, stops=stops, steps=(1,) * x.type.rank)]
+    return b("window", g, kind="sum", size=a["size"], stride=(1,) * len(sizes), pads=pads)
 
 
-def _padded(b: Build, x: Any, before: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-    """`x` inside minus infinity."""
-    if shape == x.type.shape:
-        return x
-    wide = b("pad", x, starts=before, steps=(1,) * x.type.rank, shape=shape)
-    for d, (first, size) in enumerate(zip(before, x.type.shape, strict=True)):
-        if shape[d] != size:
-            line = tuple(m if i == d else 1 for i, m in enumerate(shape))
-            at = b("iota", dtype=int32, shape=line, dim=d)
-            bounds = (b("full", dtype=int32, shape=(), value=v) for v in (first, first + size))
-            inside = b("logical_and", *(b(o, at, v) for o, v in zip(("ge", "lt"), bounds)))
-            wide = b("where", inside, wide, const(b, x, -math.inf))
-    return wide
+def _max_grad(b: Build, n: Any, g: Any) -> Any:
+    """All of g for the first place of the window that holds the maximum. Element u·stride + r of a
+    dim has what the places r, r + stride, … leave to it, each moved by one step more: added up for
+    each r, and then put side by side."""
+    x, a = n.args[0].type, n.attrs
+    lead = x.rank - len(a["size"])
+    units = tuple(
+        -(-(m + low + high) // step)
+        for m, (low, high), step in zip(x.shape[lead:], a["pads"], a["stride"], strict=True)
+    )
+    shape, ones = (*x.shape[:lead], *units), (1,) * x.rank
+    first, zero = b("window", n.args[0], **{**a, "kind": "first"}), const(b, g, 0.0)
+    sums: dict[tuple[int, ...], Any] = {}
+    for at, place in enumerate(product(*map(range, a["size"]))):
+        share = b("where", b("eq", first, const(b, first, at)), g, zero)
+        moved, rest = zip(*map(divmod, place, a["stride"]))
+        if share.type.shape != shape or any(moved):
+            share = b("pad", share, starts=(*(0,) * lead, *moved), steps=ones, shape=shape)
+        sums[rest] = b("add", sums[rest], share) if rest in sums else share
+    total = _side_by_side(b, sums, a["stride"], lead)
+    if total.type.shape == x.shape:
+        return total
+    before = (*(0,) * lead, *(low for low, _ in a["pads"]))
+    stops = tuple(s + m for s, m in zip(before, x.shape, strict=True))
+    return b("slice", total, starts=before, stops=stops, steps=ones)
+
+
+def _side_by_side(
+    b: Build, found: dict[tuple[int, ...], Any], stride: Sequence[int], lead: int
+) -> Any:
+    """Element u·stride + r of each dim after the first `lead` is element u of `found[r]`, or 0."""
+    dim = len(stride) - 1
+    while dim >= 0:
+        joined: dict[tuple[int, ...], Any] = {}
+        for key in dict.fromkeys(k[:dim] for k in found):
+            some = next(v for k, v in found.items() if k[:dim] == key)
+            shape, at = some.type.shape, lead + dim + 1
+            line = (*shape[:at], 1, *shape[at:])
+            parts = [
+                b("reshape", found[(*key, r)], shape=line)
+                if (*key, r) in found
+                else b("broadcast_to", const(b, some, 0.0), shape=line)
+                for r in range(stride[dim])
+            ]
+            whole = b("concat", *parts, dim=at) if len(parts) > 1 else parts[0]
+            joined[key] = b("reshape", whole, shape=(*shape[: at - 1], shape[at - 1] * stride[dim],
+                                                     *shape[at:]))  # fmt: skip
+        found, dim = joined, dim - 1
+    return found[()]
 
 
 def _window_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
     return outs[0].size * math.prod(attrs["size"])
 
 
-# The largest element, or the sum, of every window over the last dims. Around x stands what changes
-# neither; a pad is smaller than its window.
+# The largest element of every window over the last dims ("max"), the first of its places, row by
+# row, that holds it ("first"), or the sum. Around x stands what changes none of them; a pad is
+# smaller than its window.
 window = define(
     Op("window", _window_rule, _window_local, _window_grad, flops=_window_flops,
        attrs="kind size stride pads", batch=last_dims, invariance="added")

@@ -2,19 +2,21 @@
 
 A CPU's convolution reads and writes [N, *sizes, channels], and its compiler keeps every other value
 in the order in which it is written, which is PyTorch's [N, channels, *sizes]. So what is computed
-from convolutions, element by element or summed over dims, is computed in their own order. For each
-node stands that value turned back; the compiler drops this where the value is turned once more.
+from convolutions, element by element, over windows or summed over dims, is computed in their own
+order. For each node stands that value turned back; the compiler drops this where the value is
+turned once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..core.layout import TensorType
+from ..core.layout import TensorType, dim_axes
 from ..ir.graph.node import Emit, Graph, Node
-from ..ops.conv import conv
-from ..ops.movement import concat, reshape, transpose
+from ..ops.conv import conv, window
+from ..ops.movement import concat, pad, reshape, transpose
 from ..ops.op import BODIES, infer
 from ..ops.reduce import max_, min_, sum_
 from .simplify import dead_code
@@ -69,13 +71,35 @@ def channels_last(graph: Graph) -> Graph:
             args, types = (last(lead, order, emit),), (_permuted(n.type, there),)
             made = emit(replace(n, args=args, types=types, attrs=attrs))
             return emit(_turned(made, _inverse(there))) if kept != sorted(kept) else made
-        if n.op == reshape.name and _of_channels(lead.type, n.type, count):
-            want = _permuted(n.type, _order(n.type.rank, count))
+        if n.op in (window.name, pad.name) and (inner := _in_order(n, order, count)):
+            types = (_permuted(n.type, order),)
+            args = (last(lead, order, emit),)
+            return back(emit(replace(n, args=args, types=types, attrs=inner)), count, emit)
+        if n.op == reshape.name and (now := _sizes_after(lead.type, n.type, count)):
+            want = _permuted(n.type, _order(n.type.rank, now))
             made = _reshaped(last(lead, order, emit), want.shape)
-            return back(emit(made), count, emit) if made.type is want else None
+            return back(emit(made), now, emit) if made.type is want else None
         return None
 
     return dead_code(graph.rewrite(rule, channels_last))
+
+
+def _in_order(n: Node, order: Sequence[int], spatial: int) -> dict[str, Any] | None:
+    """The attributes of a pad, or of windows over all of `spatial` dims, for what has its channels
+    last: windows have one place of each channel, which must not be split then."""
+    if n.op == pad.name:
+        return {k: tuple(v[d] for d in order) for k, v in n.attrs.items()}
+    x, size = n.args[0].type, n.attrs["size"]
+    channels = range(1, x.rank - spatial)
+    if len(size) != spatial or any(dim_axes(x.dims[d]) for d in channels):
+        return None
+    more = len(channels)
+    return {
+        **n.attrs,
+        "size": (*size, *(1,) * more),
+        "stride": (*n.attrs["stride"], *(1,) * more),
+        "pads": (*n.attrs["pads"], *((0, 0),) * more),
+    }
 
 
 def _order(rank: int, spatial: int) -> tuple[int, ...]:
@@ -102,10 +126,10 @@ def _reshaped(x: Node, shape: tuple[int, ...]) -> Node:
     return Node(reshape.name, (x,), types, attrs, x.loc, x.scope)
 
 
-def _of_channels(x: TensorType, y: TensorType, spatial: int) -> bool:
-    """Whether a reshape of `x` to `y` writes its channels in other dims, and nothing else."""
-    return (
-        y.rank > spatial + 1
-        and x.shape[0] == y.shape[0]
-        and x.shape[-spatial:] == y.shape[-spatial:]
-    )
+def _sizes_after(x: TensorType, y: TensorType, spatial: int) -> int:
+    """How many spatial dims a reshape of `x` to `y` leaves, if it writes either the channels or the
+    sizes in other dims, and nothing else; else 0."""
+    first = x.rank - spatial
+    if y.rank > spatial + 1 and x.shape[0] == y.shape[0] and x.shape[first:] == y.shape[-spatial:]:
+        return spatial
+    return max(0, y.rank - first) if x.shape[:first] == y.shape[:first] else 0

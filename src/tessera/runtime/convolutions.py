@@ -5,6 +5,7 @@ Which of its libraries does it on a CPU, runtime/ways.py says.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -14,11 +15,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from .windows import in_memory
+
 Array = Any
+Made = Callable[[Array, Array], Array]
 # As the gradient of a weight, a convolution has an image for its kernel, and sums over the batch.
 # With kernels of so many places, a CPU is up to twice as fast with so many images at a time; with
 # more of them, where a program would have more than so many parts.
 PLACES, IMAGES, PARTS = 64, 16, 8
+CHANNELS = 32  # of groups that are computed as one: more zeros in between cost more than calls
 
 
 def conv(x: Array, w: Array, *how: Any) -> Array:
@@ -28,12 +33,152 @@ def conv(x: Array, w: Array, *how: Any) -> Array:
     x = lax.transpose(x, (0, *range(3, x.ndim), 1, 2))
     w = lax.transpose(w, (*range(3, w.ndim), 2, 0, 1))
     made = partial(_last, how)
-    parts = _parts(x.shape[-1]) if math.prod(w.shape[:-3]) >= PLACES else 1
-    if parts > 1:
-        out = lax.platform_dependent(x, w, cpu=partial(_in_parts, parts, made), default=made)
-    else:
-        out = made(x, w)
+    own = _for_cpu(how, made, x.shape, w.shape)
+    out = lax.platform_dependent(x, w, cpu=own, default=made) if own else made(x, w)
     return lax.transpose(out, (0, out.ndim - 2, out.ndim - 1, *range(1, out.ndim - 2)))
+
+
+def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int]) -> Made | None:
+    """What a CPU computes faster than by one call of its library, where that is known."""
+    groups, places = w[-2], math.prod(w[:-3])
+    of_weight = places >= PLACES
+    if groups == 1 and places == 1:
+        return partial(_by_product, how)
+    if groups == 1 and math.prod(_sizes(how, x, w)) == 1:
+        return partial(_of_whole_images, how)
+    if groups > 1 and x[-1] == 1 and not of_weight:
+        return _in_f32(partial(_by_place_of_kernel, how))
+    if groups > 1 and x[0] == 1 and of_weight and math.prod(_sizes(how, x, w)) < PLACES:
+        return _in_f32(partial(_by_place_of_result, how))
+    if of_weight and (parts := _parts(x[-1])) > 1:
+        made = partial(_in_parts, parts, made)
+    elif groups == 1:
+        return None
+    if groups == 1:
+        return made
+    most = max(x[0], w[-1]) if of_weight else max(x[-1], w[-1])
+    together = max(
+        k for k in range(1, groups + 1) if groups % k == 0 and (k == 1 or k * most <= CHANNELS)
+    )
+    return partial(_in_bundles, _all_pairs if of_weight else _with_zeros, together, made)
+
+
+def _in_f32(made: Made) -> Made:
+    def run(x: Array, w: Array) -> Array:
+        return made(*(v.astype(jnp.float32) if v.dtype.itemsize < 4 else v for v in (x, w)))
+
+    return run
+
+
+def _sizes(how: Sequence[Any], x: Sequence[int], w: Sequence[int]) -> list[int]:
+    """Those of the result of x [N, *sizes, groups, in] and w [*kernel, in, groups, out]."""
+    return [
+        ((n - 1) * spread + low + high - (k - 1) * dilation) // stride + 1
+        for n, k, stride, (low, high), dilation, spread in zip(x[1:-2], w[:-3], *how, strict=True)
+    ]
+
+
+def _around(how: Sequence[Any], x: Array) -> Array:
+    """`x` spread out and inside its pads."""
+    rows = [(low, high, spread - 1) for (low, high), spread in zip(how[1], how[3], strict=True)]
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *rows, (0, 0, 0), (0, 0, 0)])
+
+
+def _by_product(how: Sequence[Any], x: Array, w: Array) -> Array:
+    """A kernel of one place."""
+    stride = how[0]
+    if any(s > 1 for s in stride):
+        x, how = _cut(_around(how, x), [0] * len(stride), _sizes(how, x.shape, w.shape), stride), ()
+    y = _dot(x, w, (x.ndim - 1,), (w.ndim - 3,))
+    y = y.reshape(*x.shape[:-2], *w.shape[-2:])
+    return _around(how, y) if how else y
+
+
+def _of_whole_images(how: Sequence[Any], x: Array, w: Array) -> Array:
+    """A result of one place: one sum over places and channels. So are the weights of a kernel of
+    one place, where w is the gradient of the result."""
+    dilation = how[2]
+    x = _cut(_around(how, x), [0] * len(dilation), w.shape[:-3], dilation)
+    of_x = (*range(1, x.ndim - 2), x.ndim - 1)
+    y = _dot(x, w, of_x, (*range(w.ndim - 2),))
+    return y.reshape(x.shape[0], *(1 for _ in dilation), *w.shape[-2:])
+
+
+def _dot(x: Array, w: Array, of_x: Sequence[int], of_w: Sequence[int]) -> Array:
+    wide = jnp.float32 if x.dtype.itemsize < 4 else None
+    return lax.dot_general(x, w, ((of_x, of_w), ((), ())), preferred_element_type=wide)
+
+
+def _by_place_of_kernel(how: Sequence[Any], x: Array, w: Array) -> Array:
+    """Groups of one channel: for each place of the kernel, x moved there times its weights."""
+    sizes = _sizes(how, x.shape, w.shape)
+    stride, _, dilation, _ = how
+    places = list(itertools.product(*map(range, w.shape[:-3])))
+
+    def made(x: Array) -> Array:
+        around = _around(how, x)
+        starts = ([p * d for p, d in zip(place, dilation, strict=True)] for place in places)
+        parts = (_cut(around, start, sizes, stride) for start in starts)
+        return reduce(add, (part * w[place] for place, part in zip(places, parts, strict=True)))
+
+    return in_memory(made, x)
+
+
+def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
+    """The weights of such groups, where w is the gradient of the result: for each place of the
+    kernel, x moved there times that gradient, summed over images and then over their places."""
+    sizes = _sizes(how, x.shape, w.shape)
+    stride, _, dilation, _ = how
+    places = list(itertools.product(*map(range, sizes)))
+    kernel = w.shape[:-3]
+
+    def made(some: tuple[Array, Array]) -> Array:
+        around = _around(how, some[0])
+        starts = ([p * s for p, s in zip(place, stride, strict=True)] for place in places)
+        parts = (_cut(around, start, kernel, dilation) for start in starts)
+        return jnp.stack([jnp.sum(part * some[1], 0) for part in parts])
+
+    loops = 2 if x.shape[-1] % 2 == 0 else 1  # what they read is in memory then
+    images = lax.transpose(x, (x.ndim - 1, *range(1, x.ndim - 1), 0))
+    grads = lax.transpose(w, (w.ndim - 3, *range(w.ndim - 3), w.ndim - 2, w.ndim - 1))
+    some = [v.reshape(loops, v.shape[0] // loops, *v.shape[1:]) for v in (images, grads)]
+    whole = reduce(add, lax.map(made, tuple(some)))
+    return jnp.sum(whole.reshape(len(places), math.prod(kernel), -1), 1).reshape(
+        1, *sizes, *w.shape[-2:]
+    )
+
+
+def _cut(x: Array, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Array:
+    """So many elements of each dim of [N, *sizes, ...] from `starts` on, in steps."""
+    rows = zip(starts, counts, steps, strict=True)
+    return x[(slice(None), *(slice(s, s + (n - 1) * k + 1, k) for s, n, k in rows))]
+
+
+def _in_bundles(
+    bundle: Callable[..., Array], together: int, made: Made, x: Array, w: Array
+) -> Array:
+    """Groups in bundles of `together`, each a convolution without groups."""
+    count = w.shape[-2] // together
+    each = zip(jnp.split(x, count, -2), jnp.split(w, count, -2), strict=True)
+    return jnp.concatenate([bundle(made, *part) for part in each], -2)
+
+
+def _with_zeros(made: Made, x: Array, w: Array) -> Array:
+    """Between channels of different groups stand zeros."""
+    groups, out = w.shape[-2:]
+    same = jnp.eye(groups, dtype=w.dtype)[:, None, :, None]
+    apart = jnp.moveaxis(w, -2, -3)[..., None, :] * same  # [*kernel, groups, in, groups, out]
+    y = made(x.reshape(*x.shape[:-2], 1, -1), apart.reshape(*w.shape[:-3], -1, 1, groups * out))
+    return y.reshape(*y.shape[:-2], groups, out)
+
+
+def _all_pairs(made: Made, x: Array, w: Array) -> Array:
+    """Where x is a batch of channels: of all pairs, those of the same group."""
+    groups, out = w.shape[-2:]
+    rows = jnp.moveaxis(x, -2, 0).reshape(-1, *x.shape[1:-2], 1, x.shape[-1])
+    y = made(rows, w.reshape(*w.shape[:-2], 1, groups * out))
+    pairs = y.reshape(groups, x.shape[0], *y.shape[1:-2], groups, out)
+    return jnp.moveaxis(jnp.diagonal(pairs, axis1=0, axis2=-2), -1, -2)
 
 
 def _parts(images: int) -> int:
@@ -41,7 +186,7 @@ def _parts(images: int) -> int:
     return 1 if rest or not units else max(k for k in range(1, PARTS + 1) if units % k == 0)
 
 
-def _in_parts(parts: int, made: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
+def _in_parts(parts: int, made: Made, x: Array, w: Array) -> Array:
     each = zip(jnp.split(x, parts, -1), jnp.split(w, parts, -3), strict=True)
     return reduce(add, (made(*part) for part in each))
 

@@ -7,7 +7,6 @@ call, because a program is traced through here node by node.
 from __future__ import annotations
 
 import builtins
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,9 +20,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core import flags
 from ..core.dtypes import DType
-from . import convolutions, ragged
+from . import convolutions, ragged, special
 from .narrow import bits_of, floats_of, from_e4m3, moved, to_e4m3
 from .user_op import user as user  # a user's own function; part of the protocol
+from .windows import window as window
 
 Array = Any
 
@@ -41,7 +41,7 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
 neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
 log1p, expm1 = lax.log1p, lax.expm1
 tanh, sin, cos, floor, sign, abs = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign, lax.abs
-erf, erfc, erfinv = lax.erf, lax.erfc, lax.erf_inv
+erf, erfc, erfinv = special.erf, lax.erfc, lax.erf_inv
 isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
 maximum, minimum, atan2 = map(_binary, (lax.max, lax.min, lax.atan2))
@@ -377,34 +377,6 @@ def conv(
 ) -> Array:
     out = convolutions.conv(x, w, stride, pads, dilation, spread)
     return cast(out, dtype) if out.dtype != dtype.numpy else out
-
-
-def window(
-    x: Array,
-    kind: str,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    pads: tuple[tuple[int, int], ...],
-) -> Array:
-    # As one slice for each place in the window: a CPU runs these fused, faster than reduce_window.
-    narrow = x.dtype.itemsize < 4 and kind == "sum"
-    wide = x.astype(jnp.float32) if narrow else x
-    lead = x.ndim - len(size)
-    fill: Any = 0
-    if kind == "max":
-        whole = jnp.issubdtype(x.dtype, jnp.integer)
-        fill = jnp.iinfo(x.dtype).min if whole else -jnp.inf
-    rows = [(0, 0, 0)] * lead + [(low, high, 0) for low, high in pads]
-    wide = lax.pad(wide, jnp.asarray(fill, wide.dtype), rows)
-    counts = [(n - k) // s + 1 for n, k, s in zip(wide.shape[lead:], size, stride, strict=True)]
-    steps = (*(1,) * lead, *stride)
-    out = None
-    for place in itertools.product(*map(range, size)):
-        stops = [p + (m - 1) * s + 1 for p, m, s in zip(place, counts, stride, strict=True)]
-        part = lax.slice(wide, (*(0,) * lead, *place), (*x.shape[:lead], *stops), steps)
-        out = part if out is None else (lax.max if kind == "max" else lax.add)(out, part)
-    assert out is not None
-    return out.astype(x.dtype)
 
 
 # -- matrices -------------------------------------------------------------------------------------

@@ -348,13 +348,22 @@ def window(
     pads: tuple[tuple[int, int], ...],
 ) -> Array:
     """The maximum or the sum of each window of the last dims, which are padded by what does not
-    change it."""
+    change it; or the first place of the window that holds the maximum."""
     lowest: Any = 0
-    if kind == "max":
+    if kind != "sum":
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-    seen = _windows(_around(_wide(x), pads, (1,) * len(size), lowest), size, stride)
-    inside = tuple(range(seen.ndim - len(size), seen.ndim))
-    return (np.max if kind == "max" else np.sum)(seen, axis=inside).astype(x.dtype)
+
+    def seen(of: Array, edge: Any) -> Array:
+        """[..., windows, places of one]."""
+        found = _windows(_around(of, pads, (1,) * len(size), edge), size, stride)
+        return found.reshape(*found.shape[: x.ndim], -1)
+
+    rows = seen(_wide(x), lowest)
+    if kind != "first":
+        return (np.max if kind == "max" else np.sum)(rows, axis=-1).astype(x.dtype)
+    holds = (rows == rows.max(-1, keepdims=True)) | (rows != rows)
+    inner = seen(np.ones_like(x, bool), False)
+    return np.argmax(holds & inner, axis=-1).astype(np.int32)
 
 
 # -- matrices -------------------------------------------------------------------------------------

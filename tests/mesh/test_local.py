@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,6 +54,46 @@ def test_a_broadcast_changes_no_bit(root: int, onto: str) -> None:
         sent = op.kernel(lambda v: dist.broadcast(v, ("dp", "tp"), root=root))
         got = sent(ts.tensor(given, mesh=mesh, layout="[4@(dp,tp), 4]"))
         assert got.numpy().tobytes() == given[root].tobytes() * (got.shape[0])
+
+
+TERMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a penalty": lambda m, x, w: m.mean(x @ w) + m.sum(w**2),
+    "a number in each row": lambda m, x, w: m.mean(x @ w + m.sum(w)),
+    "a scale": lambda m, x, w: m.mean(x @ w) * m.exp(-m.sum(w)) + m.sum(w),
+    "an element": lambda m, x, w: m.mean(m.tanh(x @ w)) - w[1] ** 2,
+    "a branch": lambda m, x, w: m.mean(x @ w) + m.where(m.sum(w) > 0, m.sum(w) ** 2, 0.0),
+    "joined": lambda m, x, w: m.mean(m.stack([m.mean(x @ w), m.max(m.abs(w))])),
+}
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero_redundancy_optimizer"])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("name", TERMS)
+def test_terms_that_are_alike_on_all_devices_have_their_whole_gradient(
+    name: str, devices: int, strategy: str
+) -> None:
+    """As on one device: what no device has for itself is no share of the mean."""
+    x, w = RNG.normal(size=(8, 3)).astype(np.float32), np.float32([0.5, -1.5, 2.0])
+    term = TERMS[name]
+
+    @ts.jit
+    @ts.distribute(strategy=strategy)
+    def step(batch: Any, weights: Any) -> Any:
+        loss = term(ts, batch, weights)
+        return loss, ts.grad(loss, weights)
+
+    with dist.Mesh(("dp",), devices=devices):
+        loss, g = step(x, w)
+    value, want = jax.value_and_grad(lambda w: term(jnp, x, w))(w)
+    np.testing.assert_allclose(loss.numpy(), value, rtol=1e-5)
+    np.testing.assert_allclose(g.numpy(), want, rtol=1e-5)
+
+
+def test_without_a_mean_gradients_are_sums_of_all_devices_terms() -> None:
+    x, w = RNG.normal(size=(8, 3)).astype(np.float32), np.float32([0.5, -1.5, 2.0])
+    body = op.kernel(lambda x, w: ts.grad(ts.mean(x @ w) + ts.sum(w**2), w))
+    got = body(ts.tensor(x, mesh=MESH, layout="[8@(dp,tp), 3]"), ts.tensor(w, mesh=MESH))
+    np.testing.assert_allclose(got.numpy(), x.mean(0) * N + 2 * w * N, rtol=1e-5)
 
 
 def test_only_the_owner_does_the_work() -> None:

@@ -69,6 +69,20 @@ def test_gradients_of_gradients_and_through_one_update_stay() -> None:
     np.testing.assert_allclose(ts.grad(loss, w).numpy(), 4 * h.numpy(), rtol=1e-5)
 
 
+def test_a_gradient_by_a_tensor_and_by_what_it_is_made_of() -> None:
+    def both(w: ts.Tensor) -> Any:
+        h = w * 2
+        k = h * 3
+        return ts.grad((h * k + w).sum(), [k, w, h])
+
+    for run in (both, ts.jit(both)):
+        for got, want in zip(run(weight()), (2, 25, 12), strict=True):
+            by = weight().numpy()
+            np.testing.assert_allclose(
+                got.numpy(), want * by if want != 25 else 24 * by + 1, rtol=1e-5
+            )
+
+
 def test_a_gradient_through_a_cut_is_an_error_and_never_a_part_of_it() -> None:
     first = weight()
     second = first - 0.1 * ts.grad(loss_of(first), first)

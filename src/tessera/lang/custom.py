@@ -17,9 +17,10 @@ from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
 from .checks import asked_function, signature_of
 from .eager import made
-from .grad import grad
+from .grad import apart, grad
 from .loop import _body
 from .operands import as_tensor, emit, emit_many
+from .parameter import need_trained
 from .record import Recorder, current, recording
 from .tensor import Tensor
 from .tree import flatten, path_name, spec_paths, unflatten
@@ -170,7 +171,7 @@ def value_and_grad(
         if max(places) >= len(args):
             fix = f"its gradient is by argument {max(places)}: give that by place"
             raise unfit(who, "the number of arguments by place", len(args), fix)
-        given = [_tensors(x) if i in places else x for i, x in enumerate(args)]
+        given = [_tensors(x, own=True) if i in places else x for i, x in enumerate(args)]
         out = fn(*given, **kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
@@ -203,7 +204,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     [1.0, 2.0]
     """
     fn = asked_function("vjp", "the function", fn)
-    xs = _tensors(xs)
+    xs = _tensors(xs, own=True)
     value = fn(*xs)
     outs, spec = flatten(value)
     _floats("vjp: the function", outs, "return float tensors")
@@ -267,6 +268,11 @@ def jvp(
     return value, unflatten(out_spec, slopes)
 
 
-def _tensors(tree: Any) -> Any:
+def _tensors(tree: Any, own: bool = False) -> Any:
+    """`tree` with tensors for leaves; with `own`, floats as tensors that nothing else refers to."""
     leaves, spec = flatten(tree)
-    return unflatten(spec, [as_tensor(x) for x in leaves])
+    made = [as_tensor(x) for x in leaves]
+    if own:
+        need_trained("grad", zip(map(path_name, spec_paths(spec)), made, strict=True))
+        made = [apart(t) if t.dtype.is_float else t for t in made]
+    return unflatten(spec, made)

@@ -11,13 +11,14 @@ from typing import Any
 from ..core.checks import instance, shown
 from ..core.context import Settings, replaced, settings
 from ..core.dtypes import DType, bf16, dtype_of, f16, f32
-from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, caller, fail
 from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
+from .eager import made as made_of
 from .eager import run_graph
 from .gradients import derived, laid
 from .parameter import need_trained, trained
@@ -200,6 +201,19 @@ def _goals(
     return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]
 
 
+def apart(t: Tensor) -> Tensor:
+    """The value of `t` as a tensor of its own: a gradient by it is not by others that hold `t`."""
+    recorder = current()
+    if recorder is not None:
+        out = symbolic(recorder.builder("reshape", recorder.node(t), shape=t.shape), recorder)
+    else:
+        out = Tensor(t.data, t.type)
+        if not settings().no_grad:
+            out._made = made_of("reshape", [t.now()], {"shape": t.shape}, 0, caller())
+    out.name, out.of = t.name, t
+    return out
+
+
 def met(recorder: Recorder) -> dict[str, Tensor]:
     """Every named weight that the function being recorded has met, by name."""
     return _weights(_met(recorder))
@@ -266,7 +280,8 @@ def _from_tape(
     """The gradients of what was computed at once: the tape's calls since the weights become a
     graph, which is differentiated and run. It goes onto the tape itself, for second derivatives."""
     wanted = {id(t) for t in leaves}
-    order = history(loss, wanted)
+    ends = _ends(loss, wanted)
+    order = history(loss, ends)
     stopped = _need_whole(loss, order, leaves, spec)
     missing = wanted - {id(t) for t in order}
     b = _builder()
@@ -276,7 +291,7 @@ def _from_tape(
     calls: dict[tuple[object, ...], Node] = {}
     for t in [*order, *(t for t in leaves if id(t) in missing)]:
         made = t._made
-        if made is None or id(t) in wanted:
+        if made is None or id(t) in ends or id(t) in missing:
             env[id(t)] = b.input(t.type.on(mesh))
             values.append(t)
             continue
@@ -298,9 +313,20 @@ def _from_tape(
     graph = b.graph(found)
     results = run_graph(graph, values)
     if not settings().no_grad:
-        results = _remembered(graph, values, results)
+        known = {env[id(t)]: t for t in order} | dict(zip(graph.inputs, values, strict=True))
+        results = _remembered(graph, known, results)
     let_go(leaves)
     return results
+
+
+def _ends(loss: Tensor, wanted: set[int]) -> set[int]:
+    """Those of `wanted`, ids of tensors, that `loss` was made from and that were not made from
+    others of them."""
+    behind: set[int] = set()
+    for t in history(loss):
+        if t._made is not None and any(id(a) in wanted or id(a) in behind for a in t._made.args):
+            behind.add(id(t))
+    return wanted - behind
 
 
 def _builder() -> Builder:
@@ -332,12 +358,12 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
     return stopped
 
 
-def _remembered(graph: Graph, values: list[Tensor], results: list[Tensor]) -> list[Tensor]:
-    """`results` with how `graph` made them of `values` on the tape, so that they are differentiated
-    again. What lies between has a type and no data."""
-    known = dict(zip(graph.inputs, values, strict=True))
+def _remembered(graph: Graph, known: dict[Node, Tensor], results: list[Tensor]) -> list[Tensor]:
+    """`results` with how `graph` made them of the tensors that are `known` nodes of it on the tape,
+    so that they are differentiated again. What lies between has a type and no data."""
+    there = set(known)
     for n in graph.nodes:
-        if n.op == "input":
+        if n in there:
             continue
         source, index = (n.args[0], n.attrs["index"]) if n.op == "item" else (n, 0)
         moved = n.op in NAMES
@@ -353,7 +379,7 @@ def _remembered(graph: Graph, values: list[Tensor], results: list[Tensor]) -> li
             known[n]._made = made
     for node, t in zip(graph.outputs, results, strict=True):
         how = known[node]._made
-        if how is None or node.op == "input":  # a gradient that is one of the tensors itself
+        if how is None or node in there:  # a gradient that is one of the tensors itself
             how = Made("save_for_backward", (known[node],), {}, 0, "")
         t._made = replace(how, of_gradient=True)
     return results

@@ -37,7 +37,7 @@ def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
 def let_go(weights: Iterable[Tensor]) -> None:
     """Ends the past of those `weights` that were made of an earlier gradient, and of what they were
     made of that was, too, such as moments."""
-    for w in weights:
+    for w in (w if w.of is None else w.of for w in weights):
         if w._made is None or not any(a._made and a._made.of_gradient for a in w._made.args):
             continue  # a value, or a gradient itself
         order = history(w)

@@ -99,6 +99,7 @@ class Tensor:
     drawn: bool = False  # by dist.tensor: a weight, which a training step may name
     frozen: bool = False  # a parameter that is not trained
     box: Tensor | None = None  # the parameter that this was in
+    of: Tensor | None = None  # what this has the value of, apart from which it is differentiated
     home: Any = None  # a weak reference to the module whose attribute this became
     _reports: tuple[object, ...] = ()  # what the function that made it said of itself
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")

@@ -42,7 +42,7 @@ def differentiate(
         if node not in active or node.op == "input":
             continue
         b.origin = node
-        gs = [_total(b, grads.pop((node, i), [])) for i in range(len(node.types))]
+        gs = [_own(b, _total(b, grads.pop((node, i), [])), t) for i, t in enumerate(node.types)]
         if all(g is None for g in gs):
             continue
         if node in asked:  # asked for itself: keep it
@@ -113,6 +113,16 @@ def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:
         if n.op != stop_gradient.name and any(a in found for a in n.args):
             found.add(n)
     return found
+
+
+def _own(b: Builder, g: Node | None, of: TensorType) -> Node | None:
+    """The gradient `g` of a value of type `of`. Where each device has a value of its own, each has
+    a gradient of its own, though all may be equal: what the values are made of gets all of them."""
+    if g is None or set(of.varying) <= set(g.type.varying):
+        return g
+    more = (*g.type.varying, *(a for a in of.varying if a not in g.type.varying))
+    t = g.type if g.type.mesh is not None else g.type.on(of.mesh)
+    return b("reinterpret", g, layout=t.with_varying(more))
 
 
 def _summed(b: Builder, part: Node, arg: Node) -> Node:

@@ -229,6 +229,55 @@ def test_who_never_arrives_is_named_fused(tmp_path: Path) -> None:
     assert "rank 1 did not arrive" in shown and at in shown
 
 
+GIVEN = """
+from tessera import nn
+import json
+PLAN = dist.strategy("data_parallel")
+SAME = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+def weights():  # drawn otherwise in each
+    w = np.random.default_rng(RANK).normal(size=(2, 3)).astype(np.float32)
+    return ts.jit(lambda x, w: (x @ w).sum())(X, w).item()
+def rows():  # each one's own in place of the whole batch
+    own = np.full((4, 1), 1.0 + RANK, np.float32)
+    return dist.place(own, PLAN, MESH, kind="batch").sum().item()
+def number():
+    return ts.jit(lambda x, rate: (x * rate).sum())(X, ts.tensor(0.1 * (1 + RANK))).item()
+def placed():
+    return ts.tensor(np.full(2, RANK), mesh=MESH, layout="[2@dp]").sum().item()
+def seed():
+    ts.seed(RANK)
+    return dist.place(nn.Linear(4, 2), PLAN, MESH).weight.numpy().shape
+def alike():
+    ts.seed(3)
+    model = dist.place(nn.Linear(3, 2), PLAN, MESH)
+    step = ts.jit(lambda m, x: m(x).sum())
+    given = [dist.place(SAME + i, PLAN, MESH, kind="batch") for i in range(5)]
+    return [step(model, x).item() for x in given]
+
+for fn in (weights, rows, number, placed, seed, alike):
+    try:
+        found = fn()
+    except ts.TesseraError as error:
+        found = f"{type(error).__name__}: {error}"
+    print(json.dumps([fn.__name__, found]), flush=True)
+"""
+
+
+def test_a_value_that_differs_between_processes_is_an_error_in_all(tmp_path: Path) -> None:
+    ended = run_ranks(GIVEN, tmp_path)
+    assert [e.code for e in ended] == [0, 0], [e.out + e.err for e in ended]
+    first, second = ([json.loads(line) for line in e.out.splitlines()] for e in ended)
+    assert first == second
+    found = dict(first)
+    assert len(found.pop("alike")) == 5
+    for name, text in found.items():
+        said = "UsageError: the processes of a mesh gave different values for one tensor\n"
+        assert text.startswith(said), name
+        assert "the same seed, the same numbers, all rows of the batch" in text
+    assert "rank 0 : 0.1 (checksum" in found["number"] and "rank 1 : 0.2" in found["number"]
+
+
 @LONG
 def test_who_never_arrives_is_named_step_by_step(tmp_path: Path) -> None:
     err = never("stepped", tmp_path)

@@ -27,7 +27,7 @@ import numpy as np
 from ..core.checks import flag, unfit, whole
 from ..core.context import settings
 from ..core.devices import process_count, process_index
-from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..core.errors import BackendError, CheckpointError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
 from ..ir.graph.text import size_text
 from ..lang import random
@@ -440,7 +440,17 @@ def _agree(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
 
 
 def _said(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    return [mine] if process_count() == 1 else engine().gather(path, mine, LIMIT_S)
+    if process_count() == 1:
+        return [mine]
+    try:
+        return engine().gather(path, mine, LIMIT_S)
+    except BackendError as error:
+        raise fail(
+            BackendError,
+            f"save: {str(error).splitlines()[0]}",
+            fix="call it in every process, not in the first alone: each writes what its devices"
+            " hold; if all did, see what that rank did last",
+        ) from None
 
 
 def _see_errors(said: Sequence[dict[str, Any]]) -> None:

@@ -48,9 +48,17 @@ STATE = State()
 def seed(value: int) -> None:
     """Restarts the random generator from `value`.
 
-    Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1.
+    Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1, and inside a compiled
+    function, which would run it only when it is recorded.
     """
     value = whole("seed", "the seed", value, 0, 2**32 - 1)
+    if record.current() is not None:
+        raise fail(
+            UsageError,
+            "seed: a compiled function runs it only when it is recorded",
+            [("seed", value)],
+            fix="call it before the function; what is drawn inside follows from it",
+        )
     STATE.seed, STATE.calls, STATE.created = value, 0, 0
 
 

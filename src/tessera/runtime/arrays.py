@@ -27,6 +27,7 @@ from ..ir.graph.oracle import FOLD
 from ..lang.engine import Parts
 from .devices import jax_mesh, start
 from .jax_private import ArrayImpl, service
+from .same_values import differ
 from .store import ended
 
 Array = Any
@@ -118,6 +119,8 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     where = sharding(t)
     try:
         return jax.device_put(x, where)  # processes compare what they place
+    except AssertionError:  # with an error that shows all numbers
+        raise differ(value) from None
     except RuntimeError as error:
         gone = ended(range(jax.process_count()))
         raise fail(
@@ -270,7 +273,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             fix="the text above is the engine's own report",
         ) from None
     for _, kind in t.partial:
-        x = FOLD[kind].reduce(x, axis=0)
+        x = FOLD[kind].reduce(x, axis=0, dtype=x.dtype)  # whole numbers wrap around as anywhere
     own = tuple(t.sizes[a] for a in t.varying)
     sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
     return x[sizes].reshape((*own, *t.shape))

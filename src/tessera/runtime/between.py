@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from . import narrow
+from .same_values import compare_values
 
 Array = Any
 Index = tuple[tuple[int, int], ...]
@@ -30,9 +31,14 @@ def moved(xs: Sequence[Array], to: Sequence[Sharding]) -> list[Array]:
     before or after; the others may call it too."""
     out: list[Array | None] = [None] * len(xs)
     away: list[tuple[int, Array, Route]] = []
+    hosts = {
+        i: np.asarray(x) if x.size else np.zeros(x.shape, x.dtype)
+        for i, x in enumerate(xs)
+        if _is_own(x) or not x.size
+    }
+    compare_values([(host, to[i]) for i, host in hosts.items() if host.size])
     for i, (x, where) in enumerate(zip(xs, to, strict=True)):
-        if _is_own(x) or not x.size:
-            host = np.asarray(x) if x.size else np.zeros(x.shape, x.dtype)
+        if (host := hosts.get(i)) is not None:
             out[i] = jax.make_array_from_callback(
                 x.shape, where, host.__getitem__, dtype=host.dtype
             )

@@ -451,3 +451,26 @@ def _() -> None:
     for shape in ((2,), ()):
         signs = [np.signbit(ts.full(shape, v).numpy()).all() for v in (0.0, -0.0, 0.0)]
         assert signs == [False, True, False]
+
+
+@row(
+    "seeds in a compiled function",
+    error=ts.UsageError,
+    says="seed: a compiled function runs it only when it is recorded",
+)
+def _() -> None:
+    @ts.jit
+    def drawn(x: ts.Tensor) -> ts.Tensor:
+        ts.seed(7)
+        return x + ts.random.normal(())
+
+    drawn(ts.ones(2))
+
+
+@row("reads a sum of whole numbers over devices that is larger than they hold")
+def _() -> None:
+    mesh = dist.Mesh(("tp",), devices=4)
+    x = np.full(8, 2**30, np.int32)
+    total = ts.sum(ts.tensor(x, mesh=mesh, layout="[8@tp]"))
+    assert total.type.partial and total.numpy().dtype == np.int32
+    assert total.item() == (total + 0).item() == ts.sum(ts.tensor(x)).item() == 0

@@ -9,26 +9,34 @@ steps keep it so. Its degree says by what power of two a doubled batch would cha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import GraphError, fail
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.stages import depends
-from ...ops.create import full
+from ...ops.create import full, iota
 from ...ops.elementwise import where
+from ...ops.indexing import take
+from ...ops.movement import concat, slice_
+from ...ops.reduce import argsort, cumsum, flip
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
+ALONG = frozenset(op.name for op in (flip, cumsum, argsort, take, iota))  # ops along one dim
 
 
 @dataclass(frozen=True)
 class Value:
     """`kind` "same" in all microbatches, of "rows", "added" up over them, or "odd": what the node
-    `by` made of that, so that no average of parts is the whole."""
+    `by` made of that, so that no average of parts is the whole; it went `across` rows. Rows with
+    what was added up as a term are `mixed`."""
 
     kind: str
     degree: Degree = 0.0
     by: Node | None = None
+    across: bool = False
+    mixed: bool = False
 
 
 def check(once: PipeState, twice: PipeState) -> None:
@@ -39,8 +47,9 @@ def check(once: PipeState, twice: PipeState) -> None:
     if [n.op for n in nodes] != [n.op for n in larger]:
         return  # the program goes by the size of the batch: the two cannot be compared
     values: dict[Node, Value] = {}
+    inside = _inside(once, nodes)
     for n, m in zip(nodes, larger, strict=True):
-        values[n] = _value(once, n, m, values)
+        values[n] = _value(once, n, m, values, n in inside)
     late, told = depends(nodes, once.asked), once.pipe.said
     outs = [o for o in once.outputs if o not in late and o.op != "input"]
     for n in dict.fromkeys([*once.losses, *(o for o in outs if not o.type.rank)]):
@@ -56,10 +65,19 @@ def check(once: PipeState, twice: PipeState) -> None:
             raise inseparable(once.pipe.name, n)
 
 
-def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value]) -> Value:
+def _inside(once: PipeState, nodes: Sequence[Node]) -> set[Node]:
+    """The nodes of the stages themselves, which see one microbatch, as a batch normalization in
+    them does."""
+    if once.pipe.body is None:
+        return {n for first, stop in once.spans for n in nodes[first:stop]}
+    return {n for n in nodes if once.pipe.name in n.scope.split("/")}
+
+
+def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value], inside: bool) -> Value:
     """How the value of `n` depends on the rows of the batch: not at all ("same"), row by row
     ("rows"), as a sum over rows ("added", with the degree of their number in it), or otherwise
-    ("odd"). `m` is the node in a recording with more rows."""
+    ("odd"). `m` is the node in a recording with more rows. What is `inside` of a stage and goes
+    across rows goes across those of a microbatch."""
     if n in once.ahead:
         return Value("same", values[once.ahead[n]].degree)
     grown = any(a.size != b.size for a, b in zip(n.types, m.types, strict=True))
@@ -68,7 +86,19 @@ def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value]) -> Valu
     if n.op == "input":
         return Value("rows" if n in once.batch or grown else "same")
     if grown:
-        return Value("rows", _degree(n, m, args))
+        odd = next((v for v in args if v.kind == "odd"), None)
+        mixed = [i for i, v in enumerate(args) if v.kind == "added" or v.mixed]
+        if inside and odd is not None and odd.across:
+            return odd
+        if inside or not (odd or mixed or _across(n, m, args)):
+            return Value("rows", _degree(n, m, args))
+        if odd is None and mixed and not _across(n, m, args):
+            rest = {v.kind for i, v in enumerate(args) if i not in mixed}
+            if n.kind.degree in ("each", "joint") or (
+                rest <= {"same"} and mixed == [0] and n.kind.degree in ("product", "quotient")
+            ):
+                return Value("rows", _degree(n, m, args), mixed=True)
+        return odd or Value("odd", None, n, across=True)
     if kinds <= {"same"}:
         return Value("same", _degree(n, m, args))
     odd = next((v for v in args if v.kind == "odd"), None)
@@ -96,6 +126,17 @@ def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value]) -> Valu
         case _:
             linear = False
     return Value("added", degree) if linear else Value("odd", None, n)
+
+
+def _across(n: Node, m: Node, args: list[Value]) -> bool:
+    """Whether a row of `n` comes from other rows, or goes by its place among all."""
+    (dim,) = [d for d, (a, b) in enumerate(zip(n.types[0].shape, m.types[0].shape)) if a != b][:1]
+    if n.op == slice_.name:
+        source = n.args[0]
+        joins = source.op == concat.name and source.attrs["dim"] == dim  # parts of it may be whole
+        return not joins and source.type.shape[dim] != n.type.shape[dim]
+    moved = not args or args[0].kind == "rows"  # else rows say what they take of a table
+    return n.op in ALONG and n.attrs["dim"] == dim and moved
 
 
 def _degree(n: Node, m: Node, args: list[Value]) -> Degree:
@@ -139,6 +180,16 @@ def _plain_sum(name: str, n: Node) -> GraphError:
 
 def _odd(name: str, n: Node, value: Value) -> GraphError:
     assert value.by is not None
+    if value.across:
+        return fail(
+            GraphError,
+            f"{name}: {value.by.op!r} goes across the rows of the batch, and a loss is computed of"
+            " one microbatch at a time",
+            [("value", value.by.type), *([("made at", value.by.loc)] if value.by.loc else [])],
+            at=n.loc,
+            fix="compute it before the call, or outside of the compiled function, and give the"
+            " result as an argument with a row for each row of the batch",
+        )
     return fail(
         GraphError,
         f"{name}: a loss is no mean over the batch's rows: {value.by.op!r} of what was added up",

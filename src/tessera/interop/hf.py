@@ -106,7 +106,8 @@ def load_hf(
             name: _placed(name, t.shape, table[name], entries, mesh, laid_by, want)
             for name, t in model.parameters().items()
         }
-    model.load_parameters(made)
+    for name, box in model.parameters().items():  # in the dtype of the files, or the wanted one
+        box.put(made[name])
     model.origin = json.dumps(raw)
     return model
 

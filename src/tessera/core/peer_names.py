@@ -5,6 +5,7 @@ Names that exist in another public module, or as a method, need no row (`core/pe
 
 from __future__ import annotations
 
+_CLIP = "grads, norm = optim.clip_by_global_norm(grads, max_norm), of ts.grad(loss, model)"
 INSTEAD: dict[str, str] = {
     # shapes
     "view": "x.reshape(...)", "view_as": "x.reshape(y.shape)", "reshape_as": "x.reshape(y.shape)",
@@ -140,13 +141,13 @@ INSTEAD: dict[str, str] = {
     "AdaptiveMaxPool2d": "nn.adaptive_max_pool2d", "Flatten": "lambda x: x.flatten(1)",
     "Conv": "nn.Conv2d", "RotaryEmbedding": "nn.Rope",
     "softmax_cross_entropy_with_integer_labels": "nn.cross_entropy",
-    "children": "model.modules()", "named_modules": "model.modules()", "buffers":
+    "buffers":
     "dict(model.named_buffers())", "register_parameter": "model.name = nn.Parameter(t)",
-    "register_buffer": "model.name = t", "named_children": "model.modules()",
+    "register_buffer": "model.name = t",
     # optimizers
     "sgd": "optim.SGD", "adam": "optim.Adam", "adamw": "optim.AdamW", "lion": "optim.Lion",
-    "adafactor": "optim.Adafactor", "clip_grad_norm_": "optim.clip_by_global_norm",
-    "clip_grad_norm": "optim.clip_by_global_norm", "GradScaler": "optim.LossScale",
+    "adafactor": "optim.Adafactor", "clip_grad_norm_": _CLIP,
+    "clip_grad_norm": _CLIP, "clip_grads_with_norm_": _CLIP, "GradScaler": "optim.LossScale",
     "CosineAnnealingLR": "optim.cosine", "cosine_decay_schedule": "optim.cosine",
     "warmup_cosine_decay_schedule": "optim.warmup_cosine", "linear_schedule": "optim.linear",
     "constant_schedule": "optim.constant", "LinearLR": "optim.linear",
@@ -235,6 +236,8 @@ ADVICE: dict[str, str] = {
     "enable_grad": "leave it out: gradients are computed where ts.grad asks for them",
     "set_grad_enabled": "use ts.no_grad, or leave it out",
     "step": _STEP,
+    "Optimizer.state": "the state is a value: optimizer.init(params) makes it, and"
+    " optimizer.update(params, grads, state) returns the next one",
     "param_groups": "give mask=, a function of a weight's name, or use two optimizers",
     "apply_updates": _STEP, "add_param_group": "use two optimizers",
     "lr_scheduler": "give the optimizer a schedule: optim.AdamW(lr=optim.warmup_cosine(...))",
@@ -250,6 +253,10 @@ ADVICE: dict[str, str] = {
     "zero_": "tensors do not change: x = ts.zeros_like(x)",
     "mul_": "tensors do not change: x = x * y",
     "fill_": "tensors do not change: x = ts.full(x.shape, value, x.dtype)",
+    **dict.fromkeys(
+        ("children", "named_children"),
+        "all, at any depth, are model.named_modules(); one of them is an attribute: model.name",
+    ),
     "Module.apply": "go through model.parameters(), and assign: model.weight = t",
     "ModuleList": "assign a list of modules: self.layers = [nn.Linear(4, 4)]",
     "ModuleDict": "assign a dict of modules: self.layers = {\"a\": nn.Linear(4, 4)}",
@@ -409,6 +416,8 @@ CALL_ADVICE: dict[str, str] = {
     "tessera.data()": "write ts.data.DataLoader(...)",
     "tessera.optim()": "write optim.AdamW(lr)",
     "tessera.graph()": "write ts.graph.trace(f, x)",
+    "normal": "the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name",
+    "uniform": "the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name",
     "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
     "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
 }

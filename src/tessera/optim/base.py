@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -292,7 +292,7 @@ class Optimizer(ABC):
             )
 
 
-def _set(self: Optimizer, name: str, value: object) -> NoReturn:
+def _set(self: Any, name: str, value: Any) -> None:
     fix = f"make another one: optimizer = dataclasses.replace(optimizer, {name}=...)"
     if name == "lr":
         fix += "; or give it a schedule once: lr=optim.warmup_cosine(...)"

@@ -36,6 +36,7 @@ from ..lang.first_process import by_first, to_first
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
 from ..nn.gpt_config import GPTConfig
+from ..nn.module import load_with_dtypes
 from ..nn.transformer import GPT
 from .hf_files import (
     CONFIG,
@@ -106,8 +107,7 @@ def load_hf(
             name: _placed(name, t.shape, table[name], entries, mesh, laid_by, want)
             for name, t in model.parameters().items()
         }
-    for name, box in model.parameters().items():  # in the dtype of the files, or the wanted one
-        box.put(made[name])
+    load_with_dtypes(model, made)
     model.origin = json.dumps(raw)
     return model
 

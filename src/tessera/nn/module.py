@@ -271,7 +271,14 @@ class Module:
         return self._load("load_state_dict", values, set(self.state_dict()), strict)
 
     @whole
-    def _load(self, who: str, values: Mapping[str, Any], need: set[str], strict: bool) -> Unmatched:
+    def _load(
+        self,
+        who: str,
+        values: Mapping[str, Any],
+        need: set[str],
+        strict: bool,
+        round_to_mine: bool = True,
+    ) -> Unmatched:
         """Puts `values` into the parameters and buffers of these names; `need` are those that must
         be given. A parameter of two names may come under both, with equal values. All is checked
         before anything changes."""
@@ -303,7 +310,8 @@ class Module:
         for name, t in made.items():
             fix = "load a checkpoint of a model with the same sizes"
             alike(f"{who}: {name!r}", have[name].type, t.type, fix)
-            made[name] = t if t is have[name] else t.to(have[name].dtype)
+            if round_to_mine and t is not have[name]:
+                made[name] = t.to(have[name].dtype)
         if made and all(t is have[name] for name, t in made.items()):
             warnings.warn(
                 f"{who}: these are the model's own parameters, so nothing changes; to come back to"
@@ -340,6 +348,12 @@ class Module:
             return f"{kind}({first})"
         lines = [*([first] if first else []), *inner]
         return f"{kind}(\n" + "\n".join(f"  {x}".replace("\n", "\n  ") for x in lines) + "\n)"
+
+
+def load_with_dtypes(model: Module, values: Mapping[str, Any]) -> None:
+    """`model.load_parameters(values)`, after which the weights have the dtypes of the values."""
+    need = set(model.trainable_parameters())
+    model._load("load_parameters", values, need, True, round_to_mine=False)
 
 
 SPACES["model"] = vars(Module).keys()

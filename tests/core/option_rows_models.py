@@ -220,7 +220,7 @@ class Two(nn.Module):
 
 
 for name, more in (
-    ("modules", {}),
+    ("named_modules", {}),
     ("named_buffers", {}),
     ("named_parameters", {"remove_duplicate": False}),
 ):

@@ -271,6 +271,8 @@ WRONG: list[tuple[Any, type[TesseraError], str]] = [
      "max_pool2d: padding (2, 2) is more than half of the window (2, 2)"),
     (lambda: nn.avg_pool2d(IMAGE, 9), ShapeError,
      "window: the window is larger than the padded input"),
+    (lambda: nn.batch_norm(np.ones((1, 3, 1, 1)), (np.zeros(3), np.ones(3))), UsageError,
+     "batch_norm: one value per channel has no variance to train with"),
     (lambda: nn.batch_norm(IMAGE, IMAGE), UsageError, "batch_norm: running cannot be "),
     (lambda: nn.group_norm(IMAGE, 3), ShapeError,
      "group_norm: 4 channels do not divide into 3 groups"),

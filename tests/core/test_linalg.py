@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tessera as ts
 from tessera.core.dtypes import f32
@@ -299,6 +300,44 @@ def test_gradients_of_composites(oracle: Oracle) -> None:
     q, r = ts.linalg.qr(wide)
     (g,) = ts.grad((q @ r).sum(), [wide])
     close(g, np.ones((2, 4)))
+
+
+SINGULAR = [
+    [[1, 2], [2, 4]], [[0, 1, 2], [3, 4, 5], [6, 7, 8]], np.diag([1, 2, 0]), np.eye(5, k=1),
+    np.zeros((2, 2)), np.zeros((3, 3)), [[0]], [[[1, 2], [2, 4]], [[3, 1], [1, 2]]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("matrix", SINGULAR)
+def test_the_gradient_of_a_determinant_is_the_cofactors(matrix: Any, oracle: Oracle) -> None:
+    a = np.array(matrix, np.float32)
+    want = np.ones_like(a)
+    for *at, i, j in np.ndindex(a.shape) if a.shape[-1] > 1 else ():
+        minor = np.delete(np.delete(a[tuple(at)], i, 0), j, 1)
+        want[(*at, i, j)] = (-1) ** (i + j) * np.linalg.det(minor)
+    t = ts.tensor(a)
+    close(ts.grad(ts.sum(ts.linalg.det(t)), [t])[0], want)
+
+
+def test_the_second_gradient_of_a_determinant(oracle: Oracle) -> None:
+    for a in ([[1.0, 2.0], [2.0, 4.0]], [[1.0, 0.0], [0.0, 1.0]]):
+        t = ts.tensor(a)
+        (g,) = ts.grad(ts.linalg.det(t), [t])
+        close(ts.grad(ts.sum(g * g), [t])[0], 2 * np.array(a))
+
+
+def test_eigenvalues_are_of_the_lower_triangle(oracle: Oracle) -> None:
+    a, weights = real(2, 4, 4), (real(2, 4), real(2, 4, 4))
+    t, theirs = ts.tensor(a), torch.tensor(a, requires_grad=True)
+    found, want = ts.linalg.eigh(t), torch.linalg.eigh(theirs)
+    close(found[0], want[0].detach().numpy())
+    signs = np.sign((found[1].numpy() * want[1].detach().numpy()).sum(-2, keepdims=True))
+    close(found[1] * signs, want[1].detach().numpy())
+    loss = ts.sum(found[0] * weights[0]) + ts.sum(found[1] * signs * weights[1])
+    same = (want[0] * torch.tensor(weights[0])).sum() + (want[1] * torch.tensor(weights[1])).sum()
+    same.backward()
+    assert theirs.grad is not None
+    close(ts.grad(loss, [t])[0], theirs.grad.numpy(), 1e-3)
 
 
 # ---- layouts and what is refused ---------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 import re
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tessera as ts
 from tessera import dist, nn, op, optim
@@ -34,6 +36,152 @@ def test_what_is_offered_exists(name: str) -> None:
     for root, attribute in re.findall(r"\b(x|model|optimizer|mesh)\.(\w+)\b(?! = )", TEXTS[name]):
         kind = KINDS[root]
         assert attribute in ("dtype", "weight", "name") or hasattr(kind, attribute), attribute
+
+
+X = np.array([[1.0, -2.0, 0.0, 3.0], [0.5, 2.0, -1.0, 0.0], [4.0, 0.0, 1.5, -3.0]], np.float32)
+Y = X[::-1].copy()
+ODD = np.array([[1.0, np.nan, np.inf, np.inf], [np.inf, 2.0, -np.inf, np.nan]], np.float32)
+OTHER = np.array([[1.0 + 1e-7, 1.0, np.inf, -np.inf], [3.0, 5.0, 2.0, np.nan]], np.float32)
+PICTURE = np.arange(50, dtype=np.float32).reshape(1, 2, 5, 5) - 9
+SIGN = np.where(X > 0, 1, -1)
+IDS, BAG = np.array([[3, 0, 1], [2, 2, 0]]), np.array([[1, 0], [3, 2]])
+# A name, the expression that its advice offers, what that is computed from, and what the name means
+# in its own library. The constants are torch tensors there.
+F, L = torch.nn.functional, torch.tensor
+FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
+    *(
+        (f"logical_{name}", INSTEAD[f"logical_{name}"], {"x": a, "y": b},
+         getattr(np, f"logical_{name}")(*(a, b)[: 1 if name == "not" else 2]))
+        for name in ("and", "or", "xor", "not")
+        for a, b in ((np.array([0, 1, 2, 4]), np.array([0, 2, 0, 3])), (X, Y), (X > 0, Y > 0))
+    ),
+    ("vdot", "ts.sum(x * y)", {"x": X, "y": Y}, np.vdot(X, Y)),
+    ("fmax", INSTEAD["fmax"], {"x": ODD, "y": OTHER}, np.fmax(ODD, OTHER)),
+    ("fmin", INSTEAD["fmin"], {"x": ODD, "y": OTHER}, np.fmin(ODD, OTHER)),
+    ("isclose", INSTEAD["isclose"], {"x": ODD, "y": OTHER, "rtol": 1e-5, "atol": 1e-8},
+     np.isclose(ODD, OTHER)),
+    ("isclose", INSTEAD["isclose"], {"x": OTHER, "y": ODD, "rtol": 1e-5, "atol": 1e-8},
+     np.isclose(OTHER, ODD)),
+    ("xlogy", INSTEAD["xlogy"], {"x": X, "y": abs(Y)}, torch.xlogy(L(X), L(abs(Y)))),
+    ("fliplr", "ts.flip(x, 1)", {"x": X}, np.fliplr(X)),
+    ("flipud", "ts.flip(x, 0)", {"x": X}, np.flipud(X)),
+    ("rot90", "ts.flip(x.T, 0)", {"x": X}, np.rot90(X)),
+    ("hstack", "ts.concat([x, y], 1)", {"x": X, "y": Y}, np.hstack([X, Y])),
+    ("hstack", "ts.concat([x, y])", {"x": X[0], "y": Y[0]}, np.hstack([X[0], Y[0]])),
+    ("vstack", "ts.concat([x, y])", {"x": X, "y": Y}, np.vstack([X, Y])),
+    ("vstack", "ts.stack([x, y])", {"x": X[0], "y": Y[0]}, np.vstack([X[0], Y[0]])),
+    ("dstack", "ts.stack([x, y], 2)", {"x": X, "y": Y}, np.dstack([X, Y])),
+    ("column_stack", "ts.concat([x, y], 1)", {"x": X, "y": Y}, np.column_stack([X, Y])),
+    ("column_stack", "ts.stack([x, y], 1)", {"x": X[0], "y": Y[0]},
+     np.column_stack([X[0], Y[0]])),
+    ("hsplit", "ts.split(x, n, 1)", {"x": X, "n": 2}, np.hsplit(X, 2)),
+    ("vsplit", "ts.split(x, n, 0)", {"x": X, "n": 3}, np.vsplit(X, 3)),
+    *(
+        (name, INSTEAD[name], {"x": X, "edges": np.array([0.0, 1.0, 2.0])}, want)
+        for name, want in (
+            ("digitize", np.digitize(X, [0, 1, 2])),
+            ("searchsorted", np.searchsorted([0, 1, 2], X)),
+            ("bucketize", torch.bucketize(L(X), L([0.0, 1.0, 2.0]))),
+        )
+    ),
+    ("kthvalue", INSTEAD["kthvalue"], {"x": X, "k": 2}, torch.kthvalue(L(X), 2)[0]),
+    ("msort", "ts.sort(x, 0)[0]", {"x": X}, torch.msort(L(X))),
+    ("nonzero", "np.argwhere(x.numpy())", {"x": X}, torch.nonzero(L(X))),
+    ("unique_consecutive", INSTEAD["unique_consecutive"], {"x": np.array([2.0, 2, 1, 1, 2])},
+     torch.unique_consecutive(L([2.0, 2, 1, 1, 2]))),
+    ("histc", INSTEAD["histc"], {"x": X}, torch.histc(L(X))),
+    ("masked_select", "x[mask]", {"x": X, "mask": X > 0}, torch.masked_select(L(X), L(X > 0))),
+    ("celu", INSTEAD["celu"], {"x": X, "alpha": 0.5}, F.celu(L(X), 0.5)),
+    ("prelu", INSTEAD["prelu"], {"x": X, "weight": L([0.25]).numpy()}, F.prelu(L(X), L([0.25]))),
+    ("pairwise_distance", INSTEAD["pairwise_distance"], {"x": X, "y": Y},
+     F.pairwise_distance(L(X), L(Y))),
+    ("cdist", INSTEAD["cdist"], {"x": X, "y": Y[:2]}, torch.cdist(L(X), L(Y[:2]))),
+    ("cdist", INSTEAD["cdist"], {"x": PICTURE, "y": -PICTURE},
+     torch.cdist(L(PICTURE), -L(PICTURE))),
+    ("hinge_embedding_loss", INSTEAD["hinge_embedding_loss"], {"x": X, "y": SIGN, "margin": 1.0},
+     F.hinge_embedding_loss(L(X), L(SIGN))),
+    ("embedding_bag", "nn.embedding(ids, table).mean(1)", {"ids": IDS, "table": PICTURE[0, 0]},
+     F.embedding_bag(L(IDS), L(PICTURE[0, 0]))),
+    ("nansum", "ts.sum(ts.where(ts.isnan(x), 0.0, x))", {"x": ODD[:1]}, np.nansum(ODD[:1])),
+    ("nanmean", "ts.sum(ts.where(ts.isnan(x), 0.0, x)) / ts.sum(~ts.isnan(x))", {"x": OTHER[1]},
+     np.nanmean(OTHER[1])),
+    ("nanmin", "ts.min(ts.where(ts.isnan(x), math.inf, x))", {"x": OTHER[1]}, 2.0),
+    ("Tensor.split", "ts.split(x, [2, 2, 1])", {"x": PICTURE[0, 0]}, L(PICTURE[0, 0]).split(2)),
+    ("Tensor.scatter", "ts.where(ts.scatter_add(z, ids, ts.ones_like(src), dim) > 0,"
+     " ts.scatter_add(z, ids, src, dim), x)",
+     {"x": X[:2], "z": 0 * X[:2], "ids": BAG, "src": Y[:2, :2], "dim": 1},
+     L(X[:2]).scatter(1, L(BAG), L(Y[:2, :2]))),
+    *(
+        (name, INSTEAD[name], {"x": X[0], "fn": lambda x: x[:2] * x[2:], "n": n},
+         [[0, 0, 1, 0], [0, 3, 0, -2]])
+        for name, n in (("jacrev", 2), ("jacobian", 2), ("jacfwd", 4))
+    ),
+    ("count_include_pad", "nn.avg_pool2d(x, k, s, p) / nn.avg_pool2d(ts.ones_like(x), k, s, p)",
+     {"x": PICTURE, "k": 3, "s": 2, "p": 1},
+     F.avg_pool2d(L(PICTURE), 3, 2, 1, count_include_pad=False)),
+    ("max_pool2d.dilation", "ts.maximum(x[..., :-2], x[..., 2:])", {"x": PICTURE},
+     F.max_pool2d(L(PICTURE), (1, 2), 1, dilation=(1, 2))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "given", "want"), FOLLOWED, ids=[r[0] for r in FOLLOWED])
+def test_what_is_offered_gives_what_was_asked(
+    name: str, text: str, given: dict[str, Any], want: Any, oracle: Oracle
+) -> None:
+    assert text in TEXTS[name]
+    values = {k: ts.tensor(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    got = eval(text, {**HERE, "math": math, **values})
+    if isinstance(got, list):
+        assert len(got) == len(want)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5)
+        return
+    got = got.numpy() if isinstance(got, ts.Tensor) else got
+    np.testing.assert_allclose(got, np.asarray(want), rtol=1e-5, atol=1e-6)
+
+
+def test_other_ways_of_a_ufunc_lead_to_what_is_the_same(oracle: Oracle) -> None:
+    x, y = ts.tensor(X[0]), ts.tensor(Y[0])
+    for call, text, want in (
+        (lambda: np.add.outer(x, y), "np.add(x[:, None], y)", np.add.outer(X[0], Y[0])),
+        (lambda: np.add.accumulate(x), "np.cumsum", np.cumsum(X[0])),
+        (lambda: np.add.reduce(x), "np.sum", np.sum(X[0])),
+    ):
+        with pytest.raises(ts.UsageError) as caught:
+            call()
+        assert f"fix : use {text}" in str(caught.value)
+        found = eval(text, {"np": np, "x": x, "y": y})
+        np.testing.assert_allclose((found(x) if callable(found) else found).numpy(), want)
+
+
+def test_other_edges_of_pools(oracle: Oracle) -> None:
+    """What `ceil_mode` and `divisor_override` say in words."""
+    x, theirs = ts.tensor(PICTURE), L(PICTURE)
+    edge = (0, 1, 0, 1)
+    assert "ts.pad(x, (0, 1, 0, 1), value=-math.inf)" in ARGUMENT_ADVICE["ceil_mode"]
+    most = nn.max_pool2d(ts.pad(x, edge, value=-math.inf), 2)
+    np.testing.assert_array_equal(most.numpy(), F.max_pool2d(theirs, 2, ceil_mode=True))
+    mean = nn.avg_pool2d(ts.pad(x, edge), 2) / nn.avg_pool2d(ts.pad(ts.ones_like(x), edge), 2)
+    np.testing.assert_allclose(mean.numpy(), F.avg_pool2d(theirs, 2, ceil_mode=True))
+    want = F.avg_pool2d(theirs, 2, divisor_override=3)
+    np.testing.assert_allclose((nn.avg_pool2d(x, 2) * (4 / 3)).numpy(), want, rtol=1e-5)
+    want = F.interpolate(theirs, scale_factor=2)
+    np.testing.assert_array_equal(nn.interpolate(x, (10, 10)).numpy(), want)
+
+
+def test_whole_channels_are_dropped(oracle: Oracle) -> None:
+    x = ts.ones((8, 8, 3, 4))
+    for text in (INSTEAD["dropout2d"], INSTEAD["Dropout2d"].partition(", with")[0]):
+        y = eval(text, {**HERE, "x": x, "p": 0.5, "drop": nn.Dropout(0.5)}).numpy()
+        assert set(np.unique(y)) == {0.0, 2.0} and (y == y[:, :, :1, :1]).all()
+
+
+def test_a_truncated_normal(oracle: Oracle) -> None:
+    text = ADVICE["truncated_normal"].partition(": ")[2]
+    end = math.erf(2 / 2**0.5)
+    y = eval(text, {**HERE, "end": end, "shape": (20000,)}).numpy()
+    assert abs(y).max() <= 2.0 and (abs(y) == 2.0).mean() < 1e-3
+    assert abs(y.mean()) < 0.03 and abs(y.std() - 0.8796) < 0.02
 
 
 @pytest.mark.parametrize("name", INSTEAD | ADVICE)
@@ -96,7 +244,6 @@ def test_what_asks_for_a_name_gets_an_answer(oracle: Oracle) -> None:
 
 
 def test_functions_of_torch_do_not_take_tensors(oracle: Oracle) -> None:
-    torch = pytest.importorskip("torch")
     x = ts.ones((2, 3))
     with pytest.raises(ts.UsageError, match=r"torch\.exp does not compute with a Tensor"):
         torch.exp(x)

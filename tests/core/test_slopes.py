@@ -61,7 +61,11 @@ TWO: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mul": (lambda x, y: x * y, lambda x, y: x * y),
     "div": (lambda x, y: x / y, lambda x, y: x / y),
     "mod": (lambda x, y: x % y, torch.remainder),
+    "atan2": (ts.atan2, torch.atan2),
 }
+# Where a function goes from one formula to another, and the numbers around.
+EDGES = np.array([0, 0.5, 1, -1, 2, 1e2, -1e2, 1e3, 1e4, -1e4, 1e5, -1e5, 1e30], np.float32)
+PROBS = np.array([0, 1e-20, 1e-13, 1e-8, 0.3, 0.9999999, 1], np.float32)
 
 
 def same(ours: list[Array], theirs: list[Array], names: str) -> None:
@@ -87,6 +91,46 @@ def test_one_argument(name: str, oracle: Oracle) -> None:  # noqa: F811
 def test_two_arguments(name: str, oracle: Oracle) -> None:  # noqa: F811
     with np.errstate(all="ignore"):
         same(*slopes(*TWO[name], *PAIRS), name)
+
+
+@pytest.mark.parametrize(
+    "name", ["asinh", "sinh", "cosh", "atanh", "atan", "asin", "acos", "tan", "erfc", "erfinv"]
+)
+def test_where_one_formula_goes_over_to_another(name: str, oracle: Oracle) -> None:  # noqa: F811
+    with np.errstate(all="ignore"):
+        same(*slopes(getattr(ts, name), getattr(torch, name), EDGES), name)
+
+
+def test_an_angle_of_tiny_and_of_huge_points(oracle: Oracle) -> None:  # noqa: F811
+    """Their squares are 0 or infinite in f32, and PyTorch's slopes NaN or 0."""
+    x = [ts.tensor(np.array([0.0, size], np.float32)) for size in (1e-30, 1e30)]
+    for t, want in zip(x, (1e30, 1e-30), strict=True):
+        (g,) = ts.grad(ts.atan2(t[0], t[1]), [t])
+        np.testing.assert_allclose(g.numpy(), [want, 0.0], rtol=1e-5)
+
+
+def test_binary_cross_entropy_of_certain_probabilities(oracle: Oracle) -> None:  # noqa: F811
+    theirs: Any = torch.nn.functional.binary_cross_entropy
+    for target in (0.0, 0.3, 1.0):
+        y = np.full_like(PROBS, target)
+        ours = nn.binary_cross_entropy(PROBS, y, reduction="none").numpy()
+        want = theirs(torch.tensor(PROBS), torch.tensor(y), reduction="none").numpy()
+        np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-7)
+        got = slopes(
+            lambda p, y=y: nn.binary_cross_entropy(p, y),
+            lambda p, y=y: theirs(p, torch.tensor(y)),
+            PROBS,
+        )
+        same(*got, str(target))
+    x, y = np.array([200.0, -200.0], np.float32), np.array([0.0, 1.0], np.float32)
+    same(
+        *slopes(
+            lambda x: nn.binary_cross_entropy(ts.sigmoid(x), y),
+            lambda x: theirs(torch.sigmoid(x), torch.tensor(y)),
+            x,
+        ),
+        "of logits",
+    )
 
 
 def test_a_maximum_with_a_nan_hands_the_gradient_on(oracle: Oracle) -> None:  # noqa: F811

@@ -211,6 +211,38 @@ mesh: a module is not a function
   at     : AT
   fix    : write dist.Mesh(("dp",), devices=8)
 """)
+row("an optimizer's rate is set", ts.UsageError,
+    lambda: setattr(ts.optim.SGD(0.1), "lr", 0.01), """
+SGD: lr cannot be set, an optimizer does not change
+  optimizer : SGD(lr=0.1, weight_decay=0.0, mask=None, master=True)
+  at        : AT
+  fix       : make another one: optimizer = dataclasses.replace(optimizer, lr=...); or give it a schedule once: lr=optim.warmup_cosine(...)
+""")
+row("a new attribute of an optimizer", ts.UsageError,
+    lambda: setattr(ts.optim.SGD(0.1), "count", 3), """
+SGD: count cannot be set, an optimizer does not change
+  optimizer : SGD(lr=0.1, weight_decay=0.0, mask=None, master=True)
+  at        : AT
+  fix       : keep what belongs to a run beside it; its settings are given where it is made
+""")
+row("sizes one by one of random numbers", ts.UsageError, lambda: ts.random.normal(2, 3), """
+normal: 2 arguments by place, where it takes 1
+  arguments : shape, mean, std, dtype, like
+  at        : AT
+  fix       : the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name
+""")
+row("sizes one by one of uniform numbers", ts.UsageError, lambda: ts.random.uniform(2, 3), """
+uniform: 2 arguments by place, where it takes 1
+  arguments : shape, low, high, dtype, like
+  at        : AT
+  fix       : the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name
+""")
+row("weights are clipped", ts.UsageError,
+    lambda: ts.optim.clip_by_global_norm(ts.nn.Linear(2, 2).parameters(), 1.0), """
+clip_by_global_norm: the gradients are parameters
+  at  : AT
+  fix : gradients are values: grads = ts.grad(loss, model); grads, norm = optim.clip_by_global_norm(grads, max_norm)
+""")
 row('ts.optim(0.1)', ts.UsageError, lambda: ts.optim(0.1), """
 optim: a module is not a function
   module : tessera.optim

@@ -294,6 +294,16 @@ row('ts.optim.AdamW(0.1).step()', ts.UnknownNameError, lambda: ts.optim.AdamW(0.
   at  : AT
   fix : write params, state = optimizer.update(params, grads, state), with state of optimizer.init
 """)
+row('ts.optim.AdamW(0.1).state', ts.UnknownNameError, lambda: ts.optim.AdamW(0.1).state, """
+'AdamW' object has no attribute 'state'
+  at  : AT
+  fix : the state is a value: optimizer.init(params) makes it, and optimizer.update(params, grads, state) returns the next one
+""")
+row('ts.optim.clip_grad_norm_', ts.UnknownNameError, lambda: ts.optim.clip_grad_norm_, """
+module 'tessera.optim' has no attribute 'clip_grad_norm_'
+  at  : AT
+  fix : write grads, norm = optim.clip_by_global_norm(grads, max_norm), of ts.grad(loss, model)
+""")
 row('ts.optim.AdamW(0.1).zero_grad()', ts.UnknownNameError, lambda: ts.optim.AdamW(0.1).zero_grad(), """
 'AdamW' object has no attribute 'zero_grad'
   at  : AT

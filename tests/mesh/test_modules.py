@@ -52,6 +52,48 @@ class Peer(torch.nn.Module):  # type: ignore[misc, name-defined]
         return self.head(torch.relu(self.mid(self.embed(ids))))
 
 
+@pytest.mark.parametrize("load", ["load_parameters", "load_state_dict"])
+def test_a_load_keeps_the_dtype_of_the_model(load: str) -> None:
+    for ours, theirs, other in ((ts.bf16, torch.bfloat16, ts.f32), (ts.f32, None, ts.bf16)):
+        model, peer = nn.Linear(D, D, bias=False).to(ours), torch.nn.Linear(D, D, bias=False)
+        given = ts.tensor(W).to(other)
+        getattr(model, load)({"weight": given})
+        peer.to(theirs).load_state_dict({"weight": torch.tensor(given.to(ts.f32).numpy())})
+        assert model.weight.dtype is ours
+        want = peer.weight.detach().float().numpy()
+        np.testing.assert_array_equal(model.weight.to(ts.f32).numpy(), want)
+    getattr(model, load)({"weight": W.astype(np.float16)})  # of the host
+    assert model.weight.dtype is ts.f32
+    norm = nn.BatchNorm(2).to(ts.bf16)
+    norm.load_state_dict({n: t.to(ts.f32) for n, t in norm.state_dict().items()})
+    assert norm.running_mean.dtype is ts.bf16
+
+
+def test_modules_are_those_of_the_peer() -> None:
+    class Ours(nn.Module):
+        def __init__(self) -> None:
+            self.first = nn.Linear(D, D)
+            self.layers = [nn.Sequential(nn.Linear(D, D), nn.Dropout(0.1)), self.first]
+
+    class Theirs(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(D, D)
+            inner = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Dropout(0.1))
+            self.layers = torch.nn.ModuleList([inner, self.first])
+
+    def kinds(found: Any) -> list[Any]:
+        return [(n, type(m).__name__) for n, m in found if type(m).__name__ != "ModuleList"]
+
+    for prefix in ("", "model"):
+        ours = kinds(Ours().named_modules(prefix))
+        want = kinds(Theirs().named_modules(prefix=prefix))
+        assert [kind for _, kind in ours[1:]] == [kind for _, kind in want[1:]]
+        assert len(ours) == 5
+        assert ours[0][0] == prefix and ours[2][0] == f"{prefix}.layers.0".strip(".")
+    assert [type(m).__name__ for m in Ours().modules()] == [kind for _, kind in ours]
+
+
 def by_the_peer(steps: int) -> tuple[list[float], Any]:
     model, norms = Peer(), []
     adam = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)

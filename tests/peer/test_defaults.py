@@ -36,11 +36,43 @@ def test_the_table_says_what_is_the_default(path: str, name: str, value: str) ->
 
 
 def test_the_sides_of_a_row_differ() -> None:
-    assert len(FOUND) == 9 and all(len(row) in (1, 2, 4) for row in FOUND)
+    assert len(FOUND) == 12 and all(len(row) in (1, 2, 4) for row in FOUND)
     for row in FOUND:
         half = len(row) // 2
         for (_, _, here), (_, _, there) in zip(row[:half], row[half:]):
             assert eval(here) != eval(there)
+
+
+def test_what_is_no_argument_differs_as_the_page_says() -> None:
+    rows, pair = np.arange(12.0, dtype=np.float32).reshape(3, 4), (np.arange(2), np.arange(3))
+    ours, theirs = ts.tensor(rows), torch.tensor(rows)
+    assert [g.shape for g in ts.meshgrid(*map(ts.tensor, pair))] == [(3, 2)] * 2
+    mesh = torch.meshgrid(*map(torch.tensor, pair), indexing="ij")  # its default, with a warning
+    assert [tuple(g.shape) for g in mesh] == [(2, 3)] * 2
+    assert ts.take(ours, [0, 1]).shape == (2, 4)
+    assert torch.take(theirs, torch.tensor([0, 1])).shape == (2,)
+    assert ts.full((2,), 1).dtype is ts.f32 and torch.full((2,), 1).dtype == torch.int64
+    assert ts.linalg.svd(ours)[2].shape == (3, 4) and torch.linalg.svd(theirs)[2].shape == (4, 4)
+    a = np.eye(3, dtype=np.float32) + np.zeros((3, 3, 3), np.float32)
+    b = np.ones((3, 3), np.float32)
+    assert ts.linalg.solve(a, b).shape == np.linalg.solve(a, b).shape == (3, 3, 3)
+    assert torch.linalg.solve(torch.tensor(a), torch.tensor(b)).shape == (3, 3)
+    low = np.array([[1.0, 5.0], [2.0, 4.0]], np.float32)
+    want = np.linalg.solve(np.tril(low), [1.0, 1.0])
+    np.testing.assert_allclose(ts.linalg.solve_triangular(low, [1.0, 1.0]).numpy(), want)
+    with pytest.raises(TypeError, match="upper"):
+        torch.linalg.solve_triangular(torch.tensor(low), torch.ones(2, 1))
+    narrow = ts.ones(2, dtype=ts.bf16)
+    assert (narrow + ts.tensor(1.0)).dtype is ts.f32 and (narrow + 1.0).dtype is ts.bf16
+    bf16 = torch.bfloat16
+    assert (torch.ones(2, dtype=bf16) + torch.tensor(1.0)).dtype == bf16
+    cube = np.zeros((2, 4, 3), np.float32)
+    assert ts.tensor(cube)[0, :, [1, 2]].shape == (4, 2) == torch.tensor(cube)[0, :, [1, 2]].shape
+    assert cube[0, :, [1, 2]].shape == (2, 4)
+    six = np.zeros(6, np.float32)
+    assert [len(p) for p in ts.split(ts.tensor(six), [2, 4])] == [2, 4]
+    assert [len(p) for p in np.split(six, [2, 4])] == [2, 2, 2]
+    assert ts.tensor([1000.0]).to("fp8_e4m3").to("f32").numpy().tolist() == [448.0]
 
 
 def test_weights_of_one_dim_do_not_decay() -> None:

@@ -5,6 +5,8 @@ Names that exist in another public module, or as a method, need no row (`core/pe
 
 from __future__ import annotations
 
+_ROWS = "ts.concat([x, y]), of vectors ts.stack([x, y])"
+_CLIP = "grads, norm = optim.clip_by_global_norm(grads, max_norm), of ts.grad(loss, model)"
 INSTEAD: dict[str, str] = {
     # shapes
     "view": "x.reshape(...)", "view_as": "x.reshape(y.shape)", "reshape_as": "x.reshape(y.shape)",
@@ -16,7 +18,8 @@ INSTEAD: dict[str, str] = {
     "ravel": "x.flatten()", "expand": "ts.broadcast_to(x, shape)",
     "expand_as": "ts.broadcast_to(x, y.shape)", "expand_dims": "x.unsqueeze(dim)",
     "newaxis": "None",
-    "cat": "ts.concat", "concatenate": "ts.concat", "hstack": "ts.concat", "vstack": "ts.concat",
+    "cat": "ts.concat", "concatenate": "ts.concat", "vstack": _ROWS,
+    "hstack": "ts.concat([x, y], 1), of vectors ts.concat([x, y])",
     "chunk": "ts.split", "array_split": "ts.split", "tensor_split": "ts.split",
     "unbind": "list(x)", "index_select": "ts.take", "take_along_axis": "ts.gather",
     "take_along_dim": "ts.gather", "index_add": "ts.scatter_add",
@@ -27,42 +30,52 @@ INSTEAD: dict[str, str] = {
     "div": "x / y", "divide": "x / y", "true_divide": "x / y", "floor_divide": "x // y",
     "remainder": "x % y", "neg": "-x", "negative": "-x", "reciprocal": "1.0 / x",
     "eq": "x == y", "ne": "x != y", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y",
-    "logical_and": "x & y", "logical_or": "x | y", "logical_not": "~x", "logical_xor": "x ^ y",
+    "logical_and": "(x != 0) & (y != 0)", "logical_or": "(x != 0) | (y != 0)",
+    "logical_not": "x == 0", "logical_xor": "(x != 0) ^ (y != 0)",
     "mm": "x @ y", "bmm": "x @ y", "dot": "x @ y", "mv": "x @ y", "amax": "ts.max",
     "amin": "ts.min", "norm": "ts.linalg.norm", "absolute": "ts.abs", "clamp": "ts.clip",
     "addmm": "b + x @ y",
-    "allclose": "np.allclose(x.numpy(), y.numpy())", 
+    "allclose": "np.allclose(x.numpy(), y.numpy())",
     "equal": "np.array_equal(x.numpy(), y.numpy())",
-    "tensordot": "ts.einsum", "inner": "ts.einsum", "kron": "ts.einsum", "vdot": "x @ y",
+    "tensordot": "ts.einsum", "inner": "ts.einsum", "kron": "ts.einsum", "vdot": "ts.sum(x * y)",
     "multi_dot": "a @ b @ c", "addbmm": "ts.einsum", "baddbmm": "b + x @ y",
     "addcmul": "x + value * a * b", "addcdiv": "x + value * a / b", "lerp": "x + w * (y - x)",
     "exp2": "2.0 ** x", "log2": "ts.log(x) / math.log(2)", "log10": "ts.log(x) / math.log(10)",
     "arccos": "ts.acos", "arcsin": "ts.asin", "arctan": "ts.atan", "arctan2": "ts.atan2",
     "arccosh": "ts.acosh", "arcsinh": "ts.asinh", "arctanh": "ts.atanh",
-    "sgn": "ts.sign", "fmax": "ts.maximum", "fmin": "ts.minimum",
+    "sgn": "ts.sign",
+    "fmax": "ts.where(ts.isnan(x), y, ts.where(ts.isnan(y), x, ts.maximum(x, y)))",
+    "fmin": "ts.where(ts.isnan(x), y, ts.where(ts.isnan(y), x, ts.minimum(x, y)))",
     "clamp_min": "ts.maximum", "clamp_max": "ts.minimum", "fix": "ts.trunc",
     "greater": "x > y", "less": "x < y", "greater_equal": "x >= y", "less_equal": "x <= y",
-    "not_equal": "x != y", "isclose": "ts.abs(x - y) <= atol + rtol * ts.abs(y)",
+    "not_equal": "x != y",
+    "isclose": "(x == y) | (ts.abs(x - y) <= atol + rtol * ts.abs(y)) & ts.isfinite(y)",
     "average": "ts.mean", "ptp": "ts.max(x) - ts.min(x)", "float_power": "x ** y",
-    "xlogy": "x * ts.log(y)", "mod": "x % y",
+    "xlogy": "x * ts.log(ts.where(x == 0, 1.0, y))", "mod": "x % y",
     "deg2rad": "x * (math.pi / 180)", "rad2deg": "x * (180 / math.pi)",
-    "narrow": "x[start:stop]", "fliplr": "ts.flip", "flipud": "ts.flip", "rot90": "ts.flip",
+    "narrow": "x[start:stop]", "fliplr": "ts.flip(x, 1)", "flipud": "ts.flip(x, 0)",
+    "rot90": "ts.flip(x.T, 0)",
     "unflatten": "x.reshape(...)", "diagflat": "ts.diag", "tri": "ts.tril(ts.ones((n, n)))",
-    "dstack": "ts.concat", "column_stack": "ts.concat", "row_stack": "ts.concat",
-    "hsplit": "ts.split", "vsplit": "ts.split", "dsplit": "ts.split", "unstack": "list(x)",
+    "dstack": "ts.stack([x, y], 2), of three dims ts.concat([x, y], 2)", "row_stack": _ROWS,
+    "column_stack": "ts.concat([x, y], 1), of vectors ts.stack([x, y], 1)",
+    "hsplit": "ts.split(x, n, 1)", "vsplit": "ts.split(x, n, 0)", "dsplit": "ts.split(x, n, 2)",
+    "unstack": "list(x)",
     "split_with_sizes": "ts.split", "unsafe_chunk": "ts.split", "identity": "ts.eye",
     "ndimension": "x.ndim", "bincount": "ts.one_hot(ids, count).sum(0)",
     "bucketize": "(x[..., None] > edges).sum(-1)", "searchsorted": "(x[..., None] > edges).sum(-1)",
-    "digitize": "(x[..., None] > edges).sum(-1)", "median": "ts.sort", "quantile": "ts.sort",
-    "kthvalue": "ts.topk", "msort": "ts.sort", "isin": "(x[..., None] == values).any(-1)",
+    "digitize": "(x[..., None] >= edges).sum(-1)", "median": "ts.sort", "quantile": "ts.sort",
+    "kthvalue": "ts.sort(x)[0][..., k - 1]", "msort": "ts.sort(x, 0)[0]",
+    "isin": "(x[..., None] == values).any(-1)",
     "svdvals": "ts.linalg.svd(x)[1]", "eigvalsh": "ts.linalg.eigh(x)[0]",
-    "inverse": "ts.linalg.inv", "logdet": "ts.linalg.slogdet", "cho_solve": "ts.linalg.solve",
+    "inverse": "ts.linalg.inv", "logdet": "ts.linalg.slogdet(x)[1]", "cho_solve": "ts.linalg.solve",
     "pinverse": "ts.linalg.svd", "pinv": "ts.linalg.svd", "lstsq": "ts.linalg.qr",
     "matrix_rank": "(ts.linalg.svd(x)[1] > tol).sum(-1)",
-    "nonzero": "np.nonzero(x.numpy())", "argwhere": "np.argwhere(x.numpy())",
+    "nonzero": "np.argwhere(x.numpy()) as in PyTorch, np.nonzero(x.numpy()) as in NumPy",
+    "argwhere": "np.argwhere(x.numpy())",
     "flatnonzero": "np.flatnonzero(x.numpy())", "unique": "np.unique(x.numpy())",
-    "unique_consecutive": "np.unique(x.numpy())", "histc": "np.histogram(x.numpy())",
-    "histogram": "np.histogram(x.numpy())", "masked_select": "ts.where(mask, x, 0)",
+    "unique_consecutive": "x.numpy()[np.append(True, np.diff(x.numpy()) != 0)]",
+    "histc": "np.histogram(x.numpy(), 100)[0]", "histogram": "np.histogram(x.numpy())",
+    "masked_select": "x[mask]; in a recorded function ts.where(mask, x, 0), which keeps the shape",
     "tril_indices": "np.tril_indices(n)", "triu_indices": "np.triu_indices(n)",
     "array_equal": "np.array_equal(x.numpy(), y.numpy())", "lexsort": "ts.argsort",
     "atleast_1d": "x.unsqueeze(0)", "atleast_2d": "x.unsqueeze(0)", "nbytes": "x.numpy().nbytes",
@@ -87,17 +100,17 @@ INSTEAD: dict[str, str] = {
     "rand": "ts.random.uniform", "manual_seed": "ts.seed", "PRNGKey": "ts.seed",
     # gradients and programs
     "inference_mode": "ts.no_grad", "compile": "ts.jit", "custom_vjp": "ts.custom_gradient",
-    "jacrev": "ts.vmap(ts.vjp(fn, x)[1])(ts.eye(n))", 
-    "jacobian": "ts.vmap(ts.vjp(fn, x)[1])(ts.eye(n))",
+    "jacrev": "ts.vmap(lambda g: ts.vjp(fn, x)[1](g)[0])(ts.eye(n))",
+    "jacobian": "ts.vmap(lambda g: ts.vjp(fn, x)[1](g)[0])(ts.eye(n))",
     "jacfwd": "ts.vmap(lambda t: ts.jvp(fn, (x,), (t,))[1], out_dims=1)(ts.eye(n))",
     "hessian": "ts.vmap(lambda t: ts.jvp(gradient, (x,), (t,))[1])(ts.eye(n))",
     "linearize": "ts.jvp", "custom_jvp": "ts.custom_gradient", "vectorize": "ts.vmap",
-    "associative_scan": "ts.cumsum", "eval_shape": "ts.graph.trace", "make_jaxpr": "ts.graph.trace",
+    "eval_shape": "ts.graph.trace", "make_jaxpr": "ts.graph.trace",
     "make_mesh": "dist.Mesh",
     "is_grad_enabled": "ts.no_grad",
     "fori_loop": "ts.scan", "pmap": "ts.distribute", "shard_map": "ts.distribute",
-    "block_until_ready": "x.item()",
-    "value_and_gradient": "ts.value_and_grad", 
+    "block_until_ready": "x.numpy(), which waits for the value",
+    "value_and_gradient": "ts.value_and_grad",
     # layers, losses
     "ReLU6": "nn.relu6", "SELU": "nn.selu", "Mish": "nn.mish", "Sigmoid": "ts.sigmoid",
     "Tanh": "ts.tanh", "Hardtanh": "nn.hardtanh", "Hardswish": "nn.hardswish", "GLU": "nn.glu",
@@ -105,23 +118,33 @@ INSTEAD: dict[str, str] = {
     "hard_swish": "nn.hardswish", "hard_tanh": "nn.hardtanh", "hard_sigmoid": "nn.hardsigmoid",
     "LogSigmoid": "nn.logsigmoid", "log_sigmoid": "nn.logsigmoid", "softmin": "nn.softmax(-x)",
     "softsign": "x / (1 + ts.abs(x))", "Softsign": "x / (1 + ts.abs(x))",
-    "tanhshrink": "x - ts.tanh(x)", "celu": "nn.elu", "CELU": "nn.elu", "prelu": "nn.leaky_relu",
-    "PReLU": "nn.leaky_relu", "threshold": "ts.where(x > least, x, value)",
+    "tanhshrink": "x - ts.tanh(x)", "celu": "alpha * nn.elu(x / alpha)",
+    "CELU": "alpha * nn.elu(x / alpha)", "prelu": "ts.where(x > 0, x, weight * x)",
+    "PReLU": "ts.where(x > 0, x, weight * x), with weight = nn.Parameter(1)",
+    "threshold": "ts.where(x > least, x, value)",
     "Threshold": "ts.where(x > least, x, value)", "logit": "ts.log(x / (1 - x))",
     "L1Loss": "nn.l1_loss", "HuberLoss": "nn.huber_loss", "SmoothL1Loss": "nn.smooth_l1_loss",
     "NLLLoss": "nn.nll_loss", "BCELoss": "nn.binary_cross_entropy",
-    "CosineSimilarity": "nn.cosine_similarity", "pairwise_distance": "ts.linalg.vector_norm(x - y)",
-    "cdist": "ts.linalg.vector_norm(x[:, None] - y[None], dim=-1)",
-    "hinge_embedding_loss": "nn.relu(margin - x)", "upsample": "nn.interpolate",
+    "CosineSimilarity": "nn.cosine_similarity",
+    "pairwise_distance": "ts.linalg.vector_norm(x - y + 1e-6, dim=-1)",
+    "cdist": "ts.linalg.vector_norm(x[..., :, None, :] - y[..., None, :, :], dim=-1)",
+    "hinge_embedding_loss": "ts.mean(ts.where(y == 1, x, nn.relu(margin - x)))",
+    "upsample": "nn.interpolate",
     "Upsample": "nn.interpolate", "Identity": "lambda x: x", "instance_norm": "nn.group_norm",
     "InstanceNorm2d": "nn.GroupNorm", "SyncBatchNorm": "nn.BatchNorm",
     "BatchNorm3d": "nn.BatchNorm",
-    "dropout1d": "nn.dropout", "dropout2d": "nn.dropout", "Dropout2d": "nn.Dropout",
+    "dropout1d": "x * nn.dropout(ts.ones((*x.shape[:2], 1)), p)",
+    "dropout2d": "x * nn.dropout(ts.ones((*x.shape[:2], 1, 1)), p)",
+    "dropout3d": "x * nn.dropout(ts.ones((*x.shape[:2], 1, 1, 1)), p)",
+    "Dropout1d": "x * drop(ts.ones((*x.shape[:2], 1))), with drop = nn.Dropout(p)",
+    "Dropout2d": "x * drop(ts.ones((*x.shape[:2], 1, 1))), with drop = nn.Dropout(p)",
+    "Dropout3d": "x * drop(ts.ones((*x.shape[:2], 1, 1, 1))), with drop = nn.Dropout(p)",
     "Unflatten": "x.reshape(...)", "TransformerEncoderLayer": "nn.TransformerBlock",
     "TransformerEncoder": "nn.GPT", "Transformer": "nn.GPT", "TransformerDecoder": "nn.GPT",
     "TransformerDecoderLayer": "nn.TransformerBlock",
-    "embedding_bag": "nn.embedding(ids, table).sum(1)",
-    "EmbeddingBag": "nn.Embedding", "standardize": "nn.layer_norm", "ZeroPad2d": "ts.pad",
+    "embedding_bag": "nn.embedding(ids, table).mean(1), or .sum(1)",
+    "EmbeddingBag": "embed(ids).mean(1), or .sum(1), with embed = nn.Embedding(vocab, d)",
+    "standardize": "nn.layer_norm", "ZeroPad2d": "ts.pad",
     "pixel_shuffle": "x.reshape(...).permute(...)", "PixelShuffle": "x.reshape(...).permute(...)",
     "ReflectionPad2d": "ts.pad", "gumbel_softmax": "nn.softmax(x + noise)",
     "unfold": "nn.conv2d", "Bilinear": "ts.einsum", "bilinear": "ts.einsum",
@@ -140,13 +163,13 @@ INSTEAD: dict[str, str] = {
     "AdaptiveMaxPool2d": "nn.adaptive_max_pool2d", "Flatten": "lambda x: x.flatten(1)",
     "Conv": "nn.Conv2d", "RotaryEmbedding": "nn.Rope",
     "softmax_cross_entropy_with_integer_labels": "nn.cross_entropy",
-    "children": "model.modules()", "named_modules": "model.modules()", "buffers":
+    "buffers":
     "dict(model.named_buffers())", "register_parameter": "model.name = nn.Parameter(t)",
-    "register_buffer": "model.name = t", "named_children": "model.modules()",
+    "register_buffer": "model.name = t",
     # optimizers
     "sgd": "optim.SGD", "adam": "optim.Adam", "adamw": "optim.AdamW", "lion": "optim.Lion",
-    "adafactor": "optim.Adafactor", "clip_grad_norm_": "optim.clip_by_global_norm",
-    "clip_grad_norm": "optim.clip_by_global_norm", "GradScaler": "optim.LossScale",
+    "adafactor": "optim.Adafactor", "clip_grad_norm_": _CLIP,
+    "clip_grad_norm": _CLIP, "clip_grads_with_norm_": _CLIP, "GradScaler": "optim.LossScale",
     "CosineAnnealingLR": "optim.cosine", "cosine_decay_schedule": "optim.cosine",
     "warmup_cosine_decay_schedule": "optim.warmup_cosine", "linear_schedule": "optim.linear",
     "constant_schedule": "optim.constant", "LinearLR": "optim.linear",
@@ -166,6 +189,11 @@ INSTEAD: dict[str, str] = {
 """A peer's name, and what to write for it."""
 
 _REMAT = 'layers: nn.GPTConfig(remat=True); a loop of yours: ts.scan(..., policy="recompute")'
+_PUT = (
+    "ts.scatter_add adds; to replace, where no id comes twice, with z = ts.zeros_like(x):"
+    " ts.where(ts.scatter_add(z, ids, ts.ones_like(src), dim) > 0,"
+    " ts.scatter_add(z, ids, src, dim), x)"
+)
 _GRADS = "gradients are values: grads = ts.grad(loss, model)"
 _STEP = "write params, state = optimizer.update(params, grads, state), with state of optimizer.init"
 _PLACE = "a value lies where its mesh is: x = ts.tensor(data, mesh=mesh); x.numpy() is the host's"
@@ -194,10 +222,19 @@ ADVICE: dict[str, str] = {
     "pi": "write math.pi", "e": "write math.e", "inf": "write math.inf", "nan": "write math.nan",
     "finfo": "use np.finfo", "iinfo": "use np.iinfo", "devices": "use jax.devices()",
     "device_count": "use jax.device_count()", "complex64": "tensors are real",
-    "nansum": "use ts.sum(ts.nan_to_num(x))", "nanmean": "use ts.where(ts.isnan(x), 0.0, x)",
+    "nansum": "use ts.sum(ts.where(ts.isnan(x), 0.0, x))",
+    "nanmean": "use ts.sum(ts.where(ts.isnan(x), 0.0, x)) / ts.sum(~ts.isnan(x))",
+    "nanmin": "use ts.min(ts.where(ts.isnan(x), math.inf, x))",
     "nanmax": "use ts.max(ts.where(ts.isnan(x), -math.inf, x))",
-    "dirichlet": "draw ts.random.uniform, or pass host data", "truncated_normal":
-    "use ts.clip(ts.random.normal(shape), -2, 2)",
+    "dirichlet": "draw ts.random.uniform, or pass host data",
+    "truncated_normal": "within -2 and 2, with end = math.erf(2 / 2**0.5):"
+    " 2**0.5 * ts.erfinv(ts.random.uniform(shape, low=-end, high=end))",
+    "associative_scan": "of sums ts.cumsum, of products ts.cumprod, of extremes ts.cummax and"
+    " ts.cummin; of any other function ts.scan",
+    "ts.random.split": "leave it out: each call draws other numbers; ts.seed begins anew",
+    "Tensor.split": "ts.split takes the number of parts or the size of each: of five rows"
+    " ts.split(x, [2, 2, 1])",
+    "ts.scatter": f"{_PUT}; between devices: dist.scatter",
     "lax": "use ts.scan, ts.where, ts.distribute", "tree_map": "use jax.tree.map",
     "tree": "use jax.tree.map", "Generator": "use ts.seed", "key": "use ts.seed",
     "fold_in": "use ts.seed", "detach_": "tensors do not change: x = x.detach()",
@@ -209,7 +246,7 @@ ADVICE: dict[str, str] = {
     "is_floating_point": "ask x.dtype.is_float",
     "index_put_": "tensors do not change: ts.where(mask, value, x), or ts.scatter_add",
     "index_copy": "use ts.where or ts.scatter_add", "index_fill": "use ts.where",
-    "scatter_": "tensors do not change: use ts.scatter_add",
+    "scatter_": f"tensors do not change; {_PUT}",
     "scatter_add_": "tensors do not change: x = ts.scatter_add(...)",
     "masked_fill_": "tensors do not change: x = ts.where(mask, value, x)",
     "masked_scatter": "use ts.where",
@@ -226,7 +263,7 @@ ADVICE: dict[str, str] = {
         ("Jit.lower", "Jit.compile", "Jit.eval_shape", "Jit.trace", "Jit.inspect"),
         "write step.plan(*args), its schedule before it runs: .text, .hash; .graph is the last one",
     ),
-    "Tensor.scatter": "write ts.scatter_add, or ts.where(mask, value, x)",
+    "Tensor.scatter": _PUT,
     "Tensor.bool": "write x.to(ts.bool)", "Tensor.byte": "write x.to(ts.uint8)",
     "ts.repeat": "of rows: ts.repeat_interleave(x, repeats, dim=); of the whole: x.repeat(2, 1)",
     "Tensor.grad": _GRADS, "Tensor.requires_grad": "ask a parameter: nn.Parameter(x).requires_grad",
@@ -235,6 +272,8 @@ ADVICE: dict[str, str] = {
     "enable_grad": "leave it out: gradients are computed where ts.grad asks for them",
     "set_grad_enabled": "use ts.no_grad, or leave it out",
     "step": _STEP,
+    "Optimizer.state": "the state is a value: optimizer.init(params) makes it, and"
+    " optimizer.update(params, grads, state) returns the next one",
     "param_groups": "give mask=, a function of a weight's name, or use two optimizers",
     "apply_updates": _STEP, "add_param_group": "use two optimizers",
     "lr_scheduler": "give the optimizer a schedule: optim.AdamW(lr=optim.warmup_cosine(...))",
@@ -250,6 +289,10 @@ ADVICE: dict[str, str] = {
     "zero_": "tensors do not change: x = ts.zeros_like(x)",
     "mul_": "tensors do not change: x = x * y",
     "fill_": "tensors do not change: x = ts.full(x.shape, value, x.dtype)",
+    **dict.fromkeys(
+        ("children", "named_children"),
+        "all, at any depth, are model.named_modules(); one of them is an attribute: model.name",
+    ),
     "Module.apply": "go through model.parameters(), and assign: model.weight = t",
     "ModuleList": "assign a list of modules: self.layers = [nn.Linear(4, 4)]",
     "ModuleDict": "assign a dict of modules: self.layers = {\"a\": nn.Linear(4, 4)}",
@@ -285,7 +328,7 @@ ADVICE: dict[str, str] = {
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims"),
     "dims": ("dim",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
-    "ddof": ("correction",), "unbiased": ("correction",), 
+    "ddof": ("correction",), "unbiased": ("correction",),
     "input": ("x",), "inputs": ("x",), "a": ("x",), "tensor": ("x",),
     "tensors": ("xs",), "arrays": ("xs",), "other": ("y",), "size": ("shape",),
     "fill_value": ("value",), "index": ("ids",), "indices": ("ids",), "src": ("updates",),
@@ -323,6 +366,10 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """A peer's argument, and the names that it may have here."""
 
+_DILATION = (
+    "1 is what it does; for another take the maximum of shifted parts:"
+    " ts.maximum(x[..., :-2], x[..., 2:])"
+)
 ARGUMENT_ADVICE: dict[str, str] = {
     "requires_grad": "leave it out: ts.grad takes any tensor; a module's weight is nn.Parameter(x)",
     "out": "use the result of the call", "inplace": "use the result of the call",
@@ -381,6 +428,17 @@ ARGUMENT_ADVICE: dict[str, str] = {
     " their number it is the sum",
     "elementwise_affine": "leave it out: layer.freeze() keeps the weight at 1 and the bias at 0",
     "padding_idx": "leave it out: set the row to zero, and multiply by the mask of the ids",
+    "count_include_pad": "True is what it does; for False divide by the same pool of ones:"
+    " nn.avg_pool2d(x, k, s, p) / nn.avg_pool2d(ts.ones_like(x), k, s, p)",
+    "ceil_mode": "False is what it does; for True add before what the last window lacks: for a"
+    " maximum ts.pad(x, (0, 1, 0, 1), value=-math.inf), for a mean zeros, and divide by the same"
+    " pool of padded ones",
+    "divisor_override": "multiply the mean by the size of the window over the divisor",
+    "return_indices": "False is what it does; the places of the maxima are not offered",
+    "max_pool1d.dilation": _DILATION, "max_pool2d.dilation": _DILATION,
+    "scale_factor": "write size=: nn.interpolate(x, (2 * height, 2 * width))",
+    "align_corners": "False is what it does; True is not offered",
+    "antialias": "False is what it does; True is not offered",
     "padding_mode": "pad before: ts.pad(x, pad), and padding=0",
     "shuffle": 'give it in the configuration: {"data": ..., "shuffle": False}',
     "num_workers": "leave it out: a thread prepares batches ahead",
@@ -409,6 +467,8 @@ CALL_ADVICE: dict[str, str] = {
     "tessera.data()": "write ts.data.DataLoader(...)",
     "tessera.optim()": "write optim.AdamW(lr)",
     "tessera.graph()": "write ts.graph.trace(f, x)",
+    "normal": "the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name",
+    "uniform": "the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name",
     "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
     "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
 }

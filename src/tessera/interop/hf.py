@@ -36,6 +36,7 @@ from ..lang.first_process import by_first, to_first
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
 from ..nn.gpt_config import GPTConfig
+from ..nn.module import load_with_dtypes
 from ..nn.transformer import GPT
 from .hf_files import (
     CONFIG,
@@ -106,7 +107,7 @@ def load_hf(
             name: _placed(name, t.shape, table[name], entries, mesh, laid_by, want)
             for name, t in model.parameters().items()
         }
-    model.load_parameters(made)
+    load_with_dtypes(model, made)
     model.origin = json.dumps(raw)
     return model
 

@@ -344,7 +344,7 @@ def initial_value(t: TensorType, init: Init) -> Tensor:
             return (random.normal(t.shape) * (1.0 / math.sqrt(_fan_in(t)))).to(t.dtype)
         case _:
             bound = 1.0 / math.sqrt(_fan_in(t))
-            return (random.uniform(t.shape, -bound, bound)).to(t.dtype)
+            return (random.uniform(t.shape, low=-bound, high=bound)).to(t.dtype)
 
 
 def _fan_in(t: TensorType) -> int:

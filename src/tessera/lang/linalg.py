@@ -14,12 +14,15 @@ or infinities, because a program cannot stop halfway.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core.checks import flag
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
 from ..core.peers import public
 from . import functions as F
-from .matrices import diagonal, eye, trace
+from .custom import custom_gradient
+from .matrices import diagonal, eye, trace, tril
 from .norms import matrix_norm, norm, vector_norm
 from .operands import as_tensor, emit, emit_many, matched
 from .shaping import broadcast_to
@@ -108,21 +111,49 @@ def slogdet(a: Like) -> tuple[Tensor, Tensor]:
 
 
 def det(a: Like) -> Tensor:
-    """The determinant of each matrix [..., n, n]. The gradient exists only for invertible matrices.
+    """The determinant of each matrix [..., n, n]. Its gradient is the cofactors, also of singular
+    matrices, as in JAX; a second gradient of a singular matrix needs singular values that differ.
 
     Raises ShapeError if the matrices are not square.
     """
-    sign, size = slogdet(a)
+    return _det(_matrices("det", a))
+
+
+@custom_gradient
+def _det(a: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    value = _product(*slogdet(a))
+    singular = (value == 0).reshape(*value.shape, 1, 1)
+
+    def backward(g: Tensor) -> Tensor:
+        # An inverse has the cofactors but for the determinant; a singular matrix has them by its
+        # singular values. Each formula gets a harmless matrix where the other one is chosen.
+        n = a.shape[-1]
+        one = eye(n, dtype=a.dtype)
+        full = F.where(singular, one, a)
+        regular = _product(*slogdet(full)).reshape(singular.shape) * inv(full).transpose()
+        u, s, vt = svd(F.where(singular, a, one * (F.arange(n) + 1.0).to(a.dtype)))
+        others = F.prod(F.where(one != 0, 1.0, s.reshape(*s.shape[:-1], 1, n)), -1)
+        sign = slogdet(u @ vt)[0].reshape(singular.shape)
+        lacking = sign * (u * others.reshape(*s.shape[:-1], 1, n) @ vt)
+        return g.reshape(singular.shape) * F.where(singular, lacking, regular)
+
+    return value, backward
+
+
+def _product(sign: Tensor, size: Tensor) -> Tensor:
     return F.stop_gradient(sign) * F.exp(size)
 
 
 def eigh(a: Like) -> tuple[Tensor, Tensor]:
     """(Eigenvalues [..., n], ascending; eigenvectors [..., n, n] as columns) of symmetric matrices.
 
-    The gradient of the eigenvectors exists only where all eigenvalues differ. Raises ShapeError if
-    the matrices are not square.
+    Only the lower triangle is read, as in NumPy and PyTorch; the gradient is that of a symmetric
+    matrix, in both triangles. That of the eigenvectors exists only where all eigenvalues differ.
+    Raises ShapeError if the matrices are not square.
     """
-    values, vectors = emit_many("eigh", _matrices("eigh", a))
+    m = _matrices("eigh", a)
+    mirrored = tril(m) + tril(m, -1).transpose()
+    values, vectors = emit_many("eigh", F.straight_through(mirrored, m))
     return values, vectors
 
 

@@ -52,7 +52,8 @@ def refused(f: Any, why: str, instead: str = "") -> UsageError:
 def _ufunc(x: Tensor, f: Any, way: str, *inputs: Any, **how: Any) -> Any:
     """A ufunc of NumPy on tensors, as an op. Raises UsageError."""
     if way != "__call__":
-        raise refused(f, f"its .{way} is no op of tensors", _REDUCED.get(f, ""))
+        outer = f"{_name(f)}(x[:, None], y) of vectors" if way == "outer" else ""
+        raise refused(f, f"its .{way} is no op of tensors", outer or _OTHER_WAYS.get((f, way), ""))
     return _apply(f, UFUNCS.get(f), inputs, how)
 
 
@@ -195,7 +196,11 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.isnan: F.isnan,
     np.isinf: F.isinf,
 }
-_REDUCED = {np.add: "np.sum", np.multiply: "np.prod", np.maximum: "np.max", np.minimum: "np.min"}
+_OTHER_WAYS = {
+    (np.add, "reduce"): "np.sum", (np.multiply, "reduce"): "np.prod",
+    (np.maximum, "reduce"): "np.max", (np.minimum, "reduce"): "np.min",
+    (np.add, "accumulate"): "np.cumsum", (np.multiply, "accumulate"): "np.cumprod",
+}  # fmt: skip
 
 
 # -- of dims --------------------------------------------------------------------------------------

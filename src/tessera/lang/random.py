@@ -158,6 +158,7 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
 
 def uniform(
     shape: Sequence[int],
+    *,
     low: float = 0.0,
     high: float = 1.0,
     dtype: object = f32,
@@ -175,6 +176,7 @@ def uniform(
 
 def normal(
     shape: Sequence[int],
+    *,
     mean: float = 0.0,
     std: float = 1.0,
     dtype: object = f32,

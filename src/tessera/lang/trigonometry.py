@@ -67,9 +67,10 @@ def asinh(x: Like) -> Tensor:
     t = as_float("asinh", x)
     size = where(t < 0, -t, t)  # its slope is 1 at zero, where that of abs is 0
     most = 1e4 if t.dtype.bytes > 2 else 100.0  # the square of more may be beyond the largest
-    small = minimum(size, most)
-    near = log1p(small + small * small / (1.0 + sqrt(small * small + 1.0)))
-    found = where(size < most, near, log(maximum(size, most)) + math.log(2.0))
+    near = size < most
+    small = where(near, size, 0.0)
+    of_small = log1p(small + small * small / (1.0 + sqrt(small * small + 1.0)))
+    found = where(near, of_small, log(where(near, most, size)) + math.log(2.0))
     return where(t < 0, -found, found)
 
 

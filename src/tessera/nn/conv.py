@@ -246,8 +246,8 @@ def batch_norm(
     `running` is (mean, variance), [C] each. In training the statistics are those of the whole batch
     over all devices, and `running` moves towards them by `momentum` (its variance towards the
     unbiased one). Otherwise they are `running`, which does not change (Ioffe & Szegedy 2015).
-    Raises UsageError if `running` is not such a pair; ShapeError if a shape does not fit, or a
-    training batch is empty.
+    Raises UsageError if `running` is not such a pair, or a training batch has one value per
+    channel; ShapeError if a shape does not fit, or a training batch is empty.
     """
     name = "batch_norm"
     t, w = _at_least(name, x, 2)
@@ -267,13 +267,20 @@ def batch_norm(
         )
     over = (0, *range(2, t.ndim))
     count = t.size // t.shape[1]
+    if count == 1:
+        raise fail(
+            UsageError,
+            f"{name}: one value per channel has no variance to train with",
+            [("x", t.type)],
+            fix="give more examples, leave the batch out, or pass training=False (model.eval())",
+        )
     # Completed here, once: both the result and the running statistics need them.
     here = F.complete(F.mean(w, over, True))
     c = w - here
     spread = F.complete(F.mean(c * c, over, True))
     y = _normed(name, c, spread, eps, weight, bias).to(t.dtype)
     seen = [F.stop_gradient(v).reshape(t.shape[1]) for v in (here, spread)]
-    seen[1] = seen[1] * (count / max(count - 1, 1))
+    seen[1] = seen[1] * (count / (count - 1))
     new_mean, new_var = (
         (v + rate * (s - v)).to(v.dtype) for v, s in zip((mean, variance), seen, strict=True)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang.checks import fitting, typed
 from ..lang.collectives import over_batch
+from ..lang.custom import custom_gradient
 from ..lang.index_bounds import check_ids
 from ..lang.loop import scan, to_blocks
 from ..lang.operands import as_tensor, emit, scalar
@@ -267,17 +269,26 @@ def binary_cross_entropy(
 ) -> Tensor:
     """The cross-entropy in nats of the probabilities `probs` and `target` from 0 to 1, in f32.
 
-    Logarithms are at least -100, as in PyTorch. Of logits, `binary_cross_entropy_with_logits` is
-    more exact. `weight` multiplies each element's loss. Raises ShapeError if the shapes do not fit,
-    UsageError for another reduction.
+    Logarithms are at least -100, and gradients by `probs` at most 1e12, as in PyTorch. Of logits,
+    `binary_cross_entropy_with_logits` is more exact. `weight` multiplies each element's loss.
+    Raises ShapeError if the shapes do not fit, UsageError for another reduction.
     """
     name = "binary_cross_entropy"
     p, y = pair(name, probs, target)
-    yes, no = (F.maximum(F.log(q), -100.0) for q in (p, 1.0 - p))
-    loss = -(y * yes + (1.0 - y) * no)
+    loss = _binary(p, y)
     if weight is not None:
         loss = loss * _spread(name, "weight", weight, p)
     return reduced(name, loss, reduction)
+
+
+@custom_gradient
+def _binary(p: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    yes, no = F.maximum(F.log(p), -100.0), F.maximum(F.log1p(-p), -100.0)
+
+    def backward(g: Tensor) -> tuple[Tensor, Tensor]:
+        return g * (p - y) / F.maximum(p * (1.0 - p), 1e-12), g * (no - yes)
+
+    return -(y * yes + (1.0 - y) * no), backward
 
 
 def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = False) -> Tensor:

@@ -133,12 +133,21 @@ class Module:
                 known.add(id(t))
                 yield name, t
 
-    def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """(prefix of its names, module) of this module and of each module below."""
-        yield prefix, self
-        for name, value in self.__dict__.items():
-            for path, module in _modules(value, f"{prefix}{name}"):
-                yield from module.modules(f"{path}.")
+    def modules(self) -> Iterator[Module]:
+        """This module and each module below, each once, as in PyTorch."""
+        for _, module in self.named_modules():
+            yield module
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """(dotted name, module) of this module, whose name is `prefix`, and of each module below.
+
+        A module with several names comes once, by its first.
+        """
+        known: set[int] = set()
+        for name, module in _named(self, prefix):
+            if id(module) not in known:
+                known.add(id(module))
+                yield name, module
 
     def parameters(self) -> dict[str, Parameter]:
         """A dict of all parameters by dotted name, frozen ones included; it sets their `name`.
@@ -160,7 +169,7 @@ class Module:
 
         `train(False)`, or `eval()`, is for inference. Raises UsageError if `mode` is not a bool.
         """
-        for _, module in self.modules():
+        for module in self.modules():
             if "training" in module.__dict__:
                 module.training = flag("train", "mode", mode)
         return self
@@ -244,9 +253,10 @@ class Module:
     def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
         """Writes tensors into the parameters that `parameters()` names, and into buffers if given.
 
-        Frozen parameters may be missing. With `strict=False` any may be missing, and unknown names
-        are ignored. Raises UsageError if a name is missing or unknown, ShapeError or DTypeError if
-        a value does not fit; then nothing is written.
+        Floats are rounded to the dtype of the model's, as in PyTorch; to change that, write
+        `model.to(dtype)`. Frozen parameters may be missing. With `strict=False` any may be missing,
+        and unknown names are ignored. Raises UsageError if a name is missing or unknown, ShapeError
+        or DTypeError if a value does not fit; then nothing is written.
         """
         need = set(self.trainable_parameters())
         self._load("load_parameters", values, need, strict)
@@ -254,13 +264,21 @@ class Module:
     def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Unmatched:
         """Writes all values of a `state_dict()`: every parameter and buffer.
 
-        With `strict=False` it returns the names that are missing and those that were not used.
-        Raises the errors of `load_parameters`; then nothing is written.
+        Floats are rounded to the dtype of the model's. With `strict=False` it returns the names
+        that are missing and those that were not used. Raises the errors of `load_parameters`; then
+        nothing is written.
         """
         return self._load("load_state_dict", values, set(self.state_dict()), strict)
 
     @whole
-    def _load(self, who: str, values: Mapping[str, Any], need: set[str], strict: bool) -> Unmatched:
+    def _load(
+        self,
+        who: str,
+        values: Mapping[str, Any],
+        need: set[str],
+        strict: bool,
+        round_to_mine: bool = True,
+    ) -> Unmatched:
         """Puts `values` into the parameters and buffers of these names; `need` are those that must
         be given. A parameter of two names may come under both, with equal values. All is checked
         before anything changes."""
@@ -292,6 +310,8 @@ class Module:
         for name, t in made.items():
             fix = "load a checkpoint of a model with the same sizes"
             alike(f"{who}: {name!r}", have[name].type, t.type, fix)
+            if round_to_mine and t is not have[name]:
+                made[name] = t.to(have[name].dtype)
         if made and all(t is have[name] for name, t in made.items()):
             warnings.warn(
                 f"{who}: these are the model's own parameters, so nothing changes; to come back to"
@@ -328,6 +348,12 @@ class Module:
             return f"{kind}({first})"
         lines = [*([first] if first else []), *inner]
         return f"{kind}(\n" + "\n".join(f"  {x}".replace("\n", "\n  ") for x in lines) + "\n)"
+
+
+def load_with_dtypes(model: Module, values: Mapping[str, Any]) -> None:
+    """`model.load_parameters(values)`, after which the weights have the dtypes of the values."""
+    need = set(model.trainable_parameters())
+    model._load("load_parameters", values, need, True, round_to_mine=False)
 
 
 SPACES["model"] = vars(Module).keys()
@@ -413,6 +439,13 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (list, tuple)):
         for k, v in enumerate(value):
             yield from _walk(v, f"{name}.{k}")
+
+
+def _named(module: Module, name: str) -> Iterator[tuple[str, Module]]:
+    yield name, module
+    for key, value in module.__dict__.items():
+        for path, below in _modules(value, f"{name}.{key}" if name else key):
+            yield from _named(below, path)
 
 
 def _modules(value: Any, name: str) -> Iterator[tuple[str, Module]]:

@@ -97,11 +97,11 @@ def functional_call(
             )
     swapped: list[tuple[str, Module, str, Any, Any]] = []
     try:
-        for prefix, m in module.modules():
+        for path, m in module.named_modules():
             for name, old in list(m.__dict__.items()):
                 if any(id(t) in new for t in direct(old)):
                     put = m.__dict__[name] = _with(old, new)
-                    swapped.append((f"{prefix}{name}", m, name, old, put))
+                    swapped.append((f"{path}.{name}" if path else name, m, name, old, put))
         call = function_of(who, "the module", module)
         out = call(*(args if isinstance(args, tuple) else (args,)), **(kwargs or {}))
         changed = [path for path, m, name, _, put in swapped if m.__dict__.get(name) is not put]

@@ -295,8 +295,16 @@ pow_ = define(
 
 
 def _atan2_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    """Zero at the origin, as in PyTorch. An angle does not depend on the point's size, which is
+    divided out first, as the square of a small one is 0."""
     y, x = n.args
-    part = b("div", g, b("add", b("mul", x, x), b("mul", y, y)))
+    zero, one = const(b, n, 0.0), const(b, n, 1.0)
+    size = b("maximum", b("abs", x), b("abs", y))
+    inside = b("logical_and", b("gt", size, zero), b("isfinite", size))
+    size = b("stop_gradient", b("where", inside, size, one))
+    x, y = b("div", x, size), b("div", y, size)
+    square = b("add", b("mul", x, x), b("mul", y, y))
+    part = b("div", g, b("mul", size, b("where", b("eq", square, zero), one, square)))
     return [b("mul", part, x), b("neg", b("mul", part, y))]
 
 

@@ -64,6 +64,10 @@ class Optimizer(ABC):
     mask: Mask = None
     master: bool = True
 
+    def __init_subclass__(cls) -> None:
+        if "__setattr__" in vars(cls):  # that of a frozen dataclass, whose error is not ours
+            cls.__setattr__ = _set  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         annotated_fields(self)
         mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
@@ -286,6 +290,20 @@ class Optimizer(ABC):
                 [("weights", ", ".join(names[:5]))],
                 fix="write what the names contain, or set weight_decay=0",
             )
+
+
+def _set(self: Any, name: str, value: Any) -> None:
+    fix = f"make another one: optimizer = dataclasses.replace(optimizer, {name}=...)"
+    if name == "lr":
+        fix += "; or give it a schedule once: lr=optim.warmup_cosine(...)"
+    if name not in self.__dataclass_fields__:
+        fix = "keep what belongs to a run beside it; its settings are given where it is made"
+    raise fail(
+        UsageError,
+        f"{type(self).__name__}: {name} cannot be set, an optimizer does not change",
+        [("optimizer", self)],
+        fix=fix,
+    )
 
 
 def _no_attribute(self: Optimizer, name: str) -> Any:

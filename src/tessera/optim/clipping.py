@@ -7,11 +7,12 @@ from typing import Any
 
 from ..core.checks import number
 from ..core.dtypes import f32
+from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
 from ..lang.checks import typed
 from ..lang.operands import scalar
-from ..lang.parameter import trained
+from ..lang.parameter import Parameter, trained
 from ..lang.record import options_here
 from ..lang.strategy import finest
 from ..lang.tensor import Tensor
@@ -39,7 +40,7 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     The gradients keep dtype and layout (Pascanu et al. 2013). A NaN in any gradient makes the norm
     and all gradients NaN. An infinity makes the norm infinite, finite gradients 0 and itself NaN,
     as in PyTorch; `LossScale` or a check of the norm then skips the step. Raises UsageError if
-    `max_norm` is not above 0.
+    `max_norm` is not above 0, or `grads` holds parameters.
 
     >>> import tessera as ts
     >>> grads = {"a": ts.tensor([3.0]), "b": ts.tensor([float("nan")])}
@@ -49,6 +50,13 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     """
     if not isinstance(max_norm, Tensor):
         number("clip_by_global_norm", "max_norm", max_norm, above=0)
+    if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
+        raise fail(
+            UsageError,
+            "clip_by_global_norm: the gradients are parameters",
+            fix="gradients are values: grads = ts.grad(loss, model);"
+            " grads, norm = optim.clip_by_global_norm(grads, max_norm)",
+        )
     norm = global_norm(grads)
     with one_line("clip"):
         factor = F.where(norm <= max_norm, 1.0, max_norm / norm)  # no NaN is below anything

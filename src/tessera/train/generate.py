@@ -160,7 +160,7 @@ def _has_cache(model: GPT) -> bool:
 @contextlib.contextmanager
 def _inference(model: object) -> Iterator[None]:
     """The modules of `model` as after `eval()`, and then again as they were."""
-    every = [m for _, m in model.modules()] if isinstance(model, Module) else []
+    every = list(model.modules()) if isinstance(model, Module) else []
     trained = [m for m in every if m.__dict__.get("training")]
     for module in trained:
         module.training = False

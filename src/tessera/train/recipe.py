@@ -39,6 +39,7 @@ from ..lang.strategy import Strategy
 from ..lang.tensor import Tensor
 from ..nn.gpt_config import GPTConfig
 from ..nn.losses import cross_entropy
+from ..nn.module import load_with_dtypes
 from ..nn.transformer import GPT
 from ..optim import (
     SGD,
@@ -98,7 +99,7 @@ def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tenso
     before = random.state()
     model = GPT(_sizes(weights, **choices))
     random.set_state(before)  # its own weights are never made
-    model.load_parameters(weights)
+    load_with_dtypes(model, weights)
     recorder = current()
     if recorder is not None:
         recorder.root.builder.reports.append(model.config)

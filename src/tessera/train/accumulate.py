@@ -6,20 +6,27 @@ The loop form holds one microbatch's activations and one sum of gradients, howev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.checks import whole
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError, UsageError, fail
+from ..core.layout import Factor
+from ..core.reshard import completed as completed_type
+from ..ir.graph.node import Node, reachable
 from ..lang import functions as F
+from ..lang.eager import here
+from ..lang.functions import relayout
 from ..lang.grad import completed, grad, summed_in
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
-from ..lang.record import current
+from ..lang.pipelines.means import Reading, check
+from ..lang.record import WHOLE, Frame, Recorder, current, recording, symbolic
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
+from ..ops.redistribute import NAMES
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[Batch, Any], Tensor]
@@ -47,17 +54,20 @@ def accumulated(
     reduce_dtype: object = None,
 ) -> tuple[Tensor, Any]:
     """(loss, gradients) of `loss_fn(batch, weights)` over `count` microbatches: those of the whole
-    batch, where the loss is a mean over tokens.
+    batch.
 
-    Where the batch has `labels`, a microbatch weighs as many as its labels that are not -100, so
-    that the result is the whole batch's. `goal(loss)` is what is differentiated. Sums are f32.
+    The loss must be a mean over rows. `nn.cross_entropy` and its like count the labels of the whole
+    batch, so ignored labels and classes with weights may be distributed unevenly. `goal(loss)` is
+    what is differentiated. Sums are f32. Statistics over rows inside of a module, as in batch
+    normalization, and random numbers are those of a microbatch, which has some rows of each device.
 
     Each device adds up its own gradients, and devices sum them once, after the last microbatch, in
     `reduce_dtype` as in `ts.grad`. The gradient of a weight that lies split is divided in each
     microbatch: no device holds the sum for all of it. At the level "mesh_invariant", where both
     kinds of weight have the same bits, devices sum all gradients in each microbatch.
 
-    Raises ShapeError if the rows do not divide, and the errors of `ts.grad`.
+    Raises ShapeError if the rows do not divide, GraphError if the loss is a sum or no mean of
+    rows, and the errors of `ts.grad`.
 
     >>> import tessera as ts
     >>> w = {"w": ts.tensor([2.0])}
@@ -70,23 +80,112 @@ def accumulated(
         loss = loss_fn(batch, weights)
         return loss, grad(goal(loss), weights, reduce_dtype=reduce_dtype)
     blocks = _blocks(batch, count)
-    share = _shares(blocks, count)
+    means = _means(loss_fn, blocks, weights, count)
     leaves, spec = flatten(trained(weights))
 
-    def one(carry: Any, iteration: Any) -> tuple[Any, tuple[()]]:
-        (total, sums), (part, share) = carry, iteration
-        loss = loss_fn(part, weights) * share
+    def one(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
+        total, sums = carry
         recorder = current()
         assert recorder is not None
+        _Part.of(recorder, count, means)
+        loss = loss_fn(part, weights) * (1.0 / count)
         at_once = recorder.options.mesh_invariant
         found = flatten(grad(goal(loss), weights, reduce_partial=at_once))[0]
         return (total + loss, [s + g.to(f32) for s, g in zip(sums, found, strict=True)]), ()
 
     carry: Any = (scalar(0.0, f32), [F.zeros_like(w).to(f32) for w in leaves])
     with summed_in(reduce_dtype):
-        carry, _ = scan(one, carry, (blocks, share), policy="recompute", name="microbatches")
+        carry, _ = scan(one, carry, blocks, policy="recompute", name="microbatches")
         sums = completed(carry[1], [w.type.with_dtype(f32).complete() for w in leaves])
     return carry[0], unflatten(spec, sums)
+
+
+class _Part(Frame):
+    """Of one microbatch. What a loss divides by, such as how many labels count, it is given as the
+    mean over all microbatches: from `means`, or while these are looked for a stand-in."""
+
+    def __init__(self, recorder: Recorder, count: int, means: Sequence[Tensor] | None) -> None:
+        self.recorder, self.count, self.means = recorder, count, means
+        self.outer = recorder.frame
+        self.ahead: dict[Node, Node] = {}
+
+    @staticmethod
+    def of(recorder: Recorder, count: int, means: Sequence[Tensor] | None = None) -> _Part:
+        """The frame of `recorder` from now on; in a local body or a pipeline, what is around it."""
+        part = _Part(recorder, count, means)
+        if recorder.frame is WHOLE:
+            recorder.frame = part
+        return part
+
+    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
+        if recorder is not self.recorder:
+            raise fail(
+                UsageError,
+                "accumulated: a loss over labels is computed in a loop, where it is unknown how"
+                " many labels the other microbatches have",
+                [("count", x.type)],
+                fix="compute it outside of ts.scan",
+            )
+        node = recorder.node(relayout(x, completed_type(x.type, x.type.partial_axes)))
+        stand_in = recorder.builder.input(node.type, "mean") if self.means is None else node
+        mean = symbolic(stand_in, recorder) if self.means is None else self.means[len(self.ahead)]
+        self.ahead[stand_in] = node
+        return mean, self.count
+
+
+def _means(loss_fn: Loss, blocks: Batch, weights: Any, count: int) -> list[Tensor]:
+    """The means over all microbatches that the loss asks for. Raises GraphError where the mean of
+    the microbatches' losses is not the loss of the batch."""
+    part, once, inputs, loss = _trial(loss_fn, blocks, weights, count, 1)
+    if part is None:
+        return []
+    _, twice, _, _ = _trial(loss_fn, blocks, weights, count, 2)
+    nodes = once.builder.nodes
+    check(
+        Reading("accumulated", nodes, {*inputs.values()}, part.ahead, [once.node(loss)],
+                inside={n for n in nodes if n.scope}),
+        twice.builder.nodes,
+    )  # fmt: skip
+    outside = {node: t for t, node in once.captured}
+    wanted = list(part.ahead.values())
+
+    def asked(_: Any, block: Any) -> Any:
+        env = {node: [block[name]] for name, node in inputs.items()}
+        env |= {node: [t] for node, t in outside.items()}
+        for n in (n for n in nodes if n in needed and n not in env):
+            if n.op == "item":
+                env[n] = [env[n.args[0]][n.attrs["index"]]]
+                continue
+            args = [env[a][0] for a in n.args]
+            moved = n.op in NAMES
+            env[n] = here().apply(
+                "redistribute" if moved else n.op, args, {"to": n.type} if moved else dict(n.attrs)
+            )
+        return (), [env[n][0] for n in wanted]
+
+    needed = reachable(wanted)
+    if not wanted:
+        return []
+    found = scan(asked, (), blocks, name="labels")[1]
+    return [F.sum(t, 0) * (1.0 / count) for t in found]
+
+
+def _trial(
+    loss_fn: Loss, blocks: Batch, weights: Any, count: int, times: int
+) -> tuple[_Part | None, Recorder, dict[str, Node], Tensor]:
+    """A recording of the loss of a microbatch, or of one so many `times` as large."""
+    recorder = Recorder("microbatch", current())
+    recorder.draws = []
+    part = _Part.of(recorder, count)
+    with recording(recorder):
+        given = {}
+        for name, t in blocks.items():
+            first, *rest = t.type.dims[1:]
+            rows = (Factor(first[0].size * times, first[0].axes), *first[1:])
+            given[name] = recorder.input(t.type.with_dims((rows, *rest)), name)
+        loss = loss_fn(given, weights)
+    inputs = {name: recorder.node(t) for name, t in given.items()}
+    return part if recorder.frame is part else None, recorder, inputs, loss
 
 
 def _blocks(batch: Batch, count: int) -> dict[str, Tensor]:
@@ -104,15 +203,6 @@ def _blocks(batch: Batch, count: int) -> dict[str, Tensor]:
             )
         out[name] = to_blocks(t, t.shape[0] // (devices * count))
     return out
-
-
-def _shares(blocks: dict[str, Tensor], count: int) -> Tensor:
-    """What part of the whole mean each microbatch is, f32[count]."""
-    if "labels" not in blocks:
-        return F.full(count, 1.0 / count)
-    labels = blocks["labels"]
-    counted = F.sum((labels.reshape(count, -1) != -100).to(f32), 1)
-    return counted / F.maximum(F.sum(counted), 1.0)
 
 
 __all__ = ["accumulated", "micro_batches"]

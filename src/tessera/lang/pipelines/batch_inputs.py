@@ -19,7 +19,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ..parameter import Parameter
 from ..record import Frame, Reframe
 from ..tensor import Tensor
-from .means import check
+from .means import check, reading
 from .microbatch import Pipeline, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
@@ -69,7 +69,9 @@ def read(
     ((rows, cut),) = found.items()
     once = begin(1, rows, cut)
     record(once)
-    check(once, search.doubled(rows, cut))
+    larger = search.doubled(rows, cut).recorder
+    assert larger is not None
+    check(reading(once), larger.builder.nodes)
     return begin(0, rows, cut)
 
 

@@ -9,7 +9,7 @@ steps keep it so. Its degree says by what power of two a doubled batch would cha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import GraphError, fail
@@ -39,41 +39,59 @@ class Value:
     mixed: bool = False
 
 
-def check(once: PipeState, twice: PipeState) -> None:
-    """Raises GraphError if the loss, or another result, is not a mean over the rows of the
-    batch."""
-    assert once.recorder is not None and twice.recorder is not None
-    nodes, larger = once.recorder.builder.nodes, twice.recorder.builder.nodes
-    if [n.op for n in nodes] != [n.op for n in larger]:
+@dataclass
+class Reading:
+    """What is recorded of a part of the batch: the `nodes`, those that hold it, those that are
+    means over all parts and of what, the losses and all results. Nodes `inside` of a model may go
+    across the rows of a part, as a batch normalization does."""
+
+    name: str
+    nodes: Sequence[Node]
+    batch: Collection[Node]
+    ahead: Mapping[Node, Node]
+    losses: Sequence[Node]
+    outs: Sequence[Node] = ()
+    inside: Collection[Node] = ()
+    told: Collection[str] = ()
+
+
+def check(once: Reading, larger: Sequence[Node]) -> None:
+    """Raises GraphError if a loss, or another result, is not a mean over the rows of the batch.
+    `larger` are the nodes of a recording with twice as many rows."""
+    if [n.op for n in once.nodes] != [n.op for n in larger]:
         return  # the program goes by the size of the batch: the two cannot be compared
     values: dict[Node, Value] = {}
-    inside = _inside(once, nodes)
-    for n, m in zip(nodes, larger, strict=True):
-        values[n] = _value(once, n, m, values, n in inside)
-    late, told = depends(nodes, once.asked), once.pipe.said
-    outs = [o for o in once.outputs if o not in late and o.op != "input"]
-    for n in dict.fromkeys([*once.losses, *(o for o in outs if not o.type.rank)]):
+    for n, m in zip(once.nodes, larger, strict=True):
+        values[n] = _value(once, n, m, values, n in once.inside)
+    for n in dict.fromkeys([*once.losses, *(o for o in once.outs if not o.type.rank)]):
         value = values[n]
         # The auxiliary loss of experts is a product of two means; it has been told of.
-        known = value.by is not None and value.by.kind.degree == "product" and "experts" in told
+        product = value.by is not None and value.by.kind.degree == "product"
+        known = product and "experts" in once.told
         if n.type.dtype.is_float and value.kind == "odd" and not known:
-            raise _odd(once.pipe.name, n, value)
+            raise _odd(once.name, n, value)
         if n.type.dtype.is_float and value.kind == "added" and value.degree:
-            raise _plain_sum(once.pipe.name, n)
-    for n in outs:
+            raise _plain_sum(once.name, n)
+    for n in once.outs:
         if n.type.rank and values[n].kind in ("added", "odd"):
-            raise inseparable(once.pipe.name, n)
+            raise inseparable(once.name, n)
 
 
-def _inside(once: PipeState, nodes: Sequence[Node]) -> set[Node]:
-    """The nodes of the stages themselves, which see one microbatch, as a batch normalization in
-    them does."""
-    if once.pipe.body is None:
-        return {n for first, stop in once.spans for n in nodes[first:stop]}
-    return {n for n in nodes if once.pipe.name in n.scope.split("/")}
+def reading(once: PipeState) -> Reading:
+    """That of a pipelined function, whose stages see one microbatch."""
+    assert once.recorder is not None
+    nodes, pipe = once.recorder.builder.nodes, once.pipe
+    late = depends(nodes, once.asked)
+    inside = [n for first, stop in once.spans for n in nodes[first:stop]]
+    if pipe.body is not None:
+        inside = [n for n in nodes if pipe.name in n.scope.split("/")]
+    outs = [o for o in once.outputs if o not in late and o.op != "input"]
+    return Reading(
+        pipe.name, nodes, once.batch, once.ahead, once.losses, outs, {*inside}, pipe.said
+    )
 
 
-def _value(once: PipeState, n: Node, m: Node, values: dict[Node, Value], inside: bool) -> Value:
+def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: bool) -> Value:
     """How the value of `n` depends on the rows of the batch: not at all ("same"), row by row
     ("rows"), as a sum over rows ("added", with the degree of their number in it), or otherwise
     ("odd"). `m` is the node in a recording with more rows. What is `inside` of a stage and goes

@@ -1,10 +1,10 @@
-"""Training steps of two other networks against PyTorch's: a residual convnet, and mixed experts.
+"""Training steps of other networks against PyTorch's: two convnets, and mixed experts.
 
 The same weights, inputs and optimizer (AdamW), f32, one process each with the whole machine, steps
-in turn: ours is one device, PyTorch has a thread for each core. The convnet has batch norms over
-images of 32 x 32; the experts serve every choice of two of eight for each token, in PyTorch as its
+in turn: ours is one device, PyTorch has a thread for each core. The convnets have batch norms over
+images of 32 x 32: one is residual, the other depthwise, with pooling and exact GELU; the experts serve every choice of two of eight for each token, in PyTorch as its
 users write it: a loop over the experts that picks each one's tokens and adds their results back.
-Run it: `python bench/nets.py convnet` (or `moe`) prints one line of JSON.
+Run it: `python bench/nets.py convnet` (or `depthwise`, `moe`) prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from few_devices import start_few
 from gpt_step import our_memory
-from peers.net_sizes import CONVNET, MOE, RATE
+from peers.net_sizes import CONVNET, DEPTHWISE, MOE, RATE
 from turns import Workers, apart, in_turn, ratio, timed
 
 import tessera as ts
@@ -61,6 +61,36 @@ class ConvNet(nn.Module):
         for block in self.blocks:
             h = block(h)
         return nn.cross_entropy(self.head(h.mean((2, 3))), labels)
+
+
+class Apart(nn.Module):
+    """Products, channel by channel a convolution, and products."""
+
+    def __init__(self) -> None:
+        d, h = DEPTHWISE.width, DEPTHWISE.wide
+        self.up = nn.Conv2d(d, h, 1, bias=False)
+        self.norm1 = nn.BatchNorm(h)
+        self.apart = nn.Conv2d(h, h, 3, 1, 1, groups=h, bias=False)
+        self.norm2 = nn.BatchNorm(h)
+        self.down = nn.Conv2d(h, d, 1, bias=False)
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        h = nn.gelu(self.norm1(self.up(x)), "none")
+        return x + self.down(nn.gelu(self.norm2(self.apart(h)), "none"))
+
+
+class Depthwise(nn.Module):
+    def __init__(self) -> None:
+        self.stem = nn.Conv2d(3, DEPTHWISE.width, 3, 1, 1, bias=False)
+        self.blocks = [Apart() for _ in range(DEPTHWISE.blocks)]
+        self.head = nn.Linear(DEPTHWISE.width, DEPTHWISE.classes)
+
+    def loss(self, x: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+        h = nn.max_pool2d(self.stem(x), 3, 2, 1)
+        for block in self.blocks:
+            h = block(h)
+        pooled = nn.adaptive_avg_pool2d(h, 1)
+        return nn.cross_entropy(self.head(pooled.reshape(pooled.shape[:2])), labels)
 
 
 class Layer(nn.Module):
@@ -113,7 +143,7 @@ def ours(
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
-    ap.add_argument("net", choices=("convnet", "moe"))
+    ap.add_argument("net", choices=("convnet", "depthwise", "moe"))
     ap.add_argument("--rounds", type=int, default=8)
     ap.add_argument("--measure", action="store_true", help="our step in the best of its ways")
     ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
@@ -121,10 +151,11 @@ def main() -> None:
     start_few(1)
     rng = np.random.default_rng(0)
     ts.seed(0)
-    if a.net == "convnet":
-        model: Any = ConvNet()
-        x: Any = rng.normal(size=(CONVNET.batch, 3, 32, 32)).astype(np.float32)
-        labels = rng.integers(0, CONVNET.classes, CONVNET.batch)
+    if a.net != "moe":
+        model: Any = ConvNet() if a.net == "convnet" else Depthwise()
+        sizes: Any = CONVNET if a.net == "convnet" else DEPTHWISE
+        x: Any = rng.normal(size=(sizes.batch, 3, 32, 32)).astype(np.float32)
+        labels = rng.integers(0, sizes.classes, sizes.batch)
     else:
         model = Mixed()
         x = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))

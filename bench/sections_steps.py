@@ -210,8 +210,10 @@ def nets(rounds: int) -> list[str]:
     if not TORCH:
         return no_torch()
     found = []
-    for net in ("convnet", "moe"):
+    for net in ("convnet", "depthwise", "moe"):
         found.append(measure("nets.py", net, "--rounds", str(2 * rounds)))
+        if net == "depthwise":
+            continue  # none of its ways differ
         measure("nets.py", net, "--rounds", "1", "--measure")  # what is timed reads what this found
         found.append(measure("nets.py", net, "--rounds", str(2 * rounds), "--measure"))
     behind = [r["net"] for r in found if r["speed_ratio"] < 1]
@@ -220,7 +222,7 @@ def nets(rounds: int) -> list[str]:
         *prose(
             f"""`bench/nets.py`: a training step on the same weights and inputs, f32, AdamW, one
             device (`TESSERA_DEVICES=1`) and one process each with all cores; PyTorch
-            {found[0]["torch"]} is eager, its convnet in `channels_last`, its experts a loop that
+            {found[0]["torch"]} is eager, its convnets in `channels_last`, its experts a loop that
             picks the tokens of each. {who} (no limit was set). First losses differ by at most
             {max(r["first_loss_difference"] for r in found):.1e}; later ones by
             {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
@@ -236,6 +238,8 @@ def nets(rounds: int) -> list[str]:
 
 
 NETS = {"convnet": "the convnet (ResNet of 15 convolutions, 64 images of 32 x 32)",
+        "depthwise": "a depthwise convnet (4 blocks, 64 and 128 channels, 3 x 3; max and mean pool,"
+        " exact GELU, 32 images of 32 x 32)",
         "moe": "the experts (4 layers of 8, 2 a token, d=256, 4096 tokens)",
         "convnet measured": "the convnet, `measure=True`",
         "moe measured": "the experts, `measure=True`"}  # fmt: skip

@@ -24,6 +24,15 @@ class ConvNetSizes:
 
 
 @dataclass(frozen=True)
+class DepthwiseSizes:
+    batch: int = 32
+    width: int = 64
+    wide: int = 128  # within a block
+    blocks: int = 4
+    classes: int = 10
+
+
+@dataclass(frozen=True)
 class MoESizes:
     batch: int = 16
     seq: int = 256
@@ -35,4 +44,4 @@ class MoESizes:
     layers: int = 4
 
 
-CONVNET, MOE = ConvNetSizes(), MoESizes()
+CONVNET, DEPTHWISE, MOE = ConvNetSizes(), DepthwiseSizes(), MoESizes()

@@ -1,4 +1,4 @@
-"""PyTorch's side of `bench/nets.py`: `torch_nets.py convnet|moe FOLDER`.
+"""PyTorch's side of `bench/nets.py`: `torch_nets.py convnet|depthwise|moe FOLDER`.
 
 It takes its weights and batch from FOLDER/given.npz and does one step for each line it reads.
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from peers.net_sizes import CONVNET, MOE, RATE
+from peers.net_sizes import CONVNET, DEPTHWISE, MOE, RATE
 from torch import nn
 from torch.nn import functional as F
 from turns import serve
@@ -47,6 +47,35 @@ class ConvNet(nn.Module):
         for block in self.blocks:
             h = block(h)
         return self.head(h.mean((2, 3)))
+
+
+class Apart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        d, h = DEPTHWISE.width, DEPTHWISE.wide
+        self.up = nn.Conv2d(d, h, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(h)
+        self.apart = nn.Conv2d(h, h, 3, 1, 1, groups=h, bias=False)
+        self.norm2 = nn.BatchNorm2d(h)
+        self.down = nn.Conv2d(h, d, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(self.norm1(self.up(x)))
+        return x + self.down(F.gelu(self.norm2(self.apart(h))))
+
+
+class Depthwise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, DEPTHWISE.width, 3, 1, 1, bias=False)
+        self.blocks = nn.ModuleList(Apart() for _ in range(DEPTHWISE.blocks))
+        self.head = nn.Linear(DEPTHWISE.width, DEPTHWISE.classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.max_pool2d(self.stem(x), 3, 2, 1)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(F.adaptive_avg_pool2d(h, 1).flatten(1))
 
 
 class Experts(nn.Module):
@@ -96,7 +125,7 @@ class Mixed(nn.Module):
 def main() -> None:
     net, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = ConvNet() if net == "convnet" else Mixed()
+    model = {"convnet": ConvNet, "depthwise": Depthwise, "moe": Mixed}[net]()
     with np.load(folder / "given.npz") as file:
         given = {name: torch.from_numpy(file[name]) for name in file.files}
     x, labels = given.pop("__x"), given.pop("__labels").flatten()
@@ -108,7 +137,7 @@ def main() -> None:
     with torch.no_grad():
         for name, weight in named.items():
             weight.copy_(given[name])
-    if net == "convnet":
+    if net != "moe":
         model = model.to(memory_format=torch.channels_last)
         x = x.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)

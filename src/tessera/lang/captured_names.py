@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import PACKAGE
+from .host_data import is_host_array
 from .record import Recorder
 from .static_arguments import Same, kept
 from .tensor import Tensor
@@ -95,13 +96,12 @@ def _mark(x: Any) -> object:
         return dict, tuple(x)
     if isinstance(x, (list, tuple)):
         return type(x), len(x)
-    return kept(x) if isinstance(x, _VALUES) else Same(x)
+    return kept(x) if isinstance(x, _VALUES) or is_host_array(x) else Same(x)
 
 
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, Enum)
 _VALUES = (
-    int, float, complex, str, bytes, bytearray, type(None), set, frozenset, deque, np.ndarray,
-    np.generic,
+    int, float, complex, str, bytes, bytearray, type(None), set, frozenset, deque, np.generic,
 )  # fmt: skip
 
 

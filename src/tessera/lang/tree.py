@@ -23,7 +23,7 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from .engine import engine
-from .host_data import engine_array
+from .host_data import engine_array, is_array
 from .parameter import Parameter
 from .record import current
 from .tensor import KINDS, Tensor
@@ -92,7 +92,7 @@ class Foreign(tuple[Any, ...]):
 
 
 def _has_array(x: Any) -> bool:
-    if isinstance(x, (Tensor, np.ndarray)) or engine_array(x):
+    if isinstance(x, Tensor) or is_array(x):
         return True
     found = opened(x)
     return found is not None and any(map(_has_array, found[2]))

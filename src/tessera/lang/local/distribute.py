@@ -11,8 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
 from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, UsageError, fail
@@ -20,6 +18,7 @@ from ...core.mesh import Mesh, auto
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
+from ..host_data import is_array
 from ..jit import Jit
 from ..mutations import Edit, Pending, Snapshot
 from ..operands import as_tensor
@@ -100,7 +99,7 @@ class Local(Generic[P, R]):
         recorder = current()
         assert recorder is not None
         leaves, spec = flatten((args, kwargs))
-        leaves = [as_tensor(x) if isinstance(x, np.ndarray) else x for x in leaves]
+        leaves = [as_tensor(x) if is_array(x) else x for x in leaves]
         names = call_paths(self._signature, spec)
         mesh = self._where([x for x in leaves if isinstance(x, Tensor)])
         view = self._view(mesh, recorder.frame)

@@ -32,8 +32,8 @@ from .tensor import Tensor
 
 MOST = 2000
 """An object with more values inside than this is compared by identity, with a warning."""
-_NUMBERS = (bool, int, float, complex)
-_ITSELF = (str, bytes, type(None), type(...), range, Enum, np.dtype, np.generic)
+_NUMBERS = (bool, int, float, complex, np.generic)
+_ITSELF = (str, bytes, type(None), type(...), range, Enum, np.dtype)
 _ONE = (
     type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, Tensor,
 )  # fmt: skip
@@ -101,7 +101,7 @@ class _Look:
         self.count += 1
         if self.count > MOST:
             raise _TooMany
-        if isinstance(x, _NUMBERS):
+        if isinstance(x, _NUMBERS):  # a number of NumPy's compares with all else by elements
             return type(x), str(x)
         if isinstance(x, _ITSELF):
             return x

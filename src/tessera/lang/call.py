@@ -11,7 +11,8 @@ from typing import Any
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
-from .captured_names import Found, Outside, Place
+from .captured_names import Found, Outside
+from .captured_places import Place
 from .checks import bound
 from .mutations import Snapshot
 from .once import Once

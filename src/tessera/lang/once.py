@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import caller, lines_up
-from .captured_names import Looked, names_in, variables
+from .captured_code import names_in, variables
+from .captured_places import Looked
 from .host_data import is_host_array
 from .static_arguments import kept
 

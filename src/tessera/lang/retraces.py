@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..core.layout import TensorType
 from .cache_entry import Entry
-from .captured_names import GONE, Place
+from .captured_places import GONE, Place
 from .static_arguments import Same
 
 _FEW = 3

@@ -23,7 +23,9 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from . import store
-from .captured_names import Place, places_of, variables
+from .captured_code import variables
+from .captured_names import places_of
+from .captured_places import Place
 from .checks import signature_of
 from .grad import grad, met
 from .host_data import is_array
@@ -361,7 +363,7 @@ def _name_variables(fn: Callable[..., Any]) -> None:
     for spot in _variables(fn):
         t = spot.now()
         if isinstance(t, Tensor) and t.drawn and not t.name:
-            t.name = spot.key
+            t.name = spot.key or ""
 
 
 def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:

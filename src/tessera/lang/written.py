@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.layout import TensorType
-from .captured_names import Place
+from .captured_places import Place
 from .host_outputs import HostOutput
 from .mutations import Edit, Pending
 from .tensor import Tensor, wrapped

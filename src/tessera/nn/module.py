@@ -21,7 +21,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.peers import SPACES, no_name, unfit_call
-from ..lang.captured_names import GONE, is_plain
+from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
 from ..lang.host_data import is_array
 from ..lang.operands import as_tensor

@@ -2,8 +2,9 @@
 
 The same weights, inputs and optimizer (AdamW), f32, one process each with the whole machine, steps
 in turn: ours is one device, PyTorch has a thread for each core. The convnets have batch norms over
-images of 32 x 32: one is residual, the other depthwise, with pooling and exact GELU; the experts serve every choice of two of eight for each token, in PyTorch as its
-users write it: a loop over the experts that picks each one's tokens and adds their results back.
+images of 32 x 32: one is residual, the other depthwise, with pooling and exact GELU. The experts
+serve every choice of two of eight for each token, in PyTorch as its users write it: a loop over the
+experts that picks each one's tokens and adds their results back.
 Run it: `python bench/nets.py convnet` (or `depthwise`, `moe`) prints one line of JSON.
 """
 

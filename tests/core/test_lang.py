@@ -521,6 +521,8 @@ SHAPES = "give tensors of few shapes, such as lengths that are padded"
 
 @pytest.mark.parametrize(("given", "said"), [
     ([{"k": 1.0}, {"k": 2.0}, {"k": 3.0}], f"more.k was 1.0, then 2.0, then 3.0; {NUMBER}"),
+    ([np.float32(1.5), np.int32(2), np.float64(2.5)],
+     f"more was float32(1.5), then int32(2), then float64(2.5); {NUMBER}"),
     ([np.ones(n, np.float32) for n in (1, 2, 3)],
      f"more was f32[1], then f32[2], then f32[3]; {SHAPES}"),
     ([ts.tensor([1.0], mesh=dist.Mesh(("dp",), devices=n)) for n in (1, 2, 4)],

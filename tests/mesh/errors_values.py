@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 import tessera as ts
 from tests.mesh.errors import IDS, X, Y, row
 
 # fmt: off
+
+class Unlent:
+    def __dlpack__(self, **how: Any) -> Any:
+        raise BufferError("on a device of its own")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
 
 # -- values and dtypes -----------------------------------------------------------------------------
 row("strings are no tensor", ts.DTypeError, lambda: ts.tensor(["a", "b"]), """
@@ -29,6 +38,29 @@ tensor: array([1.+0.j, 1.+0.j], dtype=complex64) holds no numbers of a dtype tha
   NumPy's dtype : complex64
   at            : AT
   fix           : give numbers, nested lists of numbers, or an array
+""")
+row("a sparse tensor of PyTorch", ts.UsageError, lambda: ts.tensor(torch.eye(2).to_sparse()), """
+tensor: the tensor of PyTorch is sparse, sparse_coo
+  at  : AT
+  fix : give x.to_dense()
+""")
+row("PyTorch's meta device", ts.UsageError, lambda: X + torch.ones(2, device="meta"), """
+add: the tensor of PyTorch is on the meta device, without values
+  at  : AT
+  fix : load its values first
+""")
+row("a dtype of PyTorch alone", ts.DTypeError, lambda: ts.tensor(
+    torch.ones(2).to(torch.float8_e5m2fnuz)), """
+tensor: the tensor of PyTorch is of float8_e5m2fnuz, which is no dtype here
+  at  : AT
+  fix : convert it: x.float()
+""")
+row("memory that is lent to no one", ts.UsageError, lambda: ts.tensor(Unlent()), """
+tensor: the memory of this array is not read from here
+  array : tests.mesh.errors_values.Unlent
+  says  : on a device of its own
+  at    : AT
+  fix   : copy it to the host, and give a NumPy array
 """)
 row("u32 beside i32", ts.DTypeError, lambda: ts.zeros((2,), "u32") + ts.zeros((2,), "i32"), """
 add: no dtype holds all values of both u32 and i32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, pipeline
+from tessera.lang.tree import tree_map
 from tests.cases import LONG
 from tests.compilations import compilations
 
@@ -100,6 +102,73 @@ def test_lists_and_new_and_removed_keys_are_written_back() -> None:
         change(box, many)
         assert {k: v.item() for k, v in box.items()} == {"a": 1.0, "sum": 3.0}
         assert [t.item() for t in many] == [15.0, 5.0, 3.0]
+
+
+@dataclass
+class _Slot:
+    w: Any
+    more: Any = None
+
+
+def _set(holder: Any, key: Any, value: Any) -> None:
+    setattr(holder, key, value) if isinstance(holder, _Slot) else holder.__setitem__(key, value)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "pop(0)": lambda s: s["q"].pop(0),
+    "pop()": lambda s: s["q"].pop(),
+    "pop and use": lambda s: _set(s, "x", s["x"] + s["q"].pop(0)),
+    "del": lambda s: s["q"].__delitem__(0),
+    "clear": lambda s: s["q"].clear(),
+    "a shorter slice": lambda s: _set(s["q"], slice(0, 2), [s["q"][3] * 2]),
+    "an empty list": lambda s: _set(s, "q", []),
+    "insert": lambda s: s["q"].insert(0, s["x"] + 10),
+    "reverse": lambda s: s["q"].reverse(),
+    "None for a tensor": lambda s: _set(s, "x", None),
+    "None for a list": lambda s: _set(s, "q", None),
+    "None in a list": lambda s: _set(s["q"], 1, None),
+    "a new dict": lambda s: _set(s, "m", {"w": s["x"] * 0, "deep": {"k": [s["x"], None, (1,)]}}),
+    "a dict for None": lambda s: _set(s, "none", {"w": s["x"] * 0}),
+    "None for a dict": lambda s: _set(s, "inner", None),
+    "an empty dict": lambda s: _set(s, "inner", {}),
+    "append a dict": lambda s: s["q"].append({"w": s["x"] + 1}),
+    "append to an empty list": lambda s: s["empty"].append({"w": s["x"] + 1}),
+    "a new tuple": lambda s: _set(s, "pair", (s["x"] + 1, s["pair"][1])),
+    "a new dataclass": lambda s: _set(s, "slot", _Slot(s["x"] + 1, {"k": s["x"]})),
+    "a dict in a dataclass": lambda s: _set(s["slot"], "more", {"k": s["x"] + 1}),
+    "None in a dataclass": lambda s: _set(s["slot"], "w", None),
+    "a dict moves": lambda s: s["q"].append(s.pop("inner")),
+    "keys in another order": lambda s: _set(s, "q", s.pop("q")),
+    "clear a dict": lambda s: s.clear(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_containers_are_changed_as_without_compilation(name: str) -> None:
+    def text(x: Any) -> str:
+        return str(tree_map(lambda v: v.item() if isinstance(v, ts.Tensor) else v, x))
+
+    def state() -> Any:
+        return {
+            "q": [ts.tensor(float(i)) for i in range(4)],
+            "x": ts.tensor(7.0),
+            "inner": {"a": ts.tensor(8.0)},
+            "empty": [],
+            "none": None,
+            "pair": (ts.tensor(5.0), ts.tensor(6.0)),
+            "slot": _Slot(ts.tensor(9.0)),
+        }
+
+    compiled, ours, theirs = ts.jit(CHANGES[name]), state(), state()
+    inner = ours["inner"]
+    for _ in range(2):
+        try:
+            want = CHANGES[name](theirs)
+        except (LookupError, TypeError):  # nothing is left for a second call
+            break
+        assert text((compiled(ours), ours)) == text((want, theirs))
+    if name == "a dict moves":
+        assert ours["q"][-1] is inner  # itself, as others may hold it
 
 
 def test_donated_buffers_are_gone_and_the_error_says_so() -> None:

@@ -114,6 +114,28 @@ def test_only_the_owner_does_the_work() -> None:
     np.testing.assert_array_equal(out[4:], 1.0)
 
 
+@pytest.mark.parametrize("by_rank", [False, True], ids=["alike", "by rank"])
+def test_a_body_takes_from_a_list_and_puts_containers_into_its_arguments(by_rank: bool) -> None:
+    @op.kernel
+    def body(state: dict[str, Any]) -> ts.Tensor:
+        if by_rank and ts.mesh.current().rank == 0:
+            state["x"] = state["x"] + 1.0
+        elif not by_rank:
+            state["none"], state["new"] = None, {"w": state["x"] * 2.0}
+        del state["gone"]
+        return state["many"].pop(0)
+
+    state: dict[str, Any] = {k: ts.tensor(3.0, mesh=MESH) for k in ("x", "none", "gone")}
+    state["many"] = [ts.tensor(float(i), mesh=MESH) for i in range(3)]
+    if by_rank:
+        state["many"] = state["many"][:1]
+    assert body(state).item() == 0.0
+    assert [t.item() for t in state["many"]] == ([] if by_rank else [1.0, 2.0])
+    assert state["x"].item() == 3.0 + by_rank and "gone" not in state
+    if not by_rank:
+        assert state["none"] is None and state["new"]["w"].item() == 6.0
+
+
 def test_reading_what_all_devices_hold_cuts_the_program() -> None:
     @ts.distribute(strategy="data_parallel")
     def step(batch: ts.Tensor, weights: dict[str, ts.Tensor]) -> tuple[ts.Tensor, float]:

@@ -11,27 +11,26 @@ from typing import Any
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
-from .captured_names import Found, Outside, Place
+from .captured_names import Found, Outside
+from .captured_places import Place
 from .checks import bound
-from .mutations import changes, snapshot
+from .mutations import Snapshot
 from .once import Once
 from .parameter import Parameter
 from .record import WHOLE, Frame, Recorder, Reframe, recording
 from .segments import Reads
 from .store import owned_by, store_of
 from .tensor import Tensor
-from .tree import Path, Spec, call_paths, flatten, path_name, unflatten
+from .tree import Spec, call_paths, flatten, path_name, unflatten
 from .written import Written
 
 
 @dataclass(eq=False)
 class Recorded:
-    """A call that was recorded: its arguments as they are afterwards, and what came of it."""
+    """A call that was recorded: what was in its arguments, and what came of it."""
 
     recorder: Recorder
-    args: Any
-    kwargs: Any
-    before: dict[Path, Any]  # what was in the arguments' containers
+    before: Snapshot  # what was in the arguments' containers
     out: Any
     found: Found
     places: dict[int, Place]  # of the tensors from outside, by their ids
@@ -54,8 +53,8 @@ class Recorded:
         them. `place` has the number of each of the call's tensors by its id."""
         recorder = self.recorder
         leaves, spec = flatten(self.out)
-        writes, removed = changes(self.before, (self.args, self.kwargs))
-        slots, written_slots = self._mine(leaves), self._mine([x for _, x in writes])
+        edits, put = self.before.changes()
+        slots, written_slots = self._mine(leaves), self._mine(put)
         # A parameter that is given back is the caller's own, with what it was given or set to.
         same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.changes.boxes]
         back = {id(leaves[i]) for i, _ in same}
@@ -63,7 +62,7 @@ class Recorded:
         assigned = list(recorder.changes.assigned.values())
         results = [
             *(leaves[i] for i in slots),
-            *(writes[i][1] for i in written_slots),
+            *(put[i] for i in written_slots),
             *(o.last for o in opened if o.last is not None),
             *(a.last for a in assigned),
             *self.left,
@@ -72,9 +71,9 @@ class Recorded:
         for i in slots:
             leaves[i] = None
         for i in written_slots:
-            writes[i] = writes[i][0], None
+            put[i] = None
         written = Written(
-            spec, leaves, slots, writes, written_slots, removed, self.found.writes,
+            spec, leaves, slots, edits, put, written_slots, self.found.writes,
             self.found.values, recorder.host_outputs, [place[id(o.box)] for o in opened], same,
             [(a.holder, a.name) for a in assigned],
         )  # fmt: skip
@@ -133,13 +132,13 @@ class Call:
                 given = [inputs.get(i, x) for i, x in enumerate(self.leaves)]
                 args, kwargs = unflatten(self.spec, given)
                 bound(self.name, self.signature, args, kwargs)
-                before = snapshot((args, kwargs))
+                before = Snapshot((args, kwargs))
                 out = self.fn(*args, **kwargs)
             found, places, left = outside.end(recorder)
         finally:
             outside.restore(recorder)
         said = once.done(outside.after)
-        return Recorded(recorder, args, kwargs, before, out, found, places, left, said)
+        return Recorded(recorder, before, out, found, places, left, said)
 
     def _inputs(
         self, recorder: Recorder, reads: Reads

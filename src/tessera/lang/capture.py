@@ -10,7 +10,7 @@ from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from .checks import signature_of
-from .host_data import engine_array
+from .host_data import is_array
 from .jit import Jit
 from .operands import type_like
 from .record import current
@@ -83,7 +83,7 @@ class Capture(Generic[R]):
 
 
 def _type(x: Any) -> TensorType | None:
-    known = isinstance(x, Tensor) or hasattr(x, "__array_interface__") or engine_array(x)
+    known = isinstance(x, Tensor) or hasattr(x, "__array_interface__") or is_array(x)
     return type_like(x) if known else None
 
 

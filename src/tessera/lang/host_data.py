@@ -5,13 +5,24 @@ It is taken when it is given: whoever fills a buffer again does not change the t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.checks import shown
-from ..core.dtypes import BY_NAME, DType, bool_, dtype_of, held_as, largest
+from ..core.dtypes import (
+    BY_NAME,
+    DType,
+    bf16,
+    bool_,
+    dtype_of,
+    fp8_e4m3,
+    fp8_e5m2,
+    held_as,
+    largest,
+)
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from .engine import engine
 from .tensor import Tensor
@@ -20,6 +31,18 @@ from .tensor import Tensor
 def engine_array(value: object) -> bool:
     """Whether `value` is an array of the engine's; asking must not load the engine."""
     return type(value).__module__.startswith("jax") and engine().is_array(value)
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is an array of the engine, or one on the host."""
+    return is_host_array(value) or engine_array(value)
+
+
+def is_host_array(value: object) -> bool:
+    """Whether `value` is an array of NumPy or of a library that lends its memory, such as a tensor
+    of PyTorch: others may write into it. A NumPy scalar is none."""
+    lends = hasattr(type(value), "__dlpack__") and not isinstance(value, Tensor)
+    return lends and not engine_array(value)
 
 
 def host_array(
@@ -50,12 +73,15 @@ def host_view(
     value: object, dtype: object = None, name: str = "tensor"
 ) -> tuple[np.ndarray[Any, Any], DType]:
     """`value` as NumPy sees it, and the dtype that a tensor of it has. Raises DTypeError."""
-    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic)):
-        value = np.asarray(value) if engine_array(value) else np.from_dlpack(value)
+    if is_array(value) and not isinstance(value, np.ndarray):
+        value = np.asarray(value) if engine_array(value) else lent(value, name)
     if isinstance(value, (list, tuple)):
         _need_no_tensors(name, value)
     try:
-        x = np.asarray(value)
+        try:
+            x = np.asarray(value)
+        except (TypeError, RuntimeError):  # tensors of PyTorch that it does not give to NumPy
+            x = np.asarray(_hosted(value, name))
     except ValueError:
         raise fail(
             ShapeError,
@@ -109,6 +135,58 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
             f"{name}: values from {low} to {high} do not fit {want}",
             fix=f"keep them within {least} to {top}",
         )
+
+
+def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
+    """The array of another library, as NumPy sees its memory; one of PyTorch without its gradient.
+
+    Raises UsageError if it has none that the host can read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise fail(
+                UsageError,
+                f"{name}: the memory of this array is not read from here",
+                [("array", f"{type(value).__module__}.{type(value).__name__}"), ("says", error)],
+                fix="copy it to the host, and give a NumPy array",
+            ) from None
+    dtype, layout = (str(x).removeprefix("torch.") for x in (value.dtype, value.layout))
+    for yes, kind, fix in (
+        (
+            value.device.type == "meta",
+            "on the meta device, without values",
+            "load its values first",
+        ),
+        (value.is_nested, "nested", "give x.to_padded_tensor(0.0)"),
+        (value.is_quantized, f"quantized, {dtype}", "give x.dequantize()"),
+        (layout != "strided", f"sparse, {layout}", "give x.to_dense()"),
+    ):
+        if yes:
+            what = f"{name}: the tensor of PyTorch is {kind}"
+            raise fail(UsageError, what, fix=fix)
+    x = value.detach().cpu().resolve_conj().resolve_neg()
+    narrow = BY_NAME.get(dtype)
+    # PyTorch lends NumPy no memory of these, but that of whole numbers of their size.
+    if narrow in (bf16, fp8_e4m3, fp8_e5m2):
+        return np.asarray(x.view(torch.int16 if narrow is bf16 else torch.uint8)).view(narrow.numpy)
+    try:
+        return np.asarray(x)
+    except (TypeError, RuntimeError):
+        raise fail(
+            DTypeError,
+            f"{name}: the tensor of PyTorch is of {dtype}, which is no dtype here",
+            fix="convert it: x.float()",
+        ) from None
+
+
+def _hosted(x: Any, name: str) -> Any:
+    """Nested lists with what other libraries lend as NumPy sees it."""
+    if isinstance(x, (list, tuple)):
+        return [_hosted(v, name) for v in x]
+    return lent(x, name) if is_array(x) and not isinstance(x, np.ndarray) else x
 
 
 def _need_no_tensors(name: str, rows: list[Any] | tuple[Any, ...]) -> None:

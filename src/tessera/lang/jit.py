@@ -17,8 +17,6 @@ from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import ref
 
-import numpy as np
-
 from ..core.checks import function_of
 from ..core.context import Settings, settings
 from ..core.errors import UsageError, caller, fail, lines_up
@@ -39,7 +37,7 @@ from .captured_modules import around
 from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
 from .engine import Program, engine
-from .host_data import engine_array
+from .host_data import is_array
 from .leaks import need_none_left
 from .once import TraceWarning, warn
 from .operands import as_tensor
@@ -420,7 +418,7 @@ _NOTHING: tuple[list[Any], Any] = ([], None)
 
 def _dynamic(x: Any) -> Any:
     """A leaf as a Tensor where it is an array."""
-    return as_tensor(x) if isinstance(x, np.ndarray) or engine_array(x) else x
+    return as_tensor(x) if is_array(x) else x
 
 
 @overload

@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import caller, lines_up
-from .captured_names import Looked, names_in, variables
+from .captured_code import names_in, variables
+from .captured_places import Looked
+from .host_data import is_host_array
 from .static_arguments import kept
 
 _CLOCKS = {
     "now", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
     "process_time_ns", "thread_time", "time_ns", "today", "utcnow",
 }  # fmt: skip
-_GROWING = (list, set, deque, bytearray, np.ndarray)
+_GROWING = (list, set, deque, bytearray)
 _DRAWN = "use ts.random, or give what is drawn as an argument"
 
 
@@ -66,7 +68,8 @@ class Once:
             )
         for name, (place, x, mark) in self._looked.items():
             now = after.get(name)
-            if isinstance(x, _GROWING) and now is not None and now[1] is x and now[2] != mark:
+            grows = isinstance(x, _GROWING) or is_host_array(x)
+            if grows and now is not None and now[1] is x and now[2] != mark:
                 rows.append(
                     f"changes {place.label}, from outside, while it is recorded; later calls do not"
                     " do it again: return what goes there, and put it there after the call"

@@ -16,7 +16,7 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from . import functions as F
 from .checks import bound, fitting
-from .host_data import engine_array
+from .host_data import is_array
 from .operands import as_tensor
 from .tensor import Tensor
 
@@ -59,7 +59,7 @@ class Pad:
         bools while `value` is a number; ShapeError if `x` has no such dim or is longer than all
         sizes; DTypeError if `value` does not fit the dtype of `x`.
         """
-        if not isinstance(x, (np.ndarray, Tensor)) and not engine_array(x):
+        if not isinstance(x, Tensor) and not is_array(x):
             raise fail(
                 UsageError,
                 f"jit: {what} cannot be padded: it is {shown(x)}",

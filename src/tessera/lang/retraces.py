@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..core.layout import TensorType
 from .cache_entry import Entry
-from .captured_names import GONE, Place
+from .captured_places import GONE, Place
 from .static_arguments import Same
 
 _FEW = 3
@@ -36,7 +36,7 @@ def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
     every = [v for _, vs in rows for v in vs]
     if all(isinstance(v, TensorType) for v in every):
         return f"{said}; give tensors of few shapes, such as lengths that are padded"
-    if any(isinstance(v, (int, float)) for v in every):
+    if any(isinstance(v, (int, float)) or _is_number(v) for v in every):
         return f"{said}; pass a number that changes as a tensor, ts.tensor(x)"
     return f"{said}; give the same object, or one that is equal to it (a dataclass, say)"
 
@@ -78,6 +78,11 @@ def _equal(a: object, b: object) -> bool:
         return False
 
 
+def _is_number(mark: object) -> bool:
+    """Whether `mark` is what is kept of a number of NumPy's, or of a class of its own."""
+    return isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[1], str)
+
+
 def _texts(values: Sequence[object]) -> list[str]:
     """`values` in words, which differ: by their meshes, or as objects, where nothing else does."""
     texts = list(map(_text, values))
@@ -93,6 +98,8 @@ def _texts(values: Sequence[object]) -> list[str]:
 def _text(value: object) -> str:
     if isinstance(value, Same) and value.x is GONE:
         return "not there"
+    if isinstance(value, tuple) and _is_number(value):
+        return f"{value[0].__name__}({value[1]})"
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
         return f"a {value[0].__name__} of others"  # its size, or its keys
     if isinstance(value, Same):

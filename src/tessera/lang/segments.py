@@ -18,7 +18,7 @@ from ..core.layout import TensorType
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
 from . import random
-from .captured_names import Place
+from .captured_places import Place
 from .eager import program_of, run_graph
 from .engine import Program, engine
 from .record import KEY_TYPE, Recorder

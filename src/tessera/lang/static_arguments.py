@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import lines_up
+from ..core.errors import TesseraError, lines_up
+from .host_data import is_host_array, lent
 from .tensor import Tensor
 
 MOST = 2000
 """An object with more values inside than this is compared by identity, with a warning."""
-_NUMBERS = (bool, int, float, complex)
-_ITSELF = (str, bytes, type(None), type(...), range, Enum, np.dtype, np.generic)
+_NUMBERS = (bool, int, float, complex, np.generic)
+_ITSELF = (str, bytes, type(None), type(...), range, Enum, np.dtype)
 _ONE = (
     type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, Tensor,
 )  # fmt: skip
@@ -100,7 +101,7 @@ class _Look:
         self.count += 1
         if self.count > MOST:
             raise _TooMany
-        if isinstance(x, _NUMBERS):
+        if isinstance(x, _NUMBERS):  # a number of NumPy's compares with all else by elements
             return type(x), str(x)
         if isinstance(x, _ITSELF):
             return x
@@ -117,7 +118,11 @@ class _Look:
     def inside(self, x: Any) -> object:
         """The contents of a container, an array, a bound method, or of an object by its fields."""
         kind = type(x)
-        if isinstance(x, np.ndarray):
+        if is_host_array(x):
+            try:
+                x = x if isinstance(x, np.ndarray) else lent(x)
+            except TesseraError:  # its values are not known
+                return Same(x)
             return (kind, x.dtype.str, x.shape, x.tobytes()) if x.nbytes <= 1 << 20 else Same(x)
         if isinstance(x, (dict, types.MappingProxyType)):
             rows = tuple([(self.at(k), self.at(v)) for k, v in x.items()])

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..core.checks import instance, one_of, unfit
 from ..core.context import settings
 from ..core.errors import StrategyError, StrategyWarning, UsageError, fail, lines_up
@@ -24,6 +22,7 @@ from . import functions
 from .checks import mesh_or_none, needed_mesh
 from .collectives import split_over
 from .create import tensor
+from .host_data import is_host_array
 from .moving import moved
 from .parameter import Parameter
 from .record import current
@@ -300,7 +299,7 @@ def place(
     arrays: list[Path] = []
 
     def placed(path: Path, x: Any) -> Any:
-        if isinstance(x, np.ndarray):
+        if is_host_array(x):
             if kind != "batch":
                 arrays.append(path)
                 return x

@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..core.checks import function_of
 from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
 from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
-from .host_data import engine_array
+from .host_data import is_array
 from .jit import Jit
 from .operands import as_tensor
 from .record import Reader, Recorder, recording
@@ -87,7 +85,7 @@ def _recorded(
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     new = []
     for x, path in zip(leaves, call_paths(inspect.signature(fn), spec), strict=True):
-        if isinstance(x, np.ndarray) or engine_array(x):
+        if is_array(x):
             x = as_tensor(x)
         if isinstance(x, (Tensor, TensorType)):
             kind = x.type if isinstance(x, Tensor) else x

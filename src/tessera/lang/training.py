@@ -23,10 +23,12 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from . import store
-from .captured_names import Place, places_of, variables
+from .captured_code import variables
+from .captured_names import places_of
+from .captured_places import Place
 from .checks import signature_of
 from .grad import grad, met
-from .host_data import engine_array
+from .host_data import is_array
 from .idle_axes import idle_axes
 from .jit import Jit
 from .operands import as_tensor
@@ -168,7 +170,7 @@ class TrainingStep(Generic[P, R]):
         if isinstance(x, (list, tuple)):
             rows = [self._laid(v, mesh, lay) for v in x]
             return type(x)(*rows) if hasattr(x, "_fields") else type(x)(rows)
-        array = hasattr(x, "__array_interface__") or engine_array(x)
+        array = is_array(x)
         t = as_tensor(x) if array and not isinstance(x, Tensor) else x
         if type(t) is not Tensor or t.type.mesh is not None or not t.ndim:
             return x
@@ -361,7 +363,7 @@ def _name_variables(fn: Callable[..., Any]) -> None:
     for spot in _variables(fn):
         t = spot.now()
         if isinstance(t, Tensor) and t.drawn and not t.name:
-            t.name = spot.key
+            t.name = spot.key or ""
 
 
 def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from .engine import engine
-from .host_data import engine_array
+from .host_data import engine_array, is_array
 from .parameter import Parameter
 from .record import current
 from .tensor import KINDS, Tensor
@@ -50,7 +50,7 @@ def is_registered(cls: type) -> bool:
     return cls in _REGISTERED
 
 
-def _open(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
+def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
     """(class, keys, values) of a container, None for a leaf."""
     kind = type(x)
     if kind is dict or isinstance(x, dict):
@@ -92,9 +92,9 @@ class Foreign(tuple[Any, ...]):
 
 
 def _has_array(x: Any) -> bool:
-    if isinstance(x, (Tensor, np.ndarray)) or engine_array(x):
+    if isinstance(x, Tensor) or is_array(x):
         return True
-    found = _open(x)
+    found = opened(x)
     return found is not None and any(map(_has_array, found[2]))
 
 
@@ -103,7 +103,7 @@ def _take(x: Any, leaves: list[Any], module: bool = False) -> Spec:
     in one step, since each call of a compiled function comes here."""
     if x is None:
         return EMPTY
-    found = _open(x)
+    found = opened(x)
     if found is None:
         leaves.append(x)
         return BOX if module and type(x) is Parameter else LEAF
@@ -174,7 +174,7 @@ def _boxed(x: Any) -> Any:
 
 def containers(x: Any) -> Iterator[Any]:
     """`x` and all registered objects below it."""
-    found = _open(x)
+    found = opened(x)
     if found is not None:
         if found[0] in _REGISTERED:
             yield x
@@ -239,7 +239,7 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> Any:
     """`f` on the path of each leaf of `tree` and the leaf; modules are changed in place."""
-    found = None if tree is None else _open(tree)
+    found = None if tree is None else opened(tree)
     if found is None:
         return None if tree is None else f(path, tree)
     kind, keys, values = found
@@ -258,7 +258,7 @@ def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> An
 def tree_fill(tree: Any, leaves: Iterator[Any]) -> Any:
     """`tree` with the next of `leaves` in it. What can change is changed itself: dicts, lists,
     modules and dataclasses. The rest, such as tuples, is made anew where something in it is new."""
-    found = None if tree is None else _open(tree)
+    found = None if tree is None else opened(tree)
     if found is None:
         return None if tree is None else next(leaves)
     kind, keys, values = found

@@ -12,8 +12,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..core.checks import shown
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
@@ -22,7 +20,7 @@ from ..ops.control import item
 from ..ops.redistribute import NAMES
 from .checks import asked_function
 from .functions import broadcast_to, permute, relayout, reshape
-from .host_data import engine_array
+from .host_data import is_array
 from .loop import scan
 from .operands import as_tensor, emit_many
 from .record import Recorder, current, recording
@@ -93,7 +91,7 @@ def _below(dims: Any, tree: Any) -> list[tuple[Any, Any]] | None:
 def _taken_apart(x: Any, dim: int | None) -> Any:
     """A leaf, with the dim of rows in front."""
     if dim is None or isinstance(x, (str, bytes)):
-        return as_tensor(x) if isinstance(x, np.ndarray) or engine_array(x) else x, False
+        return as_tensor(x) if is_array(x) else x, False
     t = as_tensor(x)
     if not -t.ndim <= dim < t.ndim:
         raise fail(

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.layout import TensorType
-from .captured_names import Place
+from .captured_places import Place
 from .host_outputs import HostOutput
-from .mutations import put, remove
+from .mutations import Edit, Pending
 from .tensor import Tensor, wrapped
-from .tree import Path, Spec, unflatten
+from .tree import Spec, unflatten
 
 
 @dataclass
@@ -23,9 +23,9 @@ class Written:
     spec: Spec
     leaves: list[Any]  # the result's leaves; those that the program gives are None
     slots: list[int]  # where in `leaves` the program's results go, in order
-    writes: list[tuple[Path, Any]]  # what the function put into its arguments' containers
-    written_slots: list[int]  # which of `writes` take the program's further results
-    removed: list[Path]
+    edits: list[Edit]  # how the function changed its arguments' containers
+    put: list[Any]  # the leaves of what it put there
+    written_slots: list[int]  # which of `put` take the program's further results
     outside: list[Place]  # where further results go
     values: list[tuple[Place, object]]  # what else goes to places outside
     host_outputs: list[HostOutput]  # what sees the program's last results
@@ -34,7 +34,7 @@ class Written:
     assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
 
     def __post_init__(self) -> None:
-        into = self.writes, self.removed, self.outside, self.values, self.fills, self.assigned
+        into = self.edits, self.outside, self.values, self.fills, self.assigned
         calm = not any(into) and not self.host_outputs
         self.plain = calm and len(self.slots) == len(self.leaves)
 
@@ -58,11 +58,12 @@ class Written:
             tensors[k]._keep()  # which may fail: now, not between two weights
         rest = made[len(self.slots) :]
         taken = len(rest) - sum(len(output.tensors) for output in self.host_outputs)
+        pending = Pending(self.edits, self.put, (args, kwargs))
         try:
-            self._put_all(rest[:taken], args, kwargs, tensors)
+            self._put_all(rest[:taken], pending, tensors)
         except BaseException:
             with contextlib.suppress(Exception):  # of another thread, say: all weights or none
-                self._put_all(rest[:taken], args, kwargs, tensors)
+                self._put_all(rest[:taken], pending, tensors)
             raise
         for i, k in self.same:
             leaves[i] = tensors[k]
@@ -71,19 +72,13 @@ class Written:
             output.run([next(left) for _ in output.tensors])
         return unflatten(self.spec, leaves)
 
-    def _put_all(
-        self, values: list[Tensor], args: Any, kwargs: Any, tensors: Sequence[Any]
-    ) -> None:
+    def _put_all(self, values: list[Tensor], pending: Pending, tensors: Sequence[Any]) -> None:
         """Puts the results of a call where its function has put them. To do it twice does no
         harm."""
         rest = iter(values)
-        writes = dict(enumerate(x for _, x in self.writes))
-        writes.update((i, next(rest)) for i in self.written_slots)
-        top = (args, kwargs)
-        for (path, _), value in zip(self.writes, writes.values(), strict=True):
-            put(top, path, value)
-        for path in self.removed:
-            remove(top, path)
+        for i in self.written_slots:
+            pending.leaves[i] = next(rest)
+        pending.put()
         for k in self.fills:
             new = next(rest)
             tensors[k].fill(new._data, new.type)

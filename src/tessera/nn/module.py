@@ -21,9 +21,9 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.peers import SPACES, no_name, unfit_call
-from ..lang.captured_names import GONE, is_plain
+from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
-from ..lang.host_data import engine_array
+from ..lang.host_data import is_array
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
 from ..lang.record import current, named_scope
@@ -82,7 +82,7 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         have = self.__dict__.get(name)
         if type(have) is Parameter and type(value) is not Parameter:
-            if isinstance(value, np.ndarray) or engine_array(value):
+            if is_array(value):
                 value = as_tensor(value)
             if isinstance(value, Tensor):
                 fits(

@@ -20,7 +20,7 @@ from ..ir.graph.text import node_text
 from ..ir.schedule.pipelines.stages import on_mesh
 from ..lang.engine import engine
 from ..lang.jit import Jit
-from ..lang.mutations import changes, snapshot
+from ..lang.mutations import Snapshot
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten
 from .instrument import Array, Run, measured, outside, recorded, results
@@ -112,9 +112,9 @@ def _with_writes(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
-        before = snapshot((args, kwargs))
+        before = Snapshot((args, kwargs))
         out = fn(*args, **kwargs)
-        written = [x for _, x in changes(before, (args, kwargs))[0] if isinstance(x, Tensor)]
+        written = [x for x in before.changes()[1] if isinstance(x, Tensor)]
         return flatten(out)[0] + written
 
     return both

@@ -198,6 +198,17 @@ def static_large() -> None:
     f(ts.tensor([1.0]), SimpleNamespace(scale=2.0, rows=list(range(3000))))
 
 
+@row("a static number of NumPy's is the other zero, and NaN is recorded once")
+def static_scalars() -> None:
+    f, x = ts.jit(lambda x, n: x / n), ts.tensor([1.0])
+    assert f(x, np.float32(0.0)).item() == np.inf
+    assert f(x, np.float32(-0.0)).item() == -np.inf
+    g = ts.jit(lambda x, n: x * n)
+    for _ in range(2):
+        assert np.isnan(g(x, np.float32("nan")).item())
+    assert len(g.programs) == 1
+
+
 # -- what a compiled function reads outside of its arguments --------------------------------------
 def _read_anew(name: str, read: Any, bind: Any) -> None:
     """`read()` inside a compiled function is what `bind` has put there, before each call."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,12 @@ from tessera import dist, pipeline
 from .rows import row
 
 MESH = dist.Mesh(("dp",), devices=8)
+
+
+@dataclass
+class _Batch:
+    x: Any
+    scale: float
 
 
 def _buffer(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -103,6 +111,48 @@ def reused_torch() -> None:
     t = ts.tensor(x)
     x.zero_()
     assert (t.numpy() == 1).all()
+
+
+@row("a compiled function is given one PyTorch tensor that is filled again, also in a dataclass")
+def reused_torch_argument() -> None:
+    x, batch = torch.ones(8, 64), _Batch(torch.ones(8, 64), 2.0)
+    f, g = ts.jit(lambda x: x * 2), ts.jit(lambda b: b.x * b.scale)
+    for i in range(1, 4):
+        x.fill_(i), batch.x.fill_(i)
+        for out in (f(x), g(batch)):
+            assert isinstance(out, ts.Tensor) and (out.numpy() == 2 * i).all()
+    assert len(f.programs) == len(g.programs) == 1
+
+
+@row("a PyTorch tensor that a compiled function reads outside is changed in place")
+def torch_outside() -> None:
+    scale, held = torch.ones(4), SimpleNamespace(rows=[torch.ones(4)])
+    f = ts.jit(lambda x, static: x * scale * held.rows[0] * static.w)
+    x, static = ts.tensor([1.0, 1.0, 1.0, 1.0]), SimpleNamespace(w=torch.ones(4))
+    for i in range(1, 3):
+        scale.fill_(i), held.rows[0].fill_(i), static.w.fill_(i)
+        assert (f(x, static).numpy() == i**3).all()
+
+
+@row("PyTorch tensors of narrow dtypes, and trained ones, are taken with their values")
+def torch_kinds() -> None:
+    given = torch.tensor([[0.5, -1.5], [2.0, 3.0]])
+    for dtype, ours in (
+        (torch.bfloat16, ts.bf16),
+        (torch.float8_e4m3fn, ts.fp8_e4m3),
+        (torch.float8_e5m2, ts.fp8_e5m2),
+        (torch.float16, ts.f16),
+    ):
+        t = ts.tensor(given.to(dtype).T)  # not contiguous
+        assert t.dtype is ours and (t.numpy().astype(np.float32) == given.T.numpy()).all()
+        rows = ts.tensor([given.to(dtype).requires_grad_()])
+        assert rows.shape == (1, 2, 2)
+    layer, theirs = ts.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    layer.load_state_dict(dict(theirs.named_parameters()))
+    np.testing.assert_array_equal(layer.weight.numpy(), theirs.weight.detach().numpy())
+    np.testing.assert_array_equal(ts.tensor(theirs.bias).numpy(), theirs.bias.detach().numpy())
+    layer.load_state_dict(theirs.bfloat16().state_dict())
+    np.testing.assert_array_equal(layer.bias.numpy(), theirs.bias.detach().float().numpy())
 
 
 @row("a weight is updated in place after it was loaded into a module")

@@ -11,8 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
 from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, UsageError, fail
@@ -20,13 +18,14 @@ from ...core.mesh import Mesh, auto
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
+from ..host_data import is_array
 from ..jit import Jit
-from ..mutations import changes, put, remove, snapshot
+from ..mutations import Edit, Pending, Snapshot
 from ..operands import as_tensor
 from ..record import Frame, Recorder, current
 from ..strategy import Combined, Strategy
 from ..tensor import Tensor
-from ..tree import Path, call_paths, flatten, unflatten
+from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
 from .batch_arguments import batches
 from .boundary import Borders
 from .merge import record_ranks
@@ -100,7 +99,7 @@ class Local(Generic[P, R]):
         recorder = current()
         assert recorder is not None
         leaves, spec = flatten((args, kwargs))
-        leaves = [as_tensor(x) if isinstance(x, np.ndarray) else x for x in leaves]
+        leaves = [as_tensor(x) if is_array(x) else x for x in leaves]
         names = call_paths(self._signature, spec)
         mesh = self._where([x for x in leaves if isinstance(x, Tensor)])
         view = self._view(mesh, recorder.frame)
@@ -118,10 +117,10 @@ class Local(Generic[P, R]):
 
         def body() -> Any:
             mine_args, mine_kwargs = unflatten(spec, blocks)
-            before = snapshot((mine_args, mine_kwargs))
+            before = Snapshot((mine_args, mine_kwargs))
             out = self.body(*mine_args, **mine_kwargs)
-            writes, removed = changes(before, (mine_args, mine_kwargs))
-            return {"out": out, "writes": [list(w) for w in _split(writes)], "removed": removed}
+            edits, leaves = before.changes()
+            return {"out": out, "edits": edits, "leaves": leaves}
 
         recorder.frame = view
         mark = len(recorder.builder.nodes), len(recorder.host_outputs)
@@ -141,14 +140,12 @@ class Local(Generic[P, R]):
             recorder.frame = view.outer
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
-        (paths, values), removed = out["writes"], out["removed"]
-        for path, value in zip(paths, values, strict=True):
-            like = whole.get(places.get(tuple(path), ()))
-            if isinstance(value, Tensor):
-                value = borders.leave(recorder, value, tuple(path), like)
-            put((args, kwargs), tuple(path), value)
-        for path in removed:
-            remove((args, kwargs), tuple(path))
+        edits, put = out["edits"], out["leaves"]
+        for i, path in enumerate(path for edit in edits for path in edit.paths()):
+            if isinstance(put[i], Tensor):
+                like = whole.get(places.get(path, ()))
+                put[i] = borders.leave(recorder, put[i], path, like)
+        Pending(edits, put, (args, kwargs)).put()
         made, made_spec = flatten(out["out"])
         ends = [borders.leave(recorder, x, (), None) if isinstance(x, Tensor) else x for x in made]
         return unflatten(made_spec, ends)
@@ -162,22 +159,25 @@ class Local(Generic[P, R]):
         def padded() -> Any:
             # Every rank hands back every place that any rank may have written.
             out = body()
-            paths, values = out["writes"]
-            now = dict(zip(map(tuple, paths), values, strict=True))
+            edits = out["edits"]
+            paths = [path for edit in edits for path in edit.paths()]
+            now = dict(zip(paths, out["leaves"], strict=True))
+            set_to = {(*e.path, key): spec for e in edits for key, spec in e.set}
             return {
                 "out": out["out"],
-                "removed": out["removed"],
+                "gone": [p for e in edits for k in e.gone if (p := (*e.path, k)) not in set_to],
                 "now": {repr(p): now.get(p, x) for p, x in before.items()},
-                "new": {repr(p): v for p, v in now.items() if p not in before},
+                "new": [repr(p) for p, s in set_to.items() if p not in before or s != LEAF],
             }
 
         old = {("now", repr(p)): x for p, x in before.items() if isinstance(x, Tensor)}
         merged = record_ranks(recorder, padded, old)
-        paths, values = [], []
+        edits, values = [], []
         by_text = {repr(p): p for p in before}
         for text, value in merged["now"].items():
             if value is not before[by_text[text]] and not _same(value, before[by_text[text]]):
-                paths.append(by_text[text])
+                *path, key = by_text[text]
+                edits.append(Edit(tuple(path), (), ((key, LEAF),)))
                 values.append(value)
         if merged["new"]:
             raise fail(
@@ -186,7 +186,8 @@ class Local(Generic[P, R]):
                 [("new", ", ".join(merged["new"]))],
                 fix="return it instead",
             )
-        return {"out": merged["out"], "writes": [paths, values], "removed": merged["removed"]}
+        edits += [Edit(tuple(path), (key,), ()) for *path, key in merged["gone"]]
+        return {"out": merged["out"], "edits": edits, "leaves": values}
 
     # -- the mesh and the axes --------------------------------------------------------------------
     def _where(self, tensors: Sequence[Tensor]) -> Mesh:
@@ -235,11 +236,7 @@ class Local(Generic[P, R]):
 
 
 def _full_paths(args: Any, kwargs: Any) -> list[Path]:
-    return list(snapshot((args, kwargs)))
-
-
-def _split(writes: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[Any]]:
-    return [p for p, _ in writes], [v for _, v in writes]
+    return spec_paths(flatten((args, kwargs))[1])
 
 
 def _same(a: Any, b: Any) -> bool:

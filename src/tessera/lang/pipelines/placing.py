@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..host_data import engine_array
+from ..host_data import is_array
 from ..moving import sent
 from ..operands import as_tensor
 from ..tensor import Tensor
@@ -22,7 +20,7 @@ def placed(program: PipeProgram, tree: Any) -> Any:
     at = {
         i: path_name(path)
         for i, (x, path) in enumerate(zip(leaves, paths(tree), strict=True))
-        if isinstance(x, (Tensor, np.ndarray)) or engine_array(x)  # the rest are settings
+        if isinstance(x, Tensor) or is_array(x)  # the rest are settings
     }
     weights = [program.state.together(as_tensor(leaves[i])) for i in at]
     new = _sent(program, weights, list(at.values()))

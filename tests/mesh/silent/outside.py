@@ -1,0 +1,238 @@
+"""Where may a compiled function read from, so that a change there is seen at its next call?"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import nn
+
+from .rows import row
+
+X = ts.tensor(1.0)
+Case = tuple[Callable[[ts.Tensor], ts.Tensor], Callable[[float], None]]
+made: Any = ModuleType("made")
+exec("rate = 1.0\ndef scaled(x): return x * rate", made.__dict__)
+file: Any = sys.modules[row.__module__]  # one that has a file
+file.rate = 1.0
+
+
+class Base:
+    rate = 1.0
+    table: dict[str, float] = {"a": 1.0}  # noqa: RUF012
+    calls = 0
+
+
+class Trainer(Base):
+    def __init__(self) -> None:
+        self.scale, self.w, self.n = 1.0, ts.tensor(1.0), 0
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x * self.scale * self.w
+
+    def step(self, x: ts.Tensor) -> ts.Tensor:
+        return self(x)
+
+    def shared(self, x: ts.Tensor) -> ts.Tensor:
+        return x * self.rate * self.table["a"]
+
+    def count(self, x: ts.Tensor) -> ts.Tensor:
+        self.n += 1
+        self.calls += 2  # that of the class, then that of the object
+        self.w = self.w * 2
+        return x * self.n * self.calls * self.w
+
+    def fails(self, x: ts.Tensor) -> ts.Tensor:
+        self.calls += 1
+        self.n += 1
+        raise KeyError(x)
+
+    @ts.jit
+    def decorated(self, x: ts.Tensor) -> ts.Tensor:
+        return self.shared(x)
+
+    @classmethod
+    @ts.jit
+    def of_class(cls, x: ts.Tensor) -> ts.Tensor:
+        return x * cls.rate * cls.table["a"]
+
+
+class Slots:
+    __slots__ = ("k",)
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x * self.k  # type: ignore[attr-defined,no-any-return]
+
+
+@dataclass
+class Settings:
+    k: float
+    w: ts.Tensor
+
+    def step(self, x: ts.Tensor) -> ts.Tensor:
+        return x * self.k * self.w
+
+
+class Layer(nn.Module):
+    factor = 1.0
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x * self.factor
+
+
+def product(row: Any, x: ts.Tensor, k: Any = 1.0) -> ts.Tensor:
+    return x * row[0] * k
+
+
+def _sets(holder: Any, *names: str) -> Callable[[float], None]:
+    def change(k: float) -> None:
+        for name in names:
+            setattr(holder, name, ts.tensor(k) if name == "w" else k)
+
+    return change
+
+
+def _method() -> Case:
+    t = Trainer()
+    return ts.jit(t.step), _sets(t, "scale", "w")
+
+
+def _called() -> Case:
+    t = Trainer()
+    return ts.jit(t), _sets(t, "scale")
+
+
+def _layers() -> Case:
+    """Objects in a list, whose own code names what changes."""
+    rows = [Trainer(), Trainer()]
+    holder = SimpleNamespace(rows=rows)
+    return ts.jit(lambda x: holder.rows[1](holder.rows[0](x))), _sets(rows[1], "scale")
+
+
+def _partial() -> Case:
+    given, more = [1.0], np.ones(())
+    f = ts.jit(functools.partial(product, given, k=more))
+    return f, lambda k: (given.__setitem__(0, k), more.fill(k))[1]
+
+
+def _partial_method() -> Case:
+    t = Trainer()
+    return ts.jit(functools.partial(t.step)), _sets(t, "scale")
+
+
+def _defaults() -> Case:
+    first, second = [1.0], SimpleNamespace(k=1.0)
+
+    def inner(x: ts.Tensor, second: Any = second) -> ts.Tensor:
+        return x * second.k  # type: ignore[no-any-return]
+
+    def f(x: ts.Tensor, *, first: Any = first) -> ts.Tensor:
+        return inner(x) * first[0]
+
+    return ts.jit(f), lambda k: (first.__setitem__(0, k), setattr(second, "k", k))[1]
+
+
+def _slots() -> Case:
+    f = Slots()
+    f.k = 1.0  # type: ignore[attr-defined]
+    return ts.jit(f), _sets(f, "k")
+
+
+def _settings() -> Case:
+    s = Settings(1.0, ts.tensor(1.0))
+    return ts.jit(s.step), _sets(s, "k", "w")
+
+
+def _argument() -> Case:
+    f = ts.jit(lambda x, kind: x * kind.rate)
+    return lambda x: f(x, Base), _sets(Base, "rate")
+
+
+def _table(k: float) -> None:
+    Base.rate, Base.table["a"] = k, k
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "the object of a method": _method,
+    "an object that is called": _called,
+    "an object in a list": _layers,
+    "the arguments of a partial": _partial,
+    "the object of a method in a partial": _partial_method,
+    "default arguments": _defaults,
+    "the slots of an object": _slots,
+    "a dataclass with a method": _settings,
+    "a class that is given": _argument,
+    "a class": lambda: (ts.jit(lambda x: x * Base.rate * Base.table["a"]), _table),
+    "the base of a class": lambda: (ts.jit(lambda x: x * Trainer.rate), _sets(Base, "rate")),
+    "the class of an object": lambda: (ts.jit(Trainer().shared), _table),
+    "the class of a decorated method": lambda: (Trainer().decorated, _table),
+    "a decorated class method": lambda: (Trainer.of_class, _table),
+    "the class of a module": lambda: (ts.jit(nn.Sequential(Layer())), _sets(Layer, "factor")),
+    "a module of Python": lambda: (ts.jit(lambda x: x * file.rate), _sets(file, "rate")),
+    "a class in a module": lambda: (ts.jit(lambda x: x * file.Base.rate), _sets(Base, "rate")),
+    "a function in a module": lambda: (ts.jit(lambda x: made.scaled(x)), _sets(made, "rate")),
+}
+
+
+def _is_read_anew(name: str) -> None:
+    @row(f"a compiled function reads {name}, and what is there changes")
+    def call() -> None:
+        f, change = CASES[name]()
+        try:
+            assert f(X).item() == 1.0
+            change(2.0)
+            changed = f(X).item()
+        finally:
+            Base.rate, Base.table["a"], Layer.factor, file.rate, made.rate = 1.0, 1.0, 1.0, 1.0, 1.0
+        assert changed in (2.0, 4.0)  # one factor or both
+
+
+file.Base = Base
+for name in CASES:
+    _is_read_anew(name)
+
+
+@row("a compiled method of a plain object counts, also in its class's attribute, and sets a tensor")
+def counted() -> None:
+    ours, theirs = Trainer(), Trainer()
+    step = ts.jit(ours.count)
+    with warnings.catch_warnings():  # a counter is recorded for each value, which is said
+        warnings.simplefilter("ignore", ts.TraceWarning)
+        for _ in range(3):
+            assert step(X).item() == theirs.count(X).item()
+    assert (ours.n, ours.calls, Base.calls) == (theirs.n, theirs.calls, 0)
+    assert ours.w.item() == theirs.w.item()
+
+
+@row("a compiled method fails: the object has what it had, and not what its class has")
+def failed() -> None:
+    t = Trainer()
+    try:
+        ts.jit(t.fails)(X)
+    except KeyError:
+        assert t.n == 0 and "calls" not in vars(t)
+    else:
+        raise AssertionError
+
+
+@row("a compiled function changes an attribute of a class and of a module of Python")
+def written() -> None:
+    def double(x: ts.Tensor) -> ts.Tensor:
+        Base.rate = Base.rate * 2
+        file.rate = file.rate * 3
+        return x * Base.rate * file.rate
+
+    try:
+        f = ts.jit(double)
+        assert [f(X).item(), f(X).item()] == [6.0, 36.0]
+        assert (Base.rate, file.rate) == (4.0, 9.0)
+    finally:
+        Base.rate, file.rate = 1.0, 1.0

@@ -142,8 +142,9 @@ class Executable:
     def _explained(self, error: Exception, args: Sequence[Any]) -> TesseraError:
         """The engine's `error` as one of ours: an argument that was given up, too little memory, or
         the engine's own words."""
-        arrays.alive(args, self.wants)
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "deleted" in first:  # not by this call, which gives up what is donated and fails then
+            arrays.alive(args, self.wants)
         if "donated" in first or "donate the same buffer" in first:
             return self._twice()
         full = "RESOURCE_EXHAUSTED" in first

@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import nn, optim
 from tessera.core import files, interrupts
 from tessera.data.create import create_dataloader
-from tessera.lang import written
+from tessera.lang import mutations
 from tessera.train.metrics import read_metrics
 from tests.cases import LONG, short
 
@@ -73,7 +73,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
     calm, hit = Step(donate), Step(donate)
     hit.model.load_state_dict({k: t.numpy() for k, t in calm.model.state_dict().items()})
     left = 10**9
-    really = nn.Parameter.fill, written.put
+    really = nn.Parameter.fill, mutations._put
 
     def now() -> None:
         nonlocal left
@@ -90,7 +90,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
         really[1](*args)
 
     monkeypatch.setattr(nn.Parameter, "fill", fill)
-    monkeypatch.setattr(written, "put", put)
+    monkeypatch.setattr(mutations, "_put", put)
     assert calm() == hit()
     came = 0
     for nth in range(1, 9):
@@ -103,7 +103,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
         calm()
         for a, b in zip(calm.values(), hit.values(), strict=True):
             assert a.tobytes() == b.tobytes()
-    assert came >= 6  # two weights, their moments twice, the count
+    assert came >= 5  # two weights, two dicts of moments, the count
     assert calm() == hit()
 
 

@@ -229,6 +229,33 @@ def test_who_never_arrives_is_named_fused(tmp_path: Path) -> None:
     assert "rank 1 did not arrive" in shown and at in shown
 
 
+ALONE = """
+@ts.jit
+def step(x):
+    return x.sum()
+
+@ts.jit
+def check(x):
+    return (x * x).mean()
+
+for turn in range(4):
+    step(X).item()
+    if RANK == 0 and turn == 1:
+        try:
+            check(X).item()
+        except ts.BackendError as error:
+            print(error, flush=True)
+            os._exit(1)  # the other one is in the engine, and would be waited for
+"""
+
+
+def test_a_program_that_one_rank_alone_runs_is_told_from_the_others(tmp_path: Path) -> None:
+    first, _ = run_ranks(ALONE, tmp_path, TESSERA_COLLECTIVE_LIMIT="3", limit_s=80)
+    assert first.code == 1, first.out + first.err
+    assert "check: a collective took longer than 3 s: rank 1 did not arrive" in first.out
+    assert "rank 1 : is in step: one all_reduce" in first.out
+
+
 GIVEN = """
 from tessera import nn
 import json
@@ -283,3 +310,24 @@ def test_who_never_arrives_is_named_step_by_step(tmp_path: Path) -> None:
     err = never("stepped", tmp_path)
     assert "rank 1 did not arrive" in err
     assert re.search(r"rank 0 : at s\d of step: ", err)
+
+
+GONE = """
+w = ts.tensor(np.ones((4, 1), np.float32), mesh=MESH, layout="[4@dp, 1]")
+step = ts.jit(lambda w: w - 0.1 * (w * w).sum(), donate="w")
+try:
+    for turn in range(3):
+        if RANK == 1 and turn == 2:
+            os._exit(0)
+        w = step(w)
+        dist.to_host(w)
+except ts.TesseraError as error:
+    print(type(error).__name__, error, flush=True)
+os._exit(0)
+"""
+
+
+def test_what_a_lost_rank_ends_is_no_fault_of_the_arguments(tmp_path: Path) -> None:
+    """They were given up to the call that failed."""
+    first, _ = run_ranks(GONE, tmp_path, TESSERA_COLLECTIVE_LIMIT="20", limit_s=80)
+    assert first.out.startswith("BackendError"), first.out + first.err

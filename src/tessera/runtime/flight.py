@@ -259,9 +259,17 @@ def _main_line() -> str:
 
 
 def _missing(ranks: dict[int, dict[str, Any]], record: Record) -> list[int]:
-    """Those that have not come to `record`, by what they have told."""
-    key = _key(record.group)
-    return [r for r, told in ranks.items() if told.get("seen", {}).get(key, 0) < record.place]
+    """Those that have not come to `record`, by what they have told: who came to something else in
+    its place has not."""
+    key, mine = _key(record.group), record.told()
+
+    def came(told: dict[str, Any]) -> bool:
+        if told.get("seen", {}).get(key, 0) < record.place:
+            return False
+        there = (r for r in told["records"] if all(r[k] == mine[k] for k in ("group", "place")))
+        return all(r[k] == mine[k] for r in there for k in ("program", "step", "what"))
+
+    return [r for r, told in ranks.items() if not came(told)]
 
 
 def _key(group: Sequence[int]) -> str:

@@ -162,6 +162,7 @@ def test_a_cpu_takes_some_images_at_a_time_for_the_gradient_of_a_weight(
 # x [N, groups, in, *sizes], w [groups, out, in, *kernel], how often a CPU calls its library
 FORMS = {
     "one channel a group": ((3, 6, 1, 7, 8), (6, 2, 1, 3, 2), 0),
+    "one channel a group, a large kernel": ((3, 6, 1, 30, 29), (6, 1, 1, 9, 8), 0),
     "few channels a group": ((3, 24, 4, 7, 8), (24, 2, 4, 3, 2), 3),
     "many": ((3, 2, 20, 7, 8), (2, 4, 20, 3, 2), 2),
     "one place": ((3, 1, 6, 7, 8), (1, 5, 6, 1, 1), 0),

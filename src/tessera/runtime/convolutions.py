@@ -23,6 +23,7 @@ Made = Callable[[Array, Array], Array]
 # With kernels of so many places, a CPU is up to twice as fast with so many images at a time; with
 # more of them, where a program would have more than so many parts.
 PLACES, IMAGES, PARTS = 64, 16, 8
+TERMS = 128  # of which one convolution may consist
 CHANNELS = 32  # of groups that are computed as one: more zeros in between cost more than calls
 
 
@@ -40,15 +41,15 @@ def conv(x: Array, w: Array, *how: Any) -> Array:
 
 def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int]) -> Made | None:
     """What a CPU computes faster than by one call of its library, where that is known."""
-    groups, places = w[-2], math.prod(w[:-3])
-    of_weight = places >= PLACES
+    groups, places, made_places = w[-2], math.prod(w[:-3]), math.prod(_sizes(how, x, w))
+    of_weight = places >= PLACES and places > made_places
     if groups == 1 and places == 1:
         return partial(_by_product, how)
-    if groups == 1 and math.prod(_sizes(how, x, w)) == 1:
+    if groups == 1 and made_places == 1:
         return partial(_of_whole_images, how)
     if groups > 1 and x[-1] == 1 and not of_weight:
-        return _in_f32(partial(_by_place_of_kernel, how))
-    if groups > 1 and x[0] == 1 and of_weight and math.prod(_sizes(how, x, w)) < PLACES:
+        return _in_f32(partial(_by_place_of_kernel, how)) if places <= TERMS else None
+    if groups > 1 and x[0] == 1 and of_weight and made_places <= TERMS:
         return _in_f32(partial(_by_place_of_result, how))
     if of_weight and (parts := _parts(x[-1])) > 1:
         made = partial(_in_parts, parts, made)
@@ -138,7 +139,7 @@ def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
         parts = (_cut(around, start, kernel, dilation) for start in starts)
         return jnp.stack([jnp.sum(part * some[1], 0) for part in parts])
 
-    loops = 2 if x.shape[-1] % 2 == 0 else 1  # what they read is in memory then
+    loops = next((k for k in range(2, x.shape[-1] + 1) if x.shape[-1] % k == 0), 1)  # in_memory
     images = lax.transpose(x, (x.ndim - 1, *range(1, x.ndim - 1), 0))
     grads = lax.transpose(w, (w.ndim - 3, *range(w.ndim - 3), w.ndim - 2, w.ndim - 1))
     some = [v.reshape(loops, v.shape[0] // loops, *v.shape[1:]) for v in (images, grads)]
@@ -164,10 +165,12 @@ def _in_bundles(
 
 
 def _with_zeros(made: Made, x: Array, w: Array) -> Array:
-    """Between channels of different groups stand zeros."""
+    """Between channels of different groups stand zeros: an infinite value in one group makes those
+    of its bundle NaN."""
     groups, out = w.shape[-2:]
-    same = jnp.eye(groups, dtype=w.dtype)[:, None, :, None]
-    apart = jnp.moveaxis(w, -2, -3)[..., None, :] * same  # [*kernel, groups, in, groups, out]
+    same = jnp.eye(groups, dtype=bool)[:, None, :, None]
+    apart = jnp.moveaxis(w, -2, -3)[..., None, :]  # [*kernel, groups, in, groups, out]
+    apart = jnp.where(same, apart, jnp.zeros((), w.dtype))
     y = made(x.reshape(*x.shape[:-2], 1, -1), apart.reshape(*w.shape[:-3], -1, 1, groups * out))
     return y.reshape(*y.shape[:-2], groups, out)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 Array = Any
-LOOPS = 16  # at most, over the images
+LOOPS = 16  # over the images; a prime number of them is taken one by one
 
 
 def window(
@@ -47,7 +47,9 @@ def _first(x: Array, kind: str, *how: Any) -> Array:
 def in_memory(made: Callable[[Array], Array], x: Array) -> Array:
     """`made` of some of x at a time, by a loop, whose result lies in memory: a CPU's compiler would
     else compute a part of it again wherever it is read."""
-    loops = max(k for k in range(1, LOOPS + 1) if x.shape[0] % k == 0)
+    images = x.shape[0]
+    loops = max(k for k in range(1, LOOPS + 1) if images % k == 0)
+    loops = images if loops == 1 else loops
     out = lax.map(made, lax.reshape(x, (loops, x.shape[0] // loops, *x.shape[1:])))
     return lax.reshape(out, (x.shape[0], *out.shape[2:]))
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from ..core.limits import limits
 from ..core.mesh import Mesh
 from ..core.wording import nth, ranks_text
 from ..ir.schedule.schedule import Schedule
-from .flight import flight
+from .flight import Record, flight
 from .jax_private import service
 from .store import wait_for
 
@@ -92,11 +93,9 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
     me, limit_s = jax.process_index(), limits().collective_s
     path = f"tessera/agree/{','.join(map(str, key))}/{k}"
     client = service()
-    what = f"the {nth(k)} program is compared"
-    record = flight().begin(schedule.name, "", what, "", key, 0)
-    try:
+    with comparison(schedule.name, f"the {nth(k)} program is compared", key) as record:
         client.key_value_set_bytes(f"{path}/hash/{me}", schedule.hash.encode())
-        hashes = _gather(path + "/hash/", key, limit_s)
+        hashes = gathered(path + "/hash/", key, limit_s)
         if hashes is None:
             raise flight().late(record, limit_s)
         if len(set(hashes.values())) > 1:
@@ -105,6 +104,15 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
             if texts is None:
                 raise flight().late(record, limit_s)
             raise differ(k, hashes, texts)
+
+
+@contextmanager
+def comparison(name: str, what: str, group: tuple[int, ...]) -> Iterator[Record]:
+    """Around what the processes of `group` tell each other, on the record of this one. Raises
+    BackendError where the coordination service cannot be reached."""
+    record = flight().begin(name, "", what, "", group, 0)
+    try:
+        yield record
     except TesseraError as error:
         flight().failed(record, error)
         raise
@@ -112,14 +120,14 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
         flight().failed(record, error)
         raise fail(
             BackendError,
-            f"{schedule.name}: the processes cannot compare their programs",
+            f"{name}: the processes cannot compare what they have",
             [("service", str(error).splitlines()[0])],
             fix="the coordinator (rank 0) has ended or cannot be reached",
         ) from None
     flight().finish(record)
 
 
-def _gather(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str] | None:
+def gathered(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str] | None:
     """What each of `group` has put under `prefix`; None where one has not in time."""
     found = {}
     end_s = time.monotonic() + limit_s

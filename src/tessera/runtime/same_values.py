@@ -9,7 +9,6 @@ times that it comes, by a sum of its bytes.
 from __future__ import annotations
 
 import json
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,12 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.errors import UsageError, fail
 from ..core.limits import limits
 from ..core.wording import ranks_text
 from .flight import flight
 from .jax_private import service
-from .store import wait_for
+from .same_program import comparison, gathered
 
 Array = np.ndarray[Any, Any]
 TIMES = 3  # that values of one shape and dtype are compared
@@ -53,35 +52,17 @@ def _compare(ranks: tuple[int, ...], values: Sequence[Array]) -> None:
     _rounds[ranks] += 1
     path = f"tessera/values/{','.join(map(str, ranks))}/{_rounds[ranks]}/"
     limit_s = limits().collective_s
-    record = flight().begin("values", "", "values are compared", "", ranks, 0)
     told = json.dumps([*map(_told, values)])
-    try:
+    with comparison("values", "values are compared", ranks) as record:
         service().key_value_set_bytes(f"{path}{jax.process_index()}", told.encode())
-        found: dict[int, list[str]] = {}
-        end_s = time.monotonic() + limit_s
-        for rank in ranks:
-            said = wait_for(f"{path}{rank}", end_s - time.monotonic(), rank)
-            if said is None:
-                raise flight().late(record, limit_s)
-            found[rank] = json.loads(said)
+        found = gathered(path, ranks, limit_s)
+        if found is None:
+            raise flight().late(record, limit_s)
+        said = {rank: json.loads(text) for rank, text in found.items()}
         for i, x in enumerate(values):
-            own = {
-                rank: rows[i] if i < len(rows) else "no such value" for rank, rows in found.items()
-            }
+            own = {r: rows[i] if i < len(rows) else "no such value" for r, rows in said.items()}
             if len({*own.values()}) > 1:
                 raise differ(x, own)
-    except TesseraError as error:
-        flight().failed(record, error)
-        raise
-    except RuntimeError as error:
-        flight().failed(record, error)
-        raise fail(
-            BackendError,
-            "values: the processes cannot compare them",
-            [("service", str(error).splitlines()[0])],
-            fix="the coordinator (rank 0) has ended or cannot be reached",
-        ) from None
-    flight().finish(record)
 
 
 def _told(x: Array) -> str:

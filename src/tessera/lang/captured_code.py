@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ..core.errors import PACKAGE
@@ -99,6 +100,8 @@ class _Look:
             elif self._is_open(x):
                 yield from _called(x, self.names)
                 inside = [v for _, v in self._entries(x)]
+            elif is_dataclass(x) and not isinstance(x, type):  # an optimizer and its schedule
+                inside = [getattr(x, f.name, None) for f in fields(x)]
             else:
                 continue
             if depth < DEPTH:

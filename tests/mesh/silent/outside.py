@@ -236,3 +236,25 @@ def written() -> None:
         assert (Base.rate, file.rate) == (4.0, 9.0)
     finally:
         Base.rate, file.rate = 1.0, 1.0
+
+
+@row("a schedule of the learning rate reads a number outside that changes")
+def scheduled() -> None:
+    class Settings:
+        rate = 0.1
+
+    model, opt = nn.Linear(2, 1), ts.optim.SGD(lambda step: ts.tensor(Settings.rate))
+
+    @ts.jit
+    def step(model: Any, state: Any, x: Any) -> Any:
+        loss = (model(x) ** 2).mean()
+        weights, new = opt.update(model, ts.grad(loss, model), state)
+        model.load_parameters(weights)
+        state.update(new)
+        return loss
+
+    state, x = opt.init(model), np.ones((4, 2), np.float32)
+    step(model, state, x)
+    before, Settings.rate = model.weight.numpy(), 0.0
+    step(model, state, x)
+    assert (model.weight.numpy() == before).all()

@@ -242,13 +242,15 @@ def _held(f: Any) -> Iterator[tuple[Any, str]]:
 
 def _called(x: Any, names: set[str]) -> Iterator[Any]:
     """The functions of the class of `x`, or of the class or module `x`, that the code may call."""
+    made = isinstance(x, type) and not is_registered(x)  # now, by the code; others are there
+    always = ("__call__", "__init__") if made else ("__call__",)
     if isinstance(x, types.ModuleType):
         holders: Iterable[Any] = (x,)
     else:
         holders = x.__mro__ if isinstance(x, type) else type(x).__mro__
     for c in holders:
         for name, v in vars(c).items():
-            if name in names or name in ("__call__", "__init__"):
+            if name in always or (name in names and name != "__init__"):
                 v = getattr(v, "fget", None) or getattr(v, "__func__", None) or v
                 if callable(v) and not isinstance(v, type):
                     yield v

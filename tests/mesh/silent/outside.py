@@ -258,3 +258,27 @@ def scheduled() -> None:
     before, Settings.rate = model.weight.numpy(), 0.0
     step(model, state, x)
     assert (model.weight.numpy() == before).all()
+
+
+@row("an object whose __init__ names what a loop changes, and a step that does not read it")
+def unread() -> None:
+    class Task:
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+            self.loss, self.done = None, 0
+            self.step = ts.jit(self.of(ts.tensor([2.0])))
+
+        def of(self, w: ts.Tensor) -> Any:
+            return lambda x: x * w * self.scale
+
+        scale = 3.0
+
+        def train(self) -> None:
+            self.loss = self.step(X)
+            self.done += 1
+            self.losses.append(self.loss.item())
+
+    task = Task()
+    for _ in range(4):
+        task.train()
+    assert task.losses == [6.0] * 4 and len(task.step.programs) == 1

@@ -192,10 +192,9 @@ def lines() -> Iterator[str]:
         peak = plan.peak / xla.peak - 1
         mark = "" if case.fitted else "†"
         shown = [f"{x:+.0%}".replace("-0%", "0%").replace("+0%", "0%") for x in (error, peak)]
-        yield (
-            f"| {name}{mark} | `{case.mesh}` | {plan.temporary / 2**20:.1f} |"
-            f" {xla.temporary / 2**20:.1f} | {shown[0]} | {shown[1]} |\n"
-        )
+        sizes = [x / 2**20 for x in (plan.temporary, xla.temporary)]
+        told = [f"{x:.1f}" if x >= 1 else f"{x:.2f}" for x in sizes]
+        yield f"| {name}{mark} | `{case.mesh}` | {' | '.join((*told, *shown))} |\n"
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from tests.cases import LONG, short
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BOUND = 0.2
 # The cases of the table that the rules miss; the page says so.
-MISSED = {"GPT, ring attention", "ConvNet"}
+MISSED = {"GPT, ring attention", "ConvNet", "ConvNet, wide, dp"}
 ROW = re.compile(
     r"^\| (.+?)(†?) \| `(.+?)` \| ([\d.]+) \| ([\d.]+) \| ([+-]?\d+)% \|", re.MULTILINE
 )
@@ -46,7 +46,7 @@ CASES = grid().CASES
 HERE = (
     "GPT", "GPT, bf16 products", "GPT, recompute", "GPT, dp tp", "GPT, ZeRO-1", "GPT, ZeRO-3, tp",
     "GPT, uneven vocabulary and heads, dp tp", "GPT, uneven ZeRO-3", "GPT, ZeRO-3 in, dp out",
-    "MLP, dp", "MLP, deep, ZeRO-1", "ConvNet, wide, dp",
+    "MLP, dp", "MLP, deep, ZeRO-1", "ConvNet, dp",
 )  # fmt: skip
 DEFAULT = ("GPT", "GPT, recompute", "GPT, ZeRO-3 in, dp out", "MLP, dp", "MLP, deep, ZeRO-1")
 

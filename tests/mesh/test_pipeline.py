@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -570,57 +569,3 @@ def test_one_array_given_up_under_two_names_is_taken_over_once(steps: list[Any])
 def test_steps_are_launched_in_the_order_of_the_schedule() -> None:
     s = reduced("1F1B", None)
     assert [step for step, *_ in Stepped(s).launches] == list(s.steps)
-
-
-# -- losses outside of the stages ------------------------------------------------------------------
-ACROSS: dict[
-    str, Callable[..., Any]
-] = {  # rows that meet others, of which a microbatch has not all
-    "mixed with others": lambda m, x, t, s: nn.mse_loss(m(0.7 * x + 0.3 * ts.flip(x, 0)), t),
-    "the next one": lambda m, x, t, s: nn.mse_loss(m(x), ts.roll(t, 1, 0)),
-    "weights of sum 1": lambda m, x, t, s: (((m(x) - t) ** 2).mean(-1) * (s / s.sum())).sum(),
-    "a softmax": lambda m, x, t, s: (((m(x) - t) ** 2).mean(-1) * nn.softmax(s, 0)).mean(),
-    "a running sum": lambda m, x, t, s: ts.cumsum(m(x), 0).mean(),
-    "places": lambda m, x, t, s: (ts.arange(x.shape[0])[:, None] * m(x)).mean(),
-    "advantages": lambda m, x, t, s: (((s - s.mean()) / ts.std(s))[:, None] * m(x)).mean(),
-    "a variance": lambda m, x, t, s: ts.var(m(x) - t),
-    "rows that are chosen": lambda m, x, t, s: nn.mse_loss(m(x), ts.take(t, ts.argsort(s), 0)),
-}
-BY_ROW: dict[str, Callable[..., Any]] = {
-    "a mean": lambda m, x, t, s: nn.mse_loss(m(x), t),
-    "weights of rows": lambda m, x, t, s: (((m(x) - t) ** 2).mean(-1) * s).mean(),
-    "a term of the batch": lambda m, x, t, s: (((m(x) - t) ** 2).mean(-1) + s.mean()).mean(),
-    "a table": lambda m, x, t, s: nn.mse_loss(m(x + ts.take(TABLE, (s * 4).to(ts.int32), 0)), t),
-    "the next token": lambda m, x, t, s: nn.mse_loss(m(x)[:, :-1], t[:, 1:]),
-    "two views": lambda m, x, t, s: _halves(ts.concat([m(x), t], 0), x.shape[0]),
-    "labels": lambda m, x, t, s: nn.cross_entropy(m(x), ts.argmax(t, -1), ignore_index=0),
-}
-TABLE = np.random.default_rng(5).normal(size=(4, 4)).astype(np.float32)
-
-
-def _halves(both: ts.Tensor, rows: int) -> ts.Tensor:
-    return nn.mse_loss(both[:rows], both[rows:] * 2)
-
-
-@pytest.mark.parametrize("name", [*ACROSS, *BY_ROW])
-def test_a_loss_is_of_rows_or_an_error(name: str) -> None:
-    rng = np.random.default_rng(0)
-    x, t = (rng.normal(size=(8, 4)).astype(np.float32) for _ in "xt")
-    s = rng.random(8).astype(np.float32)
-    weights = {k: rng.normal(size=(4, 4)).astype(np.float32) for k in "ab"}
-
-    def net(w: Any, x: Any) -> Any:
-        return ts.tanh(x @ w["a"]) @ w["b"]
-
-    piped = pipeline.run(mesh_axes=("pp",), schedule="GPipe", microbatches=4,
-                         mesh=dist.Mesh.parse("pp=2"))(net)  # fmt: skip
-    loss = (ACROSS | BY_ROW)[name]
-
-    def step(model: Any) -> Any:
-        return ts.jit(lambda w, x, t, s: loss(partial(model, w), x, t, s))(weights, x, t, s)
-
-    if name in ACROSS:
-        with pytest.raises(ts.GraphError, match=r"goes across the rows|no mean over the batch"):
-            step(piped)
-    else:
-        assert step(piped).item() == pytest.approx(step(net).item(), rel=1e-5)

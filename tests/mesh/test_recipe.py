@@ -467,56 +467,6 @@ def test_ignored_labels_weigh_nothing() -> None:
         np.testing.assert_allclose(g.numpy(), wanted[name].numpy(), atol=1e-5)
 
 
-LOSSES: dict[str, Callable[[Any, Any], ts.Tensor]] = {
-    "another label is ignored": lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0),
-    "classes have weights": lambda b, w: nn.cross_entropy(
-        b["x"] @ w, b["y"], weight=ts.tensor([1.0, 5.0, 0.2])
-    ),
-    "labels, and a mean over all": lambda b, w: (
-        nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0) + ((b["x"] @ w) ** 2).mean()
-    ),
-    "in blocks": lambda b, w: nn.linear_cross_entropy(b["x"], w, b["y"], 0, rows=1),
-    "a mean": lambda b, w: ((b["x"] @ w) ** 2).mean() + (w**2).sum(),
-}
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("name", LOSSES)
-def test_microbatches_have_the_loss_and_the_gradients_of_the_batch(name: str, devices: int) -> None:
-    rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(8, 6)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
-    whole = {"x": x, "y": np.int32([0, 0, 0, 1, 2, 1, 2, 1])}
-    mesh, plan = dist.Mesh(("dp",), devices=devices), dist.strategy("data_parallel")
-    given = dist.place(whole, plan, mesh, kind="batch"), ts.tensor(w, mesh=mesh)
-    first: list[np.ndarray] = []
-    for count in (1, 2, 4):
-        loss, g = ts.jit(lambda b, w, n=count: accumulated(LOSSES[name], b, w, n))(*given)
-        first = first or [loss.numpy(), g.numpy()]
-        for got, want in zip((loss, g), first, strict=True):
-            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (lambda b, w: ((b["x"] @ w) ** 2).sum(), "a loss is a sum over the batch, not a mean"),
-        (lambda b, w: ts.sqrt(((b["x"] @ w) ** 2).mean()), "no mean over the batch's rows: 'sqrt'"),
-        (
-            lambda b, w: ((b["x"] @ w).mean(-1) * b["m"]).sum() / b["m"].sum(),
-            "no mean over the batch's rows: 'div'",
-        ),
-        (
-            lambda b, w: (b["x"] @ w * ts.flip(b["x"], 0)[:, :3]).mean(),
-            "'flip' goes across the rows of the batch",
-        ),
-    ],
-)
-def test_a_loss_that_is_no_mean_of_rows_has_no_microbatches(loss: Any, said: str) -> None:
-    data = {"x": ts.ones((8, 6)), "m": ts.ones(8)}
-    with pytest.raises(ts.GraphError, match=f"accumulated: .*{re.escape(said)}"):
-        ts.jit(lambda b, w: accumulated(loss, b, w, 2))(data, ts.ones((6, 3)))
-
-
 @pytest.mark.parametrize("steps", [1, pytest.param(2, marks=LONG)])
 def test_dropout_falls_alike_where_layers_are_computed_again(steps: int) -> None:
     found = []

@@ -7,6 +7,7 @@ The loop form holds one microbatch's activations and one sum of gradients, howev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.checks import whole
@@ -19,6 +20,7 @@ from ..lang import functions as F
 from ..lang.eager import here
 from ..lang.functions import relayout
 from ..lang.grad import completed, grad, summed_in
+from ..lang.local.view import View
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
@@ -106,15 +108,19 @@ class _Part(Frame):
 
     def __init__(self, recorder: Recorder, count: int, means: Sequence[Tensor] | None) -> None:
         self.recorder, self.count, self.means = recorder, count, means
-        self.outer = recorder.frame
         self.ahead: dict[Node, Node] = {}
 
     @staticmethod
-    def of(recorder: Recorder, count: int, means: Sequence[Tensor] | None = None) -> _Part:
-        """The frame of `recorder` from now on; in a local body or a pipeline, what is around it."""
-        part = _Part(recorder, count, means)
-        if recorder.frame is WHOLE:
+    def of(recorder: Recorder, count: int, means: Sequence[Tensor] | None = None) -> _Part | None:
+        """The frame of `recorder` from now on, in a local body what is around its own. None in a
+        pipeline, which has microbatches itself."""
+        part, frame = _Part(recorder, count, means), recorder.frame
+        if frame is WHOLE:
             recorder.frame = part
+        elif isinstance(frame, View) and frame.outer is WHOLE:
+            recorder.frame = replace(frame, outer=part)
+        else:
+            return None
         return part
 
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
@@ -139,15 +145,18 @@ def _means(loss_fn: Loss, blocks: Batch, weights: Any, count: int) -> list[Tenso
     part, once, inputs, loss = _trial(loss_fn, blocks, weights, count, 1)
     if part is None:
         return []
-    _, twice, _, _ = _trial(loss_fn, blocks, weights, count, 2)
     nodes = once.builder.nodes
-    check(
-        Reading("accumulated", nodes, {*inputs.values()}, part.ahead, [once.node(loss)],
-                inside={n for n in nodes if n.scope}),
-        twice.builder.nodes,
-    )  # fmt: skip
-    outside = {node: t for t, node in once.captured}
+    if once.frame is part:  # a local body looks at its loss itself: lang/local/averages.py
+        _, twice, _, _ = _trial(loss_fn, blocks, weights, count, 2)
+        check(
+            Reading("accumulated", nodes, {*inputs.values()}, part.ahead, [once.node(loss)],
+                    inside={n for n in nodes if n.scope}),
+            twice.builder.nodes,
+        )  # fmt: skip
     wanted = list(part.ahead.values())
+    if not wanted:
+        return []
+    outside, needed = {node: t for t, node in once.captured}, reachable(wanted)
 
     def asked(_: Any, block: Any) -> Any:
         env = {node: [block[name]] for name, node in inputs.items()}
@@ -163,9 +172,6 @@ def _means(loss_fn: Loss, blocks: Batch, weights: Any, count: int) -> list[Tenso
             )
         return (), [env[n][0] for n in wanted]
 
-    needed = reachable(wanted)
-    if not wanted:
-        return []
     found = scan(asked, (), blocks, name="labels")[1]
     return [F.sum(t, 0) * (1.0 / count) for t in found]
 
@@ -185,7 +191,7 @@ def _trial(
             given[name] = recorder.input(t.type.with_dims((rows, *rest)), name)
         loss = loss_fn(given, weights)
     inputs = {name: recorder.node(t) for name, t in given.items()}
-    return part if recorder.frame is part else None, recorder, inputs, loss
+    return part, recorder, inputs, loss
 
 
 def _blocks(batch: Batch, count: int) -> dict[str, Tensor]:

@@ -1,0 +1,82 @@
+"""Have microbatches the loss and the gradients of the batch, or is it said that they have not?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn
+from tessera.train.accumulate import accumulated
+
+LOSSES: dict[str, Callable[[Any, Any], ts.Tensor]] = {
+    "another label is ignored": lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0),
+    "classes have weights": lambda b, w: nn.cross_entropy(
+        b["x"] @ w, b["y"], weight=ts.tensor([1.0, 5.0, 0.2])
+    ),
+    "labels, and a mean over all": lambda b, w: (
+        nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0) + ((b["x"] @ w) ** 2).mean()
+    ),
+    "in blocks": lambda b, w: nn.linear_cross_entropy(b["x"], w, b["y"], 0, rows=1),
+    "a mean": lambda b, w: ((b["x"] @ w) ** 2).mean() + (w**2).sum(),
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", LOSSES)
+def test_microbatches_have_the_loss_and_the_gradients_of_the_batch(name: str, devices: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(8, 6)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
+    whole = {"x": x, "y": np.int32([0, 0, 0, 1, 2, 1, 2, 1])}
+    mesh, plan = dist.Mesh(("dp",), devices=devices), dist.strategy("data_parallel")
+    given = dist.place(whole, plan, mesh, kind="batch"), ts.tensor(w, mesh=mesh)
+    first: list[np.ndarray] = []
+    for count in (1, 2, 4):
+        loss, g = ts.jit(lambda b, w, n=count: accumulated(LOSSES[name], b, w, n))(*given)
+        first = first or [loss.numpy(), g.numpy()]
+        for got, want in zip((loss, g), first, strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_microbatches_in_a_local_body_count_all_labels() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(8, 6)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
+    data = {"x": x, "y": np.int32([-100, -100, -100, 1, 2, 1, -100, 1])}
+    found = []
+    for count in (1, 2):
+
+        @ts.jit
+        @ts.distribute(strategy="data_parallel")
+        def step(batch: Any, w: Any, count: int = count) -> Any:
+            return accumulated(lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"]), batch, w, count)
+
+        with dist.Mesh(("dp",), devices=2):
+            loss, g = step(data, w)
+        found.append([loss.numpy(), g.numpy()])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda b, w: ((b["x"] @ w) ** 2).sum(), "a loss is a sum over the batch, not a mean"),
+        (lambda b, w: ts.sqrt(((b["x"] @ w) ** 2).mean()), "no mean over the batch's rows: 'sqrt'"),
+        (
+            lambda b, w: ((b["x"] @ w).mean(-1) * b["m"]).sum() / b["m"].sum(),
+            "no mean over the batch's rows: 'div'",
+        ),
+        (
+            lambda b, w: (b["x"] @ w * ts.flip(b["x"], 0)[:, :3]).mean(),
+            "'flip' goes across the rows of the batch",
+        ),
+    ],
+)
+def test_a_loss_that_is_no_mean_of_rows_has_no_microbatches(loss: Any, said: str) -> None:
+    data = {"x": ts.ones((8, 6)), "m": ts.ones(8)}
+    with pytest.raises(ts.GraphError, match=f"accumulated: .*{re.escape(said)}"):
+        ts.jit(lambda b, w: accumulated(loss, b, w, 2))(data, ts.ones((6, 3)))

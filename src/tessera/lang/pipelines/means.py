@@ -148,7 +148,10 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
 
 def _across(n: Node, m: Node, args: list[Value]) -> bool:
     """Whether a row of `n` comes from other rows, or goes by its place among all."""
-    (dim,) = [d for d, (a, b) in enumerate(zip(n.types[0].shape, m.types[0].shape)) if a != b][:1]
+    pairs = enumerate(zip(n.types[0].shape, m.types[0].shape, strict=True))
+    dim = next((d for d, (a, b) in pairs if a != b), None)
+    if dim is None:  # another of its results grows
+        return False
     if n.op == slice_.name:
         source = n.args[0]
         joins = source.op == concat.name and source.attrs["dim"] == dim  # parts of it may be whole

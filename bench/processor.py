@@ -1,4 +1,4 @@
-"""On which kind of processor is this? Its name, and the instructions that products depend on."""
+"""On which kind of processor is this? Its name, its generation, and what products depend on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ MATTERS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_fp1
 
 
 def kind(cpuinfo: str | None = None) -> str:
-    """The model and those of its flags that matter.
+    """The name, the family and model numbers, and those of its flags that matter.
 
-    >>> kind("model name : AMD EPYC\\nflags : fpu avx2 avx512f sse")
-    'AMD EPYC (avx2, avx512f)'
+    A host may give one name to processors of several generations, so the numbers are part of it.
+
+    >>> kind("cpu family : 26\\nmodel : 2\\nmodel name : AMD EPYC\\nflags : fpu avx2 avx512f sse")
+    'AMD EPYC family 26 model 2 (avx2, avx512f)'
     """
     if cpuinfo is None:
         path = Path("/proc/cpuinfo")
@@ -20,5 +22,11 @@ def kind(cpuinfo: str | None = None) -> str:
     rows = [line.partition(":") for line in cpuinfo.splitlines()]
     said = {key.strip(): value.strip() for key, _, value in reversed(rows)}
     name = said.get("model name") or platform.processor() or platform.machine()
+    numbers = "".join(
+        f" {word} {said[key]}"
+        for word, key in (("family", "cpu family"), ("model", "model"))
+        if key in said
+    )
     flags = said.get("flags", "").split()
-    return f"{name} ({', '.join(f for f in MATTERS if f in flags) or 'none of its flags matter'})"
+    matter = ", ".join(f for f in MATTERS if f in flags) or "none of its flags matter"
+    return f"{name}{numbers} ({matter})"

@@ -57,7 +57,7 @@ from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict
 from .lang.create import tensor
-from .lang.custom import custom_gradient, jvp, value_and_grad, vjp
+from .lang.custom import custom_gradient, value_and_grad, vjp
 from .lang.engine import set_engine
 from .lang.function import function
 from .lang.functions import *  # noqa: F403  # all that it lists
@@ -70,6 +70,7 @@ from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed
 from .lang.record import named_scope
+from .lang.slopes import jvp
 from .lang.static_arguments import StaticWarning
 from .lang.tape import stop_gradient
 from .lang.tensor import Tensor

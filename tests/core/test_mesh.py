@@ -322,6 +322,14 @@ BAD: list[tuple[str, Callable[[], object], str]] = [
         + "  fix  : pass a count, a range, a list of ids, or a nested list",
     ),
     (
+        "numbers that may be a shape",
+        lambda: Mesh(["dp", "tp"], (2, 4)),
+        "Mesh: are 2, 4 the devices, or their number along each axis?\n"
+        + AXES
+        + AT
+        + "  fix  : pass shape=(2, 4) for numbers; for devices, pass their shape beside them",
+    ),
+    (
         "neither devices nor shape",
         lambda: Mesh(["dp", "tp"]),
         "Mesh: neither devices nor a shape are given\n"

@@ -239,3 +239,49 @@ def test_tangents_that_do_not_fit_are_refused(oracle: Oracle) -> None:
         with pytest.raises(error) as e:
             ts.jvp(ts.exp, primals, tangents)  # type: ignore[arg-type]
         assert said in str(e.value)
+
+
+def own(backward: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The sine with a gradient function of the user's own, which takes (the gradient, x)."""
+    return ts.custom_gradient(lambda x: (ts.sin(x), lambda g: backward(g, x)))
+
+
+LINEAR: dict[str, Callable[..., Any]] = {
+    "factor": lambda g, x: g * ts.cos(x),
+    "quotient": lambda g, x: g / (1 / ts.cos(x)),
+    "mask": lambda g, x: ts.where(x > -9, g, 0.0) * ts.cos(x),
+    "parts": lambda g, x: ts.concat([g[:2], g[2:]]) * ts.cos(x),
+    "sums": lambda g, x: (g.reshape(1, 4, 5) @ ts.eye(5)).sum(0) * ts.cos(x),
+    "dtypes": lambda g, x: (g.to(ts.f32) + g) / 2 * ts.cos(x),
+}
+OTHERS: dict[str, Callable[..., Any]] = {
+    "clipped": lambda g, x: ts.clip(g, -0.1, 0.1),
+    "sign": lambda g, x: ts.sign(g),
+    "square": lambda g, x: g * g,
+    "shifted": lambda g, x: g + 1.0,
+    "by itself": lambda g, x: ts.where(g > 0, g, 0.0),
+    "constant": lambda g, x: ts.stop_gradient(g),
+    "below": lambda g, x: 1.0 / g,
+}
+
+
+@pytest.mark.parametrize("around", ["", "jit", "twice", "loop"])
+@pytest.mark.parametrize("name", [*LINEAR, *OTHERS])
+def test_jvp_of_a_gradient_of_ones_own(name: str, around: str, oracle: Oracle) -> None:
+    """A slope follows from a gradient that is linear; from others it does not, and JAX refuses."""
+    f = own((LINEAR | OTHERS)[name])
+    fn: Callable[[Any], Any] = f
+    if around == "twice":
+        fn = ts.jit(f)
+    if around == "loop":
+        fn = lambda x: ts.scan(lambda x, _: (f(x), x), x, ts.ones(1))[0]  # noqa: E731
+    run = lambda p, t: ts.jvp(fn, (p,), (t,))[1]  # noqa: E731
+    run = ts.jit(run) if around in ("jit", "twice") else run
+    x, along = ts.tensor(X[0][:4]), ts.tensor(X[1][:4])
+    if name in LINEAR:
+        np.testing.assert_allclose(run(x, along).numpy(), np.cos(X[0][:4]) * X[1][:4], rtol=1e-5)
+        return
+    with pytest.raises(ts.GraphError, match="is not linear in the gradient"):
+        run(x, along)
+    # What lies before the argument is not asked.
+    assert ts.jvp(ts.exp, (f(x),), (along,))[1].shape == (4, 5)

@@ -110,6 +110,18 @@ def checked_devices(
     axes: tuple[str, ...], devices: Devices, dims: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """The ids, flat, and the shape that their nesting says (None where they were flat)."""
+    if (
+        dims is None
+        and isinstance(devices, list | tuple)
+        and 1 < len(devices) == len(axes)
+        and all(is_whole(n) and n > 0 for n in devices)
+    ):
+        numbers = ", ".join(map(str, devices))
+        raise _wrong(
+            axes,
+            f"are {numbers} the devices, or their number along each axis?",
+            f"pass shape=({numbers}) for numbers; for devices, pass their shape beside them",
+        )
     if devices is None:
         if dims is None:
             raise _wrong(

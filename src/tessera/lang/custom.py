@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from ..core.checks import flag, function_of, instance, shown, unfit, whole
+from ..core.checks import flag, function_of, shown, unfit, whole
 from ..core.context import settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
@@ -171,7 +171,7 @@ def value_and_grad(
         if max(places) >= len(args):
             fix = f"its gradient is by argument {max(places)}: give that by place"
             raise unfit(who, "the number of arguments by place", len(args), fix)
-        given = [_tensors(x, own=True) if i in places else x for i, x in enumerate(args)]
+        given = [tensors(x, own=True) if i in places else x for i, x in enumerate(args)]
         out = fn(*given, **kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
@@ -204,7 +204,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     [1.0, 2.0]
     """
     fn = asked_function("vjp", "the function", fn)
-    xs = _tensors(xs, own=True)
+    xs = tensors(xs, own=True)
     value = fn(*xs)
     outs, spec = flatten(value)
     _floats("vjp: the function", outs, "return float tensors")
@@ -226,49 +226,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     return value, pull
 
 
-def jvp(
-    fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    """(`fn(*primals)`, how fast it changes as each of `primals` moves along its tangent).
-
-    `tangents` are like `primals`, as in `jax.jvp` and `torch.func.jvp`. Computed by two gradients,
-    of which only what the slope needs runs; so `fn` needs second gradients. Raises UsageError if
-    `primals` is not a tuple or the value holds anything but float tensors, ShapeError if the
-    tangents are not like the primals, and GraphError if the value depends on none of them.
-
-    >>> import tessera as ts
-    >>> x, along = ts.tensor([1.0, 2.0]), ts.tensor([1.0, 0.5])
-    >>> y, slope = ts.jvp(lambda x: x**3, (x,), (along,))
-    >>> y.numpy().tolist(), slope.numpy().tolist()
-    ([1.0, 8.0], [3.0, 6.0])
-    """
-    fix = "give a tuple with one for each argument: ts.jvp(fn, (x,), (along,))"
-    for what, given in (("primals", primals), ("tangents", tangents)):
-        instance("jvp", what, given, (tuple, list), fix)  # type: ignore[arg-type]
-    xs, spec = flatten(_tensors(tuple(primals)))
-    along, along_spec = flatten(_tensors(tuple(tangents)))
-    if along_spec != spec or any(a.shape != x.shape for a, x in zip(along, xs, strict=True)):
-        raise fail(
-            ShapeError,
-            "jvp: the tangents are not like the primals",
-            [("primals", ", ".join(str(x.type) for x in xs)),
-             ("tangents", ", ".join(str(a.type) for a in along))],
-            fix="give a tensor like each of the primals, in the same structure",
-        )  # fmt: skip
-    value, pull = vjp(fn, *unflatten(spec, xs))
-    # What is pulled back is linear in what is given: its slope by that, along the tangents. Any
-    # values would do; these lie where they are needed, and zeros would be made anew there.
-    outs, out_spec = flatten(value)
-    given_back = [F.stop_gradient(t) for t in outs]
-    if current() is None:  # without how they were made, to which nothing would lead back
-        given_back = [Tensor(t.data, t.type) for t in given_back]
-    pulled = flatten(pull(unflatten(out_spec, given_back)))[0]
-    parts = [F.sum(p * a.to(p.dtype)).to("f32") for p, a in zip(pulled, along, strict=True)]
-    slopes = grad(F.sum(F.stack(parts)), given_back)
-    return value, unflatten(out_spec, slopes)
-
-
-def _tensors(tree: Any, own: bool = False) -> Any:
+def tensors(tree: Any, own: bool = False) -> Any:
     """`tree` with tensors for leaves; with `own`, floats as tensors that nothing else refers to."""
     leaves, spec = flatten(tree)
     made = [as_tensor(x) for x in leaves]

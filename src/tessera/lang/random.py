@@ -20,7 +20,7 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
 from ..core.peers import public
-from ..ops.local import as_local, joined
+from ..ops.local import as_local
 from ..ops.random import GOLDEN
 from . import functions, record
 from .checks import fitting
@@ -140,13 +140,15 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
         raise unfit("random", "like", like, f"give the type of a tensor of shape {size}: t.type")
     key, stream = _key()
     seen = view()
-    if seen is not None and seen.batch and size:
-        # The devices of a data-parallel body draw what the whole batch would draw, each its rows.
-        t = plain(uint32, size, seen.mesh) if like is None else like.complete().with_dtype(uint32)
-        wide = joined(t.on(seen.mesh), seen.batch, 0)
-        wide = wide.with_varying(())
-        drawn = emit("random_bits", key, shape=wide.shape, stream=stream, layout=wide)
-        return emit("reinterpret", drawn, layout=as_local(wide, seen.batch))
+    if seen is not None and size:
+        # What is like a device's own block is drawn as a block of the whole; what is like nothing
+        # has a row for each of the device's rows of the batch.
+        own = [a for a in seen.axes if a in (seen.batch if like is None else like.varying)]
+        if own:
+            t = plain(uint32, size) if like is None else like.complete().with_dtype(uint32)
+            whole = seen.joined(t.on(seen.mesh), own).with_varying(())
+            drawn = emit("random_bits", key, shape=whole.shape, stream=stream, layout=whole)
+            return emit("reinterpret", drawn, layout=as_local(whole, own))
     around = _layout.get()
     if like is None and around is not None and around.shape == size:
         like = around

@@ -118,3 +118,59 @@ def _() -> None:
         mesh=dist.Mesh(("tp",), devices=4),
     )  # fmt: skip
     body(X, W)
+
+
+COLUMN, ROW = (dist.ShardSpec((part,), ("tp",)) for part in ("col", "row"))
+
+
+def by_hand(complete: bool, graded: bool = False, **options: Any) -> Any:
+    """Two layers whose weights are split over tp, in a data-parallel body."""
+
+    def loss(x: Any, up: Any, down: Any) -> Any:
+        y = ts.tanh(x @ up) @ down
+        value = ((dist.all_reduce(y, "tp") if complete else y) ** 2).mean()
+        return ts.grad(value, down) if graded else value
+
+    both = dist.Mesh(("dp", "tp"), shape=(2, 4))
+    say = {"mesh_axes": ("dp", "tp"), "mesh": both, "layouts": {"up": COLUMN, "down": ROW}}
+    return ts.distribute(loss, strategy="data_parallel", **(say | options))
+
+
+@row("layers split over tp in a data-parallel body")
+def _() -> None:
+    down = RNG.normal(size=(8, 5)).astype(np.float32)
+    want = ((np.tanh(X @ X) @ down) ** 2).mean()
+    np.testing.assert_allclose(by_hand(True)(X, X, down).numpy(), want, rtol=1e-5)
+    wide = {"mesh_axes": ("data", "tp"), "mesh": dist.Mesh(("data", "tp"), shape=(2, 4))}
+    np.testing.assert_allclose(by_hand(True, **wide)(X, X, down).numpy(), want, rtol=1e-5)
+
+
+@row("a sum over tp that is left out", error=ts.ShapeError,
+     says="returns a number that differs between devices")  # fmt: skip
+def _() -> None:
+    by_hand(False)(X, X, X)
+
+
+@row("a gradient of a sum over tp that is left out", warns=ts.StrategyWarning,
+     says="a loss differs along 'tp'")  # fmt: skip
+def _() -> None:
+    by_hand(False, graded=True)(X, X, X)
+
+
+@row("a strategy's name that layouts leave no axis", error=ts.StrategyError,
+     says="over which axis does 'data_parallel' go")  # fmt: skip
+def _() -> None:
+    spec = dist.ShardSpec(("row",), ("data",))
+    by_hand(True, layouts={"x": spec, "up": COLUMN, "down": ROW}, mesh_axes=("data", "tp"))
+
+
+@row("each device of a kernel drops elements of its own")
+def _() -> None:
+    ones = ts.ones((4, 64))
+    for spec in (dist.ShardSpec((0,), ("dp",)), dist.ShardSpec((1,), ("dp",))):
+        drop = ts.distribute(lambda x: nn.dropout(x, 0.5), mesh=mesh(), layouts={"x": spec})
+        seen = drop(ones).numpy().reshape(-1)
+        parts = np.split(seen, 4)
+        assert len({p.tobytes() for p in parts}) == 4 and 0.35 < (seen == 0).mean() < 0.65
+    same = ts.op.kernel(lambda x: nn.dropout(x, 0.5), mesh=mesh())(ones).numpy()
+    assert same.shape == (4, 64)  # of what all have, all drop the same

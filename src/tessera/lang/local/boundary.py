@@ -38,22 +38,22 @@ class Borders:
         return [p for p in parts if not p.splits_batch and p.axis in self.view.axes]
 
     def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
-        """One StrategyWarning where tensor parallelism cuts nothing that the body is given or takes
-        from outside, and nothing in it, `made` there, asks for the rank."""
+        """One StrategyWarning where along an axis that splits no batch nothing is cut that the body
+        is given or takes from outside, and nothing in it, `made` there, asks for the rank."""
         every = {a for n in blocks for a in n.type.varying}
         for n in made:
             every.update(n.types[0].varying if n.op == axis_index.name else ())
             every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
-        for p in self.on_the_same_rows:
-            if p.axis not in every and self.view.mesh.sizes[p.axis] > 1:
-                warnings.warn(
-                    f"{self.name}: strategy {p.kind!r} over {p.axis!r} cuts none of the"
-                    " arguments, so all devices along it do the same\n  say which weights it cuts:"
-                    f' layouts={{"w": dist.ShardSpec(("col",), ({p.axis!r},))}}, or rules= for'
-                    " their names",
-                    StrategyWarning,
-                    stacklevel=lines_up(),
-                )
+        idle = {*self.view.axes} - {*self.view.batch} - every if self.strategy is not None else ()
+        for axis in sorted(a for a in idle if self.view.mesh.sizes[a] > 1):
+            warnings.warn(
+                f"{self.name}: {axis!r} cuts none of the arguments, so all devices along it do the"
+                ' same\n  say what it cuts: layouts={"w": dist.ShardSpec(("col",),'
+                f" ({axis!r},))}}, rules= of tensor parallelism for the names of weights, or a"
+                " strategy that splits the batch over it",
+                StrategyWarning,
+                stacklevel=lines_up(),
+            )
 
     def on(self, x: Tensor, path: Path) -> TensorType:
         """The type of the argument `x` on the mesh."""
@@ -136,10 +136,7 @@ class Borders:
                 [("result", t), *([("made at", node.loc)] if node.loc else [])],
                 fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
             )
-        first = [a for a in own if a in self.view.batch or self.view.dim == 0]
-        for axes, dim in ((first, 0), ([a for a in own if a not in first], t.rank - 1)):
-            if axes:
-                t = joined(t, axes, dim)
+        t = self.view.joined(t, own)
         return symbolic(recorder.builder("reinterpret", node, layout=t) if own else node, recorder)
 
     def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:

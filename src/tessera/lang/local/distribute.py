@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
-from ...core.errors import LayoutError, MeshError, UsageError, fail
+from ...core.errors import LayoutError, MeshError, StrategyError, UsageError, fail
 from ...core.mesh import Mesh, auto
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
@@ -224,7 +224,7 @@ class Local(Generic[P, R]):
             )
         parts = self.strategy.parts if self.strategy is not None else ()
         tensor_axes = {p.axis for p in parts if not p.splits_batch}
-        batch = tuple(a for a in axes if parts and a not in tensor_axes)
+        batch = tuple(a for a in axes if any(p.axis == a and p.splits_batch for p in parts))
         return View(
             mesh,
             tuple(a for a in mesh.axes if a in axes),
@@ -254,13 +254,27 @@ def _forget(recorder: Recorder, mark: tuple[int, int]) -> None:
 
 
 # -- the decorators -------------------------------------------------------------------------------
-def _strategy(given: str | Strategy | None, axes: tuple[str, ...] | None) -> Strategy | None:
+def _strategy(
+    given: str | Strategy | None, axes: tuple[str, ...], layouts: Mapping[str, ShardSpec]
+) -> Strategy | None:
+    """The strategy `given`; a name stands for it over the axes of the body, but for those that
+    `layouts` cut arguments over, which are the body's own. Its usual axis is never one of them.
+    Raises StrategyError if none is left."""
     if given is None or isinstance(given, Strategy):
         return given
+    usual = strategy_named(given)
     if not axes:
-        return strategy_named(given)
-    parts = [p for a in axes for p in strategy_named(given, a).parts]
-    return Combined(tuple(parts))
+        return usual
+    own = {a for said in layouts.values() for a in said.mesh_axes if len(axes) > 1}
+    over = [a for a in axes if a not in own or a in {p.axis for p in usual.parts}]
+    if not over:
+        raise fail(
+            StrategyError,
+            f"distribute: over which axis does {given!r} go? layouts cut arguments over all",
+            [("mesh_axes", ", ".join(axes))],
+            fix=f"name its axis: strategy=dist.strategy({given!r}, axis={axes[0]!r})",
+        )
+    return Combined(tuple(p for a in over for p in strategy_named(given, a).parts))
 
 
 def distribute(
@@ -281,7 +295,8 @@ def distribute(
     as it is. Tessera infers from the body which arguments are batches (docs/local-view.md); `batch`
     names them explicitly. `layouts` gives the ShardSpec of an argument by name, and that of the
     result as "return". `mesh_axes` are the axes over which the body is local (default: those of the
-    strategy, or all).
+    strategy, or all). A strategy given by name goes over all of them, but for those that `layouts`
+    name: over these the body is left to you, unless it is the strategy's usual axis ("dp", "tp").
 
     In the body a loss is the mean over the data axes, so `ts.grad` returns gradients averaged over
     them. A result that is equal on all devices is one value; a number is averaged over the data
@@ -289,7 +304,7 @@ def distribute(
 
     Raises UsageError if `batch` or `layouts` names an argument that does not exist; MeshError if
     there is no mesh or it lacks an axis; LayoutError or ShapeError if an argument cannot be split
-    so.
+    so; StrategyError if `layouts` leave no axis to a strategy's name.
 
     >>> import tessera as ts
     >>> @ts.distribute(strategy="data_parallel")
@@ -302,7 +317,6 @@ def distribute(
     (4.0, [[4.0], [4.0]])
     """
     axes = None if mesh_axes is None else axes_of("distribute", mesh_axes)
-    chosen = _strategy(strategy, axes)
     where = mesh_or_none("distribute", mesh)
     if layouts is not None and (
         not isinstance(layouts, Mapping)
@@ -315,6 +329,7 @@ def distribute(
             'give {"x": dist.ShardSpec(("row",), ("dp",))}',
             LayoutError,
         )
+    chosen = _strategy(strategy, axes or (), layouts or {})
     names = (batch,) if isinstance(batch, str) else batch
     if names is not None and (
         not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names)

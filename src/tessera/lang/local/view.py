@@ -8,17 +8,18 @@ rank (ranks.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.dtypes import int32
-from ...core.errors import UsageError, fail
+from ...core.errors import StrategyWarning, UsageError, fail, lines_up
 from ...core.layout import TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
-from ...ops.local import as_local
+from ...ops.local import as_local, joined
 from ..gradients import Goal, zeros
 from ..record import WHOLE, Frame, Recorder, current
 from ..tensor import Tensor
@@ -98,6 +99,14 @@ class View(Frame):
             return node
         return recorder.builder("reinterpret", node, layout=as_local(node.type, axes))
 
+    def joined(self, t: TensorType, own: Sequence[str]) -> TensorType:
+        """The type of the whole of which each device along the axes `own` has a block of type `t`,
+        where nothing else is said."""
+        rows = [a for a in own if a in self.batch or self.dim == 0]
+        for axes, dim in ((rows, 0), ([a for a in own if a not in rows], t.rank - 1)):
+            t = joined(t, axes, dim) if axes else t
+        return t
+
     def laid(self, to: TensorType) -> TensorType:
         return self.outer.laid(to)
 
@@ -120,6 +129,16 @@ class View(Frame):
         own = [a for a in loss.type.varying if a in self.batch]
         if own:
             check_mean(loss, own, self.told)
+        other = [a for a in loss.type.varying if a in self.axes and a not in own]
+        if other and self.rests is not None and loss not in self.told:
+            self.told.add(loss)
+            warnings.warn(
+                f"a loss differs along {', '.join(map(repr, other))} ({loss.loc}), so each device"
+                " differentiates its own\n  complete it first where it is a part of one loss:"
+                f" dist.all_reduce(x, {other[0]!r})",
+                StrategyWarning,
+                stacklevel=lines_up(),
+            )
         return self.outer.gradients(recorder, loss, wrt, weights, goals, self.batch)
 
     def reads(self, node: Node) -> None:

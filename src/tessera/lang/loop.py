@@ -47,7 +47,7 @@ def scan(
     Returns (the last carry, the ys stacked along a new dim 0). `carry`, `xs` and `y` are trees of
     tensors; the body may use tensors from outside. `policy` says what the backward pass keeps:
 
-    - "save": all intermediates of the body.
+    - "save": what the gradient reads, or the fewest bytes from which it follows element by element.
     - "recompute": only the carries; the body is computed again.
     - "products": the carries and the results of matrix products and of inner loops.
     - "together": nothing; the gradient of a scalar carry is computed in the forward loop.

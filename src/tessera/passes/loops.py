@@ -1,10 +1,11 @@
 """The gradient of a loop: a second loop that runs backwards, and what the first keeps for it.
 
-Four policies, chosen where the loop is written: `save` keeps every intermediate that the backward
-body reads, `recompute` keeps only the carries and computes the rest again, `products` keeps of that
-rest what products and inner loops gave, `together` computes value and gradient in one loop (for a
-loop that only adds up a scalar, such as a loss in blocks). `ts.save_for_backward` marks values that
-`recompute` and `products` keep all the same, where computing them is expensive.
+Four policies, chosen where the loop is written: `save` keeps what the backward body reads, or fewer
+bytes from which that follows element by element (ir/graph/again.py), `recompute` keeps only the
+carries and computes the rest again, `products` keeps of that rest what products and inner loops
+gave, `together` computes value and gradient in one loop (for a loop that only adds up a scalar,
+such as a loss in blocks). `ts.save_for_backward` marks values that `recompute` and `products` keep
+all the same, where computing them is expensive.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ..core.dtypes import f32, promote
 from ..core.errors import GraphError, fail
 from ..core.layout import TensorType, dim_axes, without
+from ..ir.graph.again import free_nodes, kept
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
 from ..ops.cast import narrowed
@@ -194,9 +196,8 @@ def _backwards(
     whole = inner.graph([*body.outputs, *outs])
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
     late = _after(whole, {*g_carry.values(), *g_stacked.values(), *sums.values()})
-    inputs = set(body.inputs)
     if attrs["policy"] == "save":
-        saved = _read_across(whole, outs, late, inputs)
+        saved = _read_across(whole, outs, late, {*body.inputs[:consts], *body.inputs[first_x:]})
     else:
         saved = _marked(whole, outs, late, attrs["policy"] == "products")
     needed = reachable(outs, {*saved, *_before(saved)})
@@ -310,11 +311,17 @@ def _after(graph: Graph, sources: set[Node]) -> set[Node]:
 
 
 def _read_across(
-    graph: Graph, outs: Sequence[Node], late: set[Node], inputs: set[Node]
+    graph: Graph, outs: Sequence[Node], late: set[Node], given: set[Node]
 ) -> list[Node]:
-    """The values computed before `late` that it reads; what is cheap to make is made again."""
-    read = {a for n in reachable(outs) & late for a in n.args if a not in late} | (set(outs) - late)
-    return [n for n in graph.nodes if n in read and n not in inputs and not _cheap(n)]
+    """As few bytes of values computed before `late` as those that it reads follow from, with the
+    inputs that are `given` to it."""
+    early = {n for n in graph.nodes if n not in late}
+    read = {a for n in reachable(outs) & late for a in n.args if a in early} | (set(outs) - late)
+    marks = {n for n in early if n.op == save_for_backward.name}
+    before = {n: mark for n, mark in _before(marks).items() if mark in early}
+    free = free_nodes(n for n in graph.nodes if n in early)
+    found, _ = kept((before.get(n, n) for n in read), early, free | given)
+    return [n for n in graph.nodes if n in found and n.op != "input"]
 
 
 def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool) -> list[Node]:
@@ -339,7 +346,3 @@ def _before(marks: Iterable[Node]) -> dict[Node, Node]:
     return {
         n.args[0]: n for n in marks if n.op == save_for_backward.name and n.args[0].op != "input"
     }
-
-
-def _cheap(n: Node) -> bool:
-    return n.kind.creates

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core.options import ScheduleOptions
 from ...ops.redistribute import all_gather
+from ..graph.again import is_free
 from ..graph.node import Graph, Node, input_node
 from .schedule import Collective, Compute, Loop, Region, Schedule, Step
 
@@ -66,11 +67,6 @@ def with_regions(s: Schedule) -> Schedule:
         return Region(x.reads, x.writes, body, stage=x.stage, after=x.after, note=x.note)
 
     return replace(s, steps=tuple(map(step, s.steps)))
-
-
-def is_free(n: Node) -> bool:
-    """Whether `n` is made of nothing, and so made again wherever it is read."""
-    return n.kind.memory == "created"
 
 
 def is_loop(n: Node) -> bool:

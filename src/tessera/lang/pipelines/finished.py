@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...core.errors import GraphError, fail
+from ...ir.graph.again import free_nodes
 from ...ir.graph.node import Graph, Node, reachable
 from ...ir.schedule.pipelines.pipeline import Recorded
-from ...ir.schedule.pipelines.stages import depends, free_nodes, stage_numbers
+from ...ir.schedule.pipelines.stages import depends, stage_numbers
 from ..record import Recorder
 from .means import inseparable
 from .microbatch import PipeState, state_of

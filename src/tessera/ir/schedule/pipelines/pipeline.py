@@ -15,6 +15,7 @@ from typing import Any
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.reshard import gathered
+from ...graph.again import free_nodes
 from ...graph.build import Builder
 from ...graph.node import Graph, Node, copied, input_node, reachable
 from ..build import with_regions
@@ -25,7 +26,6 @@ from .merge import merged
 from .microbatches import Totals, key_of, microbatches, together
 from .stages import (
     Region,
-    free_nodes,
     moved_type,
     on_mesh,
     region_graph,

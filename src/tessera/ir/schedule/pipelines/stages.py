@@ -14,30 +14,23 @@ from ....core.errors import GraphError, fail
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.options import ProgramOptions
+from ...graph.again import kept
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
-from ..build import is_free
 
 REGIONS = ("F", "I", "W")
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The nodes of one stage and kind: what it takes from elsewhere and what others take of it."""
+    """The nodes of one stage and kind: what it takes from elsewhere and what others take of it;
+    `again` are nodes of its forward that it computes again."""
 
     stage: int
     kind: str
     nodes: tuple[Node, ...]
     takes: tuple[Node, ...]
     gives: tuple[Node, ...]
-
-
-def free_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
-    """What depends on no input: made again wherever it is read, like masks and tables of angles."""
-    found: set[Node] = set()
-    for n in nodes:
-        if is_free(n) or (n.args and all(a in found for a in n.args)):
-            found.add(n)
-    return frozenset(found)
+    again: frozenset[Node] = frozenset()
 
 
 def depends(nodes: Sequence[Node], sources: Iterable[Node]) -> set[Node]:
@@ -135,24 +128,45 @@ def regions(
     groups: dict[tuple[int, str], list[Node]] = {}
     for n in nodes:
         groups.setdefault(home[n], []).append(n)
-    takes: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
-    gives: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
-    for n in nodes:
-        for a in n.args:
-            if a in free:
-                continue
-            if a.op == "input":
-                takes[home[n]][a] = None
-            elif home[a] != home[n]:
-                takes[home[n]][a] = None
-                gives[home[a]][a] = None
-    for o in wanted:
-        if o in home:
-            gives[home[o]][o] = None
-    return {
-        k: Region(*k, tuple(group), tuple(takes[k]), tuple(_single(gives[k])))
+    takes: dict[tuple[int, str], dict[Node, None]] = {
+        k: {a: None for n in group for a in n.args if a not in free and home.get(a) != k}
         for k, group in groups.items()
     }
+    made: dict[tuple[int, str], frozenset[Node]] = {}
+    for s in {s for s, _ in groups}:
+        behind = [k for k in ((s, "I"), (s, "W")) if k in groups]
+        wants = [a for k in behind for a in takes[k]]
+        _, again = kept(wants, {*groups.get((s, "F"), ())}, free.union(graph.inputs))
+        for k in behind:
+            takes[k], made[k] = _through(takes[k], again, free)
+    gives: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
+    for a in [*(a for own in takes.values() for a in own), *wanted]:
+        if a in home:
+            gives[home[a]][a] = None
+    return {
+        k: Region(
+            *k, tuple(group), tuple(takes[k]), tuple(_single(gives[k])), made.get(k, frozenset())
+        )
+        for k, group in groups.items()
+    }
+
+
+def _through(
+    wanted: Iterable[Node], again: frozenset[Node], free: frozenset[Node]
+) -> tuple[dict[Node, None], frozenset[Node]]:
+    """What a region takes that needs the values `wanted`, and which nodes of `again` it makes of
+    that."""
+    takes: dict[Node, None] = {}
+    made: set[Node] = set()
+    todo = [*wanted][::-1]
+    while todo:
+        n = todo.pop()
+        if n not in again:
+            takes[n] = None
+        elif n not in made:
+            made.add(n)
+            todo += [a for a in n.args if a not in free]
+    return takes, frozenset(made)
 
 
 def whole_backward(
@@ -170,6 +184,7 @@ def whole_backward(
             tuple(n for r in halves for n in r.nodes),
             tuple(dict.fromkeys(a for r in halves for a in r.takes if a not in mine)),
             tuple(n for r in halves for n in r.gives if n in others),
+            frozenset().union(*(r.again for r in halves)),
         )
     return out
 
@@ -205,7 +220,7 @@ def region_graph(
     that many earlier totals of each, and gives its own with these on top, one after the other."""
     new = {a: input_node(a.type, f"v{i}") for i, a in enumerate(region.takes)}
     inputs = list(new.values())
-    nodes = copied(region.nodes, new, among=free)
+    nodes = copied(region.nodes, new, among=free | region.again)
     outs = [new[n] for n in region.gives]
     for s, earlier in sums.items():
         total = new[s]

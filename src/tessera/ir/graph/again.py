@@ -1,0 +1,79 @@
+"""What does a forward pass keep for its backward? As few bytes as the rest follows from.
+
+Results of products and sums are kept. What is computed element by element is computed again where
+it is read, if that saves bytes: a least cut between what can be kept and what the backward takes,
+as PyTorch's AOTAutograd makes it (Jain et al. 2020, "Checkmate": the general case).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from ...ops.elementwise import save_for_backward
+from .node import Node
+
+MOST_FLOPS = 16  # an element: random bits take more
+
+
+def is_free(n: Node) -> bool:
+    """Whether `n` is made of nothing, and so made again wherever it is read."""
+    return n.kind.memory == "created"
+
+
+def free_nodes(nodes: Iterable[Node]) -> frozenset[Node]:
+    """What depends on no input: made again wherever it is read, like masks and tables of angles."""
+    found: set[Node] = set()
+    for n in nodes:
+        if is_free(n) or (n.args and all(a in found for a in n.args)):
+            found.add(n)
+    return frozenset(found)
+
+
+def kept(
+    wanted: Iterable[Node], own: Container[Node], given: Container[Node]
+) -> tuple[frozenset[Node], frozenset[Node]]:
+    """(what a forward of the nodes `own` keeps, what is computed again from that and from what is
+    `given` in any case) so that its backward has the values `wanted`.
+
+    Of equal cuts it is the one by which least is computed again.
+    """
+    import networkx  # which loops and pipelines alone need
+
+    net = networkx.DiGraph()
+    todo, seen = list(wanted), set[Node]()
+    ends = set(todo)
+    while todo:
+        n = todo.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if n in ends:  # an edge without a capacity is never cut
+            net.add_edge((n, "read"), "backward")
+        if n in given:
+            continue
+        net.add_edge((n, "made"), (n, "read"), capacity=sum(t.local_bytes for t in n.types))
+        if n not in own or not _follows(n):
+            net.add_edge("forward", (n, "made"))
+            continue
+        for a in n.args:
+            net.add_edge((a, "read"), (n, "made"))
+            todo.append(a)
+    if "forward" not in net:
+        return frozenset(), frozenset(n for n in seen if n not in given)
+    _, (_, behind) = networkx.minimum_cut(net, "forward", "backward")
+    again = frozenset(n for n in seen if (n, "made") in behind)
+    cut = (n for n in seen if (n, "read") in behind and n not in again and n not in given)
+    return frozenset(cut), again
+
+
+def _follows(n: Node) -> bool:
+    """Whether `n` is computed from its arguments at little cost wherever it is read."""
+    kind = n.kind
+    if len(n.types) > 1 or kind.bodies or not kind.pure or n.is_collective:
+        return False
+    ins = tuple(a.type for a in n.args if len(a.types) == 1)
+    if len(ins) < len(n.args) or n.op == save_for_backward.name:
+        return False
+    flops = kind.flops(ins, n.types, n.attrs)
+    near = kind.fuses or kind.memory == "view"
+    return near and flops <= MOST_FLOPS * max(1, n.type.size)

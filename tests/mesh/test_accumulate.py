@@ -74,6 +74,10 @@ def test_microbatches_in_a_local_body_count_all_labels() -> None:
             lambda b, w: (b["x"] @ w * ts.flip(b["x"], 0)[:, :3]).mean(),
             "'flip' goes across the rows of the batch",
         ),
+        (
+            lambda b, w: ts.logsumexp((b["x"] @ w) @ (b["x"] @ w).transpose(), -1).mean(),
+            "'contract' goes across the rows of the batch",
+        ),
     ],
 )
 def test_a_loss_that_is_no_mean_of_rows_has_no_microbatches(loss: Any, said: str) -> None:

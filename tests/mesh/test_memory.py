@@ -222,7 +222,8 @@ def test_accumulation_holds_one_microbatch_however_many_there_are() -> None:
 def layers(policy: str) -> Any:
     def run(x: ts.Tensor, w: ts.Tensor) -> Any:
         def body(h: ts.Tensor, w: ts.Tensor) -> Any:
-            return ts.tanh(ts.tanh(h @ w) * 2.0 + h), ()
+            z = h @ w
+            return ts.tanh(z / ts.sqrt(1.0 + (z * z).mean(-1, True)) * 2.0 + h), ()
 
         y, _ = ts.scan(body, x, w, policy=policy)
         return ts.grad((y * y).mean(), (x, w))
@@ -241,8 +242,8 @@ def test_a_policy_changes_what_is_kept_and_nothing_else() -> None:
         kept[policy] = len(forward.types) - 1  # what the loop stacks besides its carry
         for got, g in zip(ts.jit(layers(policy))(x, w), want, strict=True):
             np.testing.assert_allclose(got.numpy(), g, atol=1e-6)
-    # Only the carry; and the product; and both activations.
-    assert kept["recompute"] == 1 and kept["products"] == 2 and kept["save"] > 2
+    # Only the carry; and the product; and the sum: what follows element by element is not kept.
+    assert kept == {"recompute": 1, "products": 2, "save": 3}
 
 
 def test_an_unknown_policy_is_refused() -> None:

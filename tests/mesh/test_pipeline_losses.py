@@ -32,6 +32,9 @@ BY_ROW: dict[str, Callable[..., Any]] = {
     "a table": lambda m, x, t, s: nn.mse_loss(m(x + ts.take(TABLE, (s * 4).to(ts.int32), 0)), t),
     "the next token": lambda m, x, t, s: nn.mse_loss(m(x)[:, :-1], t[:, 1:]),
     "two views": lambda m, x, t, s: _halves(ts.concat([m(x), t], 0), x.shape[0]),
+    "contrast": lambda m, x, t, s: ts.logsumexp(m(x) @ t.transpose(), -1).mean(),
+    "distances": lambda m, x, t, s: ((m(x)[:, None] - t[None]) ** 2).mean(),
+    "pairs in a row": lambda m, x, t, s: ((m(x)[:, :, None] - t[:, None]) ** 2).mean(),
     "labels": lambda m, x, t, s: nn.cross_entropy(m(x), ts.argmax(t, -1), ignore_index=0),
 }
 TABLE = np.random.default_rng(5).normal(size=(4, 4)).astype(np.float32)

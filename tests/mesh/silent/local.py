@@ -174,3 +174,54 @@ def _() -> None:
         assert len({p.tobytes() for p in parts}) == 4 and 0.35 < (seen == 0).mean() < 0.65
     same = ts.op.kernel(lambda x: nn.dropout(x, 0.5), mesh=mesh())(ones).numpy()
     assert same.shape == (4, 64)  # of what all have, all drop the same
+
+
+MEETING = {
+    "contrast": lambda z: ts.logsumexp(z @ z.transpose(), -1).mean(),
+    "distances": lambda z: ts.exp(-((z.reshape(-1, 1, 5) - z.reshape(1, -1, 5)) ** 2)).mean(),
+    "statistics": lambda z: ((z - z.mean(0)) ** 2).mean(),
+    "a spectrum": lambda z: ((z.transpose() @ z / z.shape[0]) ** 2).mean(),
+}
+
+
+def averaged(loss: Any) -> Any:
+    """The loss of rows X @ W, averaged over the devices."""
+    body = ts.distribute(lambda x, w: loss(x @ w), strategy="data_parallel", mesh=mesh(), batch="x")
+    return body(X, W)
+
+
+for name, one in MEETING.items():
+
+    @row(f"rows that meet in a local body: {name}", warns=ts.StrategyWarning,
+         says="is not the result of the whole batch")  # fmt: skip
+    def _(one: Any = one) -> None:
+        averaged(one)
+
+
+@row("a batch norm in a local body", warns=ts.StrategyWarning, says="goes across a device's rows")
+def _() -> None:
+    norm = nn.BatchNorm(5)
+    averaged(lambda z: ((norm(z) * z) ** 2).mean())
+
+
+@row("rows that are brought together first")
+def _() -> None:
+    z = X @ W
+    got = averaged(lambda z: ts.logsumexp(z @ dist.all_gather(z, "dp").transpose(), -1).mean())
+    want = np.logaddexp.reduce(z @ z.T, -1).mean()
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+    got = averaged(lambda z: ((z - dist.all_reduce(z.sum(0), "dp") / 8) ** 2).mean())
+    np.testing.assert_allclose(got.numpy(), ((z - z.mean(0)) ** 2).mean(), rtol=1e-5)
+    got = averaged(lambda z: ((dist.all_reduce(z.transpose() @ z, "dp") / 8) ** 2).mean())
+    np.testing.assert_allclose(got.numpy(), ((z.T @ z / 8) ** 2).mean(), rtol=1e-5)
+
+
+@row("sums and means of rows in a local body")
+def _() -> None:
+    for one in (
+        lambda z: (z**2).mean() + 0.1 * z.sum(-1).mean(),
+        lambda z: nn.cross_entropy(z, np.int32([1, 2])) if z.shape[0] == 2 else (z**2).mean(),
+        lambda z: nn.layer_norm(z).sum(-1).mean() + nn.softmax(z, -1)[:, 0].mean(),
+        lambda z: ts.max(z, -1).mean() + ts.exp(z).mean(),
+    ):
+        averaged(one)

@@ -18,6 +18,7 @@ from ...core.context import replaced
 from ...core.errors import UsageError, fail
 from ...core.layout import Factor, TensorType, ways
 from ...core.reshard import gathered
+from ...ir.graph.node import Node
 from ...ops.local import as_local
 from ..parameter import Parameter
 from ..record import Recorder, recording
@@ -65,17 +66,23 @@ def batches(
                 kinds[i] = as_local(borders.wanted(t, paths[i], False), view.axes)
                 continue
             t = as_local(gathered(t, view.batch), view.axes)
-            if len(t.dims[0]) > 1:
+            if (twice := doubled(t)) is None:
                 return None
-            rows = (Factor(2 * t.shape[0], t.dims[0][0].axes),)
-            kinds[i] = t.with_dims((rows, *t.dims[1:])).with_varying((*t.varying, *view.batch))
-        return _tried(around, borders, body, leaves, spec, kinds)
+            kinds[i] = twice.with_varying((*t.varying, *view.batch))
+        return tried(around, borders, body, leaves, spec, kinds)
 
     known = frozenset(i for i in mine if _is_weight(leaves[i]))
     return _Question(borders.name, {i: types[i] for i in mine}, mine, known, record).answer()
 
 
-def _tried(
+def doubled(t: TensorType) -> TensorType | None:
+    """`t` with twice as many rows; None where their dim is split into several."""
+    if len(t.dims[0]) > 1:
+        return None
+    return t.with_dims(((Factor(2 * t.shape[0], t.dims[0][0].axes),), *t.dims[1:]))
+
+
+def tried(
     around: Recorder,
     borders: Borders,
     body: Callable[..., Any],
@@ -85,6 +92,7 @@ def _tried(
 ) -> Trial | None:
     """The body recorded for tensors of these types, to be thrown away; None where it raises."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
+    trial.on_trial = True
     trial.frame = seen = replace(borders.view, asked=[])
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
@@ -100,14 +108,20 @@ def _tried(
                 out, by_rank = record_ranks(trial, once, {}), True
     except Exception:  # of our rules, or of the user's own checks
         return None
+    finally:
+        trial.changes.undo()
     handed = {id(t) for t in inputs.values()}
-    results = [x.type for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]
-    asked = {id(t) for t in seen.asked or ()}
+    results = [x for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]
+    asked = {id(t) for _, weights in seen.asked or () for t in weights}
+    numbers = [trial.node(x) for x in results if not x.shape]
     return Trial(
-        results,
+        [x.type for x in results],
         {i for i, t in inputs.items() if id(t) in asked},
         any(_is_weight(t) for t, _ in trial.captured),
         by_rank,
+        trial.builder.nodes,
+        {i: trial.node(t) for i, t in inputs.items()},
+        [*(loss for loss, _ in seen.asked or ()), *numbers],
     )
 
 
@@ -119,12 +133,16 @@ def _is_weight(x: Tensor) -> bool:
 @dataclass
 class Trial:
     """A recording of the body: the types of its results, which tensors it asks gradients for,
-    whether it used weights from outside, and whether ranks do different work in it."""
+    whether it used weights from outside, and whether ranks do different work in it; its nodes,
+    the inputs among them by their places, losses and results that are numbers."""
 
     results: list[TensorType]
     asked: set[int]
     weights_outside: bool
     by_rank: bool
+    nodes: Sequence[Node]
+    inputs: Mapping[int, Node]
+    numbers: Sequence[Node]
 
 
 @dataclass

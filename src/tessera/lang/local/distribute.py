@@ -15,6 +15,7 @@ from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, StrategyError, UsageError, fail
 from ...core.mesh import Mesh, auto
+from ...ops.local import as_local
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
@@ -29,6 +30,7 @@ from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
 from .batch_arguments import batches
 from .boundary import Borders
 from .merge import record_ranks
+from .rows import warn_of_rows
 from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")
@@ -109,8 +111,9 @@ class Local(Generic[P, R]):
         types = {i: borders.on(x, names[i]) for i, x in tensors.items()}
         cut = batches(recorder, borders, self.body, leaves, spec, names, types)
         blocks = list(leaves)
+        laid = {i: borders.wanted(types[i], names[i], i in cut) for i in tensors}
         for i, x in tensors.items():
-            blocks[i] = borders.enter(recorder, x, borders.wanted(types[i], names[i], i in cut))
+            blocks[i] = borders.enter(recorder, x, laid[i])
         places = {}
         for full, path in zip(_full_paths(args, kwargs), names, strict=True):
             places[full] = path
@@ -138,6 +141,8 @@ class Local(Generic[P, R]):
                     )
         finally:
             recorder.frame = view.outer
+        kinds = {i: as_local(t, view.axes) for i, t in laid.items()}
+        warn_of_rows(recorder, borders, self.body, leaves, spec, kinds, cut)
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
         edits, put = out["edits"], out["leaves"]

@@ -69,7 +69,8 @@ class View(Frame):
     dim: int = 0
     rank: int | None = None
     log: Any = field(default=None, repr=False)
-    asked: list[Tensor] | None = None  # in a trial (readings.py): what gradients are asked for
+    # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for.
+    asked: list[tuple[Node, Sequence[Tensor]]] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
     # How the strategy lays state at rest, and of what is whole here, as what it came in.
@@ -124,7 +125,7 @@ class View(Frame):
     ) -> list[Node]:
         """As of the mean of the devices' losses over the data axes."""
         if self.asked is not None:
-            self.asked += weights  # a trial: only the types matter
+            self.asked.append((loss, weights))  # a trial: only the types matter
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         own = [a for a in loss.type.varying if a in self.batch]
         if own:

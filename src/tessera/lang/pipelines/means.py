@@ -43,7 +43,8 @@ class Value:
 class Reading:
     """What is recorded of a part of the batch: the `nodes`, those that hold it, those that are
     means over all parts and of what, the losses and all results. Nodes `inside` of a model may go
-    across the rows of a part, as a batch normalization does."""
+    across the rows of a part, as a batch normalization does. Where the parts are those of devices
+    along `axes`, what is equal along them is no part."""
 
     name: str
     nodes: Sequence[Node]
@@ -53,18 +54,28 @@ class Reading:
     outs: Sequence[Node] = ()
     inside: Collection[Node] = ()
     told: Collection[str] = ()
+    axes: Collection[str] = ()
+
+
+def values(once: Reading, larger: Sequence[Node]) -> dict[Node, Value]:
+    """How the nodes of `once` depend on the rows of the batch; `larger` are the nodes of a
+    recording with twice as many rows. Empty where the program goes by the size of the batch: the
+    two cannot be compared."""
+    found: dict[Node, Value] = {}
+    if [n.op for n in once.nodes] == [n.op for n in larger]:
+        for n, m in zip(once.nodes, larger, strict=True):
+            found[n] = _value(once, n, m, found, n in once.inside)
+    return found
 
 
 def check(once: Reading, larger: Sequence[Node]) -> None:
     """Raises GraphError if a loss, or another result, is not a mean over the rows of the batch.
     `larger` are the nodes of a recording with twice as many rows."""
-    if [n.op for n in once.nodes] != [n.op for n in larger]:
-        return  # the program goes by the size of the batch: the two cannot be compared
-    values: dict[Node, Value] = {}
-    for n, m in zip(once.nodes, larger, strict=True):
-        values[n] = _value(once, n, m, values, n in once.inside)
+    found = values(once, larger)
+    if not found:
+        return
     for n in dict.fromkeys([*once.losses, *(o for o in once.outs if not o.type.rank)]):
-        value = values[n]
+        value = found[n]
         # The auxiliary loss of experts is a product of two means; it has been told of.
         product = value.by is not None and value.by.kind.degree == "product"
         known = product and "experts" in once.told
@@ -73,7 +84,7 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
         if n.type.dtype.is_float and value.kind == "added" and value.degree:
             raise _plain_sum(once.name, n)
     for n in once.outs:
-        if n.type.rank and values[n].kind in ("added", "odd"):
+        if n.type.rank and found[n].kind in ("added", "odd"):
             raise inseparable(once.name, n)
 
 
@@ -100,12 +111,16 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
         return Value("same", values[once.ahead[n]].degree)
     grown = any(a.size != b.size for a, b in zip(n.types, m.types, strict=True))
     args = [values[a] for a in n.args]
+    if once.axes and not any(a in t.varying for t in n.types for a in once.axes):
+        return Value("same", _degree(n, m, args))
     kinds = {v.kind for v in args}
     if n.op == "input":
         return Value("rows" if n in once.batch or grown else "same")
     if grown:
         odd = next((v for v in args if v.kind == "odd"), None)
         mixed = [i for i, v in enumerate(args) if v.kind == "added" or v.mixed]
+        if odd is None and not inside and _pairs(n, m, args):
+            return Value("odd", None, n, across=True)
         if inside and odd is not None and odd.across:
             return odd
         if inside or not (odd or mixed or _across(n, m, args)):
@@ -158,6 +173,18 @@ def _across(n: Node, m: Node, args: list[Value]) -> bool:
         return not joins and source.type.shape[dim] != n.type.shape[dim]
     moved = not args or args[0].kind == "rows"  # else rows say what they take of a table
     return n.op in ALONG and n.attrs["dim"] == dim and moved
+
+
+def _pairs(n: Node, m: Node, args: list[Value]) -> bool:
+    """Whether `n` is the first with an element for each pair of rows."""
+    before = max((_growing(a, b) for a, b in zip(n.args, m.args, strict=True)), default=0)
+    return 0 < before < _growing(n, m) and {v.kind for v in args} == {"rows"}
+
+
+def _growing(n: Node, m: Node) -> int:
+    """How many dims of `n` are longer in `m`."""
+    types = zip(n.types, m.types, strict=True)
+    return max(sum(a != b for a, b in zip(s.shape, t.shape, strict=True)) for s, t in types)
 
 
 def _degree(n: Node, m: Node, args: list[Value]) -> Degree:

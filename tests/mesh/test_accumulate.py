@@ -84,3 +84,32 @@ def test_a_loss_that_is_no_mean_of_rows_has_no_microbatches(loss: Any, said: str
     data = {"x": ts.ones((8, 6)), "m": ts.ones(8)}
     with pytest.raises(ts.GraphError, match=f"accumulated: .*{re.escape(said)}"):
         ts.jit(lambda b, w: accumulated(loss, b, w, 2))(data, ts.ones((6, 3)))
+
+
+def test_a_batch_norm_goes_on_from_microbatch_to_microbatch() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    norm, theirs = nn.BatchNorm(3), torch.nn.BatchNorm1d(3)
+    model = {"norm": norm}
+
+    def loss(batch: Any, w: Any) -> ts.Tensor:
+        return ((norm(batch["x"]) * batch["x"] * w) ** 2).mean()
+
+    @ts.jit
+    def step(x: Any, w: Any, model: Any) -> Any:
+        return accumulated(loss, {"x": x}, w, 4)
+
+    w = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        got, gradient = step(x, ts.ones(3), model)
+        w.grad = None
+        total = 0.0
+        for part in torch.tensor(x).split(2):
+            part_loss = ((theirs(part) * part * w) ** 2).mean() / 4
+            part_loss.backward()
+            total += part_loss.item()
+        assert got.item() == pytest.approx(total, rel=1e-5)
+        np.testing.assert_allclose(gradient.numpy(), w.grad.numpy(), rtol=1e-4, atol=1e-6)
+        for name in ("running_mean", "running_var"):
+            want = getattr(theirs, name).numpy()
+            np.testing.assert_allclose(getattr(norm, name).numpy(), want, rtol=1e-5, atol=1e-6)

@@ -66,3 +66,43 @@ def test_a_loss_is_of_rows_or_an_error(name: str) -> None:
             step(piped)
     else:
         assert step(piped).item() == pytest.approx(step(net).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_classes_have_weights_that_are_an_argument(dp: int) -> None:
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(8, 4)).astype(np.float32), np.int32([0, 0, 0, 1, 2, 3, -100, 1])
+    weights = {k: rng.normal(size=(4, 4)).astype(np.float32) for k in "ab"}
+    classes = np.float32([1, 2, 3, 4])
+
+    def step(model: Any) -> Any:
+        @ts.jit
+        def run(w: Any, x: Any, y: Any, classes: Any) -> Any:
+            loss = nn.cross_entropy(model(w, x), y, weight=classes)
+            return loss, ts.grad(loss, w)
+
+        mesh = dist.Mesh(("dp", "pp"), shape={"dp": dp, "pp": 2})
+        rows = dist.place((x, labels), "data_parallel", mesh, kind="batch")
+        return run(weights, *rows, classes)
+
+    def net(w: Any, x: Any) -> Any:
+        return ts.tanh(x @ w["a"]) @ w["b"]
+
+    mesh = dist.Mesh(("dp", "pp"), shape={"dp": dp, "pp": 2})
+    piped = pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=4, mesh=mesh)(net)
+    (loss, grads), (want, wanted) = step(piped), step(net)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-5)
+    for k in weights:
+        np.testing.assert_allclose(grads[k].numpy(), wanted[k].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_labels_that_the_model_chooses_are_not_counted_ahead() -> None:
+    def step(w: Any, x: Any) -> Any:
+        out = piped(w, x)
+        sure = ts.max(ts.stop_gradient(out), -1) > 0.1
+        return nn.cross_entropy(out, ts.where(sure, ts.argmax(out, -1), -100))
+
+    piped = pipeline.run(mesh_axes=("pp",), schedule="GPipe", microbatches=4,
+                         mesh=dist.Mesh.parse("pp=2"))(lambda w, x: ts.tanh(x @ w) @ w)  # fmt: skip
+    with pytest.raises(ts.UsageError, match="labels count depends on what the model computes"):
+        ts.jit(step)(ts.eye(4), ts.ones((8, 4)))

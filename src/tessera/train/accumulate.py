@@ -6,7 +6,8 @@ The loop form holds one microbatch's activations and one sum of gradients, howev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -82,24 +83,50 @@ def accumulated(
         loss = loss_fn(batch, weights)
         return loss, grad(goal(loss), weights, reduce_dtype=reduce_dtype)
     blocks = _blocks(batch, count)
-    means = _means(loss_fn, blocks, weights, count)
+    means, buffers = _ahead(loss_fn, blocks, weights, count)
     leaves, spec = flatten(trained(weights))
 
     def one(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
-        total, sums = carry
+        total, sums, states = carry
         recorder = current()
         assert recorder is not None
         _Part.of(recorder, count, means)
-        loss = loss_fn(part, weights) * (1.0 / count)
+        with _holding(recorder, buffers, states) as states:
+            loss = loss_fn(part, weights) * (1.0 / count)
         at_once = recorder.options.mesh_invariant
         found = flatten(grad(goal(loss), weights, reduce_partial=at_once))[0]
-        return (total + loss, [s + g.to(f32) for s, g in zip(sums, found, strict=True)]), ()
+        sums = [s + g.to(f32) for s, g in zip(sums, found, strict=True)]
+        return (total + loss, sums, states), ()
 
-    carry: Any = (scalar(0.0, f32), [F.zeros_like(w).to(f32) for w in leaves])
+    zeros = [F.zeros_like(w).to(f32) for w in leaves]
+    carry: Any = (scalar(0.0, f32), zeros, [as_tensor(getattr(*at)) for at in buffers])
     with summed_in(reduce_dtype):
         carry, _ = scan(one, carry, blocks, policy="recompute", name="microbatches")
         sums = completed(carry[1], [w.type.with_dtype(f32).complete() for w in leaves])
+    for (holder, name), last in zip(buffers, carry[2], strict=True):
+        setattr(holder, name, last)
     return carry[0], unflatten(spec, sums)
+
+
+@contextmanager
+def _holding(
+    recorder: Recorder, buffers: Sequence[tuple[Any, str]], states: Sequence[Tensor]
+) -> Iterator[list[Tensor]]:
+    """Inside, the attributes `buffers` of modules are `states`; what is set there goes into the
+    list that it gives, and the attributes are as before."""
+    before = [getattr(*at) for at in buffers]
+    for (holder, name), state in zip(buffers, states, strict=True):
+        holder.__dict__[name] = state
+    last: list[Tensor] = []
+    recorder.undone = True
+    try:
+        yield last
+        last += [relayout(getattr(*at), s.type) for at, s in zip(buffers, states, strict=True)]
+    finally:
+        recorder.changes.undo()
+        recorder.undone = False
+        for (holder, name), value in zip(buffers, before, strict=True):
+            holder.__dict__[name] = value
 
 
 class _Part(Frame):
@@ -139,23 +166,34 @@ class _Part(Frame):
         return mean, self.count
 
 
-def _means(loss_fn: Loss, blocks: Batch, weights: Any, count: int) -> list[Tensor]:
-    """The means over all microbatches that the loss asks for. Raises GraphError where the mean of
-    the microbatches' losses is not the loss of the batch."""
+def _ahead(
+    loss_fn: Loss, blocks: Batch, weights: Any, count: int
+) -> tuple[list[Tensor], list[tuple[Any, str]]]:
+    """The means over all microbatches that the loss asks for, and the attributes of modules that it
+    sets, such as the statistics of a batch norm. Raises GraphError where the mean of the
+    microbatches' losses is not the loss of the batch."""
     part, once, inputs, loss = _trial(loss_fn, blocks, weights, count, 1)
+    buffers = [(a.holder, a.name) for a in once.changes.assigned.values()]
     if part is None:
-        return []
-    nodes = once.builder.nodes
+        return [], buffers
     if once.frame is part:  # a local body looks at its loss itself: lang/local/averages.py
         _, twice, _, _ = _trial(loss_fn, blocks, weights, count, 2)
+        nodes = once.builder.nodes
         check(
             Reading("accumulated", nodes, {*inputs.values()}, part.ahead, [once.node(loss)],
                     inside={n for n in nodes if n.scope}),
             twice.builder.nodes,
         )  # fmt: skip
-    wanted = list(part.ahead.values())
+    return _means([*part.ahead.values()], once, inputs, blocks, count), buffers
+
+
+def _means(
+    wanted: Sequence[Node], once: Recorder, inputs: Mapping[str, Node], blocks: Batch, count: int
+) -> list[Tensor]:
+    """The means over all microbatches of the nodes `wanted` of the recording `once` of one."""
     if not wanted:
         return []
+    nodes = once.builder.nodes
     outside, needed = {node: t for t, node in once.captured}, reachable(wanted)
 
     def asked(_: Any, block: Any) -> Any:
@@ -182,14 +220,18 @@ def _trial(
     """A recording of the loss of a microbatch, or of one so many `times` as large."""
     recorder = Recorder("microbatch", current())
     recorder.draws = []
+    recorder.undone = True
     part = _Part.of(recorder, count)
+    given = {}
     with recording(recorder):
-        given = {}
         for name, t in blocks.items():
             first, *rest = t.type.dims[1:]
             rows = (Factor(first[0].size * times, first[0].axes), *first[1:])
             given[name] = recorder.input(t.type.with_dims((rows, *rest)), name)
-        loss = loss_fn(given, weights)
+        try:
+            loss = loss_fn(given, weights)
+        finally:
+            recorder.changes.undo()
     inputs = {name: recorder.node(t) for name, t in given.items()}
     return part, recorder, inputs, loss
 

@@ -92,7 +92,7 @@ def tried(
 ) -> Trial | None:
     """The body recorded for tensors of these types, to be thrown away; None where it raises."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
-    trial.on_trial = True
+    trial.undone = True
     trial.frame = seen = replace(borders.view, asked=[])
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ...core.errors import UsageError, fail
+from ...core.errors import GraphError, UsageError, fail
 from ...core.mesh import Mesh
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
@@ -62,7 +62,16 @@ def read(
         raise fail(
             UsageError,
             f"{survey.pipe.name}: it is not clear which argument holds the batch",
-            [(names[i], f"{inputs[i].type}{', a weight' * (i in search.weights)}") for i in places],
+            [
+                *(
+                    (names[i], f"{inputs[i].type}{', a weight' * (i in search.weights)}")
+                    for i in places
+                ),
+                *(
+                    ("refused", f"{', '.join(names[i] for i in sorted(cut))} as the batch: {why}")
+                    for cut, why in [*search.why.items()][:1]
+                ),
+            ],
             fix="hand the batch to the compiled function, as an argument; a weight is what ts.grad"
             " is asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made",
         )
@@ -92,6 +101,7 @@ class _Search:
         self.first = {i: None for _, places in taken for i in sorted(places)}
         self.sizes = dict.fromkeys(n.type.shape[0] for n, places in taken if n.type.rank and places)
         self._last: PipeState | None = None  # the last recording
+        self.why: dict[frozenset[int], str] = {}  # readings to what a pipeline cannot do
 
     def doubled(self, rows: int, cut: frozenset[int]) -> PipeState:
         """The recording with twice as many `rows` in the inputs `cut`."""
@@ -106,7 +116,10 @@ class _Search:
         inputs, and the pipeline gives twice as many."""
         try:
             results = self.doubled(rows, cut).results
-        except Exception:  # of our rules, or of the user's own checks
+        except GraphError as error:  # of what a pipeline can do
+            self.why.setdefault(cut, str(error).splitlines()[0])
+            return False
+        except Exception:  # of our other rules, or of the user's own checks
             return False
         grown = [
             a.type.shape[0] == 2 * b.type.shape[0]

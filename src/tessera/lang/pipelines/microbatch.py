@@ -237,8 +237,9 @@ class PipeState(Frame):
         return depends(recorder.builder.nodes, [*self.batch, *key])
 
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
-        """(the mean of `x`, which is computed from the batch alone, over the microbatches; how many
-        they are). What is the same for all of them is its own mean."""
+        """(the mean of `x`, which follows from the batch, over the microbatches; how many they
+        are). What is the same for all of them is its own mean. Raises GraphError if `x` depends on
+        what the model computes, or on random numbers."""
         if recorder.parent is not None:
             raise fail(
                 UsageError,
@@ -251,12 +252,13 @@ class PipeState(Frame):
         node = recorder.node(x)
         if node not in self.micro(recorder):
             return x, 1
-        needs = [n for n in reachable([node]) if n.op == "input" and n not in self.batch]
-        if needs:
+        of = reachable([node])
+        drawn = recorder.key is not None and recorder.key in of
+        if drawn or any(n.kind.memory == "product" or n.kind.bodies for n in of):
             raise fail(
                 GraphError,
-                f"{self.pipe.name}: how many labels count depends on more than the batch",
-                [("it needs", needs[0].attrs["name"])],
+                f"{self.pipe.name}: how many labels count depends on"
+                f" {'random numbers' if drawn else 'what the model computes'}",
                 at=node.loc,
                 fix="choose the labels that count before the step, in the batch",
             )

@@ -230,7 +230,7 @@ class _Pipeline:
             new: dict[Node, Node] = {n: n for n in made if n in self.free}
             for n in nodes:
                 if n.op == "input":
-                    at = self.cut(n, rank)[m]
+                    at = self.on(self._value({}, n, m, rank), rank)
                     if at not in inputs:
                         inputs[at] = input_node(n.type, f"b{at}")
                     new[n] = inputs[at]

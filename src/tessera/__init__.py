@@ -47,6 +47,7 @@ from .core.errors import (
     StrategyError,
     StrategyWarning,
     TesseraError,
+    TraceWarning,
     UnknownNameError,
     UsageError,
 )
@@ -65,7 +66,6 @@ from .lang.grad import grad
 from .lang.jit import jit
 from .lang.local.distribute import distribute
 from .lang.loop import map_chunks, scan
-from .lang.once import TraceWarning
 from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed

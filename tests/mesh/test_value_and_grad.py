@@ -69,3 +69,49 @@ def test_pulling_back_and_moving_along_are_by_the_arguments_too() -> None:
     assert slope.numpy().tolist() == [1.0, 2.0]
     each = ts.value_and_grad(lambda p: (p["a"] * 2 + p["b"] * 3).sum())({"a": w, "b": w})[1]
     assert [each[k].numpy().tolist() for k in "ab"] == [[2.0, 2.0], [3.0, 3.0]]
+
+
+@ts.jit
+def square(x: Any) -> Any:
+    return x * x
+
+
+COMPILED: dict[str, Callable[[Any], Any]] = {
+    "a compiled function": square,
+    "and more": lambda x: square(x) + x,
+    "one in another": ts.jit(lambda x: ts.sin(square(x)) * x),
+    "of its result": lambda x: ts.exp(square(square(x)) * -0.1),
+    "of a method": lambda x: Model().run(x) * x,
+}
+
+
+class Model:
+    @ts.jit
+    def run(self, x: Any) -> Any:
+        return ts.tanh(x) * 3.0
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_gradients_flow_through_compiled_functions(name: str) -> None:
+    """As in JAX, where what a function calls may be compiled."""
+    f, x = COMPILED[name], ts.tensor([0.5, 1.0, 1.5])
+    want = ts.jit(lambda x: ts.grad(f(x).sum(), x))(x).numpy()
+    np.testing.assert_allclose(ts.value_and_grad(lambda x: f(x).sum())(x)[1].numpy(), want, 1e-6)
+    np.testing.assert_allclose(ts.vjp(f, x)[1](ts.ones(3))[0].numpy(), want, 1e-6)
+    np.testing.assert_allclose(ts.jvp(f, (x,), (ts.ones(3),))[1].numpy(), want, 1e-6)
+
+
+def test_a_gradient_that_stops_at_a_program_is_told() -> None:
+    x = ts.tensor([1.0, 2.0])
+    with pytest.warns(ts.TraceWarning, match="results of square, which is compiled"):
+        ts.grad((square(x) + x).sum(), x)
+    kernel = ts.op.kernel(lambda x: x * x, mesh=ts.dist.Mesh("dp", devices=2))
+    with pytest.warns(ts.TraceWarning, match="which is compiled"):
+        ts.value_and_grad(lambda x: (kernel(x) + x).sum())(x)
+    # Weights that a program gave, and constants that are said to be so, are no reason.
+    w, other = square(x), square(x)
+    ts.grad((w * other).sum(), w)
+    ts.grad((ts.stop_gradient(square(x)) * x).sum(), x)
+    with ts.no_grad():
+        y = square(x)
+    ts.grad((y * x).sum(), x)

@@ -36,7 +36,8 @@ class Settings:
     """What is in force: the current mesh, the autocast dtype's name and whether it holds for
     embeddings, strictness, whether sums over devices have a fixed order at every level, the dtype
     in which those of gradients are sent (None: as they come), whether what is computed is a
-    constant to gradients, and the options of the programs that are recorded here."""
+    constant to gradients, or a compiled function runs op by op for them, and the options of the
+    programs that are recorded here."""
 
     mesh: Mesh | None = None
     autocast: str | None = None
@@ -45,6 +46,7 @@ class Settings:
     ordered: bool = False
     reduce_dtype: DType | None = None
     no_grad: bool = False
+    op_by_op: bool = False
     program: ProgramOptions = PLAIN
 
 
@@ -58,6 +60,7 @@ class Changes(TypedDict, total=False):
     ordered: bool
     reduce_dtype: DType | None
     no_grad: bool
+    op_by_op: bool
     program: ProgramOptions
     comm_trace: bool
     schedule: ScheduleOptions

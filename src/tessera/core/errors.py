@@ -91,6 +91,12 @@ class StrategyWarning(UserWarning):
     """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
 
 
+class TraceWarning(UserWarning):
+    """Warns that a function is recorded again and again, as its arguments differ at each call, that
+    it does something while it is recorded that later calls will not do, or that no gradient flows
+    through it."""
+
+
 class UnknownNameError(TesseraError, AttributeError):
     """Raised when a public module, a tensor, a module or an optimizer lacks an attribute."""
 
@@ -98,7 +104,7 @@ class UnknownNameError(TesseraError, AttributeError):
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
     DonatedError, BackendError, DeviceLostError, UsageError, UnknownNameError, EngineWarning,
-    OptionWarning, StrategyWarning,
+    OptionWarning, StrategyWarning, TraceWarning,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 

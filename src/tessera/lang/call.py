@@ -20,7 +20,7 @@ from .parameter import Parameter
 from .record import WHOLE, Frame, Recorder, Reframe, recording
 from .segments import Reads
 from .store import owned_by, store_of
-from .tensor import Tensor
+from .tensor import Past, Tensor
 from .tree import Spec, call_paths, flatten, path_name, unflatten
 from .written import Written
 
@@ -75,7 +75,7 @@ class Recorded:
         written = Written(
             spec, leaves, slots, edits, put, written_slots, self.found.writes,
             self.found.values, recorder.host_outputs, [place[id(o.box)] for o in opened], same,
-            [(a.holder, a.name) for a in assigned],
+            [(a.holder, a.name) for a in assigned], Past([], False, recorder.builder.name),
         )  # fmt: skip
         nodes = [recorder.node(t) for t in results]
         return [self._completed(n) for n in nodes] if complete else nodes, written

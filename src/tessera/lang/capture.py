@@ -30,7 +30,7 @@ class Capture(Generic[R]):
         self._signature = signature_of("capture", self._jit.fn)
         self._given = args, kwargs
         #: What the function gave when it was captured.
-        self.result: R = self._jit(*args, **kwargs)
+        self.result: R = self._jit.at_once(*args, **kwargs)
         if not self._jit.programs:
             raise fail(
                 UsageError,

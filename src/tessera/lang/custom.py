@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from ..core.checks import flag, function_of, shown, unfit, whole
-from ..core.context import settings
+from ..core.context import replaced, settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
 from .checks import asked_function, signature_of
@@ -172,7 +172,8 @@ def value_and_grad(
             fix = f"its gradient is by argument {max(places)}: give that by place"
             raise unfit(who, "the number of arguments by place", len(args), fix)
         given = [tensors(x, own=True) if i in places else x for i, x in enumerate(args)]
-        out = fn(*given, **kwargs)
+        with replaced(op_by_op=True):
+            out = fn(*given, **kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
         by = [given[n] for n in places]
@@ -205,7 +206,8 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """
     fn = asked_function("vjp", "the function", fn)
     xs = tensors(xs, own=True)
-    value = fn(*xs)
+    with replaced(op_by_op=True):
+        value = fn(*xs)
     outs, spec = flatten(value)
     _floats("vjp: the function", outs, "return float tensors")
 

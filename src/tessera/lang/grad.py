@@ -3,6 +3,7 @@ outside they differentiate what the tensors remember of how they were made."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,7 +12,17 @@ from typing import Any
 from ..core.checks import instance, shown
 from ..core.context import Settings, replaced, settings
 from ..core.dtypes import DType, bf16, dtype_of, f16, f32
-from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, caller, fail
+from ..core.errors import (
+    DTypeError,
+    GraphError,
+    LayoutError,
+    ShapeError,
+    TraceWarning,
+    UsageError,
+    caller,
+    fail,
+    lines_up,
+)
 from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
@@ -309,6 +320,7 @@ def _from_tape(
     wrt = [env[id(t)] for t in leaves]
     if not stopped:
         _need_reached(env[id(loss)], wrt, loss, leaves, spec)
+    _warn_of_compiled(order, leaves)
     found = derived(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)
     results = run_graph(graph, values)
@@ -356,6 +368,23 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
             )
         stopped = True
     return stopped
+
+
+def _warn_of_compiled(order: list[Tensor], leaves: list[Tensor]) -> None:
+    """One TraceWarning where results of compiled functions are in `order`, the history of a loss,
+    other than those that `leaves` are results of, too."""
+    wanted = {id(x) for t in leaves for x in (t, t.of)}
+    mine = {x._past.by for t in leaves for x in (t, t.of) if x is not None and x._past is not None}
+    every = [t._past.by for t in order if t._made is None and t._past and id(t) not in wanted]
+    if names := [n for n in dict.fromkeys(every) if n and n not in mine]:
+        warnings.warn(
+            f"grad: the loss is made of results of {', '.join(names)}, which is compiled: no"
+            " gradient flows through what runs as a program of its own\n  put all of it into one"
+            " function, under ts.jit or ts.value_and_grad; or say that they are constants:"
+            " ts.stop_gradient(y)",
+            TraceWarning,
+            stacklevel=lines_up(),
+        )
 
 
 def _remembered(graph: Graph, known: dict[Node, Tensor], results: list[Tensor]) -> list[Tensor]:

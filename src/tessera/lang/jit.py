@@ -18,8 +18,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import ref
 
 from ..core.checks import function_of
-from ..core.context import Settings, settings
-from ..core.errors import UsageError, caller, fail, lines_up
+from ..core.context import Settings, replaced, settings
+from ..core.errors import TraceWarning, UsageError, caller, fail, lines_up
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
@@ -39,7 +39,7 @@ from .chosen import Chosen, warn_if_unused
 from .engine import Program, engine
 from .host_data import is_array
 from .leaks import need_none_left
-from .once import TraceWarning, warn
+from .once import warn
 from .operands import as_tensor
 from .parameter import Parameter
 from .record import Recorder, current
@@ -174,9 +174,14 @@ class Jit(Generic[P, R]):
 
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        run = self._run if current() is None else self.fn
+        run = self.fn if settings().op_by_op or current() is not None else self._run
         with self.in_force():
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
+
+    def at_once(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """A call as a program of its own, also where others run op by op."""
+        with replaced(op_by_op=False):
+            return self(*args, **kwargs)
 
     def in_force(self) -> AbstractContextManager[None]:
         """The choices of the contexts that stand above this function, while it is recorded."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import caller, lines_up
+from ..core.errors import TraceWarning, caller, lines_up
 from .captured_code import names_in, variables
 from .captured_places import Looked
 from .host_data import is_host_array
@@ -32,11 +32,6 @@ _CLOCKS = {
 }  # fmt: skip
 _GROWING = (list, set, deque, bytearray)
 _DRAWN = "use ts.random, or give what is drawn as an argument"
-
-
-class TraceWarning(UserWarning):
-    """Warns that a function is recorded again and again, as its arguments differ at each call, or
-    that it does something while it is recorded that later calls will not do."""
 
 
 class Once:

@@ -63,6 +63,7 @@ class Past:
 
     tensors: list[ref[Tensor]]
     stopped: bool  # by `ts.stop_gradient`: gradients by them are zeros
+    by: str = ""  # the compiled function whose result it is: nothing is known of what that was of
 
     def has(self, wanted: Iterable[Tensor]) -> list[Tensor]:
         there = {id(t): t for r in self.tensors if (t := r()) is not None}
@@ -403,12 +404,13 @@ KINDS: set[type] = {Tensor}
 _empty = object.__new__
 
 
-def wrapped(data: Any, type: TensorType) -> Tensor:
+def wrapped(data: Any, type: TensorType, past: Past | None = None) -> Tensor:
     """The tensor of an engine's array: `Tensor(data, type)` without the questions about a user's
     arguments. Programs wrap all their results with it."""
     made = _empty(Tensor)
     made._data = data
     made.type = type
+    made._past = past
     return made
 
 

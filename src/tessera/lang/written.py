@@ -6,13 +6,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
+from ..core.context import settings
 from ..core.layout import TensorType
 from .captured_places import Place
 from .host_outputs import HostOutput
 from .mutations import Edit, Pending
-from .tensor import Tensor, wrapped
+from .tensor import Past, Tensor, wrapped
 from .tree import Spec, unflatten
 
 
@@ -32,6 +34,7 @@ class Written:
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
     assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
+    past: Past  # of the results
 
     def __post_init__(self) -> None:
         into = self.edits, self.outside, self.values, self.fills, self.assigned
@@ -48,7 +51,7 @@ class Written:
     ) -> Any:
         """The call's result from the program's; writes go into the caller's containers, parameters
         among the call's `tensors`, and modules."""
-        made = list(map(wrapped, outs, types))
+        made = list(map(wrapped, outs, types, repeat(None if settings().no_grad else self.past)))
         if self.plain:
             return unflatten(self.spec, made)
         leaves = list(self.leaves)

@@ -75,7 +75,7 @@ class FromOptax:
             of = _weights_of(spec_paths(made[0]), out, trained(params))
             return [_laid(t, name, weights, rule) for t, name in zip(out, of, strict=True)]
 
-        leaves = Jit(run, (), True)(*weights.values())
+        leaves = Jit(run, (), True).at_once(*weights.values())
         return unflatten(made[0], leaves)
 
     def update(self, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:

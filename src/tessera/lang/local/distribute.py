@@ -88,7 +88,7 @@ class Local(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         recorder = current()
         if recorder is None:
-            return self._compiled(*args, **kwargs)
+            return self._compiled.at_once(*args, **kwargs)
         if view_of(recorder) is not None:  # a part of a body that is local already
             return self.body(*args, **kwargs)
         return self._inside(args, kwargs)  # type: ignore[no-any-return]

@@ -62,7 +62,7 @@ class Pipe:
                 call.__name__ = self.name
                 call.__signature__ = inspect.signature(self.body or self.parts[0])  # type: ignore[attr-defined]
                 self._jit = jit(call)
-            return self._jit(*args, **kwargs)
+            return self._jit.at_once(*args, **kwargs)
         state, here = state_of(recorder), collector()
         if here is not None:
             here.met(self.mesh)

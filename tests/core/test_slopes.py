@@ -94,11 +94,18 @@ def test_two_arguments(name: str, oracle: Oracle) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    "name", ["asinh", "sinh", "cosh", "atanh", "atan", "asin", "acos", "tan", "erfc", "erfinv"]
+    "name",
+    ["asinh", "sinh", "cosh", "atanh", "atan", "asin", "acos", "tan", "erfc", "erfinv"],
 )
 def test_where_one_formula_goes_over_to_another(name: str, oracle: Oracle) -> None:  # noqa: F811
     with np.errstate(all="ignore"):
         same(*slopes(getattr(ts, name), getattr(torch, name), EDGES), name)
+
+
+def test_acosh_from_its_first_point_to_infinity(oracle: Oracle) -> None:  # noqa: F811
+    points = np.append(EDGES[EDGES >= 0.5], np.float32(np.inf))
+    with np.errstate(all="ignore"):
+        same(*slopes(ts.acosh, torch.acosh, points), "acosh")
 
 
 def test_an_angle_of_tiny_and_of_huge_points(oracle: Oracle) -> None:  # noqa: F811

@@ -66,20 +66,31 @@ def asinh(x: Like) -> Tensor:
     """The number whose `sinh` is `x`, elementwise. Integers are computed as f32."""
     t = as_float("asinh", x)
     size = where(t < 0, -t, t)  # its slope is 1 at zero, where that of abs is 0
-    most = 1e4 if t.dtype.bytes > 2 else 100.0  # the square of more may be beyond the largest
-    near = size < most
+    near = size < _large(t)
     small = where(near, size, 0.0)
     of_small = log1p(small + small * small / (1.0 + sqrt(small * small + 1.0)))
-    found = where(near, of_small, log(where(near, most, size)) + math.log(2.0))
+    found = where(near, of_small, _log_of_double(size, near))
     return where(t < 0, -found, found)
+
+
+def _large(t: Tensor) -> float:
+    """What `t` may be larger than without its square being beyond the largest number; 1 is nothing
+    beside its square."""
+    return 1e4 if t.dtype.bytes > 2 else 100.0
+
+
+def _log_of_double(t: Tensor, none: Tensor) -> Tensor:
+    """`log(2 t)`; where there is `none`, anything."""
+    return log(where(none, 1.0, t)) + math.log(2.0)
 
 
 def acosh(x: Like) -> Tensor:
     """The number from 0 on whose `cosh` is `x`, elementwise: NaN below 1. Integers are computed as
     f32."""
     t = as_float("acosh", x)
-    more = t - 1.0
-    return log1p(more + sqrt(more) * sqrt(more + 2.0))
+    near = t < _large(t)
+    more = where(near, t, 2.0) - 1.0
+    return where(near, log1p(more + sqrt(more) * sqrt(more + 2.0)), _log_of_double(t, near))
 
 
 def atanh(x: Like) -> Tensor:

@@ -93,10 +93,12 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
             return [emit("custom", *inputs, **attrs)]
         return emit_many("custom", *inputs, **attrs)
     outs, loc = [], caller()
-    for i, t in enumerate(inputs[:values]):
+    # How the values were made is nothing to gradients.
+    given = [Tensor(t.data, t.type) for t in inputs[:values]] + [t.now() for t in inputs[values:]]
+    for i, t in enumerate(given[:values]):
         out = Tensor(t.data, t.type)
         if not settings().no_grad:
-            out._made = made("custom", [t.now() for t in inputs], attrs, i, loc)
+            out._made = made("custom", given, attrs, i, loc)
         outs.append(out)
     return outs
 

@@ -27,6 +27,7 @@ from ..core.layout import TensorType
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
+from ..ops.custom import custom, sources
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
 from .eager import made as made_of
@@ -320,7 +321,7 @@ def _from_tape(
     wrt = [env[id(t)] for t in leaves]
     if not stopped:
         _need_reached(env[id(loss)], wrt, loss, leaves, spec)
-    _warn_of_compiled(order, leaves)
+    _warn_of_compiled(loss, leaves)
     found = derived(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)
     results = run_graph(graph, values)
@@ -370,12 +371,23 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
     return stopped
 
 
-def _warn_of_compiled(order: list[Tensor], leaves: list[Tensor]) -> None:
-    """One TraceWarning where results of compiled functions are in `order`, the history of a loss,
-    other than those that `leaves` are results of, too."""
-    wanted = {id(x) for t in leaves for x in (t, t.of)}
-    mine = {x._past.by for t in leaves for x in (t, t.of) if x is not None and x._past is not None}
-    every = [t._past.by for t in order if t._made is None and t._past and id(t) not in wanted]
+def _warn_of_compiled(loss: Tensor, leaves: list[Tensor]) -> None:
+    """One TraceWarning where a gradient of `loss` comes to results of compiled functions, other
+    than those that `leaves` are results of, too."""
+    ends = {id(x): x for t in leaves for x in (t, t.of) if x is not None}
+    mine = {x._past.by for x in ends.values() if x._past is not None}
+    every: list[str] = []
+    todo, seen = [loss], set(ends)
+    while todo:
+        t = todo.pop()
+        if id(t) in seen:
+            continue
+        seen.add(id(t))
+        if t._made is not None:
+            args, attrs = t._made.args, t._made.attrs
+            todo += args if t._made.op != custom.name else args[slice(*sources(args, attrs))]
+        elif t._past is not None:
+            every.append(t._past.by)
     if names := [n for n in dict.fromkeys(every) if n and n not in mine]:
         warnings.warn(
             f"grad: the loss is made of results of {', '.join(names)}, which is compiled: no"

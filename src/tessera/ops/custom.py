@@ -30,6 +30,12 @@ def _counts(ins: int, attrs: Attrs) -> tuple[int, int]:
     return values, sources
 
 
+def sources(args: Sequence[Any], attrs: Attrs) -> tuple[int, int]:
+    """Where, among the arguments, those begin and end that get gradients."""
+    values, count = _counts(len(args), attrs)
+    return values, values + count
+
+
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     values, _ = _counts(len(ins), attrs)
     return Inferred(ins, ins[:values])

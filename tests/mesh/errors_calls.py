@@ -310,7 +310,7 @@ row('ts.optim.AdamW(foo=1)', ts.UsageError, lambda: ts.optim.AdamW(foo=1), """
 AdamW: there is no argument 'foo'
   arguments : lr, weight_decay, betas, eps, mask, master
   at        : AT
-  fix       : leave it out: there is no such option
+  fix       : leave it out if its default is meant: no other choice is offered
 """)
 row('ts.optim.AdamW(weight_deacy=0.1)', ts.UsageError, lambda: ts.optim.AdamW(weight_deacy=0.1), """
 AdamW: there is no argument 'weight_deacy'
@@ -370,7 +370,7 @@ row('ts.nn.cross_entropy(X, X, reduction="sum")', ts.UsageError, lambda: ts.nn.c
 cross_entropy: there is no argument 'reduction'
   arguments : logits, labels, ignore_index, weight, label_smoothing
   at        : AT
-  fix       : leave it out: it is the mean over the labels that count; times their number it is the sum
+  fix       : leave it out: it is the mean over the labels that count; times their number, with weight= the sum of their weights, it is the sum
 """)
 row('ts.mesh.show("dp")', ts.UsageError, lambda: ts.mesh.show("dp"), """
 show: mesh cannot be 'dp'

@@ -282,3 +282,32 @@ def test_in_bf16_half_of_the_bytes_cross_wires_also_where_layers_run_in_chunks(s
         return graph.wire_bytes
 
     assert received(True) < 0.55 * received(False)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_narrow_weight_that_is_set_is_what_is_updated(dtype: DType, devices: int) -> None:
+    """In PyTorch the weight is all that there is; here its f32 copy follows what it is set to."""
+    mesh = dist.Mesh("dp", devices=devices)
+    plan = dist.strategy("zero_redundancy_optimizer", stage=1)
+    opt = ts.optim.SGD(1e-4)
+    start = np.float32([1.0, 1.0, 100.0, -3.0])
+    weights = {"w": ts.tensor(start, mesh=mesh).to(dtype)}
+    state = opt.init(weights, plan)
+    grads = {"w": ts.ones(4)}
+
+    @ts.jit
+    def step(weights: Any, state: Any) -> Any:
+        return opt.update(weights, grads, state)
+
+    for _ in range(100):  # each far below what the narrow weight can show
+        weights, state = step(weights, state)
+    np.testing.assert_allclose(state["master"]["w"].numpy(), start - 0.01, atol=2e-5)
+    weights = {"w": ts.tensor(np.float32([5.0, 5.0, 5.0, -3.0]), mesh=mesh).to(dtype)}
+    weights, state = step(weights, state)
+    want = np.float32([5.0, 5.0, 5.0, -3.01]) - 1e-4
+    np.testing.assert_allclose(state["master"]["w"].numpy(), want, atol=2e-5)
+    weights, state = step({"w": ts.minimum(weights["w"], 2.0)}, state)
+    want = np.float32([2.0, 2.0, 2.0, -3.0101]) - 1e-4
+    np.testing.assert_allclose(state["master"]["w"].numpy(), want, atol=2e-5)
+    assert state["master"]["w"].type.split_axes == (("dp",) if devices > 1 else ())

@@ -154,3 +154,20 @@ def test_weights_that_do_not_fit_are_errors() -> None:
         nn.Sequential([nn.relu])  # type: ignore[arg-type]
     with pytest.raises(ts.UsageError, match="a name cannot be 'train'"):
         nn.Sequential({"train": nn.relu})
+
+
+def test_an_attribute_that_is_no_layer_is_none() -> None:
+    """As in PyTorch, where what is a module is a layer, and nothing else."""
+
+    class Block(nn.Sequential):
+        def __init__(self, channels: int):
+            super().__init__(nn.Linear(4, channels))
+            self.out_channels, self.post = channels, lambda y: y * 0.0
+
+    block = Block(3)
+    y = block(ts.ones((1, 4)))
+    assert y.shape == (1, 3) and np.abs(y.numpy()).max() > 0 and len(block) == 1
+    block.training = False
+    block.more = nn.Linear(3, 2)
+    assert block(ts.ones((1, 4))).shape == (1, 2) and len(block[:1]) == 1
+    assert list(block.parameters()) == ["0.weight", "0.bias", "more.weight", "more.bias"]

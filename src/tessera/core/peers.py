@@ -249,7 +249,7 @@ def _no_argument(function: str, name: str, have: list[str]) -> UsageError:
         fix = f"write {(here or close)[0]}="
     for key in (name, f"{function}.*"):
         fix = fix or ARGUMENT_ADVICE.get(key, "")
-    fix = fix or "leave it out: there is no such option"
+    fix = fix or "leave it out if its default is meant: no other choice is offered"
     return fail(
         UsageError,
         f"{function}: there is no argument {name!r}",

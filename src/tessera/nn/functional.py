@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ..core.checks import number, one_of, probability
+from ..core.checks import number, one_of, probability, unfit
 from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
@@ -106,8 +106,13 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
-    """`x` within -cap to cap, smoothly: `cap * tanh(x / cap)`. None leaves it."""
-    return x if cap is None else F.tanh(x * (1.0 / cap)) * cap
+    """`x` within -cap to cap, smoothly: `cap * tanh(x / cap)`. None leaves it. Raises UsageError if
+    `cap` is not above 0."""
+    if cap is None:
+        return x
+    if not number("attention", "cap", cap) > 0:
+        raise unfit("attention", "cap", cap, "give a number above 0, or None for no cap")
+    return F.tanh(x * (1.0 / cap)) * cap
 
 
 def layer_norm(
@@ -144,6 +149,15 @@ def rms_norm(x: Like, weight: Like | None = None, eps: float = 1e-6) -> Tensor:
 def _normed(name: str, x: Tensor, *scales: Like | None) -> tuple[int, ...]:
     """The last dims of `x` that a norm is over: as many as its weight and bias, `scales`, have.
     Raises ShapeError if their sizes are others."""
+    sizes = next((w for w in scales if isinstance(w, tuple | list | int)), None)
+    if sizes is not None:
+        raise unfit(
+            name,
+            "the weight",
+            sizes,
+            "there is no argument for sizes: it goes over the last dim, or those of the weight;"
+            f" nn.{name}(x, weight=ts.ones(sizes)) for more",
+        )
     given = [as_tensor(w) for w in scales if w is not None]
     rank = given[0].ndim if given else 1
     if any(not rank or w.shape != x.shape[-rank:] for w in given):

@@ -35,9 +35,18 @@ def _check_labels(
             ShapeError,
             f"{name}: one label per row of {what} is needed",
             [(what, x.type), ("labels", labels.type)],
-            fix=f"reshape labels to the shape of {what} without its last dim",
+            fix=_classes_last(x, labels)
+            or f"reshape labels to the shape of {what} without its last dim",
         )
     check_ids(name, "label", labels, classes, ignore=ignore)
+
+
+def _classes_last(x: Tensor, labels: Tensor) -> str:
+    """What to do where the classes are in dim 1, as in PyTorch, or labels are one-hot."""
+    if x.ndim > 2 and labels.shape == (x.shape[0], *x.shape[2:]):
+        back = ", ".join(map(str, (0, *range(2, x.ndim), 1)))
+        return f"classes come last: x.permute({back})"
+    return "give ids of classes: ts.argmax(labels, -1)" if labels.shape == x.shape else ""
 
 
 def _ignored(name: str, value: object) -> int:

@@ -36,6 +36,21 @@ class Sequential(Module):
             if "." in key or hasattr(Module, key):
                 raise unfit("Sequential", "a name", name, "give a name without dots of your own")
             setattr(self, key, function_of("Sequential", f"layer {key}", layer))
+        self._others: tuple[str, ...] = ()  # attributes that are no layers
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        others = self.__dict__.get("_others")
+        if others is not None and name != "_others" and not isinstance(value, Module):
+            if name not in self.__dict__:
+                super().__setattr__("_others", (*others, name))
+            elif name not in others and not callable(value):
+                raise unfit("Sequential", f"layer {name}", value, "give a module or a function")
+        super().__setattr__(name, value)
+
+    @property
+    def _layers(self) -> dict[str, Callable[[Any], Any]]:
+        apart = {"_others", *self._others}
+        return {name: layer for name, layer in self.__dict__.items() if name not in apart}
 
     def __call__(self, x: Any) -> Any:
         for layer in self:
@@ -43,17 +58,17 @@ class Sequential(Module):
         return x
 
     def __iter__(self) -> Iterator[Callable[[Any], Any]]:
-        return iter(self.__dict__.values())
+        return iter(self._layers.values())
 
     def __len__(self) -> int:
-        return len(self.__dict__)
+        return len(self._layers)
 
     def __bool__(self) -> bool:
         return True
 
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
-            return Sequential(dict(list(self.__dict__.items())[at]))
+            return Sequential(dict(list(self._layers.items())[at]))
         return list(self)[at]
 
 

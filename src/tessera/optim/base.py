@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from ..core.checks import unfit
 from ..core.context import settings
-from ..core.dtypes import f32, held_as, int32
+from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.peers import no_name
@@ -176,7 +177,9 @@ class Optimizer(ABC):
                 old = dict(slots[name])
                 home = self._home(w, g, old)
                 master = old.pop("master", None)
-                full = _at(w if master is None else master, home)
+                full = _at(w, home)
+                if master is not None:
+                    full = _unless_set(_at(master, home), full, w.dtype)
                 moved, made = self._step(full, _at(g, home), old, k, self._decays(name, w))
                 if master is not None:
                     made["master"] = moved
@@ -323,6 +326,14 @@ _WITHIN: dict[str, Callable[[float], bool]] = {
 def _at(x: Tensor, home: TensorType) -> Tensor:
     """`x` in the layout `home` and in f32; what moves, moves in the narrower dtype."""
     return F.relayout(x, home.with_dtype(x.dtype)).to(f32)
+
+
+def _unless_set(master: Tensor, w: Tensor, dtype: DType) -> Tensor:
+    """`master`, but where the weight `w`, of `dtype`, is not what it rounds to: it was set since,
+    from a checkpoint or by a bound. Less than a step of `dtype` away is where it was."""
+    info = finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    near = F.abs(w - master) <= F.abs(master) * float(info.eps / 2) + float(info.smallest_subnormal)
+    return F.where(near, master, F.where(F.isfinite(w), w, master))
 
 
 def _need_state(call: str, state: object) -> None:

@@ -155,3 +155,19 @@ def _() -> None:
     params = {"w": nn.Parameter(2, 3)}
     grads, opt = {"w": ts.ones((2, 3))}, optim.SGD(0.1)
     opt.update(grads, params, opt.init(params))
+
+
+@row("sizes where a norm takes a weight", error=ts.UsageError, says="no argument for sizes")
+def _() -> None:
+    ts.nn.layer_norm(ts.ones((4, 3, 2)), (3, 2))  # type: ignore[arg-type]
+
+
+@row("classes in dim 1", error=ts.ShapeError, says="classes come last: x.permute(0, 2, 3, 1)")
+def _() -> None:
+    ts.nn.cross_entropy(ts.ones((2, 4, 3, 4)), np.zeros((2, 3, 4), np.int32))
+
+
+@row("a cap of 0", error=ts.UsageError, says="give a number above 0, or None")
+def _() -> None:
+    q = ts.ones((1, 1, 4, 4))
+    ts.nn.attention(q, q, q, cap=0.0)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import tessera as ts
-from tessera import optim
+from tessera import dist, optim
 
 from .rows import row
 
@@ -76,3 +76,20 @@ def nan() -> None:
 @row("clipping gradients one of which is infinite: the others become 0, as in PyTorch")
 def infinite() -> None:
     clipped(float("inf"))
+
+
+@row("a gradient that is spread over rows that do not divide, at rest split")
+def _() -> None:
+    mesh, plan = dist.Mesh("dp", devices=4), dist.strategy("zero_redundancy_optimizer", stage=3)
+    for shape in ((3, 8), (5, 3, 7), (3, 7)):
+        start = np.ones(shape, np.float32)
+        w = dist.place({"w": ts.tensor(start, name="w")}, plan, mesh)
+
+        def step(w: dict[str, ts.Tensor]) -> tuple[ts.Tensor, ts.Tensor]:
+            g = ts.grad(w["w"].mean(0).sum(), w)["w"]
+            return g, w["w"] - 0.1 * g
+
+        with dist.deterministic(level="mesh_invariant"):
+            g, new = ts.jit(step)(w)
+        assert g.type == w["w"].type == new.type
+        np.testing.assert_allclose(new.numpy(), start - 0.1 / shape[0], rtol=1e-6)

@@ -80,6 +80,10 @@ class Builder:
             self._insert(a, a.type.in_use, op.name) if a.types[0].rest else a for a in args
         )
 
+    def _wakes(self, x: Node, to: TensorType) -> bool:
+        """Whether `x` made in the layout at rest `to` would be made whole, as `_awake` has it."""
+        return bool(to.rest) and self.options.mesh_invariant and x.op == broadcast_to.name
+
     def _add(self, node: Node) -> Node:
         self.nodes.append(node)
         if self.origin is not None:
@@ -122,7 +126,7 @@ class Builder:
         made, start = x, x
         if x.type.varying != to.varying:
             made = self._spread(x, to, reason)
-        elif not to.partial and not to.varying and _makeable(x):
+        elif not to.partial and not to.varying and _makeable(x) and not self._wakes(x, to):
             made = self._made(x, to, reason)
         elif not exact and not as_is and not to.varying and (narrow := self._narrow(x, to)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)

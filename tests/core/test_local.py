@@ -112,7 +112,6 @@ def test_types_say_what_each_device_has() -> None:
         ("f32[8@dp]", "f32[8] varying dp"),
         ("f32[8@dp]", "f32[4]"),
         ("f32[4] varying dp", "f32[4]"),
-        ("f32[4] +dp", "f32[4] varying dp"),
         ("f32[4] varying dp", "f32[4] max tp"),
         ("f32[4]", "f32[4] +dp"),
         ("f32[4] varying dp", "f32[8@tp]"),

@@ -77,6 +77,11 @@ class Frame:
         """The gradients of `loss` by `wrt`, the nodes of `weights` (`gradients.derived`)."""
         return derived(recorder.builder, loss, wrt, goals, mean_over)
 
+    def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
+        """What outlives the recording of the value `node` that an attribute called `name` is set
+        to."""
+        return node
+
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x` over the parts of the batch, how many they are)."""
         return x, 1
@@ -192,7 +197,8 @@ class Recorder:
                 [("tensor", value.type)],
                 fix="return the new value from the body, and set it after it",
             )
-        last = symbolic(self.node(value), self)
+        held = f"{type(holder).__name__}.{name}"
+        last = symbolic(self.frame.kept(self, held, self.node(value)), self)
         self.changes.assign(holder, name, last)
         return last
 

@@ -73,7 +73,8 @@ def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     src = ins[0] if ins[0].mesh is not None else ins[0].on(out.mesh)
     axes = [a for a in out.sizes if _role(src, a) != _role(out, a)]
     moves = {(_role(src, a), _role(out, a)) for a in axes}
-    legal = {("all", "varying"), ("split", "varying"), ("varying", "split"), ("varying", "partial")}
+    legal = {("all", "varying"), ("split", "varying"), ("varying", "split"), ("varying", "partial"),
+             ("partial", "varying")}  # fmt: skip
 
     def rest(t: TensorType) -> TensorType:
         dims = (block_dim(d, axes, t) for d in t.dims)
@@ -106,6 +107,12 @@ def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
             GraphError,
             "reinterpret: a max or min over devices has no gradient by itself",
             fix="use dist.all_reduce(x, axis, op=...), which has one",
+        )
+    if any(_role(src, a) == "partial" for a in out.varying):
+        raise fail(
+            GraphError,
+            "reinterpret: the summands of a gradient over devices have no second gradient",
+            fix='write the loop with policy="recompute", or the loss without blocks',
         )
     free = tuple(p for p in g.type.partial if p[0] not in fixed)
     g = b.redistribute(

@@ -264,9 +264,20 @@ def _as_made(inner: Builder, n: Node) -> Node:
 
 
 def _times(b: Builder, x: Node, g: Node) -> Node:
-    """`x` times the scalar `g`, in the wider of their dtypes."""
-    dtype = promote(x.type.dtype, g.type.dtype)
-    return b("mul", *(a if a.type.dtype is dtype else b("cast", a, dtype=dtype) for a in (x, g)))
+    """`x` times the scalar `g`, in the wider of their dtypes. A device's summand of an open sum is
+    multiplied by the device's own `g`."""
+    dtype, t = promote(x.type.dtype, g.type.dtype), x.type
+    own = [a for a in t.partial_axes if a in g.type.varying]
+    if own:
+        rest = tuple(p for p in t.partial if p[0] not in own)
+        x = b("reinterpret", x, layout=t.with_partial(rest).with_varying((*t.varying, *own)))
+    parts = (a if a.type.dtype is dtype else b("cast", a, dtype=dtype) for a in (x, g))
+    out = b("mul", *parts)
+    if own:
+        left = out.type.with_varying(a for a in out.type.varying if a not in own)
+        whole = left.with_partial((*left.partial, *((a, "sum") for a in own)))
+        out = b("reinterpret", out, layout=whole)
+    return out
 
 
 def _rounded(b: Builder, total: Node, term: Node) -> Node:

@@ -25,7 +25,7 @@ from ..lang.local.view import View
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
-from ..lang.pipelines.means import Reading, check
+from ..lang.pipelines.means import Reading, alike, check
 from ..lang.record import WHOLE, Frame, Recorder, current, recording, symbolic
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
@@ -166,6 +166,10 @@ class _Part(Frame):
         return mean, self.count
 
 
+# The frame and the recorder of one microbatch, its inputs by name, its loss.
+Trial = tuple[_Part | None, Recorder, dict[str, Node], Tensor]
+
+
 def _ahead(
     loss_fn: Loss, blocks: Batch, weights: Any, count: int
 ) -> tuple[list[Tensor], list[tuple[Any, str]]]:
@@ -177,14 +181,25 @@ def _ahead(
     if part is None:
         return [], buffers
     if once.frame is part:  # a local body looks at its loss itself: lang/local/averages.py
-        _, twice, _, _ = _trial(loss_fn, blocks, weights, count, 2)
-        nodes = once.builder.nodes
-        check(
-            Reading("accumulated", nodes, {*inputs.values()}, part.ahead, [once.node(loss)],
-                    inside={n for n in nodes if n.scope}),
-            twice.builder.nodes,
-        )  # fmt: skip
+        seen: Trial = part, once, inputs, loss
+        twice = _trial(loss_fn, blocks, weights, count, 2)
+        if not alike(once.builder.nodes, twice[1].builder.nodes):  # in blocks from some size on
+            seen, twice = twice, _trial(loss_fn, blocks, weights, count, 4)
+        _check(*seen, twice[1].builder.nodes)
     return _means([*part.ahead.values()], once, inputs, blocks, count), buffers
+
+
+def _check(
+    part: _Part | None, once: Recorder, inputs: Mapping[str, Node], loss: Tensor,
+    larger: Sequence[Node],
+) -> None:  # fmt: skip
+    """Raises GraphError unless the loss that `once` recorded is a mean over rows; `larger` are the
+    nodes for twice as many."""
+    assert part is not None
+    nodes = once.builder.nodes
+    inside = {n for n in nodes if n.scope}
+    ends, rows = [once.node(loss)], {*inputs.values()}
+    check(Reading("accumulated", nodes, rows, part.ahead, ends, inside=inside), larger)
 
 
 def _means(
@@ -214,9 +229,7 @@ def _means(
     return [F.sum(t, 0) * (1.0 / count) for t in found]
 
 
-def _trial(
-    loss_fn: Loss, blocks: Batch, weights: Any, count: int, times: int
-) -> tuple[_Part | None, Recorder, dict[str, Node], Tensor]:
+def _trial(loss_fn: Loss, blocks: Batch, weights: Any, count: int, times: int) -> Trial:
     """A recording of the loss of a microbatch, or of one so many `times` as large."""
     recorder = Recorder("microbatch", current())
     recorder.draws = []

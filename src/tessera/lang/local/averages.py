@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
+from ...ops.control import item, scan
+from ...ops.elementwise import add
 from ...ops.op import OPS, infer
 
 # What keeps a mean, also where only one argument is added up; a choice guards a loss against NaN.
@@ -43,6 +45,9 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
         t = n.types[0]
         if len(n.types) > 1 or t.rank or not t.dtype.is_float or not axes.intersection(t.varying):
             continue
+        if _adds_up(n):
+            summed.add(n)
+            continue
         rows = any(a.types[0].rank and axes.intersection(a.types[0].varying) for a in n.args)
         if not rows and summed.isdisjoint(n.args):
             continue
@@ -52,6 +57,16 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
         if rows or not _passes(n, summed, axes):
             return n
     return None
+
+
+def _adds_up(n: Node) -> bool:
+    """Whether `n` is what a loop has added up, such as a loss in blocks of rows."""
+    loop, at = (n.args[0], n.attrs["index"]) if n.op == item.name else (n, 0)
+    if loop.op != scan.name or at >= loop.attrs["carries"]:
+        return False
+    body = loop.attrs["body"]
+    end = body.outputs[at]
+    return end.op == add.name and body.inputs[loop.attrs["consts"] + at] in end.args
 
 
 def _passes(n: Node, summed: set[Node], axes: frozenset[str]) -> bool:

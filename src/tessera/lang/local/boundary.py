@@ -4,7 +4,7 @@ strategy or by the layouts that were said."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, fail, lines_up
@@ -14,12 +14,13 @@ from ...ir.graph.node import Node
 from ...ops.local import as_local, axis_index, joined
 from ..collectives import split_over
 from ..create import ShardSpec
+from ..parameter import Parameter
 from ..record import Recorder, symbolic
 from ..strategy import AxisStrategy, Combined, Strategy
 from ..tensor import Tensor
 from ..tree import Path, path_name
 from .averages import check_mean
-from .view import View
+from .view import View, mean_of
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,16 @@ class Borders:
             return symbolic(recorder.builder("reinterpret", node, layout=home), recorder)
         if not own:
             return symbolic(node, recorder)
+        state = like is not None and not isinstance(like, Parameter) and not like.name
+        if state and home is not None and home.shape == t.shape and self.view.averages(t):
+            return symbolic(mean_of(recorder, node, own), recorder)  # such as running statistics
         spec = self.layouts.get("return") if not path else None
         if spec is not None:
             return self._returned(recorder, node, spec)
         means = [a for a in own if a in self.view.batch]
         if not t.rank and means and t.dtype.is_float:
             check_mean(node, means, self.view.told)
-            out = _mean(recorder, node, means)
+            out = mean_of(recorder, node, means)
             own = [a for a in own if a not in means]
             node, t = out, out.type
         if own and not t.rank:
@@ -162,16 +166,3 @@ class Borders:
 def _batched(t: TensorType, view: View) -> TensorType:
     axes = [a for a in view.batch if a not in t.split_axes]
     return split_over(t, 0, axes) if axes and t.rank else t
-
-
-def _mean(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
-    t = node.type
-    n = 1
-    for a in axes:
-        n *= t.sizes[a]
-    scaled = recorder.node(symbolic(node, recorder) * (1.0 / n))
-    partial = (*t.partial, *((a, "sum") for a in axes))
-    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
-    made = recorder.builder("reinterpret", scaled, layout=to)
-    done = to.with_partial(t.partial)
-    return recorder.builder.redistribute(made, done, "the mean of the devices' results")

@@ -13,9 +13,9 @@ from typing import Any
 
 from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
-from ..pipelines.means import Reading, values
+from ..pipelines.means import Reading, alike, values
 from ..record import Recorder
-from .batch_arguments import doubled, tried
+from .batch_arguments import Trial, doubled, tried
 from .boundary import Borders
 
 
@@ -31,29 +31,39 @@ def warn_of_rows(
     """One StrategyWarning where a number that is averaged over the data axes goes across the rows
     of a device. `kinds` are the types of the blocks among `leaves`, by place; those of `batch` hold
     its rows."""
-    larger = {i: doubled(kinds[i]) for i in batch}
-    if not batch or None in larger.values():
-        return
-    once = tried(around, borders, body, leaves, spec, kinds)
-    twice = tried(around, borders, body, leaves, spec, {**kinds, **larger})  # type: ignore[dict-item]
-    if once is None or twice is None or once.by_rank or twice.by_rank:
+    trials: list[Trial] = []
+    while len(trials) < 3:  # again with more, where it goes block by block from some size on
+        made = tried(around, borders, body, leaves, spec, kinds) if batch else None
+        if made is None or made.by_rank:
+            return
+        trials.append(made)
+        if len(trials) > 1 and alike(trials[-2].nodes, made.nodes):
+            break
+        larger = {i: doubled(kinds[i]) for i in batch}
+        kinds = {**kinds, **{i: t for i, t in larger.items() if t is not None}}
+        if None in larger.values():
+            return
+    once, twice = trials[-2:]
+    ends = [n for n in once.numbers if n.type.dtype.is_float]
+    axes = borders.view.batch
+    over = ", ".join(map(repr, axes))
+    if not alike(once.nodes, twice.nodes):
+        if ends:
+            _warn(borders.name, "with more rows it is another program, so it is not known whether"
+                  f" the mean over {over} is the result of the whole batch")  # fmt: skip
         return
     rows = {once.inputs[i] for i in batch}
-    axes = borders.view.batch
     found = values(Reading(borders.name, once.nodes, rows, {}, (), axes=axes), twice.nodes)
-    for n in once.numbers:
-        value = found.get(n)
-        if value is None or value.by is None or not n.type.dtype.is_float:
+    for value in (found[n] for n in ends if n in found):
+        # What is odd of numbers alone averages.py tells.
+        if value.by is None or not (value.across or value.by.type.rank):
             continue
-        if not value.across and not value.by.type.rank:
-            continue  # of numbers: averages.py
         does = "goes across a device's rows" if value.across else "is of what a device added up"
-        over = ", ".join(map(repr, axes))
-        warnings.warn(
-            f"{borders.name}: {value.by.op!r} {does} ({value.by.loc}), so the mean over {over} is"
-            " not the result of the whole batch\n  bring the rows together first, or their sums:"
-            f" dist.all_gather(x, {over}) or dist.all_reduce(x.sum(0), {over})",
-            StrategyWarning,
-            stacklevel=lines_up(),
-        )
+        _warn(borders.name, f"{value.by.op!r} {does} ({value.by.loc}), so the mean over {over} is"
+              " not the result of the whole batch\n  bring the rows together first, or their sums:"
+              f" dist.all_gather(x, {over}) or dist.all_reduce(x.sum(0), {over})")  # fmt: skip
         return
+
+
+def _warn(name: str, what: str) -> None:
+    warnings.warn(f"{name}: {what}", StrategyWarning, stacklevel=lines_up())

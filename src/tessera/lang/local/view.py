@@ -21,7 +21,7 @@ from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
 from ...ops.local import as_local, joined
 from ..gradients import Goal, zeros
-from ..record import WHOLE, Frame, Recorder, current
+from ..record import WHOLE, Frame, Recorder, current, symbolic
 from ..tensor import Tensor
 from .averages import check_mean
 
@@ -107,6 +107,25 @@ class View(Frame):
         for axes, dim in ((rows, 0), ([a for a in own if a not in rows], t.rank - 1)):
             t = joined(t, axes, dim) if axes else t
         return t
+
+    def averages(self, t: TensorType) -> bool:
+        """Whether what is left of a value of type `t` is its mean over the data axes."""
+        own = [a for a in t.varying if a in self.axes]
+        return bool(own) and t.dtype.is_float and all(a in self.batch for a in own)
+
+    def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
+        t = node.type
+        own = [a for a in t.varying if a in self.axes]
+        if not own:
+            return node
+        if self.averages(t):
+            return mean_of(recorder, node, own)
+        raise fail(
+            UsageError,
+            f"{name} is set in a local body to a value that differs between devices",
+            [("value", t)],
+            fix=f"combine it first: dist.all_reduce(x, {own[0]!r})",
+        )
 
     def laid(self, to: TensorType) -> TensorType:
         return self.outer.laid(to)
@@ -202,3 +221,17 @@ def current_mesh() -> Mesh:
     mesh = LocalMesh(part.axes, devices=part.array())
     object.__setattr__(mesh, "_view", seen)
     return mesh
+
+
+def mean_of(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
+    """The mean of each device's `node` over `axes`."""
+    t = node.type
+    n = 1
+    for a in axes:
+        n *= t.sizes[a]
+    scaled = recorder.node(symbolic(node, recorder) * (1.0 / n))
+    partial = (*t.partial, *((a, "sum") for a in axes))
+    to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
+    made = recorder.builder("reinterpret", scaled, layout=to)
+    done = to.with_partial(t.partial)
+    return recorder.builder.redistribute(made, done, "the mean of the devices' results")

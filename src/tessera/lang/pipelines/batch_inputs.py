@@ -19,7 +19,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ..parameter import Parameter
 from ..record import Frame, Reframe
 from ..tensor import Tensor
-from .means import check, reading
+from .means import alike, check, nodes_of, reading
 from .microbatch import Pipeline, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
@@ -78,9 +78,11 @@ def read(
     ((rows, cut),) = found.items()
     once = begin(1, rows, cut)
     record(once)
-    larger = search.doubled(rows, cut).recorder
-    assert larger is not None
-    check(reading(once), larger.builder.nodes)
+    twice = search.doubled(rows, cut)
+    if not alike(nodes_of(once), nodes_of(twice)):  # where it goes block by block from some size on
+        once, twice = twice, begin(4, rows, cut)
+        record(twice)
+    check(reading(once), nodes_of(twice))
     return begin(0, rows, cut)
 
 

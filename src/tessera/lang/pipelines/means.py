@@ -13,8 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import GraphError, fail
-from ...ir.graph.node import Node
+from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
+from ...ops.control import item, scan
 from ...ops.create import full, iota
 from ...ops.elementwise import where
 from ...ops.indexing import take
@@ -57,23 +58,32 @@ class Reading:
     axes: Collection[str] = ()
 
 
+def alike(once: Sequence[Node], larger: Sequence[Node]) -> bool:
+    """Whether two recordings are of one program, for batches of two sizes."""
+    return [n.op for n in once] == [n.op for n in larger]
+
+
 def values(once: Reading, larger: Sequence[Node]) -> dict[Node, Value]:
     """How the nodes of `once` depend on the rows of the batch; `larger` are the nodes of a
-    recording with twice as many rows. Empty where the program goes by the size of the batch: the
-    two cannot be compared."""
+    recording with twice as many rows, which is `alike`."""
     found: dict[Node, Value] = {}
-    if [n.op for n in once.nodes] == [n.op for n in larger]:
-        for n, m in zip(once.nodes, larger, strict=True):
-            found[n] = _value(once, n, m, found, n in once.inside)
+    for n, m in zip(once.nodes, larger, strict=True):
+        found[n] = _value(once, n, m, found, n in once.inside)
     return found
 
 
 def check(once: Reading, larger: Sequence[Node]) -> None:
-    """Raises GraphError if a loss, or another result, is not a mean over the rows of the batch.
-    `larger` are the nodes of a recording with twice as many rows."""
+    """Raises GraphError if a loss, or another result, is not a mean over the rows of the batch, or
+    it cannot be told. `larger` are the nodes of a recording with twice as many rows."""
+    if not alike(once.nodes, larger):
+        raise fail(
+            GraphError,
+            f"{once.name}: with more rows it is another program, so it cannot be told whether its"
+            " losses are means over rows",
+            [("ops", f"{len(once.nodes)}, and {len(larger)} for twice as many rows")],
+            fix="write it with ops of all rows, such as ts.cumsum, not row by row",
+        )
     found = values(once, larger)
-    if not found:
-        return
     for n in dict.fromkeys([*once.losses, *(o for o in once.outs if not o.type.rank)]):
         value = found[n]
         # The auxiliary loss of experts is a product of two means; it has been told of.
@@ -88,10 +98,15 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
             raise inseparable(once.name, n)
 
 
+def nodes_of(state: PipeState) -> list[Node]:
+    """What was recorded in `state`."""
+    assert state.recorder is not None
+    return state.recorder.builder.nodes
+
+
 def reading(once: PipeState) -> Reading:
     """That of a pipelined function, whose stages see one microbatch."""
-    assert once.recorder is not None
-    nodes, pipe = once.recorder.builder.nodes, once.pipe
+    nodes, pipe = nodes_of(once), once.pipe
     late = depends(nodes, once.asked)
     inside = [n for first, stop in once.spans for n in nodes[first:stop]]
     if pipe.body is not None:
@@ -167,6 +182,11 @@ def _across(n: Node, m: Node, args: list[Value]) -> bool:
     dim = next((d for d, (a, b) in pairs if a != b), None)
     if dim is None:  # another of its results grows
         return False
+    loop = n.args[0] if n.op == item.name else n
+    if loop.op == scan.name:  # from row to row, or block by block
+        body, first = loop.attrs["body"], loop.attrs["consts"]
+        carried = body.inputs[first : first + loop.attrs["carries"]]
+        return not reachable(body.outputs[len(carried) :]).isdisjoint(carried)
     if n.op == slice_.name:
         source = n.args[0]
         joins = source.op == concat.name and source.attrs["dim"] == dim  # parts of it may be whole
@@ -177,14 +197,13 @@ def _across(n: Node, m: Node, args: list[Value]) -> bool:
 
 def _pairs(n: Node, m: Node, args: list[Value]) -> bool:
     """Whether `n` is the first with an element for each pair of rows."""
-    before = max((_growing(a, b) for a, b in zip(n.args, m.args, strict=True)), default=0)
-    return 0 < before < _growing(n, m) and {v.kind for v in args} == {"rows"}
+    before = max((_growth(a, b) for a, b in zip(n.args, m.args, strict=True)), default=0.0)
+    return 1.0 < before < _growth(n, m) and {v.kind for v in args} == {"rows"}
 
 
-def _growing(n: Node, m: Node) -> int:
-    """How many dims of `n` are longer in `m`."""
-    types = zip(n.types, m.types, strict=True)
-    return max(sum(a != b for a, b in zip(s.shape, t.shape, strict=True)) for s, t in types)
+def _growth(n: Node, m: Node) -> float:
+    """How many times as many elements as `n` the node `m` has."""
+    return max(b.size / max(1, a.size) for a, b in zip(n.types, m.types, strict=True))
 
 
 def _degree(n: Node, m: Node, args: list[Value]) -> Degree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -119,3 +120,25 @@ def test_labels_that_the_model_chooses_are_not_counted_ahead() -> None:
                          mesh=dist.Mesh.parse("pp=2"))(lambda w, x: ts.tanh(x @ w) @ w)  # fmt: skip
     with pytest.raises(ts.UsageError, match="labels count depends on what the model computes"):
         ts.jit(step)(ts.eye(4), ts.ones((8, 4)))
+
+
+@pytest.mark.parametrize("count", [4, 2])
+def test_running_statistics_are_those_of_all_microbatches(count: int) -> None:
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    norm, w = nn.BatchNorm(8), np.eye(8, dtype=np.float32)
+    parts = [lambda w, x: (w, norm(x @ w)), lambda w, x: x @ w]
+    model = pipeline.compose(2, parts, mesh=dist.Mesh.parse("pp=2"), microbatches=count)
+
+    @ts.jit
+    def step(w: Any, x: Any) -> Any:
+        loss = (model(w, x) ** 2).mean()
+        return loss, ts.grad(loss, w)
+
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pipeline.PipelineWarning)
+            step(w, x)
+    part = x.reshape(count, -1, 8)
+    mean, var = part.mean(1).mean(0), part.var(1, ddof=1).mean(0)
+    np.testing.assert_allclose(norm.running_mean.numpy(), mean * 0.19, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(norm.running_var.numpy(), 0.81 + 0.19 * var, rtol=1e-4)

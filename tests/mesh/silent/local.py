@@ -267,3 +267,14 @@ def _() -> None:
     for run in (inside, outside):
         for a, b in zip(run(X, labels, W), want, strict=True):
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@row("a sum of rows in a local body", warns=ts.StrategyWarning, says="a sum over a device's rows")
+def _() -> None:
+    averaged(lambda z: (z**2).sum())
+
+
+@row("a sum of rows that is completed")
+def _() -> None:
+    got = averaged(lambda z: dist.all_reduce((z**2).sum(), "dp"))
+    np.testing.assert_allclose(got.numpy(), ((X @ W) ** 2).sum(), rtol=1e-5)

@@ -54,15 +54,22 @@ def warn_of_rows(
         return
     rows = {once.inputs[i] for i in batch}
     found = values(Reading(borders.name, once.nodes, rows, {}, (), axes=axes), twice.nodes)
-    for value in (found[n] for n in ends if n in found):
+    for n, value in ((n, found[n]) for n in ends if n in found):
         # What is odd of numbers alone averages.py tells.
-        if value.by is None or not (value.across or value.by.type.rank):
-            continue
-        does = "goes across a device's rows" if value.across else "is of what a device added up"
-        _warn(borders.name, f"{value.by.op!r} {does} ({value.by.loc}), so the mean over {over} is"
-              " not the result of the whole batch\n  bring the rows together first, or their sums:"
-              f" dist.all_gather(x, {over}) or dist.all_reduce(x.sum(0), {over})")  # fmt: skip
-        return
+        if value.by is not None and (value.across or value.by.type.rank):
+            does = "goes across a device's rows" if value.across else "is of what a device added up"
+            _warn(
+                borders.name,
+                f"{value.by.op!r} {does} ({value.by.loc}), so the mean over {over} is not the"
+                " result of the whole batch\n  bring the rows together first, or their sums:"
+                f" dist.all_gather(x, {over}) or dist.all_reduce(x.sum(0), {over})",
+            )
+            return
+        if value.kind == "added" and value.degree:
+            _warn(borders.name, f"a sum over a device's rows ({n.loc}) is averaged over {over}: it"
+                  " is the sum over all rows divided by the number of devices\n  take the mean, or"
+                  f" complete it: dist.all_reduce(x, {over})")  # fmt: skip
+            return
 
 
 def _warn(name: str, what: str) -> None:

@@ -84,13 +84,16 @@ class Microbatch:
     @cached_property
     def results(self) -> tuple[frozenset[Node], frozenset[Node]]:
         """(the results that are averaged over the microbatches, those whose rows are put
-        together). Raises GraphError for a result of another kind."""
+        together). What modules set, such as running statistics, is averaged. Raises GraphError for
+        a result of another kind."""
         rows_each = next(iter(self.state.batch)).type.shape[0]
         means, rows = set[Node](), set[Node]()
+        assigned = self.recorder.changes.assigned.values()
+        state = {self.final(self.recorder.node(a.last)) for a in assigned}
         for o in self.graph.outputs:
             if o not in self.repeated or o in self.after or o.op == "input":
                 continue
-            if not o.type.rank and o.type.dtype.is_float:
+            if o.type.dtype.is_float and (o in state or not o.type.rank):
                 means.add(o)
             elif o.type.rank and o.type.shape[0] == rows_each:
                 rows.add(o)

@@ -142,3 +142,16 @@ def test_running_statistics_are_those_of_all_microbatches(count: int) -> None:
     mean, var = part.mean(1).mean(0), part.var(1, ddof=1).mean(0)
     np.testing.assert_allclose(norm.running_mean.numpy(), mean * 0.19, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(norm.running_var.numpy(), 0.81 + 0.19 * var, rtol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBV", "DualPipeV"])
+def test_a_stage_may_do_nothing_but_multiply_by_what_it_draws(schedule: str) -> None:
+    def net(w: Any, x: Any) -> Any:
+        return (x @ w * ts.random.uniform((8,))) @ w * ts.random.uniform((1,))
+
+    piped = pipeline.run(mesh_axes=("pp",), schedule=schedule, microbatches=4,
+                         mesh=dist.Mesh.parse("pp=2"))(net)  # fmt: skip
+    step = ts.jit(lambda w, x: (loss := piped(w, x).mean(), ts.grad(loss, w)))
+    loss, grad = step(ts.eye(8), ts.ones((16, 8)))
+    # The product is of degree 2 in its weight.
+    assert (grad.numpy() * np.eye(8)).sum() == pytest.approx(2 * loss.item(), rel=1e-5)

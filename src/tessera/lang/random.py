@@ -143,7 +143,8 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
     if seen is not None and size:
         # What is like a device's own block is drawn as a block of the whole; what is like nothing
         # has a row for each of the device's rows of the batch.
-        own = [a for a in seen.axes if a in (seen.batch if like is None else like.varying)]
+        along = seen.draws(size[0]) if like is None else like.varying
+        own = [a for a in seen.axes if a in along]
         if own:
             t = plain(uint32, size) if like is None else like.complete().with_dtype(uint32)
             whole = seen.joined(t.on(seen.mesh), own).with_varying(())

@@ -278,3 +278,23 @@ def _() -> None:
 def _() -> None:
     got = averaged(lambda z: dist.all_reduce((z**2).sum(), "dp"))
     np.testing.assert_allclose(got.numpy(), ((X @ W) ** 2).sum(), rtol=1e-5)
+
+
+@row("what a data-parallel body draws, by rows and for all of them")
+def _() -> None:
+    shapes = [lambda x: (1,), lambda x: (8, 5), lambda x: x.shape, lambda x: (), lambda x: (4,)]
+    for shape in shapes:
+        found = []
+        for wrap in (lambda f: f, lambda f: ts.distribute(
+            f, strategy="data_parallel", mesh=mesh(), batch="x")):  # fmt: skip
+
+            def noisy(x: Any, shape: Any = shape) -> Any:
+                drawn = ts.random.uniform(shape(x))
+                wide = x[:, :1] * drawn.reshape(-1)[:4].sum() if drawn.shape == (8, 5) else x * 2.0
+                return wide * (drawn if drawn.ndim == 0 or drawn.shape == (1,) else 1.0) + (
+                    drawn if drawn.shape == x.shape else 0.0
+                )
+
+            ts.seed(5)
+            found.append(ts.jit(wrap(noisy))(X).numpy())
+        np.testing.assert_allclose(*found, rtol=1e-6)

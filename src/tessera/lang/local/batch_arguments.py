@@ -93,7 +93,7 @@ def tried(
     """The body recorded for tensors of these types, to be thrown away; None where it raises."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
     trial.undone = True
-    trial.frame = seen = replace(borders.view, asked=[])
+    trial.frame = seen = replace(borders.view, asked=[], drawn=[], by_row=None)
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
     def once() -> Any:
@@ -122,6 +122,7 @@ def tried(
         trial.builder.nodes,
         {i: trial.node(t) for i, t in inputs.items()},
         [*(loss for loss, _ in seen.asked or ()), *numbers],
+        seen.drawn,
     )
 
 
@@ -134,7 +135,8 @@ def _is_weight(x: Tensor) -> bool:
 class Trial:
     """A recording of the body: the types of its results, which tensors it asks gradients for,
     whether it used weights from outside, and whether ranks do different work in it; its nodes,
-    the inputs among them by their places, losses and results that are numbers."""
+    the inputs among them by their places, losses and results that are numbers; the first sizes of
+    what it draws by a shape."""
 
     results: list[TensorType]
     asked: set[int]
@@ -143,6 +145,7 @@ class Trial:
     nodes: Sequence[Node]
     inputs: Mapping[int, Node]
     numbers: Sequence[Node]
+    drawn: Sequence[int]
 
 
 @dataclass

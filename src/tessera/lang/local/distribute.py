@@ -30,7 +30,7 @@ from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
 from .batch_arguments import batches
 from .boundary import Borders
 from .merge import record_ranks
-from .rows import warn_of_rows
+from .rows import by_rows, warn_of_rows
 from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")
@@ -125,6 +125,10 @@ class Local(Generic[P, R]):
             edits, leaves = before.changes()
             return {"out": out, "edits": edits, "leaves": leaves}
 
+        kinds = {i: as_local(t, view.axes) for i, t in laid.items()}
+        trials = by_rows(recorder, borders, self.body, leaves, spec, kinds, cut)
+        if trials and len({len(t.drawn) for t in trials[-2:]}) == 1:
+            view.by_row = [a != b for a, b in zip(*(t.drawn for t in trials[-2:]), strict=True)]
         recorder.frame = view
         mark = len(recorder.builder.nodes), len(recorder.host_outputs)
         try:
@@ -141,8 +145,7 @@ class Local(Generic[P, R]):
                     )
         finally:
             recorder.frame = view.outer
-        kinds = {i: as_local(t, view.axes) for i, t in laid.items()}
-        warn_of_rows(recorder, borders, self.body, leaves, spec, kinds, cut)
+        warn_of_rows(borders, trials, cut)
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
         edits, put = out["edits"], out["leaves"]

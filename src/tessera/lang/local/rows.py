@@ -19,7 +19,7 @@ from .batch_arguments import Trial, doubled, tried
 from .boundary import Borders
 
 
-def warn_of_rows(
+def by_rows(
     around: Recorder,
     borders: Borders,
     body: Callable[..., Any],
@@ -27,22 +27,29 @@ def warn_of_rows(
     spec: Any,
     kinds: Mapping[int, TensorType],
     batch: Set[int],
-) -> None:
-    """One StrategyWarning where a number that is averaged over the data axes goes across the rows
-    of a device. `kinds` are the types of the blocks among `leaves`, by place; those of `batch` hold
-    its rows."""
+) -> list[Trial]:
+    """Recordings of `body` for more and more rows, on trial; none where that is not possible.
+    `kinds` are the types of the blocks among `leaves`, by place; those of `batch` hold the rows."""
     trials: list[Trial] = []
     while len(trials) < 3:  # again with more, where it goes block by block from some size on
         made = tried(around, borders, body, leaves, spec, kinds) if batch else None
         if made is None or made.by_rank:
-            return
+            return []
         trials.append(made)
         if len(trials) > 1 and alike(trials[-2].nodes, made.nodes):
             break
         larger = {i: doubled(kinds[i]) for i in batch}
         kinds = {**kinds, **{i: t for i, t in larger.items() if t is not None}}
         if None in larger.values():
-            return
+            return []
+    return trials
+
+
+def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> None:
+    """One StrategyWarning where a number that is averaged over the data axes is no mean over rows,
+    as `trials` of more and more rows show it, or they cannot be compared."""
+    if not trials:
+        return
     once, twice = trials[-2:]
     ends = [n for n in once.numbers if n.type.dtype.is_float]
     axes = borders.view.batch

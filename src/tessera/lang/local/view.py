@@ -71,6 +71,9 @@ class View(Frame):
     log: Any = field(default=None, repr=False)
     # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for.
     asked: list[tuple[Node, Sequence[Tensor]]] | None = None
+    # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
+    drawn: list[int] = field(default_factory=list, repr=False)
+    by_row: list[bool] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
     # How the strategy lays state at rest, and of what is whole here, as what it came in.
@@ -107,6 +110,14 @@ class View(Frame):
         for axes, dim in ((rows, 0), ([a for a in own if a not in rows], t.rank - 1)):
             t = joined(t, axes, dim) if axes else t
         return t
+
+    def draws(self, size: int) -> tuple[str, ...]:
+        """The axes along which each device draws its own, where a draw's first dim has this
+        size."""
+        self.drawn.append(size)
+        at = len(self.drawn) - 1
+        known = self.by_row is not None and at < len(self.by_row)
+        return () if known and not self.by_row[at] else self.batch  # type: ignore[index]
 
     def averages(self, t: TensorType) -> bool:
         """Whether what is left of a value of type `t` is its mean over the data axes."""

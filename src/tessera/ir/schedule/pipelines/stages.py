@@ -234,13 +234,16 @@ def region_graph(
 
 
 def on_mesh(graph: Graph, mesh: Mesh) -> Graph:
-    """`graph` with all types on `mesh`, whose axes are those of its own."""
+    """`graph` with all types on `mesh`, whose axes are those of its own. What has no mesh stays so,
+    unless nothing has one: then nothing would say where it runs."""
+    nowhere = all(t.mesh is None for n in graph.nodes for t in n.types)
+
+    def on(t: TensorType) -> TensorType:
+        return t.on(mesh) if nowhere else moved_type(t, mesh)
 
     def moved(was: Node, n: Node, emit: Emit) -> Node:
-        attrs = {
-            k: moved_type(v, mesh) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
-        }
-        return emit(replace(n, types=tuple(moved_type(t, mesh) for t in n.types), attrs=attrs))
+        attrs = {k: on(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()}
+        return emit(replace(n, types=tuple(map(on, n.types)), attrs=attrs))
 
     return graph.rewrite(moved)
 

@@ -124,8 +124,11 @@ def test_norms_are_over_the_dims_that_their_weights_have(oracle: Oracle) -> None
         (nn.rms_norm(x, w, 1e-3), torch.nn.functional.rms_norm(tx, (3, 4), tw, 1e-3)),
     ):
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
-    for wrong in ((4,), (3, 4), 4, w[:1], ts.ones((2, 4))):  # PyTorch's second argument is sizes
-        for norm in (nn.layer_norm, nn.rms_norm):
+    for norm in (nn.layer_norm, nn.rms_norm):
+        for sizes in ((4,), (3, 4), 4):  # PyTorch's second argument
+            with pytest.raises(ts.UsageError, match="there is no argument for sizes"):
+                norm(x, sizes)
+        for wrong in (w[:1], ts.ones((2, 4))):
             with pytest.raises(ts.ShapeError, match="follows from them"):
                 norm(x, wrong)
     with pytest.raises(ts.ShapeError, match="follows from them"):

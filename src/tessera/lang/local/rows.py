@@ -60,7 +60,9 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
                   f" the mean over {over} is the result of the whole batch")  # fmt: skip
         return
     rows = {once.inputs[i] for i in batch}
-    found = values(Reading(borders.name, once.nodes, rows, {}, (), axes=axes), twice.nodes)
+    experts = {n for n in once.nodes if "moe" in n.scope.split("/")}  # they go by row, at places
+    read = Reading(borders.name, once.nodes, rows, {}, (), inside=experts, axes=axes)
+    found = values(read, twice.nodes)
     for n, value in ((n, found[n]) for n in ends if n in found):
         # What is odd of numbers alone averages.py tells.
         if value.by is not None and (value.across or value.by.type.rank):

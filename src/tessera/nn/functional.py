@@ -110,8 +110,8 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
     `cap` is not above 0."""
     if cap is None:
         return x
-    if not number("attention", "cap", cap) > 0:
-        raise unfit("attention", "cap", cap, "give a number above 0, or None for no cap")
+    if not number("soft_cap", "cap", cap) > 0:
+        raise unfit("soft_cap", "cap", cap, "give a number above 0, or None for no cap")
     return F.tanh(x * (1.0 / cap)) * cap
 
 

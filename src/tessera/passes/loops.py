@@ -44,12 +44,12 @@ def scan_gradient(
             "or ts.stop_gradient where no gradient is meant",
         )
     given = [i for i, g in enumerate(gs) if g is not None]
-    together = node.attrs["policy"] == "together" and len(given) == 1 and _adds_up(node, given[0])
+    together = node.attrs["policy"] == "together" and len(given) == 1 and adds_up(node, given[0])
     run = _together if together else _backwards
     return run(b, node, gs, wanted, differentiate)
 
 
-def _adds_up(node: Node, at: int) -> bool:
+def adds_up(node: Node, at: int) -> bool:
     """Whether result `at` is a scalar to which every iteration adds what no other carry changes."""
     body, first = node.attrs["body"], node.attrs["consts"]
     if at >= node.attrs["carries"] or node.types[at].rank:

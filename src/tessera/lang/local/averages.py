@@ -14,8 +14,8 @@ from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
 from ...ops.control import item, scan
-from ...ops.elementwise import add
 from ...ops.op import OPS, infer
+from ...passes.loops import adds_up
 
 # What keeps a mean, also where only one argument is added up; a choice guards a loss against NaN.
 PASSED = ("each", "joint")
@@ -45,7 +45,7 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
         t = n.types[0]
         if len(n.types) > 1 or t.rank or not t.dtype.is_float or not axes.intersection(t.varying):
             continue
-        if _adds_up(n):
+        if _added_up(n):
             summed.add(n)
             continue
         rows = any(a.types[0].rank and axes.intersection(a.types[0].varying) for a in n.args)
@@ -59,14 +59,10 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
     return None
 
 
-def _adds_up(n: Node) -> bool:
+def _added_up(n: Node) -> bool:
     """Whether `n` is what a loop has added up, such as a loss in blocks of rows."""
     loop, at = (n.args[0], n.attrs["index"]) if n.op == item.name else (n, 0)
-    if loop.op != scan.name or at >= loop.attrs["carries"]:
-        return False
-    body = loop.attrs["body"]
-    end = body.outputs[at]
-    return end.op == add.name and body.inputs[loop.attrs["consts"] + at] in end.args
+    return loop.op == scan.name and adds_up(loop, at)
 
 
 def _passes(n: Node, summed: set[Node], axes: frozenset[str]) -> bool:

@@ -27,7 +27,7 @@ from ..record import Frame, Recorder, current
 from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
-from .batch_arguments import batches
+from .batch_arguments import batches, tried
 from .boundary import Borders
 from .merge import record_ranks
 from .rows import by_rows, warn_of_rows
@@ -126,7 +126,8 @@ class Local(Generic[P, R]):
             return {"out": out, "edits": edits, "leaves": leaves}
 
         kinds = {i: as_local(t, view.axes) for i, t in laid.items()}
-        trials = by_rows(recorder, borders, self.body, leaves, spec, kinds, cut)
+        record = functools.partial(tried, recorder, borders, self.body, leaves, spec)
+        trials = by_rows(record, kinds, cut)
         if trials and len({len(t.drawn) for t in trials[-2:]}) == 1:
             view.by_row = [a != b for a, b in zip(*(t.drawn for t in trials[-2:]), strict=True)]
         recorder.frame = view

@@ -9,30 +9,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
 
 from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ..pipelines.means import Reading, alike, values
-from ..record import Recorder
-from .batch_arguments import Trial, doubled, tried
+from .batch_arguments import Trial, doubled
 from .boundary import Borders
 
 
 def by_rows(
-    around: Recorder,
-    borders: Borders,
-    body: Callable[..., Any],
-    leaves: Sequence[Any],
-    spec: Any,
+    record: Callable[[Mapping[int, TensorType]], Trial | None],
     kinds: Mapping[int, TensorType],
     batch: Set[int],
 ) -> list[Trial]:
-    """Recordings of `body` for more and more rows, on trial; none where that is not possible.
-    `kinds` are the types of the blocks among `leaves`, by place; those of `batch` hold the rows."""
+    """Recordings of a body for more and more rows, on trial; none where that is not possible.
+    `record` makes one of blocks of these types by place, which are `kinds` in the call; those of
+    `batch` hold the rows."""
     trials: list[Trial] = []
     while len(trials) < 3:  # again with more, where it goes block by block from some size on
-        made = tried(around, borders, body, leaves, spec, kinds) if batch else None
+        made = record(kinds) if batch else None
         if made is None or made.by_rank:
             return []
         trials.append(made)

@@ -114,10 +114,9 @@ class View(Frame):
     def draws(self, size: int) -> tuple[str, ...]:
         """The axes along which each device draws its own, where a draw's first dim has this
         size."""
+        at, known = len(self.drawn), self.by_row or ()
         self.drawn.append(size)
-        at = len(self.drawn) - 1
-        known = self.by_row is not None and at < len(self.by_row)
-        return () if known and not self.by_row[at] else self.batch  # type: ignore[index]
+        return self.batch if at >= len(known) or known[at] else ()
 
     def averages(self, t: TensorType) -> bool:
         """Whether what is left of a value of type `t` is its mean over the data axes."""
@@ -237,10 +236,7 @@ def current_mesh() -> Mesh:
 def mean_of(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
     """The mean of each device's `node` over `axes`."""
     t = node.type
-    n = 1
-    for a in axes:
-        n *= t.sizes[a]
-    scaled = recorder.node(symbolic(node, recorder) * (1.0 / n))
+    scaled = recorder.node(symbolic(node, recorder) * (1.0 / ways(axes, t.sizes)))
     partial = (*t.partial, *((a, "sum") for a in axes))
     to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
     made = recorder.builder("reinterpret", scaled, layout=to)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 MATTERS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_fp16")
@@ -30,3 +32,13 @@ def kind(cpuinfo: str | None = None) -> str:
     flags = said.get("flags", "").split()
     matter = ", ".join(f for f in MATTERS if f in flags) or "none of its flags matter"
     return f"{name}{numbers} ({matter})"
+
+
+def gpu() -> str:
+    """The name of the first GPU of NVIDIA's; "" where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    ask = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(ask, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout else ""

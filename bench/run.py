@@ -82,21 +82,24 @@ def main() -> None:
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     a = ap.parse_args()
-    chosen = a.only.split(",") if a.only else list(SECTIONS)
+    chosen = a.only.split(",") if a.only else [n for n, s in SECTIONS.items() if s.on()]
     if unknown := set(chosen) - set(SECTIONS):
         ap.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     order = [PROCESSORS, *(s.title for s in SECTIONS.values())]
-    on, new, failed = kind(), {PROCESSORS: machine()}, []
+    failed: list[str] = []
+
+    def keep(title: str, lines: list[str], on: str) -> None:
+        old = a.out.read_text() if a.out.exists() else ""
+        a.out.write_text(merged(old, HEAD, {title: lines}, order, on))
+
+    keep(PROCESSORS, machine(), kind())
     for name in chosen:
+        section = SECTIONS[name]
         try:
-            new[SECTIONS[name].title] = measured(name, a.rounds)
+            keep(section.title, measured(name, a.rounds), section.on())
         except Failed as why:
             print(f"{name}: {why}", file=sys.stderr, flush=True)
             failed.append(name)
-            continue
-        # After each: what was measured is kept if a later one fails.
-        old = a.out.read_text() if a.out.exists() else ""
-        a.out.write_text(merged(old, HEAD, new, order, on))
     print(a.out.read_text())
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")

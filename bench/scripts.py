@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from page import prose
+from processor import kind
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 400.0  # for one script; on a quiet machine most take less than one minute
@@ -29,8 +30,11 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Section:
+    """`on` names what it is measured on; "" where this machine lacks it."""
+
     title: str
     measure: Callable[[int], list[str]]
+    on: Callable[[], str] = kind
 
 
 def measure(script: str, *args: str, env: Mapping[str, str] | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sections_around as around
 import sections_steps as whole
+from processor import gpu
 from scripts import Section
 
 SECTIONS = {
@@ -13,6 +14,7 @@ SECTIONS = {
     "processes": Section("Against PyTorch DDP, two processes each", whole.processes),
     "sums": Section("A sum over devices, in one process and between processes", whole.sums),
     "fsdp": Section("ZeRO-3 against FSDP2", whole.fsdp),
+    "gpu": Section("A training step on a GPU", whole.on_a_gpu, gpu),
     "nets": Section("A convnet and mixed experts against PyTorch", whole.nets),
     "dispatch": Section("What a call costs", around.dispatch),
     "ttnn": Section("TT-NN's calls", around.ttnn_calls),

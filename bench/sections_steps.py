@@ -6,6 +6,7 @@ from typing import Any
 
 import all_reduce
 from page import prose, table
+from processor import gpu
 from scripts import TORCH, Failed, against, measure, no_torch
 
 
@@ -378,3 +379,46 @@ GUARDED = {
     "loss": "logsumexp, max, mean of 16384 x 64",
     "step": "a GPT's training step, 2 layers",
 }
+
+
+# -- on a GPU --------------------------------------------------------------------------------------
+PEERS = {
+    "jax": "`jnp` in `shard_map`", "jax-cudnn": "the same, attention by cuDNN",
+    "torch": "PyTorch", "torch-compiled": "PyTorch, `torch.compile`",
+}  # fmt: skip
+
+
+def on_a_gpu(_: int) -> list[str]:
+    if not gpu():
+        raise Failed("there is no GPU")
+    return gpu_lines(measure("gpu.py"))
+
+
+def gpu_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows that gpu.py prints, as a part of the page."""
+    lines = prose(
+        """GPT-2's small size (d=768, 12 layers, 12 heads, vocabulary 50304, 8 x 1024 tokens, AdamW)
+        on one GPU, each side in a process of its own, on the same weights and tokens. In f32 all
+        sides let products round their factors to TF32. A step is the median of windows of steps
+        that do not wait for their losses. The first step is with its compilation, while all sides
+        compile; memory is the most that the side's allocator gave out."""
+    )
+    made = []
+    for dtype in ("bf16", "f32"):
+        found = {r["side"]: r for r in rows if r["dtype"] == dtype}
+        ours = found.pop("ours", {"failed": "not measured"})
+        sides = {"ours": ours, **found}
+        for side, r in sides.items():
+            name = PEERS.get(side, side)
+            if "failed" in r:
+                made.append((dtype, name, "failed: " + r["failed"].splitlines()[-1], "", "", ""))
+                continue
+            ratio = "" if side == "ours" or "failed" in ours else (
+                f"**{r['step_ms'] / ours['step_ms']:.2f}**"
+            )  # fmt: skip
+            made.append((
+                dtype, name, f"{r['step_ms']:.1f} (min {r['step_min_ms']:.1f})", ratio,
+                f"{r['peak_mb'] / 1e3:.1f}", f"{r['first_s']:.0f}",
+            ))  # fmt: skip
+    head = ("dtype", "side", "step ms", "ours is so much faster", "peak GB", "first step s")
+    return lines + table(head, made)

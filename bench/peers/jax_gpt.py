@@ -49,6 +49,8 @@ class GPTConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only
+    bf16: bool = False  # products of bf16; weights, norms and the loss are f32
+    fused: bool = False  # attention by the kernel of cuDNN
 
     @property
     def head_width(self) -> int:
@@ -131,6 +133,10 @@ def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
     return (x - mean) * lax.rsqrt(var + 1e-5) * gain + bias
 
 
+def narrow(x: jax.Array, config: GPTConfig) -> jax.Array:
+    return x.astype(jnp.bfloat16) if config.bf16 else x
+
+
 def embed(p: Params, tokens_BS: jax.Array, config: GPTConfig) -> jax.Array:
     if not config.tied:
         return p["wte"][tokens_BS] + p["wpe"]
@@ -144,31 +150,36 @@ def embed(p: Params, tokens_BS: jax.Array, config: GPTConfig) -> jax.Array:
 
 def attention(p: Params, i: int, x_BSD: jax.Array, config: GPTConfig) -> jax.Array:
     k_width = config.head_width
-    qkv = jnp.einsum("bsd,dce->bsce", x_BSD, p[f"h{i}.qkv.w"])
+    x_BSD = narrow(x_BSD, config)
+    qkv = jnp.einsum("bsd,dce->bsce", x_BSD, narrow(p[f"h{i}.qkv.w"], config))
     if config.bias:
         qkv = qkv + p[f"h{i}.qkv.b"]
     b, s, _, e = qkv.shape  # e: the columns of the heads that live on this device
     q, k, v = (qkv[:, :, c].reshape(b, s, e // k_width, k_width) for c in range(3))
-    scores = jnp.einsum("bqhk,bthk->bhqt", q, k) / np.sqrt(k_width).astype(np.float32)
-    causal = jnp.tril(jnp.ones((s, s), bool))
-    probs = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bhqt,bthk->bqhk", probs, v).reshape(b, s, e)
-    y = lax.psum(mixed @ p[f"h{i}.out.w"], "tp")
+    if config.fused:
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    else:
+        scores = jnp.einsum("bqhk,bthk->bhqt", q, k).astype(np.float32)
+        causal = jnp.tril(jnp.ones((s, s), bool))
+        scores = jnp.where(causal, scores / np.sqrt(k_width).astype(np.float32), -jnp.inf)
+        probs = narrow(jax.nn.softmax(scores, axis=-1), config)
+        mixed = jnp.einsum("bhqt,bthk->bqhk", probs, v)
+    y = lax.psum(mixed.reshape(b, s, e) @ narrow(p[f"h{i}.out.w"], config), "tp")
     return y + p[f"h{i}.out.b"] if config.bias else y
 
 
 def mlp(p: Params, i: int, x_BSD: jax.Array, config: GPTConfig) -> jax.Array:
-    h_BSF = x_BSD @ p[f"h{i}.up.w"]
+    h_BSF = narrow(x_BSD, config) @ narrow(p[f"h{i}.up.w"], config)
     if config.bias:
         h_BSF = h_BSF + p[f"h{i}.up.b"]
-    y = lax.psum(jax.nn.gelu(h_BSF, approximate=True) @ p[f"h{i}.down.w"], "tp")
+    y = lax.psum(jax.nn.gelu(h_BSF, approximate=True) @ narrow(p[f"h{i}.down.w"], config), "tp")
     return y + p[f"h{i}.down.b"] if config.bias else y
 
 
 def head_loss(p: Params, x_BSD: jax.Array, labels_BS: jax.Array, config: GPTConfig) -> jax.Array:
     """Mean cross entropy over the local tokens, the vocabulary being split over tp."""
     w_DV = p["wte"].T if config.tied else p["head.w"]
-    logits = x_BSD @ w_DV
+    logits = (narrow(x_BSD, config) @ narrow(w_DV, config)).astype(jnp.float32)
     top = lax.pmax(jnp.max(lax.stop_gradient(logits), -1), "tp")
     logits = logits - top[..., None]
     total = lax.psum(jnp.sum(jnp.exp(logits), -1), "tp")

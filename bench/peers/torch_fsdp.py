@@ -18,30 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 import torch.distributed as dist
-from peers.torch_gpt import GPT
+from peers.torch_gpt import GPT, load
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from turns import serve
 
 WAIT_S = 60.0
-
-
-def load(gpt: GPT, given: dict[str, np.ndarray]) -> None:
-    """The weights of `jax_gpt.init`: [in, out] there, [out, in] here."""
-    names = {"ln1": "ln1", "ln2": "ln2", "lnf": "lnf"}
-    kinds = {"g": "weight", "b": "bias", "w": "weight"}
-    state = {}
-    for name, value in given.items():
-        if name in ("wte", "wpe"):
-            state["wte.weight" if name == "wte" else "wpe"] = value
-            continue
-        *layer, part, kind = name.split(".")
-        place = f"layers.{layer[0][1:]}." if layer else ""
-        matrix = kind == "w"
-        state[f"{place}{names.get(part, part)}.{kinds[kind]}"] = (
-            value.reshape(value.shape[0], -1).T if matrix else value
-        )
-    gpt.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in state.items()})
 
 
 def main() -> None:

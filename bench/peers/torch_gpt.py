@@ -1,10 +1,11 @@
-"""The GPT of `jax_gpt.py` in PyTorch, with its fused attention kernel, for `torch_fsdp.py`."""
+"""The GPT of `jax_gpt.py` in PyTorch, with its fused attention kernel, and its weights."""
 
 from __future__ import annotations
 
 import argparse
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -60,3 +61,21 @@ class GPT(nn.Module):
             x = layer(x)
         logits = self.head(self.lnf(x))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def load(gpt: GPT, given: dict[str, np.ndarray]) -> None:
+    """The weights of `jax_gpt.init`: [in, out] there, [out, in] here."""
+    names = {"ln1": "ln1", "ln2": "ln2", "lnf": "lnf"}
+    kinds = {"g": "weight", "b": "bias", "w": "weight"}
+    state = {}
+    for name, value in given.items():
+        if name in ("wte", "wpe"):
+            state["wte.weight" if name == "wte" else "wpe"] = value
+            continue
+        *layer, part, kind = name.split(".")
+        place = f"layers.{layer[0][1:]}." if layer else ""
+        matrix = kind == "w"
+        state[f"{place}{names.get(part, part)}.{kinds[kind]}"] = (
+            value.reshape(value.shape[0], -1).T if matrix else value
+        )
+    gpt.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in state.items()})

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 from peers import jax_gpt
-from peers.torch_fsdp import load
-from peers.torch_gpt import GPT
+from peers.torch_gpt import GPT, load
 
 PARTS = {
     "scaled_dot_product": "attention products", "log_softmax": "head and loss",

@@ -12,6 +12,7 @@ f32[] +dp
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import (
@@ -130,13 +131,22 @@ def _place() -> tuple[int, int]:
     return process_place()
 
 
+def _platform() -> str:
+    plugins = [n for n in (12, 13) if find_spec(f"jax_cuda{n}_plugin")]
+    if sys.modules.get("jax") is None and not plugins:
+        return "cpu"
+    from .runtime.devices import platform
+
+    return platform()
+
+
 set_engine(_load_engine)
 
 
 def _wire() -> None:
     from .core.devices import set_device_provider
 
-    set_device_provider(_count_devices, _place)
+    set_device_provider(_count_devices, _place, _platform)
 
 
 _wire()

@@ -38,6 +38,7 @@ from .runtime import (
     devices,
     exchange,
     first_process,
+    fused_attention,
     jax_private,
     jaxprs,
     offload,
@@ -285,6 +286,9 @@ class Engine:
     def clear_caches(self) -> None:
         programs.BOOK.drop()
 
+    def no_fused_attention(self, causal: bool, *types: TensorType) -> str:
+        return fused_attention.why_not(causal, types[0].dtype, *(t.shape for t in types))
+
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
         return pytrees.opened(value)
 
@@ -301,5 +305,5 @@ class Engine:
         return jax_private.asks(frame)
 
 
-set_device_provider(devices.device_count, devices.process_place)
+set_device_provider(devices.device_count, devices.process_place, devices.platform)
 not_callable(__name__)  # ts.compile(f), of PyTorch

@@ -501,3 +501,43 @@ row("eigh", positive(5, 3, 3), kinds=FLOAT, expect=eigen)
 row("qr", apart(5, 4, 3), kinds=FLOAT, expect=by_columns)
 row("svd", apart(5, 4, 3), kinds=FLOAT, expect=singular)
 row("svd", apart(2, 3, 4), expect=singular, tag="wide")
+
+
+# ---- attention ---------------------------------------------------------------------------------
+def attended(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
+    """Query by query, each with the keys that it sees."""
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for at in np.ndindex(*q.shape[:-1]):
+        seen = k.shape[-2] - q.shape[-2] + at[-1] + 1 if causal else k.shape[-2]
+        scores = k[at[:-2]][:seen].astype(float) @ q[at] / 2
+        shares = np.exp(scores) / np.exp(scores).sum()
+        out[at] = shares @ v[at[:-2]][:seen]
+    return out
+
+
+def attended_grad(q: Array, k: Array, v: Array, g: Array, causal: bool = False) -> Any:
+    """By differences, which f64 leaves eight digits of."""
+    found = []
+    for i in range(3):
+        slopes = np.zeros((q, k, v)[i].shape)
+        for at in np.ndindex(*slopes.shape):
+            sides = []
+            for step in (1e-6, -1e-6):
+                moved = [x.astype(float) for x in (q, k, v)]
+                moved[i][at] += step
+                sides.append((attended(*moved, causal) * g).sum())
+            slopes[at] = (sides[0] - sides[1]) / 2e-6
+        found.append(slopes)
+    return tuple(found)
+
+
+QUERIES, KEYS, VALUES, SLOPES = (
+    real(4, 2, *tail) for tail in ((2, 3, 4), (5, 4), (5, 3), (2, 3, 3))
+)
+row("attention", QUERIES, KEYS, VALUES, causal=False, scale=0.5, kinds=FLOAT, expect=attended)
+row("attention", QUERIES, KEYS, VALUES, causal=True, scale=0.5, kinds=FLOAT, tag="causal",
+    expect=lambda *xs: attended(*xs, causal=True))  # fmt: skip
+row("attention_grad", QUERIES, KEYS, VALUES, SLOPES, causal=False, scale=0.5, kinds=FLOAT,
+    smooth=False, expect=attended_grad)  # fmt: skip
+row("attention_grad", QUERIES, KEYS, VALUES, SLOPES, causal=True, scale=0.5, kinds=FLOAT,
+    smooth=False, tag="causal", expect=lambda *xs: attended_grad(*xs, causal=True))  # fmt: skip

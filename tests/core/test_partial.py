@@ -141,7 +141,7 @@ def test_gradients_with_a_partial_argument(row: Row) -> None:
 # These are linear, but are completed first: nobody asks for more.
 LINEAR = {
     ("bitcast", 0), ("straight_through", 0), ("shift_left", 0), ("solve", 1),
-    ("triangular_solve", 1),
+    ("triangular_solve", 1), ("attention", 2), ("attention_grad", 3),
 }  # fmt: skip
 
 

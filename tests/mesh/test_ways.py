@@ -234,7 +234,7 @@ def test_a_gpu_measures_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     PRODUCT(ts.tensor(X))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "a gpu by itself" in ways.why_not(PRODUCT.schedule, True, False)
-    assert ways.usual(PRODUCT.schedule, True) == {}
+    assert ways.usual(PRODUCT.schedule, True) == ways.CUBLAS
 
 
 def test_a_wrong_choice_is_an_error() -> None:

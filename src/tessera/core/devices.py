@@ -9,13 +9,16 @@ from .errors import BackendError, DeviceLostError, fail
 
 Count = Callable[[], int]
 Place = Callable[[], tuple[int, int]]
-_providers: list[tuple[Count, Place]] = []
+Kind = Callable[[], str]
+_providers: list[tuple[Count, Place, Kind]] = []
 
 
-def set_device_provider(devices: Count, processes: Place = lambda: (0, 1)) -> None:
-    """Says how devices are counted, and which of how many processes this is. The runtime does this,
-    since only it may ask the engine."""
-    _providers[:] = [(devices, processes)]
+def set_device_provider(
+    devices: Count, processes: Place = lambda: (0, 1), kind: Kind = lambda: "cpu"
+) -> None:
+    """Says how devices are counted, which of how many processes this is, and of which kind the
+    devices are. The runtime does this, since only it may ask the engine."""
+    _providers[:] = [(devices, processes, kind)]
 
 
 def device_count() -> int:
@@ -62,6 +65,15 @@ def process_index() -> int:
     (0, 1)
     """
     return _providers[0][1]()[0] if _providers else 0
+
+
+def platform() -> str:
+    """The kind of devices on which programs run: "cpu", "gpu" or "tpu". Starts none of them.
+
+    >>> platform()
+    'cpu'
+    """
+    return _providers[0][2]() if _providers else "cpu"
 
 
 def process_count() -> int:

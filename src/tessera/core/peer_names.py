@@ -5,6 +5,7 @@ Names that exist in another public module, or as a method, need no row (`core/pe
 
 from __future__ import annotations
 
+_F32 = 'jax.config.update("jax_default_matmul_precision", "highest"), for f32 on a GPU in f32'
 _ROWS = "ts.concat([x, y]), of vectors ts.stack([x, y])"
 _CLIP = "grads, norm = optim.clip_by_global_norm(grads, max_norm), of ts.grad(loss, model)"
 INSTEAD: dict[str, str] = {
@@ -286,6 +287,8 @@ ADVICE: dict[str, str] = {
     "param_groups": "give mask=, a function of a weight's name, or use two optimizers",
     "apply_updates": _STEP, "add_param_group": "use two optimizers",
     "lr_scheduler": "give the optimizer a schedule: optim.AdamW(lr=optim.warmup_cosine(...))",
+    "set_float32_matmul_precision": _F32, "get_float32_matmul_precision": _F32,
+    "default_matmul_precision": _F32, "backends": _F32,
     "cpu": _PLACE, "cuda": _PLACE, "device_put": _PLACE, "Tensor.device": _PLACE,
     "device": "name a mesh of devices: dist.Mesh((\"dp\",), devices=8)", "is_cuda": _PLACE,
     "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",

@@ -22,6 +22,7 @@ from ..lang import functions as F
 from ..lang.loop import scan
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
+from .at_once import scores_at_once
 from .dot_product_attention import HIDDEN, LEAST, causal_chunks, mask_by_group
 from .functional import soft_cap
 
@@ -242,7 +243,7 @@ def _by_rows(
     """`block(carry, rows)` for some of the rows (dim 3) at a time, what it gives joined again.
     `fills` are what may follow the rows of each, zeros if none are said."""
     seq = rows[0].shape[3]
-    scores = how.most or SCORES
+    scores = how.most or scores_at_once(SCORES)
     most = max(ROWS, scores // (math.prod(rows[0].type.local_shape[:3]) * keys))
     if seq <= most:
         return block(carry, rows)

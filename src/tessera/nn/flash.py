@@ -17,21 +17,26 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.checks import one_of
+from ..core.context import settings
+from ..core.devices import platform
 from ..core.dtypes import bool_, f32
-from ..core.errors import UsageError, fail
+from ..core.errors import BackendError, UsageError, fail
+from ..core.layout import dim_axes
 from ..lang import functions as F
 from ..lang.custom import custom_gradient
 from ..lang.elementwise import as_float
+from ..lang.engine import engine
 from ..lang.loop import map_chunks
-from ..lang.operands import as_tensor
+from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
+from .at_once import scores_at_once
 from .blockwise import NONE, Scores, attend, extras, pulled
 from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of
 
 # Scores of one tile on a device: with what is made of them they stay in a core's cache.
 TILE = 1 << 18
-IMPLEMENTATIONS = ("sequences", "tiles")
+IMPLEMENTATIONS = ("sequences", "tiles", "cudnn")
 
 
 def flash_attention(
@@ -51,25 +56,41 @@ def flash_attention(
     The backward pass computes scores again, as FlashAttention does (Dao et al. 2022).
     `implementation` says what a device holds at once: "tiles" the scores of some heads and queries,
     however long sequences are, and then the scores of keys that no query of a tile sees by
-    causality are not computed; "sequences" those of `rows` sequences (2). None is "tiles", but with
-    `rows`, or a float mask of all scores, whose gradient would be as large as they are: "tiles"
-    refuses both. Raises the errors of `attention`, and UsageError if `implementation` is unknown or
-    is "tiles" with one of these.
+    causality are not computed; "sequences" those of `rows` sequences (2). "cudnn" is a kernel of a
+    library, which holds none: on a GPU, for f16 and bf16, without `bias`, `mask` and `cap`. None is
+    "cudnn" where that works, or else "tiles", but with `rows`, or a float mask of all scores, whose
+    gradient would be as large as they are: "tiles" refuses both. Raises the errors of `attention`;
+    UsageError if `implementation` is unknown or is "tiles" with one of these; BackendError if it is
+    "cudnn" where that does not work.
     """
     q, k, v = (as_float("flash_attention", t) for t in (q, k, v))
     how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
         return attention(q, k, v, causal, scale, bias, mask, cap)
+    if rows is not None and how not in (None, "sequences"):
+        raise fail(
+            UsageError,
+            "flash_attention: only sequences are computed so many at a time",
+            [("rows", rows), ("implementation", how)],
+            fix='leave rows out, or give implementation="sequences"',
+        )
     if how is None:
         how = "sequences" if rows is not None or _of_all_scores(mask) else "tiles"
+        if how == "tiles" and platform() == "gpu":
+            found = _by_library(q, k, v, causal, scale, bias, mask, cap)
+            if isinstance(found, Tensor):
+                return found
+    if how == "cudnn":
+        found = _by_library(q, k, v, causal, scale, bias, mask, cap)
+        if isinstance(found, Tensor):
+            return found
+        raise fail(
+            BackendError,
+            f"flash_attention: cuDNN has no such attention: {found}",
+            [("q", q.type), ("k", k.type), ("v", v.type)],
+            fix='leave implementation out, which takes "tiles" then',
+        )
     if how == "tiles":
-        if rows is not None:
-            raise fail(
-                UsageError,
-                "flash_attention: a tile is of heads and queries, not of sequences",
-                [("rows", rows), ("implementation", how)],
-                fix='leave rows out, or give implementation="sequences"',
-            )
         return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
     return _by_sequences(q, k, v, causal, scale, 2 if rows is None else rows, bias, mask, cap)
 
@@ -80,6 +101,38 @@ def _of_all_scores(mask: Like | None) -> bool:
         return False
     m = as_tensor(mask)
     return m.dtype.is_float and m.ndim > 1 and m.shape[-2] > 1
+
+
+def _by_library(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    bias: Like | None,
+    mask: Like | None,
+    cap: float | None,
+) -> Tensor | str:
+    """`attention` by a kernel of a library; or why it has none."""
+    q, k, v = F.narrowed(q, k, v)
+    check_heads("attention", q, k, v)
+    (batch, heads, seq, d), groups = q.shape, k.shape[1]
+    if any(x is not None for x in (bias, mask, cap)):
+        return "it takes no bias, mask or cap"
+    if (level := settings().program.determinism) != "fast":
+        # The engine fails over two such gradients alike that must keep an order: openxla/xla#46500.
+        return f'at level="{level}" it has no gradient'
+    if causal and seq != k.shape[2]:
+        return "its causal mask is for as many queries as keys"
+    if any(any(map(dim_axes, t.type.dims[2:])) for t in (q, k, v)):
+        return "devices split its sequences"
+    if why_not := engine().no_fused_attention(causal, q.type, k.type, v.type):
+        return why_not
+    q = q.reshape(batch, groups, heads // groups, seq, d)
+    y = emit(
+        "attention", q, k, v, causal=causal, scale=1.0 / math.sqrt(d) if scale is None else scale
+    )
+    return y.reshape(batch, heads, seq, d)
 
 
 def _by_sequences(
@@ -140,7 +193,7 @@ def _in_tiles(
             t = t.reshape(1, *t.shape[len(lead) :])
         return t if together else t.reshape(t.shape[0], 1, *t.shape[1:])
 
-    tiles = _tiles(Scores(causal, scale, cap, TILE))
+    tiles = _tiles(Scores(causal, scale, cap, scores_at_once(TILE)))
     y: Tensor = tiles(rows(q), [*map(rows, (k, v, *extra))], [*map(rows, masks)])
     if order:
         y = y.reshape(*(sizes[i] for i in order), *y.shape[1:])
@@ -164,7 +217,7 @@ def _tiles(how: Scores) -> Any:
             return fn(next(now), *([next(now) for _ in xs] for xs in others))
 
         of_row = math.prod(q.type.local_shape[1:4]) * others[-2][0].shape[3]
-        count = max(1, TILE // max(1, of_row))
+        count = max(1, (how.most or TILE) // max(1, of_row))
         made: list[Tensor] = map_chunks(some, *itertools.compress(every, cut), rows=count)
         return made
 

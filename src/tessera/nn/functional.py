@@ -24,10 +24,8 @@ from ..lang.index_bounds import check_ids
 from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
+from .at_once import rows_at_once
 
-# Rows a device in one block of a loss or an MLP: large enough for the matrix units, small enough
-# that a block's intermediates stay in cache.
-ROWS = 512
 C = TypeVar("C", bound=Callable[..., Tensor])
 
 
@@ -261,7 +259,7 @@ def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.matmul(silu(F.matmul(x, gate)) * F.matmul(x, up), down)
 
 
-def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int = ROWS) -> Tensor:
+def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
     """`fn` over the last dim of [..., d], in blocks of rows whose insides are not kept."""
     sizes, order = row_order(x)
     y = map_chunks(fn, rows_of(x, sizes, order), rows=rows)
@@ -298,16 +296,19 @@ def mlp(
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: Callable[[Tensor], Tensor] = gelu,
-    rows: int = ROWS,
+    rows: int | None = None,
 ) -> Tensor:
     """`activation(x @ up + b) @ down + b`, computed in blocks of rows of x [..., d].
 
     The hidden layer exists for one block at a time. The backward pass keeps each block's hidden
-    layer before the activation.
+    layer before the activation. `rows` are those of a block on one device; None takes 512 on a CPU,
+    and elsewhere as many as have 2**29 hidden elements. Raises UsageError unless `rows` is a whole
+    number from 1 on.
     """
     t = as_tensor(x)
+    most = rows_at_once("mlp", rows, up.shape[-1])
     y = by_rows(
-        lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, rows
+        lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, most
     )
     return y if down_bias is None else y + as_tensor(down_bias).to(y.dtype)
 

@@ -18,7 +18,8 @@ from ..lang.loop import scan, to_blocks
 from ..lang.operands import as_tensor, emit, scalar
 from ..lang.tensor import Like, Tensor
 from .activations import softplus
-from .functional import ROWS, linear, row_order, rows_of, soft_cap, wide
+from .at_once import rows_at_once
+from .functional import linear, row_order, rows_of, soft_cap, wide
 
 
 def _check_labels(
@@ -140,7 +141,7 @@ def linear_cross_entropy(
     weight: Like,
     labels: Like,
     ignore_index: int = -100,
-    rows: int = ROWS,
+    rows: int | None = None,
     *,
     class_weight: Like | None = None,
     label_smoothing: float = 0.0,
@@ -151,13 +152,15 @@ def linear_cross_entropy(
 
     x is [..., d], weight [d, V], labels [...]. `bias` [V] is added to the logits, which `cap` then
     bounds, as `cap * tanh(logits / cap)`. Loss and gradient are computed in one loop, so each
-    block's logits are computed once. Raises the errors of `cross_entropy`.
+    block's logits are computed once. `rows` are those of a block on one device; None takes 512 on a
+    CPU, and elsewhere as many as have 2**29 logits. Raises the errors of `cross_entropy`, and
+    UsageError unless `rows` is a whole number from 1 on.
     """
     t, y = as_tensor(x), as_tensor(labels)
     ignore_index = _ignored("linear_cross_entropy", ignore_index)
-    rows = whole("linear_cross_entropy", "rows", rows, 1)
     weight, bias = as_tensor(weight), None if bias is None else as_tensor(bias)
     classes = weight.shape[-1] if weight.ndim else 0
+    most = rows_at_once("linear_cross_entropy", rows, classes)
     _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
     if t.mesh is not None:  # a label lies with its row
         y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
@@ -171,7 +174,7 @@ def linear_cross_entropy(
         h, labels, keep = block
         return total + _nll(soft_cap(linear(h, weight, bias), cap), labels, keep, how), ()
 
-    blocks = tuple(to_blocks(v, rows) for v in (flat, y, keep))
+    blocks = tuple(to_blocks(v, most) for v in (flat, y, keep))
     total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
     return _mean(total, y, keep, how)
 

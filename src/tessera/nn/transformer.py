@@ -16,6 +16,7 @@ from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
 from ..lang.tensor import Like, Tensor
 from . import functional as fn
+from .at_once import rows_at_once
 from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
 from .experts.layer import MoE, warn_of_microbatches
@@ -66,7 +67,8 @@ class MLP(Module):
         """
         if self.sequence_parallel is not None:
             x, norm = whole_sequence(x if norm is None else norm(x), self.sequence_parallel), None
-        return (fn.by_rows(lambda r: self(r if norm is None else norm(r)), x),)
+        rows = rows_at_once("MLP", None, self.up.shape[-1])
+        return (fn.by_rows(lambda r: self(r if norm is None else norm(r)), x, rows),)
 
 
 class Experts(MoE):

@@ -1,6 +1,7 @@
 """The closed set of ops: one value each, with shape, layout, computation and gradient."""
 
 from . import (
+    attention,
     cast,
     contract,
     control,
@@ -23,6 +24,7 @@ from .op import OPS, Op, op_named
 __all__ = [
     "OPS",
     "Op",
+    "attention",
     "cast",
     "contract",
     "control",

@@ -196,6 +196,13 @@ def process_place() -> tuple[int, int]:
     return (own.rank, own.size) if own is not None else place()
 
 
+def platform() -> str:
+    """The kind of devices: of those that run, or that would."""
+    if flags.engine_runs():
+        return jax.default_backend()
+    return "gpu" if gpus() else "cpu"
+
+
 def device_count() -> int:
     """How many devices this machine has; starts the backend."""
     start()

@@ -53,6 +53,9 @@ PRODUCTS: Options = {flags.FUSION: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 OLDER: Options = {flags.FUSION: ""}
 LIBRARIES = {"preferred": PREFERRED, "products": PRODUCTS, "older": OLDER}
 LEAST_MEMORY: Options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+# On a GPU: products by the vendor's library alone. Else the engine compiles and times kernels of
+# its own for each of them: the first step of a GPT on an H100 took 98 s, not 58, later ones more.
+CUBLAS: Options = {"xla_gpu_enable_triton_gemm": False}
 ROUNDS, FEW, LONG_S = 7, 3, 10.0  # steps of each way; few where all of them would take longer
 LIKE = 1.02  # times that differ by less are alike: then the way that takes less memory
 LESS = 0.9  # of the memory is less
@@ -62,6 +65,8 @@ _asked = count(1)
 def usual(schedule: Schedule, fast: bool) -> Options:
     """The compiler's options for `schedule` by what is known. At levels above "fast" the library is
     the engine's own choice: bits may not depend on how many cores there are."""
+    if jax.default_backend() == "gpu":
+        return CUBLAS
     if jax.default_backend() != "cpu":
         return {}
     # All processes of a program compile it alike: their collectives come in one order.

@@ -20,7 +20,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core import flags
 from ..core.dtypes import DType
-from . import convolutions, ragged, special
+from . import convolutions, fused_attention, ragged, special
 from .narrow import bits_of, floats_of, from_e4m3, moved, to_e4m3
 from .user_op import user as user  # a user's own function; part of the protocol
 from .windows import window as window
@@ -40,7 +40,8 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
 
 neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
 log1p, expm1 = lax.log1p, lax.expm1
-tanh, sin, cos, floor, sign, abs = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign, lax.abs
+tanh, sin, cos, floor, sign = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign
+abs = jnp.abs  # that of lax takes no unsigned numbers
 erf, erfc, erfinv = special.erf, lax.erfc, lax.erf_inv
 isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
@@ -134,7 +135,9 @@ def _dot(
         (tuple(a.index(k) for k in batch), tuple(b.index(k) for k in batch)),
     )
     narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
-    product = partial(lax.dot_general, preferred_element_type=jnp.float32 if narrow else None)
+    # Sums are f32 on all devices. A GPU's library rounds them itself, and writes half as much.
+    sums = jnp.float32 if jax.default_backend() == "cpu" else dtype.numpy
+    product = partial(lax.dot_general, preferred_element_type=sums if narrow else None)
     plain = partial(product, dimension_numbers=dims)
     count = len(inner)
     wide = not batch and math.prod(y.shape[count:]) >= WIDE and a[:count] == inner == b[:count]
@@ -363,6 +366,7 @@ def cond(
 # -- products of rows in runs ---------------------------------------------------------------------
 ragged_dot = partial(ragged.ragged_dot, contract)
 ragged_contract = partial(ragged.ragged_contract, contract)
+attention, attention_grad = fused_attention.attention, fused_attention.attention_grad
 
 
 # -- convolution and windows ----------------------------------------------------------------------

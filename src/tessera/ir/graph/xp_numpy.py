@@ -267,6 +267,34 @@ def cond(
     return yes(args) if bool(pick) else no(args)
 
 
+# -- attention ------------------------------------------------------------------------------------
+def attention(q: Array, k: Array, v: Array, causal: bool, scale: float) -> Array:
+    shares = _shares(q, k, causal, scale)
+    return np.einsum("...rst,...te->...rse", shares, _wide(v)).astype(v.dtype)
+
+
+def attention_grad(
+    q: Array, k: Array, v: Array, g: Array, causal: bool, scale: float
+) -> tuple[Array, ...]:
+    shares, (q, k, v, g), dtype = _shares(q, k, causal, scale), map(_wide, (q, k, v, g)), q.dtype
+    dv = np.einsum("...rst,...rse->...te", shares, g)
+    slope = np.einsum("...rse,...te->...rst", g, v)
+    slope = shares * (slope - (slope * shares).sum(-1, keepdims=True)) * scale
+    dq = np.einsum("...rst,...td->...rsd", slope, k)
+    dk = np.einsum("...rst,...rsd->...td", slope, q)
+    return tuple(x.astype(dtype) for x in (dq, dk, dv))
+
+
+def _shares(q: Array, k: Array, causal: bool, scale: float) -> Array:
+    """Which share each query takes of each key [..., R, S, T]."""
+    scores = np.einsum("...rsd,...td->...rst", _wide(q), _wide(k)) * scale
+    if causal:
+        seq, keys = scores.shape[-2:]
+        scores = np.where(np.tri(seq, keys, keys - seq, bool), scores, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
 # -- products of rows in runs ---------------------------------------------------------------------
 def ragged_dot(x: Array, w: Array, counts: Array, turned: bool, dtype: DType) -> Array:
     out = np.zeros((*x.shape[:3], w.shape[2 if turned else 3]), _wide(x).dtype)

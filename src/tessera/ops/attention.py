@@ -1,0 +1,96 @@
+"""Attention as one op, for kernels that hold no scores (Dao et al. 2022), and its gradient.
+
+q is [..., R, S, D], k [..., T, D], v [..., T, E]: R heads of queries share one of keys. The leading
+dims may be split, all else is whole. With `causal` the last query sees all keys, each query before
+it one key less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.checks import one_dtype
+from ..core.errors import ShapeError, fail
+from ..core.layout import TensorType
+from .batch import last_dims
+from .elementwise import need
+from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .trailing_dims import leading, propagate_heads
+
+TAILS = (3, 2, 2, 3)  # how many dims of q, k, v and the result's gradient are whole
+
+
+def _inferred(name: str, ins: tuple[TensorType, ...], outs: Sequence[int]) -> Inferred:
+    """`outs` are the arguments whose types the results have; -1: that of the result of attention,
+    [..., R, S, E]."""
+    need(name, ins, ("float",))
+    one_dtype(name, ins)
+    q, k, v = ins[:3]
+    lead = q.shape[:-3]
+    made = (*lead, *q.shape[-3:-1], *v.shape[-1:])
+    fits = q.rank > 3 and (k.shape, v.shape) == (
+        (*lead, *k.shape[-2:-1], *q.shape[-1:]),
+        (*lead, *k.shape[-2:-1], *v.shape[-1:]),
+    )
+    if not fits or any(t.shape != made for t in ins[3:]):
+        raise fail(
+            ShapeError,
+            f"{name}: the shapes do not fit",
+            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            fix="give q [..., R, S, D], k [..., T, D], v [..., T, E]",
+        )
+    tails = [(*made, 0)[-4:-1] if i < 0 else ins[i].shape[-TAILS[i] :] for i in outs]
+    heads = [t.rank - n for t, n in zip(ins, TAILS, strict=False)]
+    found = [(ins[0].dtype, tail) for tail in tails]
+    return propagate_heads(name, leading(heads), tuple(t.complete() for t in ins), found)
+
+
+def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    """Two products, of scores and of results; where causal, of half as many scores."""
+    q, v = ins[0].shape, ins[2].shape
+    scores = math.prod(q[:-1]) * v[-2]
+    return scores * (q[-1] + v[-1]) * (1 if attrs["causal"] else 2)
+
+
+def _local(c: Call, q: Array, k: Array, v: Array) -> Array:
+    return c.xp.attention(q, k, v, **c.attrs)
+
+
+def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    made = b("attention_grad", *n.args, g, **n.attrs)
+    return [b("item", made, index=i) for i in range(3)]
+
+
+define(
+    Op(
+        "attention",
+        lambda ins, attrs: _inferred("attention", ins, [-1]),
+        _local,
+        _grad,
+        flops=_flops,
+        attrs="causal scale",
+        memory="product",
+        batch=last_dims,
+    )
+)
+
+
+def _grad_local(c: Call, *args: Array) -> tuple[Array, ...]:
+    made: tuple[Array, ...] = c.xp.attention_grad(*args, **c.attrs)
+    return made
+
+
+# The gradients of q, k and v, from these and the gradient of the result. Five products: the scores
+# are computed again.
+define(
+    Op(
+        "attention_grad",
+        lambda ins, attrs: _inferred("attention_grad", ins, [0, 1, 2]),
+        _grad_local,
+        flops=lambda ins, outs, attrs: 5 * _flops(ins, outs, attrs) // 2,
+        attrs="causal scale",
+        batch=last_dims,
+    )
+)

@@ -1,0 +1,53 @@
+"""Does each op give on a GPU what PyTorch gives for its own samples? tests/peer asks a CPU more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+import tessera as ts
+from tests.gpu.test_gpu import needs_gpu
+
+if jax.default_backend() != "gpu":
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+from tests.peer.cases import Case
+from tests.peer.exceptions import DIFFERS
+from tests.peer.rows import ROWS, NotOffered, Row
+from tests.peer.test_opinfo import Share, cases_of, engine, faults, recorded
+
+FEW = {"f32": 4, "bf16": 1, "others": 1}
+
+
+def offered(row: Row) -> Iterator[Case]:
+    """A few samples of the row, without those that we refuse or that differ on purpose."""
+    differing = [d for d in DIFFERS if d.op == row.op]
+    for case, compute in cases_of(row, Share(FEW, FEW, None, None)):
+        if compute and not any(d.when(case.sample) for d in differing):
+            try:
+                recorded(case, None)
+            except (NotOffered, ts.TesseraError):
+                continue
+            yield case
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "rows",
+    [ROWS[i : i + 8] for i in range(0, len(ROWS), 8)],
+    ids=lambda rows: ",".join(r.op for r in rows),
+)
+def test_it_gives_on_a_gpu_what_pytorch_gives(rows: list[Row]) -> None:
+    cases = [case for row in rows for case in offered(row)]
+    random.Random(0).shuffle(cases)
+    with jax.default_matmul_precision("highest"):
+        found = engine(cases, None)
+    wrong = [
+        f"{case.name} ({case.text()})\n    {said}"
+        for case, got in zip(cases, found, strict=True)
+        for _, _, said in faults(case, got, "GPU")
+    ]
+    assert cases and not wrong, "\n".join(wrong)

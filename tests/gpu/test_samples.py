@@ -19,6 +19,8 @@ from tests.peer.exceptions import DIFFERS
 from tests.peer.rows import ROWS, NotOffered, Row
 from tests.peer.test_opinfo import Share, cases_of, engine, faults, recorded
 
+# What others import here may say of itself what it likes.
+pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 FEW = {"f32": 4, "bf16": 1, "others": 1}
 
 
@@ -34,7 +36,6 @@ def offered(row: Row) -> Iterator[Case]:
             yield case
 
 
-@needs_gpu
 @pytest.mark.parametrize(
     "rows",
     [ROWS[i : i + 8] for i in range(0, len(ROWS), 8)],

@@ -308,13 +308,13 @@ Mesh: axis name 2 is not an identifier
 """)
 row('ts.optim.AdamW(foo=1)', ts.UsageError, lambda: ts.optim.AdamW(foo=1), """
 AdamW: there is no argument 'foo'
-  arguments : lr, weight_decay, betas, eps, mask, master
+  arguments : lr, betas, eps, weight_decay, mask, master
   at        : AT
   fix       : leave it out if its default is meant: no other choice is offered
 """)
 row('ts.optim.AdamW(weight_deacy=0.1)', ts.UsageError, lambda: ts.optim.AdamW(weight_deacy=0.1), """
 AdamW: there is no argument 'weight_deacy'
-  arguments : lr, weight_decay, betas, eps, mask, master
+  arguments : lr, betas, eps, weight_decay, mask, master
   at        : AT
   fix       : write weight_decay=
 """)

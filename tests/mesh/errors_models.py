@@ -128,3 +128,39 @@ grad: two weights are called 'weight'
   fix   : pass the weights: ts.grad(loss, [a.parameters(), b.parameters()]); parts of one module \
 have names of their own
 """)
+
+# -- what PyTorch's users give by place, or in another shape ---------------------------------------
+row("positions by sequence", ts.ShapeError,
+    lambda: ts.nn.rotary(ts.ones((4, 4, 8, 2)), positions=ts.zeros((4, 8))), """
+rotary: positions of two dims would be those of the dim before S, not of sequences
+  positions : f32[4, 8]
+  x         : f32[4, 4, 8, 2]
+  at        : AT
+  fix       : give [S], or for each sequence its own: positions.reshape(4, 1, 8)
+""")
+row("positions of another length", ts.ShapeError,
+    lambda: ts.nn.rotary(ts.ones((4, 8, 2)), positions=ts.zeros((9,))), """
+rotary: the positions do not broadcast to those of x
+  positions : f32[9]
+  x         : f32[4, 8, 2]
+  at        : AT
+  fix       : give [S], or for each sequence its own: positions.reshape(4, 8)
+""")
+row("a rate and a beta", ts.UsageError, lambda: ts.optim.AdamW(1e-3, 0.9), """
+AdamW: betas cannot be 0.9
+  at  : AT
+  fix : give two numbers, e.g. (0.9, 0.999)
+""")
+row("whether unbiased", ts.UsageError, lambda: ts.ones((2, 3)).var(0, True), """
+var: 2 arguments by place, where it takes 1
+  arguments : dim, keepdims, correction
+  at        : AT
+  fix       : give the others by name: keepdims=, correction=
+""")
+row("limits of a norm", ts.ShapeError,
+    lambda: ts.optim.clip_by_global_norm({"w": W}, W), """
+clip_by_global_norm: max_norm has shape (2,), not ()
+  max_norm : f32[2]
+  at       : AT
+  fix      : give it the shape ()
+""")

@@ -274,13 +274,13 @@ LayerNorm: there is no argument 'normalized_shape'
 """)
 row('ts.optim.AdamW(learning_rate=0.1)', ts.UsageError, lambda: ts.optim.AdamW(learning_rate=0.1), """
 AdamW: there is no argument 'learning_rate'
-  arguments : lr, weight_decay, betas, eps, mask, master
+  arguments : lr, betas, eps, weight_decay, mask, master
   at        : AT
   fix       : write lr=
 """)
 row('ts.optim.AdamW(LAYER.parameters(), lr=0.1)', ts.UsageError, lambda: ts.optim.AdamW(LAYER.parameters(), lr=0.1), """
 AdamW: 'lr' is given by place and by name
-  arguments : lr, weight_decay, betas, eps, mask, master
+  arguments : lr, betas, eps, weight_decay, mask, master
   at        : AT
   fix       : give the weights to optimizer.init(params)
 """)

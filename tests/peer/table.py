@@ -133,7 +133,7 @@ def variance(
         dim, unbiased = None, dim
     if correction is None:  # PyTorch's default is 1, ours 0
         correction = 0 if unbiased is False else 1
-    return ts.var(x, None if dim in ((), []) else dim, keepdim, correction=correction)
+    return ts.var(x, None if dim in ((), []) else dim, keepdims=keepdim, correction=correction)
 
 
 row("var", variance, dtypes=FLOATS)

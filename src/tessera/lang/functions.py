@@ -174,7 +174,7 @@ def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 @method("var")
-def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
+def var(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
     """The variance along `dim` (None: all dims): the sum of squares over `count - correction`.
 
     `correction` is 0 as in NumPy (PyTorch's default is 1). It is computed in f32; the result has
@@ -191,13 +191,13 @@ def var(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0
 
 
 @method("std")
-def std(x: Like, dim: Dims = None, keepdims: bool = False, correction: float = 0) -> Tensor:
+def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
     """The standard deviation along `dim` (None: all dims): the root of `var` with `correction`.
 
     `correction` is 0 as in NumPy (PyTorch's default is 1). The gradient where it is 0 is 0, as in
     PyTorch. Raises ShapeError if `x` has no such dim.
     """
-    v = var(x, dim, keepdims, correction)
+    v = var(x, dim, keepdims=keepdims, correction=correction)
     none = v == 0.0
     return where(none, 0.0, sqrt(where(none, 1.0, v)))
 

@@ -212,11 +212,11 @@ def _over(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _var(a: Like, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    return F.var(a, axis, keepdims, ddof)
+    return F.var(a, axis, keepdims=keepdims, correction=ddof)
 
 
 def _std(a: Like, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    return F.std(a, axis, keepdims, ddof)
+    return F.std(a, axis, keepdims=keepdims, correction=ddof)
 
 
 def _along(f: Callable[..., Any]) -> Callable[..., Any]:

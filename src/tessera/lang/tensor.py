@@ -359,6 +359,7 @@ class Tensor:
         def var(
             self,
             dim: int | Sequence[int] | None = None,
+            *,
             keepdims: bool = False,
             correction: float = 0,
         ) -> Tensor:
@@ -367,6 +368,7 @@ class Tensor:
         def std(
             self,
             dim: int | Sequence[int] | None = None,
+            *,
             keepdims: bool = False,
             correction: float = 0,
         ) -> Tensor:

@@ -213,7 +213,7 @@ def rotary(
     `positions` [..., S] are by default 0 to S - 1; their dims before the last broadcast to those of
     `x`. `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
     ones); the first R elements of D are turned, and multiplied by `scale`. Raises ShapeError if D
-    is odd, `x` has fewer than 2 dims, or there are more rates than pairs.
+    is odd, `x` has fewer than 2 dims, `positions` do not fit, or there are more rates than pairs.
     """
     t = as_tensor(x)
     if t.ndim < 2 or t.shape[-1] % 2:
@@ -225,7 +225,7 @@ def rotary(
         )
     seq, d = t.shape[-2], t.shape[-1]
     base = number("rotary", "base", base)
-    at = F.arange(seq, dtype=f32) if positions is None else as_tensor(positions).to(f32)
+    at = F.arange(seq, dtype=f32) if positions is None else _positions(as_tensor(positions), t)
     if rates is None:
         rates = F.exp(F.arange(d // 2, dtype=f32) * (-2.0 * math.log(base) / max(1, d)))
     pairs = shaped_rates("rotary", as_tensor(rates), t)
@@ -237,6 +237,26 @@ def rotary(
     turned, rest = (t, []) if 2 * pairs == d else (t[..., : 2 * pairs], [t[..., 2 * pairs :]])
     a, b = F.split(turned, 2, -1)
     return F.concat([a * c - b * s, b * c + a * s, *rest], -1)
+
+
+def _positions(at: Tensor, x: Tensor) -> Tensor:
+    """`at` in f32. Raises ShapeError unless it broadcasts to x [..., S, D] without its last dim,
+    and leaves no doubt about which dim has positions of its own."""
+    to = x.shape[:-1]
+    fits = at.ndim and at.ndim <= len(to) and at.shape[-1] == to[-1]
+    fits = fits and all(n in (1, m) for n, m in zip(at.shape[::-1], to[::-1], strict=False))
+    by_row = at.ndim == 2 < len(to) and at.shape[0] > 1  # [B, S] of [B, H, S, D]
+    if fits and not by_row:
+        return at.to(f32)
+    ones = ", 1" * (len(to) - 2)
+    raise fail(
+        ShapeError,
+        "rotary: positions of two dims would be those of the dim before S, not of sequences"
+        if by_row
+        else "rotary: the positions do not broadcast to those of x",
+        [("positions", at.type), ("x", x.type)],
+        fix=f"give [S], or for each sequence its own: positions.reshape({to[0]}{ones}, {to[-1]})",
+    )
 
 
 def shaped_rates(name: str, rates: Tensor, x: Tensor) -> int:

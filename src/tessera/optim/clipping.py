@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.checks import number
+from ..core.checks import number, shaped
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.layout import Partial
@@ -40,7 +40,7 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     The gradients keep dtype and layout (Pascanu et al. 2013). A NaN in any gradient makes the norm
     and all gradients NaN. An infinity makes the norm infinite, finite gradients 0 and itself NaN,
     as in PyTorch; `LossScale` or a check of the norm then skips the step. Raises UsageError if
-    `max_norm` is not above 0, or `grads` holds parameters.
+    `max_norm` is not above 0, or `grads` holds parameters; ShapeError if it is no scalar.
 
     >>> import tessera as ts
     >>> grads = {"a": ts.tensor([3.0]), "b": ts.tensor([float("nan")])}
@@ -50,6 +50,8 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     """
     if not isinstance(max_norm, Tensor):
         number("clip_by_global_norm", "max_norm", max_norm, above=0)
+    else:
+        shaped("clip_by_global_norm", "max_norm", max_norm.type, ())
     if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
         raise fail(
             UsageError,

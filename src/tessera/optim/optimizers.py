@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from ..core.dtypes import f32
@@ -152,7 +152,7 @@ class AdamW(Optimizer):
     lr: Rate = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1
+    weight_decay: float = field(default=0.1, kw_only=True)
 
     def _limits(self) -> list[tuple[str, float, str]]:
         return _adam_limits(self.betas, self.eps)
@@ -178,7 +178,7 @@ class Lion(Optimizer):
 
     lr: Rate = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = 1e-3
+    weight_decay: float = field(default=1e-3, kw_only=True)
 
     def _limits(self) -> list[tuple[str, float, str]]:
         return [(f"betas[{i}]", b, ">= 0 and < 1") for i, b in enumerate(self.betas)]

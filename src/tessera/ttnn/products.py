@@ -255,7 +255,7 @@ def reduction(name: str, body: Callable[..., Value]) -> Callable[..., Tensor]:
 
     def local(x: Value, dim: Any, keepdim: bool, scalar: float, correction: int) -> Value:
         more = {"correction": correction} if name in ("std", "var") else {}
-        found = body(x, dim, keepdim, **more)
+        found = body(x, dim, keepdims=keepdim, **more)
         return found if scalar == 1 else found * scalar
 
     local.__name__ = name
@@ -298,10 +298,12 @@ cumsum, cumprod = _running("cumsum", F.cumsum), _running("cumprod", F.cumprod)
 # -- of the last two dims, or of all ---------------------------------------------------------------
 _PLANE = (-2, -1)
 std_hw, var_hw = (
-    unary(f"{f.__name__}_hw", lambda x, f=f: f(x, _PLANE, True, 1)) for f in (F.std, F.var)
+    unary(f"{f.__name__}_hw", lambda x, f=f: f(x, _PLANE, keepdims=True, correction=1))
+    for f in (F.std, F.var)
 )
 normalize_hw = unary(
-    "normalize_hw", lambda x: (x - F.mean(x, _PLANE, True)) / F.std(x, _PLANE, True, 1)
+    "normalize_hw",
+    lambda x: (x - F.mean(x, _PLANE, True)) / F.std(x, _PLANE, keepdims=True, correction=1),
 )
 normalize_global = unary("normalize_global", lambda x: (x - F.mean(x)) / F.std(x, correction=1))
 

@@ -8,11 +8,20 @@ A collective over an axis that is not local to the body has its global meaning.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.checks import axes_of, one_of, shown, unfit, whole
-from ..core.errors import LayoutError, ShapeError, UsageError, fail, warn_no_effect
+from ..core.errors import (
+    LayoutError,
+    ShapeError,
+    StrategyWarning,
+    UsageError,
+    fail,
+    lines_up,
+    warn_no_effect,
+)
 from ..core.layout import (
     PARTIAL_KINDS,
     Dim,
@@ -37,7 +46,7 @@ from .local.collectives import (
     sent,
     view_now,
 )
-from .local.view import NeedsRank, view
+from .local.view import NeedsRank, pending, view
 from .operands import as_tensor
 from .record import current
 from .shaping import one_dim
@@ -338,6 +347,28 @@ def over_batch(x: Tensor) -> tuple[Tensor, int]:
         x, count = recorder.frame.mean_over_batch(recorder, x)
         many *= count
     return x, many
+
+
+def over_blocks(name: str, x: Tensor) -> Tensor:
+    """`x`, a sum over what a device has of a weight, with those of the weight's other blocks still
+    to be added. In a body without a strategy, or where devices have values of their own along a
+    data axis, it stays a device's own, and one StrategyWarning says so."""
+    seen, recorder = view(), current()
+    own = [a for a in x.type.varying if seen is not None and a in seen.axes]
+    if seen is None or recorder is None or not own:
+        return x
+    blocks = [a for a in own if a not in seen.batch] if seen.rests is not None else []
+    other = [a for a in own if a not in blocks]
+    if other and (name, *other) not in seen.told_of:
+        seen.told_of.add((name, *other))
+        warnings.warn(
+            f"{name}: what is added up differs along {', '.join(map(repr, other))}, so each device"
+            " has a result of its own\n  reduce gradients before, and of blocks of one weight add"
+            f" up the squares: dist.all_reduce({name}(x) ** 2, {other[0]!r}) ** 0.5",
+            StrategyWarning,
+            stacklevel=lines_up(),
+        )
+    return pending(recorder, x, blocks) if blocks else x
 
 
 # -- parts ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ..core.errors import UsageError, fail
 from ..core.layout import Partial
 from ..lang import functions as F
 from ..lang.checks import typed
+from ..lang.collectives import over_blocks
 from ..lang.operands import scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import options_here
@@ -21,10 +22,11 @@ from .trees import named, one_line
 
 
 def global_norm(tree: Any) -> Tensor:
-    """The Euclidean norm, f32[], of all elements of all float tensors in `tree`."""
+    """The Euclidean norm, f32[], of all elements of all float tensors in `tree`. In the body of a
+    `ts.distribute` with a strategy it is that of whole weights, of which a device has blocks."""
     with one_line("global_norm"):
         wide = [to_add_up(t.to(f32)) for t in named("global_norm", tree).values()]
-        return F.sqrt(total(F.sum(t * t) for t in wide))
+        return F.sqrt(total(over_blocks("global_norm", F.sum(t * t)) for t in wide))
 
 
 def to_add_up(x: Tensor) -> Tensor:

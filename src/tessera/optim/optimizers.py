@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from ..core.dtypes import f32
+from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.operands import scalar
@@ -264,7 +265,15 @@ class Adafactor(Optimizer):
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
     ) -> tuple[Tensor, Slots]:
         """(new weight, new slots). A matrix keeps the mean squares of its rows and columns, whose
-        product stands for the second moment; other weights keep it whole."""
+        product stands for the second moment; other weights keep it whole. Raises UsageError if `w`
+        is a device's block: these are means over whole weights."""
+        if w.type.varying:
+            raise fail(
+                UsageError,
+                "Adafactor: it takes means over whole weights, of which a device has blocks here",
+                [("weight", w.type)],
+                fix="return the gradients from the local body, and update outside of it",
+            )
         new: Slots = {}
         square = g * g + k["eps"]
         dims = self._factored(w.shape)

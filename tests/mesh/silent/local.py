@@ -298,3 +298,70 @@ def _() -> None:
             ts.seed(5)
             found.append(ts.jit(wrap(noisy))(X).numpy())
         np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+# -- norms of weights that are split --------------------------------------------------------------
+MLP = {k: RNG.normal(size=s).astype(np.float32) for k, s in {"up": (8, 4), "down": (4, 8)}.items()}
+SPLIT = dist.strategy("tensor_parallel", rules=[("up$", 1), ("down$", 0)])
+
+
+def two_by_two() -> dist.Mesh:
+    return dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+
+
+def of_split_weights(with_grads: Any, batch: str | None = "x") -> Any:
+    """What `with_grads(weights, gradients)` gives in a body where tp splits the weights."""
+
+    def body(x: Any, w: Any) -> Any:
+        y = dist.all_reduce(ts.nn.gelu(x @ w["up"]) @ w["down"], "tp")
+        return with_grads(w, ts.grad((y**2).mean(), w))
+
+    plan = dist.strategy("data_parallel") + SPLIT
+    return ts.jit(ts.distribute(body, strategy=plan, mesh=two_by_two(), batch=batch))(X, MLP)
+
+
+def of_whole_weights(with_grads: Any) -> Any:
+    def loss(w: Any) -> ts.Tensor:
+        return ((ts.nn.gelu(X @ w["up"]) @ w["down"]) ** 2).mean()
+
+    w = {k: ts.tensor(v) for k, v in MLP.items()}
+    return with_grads(w, ts.value_and_grad(loss)(w)[1])
+
+
+@row("a norm in a body that has blocks of weights")
+def _() -> None:
+    def clipped(w: Any, grads: Any) -> Any:
+        new, norm = ts.optim.clip_by_global_norm(grads, 1.0)
+        return new, norm, {k: w[k] - 0.1 * g for k, g in new.items()}
+
+    (got, norm, weights), (want, length, moved) = (f(clipped) for f in (
+        of_split_weights, of_whole_weights))  # fmt: skip
+    np.testing.assert_allclose(norm.item(), length.item(), rtol=1e-5)
+    for x, y in ((got, want), (weights, moved)):
+        for k in MLP:
+            np.testing.assert_allclose(x[k].numpy(), y[k].numpy(), atol=1e-6, err_msg=k)
+    assert [str(got[k].type) for k in MLP] == ["f32[8, 4@tp]", "f32[4@tp, 8]"]
+
+
+@row("a norm of what each device has, in a kernel", warns=ts.StrategyWarning,
+     says="global_norm: what is added up differs along 'tp'")  # fmt: skip
+def _() -> None:
+    x = ts.tensor(X, mesh=two_by_two(), layout="[8, 8@tp]")
+    ts.op.kernel(lambda x: x / ts.optim.global_norm([x]))(x)
+
+
+@row("means over whole weights where a device has blocks", error=ts.UsageError,
+     says="Adafactor: it takes means over whole weights")  # fmt: skip
+def _() -> None:
+    of_split_weights(updated)
+
+
+def updated(w: Any, grads: Any) -> Any:
+    optimizer = ts.optim.Adafactor()
+    return optimizer.update(w, grads, optimizer.init(w))[0]
+
+
+@row("a body that fails on trial", error=ts.UsageError,
+     says="on trial : UsageError: Adafactor: it takes means over whole weights")  # fmt: skip
+def _() -> None:
+    of_split_weights(updated, batch=None)

@@ -69,10 +69,13 @@ def batches(
             if (twice := doubled(t)) is None:
                 return None
             kinds[i] = twice.with_varying((*t.varying, *view.batch))
-        return tried(around, borders, body, leaves, spec, kinds)
+        return tried(around, borders, body, leaves, spec, kinds, failed)
 
+    failed: list[Exception] = []
     known = frozenset(i for i in mine if _is_weight(leaves[i]))
-    return _Question(borders.name, {i: types[i] for i in mine}, mine, known, record).answer()
+    return _Question(
+        borders.name, {i: types[i] for i in mine}, mine, known, record, failed
+    ).answer()
 
 
 def doubled(t: TensorType) -> TensorType | None:
@@ -89,8 +92,10 @@ def tried(
     leaves: Sequence[Any],
     spec: Any,
     kinds: Mapping[int, TensorType],
+    failed: list[Exception] | None = None,
 ) -> Trial | None:
-    """The body recorded for tensors of these types, to be thrown away; None where it raises."""
+    """The body recorded for tensors of these types, to be thrown away; None where it raises, and
+    `failed` gets what it raised."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
     trial.undone = True
     trial.frame = seen = replace(borders.view, asked=[], drawn=[], by_row=None)
@@ -106,7 +111,9 @@ def tried(
                 out, by_rank = once(), False
             except NeedsRank:
                 out, by_rank = record_ranks(trial, once, {}), True
-    except Exception:  # of our rules, or of the user's own checks
+    except Exception as error:  # of our rules, or of the user's own checks
+        if failed is not None:
+            failed.append(error)
         return None
     finally:
         trial.changes.undo()
@@ -152,13 +159,15 @@ class Trial:
 class _Question:
     """The tensors among the arguments of the body `name`: `types` on the mesh and `paths` by place;
     `known` are weights by how they were made. `record` records the body with those given
-    having twice as many rows, each device's own; None where that is not possible."""
+    having twice as many rows, each device's own; None where that is not possible, and `failed`
+    gets the errors."""
 
     name: str
     types: Mapping[int, TensorType]
     paths: Mapping[int, Path]
     known: frozenset[int]
     record: Callable[[frozenset[int]], Trial | None]
+    failed: list[Exception]
     asked: frozenset[int] = field(default=frozenset())
 
     def answer(self) -> frozenset[int]:
@@ -175,6 +184,7 @@ class _Question:
             if len(found) == 1 and (others or self._open() - found[0]):
                 cut = found[0]
                 return self._by_words() if whole.by_rank and self._are_weights(cut) else cut
+            self.failed.clear()  # it runs, but not with any rows cut
         return self._by_words()
 
     def _open(self) -> frozenset[int]:
@@ -230,10 +240,14 @@ class _Question:
         likely = sorted((i for i in said if said[i] is not False), key=lambda i: not said[i])
         names = dict.fromkeys(str(self.paths[i][0]) for i in likely)
         given = " or ".join(f'batch="{name}"' for name in [*names][:3])
+        rows = rows[:8]
+        if self.failed:
+            said_of = str(self.failed[0]).splitlines() or [""]
+            rows.append(("on trial", f"{type(self.failed[0]).__name__}: {said_of[0]}"))
         raise fail(
             UsageError,
             f"{self.name}: it is not clear which arguments hold the batch",
-            rows[:8],
+            rows,
             fix=f"name them, and all others are whole: {given}; batch=() for none",
         )
 

@@ -4,7 +4,8 @@ strategy or by the layouts that were said."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, fail, lines_up
@@ -107,8 +108,16 @@ class Borders:
                 t = split_over(t, d, axes)
         return t
 
-    def leave(self, recorder: Recorder, x: Tensor, path: Path, like: Tensor | None) -> Tensor:
-        """The global value of the result `x`."""
+    def leave(
+        self,
+        recorder: Recorder,
+        x: Tensor,
+        path: Path,
+        like: Tensor | None,
+        laid: TensorType | None = None,
+    ) -> Tensor:
+        """The global value of the result `x`; `laid` is the type of that whose blocks have its
+        name and type, such as a weight's for its gradient."""
         node = recorder.node(x)
         t = node.type
         own = [a for a in self.view.axes if a in t.varying]
@@ -127,6 +136,8 @@ class Borders:
         spec = self.layouts.get("return") if not path else None
         if spec is not None:
             return self._returned(recorder, node, spec)
+        if laid is not None:
+            return symbolic(recorder.builder("reinterpret", node, layout=laid), recorder)
         means = [a for a in own if a in self.view.batch]
         if not t.rank and means and t.dtype.is_float:
             check_mean(node, means, self.view.told)
@@ -161,6 +172,18 @@ class Borders:
                 fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
             )
         return symbolic(recorder.builder("reinterpret", node, layout=t), recorder)
+
+
+def by_name(
+    laid: Mapping[Path, TensorType], axes: Sequence[str]
+) -> dict[tuple[Path, TensorType], TensorType]:
+    """The types `laid` of arguments by their last names and the types of their blocks along
+    `axes`, where these say which it is and the blocks are cut."""
+    found: dict[tuple[Path, TensorType], set[TensorType]] = defaultdict(set)
+    for path, t in laid.items():
+        if isinstance(path[-1], str) and as_local(t, axes) is not t:
+            found[path[-1:], as_local(t, axes)].add(t)
+    return {at: one for at, (one, *others) in found.items() if not others}
 
 
 def _batched(t: TensorType, view: View) -> TensorType:

@@ -28,7 +28,7 @@ from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
 from .batch_arguments import batches, tried
-from .boundary import Borders
+from .boundary import Borders, by_name
 from .merge import record_ranks
 from .rows import by_rows, warn_of_rows
 from .view import NeedsRank, View, view_of
@@ -156,7 +156,13 @@ class Local(Generic[P, R]):
                 put[i] = borders.leave(recorder, put[i], path, like)
         Pending(edits, put, (args, kwargs)).put()
         made, made_spec = flatten(out["out"])
-        ends = [borders.leave(recorder, x, (), None) if isinstance(x, Tensor) else x for x in made]
+        blocks_of = by_name({names[i]: t for i, t in laid.items() if i not in cut}, view.axes)
+        ends = [
+            borders.leave(recorder, x, (), None, blocks_of.get((path[-1:], recorder.node(x).type)))
+            if isinstance(x, Tensor)
+            else x
+            for path, x in zip(spec_paths(made_spec), made, strict=True)
+        ]
         return unflatten(made_spec, ends)
 
     def _by_ranks(

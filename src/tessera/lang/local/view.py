@@ -76,6 +76,7 @@ class View(Frame):
     by_row: list[bool] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
+    told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # what along which axes
     # How the strategy lays state at rest, and of what is whole here, as what it came in.
     rests: Callable[[TensorType], TensorType] | None = field(default=None, repr=False)
     came: dict[Node, Node] = field(default_factory=dict, repr=False)
@@ -236,9 +237,16 @@ def current_mesh() -> Mesh:
 def mean_of(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
     """The mean of each device's `node` over `axes`."""
     t = node.type
-    scaled = recorder.node(symbolic(node, recorder) * (1.0 / ways(axes, t.sizes)))
+    made = recorder.node(
+        pending(recorder, symbolic(node, recorder) * (1.0 / ways(axes, t.sizes)), axes)
+    )
+    done = made.type.with_partial(t.partial)
+    return recorder.builder.redistribute(made, done, "the mean of the devices' results")
+
+
+def pending(recorder: Recorder, x: Tensor, axes: Sequence[str]) -> Tensor:
+    """Each device's `x` along `axes` as a summand of one value, which is still to be added up."""
+    t = x.type
     partial = (*t.partial, *((a, "sum") for a in axes))
     to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
-    made = recorder.builder("reinterpret", scaled, layout=to)
-    done = to.with_partial(t.partial)
-    return recorder.builder.redistribute(made, done, "the mean of the devices' results")
+    return symbolic(recorder.builder("reinterpret", recorder.node(x), layout=to), recorder)

@@ -155,3 +155,25 @@ def test_a_stage_may_do_nothing_but_multiply_by_what_it_draws(schedule: str) -> 
     loss, grad = step(ts.eye(8), ts.ones((16, 8)))
     # The product is of degree 2 in its weight.
     assert (grad.numpy() * np.eye(8)).sum() == pytest.approx(2 * loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("across", "op"),
+    [
+        (lambda h: ts.flip(h, 0), "flip"), (lambda h: ts.cumsum(h, 0), "cumsum"),
+        (lambda h: ts.sort(h, 0)[0], "argsort"), (lambda h: ts.roll(h, 1, 0), "slice"),
+        (lambda h: nn.softmax(h, 0), "sub"), (lambda h: h - h.mean(0), "sub"),
+    ],
+    ids=["flip", "cumsum", "sort", "roll", "softmax", "mean"],
+)  # fmt: skip
+def test_what_goes_across_rows_in_a_stage_is_told_of(across: Any, op: str) -> None:
+    w = np.eye(4, dtype=np.float32)
+
+    @pipeline.run(("pp",), "GPipe", 4, mesh=dist.Mesh(("pp",), devices=2))
+    def model(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        return across(ts.tanh(x @ w)) @ w
+
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    step = ts.jit(lambda x, w: (loss := (model(x, w) ** 2).mean(), ts.grad(loss, w)))
+    with pytest.warns(ts.StrategyWarning, match=f"model: '{op}' goes across the rows of a micro"):
+        step(x, ts.tensor(w, name="w"))

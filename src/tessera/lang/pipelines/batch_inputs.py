@@ -19,7 +19,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ..parameter import Parameter
 from ..record import Frame, Reframe
 from ..tensor import Tensor
-from .means import alike, check, nodes_of, reading
+from .means import alike, check, nodes_of, reading, warn_of_crossing
 from .microbatch import Pipeline, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
@@ -82,7 +82,9 @@ def read(
     if not alike(nodes_of(once), nodes_of(twice)):  # where it goes block by block from some size on
         once, twice = twice, begin(4, rows, cut)
         record(twice)
-    check(reading(once), nodes_of(twice))
+    read = reading(once)
+    check(read, nodes_of(twice))
+    warn_of_crossing(read)
     return begin(0, rows, cut)
 
 

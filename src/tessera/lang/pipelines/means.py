@@ -9,10 +9,11 @@ steps keep it so. Its degree says by what power of two a doubled batch would cha
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ...core.errors import GraphError, fail
+from ...core.errors import GraphError, StrategyWarning, fail, lines_up
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
 from ...ops.control import item, scan
@@ -56,6 +57,7 @@ class Reading:
     inside: Collection[Node] = ()
     told: Collection[str] = ()
     axes: Collection[str] = ()
+    crossing: list[Node] = field(default_factory=list)  # is told of those inside that go across
 
 
 def alike(once: Sequence[Node], larger: Sequence[Node]) -> bool:
@@ -96,6 +98,21 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
     for n in once.outs:
         if n.type.rank and found[n].kind in ("added", "odd"):
             raise inseparable(once.name, n)
+
+
+def warn_of_crossing(read: Reading) -> None:
+    """One StrategyWarning where an op of a stage goes across rows, and so across those of one
+    microbatch; a batch norm is known to do so, and experts see to it that rows keep apart."""
+    known = {"batch_norm", "moe"}
+    n = next((n for n in read.crossing if known.isdisjoint(n.scope.split("/"))), None)
+    if n is not None:
+        warnings.warn(
+            f"{read.name}: {n.op!r} goes across the rows of a microbatch ({n.loc}), where it would"
+            " go across those of the batch without the pipeline\n  compute it before the call or"
+            " of its results, or divide the batch into one microbatch",
+            StrategyWarning,
+            stacklevel=lines_up(),
+        )
 
 
 def nodes_of(state: PipeState) -> list[Node]:
@@ -139,6 +156,8 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
         if inside and odd is not None and odd.across:
             return odd
         if inside or not (odd or mixed or _across(n, m, args)):
+            if inside and (odd or mixed or _across(n, m, args) or _pairs(n, m, args)):
+                once.crossing.append(n)
             return Value("rows", _degree(n, m, args))
         if odd is None and mixed and not _across(n, m, args):
             rest = {v.kind for i, v in enumerate(args) if i not in mixed}

@@ -177,3 +177,58 @@ def test_what_goes_across_rows_in_a_stage_is_told_of(across: Any, op: str) -> No
     step = ts.jit(lambda x, w: (loss := (model(x, w) ** 2).mean(), ts.grad(loss, w)))
     with pytest.warns(ts.StrategyWarning, match=f"model: '{op}' goes across the rows of a micro"):
         step(x, ts.tensor(w, name="w"))
+
+
+# -- what a function does with its pipeline -------------------------------------------------------
+def two_stages() -> Any:
+    return pipeline.run(("pp",), "GPipe", 4, mesh=dist.Mesh(("pp",), devices=2))(
+        lambda x, w: ts.tanh(x @ w) @ w
+    )
+
+
+ROWS = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+
+
+def test_a_gradient_of_a_gradient_is_refused_and_without_stages_it_is_right() -> None:
+    model, w = two_stages(), ts.tensor(TABLE, name="w")
+
+    def twice(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        first = ts.grad((model(x, w) ** 2).mean(), w)
+        return ts.grad((first**2).sum(), w)
+
+    with pytest.raises(ts.GraphError, match="a gradient of a pipeline has no gradient itself"):
+        ts.jit(twice)(ROWS, w)
+
+    def plain(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        first = ts.grad(((ts.tanh(x @ w) @ w) ** 2).mean(), w)
+        return ts.grad((first**2).sum(), w)
+
+    got = ts.jit(ts.schedule(pipeline=False)(twice))(ROWS, w)
+    np.testing.assert_allclose(got.numpy(), ts.jit(plain)(ROWS, w).numpy(), rtol=1e-5)
+
+
+def test_a_pipeline_that_a_function_makes_is_one_pipeline() -> None:
+    def step(x: ts.Tensor, w: ts.Tensor, make: Any) -> Any:
+        loss = (make()(x, w) ** 2).mean()
+        return loss, ts.grad(loss, w)
+
+    w, made = ts.tensor(TABLE, name="w"), two_stages()
+    got = ts.jit(lambda x, w: step(x, w, two_stages))(ROWS, w)
+    want = ts.jit(lambda x, w: step(x, w, lambda: made))(ROWS, w)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    with pytest.raises(ts.UsageError, match="a function calls pipelines twice"):
+        ts.jit(lambda x, w: two_stages()(two_stages()(x, w), w))(ROWS, w)
+
+
+def test_what_goes_for_one_number_of_rows_says_so() -> None:
+    model, w = two_stages(), ts.tensor(TABLE, name="w")
+
+    @ts.jit
+    def step(x: ts.Tensor, w: ts.Tensor) -> Any:
+        late = ts.arange(8).to(ts.f32).reshape(8, 1)
+        loss = ((model(x, w) - late) ** 2).mean()
+        return loss, ts.grad(loss, w)
+
+    with pytest.raises(ts.ShapeError, match="it goes for a batch of 8 rows and no other"):
+        step(ROWS, w)

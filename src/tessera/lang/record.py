@@ -6,7 +6,7 @@ the body of a loop is a recorder inside a recorder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -76,6 +76,10 @@ class Frame:
     ) -> list[Node]:
         """The gradients of `loss` by `wrt`, the nodes of `weights` (`gradients.derived`)."""
         return derived(recorder.builder, loss, wrt, goals, mean_over)
+
+    def ends(self, made_of: Set[Node]) -> str:
+        """Why no gradient goes further back than to some of `made_of`; "" where it does."""
+        return ""
 
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set

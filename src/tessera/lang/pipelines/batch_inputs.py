@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ...core.errors import GraphError, UsageError, fail
+from ...core.errors import GraphError, ShapeError, UsageError, fail
 from ...core.mesh import Mesh
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
@@ -78,7 +78,10 @@ def read(
     ((rows, cut),) = found.items()
     once = begin(1, rows, cut)
     record(once)
-    twice = search.doubled(rows, cut)
+    try:
+        twice = search.doubled(rows, cut)
+    except ShapeError as error:
+        raise _of_one_size(survey.pipe.name, rows, error) from error
     if not alike(nodes_of(once), nodes_of(twice)):  # where it goes block by block from some size on
         once, twice = twice, begin(4, rows, cut)
         record(twice)
@@ -86,6 +89,19 @@ def read(
     check(read, nodes_of(twice))
     warn_of_crossing(read)
     return begin(0, rows, cut)
+
+
+def _of_one_size(name: str, rows: int, error: ShapeError) -> ShapeError:
+    first, *lines = str(error).splitlines()
+    at = next((x.partition(": ")[2] for x in lines if x.startswith("  at ")), "")
+    return fail(
+        ShapeError,
+        f"{name}: it goes for a batch of {rows} rows and no other, but a pipeline gives it those of"
+        " a microbatch",
+        [(f"of {2 * rows} rows", first)],
+        at=at,
+        fix="make what has a row for each row of the batch an argument of the compiled function",
+    )
 
 
 class _Search:

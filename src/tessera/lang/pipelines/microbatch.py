@@ -3,7 +3,7 @@ over all of them, and what must be known before the first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -186,6 +186,10 @@ class PipeState(Frame):
         found = [laid(b, g, w, t) for g, w, t in zip(found, wrt, here, strict=True)]
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
+
+    def ends(self, made_of: Set[Node]) -> str:
+        cut = not made_of.isdisjoint((*self.asked, *self.sums))
+        return "a gradient of a pipeline has no gradient itself" if cut else ""
 
     def scheduled(
         self, recorder: Recorder, results: Sequence[Node], held: Held

@@ -365,3 +365,27 @@ def updated(w: Any, grads: Any) -> Any:
      says="on trial : UsageError: Adafactor: it takes means over whole weights")  # fmt: skip
 def _() -> None:
     of_split_weights(updated, batch=None)
+
+
+def rows_of(body: Any) -> Any:
+    return ts.distribute(body, strategy="data_parallel", mesh=mesh(), batch="x")(X)
+
+
+for name, across in {
+    "less their mean": lambda x: x - x.mean(0),
+    "in order": lambda x: ts.sort(x, 0)[0],
+    "shares of their sum": lambda x: nn.softmax(x, 0),
+    "normed": lambda x: nn.BatchNorm(8)(x),
+}.items():
+
+    @row(f"rows that a device's rows are needed for, {name}", warns=ts.StrategyWarning,
+         says="goes across a device's rows")  # fmt: skip
+    def _(across: Any = across) -> None:
+        rows_of(across)
+
+
+@row("rows by themselves, and such that had those of all")
+def _() -> None:
+    got = rows_of(lambda x: x - dist.all_reduce(x.mean(0), "dp", op="mean"))
+    np.testing.assert_allclose(got.numpy(), X - X.mean(0), atol=1e-6)
+    np.testing.assert_allclose(rows_of(nn.softmax).numpy(), nn.softmax(X).numpy(), rtol=1e-5)

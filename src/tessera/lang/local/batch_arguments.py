@@ -130,6 +130,7 @@ def tried(
         {i: trial.node(t) for i, t in inputs.items()},
         [*(loss for loss, _ in seen.asked or ()), *numbers],
         seen.drawn,
+        [trial.node(x) for x in results if x.shape],
     )
 
 
@@ -153,6 +154,7 @@ class Trial:
     inputs: Mapping[int, Node]
     numbers: Sequence[Node]
     drawn: Sequence[int]
+    arrays: Sequence[Node]  # results that are no numbers
 
 
 @dataclass

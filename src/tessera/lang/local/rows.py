@@ -42,7 +42,8 @@ def by_rows(
 
 def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> None:
     """One StrategyWarning where a number that is averaged over the data axes is no mean over rows,
-    as `trials` of more and more rows show it, or they cannot be compared."""
+    or the rows of a result meet each other, as `trials` of more and more rows show it, or they
+    cannot be compared."""
     if not trials:
         return
     once, twice = trials[-2:]
@@ -73,6 +74,18 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
             _warn(borders.name, f"a sum over a device's rows ({n.loc}) is averaged over {over}: it"
                   " is the sum over all rows divided by the number of devices\n  take the mean, or"
                   f" complete it: dist.all_reduce(x, {over})")  # fmt: skip
+            return
+    for n, m in zip(once.arrays, twice.arrays, strict=True):
+        of = found.get(n)
+        met = of is not None and (of.mixed or of.kind == "odd")
+        if of is not None and met and m.type.shape[0] == 2 * n.type.shape[0]:
+            by = of.by or n
+            _warn(
+                borders.name,
+                f"{by.op!r} goes across a device's rows ({by.loc}), so a result is not that of the"
+                " whole batch\n  bring the rows together first, or their sums: dist.all_gather(x,"
+                f' {over}) or dist.all_reduce(x.mean(0), {over}, op="mean")',
+            )
             return
 
 

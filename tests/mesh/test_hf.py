@@ -80,7 +80,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {**LLAMA, "num_key_value_heads": 1, "head_dim": 24}),
     "gemma2": ("gemma2", {**GROUPED, **GEMMA, "attn_logit_softcapping": 2.0,
                           "final_logit_softcapping": 3.0}),
-    "gemma3": ("gemma3_text", {**GROUPED, **GEMMA, "num_hidden_layers": 3, "layer_types": [
+    "gemma3": ("gemma3_text", {**GROUPED, **GEMMA, "num_hidden_layers": 3,
+                               "attn_logit_softcapping": 2.0, "layer_types": [
         "sliding_attention", "full_attention", "sliding_attention"]}),
     "phi": ("phi", {**LLAMA, "num_key_value_heads": 2, "qk_layernorm": True}),
     "phi3": ("phi3", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 9, "pad_token_id": 0,

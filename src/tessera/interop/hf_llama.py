@@ -166,6 +166,8 @@ def _cap(o: Options, key: str, default: float | None) -> float | None:
 
 
 def gemma3_config(o: Options) -> GPTConfig:
+    # transformers reads attn_logit_softcapping of these, and does nothing with it.
+    o.get("attn_logit_softcapping")
     every = o.size("sliding_window_pattern", o.get("_sliding_window_pattern", 6))
     types = [KINDS[(i + 1) % every > 0] for i in range(o.size("num_hidden_layers"))]
     windows = o.windows(types, _window(o))
@@ -175,7 +177,6 @@ def gemma3_config(o: Options) -> GPTConfig:
     return _gemma_like(
         o, seq=o.size("max_position_embeddings", 131072), block="post_norms",
         query_scale=o.number("query_pre_attn_scalar", 256) ** -0.5, qk_norm=True,
-        attention_cap=_cap(o, "attn_logit_softcapping", None),
         logit_cap=_cap(o, "final_logit_softcapping", None),
         windows=windows, rope=o.rope(base=1e6, kind=KINDS[0]), local_rope=local,
     )  # fmt: skip

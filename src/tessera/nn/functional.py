@@ -322,11 +322,11 @@ def mlp(
 
     The hidden layer exists for one block at a time. The backward pass keeps each block's hidden
     layer before the activation. `rows` are those of a block on one device; None takes 512 on a CPU,
-    and elsewhere as many as have 2**29 hidden elements. Raises UsageError unless `rows` is a whole
-    number from 1 on.
+    and elsewhere as many as have 1 GiB of hidden elements. Raises UsageError unless `rows` is a
+    whole number from 1 on.
     """
     t = as_tensor(x)
-    most = rows_at_once("mlp", rows, up.shape[-1])
+    most = rows_at_once("mlp", rows, t, up.shape[-1])
     y = by_rows(
         lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, most
     )

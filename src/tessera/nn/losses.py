@@ -153,14 +153,14 @@ def linear_cross_entropy(
     x is [..., d], weight [d, V], labels [...]. `bias` [V] is added to the logits, which `cap` then
     bounds, as `cap * tanh(logits / cap)`. Loss and gradient are computed in one loop, so each
     block's logits are computed once. `rows` are those of a block on one device; None takes 512 on a
-    CPU, and elsewhere as many as have 2**29 logits. Raises the errors of `cross_entropy`, and
+    CPU, and elsewhere as many as have 1 GiB of logits. Raises the errors of `cross_entropy`, and
     UsageError unless `rows` is a whole number from 1 on.
     """
     t, y = as_tensor(x), as_tensor(labels)
     ignore_index = _ignored("linear_cross_entropy", ignore_index)
     weight, bias = as_tensor(weight), None if bias is None else as_tensor(bias)
     classes = weight.shape[-1] if weight.ndim else 0
-    most = rows_at_once("linear_cross_entropy", rows, classes)
+    most = rows_at_once("linear_cross_entropy", rows, t, classes)
     _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
     if t.mesh is not None:  # a label lies with its row
         y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))

@@ -67,7 +67,7 @@ class MLP(Module):
         """
         if self.sequence_parallel is not None:
             x, norm = whole_sequence(x if norm is None else norm(x), self.sequence_parallel), None
-        rows = rows_at_once("MLP", None, self.up.shape[-1])
+        rows = rows_at_once("MLP", None, x, self.up.shape[-1])
         return (fn.by_rows(lambda r: self(r if norm is None else norm(r)), x, rows),)
 
 

@@ -12,6 +12,7 @@ from functools import partial, reduce
 from operator import add
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -200,6 +201,8 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
     stride, pads, dilation, spread = how
     (groups, outs), rank = w.shape[-2:], x.ndim - 1
     order = (0, rank - 1, *range(1, rank - 1))
+    # Sums are f32 on all devices; a GPU's library rounds them itself, and has no other result.
+    wide = x.dtype.itemsize < 4 and jax.default_backend() == "cpu"
     out = lax.conv_general_dilated(
         lax.reshape(x, (*x.shape[:-2], groups * x.shape[-1])),
         lax.reshape(w, (*w.shape[:-2], groups * outs)),
@@ -211,6 +214,6 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
             order, (rank - 1, rank - 2, *range(rank - 2)), order
         ),
         feature_group_count=groups,
-        preferred_element_type=jnp.float32 if x.dtype.itemsize < 4 else None,
+        preferred_element_type=jnp.float32 if wide else None,
     )
     return lax.reshape(out, (*out.shape[:-1], groups, outs))

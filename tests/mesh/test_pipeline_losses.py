@@ -196,8 +196,13 @@ def test_a_gradient_of_a_gradient_is_refused_and_without_stages_it_is_right() ->
         first = ts.grad((model(x, w) ** 2).mean(), w)
         return ts.grad((first**2).sum(), w)
 
-    with pytest.raises(ts.GraphError, match="a gradient of a pipeline has no gradient itself"):
-        ts.jit(twice)(ROWS, w)
+    def decayed(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:  # which reaches the weight besides
+        first = ts.grad((model(x, w) ** 2).mean(), w)
+        return ts.grad((first**2).sum() + 0.1 * (w**2).sum(), w)
+
+    for step in (twice, decayed):
+        with pytest.raises(ts.GraphError, match="a gradient of a pipeline has no gradient itself"):
+            ts.jit(step)(ROWS, w)
 
     def plain(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
         first = ts.grad(((ts.tanh(x @ w) @ w) ** 2).mean(), w)
@@ -232,3 +237,69 @@ def test_what_goes_for_one_number_of_rows_says_so() -> None:
 
     with pytest.raises(ts.ShapeError, match="it goes for a batch of 8 rows and no other"):
         step(ROWS, w)
+
+
+def recurrent(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+    """A scan over the sequence, whose results depend on what is carried."""
+
+    def cell(c: ts.Tensor, t: ts.Tensor) -> Any:
+        c = ts.tanh(t @ w + c)
+        return c, c
+
+    return ts.scan(cell, ts.zeros((x.shape[0], 4)), x.permute(1, 0, 2))[1].permute(1, 0, 2)[:, -1]
+
+
+IN_TURN = np.arange(8, dtype=np.int32) % 3
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x, w, at: ts.tanh(x @ w)[ts.arange(x.shape[0]), at] @ w,
+        lambda x, w, at: ts.tanh(x @ w).reshape(-1, 4)[ts.arange(x.shape[0]) * 3 + at] @ w,
+        lambda x, w, at: recurrent(x, w) @ w,
+    ],
+    ids=["the last token", "by a flat index", "a scan"],
+)
+@pytest.mark.parametrize("where", ["stages", "a local body"])
+def test_rows_that_are_taken_by_their_places_are_their_own(model: Any, where: str) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 3, 4)).astype(np.float32)
+    labels = np.random.default_rng(2).integers(0, 4, 8).astype(np.int32)
+
+    def loss(out: ts.Tensor, y: ts.Tensor) -> ts.Tensor:
+        return -nn.log_softmax(out)[ts.arange(out.shape[0]), y].mean()
+
+    def step(run: Any) -> Any:
+        def body(x: Any, w: ts.Tensor, at: Any, y: Any) -> Any:
+            value = loss(run(x, w, at), y)
+            return value, ts.grad(value, w)
+
+        return body
+
+    w = ts.tensor(TABLE, name="w")
+    if where == "stages":
+        run = pipeline.run(("pp",), "GPipe", 4, mesh=dist.Mesh(("pp",), devices=2))(model)
+        got = ts.jit(step(run))(x, w, IN_TURN, labels)
+    else:
+        plan: Any = {"strategy": "data_parallel", "batch": ("x", "at", "y")}
+        mesh = dist.Mesh(("dp",), devices=4)
+        got = ts.distribute(step(model), mesh=mesh, **plan)(x, w, IN_TURN, labels)
+    want = ts.jit(step(model))(x, w, IN_TURN, labels)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x, w: ts.tanh(x @ w)[x.shape[0] - 1 - ts.arange(x.shape[0])] @ w,
+        lambda x, w: ts.tanh(x @ w) * ts.arange(x.shape[0]).reshape(-1, 1).to(ts.f32) @ w,
+        lambda x, w: ts.where(ts.arange(x.shape[0]).reshape(-1, 1) < 1, 0.0, ts.tanh(x @ w)) @ w,
+    ],
+    ids=["back to front", "times the place", "but the first"],
+)
+def test_what_is_made_of_rows_places_is_told_of(model: Any) -> None:
+    run = pipeline.run(("pp",), "GPipe", 4, mesh=dist.Mesh(("pp",), devices=2))(model)
+    step = ts.jit(lambda x, w: (loss := (run(x, w) ** 2).mean(), ts.grad(loss, w)))
+    with pytest.warns(ts.StrategyWarning, match="goes across the rows of a microbatch"):
+        step(ROWS, ts.tensor(TABLE, name="w"))

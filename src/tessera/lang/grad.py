@@ -128,8 +128,15 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
         frame, end = recorder.frame, recorder.node(loss)
+        if cut := frame.ends(reached(end)):
+            raise fail(
+                GraphError,
+                f"grad: {cut[0]}",
+                [("loss", loss.type), *([("made at", end.loc)] if end.loc else [])],
+                fix=cut[1],
+            )
         if not frame.one_of_many:
-            _need_reached(end, wrt, loss, leaves, spec, frame.ends(reached(end)))
+            _need_reached(end, wrt, loss, leaves, spec)
         found = frame.gradients(recorder, end, wrt, leaves, goals)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
@@ -164,10 +171,10 @@ def autodiff(
 
 
 def _need_reached(
-    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec, cut: str = ""
+    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec
 ) -> None:
     """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
-    would be zero, which nobody asks for. `cut` says where its gradients end here."""
+    would be zero, which nobody asks for."""
     if not wrt or not reached(end).isdisjoint(wrt):
         return
     rows = list(zip(spec_paths(spec), leaves, strict=True))[:5]
@@ -175,12 +182,10 @@ def _need_reached(
     rest = len(leaves) - len(few)
     raise fail(
         GraphError,
-        f"grad: {cut}" if cut else "grad: the loss does not depend on any of the weights",
+        "grad: the loss does not depend on any of the weights",
         [("loss", loss.type),
          ("weights", ", ".join(few) + (f" and {rest} more" if rest else ""))],
-        fix="compute second gradients without stages: @schedule(pipeline=False)"
-        if cut
-        else "compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient",
+        fix="compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient",
     )  # fmt: skip
 
 

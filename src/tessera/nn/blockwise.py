@@ -244,7 +244,7 @@ def _by_rows(
     `fills` are what may follow the rows of each, zeros if none are said."""
     seq = rows[0].shape[3]
     scores = how.most or scores_at_once(SCORES)
-    most = max(ROWS, scores // (math.prod(rows[0].type.local_shape[:3]) * keys))
+    most = max(ROWS, scores // max(1, math.prod(rows[0].type.local_shape[:3]) * keys))
     if seq <= most:
         return block(carry, rows)
     size = next(n for n in range(most, 0, -1) if seq % n == 0)

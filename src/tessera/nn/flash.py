@@ -66,6 +66,8 @@ def flash_attention(
     q, k, v = (as_float("flash_attention", t) for t in (q, k, v))
     how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
+        if how == "cudnn":
+            raise _none("it takes [B, H, S, D]", q, k, v)
         return attention(q, k, v, causal, scale, bias, mask, cap)
     if rows is not None and how not in (None, "sequences"):
         raise fail(
@@ -84,12 +86,7 @@ def flash_attention(
         found = _by_library(q, k, v, causal, scale, bias, mask, cap)
         if isinstance(found, Tensor):
             return found
-        raise fail(
-            BackendError,
-            f"flash_attention: cuDNN has no such attention: {found}",
-            [("q", q.type), ("k", k.type), ("v", v.type)],
-            fix='leave implementation out, which takes "tiles" then',
-        )
+        raise _none(found, q, k, v)
     if how == "tiles":
         return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
     return _by_sequences(q, k, v, causal, scale, 2 if rows is None else rows, bias, mask, cap)
@@ -101,6 +98,15 @@ def _of_all_scores(mask: Like | None) -> bool:
         return False
     m = as_tensor(mask)
     return m.dtype.is_float and m.ndim > 1 and m.shape[-2] > 1
+
+
+def _none(why: str, q: Tensor, k: Tensor, v: Tensor) -> BackendError:
+    return fail(
+        BackendError,
+        f"flash_attention: cuDNN has no such attention: {why}",
+        [("q", q.type), ("k", k.type), ("v", v.type)],
+        fix='leave implementation out, which takes "tiles" then',
+    )
 
 
 def _by_library(
@@ -126,6 +132,8 @@ def _by_library(
         return "its causal mask is for as many queries as keys"
     if any(any(map(dim_axes, t.type.dims[2:])) for t in (q, k, v)):
         return "devices split its sequences"
+    if any(dim_axes(q.type.dims[i]) != dim_axes(t.type.dims[i]) for t in (k, v) for i in (0, 1)):
+        return "devices split its queries and keys differently"
     if why_not := engine().no_fused_attention(causal, q.type, k.type, v.type):
         return why_not
     q = q.reshape(batch, groups, heads // groups, seq, d)
@@ -217,7 +225,7 @@ def _tiles(how: Scores) -> Any:
             return fn(next(now), *([next(now) for _ in xs] for xs in others))
 
         of_row = math.prod(q.type.local_shape[1:4]) * others[-2][0].shape[3]
-        count = max(1, (how.most or TILE) // max(1, of_row))
+        count = max(1, (how.most or 1) // max(1, of_row))
         made: list[Tensor] = map_chunks(some, *itertools.compress(every, cut), rows=count)
         return made
 

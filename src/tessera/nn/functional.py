@@ -210,10 +210,12 @@ def rotary(
 ) -> Tensor:
     """Rotary position embedding of x [..., S, D], by halves of D (Su et al. 2021).
 
-    `positions` [..., S] are by default 0 to S - 1; their dims before the last broadcast to those of
-    `x`. `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
-    ones); the first R elements of D are turned, and multiplied by `scale`. Raises ShapeError if D
-    is odd, `x` has fewer than 2 dims, `positions` do not fit, or there are more rates than pairs.
+    `positions` [..., S] are by default 0 to S - 1, and broadcast to [..., S] of `x`; with two
+    dims only where `x` has three, or the first is 1: [B, S] of [B, H, S, D] is [B, 1, S].
+    `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
+    ones); the first R elements of D are turned, and multiplied by `scale`. Raises ShapeError if
+    D is odd, `x` has fewer than 2 dims, `positions` do not fit, or there are more rates than
+    pairs.
     """
     t = as_tensor(x)
     if t.ndim < 2 or t.shape[-1] % 2:
@@ -243,8 +245,9 @@ def _positions(at: Tensor, x: Tensor) -> Tensor:
     """`at` in f32. Raises ShapeError unless it broadcasts to x [..., S, D] without its last dim,
     and leaves no doubt about which dim has positions of its own."""
     to = x.shape[:-1]
-    fits = at.ndim and at.ndim <= len(to) and at.shape[-1] == to[-1]
-    fits = fits and all(n in (1, m) for n, m in zip(at.shape[::-1], to[::-1], strict=False))
+    fits = at.ndim <= len(to) and all(
+        n in (1, m) for n, m in zip(at.shape[::-1], to[::-1], strict=False)
+    )
     by_row = at.ndim == 2 < len(to) and at.shape[0] > 1  # [B, S] of [B, H, S, D]
     if fits and not by_row:
         return at.to(f32)
@@ -325,8 +328,8 @@ def mlp(
     and elsewhere as many as have 1 GiB of hidden elements. Raises UsageError unless `rows` is a
     whole number from 1 on.
     """
-    t = as_tensor(x)
-    most = rows_at_once("mlp", rows, t, up.shape[-1])
+    t, up = as_tensor(x), as_tensor(up)
+    most = rows_at_once("mlp", rows, t, up.shape[-1] if up.ndim else 1)
     y = by_rows(
         lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, most
     )

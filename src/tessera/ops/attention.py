@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.checks import one_dtype
-from ..core.errors import ShapeError, fail
+from ..core.errors import GraphError, ShapeError, fail
 from ..core.layout import TensorType
 from .batch import last_dims
 from .elementwise import need
@@ -82,6 +82,16 @@ def _grad_local(c: Call, *args: Array) -> tuple[Array, ...]:
     return made
 
 
+def _no_second(b: Build, n: Any, gs: Any) -> Sequence[Any]:
+    raise fail(
+        GraphError,
+        "attention: the gradient of a kernel has no gradient itself",
+        [("gradient", ", ".join(map(str, n.types)))],
+        fix='give nn.flash_attention implementation="tiles", a GPTConfig'
+        ' attention_implementation="tiles"',
+    )
+
+
 # The gradients of q, k and v, from these and the gradient of the result. Five products: the scores
 # are computed again.
 define(
@@ -89,6 +99,7 @@ define(
         "attention_grad",
         lambda ins, attrs: _inferred("attention_grad", ins, [0, 1, 2]),
         _grad_local,
+        _no_second,
         flops=lambda ins, outs, attrs: 5 * _flops(ins, outs, attrs) // 2,
         attrs="causal scale",
         batch=last_dims,

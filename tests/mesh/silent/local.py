@@ -389,3 +389,37 @@ def _() -> None:
     got = rows_of(lambda x: x - dist.all_reduce(x.mean(0), "dp", op="mean"))
     np.testing.assert_allclose(got.numpy(), X - X.mean(0), atol=1e-6)
     np.testing.assert_allclose(rows_of(nn.softmax).numpy(), nn.softmax(X).numpy(), rtol=1e-5)
+
+
+@row("weights by names within names, and such that are put into the arguments")
+def _() -> None:
+    w = {"up": {"w": MLP["up"]}, "down": {"w": MLP["down"]}}  # blocks of one type, at tp=2
+
+    def body(x: Any, w: Any) -> Any:
+        y = dist.all_reduce(ts.tanh(x @ w["up"]["w"]) @ w["down"]["w"], "tp")
+        grads = ts.grad((y**2).mean(), w)
+        for k in w:
+            w[k]["w"] = w[k]["w"] - 0.1 * grads[k]["w"]
+        return grads
+
+    tp = dist.strategy("tensor_parallel", rules=[("up", 1), ("down", 0)])
+    mesh = dist.Mesh(("tp",), devices=2)
+    square = {k: {"w": np.ones((4, 4), np.float32)} for k in w}
+    for given in (w, square):
+        x = X[:, : given["up"]["w"].shape[0]]
+        grads = ts.distribute(body, strategy=tp, mesh=mesh, batch=())(x, given)
+        assert [str(grads[k]["w"].type) for k in w] == [str(given[k]["w"].type) for k in w]
+        up, down = grads["up"]["w"], grads["down"]["w"]
+        assert (up.type.dims[1], down.type.dims[0]) == (down.type.dims[0], up.type.dims[1])
+
+
+@row("a gradient through a collective where ranks are told apart", error=ts.GraphError,
+     says="no gradient goes back through all_reduce")  # fmt: skip
+def _() -> None:
+    def body(x: Any, w: Any) -> Any:
+        if ts.mesh.current().rank == 0:
+            x = x * 1.0
+        return ts.grad((dist.all_reduce(x @ w, "dp") ** 2).mean(), w)
+
+    split = [ts.tensor(X, mesh=mesh(), layout=t) for t in ("[8, 8@dp]", "[8@dp, 8]")]
+    ts.op.kernel(body)(*split)

@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, fail, lines_up
 from ...core.layout import TensorType
@@ -116,8 +117,8 @@ class Borders:
         like: Tensor | None,
         laid: TensorType | None = None,
     ) -> Tensor:
-        """The global value of the result `x`; `laid` is the type of that whose blocks have its
-        name and type, such as a weight's for its gradient."""
+        """The global value of the result `x`; `laid` is how that is laid whose blocks have its
+        name, such as a weight for its gradient."""
         node = recorder.node(x)
         t = node.type
         own = [a for a in self.view.axes if a in t.varying]
@@ -136,7 +137,7 @@ class Borders:
         spec = self.layouts.get("return") if not path else None
         if spec is not None:
             return self._returned(recorder, node, spec)
-        if laid is not None:
+        if laid is not None and as_local(laid, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=laid), recorder)
         means = [a for a in own if a in self.view.batch]
         if not t.rank and means and t.dtype.is_float:
@@ -175,15 +176,19 @@ class Borders:
 
 
 def by_name(
-    laid: Mapping[Path, TensorType], axes: Sequence[str]
-) -> dict[tuple[Path, TensorType], TensorType]:
-    """The types `laid` of arguments by their last names and the types of their blocks along
-    `axes`, where these say which it is and the blocks are cut."""
-    found: dict[tuple[Path, TensorType], set[TensorType]] = defaultdict(set)
-    for path, t in laid.items():
-        if isinstance(path[-1], str) and as_local(t, axes) is not t:
-            found[path[-1:], as_local(t, axes)].add(t)
-    return {at: one for at, (one, *others) in found.items() if not others}
+    path: Path, block: TensorType, laid: Mapping[Path, TensorType], axes: Sequence[str]
+) -> TensorType | None:
+    """How the argument is laid whose blocks along `axes` are cut and have the type `block`, and
+    whose path ends as `path` does for the longest; None where there is no such one, or several."""
+    found: dict[int, set[TensorType]] = defaultdict(set)
+    for other, t in laid.items():
+        if t is not block and as_local(t, axes) is block:
+            pairs = zip(reversed(path), reversed(other), strict=False)
+            same = [a for a, b in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+            if any(isinstance(a, str) for a in same):
+                found[len(same)].add(t)
+    best = found[max(found)] if found else set()
+    return next(iter(best)) if len(best) == 1 else None
 
 
 def _batched(t: TensorType, view: View) -> TensorType:

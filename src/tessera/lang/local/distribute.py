@@ -150,20 +150,18 @@ class Local(Generic[P, R]):
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
         edits, put = out["edits"], out["leaves"]
+        known = {names[i]: t for i, t in laid.items() if i not in cut}
         for i, path in enumerate(path for edit in edits for path in edit.paths()):
             if isinstance(put[i], Tensor):
-                like = whole.get(places.get(path, ()))
-                put[i] = borders.leave(recorder, put[i], path, like)
+                at = places.get(path, ())
+                put[i] = borders.leave(recorder, put[i], path, whole.get(at), known.get(at))
         Pending(edits, put, (args, kwargs)).put()
         made, made_spec = flatten(out["out"])
-        blocks_of = by_name({names[i]: t for i, t in laid.items() if i not in cut}, view.axes)
-        ends = [
-            borders.leave(recorder, x, (), None, blocks_of.get((path[-1:], recorder.node(x).type)))
-            if isinstance(x, Tensor)
-            else x
-            for path, x in zip(spec_paths(made_spec), made, strict=True)
-        ]
-        return unflatten(made_spec, ends)
+        for i, path in enumerate(spec_paths(made_spec)):
+            if isinstance(x := made[i], Tensor):
+                like = by_name(path, recorder.node(x).type, known, view.axes)
+                made[i] = borders.leave(recorder, x, (), None, like)
+        return unflatten(made_spec, made)
 
     def _by_ranks(
         self, recorder: Recorder, view: View, body: Callable[[], Any], before: dict[Path, Any]

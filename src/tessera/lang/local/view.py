@@ -9,7 +9,7 @@ rank (ranks.py).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,6 +171,14 @@ class View(Frame):
                 stacklevel=lines_up(),
             )
         return self.outer.gradients(recorder, loss, wrt, weights, goals, self.batch)
+
+    def ends(self, made_of: Set[Node]) -> tuple[str, str] | None:
+        calls = self.log.calls if self.rank is not None and self.log is not None else ()
+        name = next((c.key[0] for c in calls if c.result in made_of), None)
+        return name and (
+            f"no gradient goes back through {name} where the body tells its ranks apart",
+            "do without the rank as a number: ts.where(rank == 0, x, y) for an if",
+        )
 
     def reads(self, node: Node) -> None:
         """Raises NeedsRank if `node`, whose value is read, follows from the rank alone."""

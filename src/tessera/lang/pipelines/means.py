@@ -25,20 +25,24 @@ from ...ops.reduce import argsort, cumsum, flip
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
-ALONG = frozenset(op.name for op in (flip, cumsum, argsort, take, iota))  # ops along one dim
+# What leaves a row's place among all, times a number and with another added, as it is.
+COUNTING = ("add", "mul", "lt", "where", "cast", "reshape", "broadcast_to", "transpose")
+ALONG = frozenset(op.name for op in (flip, cumsum, argsort, take))  # ops along one dim
 
 
 @dataclass(frozen=True)
 class Value:
     """`kind` "same" in all microbatches, of "rows", "added" up over them, or "odd": what the node
     `by` made of that, so that no average of parts is the whole; it went `across` rows. Rows with
-    what was added up as a term are `mixed`."""
+    what was added up as a term are `mixed`. Numbers made of rows' places among all, `places`, say
+    which row is taken; what else is made of them goes across."""
 
     kind: str
     degree: Degree = 0.0
     by: Node | None = None
     across: bool = False
     mixed: bool = False
+    places: bool = False
 
 
 @dataclass
@@ -103,7 +107,7 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
 def warn_of_crossing(read: Reading) -> None:
     """One StrategyWarning where an op of a stage goes across rows, and so across those of one
     microbatch; a batch norm is known to do so, and experts see to it that rows keep apart."""
-    known = {"batch_norm", "moe"}
+    known = {"batch_norm", "moe"} - {read.name}
     n = next((n for n in read.crossing if known.isdisjoint(n.scope.split("/"))), None)
     if n is not None:
         warnings.warn(
@@ -144,22 +148,26 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
     grown = any(a.size != b.size for a, b in zip(n.types, m.types, strict=True))
     args = [values[a] for a in n.args]
     if once.axes and not any(a in t.varying for t in n.types for a in once.axes):
-        return Value("same", _degree(n, m, args))
+        return Value("same", _degree(n, m, args), places=grown and _by_places(n, m, args))
     kinds = {v.kind for v in args}
     if n.op == "input":
         return Value("rows" if n in once.batch or grown else "same")
     if grown:
         odd = next((v for v in args if v.kind == "odd"), None)
         mixed = [i for i, v in enumerate(args) if v.kind == "added" or v.mixed]
+        places, across = _by_places(n, m, args), _across(n, m, args)
+        if places and not n.type.dtype.is_float and n.op in (iota.name, *COUNTING):
+            return Value("rows", _degree(n, m, args), places=True)
+        across = across or (places and n.op != "inside")  # whether a place exists
         if odd is None and not inside and _pairs(n, m, args):
             return Value("odd", None, n, across=True)
         if inside and odd is not None and odd.across:
             return odd
-        if inside or not (odd or mixed or _across(n, m, args)):
-            if inside and (odd or mixed or _across(n, m, args) or _pairs(n, m, args)):
+        if inside or not (odd or mixed or across):
+            if inside and (odd or mixed or across or _pairs(n, m, args)):
                 once.crossing.append(n)
             return Value("rows", _degree(n, m, args))
-        if odd is None and mixed and not _across(n, m, args):
+        if odd is None and mixed and not across:
             rest = {v.kind for i, v in enumerate(args) if i not in mixed}
             if n.kind.degree in ("each", "joint") or (
                 rest <= {"same"} and mixed == [0] and n.kind.degree in ("product", "quotient")
@@ -195,23 +203,38 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
     return Value("added", degree) if linear else Value("odd", None, n)
 
 
-def _across(n: Node, m: Node, args: list[Value]) -> bool:
-    """Whether a row of `n` comes from other rows, or goes by its place among all."""
+def _rows(n: Node, m: Node) -> int | None:
+    """The dim of the rows; None where another of its results has them."""
     pairs = enumerate(zip(n.types[0].shape, m.types[0].shape, strict=True))
-    dim = next((d for d, (a, b) in pairs if a != b), None)
-    if dim is None:  # another of its results grows
+    return next((d for d, (a, b) in pairs if a != b), None)
+
+
+def _by_places(n: Node, m: Node, args: list[Value]) -> bool:
+    """Whether it is made of the rows' places among all, but for rows that are taken by them: each
+    its own, as in `x[ts.arange(x.shape[0]), labels]`."""
+    if n.op == iota.name:
+        return bool(n.attrs["dim"] == _rows(n, m))
+    return n.op != take.name and any(v.places for v in args)
+
+
+def _across(n: Node, m: Node, args: list[Value]) -> bool:
+    """Whether a row of `n` comes from other rows."""
+    dim = _rows(n, m)
+    if dim is None or n.op == scan.name:  # of whose results each is asked
         return False
-    loop = n.args[0] if n.op == item.name else n
-    if loop.op == scan.name:  # from row to row, or block by block
+    if n.op == item.name and n.args[0].op == scan.name:  # from row to row, or block by block
+        loop = n.args[0]
         body, first = loop.attrs["body"], loop.attrs["consts"]
         carried = body.inputs[first : first + loop.attrs["carries"]]
-        return not reachable(body.outputs[len(carried) :]).isdisjoint(carried)
+        stacked = n.attrs["index"] >= len(carried) and dim == 0  # else rows are inside the body
+        return stacked and not reachable(body.outputs[len(carried) :]).isdisjoint(carried)
     if n.op == slice_.name:
         source = n.args[0]
         joins = source.op == concat.name and source.attrs["dim"] == dim  # parts of it may be whole
         return not joins and source.type.shape[dim] != n.type.shape[dim]
-    moved = not args or args[0].kind == "rows"  # else rows say what they take of a table
-    return n.op in ALONG and n.attrs["dim"] == dim and moved
+    if n.op not in ALONG or n.attrs["dim"] != dim or args[0].kind != "rows":
+        return False  # or rows say what they take of a table
+    return n.op != take.name or not args[1].places
 
 
 def _pairs(n: Node, m: Node, args: list[Value]) -> bool:

@@ -187,9 +187,13 @@ class PipeState(Frame):
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
 
-    def ends(self, made_of: Set[Node]) -> str:
-        cut = not made_of.isdisjoint((*self.asked, *self.sums))
-        return "a gradient of a pipeline has no gradient itself" if cut else ""
+    def ends(self, made_of: Set[Node]) -> tuple[str, str] | None:
+        if made_of.isdisjoint((*self.asked, *self.sums)):
+            return None
+        return (
+            "a gradient of a pipeline has no gradient itself",
+            "compute second gradients without stages: @schedule(pipeline=False)",
+        )
 
     def scheduled(
         self, recorder: Recorder, results: Sequence[Node], held: Held

@@ -7,6 +7,7 @@ after all of them. The schedule (ir/schedule/pipelines/pipeline.py) plays a tabl
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,13 @@ from .placing import placed
 from .program import PipeProgram, pipe_program
 
 MICROBATCHES = 2  # for each stage, where nobody says how many
+
+
+def _line(f: Any) -> Any:
+    """What is the same of functions that one line makes again and again."""
+    if isinstance(f, functools.partial):
+        return _line(f.func)
+    return getattr(f, "__code__", type(f) if callable(f) else f)
 
 
 @dataclass(eq=False, repr=False)
@@ -58,8 +66,8 @@ class Pipe:
         """Whether `other` is another, made by the same line of the same functions: one that a
         function makes itself is made by each recording anew."""
         mine, theirs = (
-            (p.axis, p.mesh, p.kind, p.count, p.chunks, p.name, p.stages,
-             [getattr(f, "__code__", f) for f in (*p.parts, p.body)])
+            (p.axis, p.mesh, _line(p.kind), p.count, p.chunks, p.name, p.stages,
+             [*map(_line, (*p.parts, p.body))])
             for p in (self, other)
         )  # fmt: skip
         return other is not self and mine == theirs

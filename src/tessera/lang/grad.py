@@ -128,7 +128,7 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
         frame, end = recorder.frame, recorder.node(loss)
-        if cut := frame.ends(reached(end)):
+        if cut := frame.ends(reached(end), wrt):
             raise fail(
                 GraphError,
                 f"grad: {cut[0]}",

@@ -77,9 +77,9 @@ class Frame:
         """The gradients of `loss` by `wrt`, the nodes of `weights` (`gradients.derived`)."""
         return derived(recorder.builder, loss, wrt, goals, mean_over)
 
-    def ends(self, made_of: Set[Node]) -> tuple[str, str] | None:
-        """Why no gradient goes further back than to some of `made_of`, and what to do; None where
-        it does."""
+    def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
+        """Why a gradient goes no further back than to some of `made_of`, not to all of `wrt`, and
+        what to do; None where it does."""
         return None
 
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:

@@ -423,3 +423,34 @@ def _() -> None:
 
     split = [ts.tensor(X, mesh=mesh(), layout=t) for t in ("[8, 8@dp]", "[8@dp, 8]")]
     ts.op.kernel(body)(*split)
+
+
+# -- a module among the arguments -----------------------------------------------------------------
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(8, 4), nn.Linear(4, 5)
+
+    def __call__(self, x: Any) -> ts.Tensor:
+        return self.down(ts.tanh(self.up(x)))
+
+
+def trained(images: Any, classes: Any, net: Net) -> Any:
+    loss = nn.cross_entropy(net(images), classes)
+    grads = ts.grad(loss, net)
+    net.load_parameters({k: w - 0.5 * grads[k] for k, w in net.parameters().items()})
+    net.up.bias = net.up.bias * 0.5
+    return loss, grads
+
+
+@row("a module that a local body is given, and trains")
+def _() -> None:
+    losses, weights = [], []
+    for step in (trained, ts.distribute(trained, strategy="data_parallel", mesh=mesh())):
+        ts.seed(3)
+        net, compiled = Net(), ts.jit(step)
+        losses.append([compiled(X, LABELS, net)[0].item() for _ in range(3)])
+        weights.append([w.numpy() for w in net.parameters().values()])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert losses[0][2] < losses[0][0]

@@ -119,11 +119,11 @@ def tried(
         trial.changes.undo()
     handed = {id(t) for t in inputs.values()}
     results = [x for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]
-    asked = {id(t) for _, weights in seen.asked or () for t in weights}
+    asked = {n for _, weights in seen.asked or () for n in weights}
     numbers = [trial.node(x) for x in results if not x.shape]
     return Trial(
         [x.type for x in results],
-        {i for i, t in inputs.items() if id(t) in asked},
+        {i for i, t in inputs.items() if trial.node(t) in asked},
         any(_is_weight(t) for t, _ in trial.captured),
         by_rank,
         trial.builder.nodes,

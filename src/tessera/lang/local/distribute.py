@@ -23,12 +23,14 @@ from ..host_data import is_array
 from ..jit import Jit
 from ..mutations import Edit, Pending, Snapshot
 from ..operands import as_tensor
-from ..record import Frame, Recorder, current
+from ..parameter import Parameter
+from ..record import Frame, Recorder, current, symbolic
 from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
 from .batch_arguments import batches, tried
 from .boundary import Borders, by_name
+from .collectives import recorder_now
 from .merge import record_ranks
 from .rows import by_rows, warn_of_rows
 from .view import NeedsRank, View, view_of
@@ -121,9 +123,16 @@ class Local(Generic[P, R]):
         def body() -> Any:
             mine_args, mine_kwargs = unflatten(spec, blocks)
             before = Snapshot((mine_args, mine_kwargs))
+            boxes = flatten((mine_args, mine_kwargs))[0]
             out = self.body(*mine_args, **mine_kwargs)
-            edits, leaves = before.changes()
-            return {"out": out, "edits": edits, "leaves": leaves}
+            edits, now = before.changes()
+            here = recorder_now()  # that of a rank, where they are told apart
+            weights = {
+                str(i): symbolic(here.node(box), here)
+                for i, box in enumerate(boxes)
+                if type(box) is Parameter and type(leaves[i]) is Parameter
+            }
+            return {"out": out, "edits": edits, "leaves": now, "weights": weights}
 
         kinds = {i: as_local(t, view.axes) for i, t in laid.items()}
         record = functools.partial(tried, recorder, borders, self.body, leaves, spec)
@@ -156,6 +165,11 @@ class Local(Generic[P, R]):
                 at = places.get(path, ())
                 put[i] = borders.leave(recorder, put[i], path, whole.get(at), known.get(at))
         Pending(edits, put, (args, kwargs)).put()
+        for at, x in out["weights"].items():
+            i = int(at)
+            if recorder.node(x) is not recorder.node(blocks[i]):
+                new = borders.leave(recorder, x, names[i], leaves[i], laid[i])
+                leaves[i].put(new)
         made, made_spec = flatten(out["out"])
         for i, path in enumerate(spec_paths(made_spec)):
             if isinstance(x := made[i], Tensor):
@@ -178,6 +192,7 @@ class Local(Generic[P, R]):
             set_to = {(*e.path, key): spec for e in edits for key, spec in e.set}
             return {
                 "out": out["out"],
+                "weights": out["weights"],
                 "gone": [p for e in edits for k in e.gone if (p := (*e.path, k)) not in set_to],
                 "now": {repr(p): now.get(p, x) for p, x in before.items()},
                 "new": [repr(p) for p, s in set_to.items() if p not in before or s != LEAF],
@@ -200,7 +215,7 @@ class Local(Generic[P, R]):
                 fix="return it instead",
             )
         edits += [Edit(tuple(path), (key,), ()) for *path, key in merged["gone"]]
-        return {"out": merged["out"], "edits": edits, "leaves": values}
+        return {**{k: merged[k] for k in ("out", "weights")}, "edits": edits, "leaves": values}
 
     # -- the mesh and the axes --------------------------------------------------------------------
     def _where(self, tensors: Sequence[Tensor]) -> Mesh:

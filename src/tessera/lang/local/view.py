@@ -20,6 +20,7 @@ from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
 from ...ops.local import as_local, joined
+from ...passes.differentiate import reached
 from ..gradients import Goal, zeros
 from ..record import WHOLE, Frame, Recorder, current, symbolic
 from ..tensor import Tensor
@@ -70,7 +71,7 @@ class View(Frame):
     rank: int | None = None
     log: Any = field(default=None, repr=False)
     # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for.
-    asked: list[tuple[Node, Sequence[Tensor]]] | None = None
+    asked: list[tuple[Node, Sequence[Node]]] | None = None
     # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
     drawn: list[int] = field(default_factory=list, repr=False)
     by_row: list[bool] | None = None
@@ -155,7 +156,7 @@ class View(Frame):
     ) -> list[Node]:
         """As of the mean of the devices' losses over the data axes."""
         if self.asked is not None:
-            self.asked.append((loss, weights))  # a trial: only the types matter
+            self.asked.append((loss, wrt))  # a trial: only the types matter
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         own = [a for a in loss.type.varying if a in self.batch]
         if own:
@@ -172,13 +173,20 @@ class View(Frame):
             )
         return self.outer.gradients(recorder, loss, wrt, weights, goals, self.batch)
 
-    def ends(self, made_of: Set[Node]) -> tuple[str, str] | None:
+    def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()
-        name = next((c.key[0] for c in calls if c.result in made_of), None)
-        return name and (
-            f"no gradient goes back through {name} where the body tells its ranks apart",
-            "do without the rank as a number: ts.where(rank == 0, x, y) for an if",
-        )
+        made_of = set(made_of)
+        for c in reversed(calls):  # what a later one hands in may be an earlier one's result
+            if c.result in made_of:
+                before = reached(c.operand)
+                if not before.isdisjoint(wrt):
+                    return (
+                        f"no gradient goes back through {c.key[0]} where the body tells its ranks"
+                        " apart",
+                        "do without the rank as a number: ts.where(rank == 0, x, y) for an if",
+                    )
+                made_of |= before
+        return None
 
     def reads(self, node: Node) -> None:
         """Raises NeedsRank if `node`, whose value is read, follows from the rank alone."""

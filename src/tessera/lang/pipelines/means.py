@@ -13,20 +13,25 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...core.dtypes import bool_
 from ...core.errors import GraphError, StrategyWarning, fail, lines_up
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.stages import depends
+from ...ops.cast import cast
 from ...ops.control import item, scan
 from ...ops.create import full, iota
-from ...ops.elementwise import where
+from ...ops.elementwise import add, mul, where
+from ...ops.elementwise import inside as inside_
 from ...ops.indexing import take
-from ...ops.movement import concat, slice_
+from ...ops.movement import broadcast_to, concat, reshape, slice_, transpose
 from ...ops.reduce import argsort, cumsum, flip
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
 # What leaves a row's place among all, times a number and with another added, as it is.
-COUNTING = ("add", "mul", "lt", "where", "cast", "reshape", "broadcast_to", "transpose")
+COUNTING = frozenset(
+    op.name for op in (iota, add, mul, where, cast, reshape, broadcast_to, transpose)
+)
 ALONG = frozenset(op.name for op in (flip, cumsum, argsort, take))  # ops along one dim
 
 
@@ -156,9 +161,10 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
         odd = next((v for v in args if v.kind == "odd"), None)
         mixed = [i for i, v in enumerate(args) if v.kind == "added" or v.mixed]
         places, across = _by_places(n, m, args), _across(n, m, args)
-        if places and not n.type.dtype.is_float and n.op in (iota.name, *COUNTING):
+        counts = n.op in COUNTING or n.type.dtype is bool_
+        if places and counts and not n.type.dtype.is_float:
             return Value("rows", _degree(n, m, args), places=True)
-        across = across or (places and n.op != "inside")  # whether a place exists
+        across = across or (places and n.op != inside_.name)  # whether a place exists
         if odd is None and not inside and _pairs(n, m, args):
             return Value("odd", None, n, across=True)
         if inside and odd is not None and odd.across:

@@ -187,7 +187,7 @@ class PipeState(Frame):
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
 
-    def ends(self, made_of: Set[Node]) -> tuple[str, str] | None:
+    def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         if made_of.isdisjoint((*self.asked, *self.sums)):
             return None
         return (

@@ -71,7 +71,7 @@ class View(Frame):
     rank: int | None = None
     log: Any = field(default=None, repr=False)
     # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for.
-    asked: list[tuple[Node, Sequence[Node]]] | None = None
+    asked: list[tuple[Node, Sequence[Tensor], Sequence[Node]]] | None = None
     # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
     drawn: list[int] = field(default_factory=list, repr=False)
     by_row: list[bool] | None = None
@@ -156,7 +156,7 @@ class View(Frame):
     ) -> list[Node]:
         """As of the mean of the devices' losses over the data axes."""
         if self.asked is not None:
-            self.asked.append((loss, wrt))  # a trial: only the types matter
+            self.asked.append((loss, weights, wrt))  # a trial: only the types matter
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         own = [a for a in loss.type.varying if a in self.batch]
         if own:

@@ -303,3 +303,31 @@ def test_what_is_made_of_rows_places_is_told_of(model: Any) -> None:
     step = ts.jit(lambda x, w: (loss := (run(x, w) ** 2).mean(), ts.grad(loss, w)))
     with pytest.warns(ts.StrategyWarning, match="goes across the rows of a microbatch"):
         step(ROWS, ts.tensor(TABLE, name="w"))
+
+
+@pytest.mark.parametrize("where", ["stages", "a local body"])
+def test_labels_of_a_gather_are_a_part_of_the_batch(where: str) -> None:
+    """`ts.gather` takes an index with fewer rows than its source: with twice as many of the one
+    alone the program goes too, and is another."""
+    labels = np.arange(8, dtype=np.int32) % 4
+
+    def step(run: Any) -> Any:
+        def body(x: Any, w: ts.Tensor, y: Any) -> Any:
+            picked = ts.gather(nn.log_softmax(run(x, w)), y.reshape(-1, 1), -1)
+            loss = -picked.mean()
+            return loss, ts.grad(loss, w)
+
+        return body
+
+    def model(x: Any, w: ts.Tensor) -> ts.Tensor:
+        return ts.tanh(x @ w) @ w
+
+    if where == "stages":
+        run = pipeline.run(("pp",), "GPipe", 4, mesh=dist.Mesh(("pp",), devices=2))(model)
+        spread = ts.jit(step(run))
+    else:
+        mesh = dist.Mesh(("dp",), devices=4)
+        spread = ts.distribute(step(model), strategy="data_parallel", mesh=mesh)
+    got, want = (f(ROWS, ts.tensor(TABLE, name="w"), labels) for f in (spread, ts.jit(step(model))))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)

@@ -21,6 +21,7 @@ from ...core.reshard import gathered
 from ...ir.graph.node import Node
 from ...ops.local import as_local
 from ..parameter import Parameter
+from ..pipelines.means import cuts_more
 from ..record import Recorder, recording
 from ..store import Store, collected_by, owned_by
 from ..tensor import Tensor
@@ -209,17 +210,20 @@ class _Question:
         runs, and the results have half the rows: first the largest set that works, then without
         each group that need not be cut."""
 
-        def possible(cut: frozenset[int]) -> bool:
+        def possible(cut: frozenset[int], some: bool = True) -> bool:
             trial = self.record(cut)
-            if trial is None or whole.asked:
-                return trial is not None
+            if trial is None or (some and cuts_more(whole.nodes, trial.nodes)):
+                return False
+            if whole.asked:
+                return True
             pairs = [(a, b) for a, b in zip(trial.results, whole.results, strict=True) if a.rank]
             return not pairs or any(a.shape[0] == 2 * b.shape[0] for a, b in pairs)
 
         def least(groups: list[Group]) -> frozenset[int]:
+            every = frozenset[int]().union(*groups)
             some = (c for n in range(len(groups), 0, -1) for c in combinations(groups, n))
             firsts = (frozenset[int]().union(*c) for c in islice(some, TRIES))
-            cut = next(filter(possible, firsts), frozenset[int]())
+            cut = next((c for c in firsts if possible(c, c != every)), frozenset[int]())
             for g in reversed(groups):
                 if g < cut and possible(cut - g):
                     cut -= g

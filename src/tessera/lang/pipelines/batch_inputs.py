@@ -19,7 +19,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ..parameter import Parameter
 from ..record import Frame, Reframe
 from ..tensor import Tensor
-from .means import alike, check, nodes_of, reading, warn_of_crossing
+from .means import alike, check, cuts_more, nodes_of, reading, warn_of_crossing
 from .microbatch import Pipeline, PipeState
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
@@ -132,11 +132,11 @@ class _Search:
             self._last = trial
         return self._last
 
-    def possible(self, rows: int, cut: frozenset[int]) -> bool:
+    def possible(self, rows: int, cut: frozenset[int], some: bool = True) -> bool:
         """Whether `cut` is a reading: the function can be recorded with twice as many rows in these
-        inputs, and the pipeline gives twice as many."""
+        inputs, `some` of those that there are, and the pipeline gives twice as many."""
         try:
-            results = self.doubled(rows, cut).results
+            found = self.doubled(rows, cut)
         except GraphError as error:  # of what a pipeline can do
             self.why.setdefault(cut, str(error).splitlines()[0])
             return False
@@ -144,9 +144,11 @@ class _Search:
             return False
         grown = [
             a.type.shape[0] == 2 * b.type.shape[0]
-            for a, b in zip(results, self.survey.results, strict=True)
+            for a, b in zip(found.results, self.survey.results, strict=True)
             if a.type.rank and a.op != "input"  # a weight that is handed through
         ]
+        if some and cuts_more(nodes_of(self.survey), nodes_of(found)):
+            return False
         return any(grown) or not grown
 
     def least(self, rows: int) -> frozenset[int] | None:
@@ -158,7 +160,9 @@ class _Search:
         ]  # fmt: skip
         if len(every) == len(self.sizes) == 1:
             return frozenset(every)
-        cut = next((c for c in _beginnings(every) if self.possible(rows, c)), None)
+        whole = frozenset(every)
+        begin = (c for c in _beginnings(every) if self.possible(rows, c, c != whole))
+        cut = next(begin, None)
         for i in reversed(every):
             if cut is not None and i in cut and len(cut) > 1 and self.possible(rows, cut - {i}):
                 cut -= {i}

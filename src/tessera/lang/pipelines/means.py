@@ -74,6 +74,13 @@ def alike(once: Sequence[Node], larger: Sequence[Node]) -> bool:
     return [n.op for n in once] == [n.op for n in larger]
 
 
+def cuts_more(once: Sequence[Node], larger: Sequence[Node]) -> bool:
+    """Whether the recording for more rows cuts values that are whole in the other: it has not
+    taken as many rows of all that should have them (`ts.gather` takes an index with fewer)."""
+    counts = [sum(n.op == slice_.name for n in nodes) for nodes in (once, larger)]
+    return counts[0] < counts[1]
+
+
 def values(once: Reading, larger: Sequence[Node]) -> dict[Node, Value]:
     """How the nodes of `once` depend on the rows of the batch; `larger` are the nodes of a
     recording with twice as many rows, which is `alike`."""

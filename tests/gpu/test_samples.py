@@ -9,9 +9,9 @@ import jax
 import pytest
 
 import tessera as ts
-from tests.gpu.test_gpu import needs_gpu
+from tests.gpu.test_gpu import has_gpu
 
-if jax.default_backend() != "gpu":
+if not has_gpu():
     pytest.skip("there is no GPU", allow_module_level=True)
 
 from tests.peer.cases import Case
@@ -20,7 +20,7 @@ from tests.peer.rows import ROWS, NotOffered, Row
 from tests.peer.test_opinfo import Share, cases_of, engine, faults, recorded
 
 # What others import here may say of itself what it likes.
-pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 FEW = {"f32": 4, "bf16": 1, "others": 1}
 
 

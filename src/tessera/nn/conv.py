@@ -246,10 +246,10 @@ def batch_norm(
 
     `running` is (mean, variance), [C] each. In training the statistics are those of the whole batch
     over all devices (in a stage of a pipeline those of a microbatch, in a local body a device's),
-    and `running` moves towards them by `momentum` (its variance towards the
-    unbiased one). Otherwise they are `running`, which does not change (Ioffe & Szegedy 2015).
-    Raises UsageError if `running` is not such a pair, or a training batch has one value per
-    channel; ShapeError if a shape does not fit, or a training batch is empty.
+    and `running` moves towards them by `momentum` (its variance towards the unbiased one).
+    Otherwise they are `running`, which does not change (Ioffe & Szegedy 2015). Raises UsageError if
+    `running` is not such a pair, or a training batch has one value per channel; ShapeError if a
+    shape does not fit, or a training batch is empty.
     """
     name = "batch_norm"
     t, w = _at_least(name, x, 2)

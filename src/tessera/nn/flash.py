@@ -76,18 +76,16 @@ def flash_attention(
             [("rows", rows), ("implementation", how)],
             fix='leave rows out, or give implementation="sequences"',
         )
-    if how is None:
-        how = "sequences" if rows is not None or _of_all_scores(mask) else "tiles"
-        if how == "tiles" and platform() == "gpu":
-            found = _by_library(q, k, v, causal, scale, bias, mask, cap)
-            if isinstance(found, Tensor):
-                return found
-    if how == "cudnn":
+    asked = how
+    if how is None and (rows is not None or _of_all_scores(mask)):
+        how = "sequences"
+    if how == "cudnn" or (how is None and platform() == "gpu"):
         found = _by_library(q, k, v, causal, scale, bias, mask, cap)
         if isinstance(found, Tensor):
             return found
-        raise _none(found, q, k, v)
-    if how == "tiles":
+        if asked is not None:
+            raise _none(found, q, k, v)
+    if how != "sequences":
         return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
     return _by_sequences(q, k, v, causal, scale, 2 if rows is None else rows, bias, mask, cap)
 
@@ -137,9 +135,8 @@ def _by_library(
     if why_not := engine().no_fused_attention(causal, q.type, k.type, v.type):
         return why_not
     q = q.reshape(batch, groups, heads // groups, seq, d)
-    y = emit(
-        "attention", q, k, v, causal=causal, scale=1.0 / math.sqrt(d) if scale is None else scale
-    )
+    scale = 1.0 / math.sqrt(d) if scale is None else scale
+    y = emit("attention", q, k, v, causal=causal, scale=scale)
     return y.reshape(batch, heads, seq, d)
 
 

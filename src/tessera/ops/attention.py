@@ -22,9 +22,8 @@ from .trailing_dims import leading, propagate_heads
 TAILS = (3, 2, 2, 3)  # how many dims of q, k, v and the result's gradient are whole
 
 
-def _inferred(name: str, ins: tuple[TensorType, ...], outs: Sequence[int]) -> Inferred:
-    """`outs` are the arguments whose types the results have; -1: that of the result of attention,
-    [..., R, S, E]."""
+def _inferred(name: str, ins: tuple[TensorType, ...]) -> Inferred:
+    """Of q, k and v: the result [..., R, S, E]; with its gradient: theirs."""
     need(name, ins, ("float",))
     one_dtype(name, ins)
     q, k, v = ins[:3]
@@ -41,10 +40,11 @@ def _inferred(name: str, ins: tuple[TensorType, ...], outs: Sequence[int]) -> In
             [(f"arg {i}", t) for i, t in enumerate(ins)],
             fix="give q [..., R, S, D], k [..., T, D], v [..., T, E]",
         )
-    tails = [(*made, 0)[-4:-1] if i < 0 else ins[i].shape[-TAILS[i] :] for i in outs]
-    heads = [t.rank - n for t, n in zip(ins, TAILS, strict=False)]
-    found = [(ins[0].dtype, tail) for tail in tails]
-    return propagate_heads(name, leading(heads), tuple(t.complete() for t in ins), found)
+    given = list(zip(ins, TAILS, strict=False))
+    tails = [t.shape[-n:] for t, n in given[:3]] if len(ins) > 3 else [made[-3:]]
+    heads = leading([t.rank - n for t, n in given])
+    outs = [(q.dtype, tail) for tail in tails]
+    return propagate_heads(name, heads, tuple(t.complete() for t in ins), outs)
 
 
 def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
@@ -66,7 +66,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 define(
     Op(
         "attention",
-        lambda ins, attrs: _inferred("attention", ins, [-1]),
+        lambda ins, attrs: _inferred("attention", ins),
         _local,
         _grad,
         flops=_flops,
@@ -77,9 +77,8 @@ define(
 )
 
 
-def _grad_local(c: Call, *args: Array) -> tuple[Array, ...]:
-    made: tuple[Array, ...] = c.xp.attention_grad(*args, **c.attrs)
-    return made
+def _grad_local(c: Call, *args: Array) -> Any:
+    return c.xp.attention_grad(*args, **c.attrs)
 
 
 def _no_second(b: Build, n: Any, gs: Any) -> Sequence[Any]:
@@ -97,7 +96,7 @@ def _no_second(b: Build, n: Any, gs: Any) -> Sequence[Any]:
 define(
     Op(
         "attention_grad",
-        lambda ins, attrs: _inferred("attention_grad", ins, [0, 1, 2]),
+        lambda ins, attrs: _inferred("attention_grad", ins),
         _grad_local,
         _no_second,
         flops=lambda ins, outs, attrs: 5 * _flops(ins, outs, attrs) // 2,

@@ -4,7 +4,6 @@ with all scores where there is none."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +15,6 @@ from .devices import platform, start
 
 Array = Any
 Shape = tuple[int, ...]
-Function = Callable[[Array, Array, Array], Array]
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool, scale: float) -> Array:

@@ -1,0 +1,143 @@
+"""What becomes of weights in a local body: their gradients, norms and new values?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, nn
+from tests.mesh.silent.local import LABELS, RNG, X, mesh
+from tests.mesh.silent.rows import row
+
+# -- norms of weights that are split --------------------------------------------------------------
+MLP = {k: RNG.normal(size=s).astype(np.float32) for k, s in {"up": (8, 4), "down": (4, 8)}.items()}
+SPLIT = dist.strategy("tensor_parallel", rules=[("up$", 1), ("down$", 0)])
+
+
+def two_by_two() -> dist.Mesh:
+    return dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+
+
+def of_split_weights(with_grads: Any, batch: str | None = "x") -> Any:
+    """What `with_grads(weights, gradients)` gives in a body where tp splits the weights."""
+
+    def body(x: Any, w: Any) -> Any:
+        y = dist.all_reduce(ts.nn.gelu(x @ w["up"]) @ w["down"], "tp")
+        return with_grads(w, ts.grad((y**2).mean(), w))
+
+    plan = dist.strategy("data_parallel") + SPLIT
+    return ts.jit(ts.distribute(body, strategy=plan, mesh=two_by_two(), batch=batch))(X, MLP)
+
+
+def of_whole_weights(with_grads: Any) -> Any:
+    def loss(w: Any) -> ts.Tensor:
+        return ((ts.nn.gelu(X @ w["up"]) @ w["down"]) ** 2).mean()
+
+    w = {k: ts.tensor(v) for k, v in MLP.items()}
+    return with_grads(w, ts.value_and_grad(loss)(w)[1])
+
+
+@row("a norm in a body that has blocks of weights")
+def _() -> None:
+    def clipped(w: Any, grads: Any) -> Any:
+        new, norm = ts.optim.clip_by_global_norm(grads, 1.0)
+        return new, norm, {k: w[k] - 0.1 * g for k, g in new.items()}
+
+    (got, norm, weights), (want, length, moved) = (f(clipped) for f in (
+        of_split_weights, of_whole_weights))  # fmt: skip
+    np.testing.assert_allclose(norm.item(), length.item(), rtol=1e-5)
+    for x, y in ((got, want), (weights, moved)):
+        for k in MLP:
+            np.testing.assert_allclose(x[k].numpy(), y[k].numpy(), atol=1e-6, err_msg=k)
+    assert [str(got[k].type) for k in MLP] == ["f32[8, 4@tp]", "f32[4@tp, 8]"]
+
+
+@row("a norm of what each device has, in a kernel", warns=ts.StrategyWarning,
+     says="global_norm: what is added up differs along 'tp'")  # fmt: skip
+def _() -> None:
+    x = ts.tensor(X, mesh=two_by_two(), layout="[8, 8@tp]")
+    ts.op.kernel(lambda x: x / ts.optim.global_norm([x]))(x)
+
+
+@row("means over whole weights where a device has blocks", error=ts.UsageError,
+     says="Adafactor: it takes means over whole weights")  # fmt: skip
+def _() -> None:
+    of_split_weights(updated)
+
+
+def updated(w: Any, grads: Any) -> Any:
+    optimizer = ts.optim.Adafactor()
+    return optimizer.update(w, grads, optimizer.init(w))[0]
+
+
+@row("a body that fails on trial", error=ts.UsageError,
+     says="on trial : UsageError: Adafactor: it takes means over whole weights")  # fmt: skip
+def _() -> None:
+    of_split_weights(updated, batch=None)
+
+
+@row("weights by names within names, and such that are put into the arguments")
+def _() -> None:
+    w = {"up": {"w": MLP["up"]}, "down": {"w": MLP["down"]}}  # blocks of one type, at tp=2
+
+    def body(x: Any, w: Any) -> Any:
+        y = dist.all_reduce(ts.tanh(x @ w["up"]["w"]) @ w["down"]["w"], "tp")
+        grads = ts.grad((y**2).mean(), w)
+        for k in w:
+            w[k]["w"] = w[k]["w"] - 0.1 * grads[k]["w"]
+        return grads
+
+    tp = dist.strategy("tensor_parallel", rules=[("up", 1), ("down", 0)])
+    mesh = dist.Mesh(("tp",), devices=2)
+    square = {k: {"w": np.ones((4, 4), np.float32)} for k in w}
+    for given in (w, square):
+        x = X[:, : given["up"]["w"].shape[0]]
+        grads = ts.distribute(body, strategy=tp, mesh=mesh, batch=())(x, given)
+        assert [str(grads[k]["w"].type) for k in w] == [str(given[k]["w"].type) for k in w]
+        up, down = grads["up"]["w"], grads["down"]["w"]
+        assert (up.type.dims[1], down.type.dims[0]) == (down.type.dims[0], up.type.dims[1])
+
+
+@row("a gradient through a collective where ranks are told apart", error=ts.GraphError,
+     says="no gradient goes back through all_reduce")  # fmt: skip
+def _() -> None:
+    def body(x: Any, w: Any) -> Any:
+        if ts.mesh.current().rank == 0:
+            x = x * 1.0
+        return ts.grad((dist.all_reduce(x @ w, "dp") ** 2).mean(), w)
+
+    split = [ts.tensor(X, mesh=mesh(), layout=t) for t in ("[8, 8@dp]", "[8@dp, 8]")]
+    ts.op.kernel(body)(*split)
+
+
+# -- a module among the arguments -----------------------------------------------------------------
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(8, 4), nn.Linear(4, 5)
+
+    def __call__(self, x: Any) -> ts.Tensor:
+        return self.down(ts.tanh(self.up(x)))
+
+
+def trained(images: Any, classes: Any, net: Net) -> Any:
+    loss = nn.cross_entropy(net(images), classes)
+    grads = ts.grad(loss, net)
+    net.load_parameters({k: w - 0.5 * grads[k] for k, w in net.parameters().items()})
+    net.up.bias = net.up.bias * 0.5
+    return loss, grads
+
+
+@row("a module that a local body is given, and trains")
+def _() -> None:
+    losses, weights = [], []
+    for step in (trained, ts.distribute(trained, strategy="data_parallel", mesh=mesh())):
+        ts.seed(3)
+        net, compiled = Net(), ts.jit(step)
+        losses.append([compiled(X, LABELS, net)[0].item() for _ in range(3)])
+        weights.append([w.numpy() for w in net.parameters().values()])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert losses[0][2] < losses[0][0]

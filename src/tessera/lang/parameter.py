@@ -172,8 +172,12 @@ class Parameter(Tensor):
         if value is self:
             return
         if value._trace is not None:  # a new parameter of a recorded value
+            recorder = current()
             assert value._node is not None and isinstance(value._trace, Recorder)
-            self.bind(value._node, value._trace)
+            if recorder is None or recorder is value._trace:
+                self.bind(value._node, value._trace)
+            else:  # of a recording around this one: what is put into it later is this one's
+                self.bind(recorder.node(value), recorder)
             return
         self._keep()
         source = value.now() if isinstance(value, Parameter) else value

@@ -129,15 +129,42 @@ def trained(images: Any, classes: Any, net: Net) -> Any:
     return loss, grads
 
 
+def by_rank(images: Any, classes: Any, net: Net) -> Any:
+    assert ts.mesh.current().rank < 4
+    return trained(images, classes, net)
+
+
 @row("a module that a local body is given, and trains")
 def _() -> None:
     losses, weights = [], []
-    for step in (trained, ts.distribute(trained, strategy="data_parallel", mesh=mesh())):
+    steps = [ts.distribute(f, strategy="data_parallel", mesh=mesh()) for f in (trained, by_rank)]
+    for step in (trained, *steps):
         ts.seed(3)
         net, compiled = Net(), ts.jit(step)
         losses.append([compiled(X, LABELS, net)[0].item() for _ in range(3)])
         weights.append([w.numpy() for w in net.parameters().values()])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    for k in (1, 2):
+        np.testing.assert_allclose(losses[k], losses[0], rtol=1e-5)
+        for a, b in zip(weights[k], weights[0], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
     assert losses[0][2] < losses[0][0]
+
+
+@row("a weight that a local body sets to what each device has", error=ts.ShapeError,
+     says="a weight is set to what differs between devices")  # fmt: skip
+def _() -> None:
+    def body(x: Any, net: nn.Linear) -> Any:
+        net.bias = net.bias - x.mean(0)
+
+    ts.distribute(body, strategy="data_parallel", mesh=mesh())(X, nn.Linear(8, 8))
+
+
+@row("a weight that one rank of a local body sets", error=ts.ShapeError,
+     says="a weight is set to what differs between devices")  # fmt: skip
+def _() -> None:
+    def body(x: Any, net: nn.Linear) -> Any:
+        if ts.mesh.current().rank == 0:
+            net.bias = net.bias * 0.5
+        return x
+
+    ts.distribute(body, strategy="data_parallel", mesh=mesh())(X, nn.Linear(8, 8))

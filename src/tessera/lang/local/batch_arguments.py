@@ -120,18 +120,16 @@ def tried(
         trial.changes.undo()
     handed = {id(t) for t in inputs.values()}
     results = [x for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]
-    # The tensors themselves where a loop asks, whose nodes are others; a parameter's by its node.
-    asks = {id(t) for _, weights, _ in seen.asked or () for t in weights}
-    asked = {n for *_, nodes in seen.asked or () for n in nodes}
+    asked = {n for _, nodes in seen.asked or () for n in nodes}
     numbers = [trial.node(x) for x in results if not x.shape]
     return Trial(
         [x.type for x in results],
-        {i for i, t in inputs.items() if id(t) in asks or trial.node(t) in asked},
+        {i for i, t in inputs.items() if trial.node(t) in asked},
         any(_is_weight(t) for t, _ in trial.captured),
         by_rank,
         trial.builder.nodes,
         {i: trial.node(t) for i, t in inputs.items()},
-        [*(loss for loss, *_ in seen.asked or ()), *numbers],
+        [*(loss for loss, _ in seen.asked or ()), *numbers],
         seen.drawn,
         [trial.node(x) for x in results if x.shape],
     )

@@ -155,6 +155,22 @@ class Borders:
         t = self.view.joined(t, own)
         return symbolic(recorder.builder("reinterpret", node, layout=t) if own else node, recorder)
 
+    def weight(
+        self, recorder: Recorder, x: Tensor, path: Path, box: Tensor, laid: TensorType
+    ) -> Tensor:
+        """The global value of what a body puts into the weight `box`. Raises ShapeError if it
+        would be another weight: one with a block from each device."""
+        new = self.leave(recorder, x, path, box, laid)
+        if new.shape != box.shape:
+            raise fail(
+                ShapeError,
+                f"{self.name}: a weight is set to what differs between devices",
+                [("weight", f"{path_name(path)} {box.type}"), ("each device has", x.type),
+                 *([("made at", loc)] if (loc := recorder.node(x).loc) else [])],
+                fix="combine it first: dist.all_reduce(x, axis), or dist.broadcast(x, axis, root)",
+            )  # fmt: skip
+        return new
+
     def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:
         """The result `node` as `spec` lays it out. Raises LayoutError if an axis is left along
         which the devices' values differ."""

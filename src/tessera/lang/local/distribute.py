@@ -168,8 +168,7 @@ class Local(Generic[P, R]):
         for at, x in out["weights"].items():
             i = int(at)
             if recorder.node(x) is not recorder.node(blocks[i]):
-                new = borders.leave(recorder, x, names[i], leaves[i], laid[i])
-                leaves[i].put(new)
+                leaves[i].put(borders.weight(recorder, x, names[i], leaves[i], laid[i]))
         made, made_spec = flatten(out["out"])
         for i, path in enumerate(spec_paths(made_spec)):
             if isinstance(x := made[i], Tensor):

@@ -70,8 +70,9 @@ class View(Frame):
     dim: int = 0
     rank: int | None = None
     log: Any = field(default=None, repr=False)
-    # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for.
-    asked: list[tuple[Node, Sequence[Tensor], Sequence[Node]]] | None = None
+    # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for, where
+    # a loop or a rank asks also as it is known outside.
+    asked: list[tuple[Node, set[Node]]] | None = None
     # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
     drawn: list[int] = field(default_factory=list, repr=False)
     by_row: list[bool] | None = None
@@ -156,7 +157,9 @@ class View(Frame):
     ) -> list[Node]:
         """As of the mean of the devices' losses over the data axes."""
         if self.asked is not None:
-            self.asked.append((loss, weights, wrt))  # a trial: only the types matter
+            here = set(wrt)  # a trial: only the types matter
+            outer = [t._node for t, n in recorder.captured if n in here and t._node is not None]
+            self.asked.append((loss, {*here, *outer}))
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         own = [a for a in loss.type.varying if a in self.batch]
         if own:

@@ -360,6 +360,11 @@ grad: the loss cannot be 3.0
   at  : AT
   fix : pass the scalar tensor that the model gives: ts.grad(loss, weights)
 """)
+row("the gradient of a function", ts.UsageError, lambda: ts.grad(abs)(X), """
+grad: the loss cannot be <built-in function abs>
+  at  : AT
+  fix : of a function: loss, gradient = ts.value_and_grad(f)(weights, ...)
+""")
 row("the gradient of an int", ts.DTypeError, lambda: ts.grad(ts.sum(IDS), X), """
 grad: the loss is not a float
   loss : i32[]

@@ -71,6 +71,8 @@ def grad(
     depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
     """
     fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
+    if hasattr(loss, "__call__"):  # noqa: B004 (a type checker knows that no tensor is callable)
+        fix = "of a function: loss, gradient = ts.value_and_grad(f)(weights, ...)"
     instance("grad", "the loss", loss, Tensor, fix)
     if loss.shape != ():
         raise fail(

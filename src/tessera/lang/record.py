@@ -82,6 +82,10 @@ class Frame:
         what to do; None where it does."""
         return None
 
+    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> Frame:
+        """How one of these `rows` is seen: where they are those of a batch, its loss is its own."""
+        return self
+
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set
         to."""

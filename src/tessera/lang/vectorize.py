@@ -59,8 +59,8 @@ def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callabl
         leaves, spec = flatten(args)
         every = _spread("in_dims", tuple(in_dims) if isinstance(in_dims, list) else in_dims, args)
         given = [_taken_apart(x, d) for x, d in zip(leaves, every, strict=True)]
-        rows = _count(given)
-        return _of_rows(fn, spec, given, kwargs, rows, out_dims)
+        firsts = [x for (x, taken), d in zip(given, every, strict=True) if taken and not d % x.ndim]
+        return _of_rows(fn, spec, given, kwargs, firsts, out_dims)
 
     return run
 
@@ -124,10 +124,19 @@ def _count(given: Sequence[tuple[Any, bool]]) -> int:
 
 
 def _of_rows(
-    fn: Callable[..., Any], spec: Any, given: list[Any], kwargs: Any, rows: int, out_dims: Any
+    fn: Callable[..., Any],
+    spec: Any,
+    given: list[Any],
+    kwargs: Any,
+    firsts: list[Tensor],
+    out_dims: Any,
 ) -> Any:
-    r = Recorder(f"vmap_{getattr(fn, '__name__', 'function')}", current())
+    rows = _count(given)
+    around = current()
+    r = Recorder(f"vmap_{getattr(fn, '__name__', 'function')}", around)
     r.draws = []
+    if around is not None:  # a batch has its rows in front
+        r.frame = around.frame.row_by_row(around, [around.node(x) for x in firsts])
     inputs: list[Tensor] = []
     with recording(r):
         leaves = []

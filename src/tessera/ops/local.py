@@ -129,6 +129,14 @@ def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     ]
 
 
+def own_along(b: Build, x: Any, axes: Iterable[str]) -> Any:
+    """`x` as each device's own along `axes`: its share, where a sum over them is pending."""
+    t = x.type
+    partial = tuple(p for p in t.partial if p[0] not in axes)
+    to = TensorType(t.dtype, t.dims, partial, t.mesh, dict.fromkeys((*t.varying, *axes)))
+    return x if to is t else b("reinterpret", x, layout=to)
+
+
 def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
     return 0
 

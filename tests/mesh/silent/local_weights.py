@@ -168,3 +168,53 @@ def _() -> None:
         return x
 
     ts.distribute(body, strategy="data_parallel", mesh=mesh())(X, nn.Linear(8, 8))
+
+
+# -- gradients of rows ----------------------------------------------------------------------------
+def row_gradients(x: Any, w: Any) -> Any:
+    """The gradient of each row's loss."""
+
+    def grad(w: Any, row: Any) -> Any:
+        return ts.value_and_grad(lambda w: (ts.tanh(row @ w) ** 2).sum())(w)[1]
+
+    return ts.vmap(grad, in_dims=(None, 0))(w, x)
+
+
+def clipped_rows(x: Any, w: Any) -> Any:
+    """Their mean, each cut to length 1: as of a step that keeps rows private."""
+    grads = row_gradients(x, w)
+    lengths = ts.sqrt((grads**2).sum((1, 2), keepdims=True))
+    return (grads / ts.maximum(lengths, 1.0)).mean(0)
+
+
+@row("gradients of single rows, in a data-parallel body and in microbatches")
+def _() -> None:
+    w = MLP["up"]
+    want = row_gradients(ts.tensor(X), ts.tensor(w)).numpy()
+    for batch in ("x", None):
+        spread = ts.distribute(row_gradients, strategy="data_parallel", mesh=mesh(), batch=batch)
+        got = spread(X, w)
+        assert got.type.dims[0][0].axes == ("dp",)
+        np.testing.assert_allclose(got.numpy(), want, atol=1e-6)
+    stages = dist.Mesh(("pp",), devices=2)
+    piped = ts.pipeline.run(mesh_axes=("pp",), schedule="GPipe", microbatches=4, mesh=stages)
+    np.testing.assert_allclose(piped(row_gradients)(X, w).numpy(), want, atol=1e-6)
+
+    def step(x: Any, w: Any) -> Any:
+        return dist.all_reduce(clipped_rows(x, w), "dp", op="mean")
+
+    got = ts.distribute(step, strategy="data_parallel", mesh=mesh(), batch="x")(X, w)
+    np.testing.assert_allclose(got.numpy(), clipped_rows(X, ts.tensor(w)).numpy(), atol=1e-6)
+
+
+@row("gradients of columns, each a mean over the batch")
+def _() -> None:
+    def columns(x: Any, w: Any) -> Any:
+        def grad(w: Any, column: Any) -> Any:
+            return ts.value_and_grad(lambda w: ((column * w.sum()) ** 2).mean())(w)[1]
+
+        return ts.vmap(grad, in_dims=(None, 1))(w, x)
+
+    w = MLP["up"]
+    got = ts.distribute(columns, strategy="data_parallel", mesh=mesh(), batch="x")(X, w)
+    np.testing.assert_allclose(got.numpy(), columns(ts.tensor(X), ts.tensor(w)).numpy(), rtol=1e-5)

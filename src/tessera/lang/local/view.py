@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.dtypes import int32
@@ -19,9 +19,9 @@ from ...core.layout import TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
-from ...ops.local import as_local, joined
+from ...ops.local import as_local, joined, own_along
 from ...passes.differentiate import reached
-from ..gradients import Goal, zeros
+from ..gradients import Goal, laid, zeros
 from ..record import WHOLE, Frame, Recorder, current, symbolic
 from ..tensor import Tensor
 from .averages import check_mean
@@ -77,6 +77,7 @@ class View(Frame):
     drawn: list[int] = field(default_factory=list, repr=False)
     by_row: list[bool] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
+    rows: tuple[str, ...] = ()  # data axes whose rows are taken one by one, each with its own loss
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
     told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # what along which axes
     # How the strategy lays state at rest, and of what is whole here, as what it came in.
@@ -161,10 +162,12 @@ class View(Frame):
             outer = [t._node for t, n in recorder.captured if n in here and t._node is not None]
             self.asked.append((loss, {*here, *outer}))
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
-        own = [a for a in loss.type.varying if a in self.batch]
+        batch = [a for a in self.batch if a not in self.rows]
+        own = [a for a in loss.type.varying if a in batch]
         if own:
             check_mean(loss, own, self.told)
-        other = [a for a in loss.type.varying if a in self.axes and a not in own]
+        known = (*own, *self.rows)
+        other = [a for a in loss.type.varying if a in self.axes and a not in known]
         if other and self.rests is not None and loss not in self.told:
             self.told.add(loss)
             warnings.warn(
@@ -174,7 +177,21 @@ class View(Frame):
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
-        return self.outer.gradients(recorder, loss, wrt, weights, goals, self.batch)
+        rows = [a for a in loss.type.varying if a in self.rows]
+        if not rows:
+            return self.outer.gradients(recorder, loss, wrt, weights, goals, batch)
+        b = recorder.builder
+        found = self.outer.gradients(recorder, loss, wrt, weights, [None] * len(wrt), batch)
+        found = [own_along(b, g, rows) for g in found]
+        return [
+            laid(b, g, w, goal and goal.with_varying(dict.fromkeys((*goal.varying, *rows))))
+            for g, w, goal in zip(found, wrt, goals, strict=True)
+        ]
+
+    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> View:
+        own = {a for n in rows for a in n.type.varying}
+        outer = self.outer.row_by_row(recorder, rows)
+        return replace(self, rows=tuple(a for a in self.batch if a in own), outer=outer)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()

@@ -187,6 +187,10 @@ class PipeState(Frame):
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
 
+    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> Frame:
+        own = self.trial or not self.micro(recorder).isdisjoint(rows)
+        return RowOfBatch(self) if own else self
+
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         if made_of.isdisjoint((*self.asked, *self.sums)):
             return None
@@ -273,6 +277,33 @@ class PipeState(Frame):
         made = recorder.builder.input(node.type, f"mean{len(self.ahead)}")
         self.ahead[made] = node
         return symbolic(made, recorder), self.count
+
+
+@dataclass(eq=False)
+class RowOfBatch(Frame):
+    """One row of a microbatch: gradients of its loss are its own."""
+
+    microbatch: PipeState
+    is_read = False
+
+    def laid(self, to: TensorType) -> TensorType:
+        return self.microbatch.on_stage(to)
+
+    @property
+    def home(self) -> Mesh:  # type: ignore[override]
+        return self.microbatch.home
+
+    def gradients(
+        self,
+        recorder: Recorder,
+        loss: Node,
+        wrt: Sequence[Node],
+        weights: Sequence[Tensor],
+        goals: Sequence[Goal],
+        mean_over: Sequence[str] = (),
+    ) -> list[Node]:
+        here = [None if t is None else self.laid(t) for t in goals]
+        return derived(recorder.builder, loss, wrt, here, mean_over)
 
 
 def with_two_axes(mesh: Mesh) -> Mesh:

@@ -102,6 +102,13 @@ def program_text(run: Any) -> str:
     return text
 
 
+def preferred() -> bool:
+    """Whether the engine's newer library takes convolutions; that of jaxlib 0.10.0 does not."""
+    x, w = real(2, 32, 8, 8), real(32, 32, 3, 3)
+    text = jax.jit(jax_conv(1, 1, 1, 1)).lower(x, w).compile().as_text()
+    return "ynn_fusion" in text
+
+
 @pytest.mark.parametrize(
     ("cores", "channels", "level", "other"),
     [
@@ -129,7 +136,8 @@ def test_several_cores_work_at_one_convolution(
     conv = jax_conv(1, 1, 1, 1)
     np.testing.assert_allclose(got.numpy(), conv(conv(x, w), w), rtol=1e-3, atol=1e-3)
     # The preferred library's has been put into a function of its own.
-    assert bool(re.search(r"= f32\S+ convolution\((?!%param)", text)) == other
+    alone = bool(re.search(r"= f32\S+ convolution\((?!%param)", text))
+    assert alone == (other or not preferred())
 
 
 @pytest.mark.parametrize(
@@ -216,7 +224,7 @@ def test_the_users_own_word_on_the_library_stays(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(flags, "_fuses", [False])
     net = ts.jit(lambda x, w: nn.conv2d(x, w))
     net(ts.tensor(real(2, 32, 8, 8)), ts.tensor(real(32, 32, 3, 3)))
-    assert "ynn_fusion" in program_text(net)
+    assert ("ynn_fusion" in program_text(net)) == preferred()
 
 
 def test_between_convolutions_no_image_is_turned_around() -> None:

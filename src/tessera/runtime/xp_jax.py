@@ -46,11 +46,19 @@ erf, erfc, erfinv = special.erf, lax.erfc, lax.erf_inv
 isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
 maximum, minimum, atan2 = map(_binary, (lax.max, lax.min, lax.atan2))
-mod, floordiv = _binary(jnp.mod), _binary(jnp.floor_divide)
+mod = _binary(jnp.mod)
 eq, ne, lt, le, gt, ge = map(_binary, (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge))
 bit_and, bit_or, bit_xor = map(_binary, (lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor))
 logical_and, logical_or, logical_xor = bit_and, bit_or, bit_xor
 shift_left, shift_right = _binary(lax.shift_left), _binary(jnp.right_shift)
+
+
+@_binary
+def floordiv(x: Array, y: Array) -> Array:
+    whole = jnp.floor_divide(x, y)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return whole
+    return jnp.where(y == 0, x / y, whole)  # jax 0.10.0 has NaN for 1.0 // 0.0
 
 
 def where(pick: Array, x: Array, y: Array) -> Array:

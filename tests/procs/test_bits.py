@@ -39,6 +39,21 @@ for y in (total, x):
     except ts.BackendError as error:
         print(error)
 """
+# Sums that are large enough to be halved level by level.
+SUMS = """
+import hashlib
+import numpy as np
+import tessera as ts
+from tessera import dist
+mesh = dist.Mesh.parse("dp=4").fold(onto=int(os.environ["ONTO"]))
+rng = np.random.default_rng(0)
+x = rng.normal(size=(4, 1 << 18)) * 10.0 ** rng.integers(-45, 38, (1, 1 << 18))
+x[:, :999] = rng.choice([0.0, -0.0], (4, 999))
+for dtype in (ts.f32, ts.bf16):
+    terms = ts.tensor(x, dtype=dtype, mesh=mesh, layout="[4@dp, 262144]")
+    total = dist.all_reduce(terms.sum(0), deterministic=True)
+    print(hashlib.sha256(total.numpy().tobytes()).hexdigest())
+"""
 
 
 FIX = "  fix    : complete it first, in all of them:"
@@ -81,6 +96,19 @@ def test_two_processes_train_to_the_bits_of_one(
     assert trained(tmp_path / "two of two", 2, 2, four) == alone
     if everything:
         assert trained(tmp_path / "two of one", 2, 1, two) == alone
+
+
+def test_large_sums_have_the_same_bits_in_any_processes(tmp_path: Path) -> None:
+    found = set()
+    for processes, devices in ((1, 1), (1, 4), (2, 2), (4, 1)):
+        folder = tmp_path / f"{processes} of {devices}"
+        folder.mkdir()
+        onto = str(processes * devices)
+        ended = run_ranks(SUMS, folder, size=processes, limit_s=300, head=HEAD, ONTO=onto,
+                          TESSERA_DEVICES=str(devices))  # fmt: skip
+        assert [e.code for e in ended] == [0] * processes, ended
+        found |= {e.out for e in ended}
+    assert len(found) == 1, found
 
 
 def test_reading_what_lies_on_other_processes_says_what_to_do(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 "binary": adjacent pairs, then pairs of these. A device adds up what makes whole subtrees and
 hands on the rest; then each device adds up its own part of the tensor, and all get all parts; or
 devices halve what they have, level by level, where they hold one term each and are 2^k.
-"ring": from the first place to the last, one after the other. No `psum`: its order changes with
-size and with transport.
+"ring": from the first place to the last, one after the other. No `psum` of more than two: its order
+changes with size and with transport.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from .ragged import ragged_contract, ragged_dot
 Array = Any
 all_gather = moved(lax.all_gather)
 all_to_all = moved(lax.all_to_all)
-ppermute = moved(lax.ppermute)
 FOLD = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
 SMALL = 4096  # elements a device; below, gathering all terms costs less than two exchanges
 LARGE = 1 << 16  # elements a device; above, memory counts, below, the number of exchanges
@@ -60,7 +59,12 @@ def _subtrees(terms: Sequence[Array], order: str) -> list[Array]:
 
 
 def _total(terms: Sequence[Array], order: str) -> Array:
-    return tree(terms) if order == "binary" else chain(terms)
+    return _settled(tree(terms) if order == "binary" else chain(terms))
+
+
+def _settled(total: Array) -> Array:
+    """`total` with +0 for -0: an engine's own sum may begin with +0, and loses the sign."""
+    return jnp.where(total == 0, jnp.zeros_like(total), total)
 
 
 def fixed_sum(x: Array, dims: tuple[int, ...]) -> Array:
@@ -209,22 +213,19 @@ def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> 
 def _halved(x: Array, axis: str, devices: int) -> Array:
     """The sum of all devices' `x` [elements] in adjacent pairs, on each of them.
 
-    Recursive halving: neighbours, then pairs of these, swap halves of what they have and add up one
-    each, so every level of the tree touches half of what the one before did. Written as exchanges:
-    the engine's own sum of two begins with +0, which loses the sign of -0 + -0.
+    Recursive halving: neighbours, then pairs of these, add up one half each, so every level of the
+    tree touches half of what the one before did. A sum of two has no order.
     """
-    near, place = 1, lax.axis_index(axis)
+    near = 1
     while near < devices:
-        upper, half = (place // near) % 2, x.size // 2
-        kept = lax.dynamic_slice_in_dim(x, upper * half, half)
-        given = lax.dynamic_slice_in_dim(x, (1 - upper) * half, half)
-        x = kept + ppermute(given, axis, [(i, i ^ near) for i in range(devices)])
+        pairs = [[i, i ^ near] for i in range(devices) if not i & near]
+        x = lax.psum_scatter(x, axis, axis_index_groups=pairs, tiled=True)
         near *= 2
     # Who took the upper half first has a part of the upper half of the whole: parts lie in the
     # order of the places' bits read backwards.
     bits = devices.bit_length() - 1
     holders = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(devices)]
-    whole: Array = all_gather(x, axis, axis_index_groups=[holders], tiled=True)
+    whole: Array = all_gather(_settled(x), axis, axis_index_groups=[holders], tiled=True)
     return whole
 
 

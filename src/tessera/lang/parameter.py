@@ -8,7 +8,7 @@ they hold again what they held before, until the program has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,17 @@ class Parameter(Tensor):
 
 # Whether a parameter was ever frozen: until then nobody needs to ask.
 FREEZING: set[bool] = set()
+
+
+def stand_ins(leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """`values` of the `leaves` of a function's arguments. Where a leaf is a parameter, so is what
+    stands for it: frozen as that is, and one where that is one under several names."""
+    made: dict[int, Parameter] = {}
+    for leaf, x in zip(leaves, values, strict=True):
+        if type(leaf) is Parameter and type(x) is Tensor and id(leaf) not in made:
+            made[id(leaf)] = p = Parameter(x, name=leaf.name)
+            p.frozen = leaf.frozen
+    return [made.get(id(leaf), x) for leaf, x in zip(leaves, values, strict=True)]
 
 
 def trained(tree: Any) -> Any:

@@ -150,6 +150,41 @@ def _() -> None:
     assert losses[0][2] < losses[0][0]
 
 
+class Tied(nn.Module):
+    """A frozen layer, and a head that has the weight of the layer before it."""
+
+    def __init__(self) -> None:
+        self.first, self.up, self.head = nn.Linear(8, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.first.freeze()
+        self.head.weight = self.up.weight
+
+    def __call__(self, x: Any) -> ts.Tensor:
+        return self.head(ts.tanh(self.up(ts.tanh(self.first(x)))))
+
+
+@row("a module with frozen and shared weights, in a local body")
+def _() -> None:
+    def step(x: Any, classes: Any, net: Tied) -> Any:
+        grads = ts.grad(nn.cross_entropy(net(x), classes), net)
+        grads, norm = ts.optim.clip_by_global_norm(grads, 0.1)
+        new = {k: w - grads[k] for k, w in net.trainable_parameters().items()}
+        net.load_parameters(new, strict=False)
+        return grads, norm, [*net.parameters()]
+
+    found = []
+    for body in (step, ts.distribute(step, strategy="data_parallel", mesh=mesh())):
+        ts.seed(3)
+        net, compiled = Tied(), ts.jit(body)
+        for _ in range(2):
+            grads, norm, names = compiled(X, LABELS, net)
+        assert net.head.weight is net.up.weight and not net.first.weight.requires_grad
+        found.append([norm, *grads.values(), *net.parameters().values()])
+        assert [*grads] == ["up.weight", "up.bias", "head.bias"]
+        assert names == ["first.weight", "first.bias", *grads]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-6)
+
+
 @row("a weight that a local body sets to what each device has", error=ts.ShapeError,
      says="a weight is set to what differs between devices")  # fmt: skip
 def _() -> None:

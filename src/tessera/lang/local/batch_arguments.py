@@ -20,7 +20,7 @@ from ...core.layout import Factor, TensorType, ways
 from ...core.reshard import gathered
 from ...ir.graph.node import Node
 from ...ops.local import as_local
-from ..parameter import Parameter
+from ..parameter import Parameter, stand_ins
 from ..pipelines.means import cuts_more
 from ..record import Recorder, recording
 from ..store import Store, collected_by, owned_by
@@ -103,7 +103,8 @@ def tried(
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
     def once() -> Any:
-        args, kwargs = unflatten(spec, [inputs.get(i, x) for i, x in enumerate(leaves)])
+        given = [inputs.get(i, x) for i, x in enumerate(leaves)]
+        args, kwargs = unflatten(spec, stand_ins(leaves, given))
         return body(*args, **kwargs)
 
     try:

@@ -23,7 +23,7 @@ from ..host_data import is_array
 from ..jit import Jit
 from ..mutations import Edit, Pending, Snapshot
 from ..operands import as_tensor
-from ..parameter import Parameter
+from ..parameter import Parameter, stand_ins
 from ..record import Frame, Recorder, current, symbolic
 from ..strategy import Combined, Strategy
 from ..tensor import Tensor
@@ -121,17 +121,17 @@ class Local(Generic[P, R]):
             places[full] = path
 
         def body() -> Any:
-            mine_args, mine_kwargs = unflatten(spec, blocks)
+            mine_args, mine_kwargs = unflatten(spec, stand_ins(leaves, blocks))
             before = Snapshot((mine_args, mine_kwargs))
             boxes = flatten((mine_args, mine_kwargs))[0]
             out = self.body(*mine_args, **mine_kwargs)
             edits, now = before.changes()
             here = recorder_now()  # that of a rank, where they are told apart
-            weights = {
-                str(i): symbolic(here.node(box), here)
-                for i, box in enumerate(boxes)
-                if type(box) is Parameter and type(leaves[i]) is Parameter
-            }
+            first: dict[int, int] = {}  # a weight may have several names
+            for i, box in enumerate(boxes):
+                if type(box) is Parameter and type(leaves[i]) is Parameter:
+                    first.setdefault(id(box), i)
+            weights = {str(i): symbolic(here.node(boxes[i]), here) for i in first.values()}
             return {"out": out, "edits": edits, "leaves": now, "weights": weights}
 
         kinds = {i: as_local(t, view.axes) for i, t in laid.items()}

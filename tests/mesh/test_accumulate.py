@@ -65,6 +65,14 @@ def test_microbatches_in_a_local_body_count_all_labels() -> None:
     ("loss", "said"),
     [
         (lambda b, w: ((b["x"] @ w) ** 2).sum(), "a loss is a sum over the batch, not a mean"),
+        (
+            lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"]) + ((b["x"] @ w) ** 2).sum(),
+            "no mean over the batch's rows: 'add'",
+        ),
+        (
+            lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"]) * b["x"].shape[0],
+            "a loss is a sum over the batch, not a mean",
+        ),
         (lambda b, w: ts.sqrt(((b["x"] @ w) ** 2).mean()), "no mean over the batch's rows: 'sqrt'"),
         (
             lambda b, w: ((b["x"] @ w).mean(-1) * b["m"]).sum() / b["m"].sum(),
@@ -81,7 +89,7 @@ def test_microbatches_in_a_local_body_count_all_labels() -> None:
     ],
 )
 def test_a_loss_that_is_no_mean_of_rows_has_no_microbatches(loss: Any, said: str) -> None:
-    data = {"x": ts.ones((8, 6)), "m": ts.ones(8)}
+    data = {"x": ts.ones((8, 6)), "m": ts.ones(8), "y": np.zeros(8, np.int32)}
     with pytest.raises(ts.GraphError, match=f"accumulated: .*{re.escape(said)}"):
         ts.jit(lambda b, w: accumulated(loss, b, w, 2))(data, ts.ones((6, 3)))
 

@@ -31,6 +31,10 @@ ACROSS: dict[
         nn.mlp(ts.repeat_interleave(m(x), 100, 1).reshape(-1, 4), TABLE, TABLE).mean() ** 2
     ),
     "a variance": lambda m, x, t, s: ts.var(m(x) - t),
+    "cross entropy and a sum": lambda m, x, t, s: _two_losses(m(x), ts.argmax(t, -1)),
+    "cross entropy of all rows": lambda m, x, t, s: (
+        nn.cross_entropy(m(x), ts.argmax(t, -1)) * x.shape[0]
+    ),
     "rows that are chosen": lambda m, x, t, s: nn.mse_loss(m(x), ts.take(t, ts.argsort(s), 0)),
 }
 BY_ROW: dict[str, Callable[..., Any]] = {
@@ -56,6 +60,10 @@ def _halves(both: ts.Tensor, rows: int) -> ts.Tensor:
     return nn.mse_loss(both[:rows], both[rows:] * 2)
 
 
+def _two_losses(logits: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+    return nn.cross_entropy(logits, labels) + (logits**2).sum()
+
+
 @pytest.mark.parametrize("name", [*ACROSS, *BY_ROW])
 def test_a_loss_is_of_rows_or_an_error(name: str) -> None:
     rng = np.random.default_rng(0)
@@ -75,7 +83,8 @@ def test_a_loss_is_of_rows_or_an_error(name: str) -> None:
 
     if name in ACROSS:
         with pytest.raises(
-            ts.GraphError, match=r"goes across the rows|no mean over the batch|cannot be told"
+            ts.GraphError,
+            match=r"goes across the rows|no mean over the batch|cannot be told|is a sum over",
         ):
             step(piped)
     else:

@@ -91,6 +91,9 @@ class Frame:
         to."""
         return node
 
+    def sets(self, node: Node) -> None:
+        """Is told of a value that an attribute of a module is set to."""
+
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x` over the parts of the batch, how many they are)."""
         return x, 1

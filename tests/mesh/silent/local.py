@@ -88,6 +88,27 @@ def _() -> None:
     named(text, ("x", "mask", "w"))(X, MASK, W)
 
 
+@row("a masked mean in a local body, whose mask says yes or no", warns=ts.StrategyWarning,
+     says="'div' of what each device added up")  # fmt: skip
+def _() -> None:
+    text = "def f(X, L, W): return (((X @ W).mean(-1)) * L).sum() / L.sum()"
+    named(text, ("x", "mask", "w"), batch=("x", "mask"))(X, MASK > 0, W)
+
+
+@row("a cross entropy times the number of a device's labels", warns=ts.StrategyWarning,
+     says="'mul' of what each device added up")  # fmt: skip
+def _() -> None:
+    text = "def f(X, L, W): return nn.cross_entropy(X @ W, L) * (L != -100).sum() / 8"
+    named(text, ("x", "labels", "w"))(X, LABELS, W)
+
+
+@row("a cross entropy and a sum over rows", warns=ts.StrategyWarning,
+     says="a sum over a device's rows")  # fmt: skip
+def _() -> None:
+    text = "def f(X, L, W): return nn.cross_entropy(X @ W, L) + 0.01 * ((X @ W) ** 2).sum()"
+    named(text, ("x", "labels", "w"))(X, LABELS, W)
+
+
 @row("a root of the mean in a local body", warns=ts.StrategyWarning,
      says="'sqrt' of what each device added up")  # fmt: skip
 def _() -> None:

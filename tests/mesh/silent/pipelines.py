@@ -189,3 +189,35 @@ def _() -> None:
     stages = [lambda net, x: (net, net(x)), lambda net, x: ts.tanh(x)]
     model = pipeline.compose(2, stages, mesh=MESH, microbatches=4)
     np.testing.assert_allclose(losses(model), losses(lambda net, x: ts.tanh(net(x))), rtol=1e-5)
+
+
+class Normed(nn.Module):
+    """A batch norm, and a number that is no parameter."""
+
+    def __init__(self) -> None:
+        self.up, self.norm, self.down = nn.Linear(8, 8), nn.BatchNorm(8), nn.Linear(8, 8)
+        self.scale = ts.tensor(0.5)
+
+    def __call__(self, x: Any) -> Any:
+        return self.down(self.norm(ts.tanh(self.up(x)))) * self.scale
+
+
+@row("a module with running statistics and a number of its own, given to a pipeline")
+def _() -> None:
+    found = []
+    for outside in (True, False):
+        ts.seed(1)
+        net = Normed()
+        model = piped((lambda _, x, net=net: net(x)) if outside else lambda net, x: net(x))
+
+        @ts.jit
+        def step(net: Any, x: Any, model: Any = model) -> Any:
+            loss = nn.mse_loss(model(net, x), x)
+            return loss, ts.grad(loss, net)
+
+        for _ in range(2):
+            loss, grads = step(net, X)
+        found.append([loss, net.norm.running_mean, net.norm.running_var, *grads.values()])
+    assert np.abs(found[0][1].numpy()).max() > 0
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)

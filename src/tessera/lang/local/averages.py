@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from ...core.dtypes import bool_
 from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
@@ -43,7 +44,7 @@ def _odd(end: Node, axes: frozenset[str]) -> Node | None:
     summed: set[Node] = set()
     for n in _in_order(end):
         t = n.types[0]
-        if len(n.types) > 1 or t.rank or not t.dtype.is_float or not axes.intersection(t.varying):
+        if len(n.types) > 1 or t.rank or t.dtype is bool_ or not axes.intersection(t.varying):
             continue
         if _added_up(n):
             summed.add(n)

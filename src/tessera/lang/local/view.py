@@ -144,6 +144,9 @@ class View(Frame):
     def laid(self, to: TensorType) -> TensorType:
         return self.outer.laid(to)
 
+    def sets(self, node: Node) -> None:
+        self.outer.sets(node)
+
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         return self.outer.mean_over_batch(recorder, x)
 

@@ -153,7 +153,7 @@ class _Search:
 
     def least(self, rows: int) -> frozenset[int] | None:
         """The least reading in which inputs have `rows` rows."""
-        every = [i for i in self.first if self.inputs[i].shape[0] == rows]
+        every = [i for i in self.first if self.inputs[i].shape[:1] == (rows,)]
         every += [
             i for i, t in self.inputs.items()
             if t.shape[:1] == (rows,) and i not in self.weights and i not in self.first

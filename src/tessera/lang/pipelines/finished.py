@@ -88,8 +88,7 @@ class Microbatch:
         a result of another kind."""
         rows_each = next(iter(self.state.batch)).type.shape[0]
         means, rows = set[Node](), set[Node]()
-        assigned = self.recorder.changes.assigned.values()
-        state = {self.final(self.recorder.node(a.last)) for a in assigned}
+        state = {self.final(n) for n in self.state.kept_after}
         for o in self.graph.outputs:
             if o not in self.repeated or o in self.after or o.op == "input":
                 continue

@@ -20,7 +20,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ...ops.cast import cast
 from ...ops.control import item, scan
 from ...ops.create import full, iota
-from ...ops.elementwise import add, mul, where
+from ...ops.elementwise import add, maximum, minimum, mul, where
 from ...ops.elementwise import inside as inside_
 from ...ops.indexing import take
 from ...ops.movement import broadcast_to, concat, reshape, slice_, transpose
@@ -32,6 +32,7 @@ Degree = float | None  # None: it cannot be told
 COUNTING = frozenset(
     op.name for op in (iota, add, mul, where, cast, reshape, broadcast_to, transpose)
 )
+KEEPING = frozenset(op.name for op in (maximum, minimum))  # a number from being too small
 ALONG = frozenset(op.name for op in (flip, cumsum, argsort, take))  # ops along one dim
 
 
@@ -270,6 +271,9 @@ def _degree(n: Node, m: Node, args: list[Value]) -> Degree:
     if None in given:
         return None
     known = [d for d in given if d is not None]
+    kept = n.op in KEEPING or n.kind.degree in ("each", "joint")
+    if kept and {v.kind for v in args} == {"same"} and len(some := {*known} - {0.0}) == 1:
+        return some.pop()  # a number of rows that is kept from zero: max(count, 1)
     match n.kind.degree:
         case "product":
             return sum(known)

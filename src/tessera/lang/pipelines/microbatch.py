@@ -71,6 +71,7 @@ class PipeState(Frame):
     ahead: dict[Node, Node] = field(default_factory=dict)
     gradient_of: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
+    kept_after: list[Node] = field(default_factory=list)  # what modules' attributes were set to
 
     is_read = False
 
@@ -247,6 +248,9 @@ class PipeState(Frame):
         """What has a value of its own for each microbatch, of what is recorded so far."""
         key = [recorder.key] if recorder.key is not None else []
         return depends(recorder.builder.nodes, [*self.batch, *key])
+
+    def sets(self, node: Node) -> None:
+        self.kept_after.append(node)
 
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x`, which follows from the batch, over the microbatches; how many they

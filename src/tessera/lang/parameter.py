@@ -9,6 +9,7 @@ they hold again what they held before, until the program has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,14 @@ class Parameter(Tensor):
             self._value = v = Tensor(self._data, self.type)
             v.name, v.box = self.name, self
             if self._data is None:
-                v._pending = lambda: moved(self.opened(), v.type).data
+                assert self._first is not None
+                v._pending = partial(self._first_of, self._first, v)
         return self._value
+
+    def _first_of(self, first: First, copy: Tensor) -> Any:
+        """The first data of a `copy` of what was in the box: the box's, while it is like it."""
+        alike = self._value is copy and self._data is None and self.type is copy.type
+        return self.data if alike else first(copy)
 
     def put(self, value: Tensor) -> None:
         """Replaces the value; in a recorded function, after its program has run.
@@ -156,15 +163,8 @@ class Parameter(Tensor):
 
     def fill(self, data: Any, type: TensorType) -> None:
         """For the engine: sets the engine's array `data` as the value after a program has run."""
-        if self._value is not None:
-            self._keep()
-        self._data, self.type, self._pending = data, type, None
-
-    def _keep(self) -> None:
-        """Lets go of the copy of what was in the box; it keeps its data."""
-        if self._value is not None and self._value._data is None:
-            _ = self._value.data
         self._value = None
+        self._data, self.type, self._pending = data, type, None
 
     def _take(self, value: Tensor) -> None:
         """Takes on the value of `value`, in this parameter's mesh, where it has one; what needs to
@@ -179,24 +179,35 @@ class Parameter(Tensor):
             else:  # of a recording around this one: what is put into it later is this one's
                 self.bind(recorder.node(value), recorder)
             return
-        self._keep()
+        self._value = None
         source = value.now() if isinstance(value, Parameter) else value
         to = self.type if source.mesh is None and self.mesh is not None else source.type
         self.type = to.with_dtype(source.dtype)
         if source._data is not None and self.type is source.type:
-            self._data, self._pending = source._data, None
+            of_another = source.box is not None and source.box is not self
+            self._data = source.copied() if of_another else source._data
+            self._pending = None
         else:
             self._wait(lambda t: moved(source, t.type).data)
 
     def _wait(self, first: First) -> None:
         self._data, self._first = None, first
-        self._pending = lambda: first(self)
+        self._pending = self._begin
+
+    def _begin(self) -> Any:
+        assert self._first is not None
+        data, copy = self._first(self), self._value
+        if copy is not None and copy._data is None and copy.type is self.type:
+            copy._data, copy._pending = data, None
+        return data
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         other = Parameter.__new__(Parameter)
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
         other.frozen, other._first = self.frozen, self._first
         other.close(self.opened())
+        if self._data is not None:  # what is donated of one is still there of the other
+            other._data = self.copied()
         return other
 
     # -- in a recording ---------------------------------------------------------------------------

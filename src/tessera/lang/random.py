@@ -147,7 +147,7 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
         own = [a for a in seen.axes if a in along]
         if own:
             t = plain(uint32, size) if like is None else like.complete().with_dtype(uint32)
-            whole = seen.joined(t.on(seen.mesh), own).with_varying(())
+            whole = seen.joined(t.on(seen.mesh), own)[0].with_varying(())
             drawn = emit("random_bits", key, shape=whole.shape, stream=stream, layout=whole)
             return emit("reinterpret", drawn, layout=as_local(whole, own))
     around = _layout.get()
@@ -167,14 +167,20 @@ def uniform(
     dtype: object = f32,
     like: TensorType | None = None,
 ) -> Tensor:
-    """f32 values of `shape`, uniform in [low, high) with 24 random bits each.
+    """Values of `shape`, uniform in [low, high), drawn in f32 with 24 random bits each.
 
     `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
     """
     low, high = number("uniform", "low", low), number("uniform", "high", high)
     b = emit("shift_right", bits(shape, like), scalar(8, uint32))
     unit = b.to(int32).to(f32) * (1.0 / 2**24)
-    return (unit * (high - low) + low).to(dtype_of(dtype))
+    kind = dtype_of(dtype)
+    made = (unit * (high - low) + low).to(kind)
+    if not kind.is_float or low >= high or (kind is f32 and (low, high) == (0.0, 1.0)):
+        return made
+    end = np.asarray(high, kind.numpy)  # to which the last values may be rounded
+    last = end if end < high else np.nextafter(end, np.asarray(low, kind.numpy))
+    return functions.minimum(made, float(last))
 
 
 def normal(

@@ -176,7 +176,15 @@ class Tensor:
         return _unpickled, (type(self), self.data, self.type, self.name, self.frozen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self  # it never changes
+        if self._trace is not None or self._made is not None:
+            return self  # it never changes
+        other = Tensor(self.copied(), self.type)
+        other.name, other.drawn, other.remake = self.name, self.drawn, self.remake
+        return other
+
+    def copied(self) -> Any:
+        """A copy of its data, which stays when the data are donated."""
+        return engine().alive(self.data, self.type).copy()
 
     def __repr__(self) -> str:
         where = f" on {self.mesh.text()}" if self.mesh is not None else ""

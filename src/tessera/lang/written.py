@@ -57,8 +57,6 @@ class Written:
         leaves = list(self.leaves)
         for i, t in zip(self.slots, made, strict=False):
             leaves[i] = t
-        for k in self.fills:
-            tensors[k]._keep()  # which may fail: now, not between two weights
         rest = made[len(self.slots) :]
         taken = len(rest) - sum(len(output.tensors) for output in self.host_outputs)
         pending = Pending(self.edits, self.put, (args, kwargs))

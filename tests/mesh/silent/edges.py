@@ -166,3 +166,11 @@ def _() -> None:
         given = ts.tensor(x, mesh=mesh, layout=mine), ts.tensor(keys, mesh=mesh, layout=theirs)
         for got, w in zip(ts.jit(loss)(*given, y), want, strict=True):
             np.testing.assert_allclose(got.numpy(), w, rtol=1e-4, atol=1e-6)
+
+
+@row("random numbers that are rounded to the end of their range")
+def _() -> None:
+    for low, high, dtype in ((0.0, 1.0, "bf16"), (0.0, 1.0, "f16"), (100.0, 101.0, "f32")):
+        drawn = ts.random.uniform((100_000,), low=low, high=high, dtype=dtype).numpy()
+        assert low <= float(drawn.min()) and float(drawn.max()) < high
+        assert abs(float(drawn.astype(np.float64).mean()) - (low + high) / 2) < 0.01

@@ -152,8 +152,25 @@ class Borders:
                 [("result", t), *([("made at", node.loc)] if node.loc else [])],
                 fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
             )
-        t = self.view.joined(t, own)
-        return symbolic(recorder.builder("reinterpret", node, layout=t) if own else node, recorder)
+        if own:
+            node = recorder.builder("reinterpret", node, layout=self._whole(node, own))
+        return symbolic(node, recorder)
+
+    def _whole(self, block: Node, own: Sequence[str]) -> TensorType:
+        """The type of the whole of which each device along the axes `own` has a `block`. Raises
+        LayoutError if the arguments' blocks lie in an order of their own that says nothing of it.
+        """
+        whole, odd = self.view.joined(block.type, own)
+        if odd is None:
+            return whole
+        raise fail(
+            LayoutError,
+            f"{self.name}: in which order do the devices' blocks of a result follow each other?",
+            [("result", block.type), *([("made at", block.loc)] if block.loc else []),
+             ("an argument", f"{odd}, which is not in the order of the devices")],
+            fix='say it: layouts={"return": dist.ShardSpec(...)}; or lay the argument so that'
+            f" {', '.join(own)} split it in this order, before all others",
+        )  # fmt: skip
 
     def weight(
         self, recorder: Recorder, x: Tensor, path: Path, box: Tensor, laid: TensorType

@@ -91,7 +91,19 @@ class Local(Generic[P, R]):
         recorder = current()
         if recorder is None:
             return self._compiled.at_once(*args, **kwargs)
-        if view_of(recorder) is not None:  # a part of a body that is local already
+        around = view_of(recorder)
+        if around is not None:  # a part of a body that is local already
+            mesh = around.mesh
+            more = [a for a in self._axes() or mesh.axes if a not in around.axes]
+            if any(mesh.sizes.get(a, 2) > 1 for a in more):
+                raise fail(
+                    UsageError,
+                    f"{self._name}: it is local along {', '.join(map(repr, more))}, and the body"
+                    " that calls it is not",
+                    [("that body", ", ".join(around.axes))],
+                    fix="name these axes there, too: mesh_axes="
+                    f"{(*around.axes, *more)!r}; or call it outside of that body",
+                )
             return self.body(*args, **kwargs)
         return self._inside(args, kwargs)  # type: ignore[no-any-return]
 
@@ -114,6 +126,7 @@ class Local(Generic[P, R]):
         cut = batches(recorder, borders, self.body, leaves, spec, names, types)
         blocks = list(leaves)
         laid = {i: borders.wanted(types[i], names[i], i in cut) for i in tensors}
+        view.entered.extend(laid.values())
         for i, x in tensors.items():
             blocks[i] = borders.enter(recorder, x, laid[i])
         places = {}

@@ -72,7 +72,7 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
             return
         by = value.by
         both = by is not None and by.kind.degree == "joint" and {found[a].degree for a in by.args}
-        if value.kind == "added" and value.degree or both and len(both - {None}) > 1:
+        if (value.kind == "added" and value.degree) or (both and len(both - {None}) > 1):
             loc = by.loc if by is not None else n.loc
             _warn(borders.name, f"a sum over a device's rows ({loc}) is averaged over {over}: it"
                   " is the sum over all rows divided by the number of devices\n  take the mean, or"

@@ -15,11 +15,11 @@ from typing import Any
 
 from ...core.dtypes import int32
 from ...core.errors import StrategyWarning, UsageError, fail, lines_up
-from ...core.layout import TensorType, plain, ways
+from ...core.layout import Dim, TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
-from ...ops.local import as_local, joined, own_along
+from ...ops.local import as_local, joined, own_along, with_dim
 from ...passes.differentiate import reached
 from ..gradients import Goal, laid, zeros
 from ..record import WHOLE, Frame, Recorder, current, symbolic
@@ -51,6 +51,9 @@ class Rank(Tensor):
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
+    def __hash__(self) -> int:  # of a dict's key
+        return hash(int(self))
+
     def __divmod__(self, other: int) -> tuple[int, int]:
         return divmod(int(self), other)
 
@@ -77,6 +80,7 @@ class View(Frame):
     drawn: list[int] = field(default_factory=list, repr=False)
     by_row: list[bool] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
+    entered: list[TensorType] = field(default_factory=list, repr=False)  # how its arguments enter
     rows: tuple[str, ...] = ()  # data axes whose rows are taken one by one, each with its own loss
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
     told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # what along which axes
@@ -107,13 +111,32 @@ class View(Frame):
             return node
         return recorder.builder("reinterpret", node, layout=as_local(node.type, axes))
 
-    def joined(self, t: TensorType, own: Sequence[str]) -> TensorType:
-        """The type of the whole of which each device along the axes `own` has a block of type `t`,
-        where nothing else is said."""
+    def joined(self, t: TensorType, own: Sequence[str]) -> tuple[TensorType, TensorType | None]:
+        """(the type of the whole of which each device along the axes `own` has a block of type
+        `t`, where nothing else is said; an argument that leaves it open). Blocks follow each other
+        as the devices do, or, where an argument's lie in another order and are like them, as
+        these."""
         rows = [a for a in own if a in self.batch or self.dim == 0]
-        for axes, dim in ((rows, 0), ([a for a in own if a not in rows], t.rank - 1)):
-            t = joined(t, axes, dim) if axes else t
-        return t
+        open_ = None
+        for axes, d in ((rows, 0), ([a for a in own if a not in rows], t.rank - 1)):
+            if not axes:
+                continue
+            here = [x for x in self.entered if x.rank > d and {*axes} & _axes(x.dims[d])]
+            odd = [x for x in here if not self._in_order(x, d)]
+            like = {
+                x.dims[d] for x in here
+                if {*axes} == _axes(x.dims[d]) & {*self.axes}
+                and as_local(x, axes).dims[d] == t.dims[d]
+            }  # fmt: skip
+            one = odd and len(like) == 1
+            open_ = odd[0] if odd and not one else open_
+            t = with_dim(t, d, like.pop()) if one else joined(t, axes, d)
+        return t, open_
+
+    def _in_order(self, t: TensorType, d: int) -> bool:
+        """Whether the devices' blocks of dim `d` follow each other as the devices do."""
+        own = [a for a in self.axes if a in _axes(t.dims[d])]
+        return joined(as_local(t, own), own, d).dims[d] == t.dims[d]
 
     def draws(self, size: int) -> tuple[str, ...]:
         """The axes along which each device draws its own, where a draw's first dim has this
@@ -289,3 +312,7 @@ def pending(recorder: Recorder, x: Tensor, axes: Sequence[str]) -> Tensor:
     partial = (*t.partial, *((a, "sum") for a in axes))
     to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
     return symbolic(recorder.builder("reinterpret", recorder.node(x), layout=to), recorder)
+
+
+def _axes(dim: Dim) -> set[str]:
+    return {a for f in dim for a in f.axes}

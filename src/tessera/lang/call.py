@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.errors import ShapeError, fail
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
@@ -77,8 +78,20 @@ class Recorded:
             self.found.values, recorder.host_outputs, [place[id(o.box)] for o in opened], same,
             [(a.holder, a.name) for a in assigned], Past([], False, recorder.builder.name),
         )  # fmt: skip
+        self._check_left()
         nodes = [recorder.node(t) for t in results]
         return [self._completed(n) for n in nodes] if complete else nodes, written
+
+    def _check_left(self) -> None:
+        """Raises ShapeError if a value of each device is put into a place outside."""
+        for t, place in zip(self.left, self.found.writes, strict=True):
+            if own := t.type.varying:
+                raise fail(
+                    ShapeError,
+                    f"{place.name} is set in a local body to what differs between devices",
+                    [("value", t.type)],
+                    fix=f"combine it first: dist.all_reduce(x, {own[0]!r}); or return it",
+                )
 
     def _completed(self, n: Node) -> Node:
         b = self.recorder.builder

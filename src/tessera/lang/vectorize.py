@@ -3,7 +3,7 @@
 The function is recorded for one row, and each of its ops is then applied to what all rows have: an
 op says itself how it takes one dim more in front (`Op.batched`). What has no such form runs row by
 row, in a loop. Changes of layout are left out, as they change no value; those that the whole needs
-are derived for it.
+are derived for it. In a local body they do, and stay.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import Any
 from ..core.checks import shown
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
+from ..core.reshard import gathered
 from ..ir.graph.node import Graph, Node
 from ..ops.control import item
+from ..ops.local import reinterpret
 from ..ops.redistribute import NAMES
 from .checks import asked_function
 from .functions import broadcast_to, permute, relayout, reshape
 from .host_data import is_array
 from .loop import scan
-from .operands import as_tensor, emit_many
-from .record import Recorder, current, recording
+from .operands import as_tensor, emit, emit_many
+from .record import Recorder, current, recording, symbolic
 from .tensor import Tensor
 from .tree import flatten, unflatten
 
@@ -170,18 +172,40 @@ def _need_pure(r: Recorder) -> None:
 
 def _applied(graph: Graph, have: dict[Node, list[Rows]], rows: int) -> None:
     """Fills `have` with what each node of `graph` is for all rows."""
+    local = any(n.op == reinterpret.name for n in graph.nodes)  # else layouts change no value
     for n in graph.nodes:
         if n in have:
             continue
         args = [have[a][0] for a in n.args]
-        if n.op in NAMES:
-            have[n] = args
+        if n.op in NAMES or n.op == reinterpret.name:
+            have[n] = [_laid(n, *args[0])] if local else args
         elif n.op == item.name:
             have[n] = [have[n.args[0]][n.attrs["index"]]]
         elif not any(has for _, has in args):
             have[n] = [(t, False) for t in emit_many(n.op, *(t for t, _ in args), **n.attrs)]
         else:
             have[n] = [(t, True) for t in _node_of_rows(n, args, rows)]
+
+
+def _laid(n: Node, t: Tensor, has: bool) -> Rows:
+    """What moves between the devices, or is read as their own blocks, for all rows."""
+    here, to = n.args[0].type, n.type
+    if has:
+        used = {*here.split_axes, *here.partial_axes, *here.varying}
+        used |= {*to.split_axes, *to.partial_axes, *to.varying}
+        line = [a for f in t.type.dims[0] for a in f.axes if a in used]
+        t = relayout(t, gathered(t.type, line)) if line else t
+        here, to = ((x.with_dims((t.type.dims[0], *x.dims))) for x in (here, to))
+    recorder = current()
+    if recorder is None:
+        t = relayout(t, to if n.op != reinterpret.name else here)
+        return emit("reinterpret", t, layout=to) if n.op == reinterpret.name else t, has
+    b = recorder.builder
+    node = t._node if t._trace is recorder else recorder.node(t)  # on the way it is no block
+    assert node is not None
+    if n.op == reinterpret.name:
+        return symbolic(b("reinterpret", b.redistribute(node, here), layout=to), recorder), has
+    return symbolic(b.redistribute(node, to), recorder), has
 
 
 def _node_of_rows(n: Node, args: list[Rows], rows: int) -> list[Tensor]:

@@ -63,6 +63,37 @@ def _() -> None:
     kernel(lambda x: inner(x) * 1.0)(x)
 
 
+# -- many rows at once ----------------------------------------------------------------------------
+W = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+OF_A_ROW: dict[str, Callable[[Any], Any]] = {
+    "gathered": lambda r: (dist.all_gather(r, "a") ** 2).sum() * r,
+    "summed": lambda r: dist.all_reduce(r @ ts.tensor(W), "a") * r,
+    "summed to a number": lambda r: dist.all_reduce(r.sum(), ("a", "b")) * r,
+    "summed and cut": lambda r: dist.reduce_scatter(r * r, "a").sum() * r,
+    "the largest": lambda r: dist.all_reduce(r, "a", op="max") * r,
+    "handed on": lambda r: dist.shift(r, "a") * r,
+}
+for name, of_a_row in OF_A_ROW.items():
+
+    @row(f"collectives of each row: {name}")
+    def _(of_a_row: Any = of_a_row) -> None:
+        x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+        split = ts.tensor(x, mesh=MESH, layout="[8@(a,b), 4]")
+        at_once = kernel(lambda x: ts.vmap(of_a_row)(x), ("a", "b"))(split)
+        one_by_one = kernel(lambda x: ts.stack([of_a_row(r) for r in x]), ("a", "b"))(split)
+        np.testing.assert_allclose(at_once.numpy(), one_by_one.numpy(), rtol=2e-5, atol=1e-6)
+
+
+@row("a local body of each row")
+def _() -> None:
+    twice = op.kernel(lambda y: dist.all_reduce(y * 2, "a"), mesh_axes=("a",))
+    x = ts.tensor(ROWS.reshape(4, 2), mesh=MESH, layout="[4, 2@a]")
+    for given in (x, dist.redistribute(x, "[4@a, 2]")):
+        rows = ts.stack([twice(r) for r in given])
+        for run in (ts.vmap(twice), ts.jit(ts.vmap(twice))):
+            assert run(given).numpy().tolist() == rows.numpy().tolist()
+
+
 # -- ranks as keys --------------------------------------------------------------------------------
 BY_KEY: dict[str, Callable[[Any], Any]] = {
     "a dict": lambda x: x * {0: 1.0, 1: 2.0}[rank()],
@@ -75,3 +106,45 @@ for name, body in BY_KEY.items():
     def _(body: Any = body) -> None:
         x = ts.tensor(np.ones(4), mesh=MESH, layout="[4@a]")
         assert kernel(body)(x).numpy().tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+# -- what a body leaves outside -------------------------------------------------------------------
+@row("a captured dict that gets what each device has", error=ts.ShapeError,
+     says="is set in a local body to what differs between devices")  # fmt: skip
+def _() -> None:
+    seen = {"n": ts.tensor(0.0)}
+
+    def body(x: Any) -> Any:
+        seen["n"] = seen["n"] + x.sum()
+        return x
+
+    kernel(body)(ts.tensor(ROWS, mesh=MESH, layout="[8@a]"))
+
+
+@row("a captured dict that gets a sum over the devices")
+def _() -> None:
+    seen = {"n": ts.tensor(0.0)}
+
+    def body(x: Any) -> Any:
+        seen["n"] = seen["n"] + dist.all_reduce(x.sum(), "a")
+        return x * 2
+
+    for batch in (None, "x"):
+        run = ts.distribute(body, strategy="data_parallel", mesh_axes="a", mesh=MESH, batch=batch)
+        for f in (run, ts.jit(run)):
+            f(ROWS)
+    assert seen["n"].item() == 4 * ROWS.sum()
+
+
+@row("a gradient outside of compiled functions through a local body", error=ts.UsageError,
+     says="no gradient goes through it")  # fmt: skip
+def _() -> None:
+    thrice = op.kernel(lambda x: x * 3, mesh_axes=("a",))
+    x = ts.tensor(ROWS, mesh=MESH, layout="[8@a]")
+
+    def loss(x: Any) -> Any:
+        return thrice(x).sum() + (x * x).sum()
+
+    grad = ts.jit(lambda x: ts.value_and_grad(loss)(x)[1])(x)
+    assert grad.numpy().tolist() == (3 + 2 * ROWS).tolist()
+    ts.value_and_grad(loss)(x)

@@ -20,6 +20,7 @@ from ...core.layout import Factor, TensorType, ways
 from ...core.reshard import gathered
 from ...ir.graph.node import Node
 from ...ops.local import as_local
+from ..captured_names import Outside
 from ..parameter import Parameter, stand_ins
 from ..pipelines.means import cuts_more
 from ..record import Recorder, recording
@@ -102,6 +103,8 @@ def tried(
     trial.frame = seen = replace(borders.view, asked=[], drawn=[], by_row=None)
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
+    outside = Outside(body, leaves, ())
+
     def once() -> Any:
         given = [inputs.get(i, x) for i, x in enumerate(leaves)]
         args, kwargs = unflatten(spec, stand_ins(leaves, given))
@@ -118,6 +121,7 @@ def tried(
             failed.append(error)
         return None
     finally:
+        outside.restore(trial)
         trial.changes.undo()
     handed = {id(t) for t in inputs.values()}
     results = [x for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]

@@ -90,6 +90,14 @@ class Local(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         recorder = current()
         if recorder is None:
+            if settings().op_by_op and any(map(_on_tape, flatten((args, kwargs))[0])):
+                raise fail(
+                    UsageError,
+                    f"{self._name}: a local body runs as a program of its own here, so no gradient"
+                    " goes through it",
+                    fix="differentiate it in a compiled function:"
+                    " ts.jit(lambda x: ts.value_and_grad(f)(x))",
+                )
             return self._compiled.at_once(*args, **kwargs)
         around = view_of(recorder)
         if around is not None:  # a part of a body that is local already
@@ -277,6 +285,12 @@ class Local(Generic[P, R]):
 
 def _full_paths(args: Any, kwargs: Any) -> list[Path]:
     return spec_paths(flatten((args, kwargs))[1])
+
+
+def _on_tape(x: Any) -> bool:
+    """Whether a gradient may be asked for by `x`, or by what it was made of."""
+    made = isinstance(x, Tensor) and x.dtype.is_float and (x.of is not None or x._made is not None)
+    return made and not (x._past is not None and x._past.stopped)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -107,6 +107,8 @@ def test_a_gradient_that_stops_at_a_program_is_told() -> None:
         ts.grad((square(x) + x).sum(), x)
     kernel = ts.op.kernel(lambda x: x * x, mesh=ts.dist.Mesh("dp", devices=2))
     with pytest.warns(ts.TraceWarning, match="which is compiled"):
+        ts.grad((kernel(x) + x).sum(), x)
+    with pytest.raises(ts.UsageError, match="no gradient goes through it"):
         ts.value_and_grad(lambda x: (kernel(x) + x).sum())(x)
     # Weights that a program gave, and constants that are said to be so, are no reason.
     w, other = square(x), square(x)

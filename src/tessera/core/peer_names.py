@@ -8,10 +8,12 @@ from __future__ import annotations
 _F32 = 'jax.config.update("jax_default_matmul_precision", "highest"), for f32 on a GPU in f32'
 _ROWS = "ts.concat([x, y]), of vectors ts.stack([x, y])"
 _CLIP = "grads, norm = optim.clip_by_global_norm(grads, max_norm), of ts.grad(loss, model)"
+_SAME = "x itself, as no tensor changes; of a parameter x.detach(), its value of now"
+_IN_A_BOX = "tensors do not change: x = {}; a parameter does: with ts.no_grad(): p {}"
 INSTEAD: dict[str, str] = {
     # shapes
     "view": "x.reshape(...)", "view_as": "x.reshape(y.shape)", "reshape_as": "x.reshape(y.shape)",
-    "contiguous": "x itself", "clone": "x itself", "copy": "x itself", "dim": "x.ndim",
+    "contiguous": "x itself", "clone": _SAME, "copy": _SAME, "dim": "x.ndim",
     "numel": "x.size", "nelement": "x.size", "itemsize": "x.dtype.itemsize",
     "mT": "x.transpose()", "mH": "x.transpose()", "t": "x.T", "H": "x.T",
     "swapaxes": "x.transpose(a, b)", "swapdims": "x.transpose(a, b)",
@@ -297,9 +299,10 @@ ADVICE: dict[str, str] = {
     "Module.half": _MODEL_DTYPE, "Module.float": _MODEL_DTYPE, "Module.bfloat16": _MODEL_DTYPE,
     "float64": _WIDE, "double": _WIDE, "int64": _WIDE, "long": _WIDE,
     "amp": _MODEL_DTYPE, "at": "make a new tensor: ts.where(mask, value, x), ts.scatter_add",
-    "add_": "tensors do not change: x = x + y", "copy_": "tensors do not change: x = y",
+    "add_": _IN_A_BOX.format("x + y", "+= y"),
+    "copy_": _IN_A_BOX.format("y", "+= y - p; or model.weight = y"),
     "zero_": "tensors do not change: x = ts.zeros_like(x)",
-    "mul_": "tensors do not change: x = x * y",
+    "mul_": _IN_A_BOX.format("x * y", "*= y"),
     "fill_": "tensors do not change: x = ts.full(x.shape, value, x.dtype)",
     **dict.fromkeys(
         ("children", "named_children"),

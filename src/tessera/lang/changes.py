@@ -54,6 +54,8 @@ class Changes:
         # (id of a module from outside, name of what it set to a number) -> (module, what was there)
         self.noted: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
+        # (a parameter that was set, what was in it before, what is in it since)
+        self.puts: list[tuple[Box, Node | None, Node]] = []
 
     def hold(self, box: Box) -> Opened | None:
         """Keeps what is in `box` until the recording ends; not that of a box that the recording
@@ -84,6 +86,20 @@ class Changes:
         opened = self.boxes.get(id(t))
         return t if opened is None else opened.content
 
+    def made_of_before(self, end: Node) -> set[int]:
+        """The ids of the parameters that were set since `end` was computed of what they had."""
+        was = {n: box for box, n, _ in self.puts if n is not None}
+        new = {n for *_, n in self.puts}
+        found, todo, seen = set[int](), [end] if was else [], set[Node]()
+        while todo:
+            n = todo.pop()
+            if n in was:
+                found.add(id(was[n]))
+            if n not in seen and n not in new:  # how a new value was computed is another matter
+                seen.add(n)
+                todo += n.args
+        return found
+
     def undo(self) -> None:
         """Makes all as it was before; what is in boxes and attributes now is kept."""
         for o in self.boxes.values():
@@ -101,3 +117,4 @@ class Changes:
         self.assigned.clear()
         self.noted.clear()
         self.born.clear()
+        self.puts.clear()

@@ -156,15 +156,15 @@ def tensor(
     `layout` says which dims are split, e.g. "[8@dp, 4]"; without it every device holds all of it.
     Without `mesh` the mesh of the enclosing `with mesh:` is used; outside of one the tensor has no
     mesh and can be used with any. A tensor of another mesh is moved to `mesh`; its gradient ends
-    there. If `dtype` is None, 64-bit data becomes 32-bit. Raises DTypeError
-    if `dtype` does not exist or a value does not fit 32 bits; ShapeError if `layout` is for another
-    shape; LayoutError if it cannot be read or does not fit the mesh; MeshError if `mesh` is not a
-    Mesh, or a recorded function has a tensor of another one.
+    there. Of a parameter it is the value of now. If `dtype` is None, 64-bit data becomes 32-bit.
+    Raises DTypeError if `dtype` does not exist or a value does not fit 32 bits; ShapeError if
+    `layout` is for another shape; LayoutError if it cannot be read or does not fit the mesh;
+    MeshError if `mesh` is not a Mesh, or a recorded function has a tensor of another one.
     """
     asked = mesh_or_none("tensor", mesh)
     mesh = asked or settings().mesh
     if isinstance(data, Tensor) or (engine_array(data) and layout is None):
-        t = data if isinstance(data, Tensor) else Tensor(data, engine().adopt(data, mesh))
+        t = data.now() if isinstance(data, Tensor) else Tensor(data, engine().adopt(data, mesh))
         if dtype is not None:
             t = t.to(dtype)
         if asked is not None and t.mesh not in (None, asked):

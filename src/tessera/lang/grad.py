@@ -137,7 +137,11 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
                 [("loss", loss.type), *([("made at", end.loc)] if end.loc else [])],
                 fix=cut[1],
             )
-        if not frame.one_of_many:
+        if was := recorder.root.changes.made_of_before(end):
+            there = reached(end)
+            known = [n in there or id(t) not in was for n, t in zip(wrt, leaves, strict=True)]
+            _need_current(known, loss, spec)
+        if not frame.one_of_many and not frame.on_trial:
             _need_reached(end, wrt, loss, leaves, spec)
         found = frame.gradients(recorder, end, wrt, leaves, goals)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
@@ -170,6 +174,20 @@ def autodiff(
     Raises the errors of `ts.grad`.
     """
     return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
+
+
+def _need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
+    """Raises GraphError if one of the weights is not `there`: the loss was made of what it had
+    before it was set."""
+    for path, known in zip(spec_paths(spec), there, strict=True):
+        if not known:
+            raise fail(
+                GraphError,
+                f"grad: {path_name(path) or 'the weight'} was set after the loss was computed of it",
+                [("loss", loss.type)],
+                fix="take all gradients of a loss before the weights are set: ts.grad(loss, model);"
+                " or compute the loss again",
+            )
 
 
 def _need_reached(
@@ -304,6 +322,8 @@ def _from_tape(
     ends = _ends(loss, wanted)
     order = history(loss, ends)
     stopped = _need_whole(loss, order, leaves, spec)
+    there, boxes = set(map(id, order)), {id(t.box) for t in order if t.box is not None}
+    _need_current([id(t) in there or id(t.box) not in boxes for t in leaves], loss, spec)
     missing = wanted - {id(t) for t in order}
     b = _builder()
     mesh = next((t.mesh for t in order if t.mesh is not None), None)

@@ -87,6 +87,9 @@ def _sources(looked: Looked) -> Iterable[tuple[str, Callable[[], object]]]:
         id(random): ("random", random.getstate),
         id(np.random): ("np.random", lambda: kept(np.random.get_state(legacy=False))),
     }
+    torch = sys.modules.get("torch")
+    if (own := getattr(torch, "default_generator", None)) is not None:
+        out[id(torch)] = "torch", _bytes_of(own)
     for place, x, _ in looked.values():
         ask = _asked(x)
         if ask is not None:
@@ -99,7 +102,16 @@ def _asked(x: Any) -> Callable[[], object] | None:
         return lambda: kept(x.bit_generator.state)
     if isinstance(x, np.random.RandomState):
         return lambda: kept(x.get_state(legacy=False))
-    return x.getstate if isinstance(x, random.Random) else None
+    if isinstance(x, random.Random):
+        return x.getstate
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "Generator", None)
+    return _bytes_of(x) if kind is not None and isinstance(x, kind) else None
+
+
+def _bytes_of(generator: Any) -> Callable[[], bytes]:
+    """What tells the state of a generator of PyTorch."""
+    return lambda: bytes(generator.get_state().numpy())
 
 
 def _code(fn: Any) -> types.FunctionType | None:

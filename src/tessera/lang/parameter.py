@@ -144,6 +144,8 @@ class Parameter(Tensor):
             )
         node = recorder.node(value)
         recorder.root.changes.hold(self)
+        before = self._node if self._trace is not None else None
+        recorder.root.changes.puts.append((self, before, node))
         self.bind(node, recorder)
 
     def _in_place(self, value: Tensor) -> Tensor:

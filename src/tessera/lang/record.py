@@ -44,6 +44,7 @@ class Frame:
 
     is_read = True  # a value may be read on the host on the way
     one_of_many = False  # another recording of the same function has what this one lacks
+    on_trial = False  # only the types of gradients are known
     home: Mesh | None = None  # where weights lie at rest, if that is not the mesh in force
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:

@@ -57,3 +57,54 @@ def _() -> None:
     ts.jit(_decayed, donate="m")(m, np.ones((4, 3), np.float32))
     assert seen["weight"].shape == m.weight.shape and np.isfinite(m.weight.numpy()).all()
     assert np.isfinite(seen["weight"].numpy()).all()
+
+
+@row("a moving average of tensors made of parameters")
+def _() -> None:
+    m = nn.Linear(3, 3)
+    first = m.weight.numpy()
+    shadow = {name: ts.tensor(p) for name, p in m.named_parameters()}
+    with ts.no_grad():
+        for name, p in m.named_parameters():
+            shadow[name] *= 0.5
+            shadow[name] += 0.25 * p
+    np.testing.assert_array_equal(m.weight.numpy(), first)
+    np.testing.assert_allclose(shadow["weight"].numpy(), 0.75 * first, rtol=1e-6)
+
+
+class Two(nn.Module):
+    """Two heads of one layer."""
+
+    def __init__(self) -> None:
+        self.up, self.a, self.b = (nn.Linear(3, 3, bias=False) for _ in range(3))
+
+    def lower(self, loss: ts.Tensor) -> Any:
+        grads = ts.grad(loss, self)
+        self.load_parameters({k: w - 0.1 * grads[k] for k, w in self.parameters().items()})
+        return grads
+
+
+@row("a loss of one head after a step by the other")
+def _() -> None:
+    def step(m: Two, x: Any) -> Any:
+        m.lower((m.a(m.up(x)) ** 2).mean())
+        return m.lower((m.b(m.up(x)) ** 2).mean())
+
+    for run in (step, ts.jit(step)):
+        grads = run(Two(), np.ones((4, 3), np.float32))
+        sizes = {k: np.abs(g.numpy()).max() for k, g in grads.items()}
+        assert not sizes["a.weight"] and sizes["up.weight"] and sizes["b.weight"]
+
+
+for name, compiled in {"at once": lambda f: f, "compiled": ts.jit}.items():
+
+    @row(f"a loss that is older than a weight, {name}", error=ts.GraphError,
+         says="up.weight was set after the loss was computed of it")  # fmt: skip
+    def _(compiled: Any = compiled) -> None:
+        def step(m: Two, x: Any) -> Any:
+            h = m.up(x)
+            first, second = ((head(h) ** 2).mean() for head in (m.a, m.b))
+            m.up.weight = m.up.weight - 0.1 * ts.grad(first, m.up)["weight"]
+            return ts.grad(second, m)
+
+        compiled(step)(Two(), np.ones((4, 3), np.float32))

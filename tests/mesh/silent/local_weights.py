@@ -253,3 +253,24 @@ def _() -> None:
     w = MLP["up"]
     got = ts.distribute(columns, strategy="data_parallel", mesh=mesh(), batch="x")(X, w)
     np.testing.assert_allclose(got.numpy(), columns(ts.tensor(X), ts.tensor(w)).numpy(), rtol=1e-5)
+
+
+def penalty(x: Any, w: Any) -> Any:
+    """How far the gradient of a critic by each row is from length 1, and its gradient."""
+    gx = ts.grad(ts.tanh(x @ w).sum(), x)
+    far = ((ts.linalg.norm(gx, dim=1) - 1) ** 2).mean()
+    return far, ts.grad(far, w)
+
+
+@row("gradients by the batch, and of these")
+def _() -> None:
+    w = nn.Parameter(MLP["up"])
+    spread = ts.distribute(penalty, strategy="data_parallel", mesh=mesh())
+    for got, want in zip(spread(X, w), ts.jit(penalty)(X, w), strict=True):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@row("gradients of a sum by the batch that is cut", warns=ts.StrategyWarning,
+     says="a sum over a device's rows")  # fmt: skip
+def _() -> None:
+    ts.distribute(penalty, strategy="data_parallel", mesh=mesh(), batch="x")(X, MLP["up"])

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 import tessera as ts
 from tessera import nn
@@ -196,6 +197,11 @@ def _(x: ts.Tensor) -> Any:
 @_once("draws with random", "draws from random while it is recorded")
 def _(x: ts.Tensor) -> Any:
     return x * random.random()
+
+
+@_once("draws with torch", "draws from torch while it is recorded")
+def _(x: ts.Tensor) -> Any:
+    return x * float(torch.rand(()))
 
 
 @_once("draws from a generator outside", "draws from GENERATOR while it is recorded")

@@ -97,6 +97,10 @@ class View(Frame):
         return self.rank is not None
 
     @property
+    def on_trial(self) -> bool:  # type: ignore[override]  # it depends
+        return self.asked is not None
+
+    @property
     def home(self) -> Mesh | None:  # type: ignore[override]
         return self.outer.home
 

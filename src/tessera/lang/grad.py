@@ -181,9 +181,10 @@ def _need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
     before it was set."""
     for path, known in zip(spec_paths(spec), there, strict=True):
         if not known:
+            name = path_name(path) or "the weight"
             raise fail(
                 GraphError,
-                f"grad: {path_name(path) or 'the weight'} was set after the loss was computed of it",
+                f"grad: {name} was set after the loss was computed of it",
                 [("loss", loss.type)],
                 fix="take all gradients of a loss before the weights are set: ts.grad(loss, model);"
                 " or compute the loss again",

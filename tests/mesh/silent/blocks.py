@@ -108,6 +108,44 @@ for name, body in BY_KEY.items():
         assert kernel(body)(x).numpy().tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
+# -- loops by rank --------------------------------------------------------------------------------
+BY_RANK: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
+    "a scan": (
+        lambda x: ts.scan(lambda c, r: (c + r, c), ts.zeros(2), x)[1] if rank() == 0 else x,
+        [0, 0, 0, 1, 4, 5, 6, 7],
+    ),
+    "a while loop": (
+        lambda x: ts.while_loop(lambda c: c.sum() < 50, lambda c: c * 2 + 1, x) if rank() else x,
+        [0, 1, 2, 3, 19, 23, 27, 31],
+    ),
+    "rows by themselves": (
+        lambda x: ts.map_chunks(lambda r: r * 2, x, rows=1) if rank() == 0 else x,
+        [0, 2, 4, 6, 4, 5, 6, 7],
+    ),
+    "in a loop": (
+        lambda x: ts.scan(lambda c, r: (c + r, c * (2.0 if rank() == 0 else 3.0)), ts.zeros(2), x)[
+            1
+        ],
+        [0, 0, 0, 2, 0, 0, 12, 15],
+    ),
+}
+for name, (by_rank, want) in BY_RANK.items():
+
+    @row(f"a loop that only some ranks have: {name}")
+    def _(by_rank: Any = by_rank, want: Any = want) -> None:
+        x = ts.tensor(ROWS.reshape(4, 2), mesh=MESH, layout="[4@a, 2]")
+        assert kernel(by_rank)(x).numpy().ravel().tolist() == want
+
+
+@row("random numbers that only some ranks draw", error=ts.UsageError,
+     says="random numbers are drawn, by some ranks only")  # fmt: skip
+def _() -> None:
+    ts.distribute(
+        lambda x: x + ts.random.normal(x.shape) if rank() == 0 else x,
+        strategy="data_parallel", mesh_axes="a", mesh=MESH, batch="x",
+    )(ROWS)  # fmt: skip
+
+
 # -- what a body leaves outside -------------------------------------------------------------------
 @row("a captured dict that gets what each device has", error=ts.ShapeError,
      says="is set in a local body to what differs between devices")  # fmt: skip
@@ -148,3 +186,23 @@ def _() -> None:
     grad = ts.jit(lambda x: ts.value_and_grad(loss)(x)[1])(x)
     assert grad.numpy().tolist() == (3 + 2 * ROWS).tolist()
     ts.value_and_grad(loss)(x)
+
+
+# -- what a body takes from outside ---------------------------------------------------------------
+MOVED: dict[str, Callable[[Any], Any]] = {
+    "all_reduce": lambda x: dist.all_reduce(x, "a"),
+    "all_gather": lambda x: dist.all_gather(x, "a"),
+    "reduce_scatter": lambda x: dist.reduce_scatter(x, "a"),
+    "all_to_all": lambda x: dist.all_to_all(x, "a", 0, 1),
+    "shift": lambda x: dist.shift(x, "a"),
+    "broadcast": lambda x: dist.broadcast(x, "a", root=1),
+}
+for name, move in MOVED.items():
+
+    @row(f"a split tensor from outside in a collective: {name}")
+    def _(move: Any = move) -> None:
+        x = ts.tensor(ROWS.reshape(4, 2), mesh=MESH, layout="[4@a, 2]")
+        want = kernel(move)(x).numpy().tolist()
+        assert kernel(lambda y: move(x))(x).numpy().tolist() == want
+        made = ts.jit(lambda h: op.kernel(lambda y: move(h), mesh_axes=("a",))(x))
+        assert made(x).numpy().tolist() == want

@@ -93,28 +93,38 @@ def _replayed(b: Builder, leaves: dict[Part, Node], part: Part, top: bool) -> No
     for p in part.cone()[0]:
         n = p.node
         args = tuple(new[a] for a in p.args)
-        if top:
-            made = replace(n, args=args)
-        elif n.op == reinterpret.name:
-            if args[0].type is not n.type.with_varying(()):
-                raise fail(
-                    UsageError,
-                    "a gradient is taken by some ranks only",
-                    at=n.loc,
-                    fix="take it on every rank",
-                )
-            new[p] = args[0]
-            continue
-        else:
-            attrs = {
-                k: v.with_varying(()) if isinstance(v, TensorType) else v
-                for k, v in n.attrs.items()
-            }
-            types = tuple(t.with_varying(()) for t in n.types)
-            made = replace(n, args=args, types=types, attrs=attrs)
-        b.nodes.append(made)
-        new[p] = made
+        new[p] = made = replace(n, args=args) if top else _alone(n, args)
+        if made not in args:
+            b.nodes.append(made)
     return new[part]
+
+
+def _alone(n: Node, args: tuple[Node, ...]) -> Node:
+    """`n` of `args`, where its types leave out that the values are each device's own; so do those
+    of a loop's body. Raises UsageError for what is of all devices."""
+    if n.op == reinterpret.name:
+        if args[0].type is not n.type.with_varying(()):
+            raise fail(
+                UsageError,
+                "a gradient is taken, or random numbers are drawn, by some ranks only",
+                at=n.loc,
+                fix="do it on every rank, and choose by the rank among what comes of it",
+            )
+        return args[0]
+    attrs = {
+        k: v.with_varying(()) if isinstance(v, TensorType) else _graph_alone(v)
+        if isinstance(v, Graph) else v
+        for k, v in n.attrs.items()
+    }  # fmt: skip
+    return replace(n, args=args, types=tuple(t.with_varying(()) for t in n.types), attrs=attrs)
+
+
+def _graph_alone(graph: Graph) -> Graph:
+    new: dict[Node, Node] = {}
+    for n in graph.nodes:
+        new[n] = _alone(n, tuple(new[a] for a in n.args))
+    inputs, outputs = (tuple(new[n] for n in some) for some in (graph.inputs, graph.outputs))
+    return Graph(graph.name, tuple(dict.fromkeys(new.values())), inputs, outputs, graph.options)
 
 
 def each_element(n: Node) -> bool:

@@ -10,6 +10,7 @@ _ROWS = "ts.concat([x, y]), of vectors ts.stack([x, y])"
 _CLIP = "grads, norm = optim.clip_by_global_norm(grads, max_norm), of ts.grad(loss, model)"
 _SAME = "x itself, as no tensor changes; of a parameter x.detach(), its value of now"
 _IN_A_BOX = "tensors do not change: x = {}; a parameter does: with ts.no_grad(): p {}"
+_CLIP_VALUE = "{name: ts.clip(g, -limit, limit) for name, g in grads.items()}"
 INSTEAD: dict[str, str] = {
     # shapes
     "view": "x.reshape(...)", "view_as": "x.reshape(y.shape)", "reshape_as": "x.reshape(y.shape)",
@@ -181,6 +182,7 @@ INSTEAD: dict[str, str] = {
     # optimizers
     "sgd": "optim.SGD", "adam": "optim.Adam", "adamw": "optim.AdamW", "lion": "optim.Lion",
     "adafactor": "optim.Adafactor", "clip_grad_norm_": _CLIP,
+    **dict.fromkeys(("clip_grad_value_", "clip_by_value"), _CLIP_VALUE),
     "clip_grad_norm": _CLIP, "clip_grads_with_norm_": _CLIP, "GradScaler": "optim.LossScale",
     "CosineAnnealingLR": "optim.cosine", "cosine_decay_schedule": "optim.cosine",
     "warmup_cosine_decay_schedule": "optim.warmup_cosine", "linear_schedule": "optim.linear",

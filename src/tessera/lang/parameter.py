@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import alike, flag, shown, sizes
+from ..core.checks import alike, flag, shown, sizes, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
 from .create import first_values
 from .moving import moved
@@ -74,6 +75,11 @@ class Parameter(Tensor):
             self.name = name or value.name
             self._take(value)
         else:
+            if len(shape) == 1 and isinstance(given, (tuple, list)):
+                shape = tuple(given)
+            if not all(map(is_whole, shape)):
+                fix = "give sizes, nn.Parameter(8, 4096), or a tensor: nn.Parameter(ts.tensor(x))"
+                raise unfit("Parameter", "the shape", shape, fix, ShapeError)
             kind = dtype_of("f32" if dtype is None else dtype)
             super().__init__(None, plain(kind, sizes("Parameter", shape), settings().mesh))
             self._wait(first_values("Parameter", "normal" if init is None else init, name))

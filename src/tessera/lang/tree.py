@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import UserDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -66,6 +67,8 @@ def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
         values = [getattr(x, name, None) for name in fields]
         if any(map(_has_array, values)):
             return kind, tuple(fields), values
+    if kind not in _LEAVES and isinstance(x, UserDict):  # as a tokenizer's BatchEncoding is
+        return dict, tuple(x), list(x.values())
     if kind not in _LEAVES and sys.modules.get("jax") is not None and not engine_array(x):
         inside = engine().opened(x)
         if inside is not None:

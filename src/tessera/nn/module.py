@@ -49,13 +49,19 @@ class Unmatched(NamedTuple):
     unexpected_keys: list[str]
 
 
+OWN_TRAINING: set[type] = set()  # classes that set `training` themselves
+
+
 class Module:
     """The base class of layers and models.
 
     Assign parameters and modules as attributes and define `__call__`. An `nn.Parameter` is trained;
     any other tensor is a buffer. A tensor that is assigned to an attribute that holds a parameter
-    is written into that parameter, so every holder of the parameter sees it.
+    is written into that parameter, so every holder of the parameter sees it. `training` is True
+    until `eval()` is called.
     """
+
+    training: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -171,9 +177,15 @@ class Module:
 
         `train(False)`, or `eval()`, is for inference. Raises UsageError if `mode` is not a bool.
         """
+        mode = flag("train", "mode", mode)
         for module in self.modules():
-            if "training" in module.__dict__:
-                module.training = flag("train", "mode", mode)
+            kind = type(module)
+            if "training" in module.__dict__ and module.training:
+                OWN_TRAINING.add(kind)
+            if kind in OWN_TRAINING or (not mode and not kind.__module__.startswith("tessera.")):
+                module.training = mode  # a layer of ours without the attribute does not ask for it
+            elif mode and "training" in module.__dict__:
+                del module.__dict__["training"]  # as it was before `eval()`: it is True again
         return self
 
     def eval(self) -> Self:

@@ -17,8 +17,8 @@ class Sequential(Module):
 
     A layer is a module or any function of one value, such as `nn.relu`. Its weights are named by
     its number, "0.weight", or by its key where one dict of layers is given. `model[0]` is a layer,
-    `model[1:3]` a Sequential of some, which keep their names. Raises UsageError if a layer cannot
-    be called.
+    which may be replaced, `model[1:3]` a Sequential of some, which keep their names. Raises
+    UsageError if a layer cannot be called.
 
     >>> import tessera as ts
     >>> model = ts.nn.Sequential(ts.nn.Linear(4, 8), ts.nn.relu, ts.nn.Linear(8, 2))
@@ -70,6 +70,10 @@ class Sequential(Module):
         if isinstance(at, slice):
             return Sequential(dict(list(self._layers.items())[at]))
         return list(self)[at]
+
+    def __setitem__(self, at: int, layer: Callable[[Any], Any]) -> None:
+        name = list(self._layers)[at]
+        setattr(self, name, function_of("Sequential", f"layer {name}", layer))
 
 
 def functional_call(

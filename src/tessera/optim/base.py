@@ -70,17 +70,18 @@ class Optimizer(ABC):
             cls.__setattr__ = _set  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        annotated_fields(self)
-        mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
-        if isinstance(self.lr, (int, float)):
-            mine.insert(0, ("lr", self.lr, ">= 0"))
-        elif not callable(self.lr) or hasattr(type(self.lr), "parameters"):
+        fits = callable(self.lr) and not hasattr(type(self.lr), "parameters")
+        if not isinstance(self.lr, (int, float)) and not fits:
             raise fail(
                 UsageError,
                 f"{self._name}: lr is a {type(self.lr).__name__}",
                 fix="give a number or a schedule: optim.warmup_cosine(...); weights go to"
                 " optimizer.init",
             )
+        annotated_fields(self)
+        mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
+        if isinstance(self.lr, (int, float)):
+            mine.insert(0, ("lr", self.lr, ">= 0"))
         wrong = [(n, f"{v}, must be {rule}") for n, v, rule in mine if not _WITHIN[rule](v)]
         if wrong:
             raise fail(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..core.checks import whole
+from ..core.checks import unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import Factor
@@ -252,6 +252,8 @@ def _trial(loss_fn: Loss, blocks: Batch, weights: Any, count: int, times: int) -
 def _blocks(batch: Batch, count: int) -> dict[str, Tensor]:
     """[B, ...] as [count, B / count, ...]."""
     out = {}
+    if not isinstance(batch, Mapping):
+        raise unfit("microbatches", "the batch", batch, 'give a dict: {"x": x, "y": y}')
     for name, x in batch.items():
         t = as_tensor(x)
         devices = row_blocks(t.type, 1)[0] if t.ndim else 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import jax
 import numpy as np
 import torch
@@ -93,3 +95,41 @@ def _() -> None:
 @row("a plan is inspected", error=ts.UsageError, says="of a plan: print(plan.text)")
 def _() -> None:
     dist.inspect(ts.jit(lambda x: x).plan(ts.ones(3)))  # type: ignore[call-overload]
+
+
+@row("a module of one's own that asks whether it is trained")
+def _() -> None:
+    class Doubled(nn.Module):
+        def __call__(self, x: ts.Tensor) -> ts.Tensor:
+            return x * 2 if self.training else x
+
+    model, x = nn.Sequential(Doubled(), Doubled()), ts.ones(2)
+    outside, given = ts.jit(lambda x: model(x)), ts.jit(lambda m, x: m(x))
+    for _ in range(2):
+        for mode, times in ((True, 4.0), (False, 1.0)):
+            model.train(mode)
+            for got in (model(x), outside(x), given(model, x)):
+                assert got.numpy().tolist() == [times] * 2
+    assert not model.train().eval()[0].training and model.train()[0].training
+
+
+@row("a batch that is like a dict, as tokenizers give it")
+def _() -> None:
+    step = ts.jit(lambda b: (b["ids"] * b["weight"]).sum())
+    mesh = dist.Mesh(("dp",), devices=4)
+    for k in range(3):
+        batch = UserDict(ids=np.full(8, k, np.int32), weight=np.ones(8, np.float32))
+        placed = dist.place(batch, "data_parallel", mesh, kind="batch")
+        assert str(placed["ids"].type) == "i32[8@dp]"
+        assert step(batch).item() == step(placed).item() == 8 * k
+
+
+@row("a layer that is put in place of another")
+def _() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.relu)
+    assert model(ts.ones((1, 2))).shape == (1, 2)
+    model[0] = nn.Linear(2, 3)
+    assert model(ts.ones((1, 2))).shape == (1, 3) and [*model.parameters()] == [
+        "0.weight",
+        "0.bias",
+    ]

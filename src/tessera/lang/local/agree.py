@@ -44,13 +44,17 @@ def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]
         if n.op in COLLECTIVES and ranks != every:
             others = sorted(every - ranks)
             kind = f"{n.op} {n.args[0].type} over {', '.join(n.attrs['axes'])}"
+            derived = "gradient" in n.note
             raise fail(
                 UsageError,
-                "ranks issue different collectives",
+                "ranks issue different collectives"
+                + ", as they take gradients of different losses" * derived,
                 [(ranks_text(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
                  (ranks_text(others), "not this one")],
                 at="",
-                fix="issue the same collectives in the same order on every rank",
+                fix="compute one loss on every rank, and choose in it by a tensor:"
+                " ts.where(ts.mesh.current().rank == 0, a, b)" if derived
+                else "issue the same collectives in the same order on every rank",
             )  # fmt: skip
 
 

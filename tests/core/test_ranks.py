@@ -113,10 +113,11 @@ ROWS: list[tuple[Callable[..., Any], str]] = [
   rank 0       : none
   ranks 1 to 3 : barrier over dp at test_ranks.py:{{here}}
   fix          : {ORDER}"""),
-    (gradient_on_one, f"""ranks issue different collectives
-  rank 0       : all_reduce f32[2] +dp over dp at test_ranks.py:{{here}}
+    (gradient_on_one, """ranks issue different collectives: their gradients differ
+  rank 0       : all_reduce f32[2] +dp over dp at test_ranks.py:{here}
   ranks 1 to 3 : not this one
-  fix          : {ORDER}"""),
+  fix          : take the gradient of one loss on every rank, and choose in it by a tensor: \
+ts.where(ts.mesh.current().rank == 0, a, b)"""),
 ]  # fmt: skip
 
 

@@ -47,12 +47,11 @@ def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]
             derived = "gradient" in n.note
             raise fail(
                 UsageError,
-                "ranks issue different collectives"
-                + ", as they take gradients of different losses" * derived,
+                "ranks issue different collectives" + ": their gradients differ" * derived,
                 [(ranks_text(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
                  (ranks_text(others), "not this one")],
                 at="",
-                fix="compute one loss on every rank, and choose in it by a tensor:"
+                fix="take the gradient of one loss on every rank, and choose in it by a tensor:"
                 " ts.where(ts.mesh.current().rank == 0, a, b)" if derived
                 else "issue the same collectives in the same order on every rank",
             )  # fmt: skip

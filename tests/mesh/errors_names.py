@@ -342,7 +342,7 @@ row('LAYER.register_buffer("mean", X)', ts.UnknownNameError, lambda: LAYER.regis
 row('LAYER.wieght', ts.UnknownNameError, lambda: LAYER.wieght, """
 'Linear' object has no attribute 'wieght'
   at  : AT
-  fix : the names most like it are weight, requires_grad_, parameters
+  fix : the names most like it are weight, requires_grad_, training
 """)
 row('Forward()(X)', ts.UsageError, lambda: Forward()(X), """
 Forward: there is no __call__ to call

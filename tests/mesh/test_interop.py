@@ -208,8 +208,8 @@ def test_where_jax_ran_first_it_is_said_what_helps() -> None:
     )
     assert "mesh: needs 2 devices, this machine has 1\n" in out
     assert out.endswith(
-        'the mesh or jax.config.update("jax_num_cpu_devices", 2) before the first array of jax,'
-        " which started the backend\n"
+        'make the mesh, or call jax.config.update("jax_num_cpu_devices", 2), before the first array'
+        " of jax, which started the backend\n"
     )
 
 

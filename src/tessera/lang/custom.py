@@ -165,15 +165,17 @@ def value_and_grad(
     fn = asked_function(who, "the function", fn)
     places: Any = argnums if isinstance(argnums, tuple) and argnums else (argnums,)
     for n in places:
-        whole(who, "argnums", n, 0)
+        whole(who, "argnums", n)
     flag(who, "has_aux", has_aux)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if max(places) >= len(args):
-            fix = f"its gradient is by argument {max(places)}: give that by place"
+        if max(places) >= len(args) or min(places) < -len(args):
+            far = max(places, key=lambda n: n if n >= 0 else -n - 1)
+            fix = f"its gradient is by argument {far}: give that by place"
             raise unfit(who, "the number of arguments by place", len(args), fix)
-        given = [tensors(x, own=True) if i in places else x for i, x in enumerate(args)]
+        by_place = {n % len(args) for n in places}
+        given = [tensors(x, own=True) if i in by_place else x for i, x in enumerate(args)]
         with replaced(op_by_op=True):
             out = fn(*given, **kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):

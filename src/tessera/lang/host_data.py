@@ -77,6 +77,13 @@ def host_view(
         value = np.asarray(value) if engine_array(value) else lent(value, name)
     if isinstance(value, (list, tuple)):
         _need_no_tensors(name, value)
+    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        raise fail(
+            DTypeError,
+            f"{name}: some values of the array are masked, and a tensor has no mask",
+            [("masked", f"{int(value.mask.sum())} of {value.size}")],
+            fix="give x.filled(value), and the mask as a tensor of its own: ~x.mask",
+        )
     try:
         try:
             x = np.asarray(value)

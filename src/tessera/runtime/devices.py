@@ -54,7 +54,8 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         more = f"{environment.DEVICES}={needed} (virtual CPU devices)"
         if not _started:
             asked = f'jax.config.update("jax_num_cpu_devices", {needed})'
-            more = f"the mesh or {asked} before the first array of jax, which started the backend"
+            more = f"make the mesh, or call {asked}, before the first array of jax"
+            more += ", which started the backend"
         raise fail(
             BackendError,
             f"mesh: needs {needed} devices, this machine has {have}",

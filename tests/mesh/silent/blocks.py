@@ -108,6 +108,28 @@ for name, body in BY_KEY.items():
         assert kernel(body)(x).numpy().tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
+def by_rows(x: Any, mesh: Any) -> Any:
+    return ts.vmap(lambda row: row + mesh["b"].rank * 10 + mesh["a"].rank)(x)
+
+
+# -- places along one of several axes -------------------------------------------------------------
+ALONG: dict[str, Callable[[Any], Any]] = {
+    "as a tensor": lambda x: x + ts.mesh.current()["b"].rank * 10 + ts.mesh.current()["a"].rank,
+    "as a number": lambda x: x + (10 if ts.mesh.current()["b"].rank else 0)
+    + (1 if ts.mesh.current()["a"].rank else 0),
+    "in another order": lambda x: x + ts.tensor([0.0, 1.0, 10.0, 11.0])[
+        int(ts.mesh.current()["b", "a"].rank)
+    ],
+    "of each row": lambda x: by_rows(x, ts.mesh.current()),
+}  # fmt: skip
+for name, along in ALONG.items():
+
+    @row(f"a device's place along one of several axes, {name}")
+    def _(along: Any = along) -> None:
+        x = ts.tensor(np.zeros(4), mesh=MESH, layout="[4@(a,b)]")
+        assert kernel(along, ("a", "b"))(x).numpy().tolist() == [0.0, 10.0, 1.0, 11.0]
+
+
 # -- loops by rank --------------------------------------------------------------------------------
 BY_RANK: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
     "a scan": (

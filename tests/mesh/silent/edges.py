@@ -174,3 +174,16 @@ def _() -> None:
         drawn = ts.random.uniform((100_000,), low=low, high=high, dtype=dtype).numpy()
         assert low <= float(drawn.min()) and float(drawn.max()) < high
         assert abs(float(drawn.astype(np.float64).mean()) - (low + high) / 2) < 0.01
+
+
+@row("an array with masked values", error=ts.DTypeError, says="some values of the array are masked")
+def _() -> None:
+    x = np.ma.masked_array([1.0, 2.0, 1e20], [0, 0, 1])
+    assert ts.tensor(x[:2]).numpy().tolist() == [1.0, 2.0]
+    ts.tensor(x)
+
+
+@row("the last argument, by its place from the end")
+def _() -> None:
+    of = ts.value_and_grad(lambda x, w: (x * w).sum(), argnums=-1)
+    assert of(ts.tensor([2.0, 3.0]), ts.ones(2))[1].numpy().tolist() == [2.0, 3.0]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ...core.dtypes import int32
 from ...core.errors import StrategyWarning, UsageError, fail, lines_up
 from ...core.layout import Dim, TensorType, plain, ways
@@ -269,21 +271,29 @@ class LocalMesh(Mesh):
     __slots__ = ("_view",)
     _view: View
 
+    def __getitem__(self, axes: str | tuple[str, ...]) -> LocalMesh:
+        """The mesh of these axes, with this device's place along them."""
+        return _local(super().__getitem__(axes), self._view)
+
     @property
     def rank(self) -> Any:
         """The place of this device along the mesh's axes, major first: a number once it is used as
         one, an i32 tensor until then."""
-        if self._view.rank is not None:
-            return self._view.rank
+        seen = self._view
+        if seen.rank is not None:
+            at = np.unravel_index(seen.rank, [seen.mesh.sizes[a] for a in seen.axes])
+            place = dict(zip(seen.axes, map(int, at), strict=True))
+            return _place(place, self)
         recorder = current()
-        if recorder is None or recorder.frame is not self._view:
+        here = None if recorder is None else recorder.frame
+        if recorder is None or not isinstance(here, View) or here.entered is not seen.entered:
             raise fail(
                 UsageError,
                 "mesh.rank: the mesh of a local body is used after the body ended",
                 [("mesh", self.text())],
                 fix="ask ts.mesh.current() inside the body",
             )
-        return self._view.symbol(recorder)
+        return replace(seen, axes=self.axes).symbol(recorder)
 
 
 def current_mesh() -> Mesh:
@@ -294,10 +304,21 @@ def current_mesh() -> Mesh:
     seen = view()
     if seen is None:
         return open_mesh()
-    part = seen.mesh[seen.axes]
+    return _local(seen.mesh[seen.axes], seen)
+
+
+def _local(part: Mesh, seen: View) -> LocalMesh:
     mesh = LocalMesh(part.axes, devices=part.array())
     object.__setattr__(mesh, "_view", seen)
     return mesh
+
+
+def _place(at: dict[str, int], mesh: Mesh) -> int:
+    """The place along the axes of `mesh`, major first, of the device `at` these places."""
+    place = 0
+    for axis in mesh.axes:
+        place = place * mesh.sizes[axis] + at[axis]
+    return place
 
 
 def mean_of(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:

@@ -180,6 +180,7 @@ class Tensor:
             return self  # it never changes
         other = Tensor(self.copied(), self.type)
         other.name, other.drawn, other.remake = self.name, self.drawn, self.remake
+        other._given = self._given
         return other
 
     def copied(self) -> Any:

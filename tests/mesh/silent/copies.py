@@ -108,3 +108,9 @@ for name, compiled in {"at once": lambda f: f, "compiled": ts.jit}.items():
             return ts.grad(second, m)
 
         compiled(step)(Two(), np.ones((4, 3), np.float32))
+
+
+@row("ids out of range in a copy of a batch", error=ts.ShapeError, says="id 7 at [1] is outside")
+def _() -> None:
+    batch = copy.deepcopy({"ids": ts.tensor([0, 7])})
+    nn.embedding(batch["ids"], ts.ones((4, 2)))

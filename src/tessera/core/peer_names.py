@@ -302,7 +302,7 @@ ADVICE: dict[str, str] = {
     "float64": _WIDE, "double": _WIDE, "int64": _WIDE, "long": _WIDE,
     "amp": _MODEL_DTYPE, "at": "make a new tensor: ts.where(mask, value, x), ts.scatter_add",
     "add_": _IN_A_BOX.format("x + y", "+= y"),
-    "copy_": _IN_A_BOX.format("y", "+= y - p; or model.weight = y"),
+    "copy_": "tensors do not change: x = y; a parameter does: model.weight = y",
     "zero_": "tensors do not change: x = ts.zeros_like(x)",
     "mul_": _IN_A_BOX.format("x * y", "*= y"),
     "fill_": "tensors do not change: x = ts.full(x.shape, value, x.dtype)",

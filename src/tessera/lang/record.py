@@ -59,8 +59,8 @@ class Frame:
         """What there is here of `node`."""
         return node
 
-    def laid(self, to: TensorType) -> TensorType:
-        """`to`, which a user asks for, as it can be had here."""
+    def laid(self, to: TensorType, of: TensorType) -> TensorType:
+        """`to`, which a user asks for of a value of type `of`, as it can be had here."""
         return to
 
     def reads(self, node: Node) -> None:
@@ -232,8 +232,9 @@ class Recorder:
 
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         if op == "redistribute":
-            to = self.frame.laid(attrs["to"])
-            return [symbolic(self.builder.redistribute(self.node(args[0]), to), self)]
+            moved = self.node(args[0])
+            to = self.frame.laid(attrs["to"], moved.type)
+            return [symbolic(self.builder.redistribute(moved, to), self)]
         node = self.builder(op, *map(self.node, args), **attrs)
         nodes = [node]
         if len(node.types) > 1 or node.kind.many:

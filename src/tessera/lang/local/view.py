@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.dtypes import int32
-from ...core.errors import StrategyWarning, UsageError, fail, lines_up
+from ...core.errors import LayoutError, StrategyWarning, UsageError, fail, lines_up
 from ...core.layout import Dim, TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
@@ -110,7 +110,10 @@ class View(Frame):
         return self.outer.type_of(t, place)
 
     def part(self, recorder: Recorder, node: Node) -> Node:
-        """This device's block of `node`."""
+        """This device's block of `node`, which is whole along the axes of the view."""
+        left = tuple(p for p in node.types[0].partial if p[0] not in self.axes)
+        if len(left) < len(node.types[0].partial):
+            node = recorder.builder.redistribute(node, node.type.with_partial(left))
         split = node.types[0].split_axes
         axes = [a for a in self.axes if a in split] if split else ()
         if not axes:
@@ -170,8 +173,18 @@ class View(Frame):
             fix=f"combine it first: dist.all_reduce(x, {own[0]!r})",
         )
 
-    def laid(self, to: TensorType) -> TensorType:
-        return self.outer.laid(to)
+    def laid(self, to: TensorType, of: TensorType) -> TensorType:
+        """A block stays this device's own; what it is laid along are axes that are not local."""
+        if here := [a for a in (*to.split_axes, *to.partial_axes) if a in self.axes]:
+            raise fail(
+                LayoutError,
+                f"redistribute: {here[0]!r} is local here, where a tensor is one device's block",
+                [("tensor", of), ("layout", to)],
+                fix=f"name other axes; dist.scatter, all_gather and all_reduce move along"
+                f" {here[0]!r}",
+            )
+        to = self.outer.laid(to, of)
+        return to if to.varying else to.with_varying(of.varying)
 
     def sets(self, node: Node) -> None:
         self.outer.sets(node)

@@ -133,7 +133,7 @@ class PipeState(Frame):
         part = (Factor(self.rows // self.count, first[0].axes),)
         return here.with_dims((part, *here.dims[1:]))
 
-    def laid(self, to: TensorType) -> TensorType:
+    def laid(self, to: TensorType, of: TensorType) -> TensorType:
         return self.on_stage(to)
 
     @property
@@ -290,7 +290,7 @@ class RowOfBatch(Frame):
     microbatch: PipeState
     is_read = False
 
-    def laid(self, to: TensorType) -> TensorType:
+    def laid(self, to: TensorType, of: TensorType) -> TensorType:
         return self.microbatch.on_stage(to)
 
     @property
@@ -306,7 +306,7 @@ class RowOfBatch(Frame):
         goals: Sequence[Goal],
         mean_over: Sequence[str] = (),
     ) -> list[Node]:
-        here = [None if t is None else self.laid(t) for t in goals]
+        here = [None if t is None else self.microbatch.on_stage(t) for t in goals]
         return derived(recorder.builder, loss, wrt, here, mean_over)
 
 

@@ -530,13 +530,13 @@ UsageError: Lion.update: params and state: 0 names are missing, 2 are too many
   missing  : none
   too many : v.w, v.b
   at       : FILE
-  fix      : start from Lion(...).init(params)"""),
+  fix      : start from Lion(...).init(params); after unfreezing see docs/training.md"""),
     ("no state", lambda: ADAM.update({"w": W["w"]}, {"w": W["w"]}, {}), """
 UsageError: Adam.update: params and state: 3 names are missing, 0 are too many
   missing  : step, m.w, v.w
   too many : none
   at       : FILE
-  fix      : start from Adam(...).init(params)"""),
+  fix      : start from Adam(...).init(params); after unfreezing see docs/training.md"""),
     ("load other names", lambda: ADAM.load_state_dict(STATE, {"step": np.array(3)}), """
 UsageError: Adam.load_state_dict: 4 names are missing, 0 are too many
   missing  : m.w, m.b, v.w, v.b

@@ -216,7 +216,7 @@ class Optimizer(ABC):
         need_same_names(f"{call}: params and grads", ws, gs, fix)
         need_same_shapes(f"{call}: params and grads", ws, gs, fix)
         slots: dict[str, Slots] = {name: {} for name in ws}
-        fix = f"start from {self._name}(...).init(params)"
+        fix = f"start from {self._name}(...).init(params); after unfreezing see docs/training.md"
         _need_state(call, state)
         wanted: dict[str, Any] = {"step": state.get("step")}
         for name, w in ws.items():

@@ -39,7 +39,7 @@ from .chosen import Chosen, warn_if_unused
 from .engine import Program, engine
 from .host_data import is_array
 from .leaks import need_none_left
-from .once import warn
+from .once import unused, warn
 from .operands import as_tensor
 from .parameter import Parameter
 from .record import Recorder, current
@@ -351,7 +351,8 @@ class Jit(Generic[P, R]):
         schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]
         cut = entry.root.written is None
         warn_if_unused(done.recorder, "" if schedule is None else schedule.table, *chosen, cut=cut)
-        return now, done.recorder.left(), done.once
+        used = [*self._latest()[1], *(n for n, _ in reads.nodes)]
+        return now, done.recorder.left(), [*done.once, *unused(done.recorder, used)]
 
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:
         """Makes of what was recorded the programs of `entry`, of the call with these tensors."""

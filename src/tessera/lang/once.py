@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import TraceWarning, caller, lines_up
+from ..ir.graph.node import Node
 from .captured_code import names_in, variables
 from .captured_places import Looked
 from .host_data import is_host_array
+from .record import Recorder
 from .static_arguments import kept
 
 _CLOCKS = {
@@ -70,6 +72,17 @@ class Once:
                     " do it again: return what goes there, and put it there after the call"
                 )
         return rows
+
+
+def unused(recorder: Recorder, results: Iterable[Node]) -> list[str]:
+    """Where a tensor was to be changed in place, in vain; `results` are used besides."""
+    used = {*results, *(arg for n in recorder.builder.nodes for arg in n.args)}
+    return [
+        f"makes a new tensor at {at} that nothing uses: += and the like do not change a tensor in"
+        " place; put the result where the old one is kept: weights[name] = w - g"
+        for n, at in recorder.renewed
+        if n not in used
+    ]
 
 
 def warn(who: str, rows: Iterable[str], known: set[str]) -> None:

@@ -235,6 +235,33 @@ def _(x: ts.Tensor) -> Any:
     return x
 
 
+@_once("changes plain weights in place", "that nothing uses: += and the like do not change")
+def _(x: ts.Tensor) -> Any:
+    weights = [x * 2.0, x * 3.0]
+    for w in weights:
+        w -= 0.1 * x
+    return weights[0]
+
+
+@row("adds up in place what it uses")
+def sums_in_place() -> None:
+    @ts.jit
+    def step(x: ts.Tensor, w: ts.Tensor, state: dict[str, ts.Tensor]) -> Any:
+        h = x * 1.0
+        h += w  # by whose gradient the sum is not needed
+        state["seen"] += x.sum()
+        total = x * 0.0
+        for k in range(3):
+            total += k * x
+        return total, ts.grad(h.sum(), w)
+
+    state = {"seen": ts.tensor(0.0)}
+    total, grad = step(X, X, state)
+    np.testing.assert_array_equal(total.numpy(), 3 * np.asarray(X))
+    assert grad.numpy().tolist() == [1.0, 1.0]
+    assert state["seen"].item() == np.asarray(X).sum()
+
+
 @row("draws before the call, sleeps in it, and takes what it was given")
 def nothing_is_said() -> None:
     noise = np.random.normal()

@@ -173,15 +173,15 @@ def test_solves_and_determinants(oracle: Oracle) -> None:
 def test_factors_multiply_to_the_matrix(oracle: Oracle) -> None:
     a = positive(2, 4, 4)
     low = ts.linalg.cholesky(a)
-    close(low @ low.transpose(), a)
+    close(low @ low.transpose(-2, -1), a)
     values, vectors = ts.linalg.eigh(a)
-    close(vectors * values.reshape(2, 1, 4) @ vectors.transpose(), a)
+    close(vectors * values.reshape(2, 1, 4) @ vectors.transpose(-2, -1), a)
     for shape in ((2, 5, 3), (2, 3, 5), (4, 4)):
         x = real(*shape)
         k = min(shape[-2:])
         q, r = ts.linalg.qr(x)
         close(q @ r, x)
-        close(q.transpose() @ q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)))
+        close(q.transpose(-2, -1) @ q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)))
         assert (ts.diagonal(r).numpy() > 0).all()
         u, s, vt = ts.linalg.svd(x)
         close(u * s.reshape(*shape[:-2], 1, k) @ vt, x)

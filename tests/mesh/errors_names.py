@@ -82,7 +82,7 @@ row('X.mT', ts.UnknownNameError, lambda: X.mT, """
 'Tensor' object has no attribute 'mT'
   tensor : f32[2, 3]
   at     : AT
-  fix    : write x.transpose()
+  fix    : write x.transpose(-2, -1)
 """)
 row('X.at[0].set(1.0)', ts.UnknownNameError, lambda: X.at[0].set(1.0), """
 'Tensor' object has no attribute 'at'

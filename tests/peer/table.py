@@ -178,7 +178,7 @@ row("flatten", lambda x, start_dim=0, end_dim=-1: x.flatten(start_dim, end_dim))
 row("transpose", lambda x, a, b: x.transpose(a, b))
 row("permute", lambda x, dims: ts.permute(x, dims))
 row("T", lambda x: x.T)
-row("mT", lambda x: x.transpose())
+row("mT", lambda x: x.transpose(-2, -1))
 row("expand", lambda x, shape: ts.broadcast_to(x, shape))
 row("broadcast_to", ts.broadcast_to)
 row("squeeze", lambda x, dim=None: ts.squeeze(x, dim))
@@ -283,7 +283,7 @@ row("linalg.svdvals", lambda a: ts.linalg.svd(a)[1], dtypes=F32, loose=8)
 
 def one_triangle(a: Any, UPLO: str = "L") -> Any:
     """Eigenvalues from one triangle; ours are of the lower one."""
-    return ts.linalg.eigh(a if UPLO == "L" else a.transpose())[0]
+    return ts.linalg.eigh(a if UPLO == "L" else a.transpose(-2, -1))[0]
 
 
 row("linalg.eigvalsh", one_triangle, dtypes=F32, loose=8, grad=False)

@@ -88,7 +88,10 @@ def grouped(run: Iterable[Digit]) -> Dim:
         if d.uneven:
             if size > 1:
                 out.append(Factor(size, axes))
-            out.append(Factor(d.size, d.axes))
+            at = len(out)
+            while d.size == 1 and at and out[at - 1].size == 1 and out[at - 1].axes > d.axes:
+                at -= 1  # one element over the first device of each: their order says nothing
+            out.insert(at, Factor(d.size, d.axes))
             size, axes, open_ = 1, (), False
         elif d.axes:
             if size > 1 and not open_:

@@ -16,7 +16,7 @@ INSTEAD: dict[str, str] = {
     "view": "x.reshape(...)", "view_as": "x.reshape(y.shape)", "reshape_as": "x.reshape(y.shape)",
     "contiguous": "x itself", "clone": _SAME, "copy": _SAME, "dim": "x.ndim",
     "numel": "x.size", "nelement": "x.size", "itemsize": "x.dtype.itemsize",
-    "mT": "x.transpose()", "mH": "x.transpose()", "t": "x.T", "H": "x.T",
+    "mT": "x.transpose(-2, -1)", "mH": "x.transpose(-2, -1)", "t": "x.T", "H": "x.T",
     "swapaxes": "x.transpose(a, b)", "swapdims": "x.transpose(a, b)",
     "movedim": "x.permute(...)", "moveaxis": "x.permute(...)",
     "ravel": "x.flatten()", "expand": "ts.broadcast_to(x, shape)",

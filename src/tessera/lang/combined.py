@@ -21,7 +21,7 @@ from .elementwise import (
     where,
 )
 from .elementwise import exp as exp_of
-from .operands import as_tensor, emit, matched
+from .operands import as_tensor, emit, matched, scalar
 from .products import einsum
 from .shaping import Dims, broadcast_to, dims_of, one_dim, reshape
 from .tensor import Like, Tensor
@@ -53,7 +53,7 @@ def nan_to_num(
     most = largest(t.dtype)
     ends = most if posinf is None else posinf, -most if neginf is None else neginf
     up, down = (number("nan_to_num", "posinf or neginf", end) for end in ends)
-    infinite = where(t > 0, up, down)
+    infinite = where(t > 0, scalar(up, t.dtype), down)
     return where(isfinite(t), t, where(isnan(t), number("nan_to_num", "nan", nan), infinite))
 
 

@@ -107,7 +107,10 @@ def round(x: Like, decimals: int = 0) -> Tensor:
     """
     t, places = as_tensor(x), whole("round", "decimals", decimals, -38, 38)
     if places:
-        return round(as_float("round", t) * 10.0**places) * 10.0**-places
+        wide = as_float("round", t).to(f32)
+        by = 10.0 ** (places if places > 0 else -places)
+        found = round(wide * by) / by if places > 0 else round(wide / by) * by
+        return found.to(t.dtype) if t.dtype.is_float else found
     if not t.dtype.is_float:
         return t
     low = floor(t)

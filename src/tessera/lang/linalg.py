@@ -130,7 +130,7 @@ def _det(a: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         n = a.shape[-1]
         one = eye(n, dtype=a.dtype)
         full = F.where(singular, one, a)
-        regular = _product(*slogdet(full)).reshape(singular.shape) * inv(full).transpose()
+        regular = _product(*slogdet(full)).reshape(singular.shape) * inv(full).transpose(-2, -1)
         u, s, vt = svd(F.where(singular, a, one * (F.arange(n) + 1.0).to(a.dtype)))
         others = F.prod(F.where(one != 0, 1.0, s.reshape(*s.shape[:-1], 1, n)), -1)
         sign = slogdet(u @ vt)[0].reshape(singular.shape)
@@ -152,7 +152,7 @@ def eigh(a: Like) -> tuple[Tensor, Tensor]:
     Raises ShapeError if the matrices are not square.
     """
     m = _matrices("eigh", a)
-    mirrored = tril(m) + tril(m, -1).transpose()
+    mirrored = tril(m) + tril(m, -1).transpose(-2, -1)
     values, vectors = emit_many("eigh", F.straight_through(mirrored, m))
     return values, vectors
 
@@ -167,7 +167,7 @@ def qr(a: Like) -> tuple[Tensor, Tensor]:
     m, n = t.shape[-2:]
     q, r = emit_many("qr", t[..., : min(m, n)])
     # Further columns are combinations of those of Q.
-    return q, r if n <= m else F.concat([r, q.transpose() @ t[..., m:]], -1)
+    return q, r if n <= m else F.concat([r, q.transpose(-2, -1) @ t[..., m:]], -1)
 
 
 def svd(a: Like) -> tuple[Tensor, Tensor, Tensor]:

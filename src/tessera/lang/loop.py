@@ -327,7 +327,7 @@ def _alike(x: Tensor, like: TensorType) -> Tensor:
     t = x.type.on(like.mesh)
     rest = [without(d, axes, t.sizes) for d in t.dims[1:]]
     open_ = tuple(p for p in t.partial if p[0] not in axes)
-    return relayout(x, t.with_dims((rows, *rest)).with_partial(open_))
+    return relayout(x, t.with_partial(open_).with_dims((rows, *rest)))
 
 
 def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "recompute") -> R:

@@ -65,7 +65,7 @@ def vector_norm(x: Like, ord: Order = 2, dim: Dims = None, keepdims: bool = Fals
 
 def _by_power(size: Tensor, p: float, dim: Dims, keepdims: bool) -> Tensor:
     if p == 0:
-        return F.sum(F.sign(size), dim, keepdims)
+        return F.sum(F.where(F.isnan(size), 1.0, F.sign(size)), dim, keepdims)
     if p == 1:
         return F.sum(size, dim, keepdims)
     # Where all is zero the root would have no slope: a one stands under it. With p below 0 one

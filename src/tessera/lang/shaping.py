@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.checks import several, sizes, whole
 from ..core.dtypes import promote
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from .operands import as_tensor, emit
 from .tensor import Like, Tensor, method
@@ -120,9 +120,20 @@ def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
 
 
 @method("transpose")
-def swap(x: Like, a: int = -2, b: int = -1) -> Tensor:
-    """`x` with two dims exchanged, by default the last two."""
+def swap(x: Like, a: int | Sequence[int] | None = None, b: int = -1) -> Tensor:
+    """`x` with two dims exchanged; a matrix with its two; with all in the order `a`, as in NumPy.
+    Raises UsageError where `x` has more dims than two and none is named."""
     t = as_tensor(x)
+    if a is None and t.ndim > 2:
+        raise fail(
+            UsageError,
+            "transpose: no dims are named",
+            [("x", t.type)],
+            fix="x.transpose(-2, -1) exchanges the last two, x.T has all in reverse order",
+        )
+    if isinstance(a, Sequence):
+        return permute(t, a)
+    a = -2 if a is None else a
     i, j = one_dim("transpose", t, a), one_dim("transpose", t, b)
     perm = list(range(t.ndim))
     perm[i], perm[j] = j, i

@@ -326,8 +326,8 @@ class Tensor:
         def reshape(self, *shape: int | Sequence[int]) -> Tensor:
             """`ts.reshape`: the same elements in another shape; one size may be -1."""
 
-        def transpose(self, a: int = -2, b: int = -1) -> Tensor:
-            """Exchanges two dims, by default the last two."""
+        def transpose(self, a: int | Sequence[int] | None = None, b: int = -1) -> Tensor:
+            """Exchanges two dims; of a matrix its two."""
 
         def permute(self, *dims: int | Sequence[int]) -> Tensor:
             """`ts.permute`: the dims in another order."""

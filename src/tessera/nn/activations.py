@@ -81,7 +81,7 @@ def hardswish(x: Like) -> Tensor:
 @rounded_once
 def logsigmoid(x: Like) -> Tensor:
     """`log(sigmoid(x))`, elementwise, without overflow."""
-    return -softplus(-as_tensor(x))
+    return -softplus(-as_float("logsigmoid", x))
 
 
 @rounded_once

@@ -170,7 +170,8 @@ def _sum_grad(b: Build, n: Any, g: Any) -> Any:
     x, a = n.args[0].type, n.attrs
     lead = x.rank - len(a["size"])
     sizes, made = x.shape[lead:], g.type.shape[lead:]
-    if a["size"] == a["stride"] and all(k * m == s for k, m, s in zip(a["size"], made, sizes)):
+    beside = a["size"] == a["stride"] and not any(low for low, _ in a["pads"])
+    if beside and all(k * m == s for k, m, s in zip(a["size"], made, sizes)):
         own = x.shape[:lead]
         line = (*own, *(v for m in made for v in (m, 1)))
         whole = (*own, *(v for m, k in zip(made, a["size"]) for v in (m, k)))

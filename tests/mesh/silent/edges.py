@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 import tessera as ts
 from tessera import dist, nn
@@ -187,3 +188,61 @@ def _() -> None:
 def _() -> None:
     of = ts.value_and_grad(lambda x, w: (x * w).sum(), argnums=-1)
     assert of(ts.tensor([2.0, 3.0]), ts.ones(2))[1].numpy().tolist() == [2.0, 3.0]
+
+
+@row("what narrow floats and whole numbers become on the way")
+def _() -> None:
+    for dtype in (ts.bf16, ts.f16):
+        x = torch.tensor([1.1484, 70.0, float("inf"), float("nan")]).to(
+            torch.bfloat16 if dtype is ts.bf16 else torch.float16
+        )
+        mine = ts.tensor(x.float().numpy(), dtype=dtype)
+        for got, want in (
+            (ts.nan_to_num(mine), torch.nan_to_num(x)),
+            (ts.round(mine, 1), torch.round(x, decimals=1)),
+        ):
+            assert got.dtype is dtype
+            np.testing.assert_array_equal(got.to(ts.f32).numpy(), want.float().numpy())
+    assert ts.round(ts.tensor([11504.0], dtype=ts.f16), 1).numpy().tolist() == [11504.0]
+    whole = np.array([0, 1, 3, 100], np.uint8)
+    want = torch.nn.functional.logsigmoid(torch.tensor(whole).float()).numpy()
+    np.testing.assert_allclose(nn.logsigmoid(whole).numpy(), want, rtol=1e-6, atol=1e-30)
+    assert ts.linalg.vector_norm(ts.tensor([np.nan, 1.0, 0.0]), 0).item() == 2.0
+
+
+@row(
+    "NumPy's x.transpose() of three dims", error=ts.UsageError, says="x.T has all in reverse order"
+)
+def _() -> None:
+    x = ts.ones((2, 3, 4))
+    assert x.transpose(0, 1).shape == (3, 2, 4) and x.transpose((2, 0, 1)).shape == (4, 2, 3)
+    assert ts.ones((2, 3)).transpose().shape == (3, 2)
+    x.transpose()
+
+
+@row("a sum still to be completed, along the axis that splits what it is used with")
+def _() -> None:
+    mesh = dist.Mesh(("a",), devices=2)
+    q, k, v = (RNG.normal(size=(2, 2, 4, 4)).astype(np.float32) for _ in range(3))
+    want = nn.attention(q, k, v).numpy()
+    open_ = ts.tensor(k, mesh=mesh, layout="[2, 2, 4, 4] +a")
+    for split in ("[2@a, 2, 4, 4]", "[2, 2@a, 4, 4]", "[2, 2, 4@a, 4]"):
+        mine = (ts.tensor(x, mesh=mesh, layout=split) for x in (q, v))
+        got = nn.flash_attention(next(mine), open_, next(mine))
+        np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
+    x = ts.tensor(k[0, 0], mesh=mesh, layout="[4, 4] +a")
+    y = ts.tensor(v[0, 0], mesh=mesh, layout="[4@a, 4]")
+    got = ts.map_chunks(lambda a, b: ts.tanh(a) * b, x, y, rows=1)
+    np.testing.assert_allclose(got.numpy(), np.tanh(k[0, 0]) * v[0, 0], rtol=1e-6)
+
+
+@row("dims of one element, split over axes in another order than the mesh's")
+def _() -> None:
+    mesh = dist.Mesh(("a", "b"), shape={"a": 2, "b": 2})
+    x = RNG.normal(size=(1, 1, 5)).astype(np.float32)
+    mine = torch.tensor(x, requires_grad=True)
+    (torch.nn.functional.adaptive_max_pool1d(mine, 3) * torch.arange(3)).sum().backward()
+    for layout in ("[1@b, 1@a, 5]", "[1@a, 1@b, 5]", "[1@(b,a), 1, 5]"):
+        of = ts.jit(lambda x: ts.grad((nn.adaptive_max_pool1d(x, 3) * np.arange(3.0)).sum(), x))
+        got = of(ts.tensor(x, mesh=mesh, layout=layout))
+        np.testing.assert_allclose(got.numpy(), mine.grad, rtol=1e-6)

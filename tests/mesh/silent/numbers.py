@@ -86,7 +86,7 @@ def _flash(q: ts.Tensor, k: ts.Tensor, v: ts.Tensor) -> ts.Tensor:
 
     def tile(carry: tuple[ts.Tensor, ...], kv: tuple[ts.Tensor, ts.Tensor]) -> tuple:
         most, total, out = carry
-        scores = q @ kv[0].transpose() * 32**-0.5
+        scores = q @ kv[0].transpose(-2, -1) * 32**-0.5
         now = ts.maximum(most, scores.max(-1, keepdims=True))
         p, old = ts.exp(scores - now), ts.exp(most - now)
         return (now, total * old + p.sum(-1, keepdims=True), out * old + p @ kv[1]), None

@@ -428,12 +428,12 @@ def _through_a_cut() -> object:
 
 
 row("a gradient through an update of long ago", ts.GraphError, _through_a_cut, """
-grad: what leads from 'w' to the loss was let go of by an earlier gradient
+grad: what leads from 'w' to the loss was let go of, by an earlier gradient or as weights were set
   loss    : f32[]
   weight  : f32[2]
   through : f32[2]
   at      : AT
-  fix     : put all of it in one function under ts.jit, which remembers, or take the gradient by the newest weights
+  fix     : put all of it in one function under ts.jit, which remembers; or take the gradient by the newest weights; nn.functional_call(model, w, x) sets none
 """)  # noqa: E501
 row("no room for programs", ts.UsageError, lambda: ts.set_program_cache(maps=0), """
 set_program_cache: maps cannot be 0

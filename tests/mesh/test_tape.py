@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.lang.tape import history
+
+RNG = np.random.default_rng(0)
 
 
 def weight() -> ts.Tensor:
@@ -88,7 +91,7 @@ def test_a_gradient_through_a_cut_is_an_error_and_never_a_part_of_it() -> None:
     second = first - 0.1 * ts.grad(loss_of(first), first)
     ts.grad(loss_of(second), second)
     for loss in (loss_of(second), loss_of(second) + loss_of(first)):
-        with pytest.raises(ts.GraphError, match="was let go of by an earlier gradient"):
+        with pytest.raises(ts.GraphError, match="was let go of, by an earlier gradient"):
             ts.grad(loss, first)
     ts.grad(loss_of(second) + loss_of(first), [first, second])  # each by itself: no way between
 
@@ -98,6 +101,68 @@ def test_a_gradient_through_a_cut_is_an_error_and_never_a_part_of_it() -> None:
         return ts.grad(loss_of(new), w)
 
     assert ts.jit(both)(first).numpy().all()
+
+
+SET: dict[str, Callable[[Any, Any], Any]] = {
+    "load_parameters": lambda m, w: m.load_parameters(w),
+    "load_state_dict": lambda m, w: m.load_state_dict(w),
+    "attributes": lambda m, w: (setattr(m, "weight", w["weight"]), setattr(m, "bias", w["bias"])),
+}
+
+
+@pytest.mark.parametrize("how", SET)
+def test_a_gradient_flows_through_weights_that_are_set(how: str) -> None:
+    layer, x = ts.nn.Linear(3, 2), RNG.normal(size=(4, 3)).astype(np.float32)
+
+    def slopes(w: dict[str, ts.Tensor]) -> Any:
+        SET[how](layer, {name: v * 2.0 for name, v in w.items()})
+        loss = ts.tanh(layer(x)).sum()
+        return ts.grad(loss, w), ts.grad(loss, layer)
+
+    given = {name: ts.tensor(RNG.normal(size=t.shape)) for name, t in layer.parameters().items()}
+    once, compiled = slopes(given), ts.jit(slopes)(given)
+    for name in given:
+        for mine, theirs in zip(once, compiled, strict=True):
+            np.testing.assert_allclose(mine[name].numpy(), theirs[name].numpy(), rtol=1e-5)
+        np.testing.assert_allclose(once[0][name].numpy(), 2 * once[1][name].numpy(), rtol=1e-5)
+
+
+def test_what_a_weight_was_before_is_behind_a_cut() -> None:
+    layer, x = ts.nn.Linear(3, 2), RNG.normal(size=(4, 3)).astype(np.float32)
+    w = {name: ts.tensor(RNG.normal(size=t.shape)) for name, t in layer.parameters().items()}
+    layer.load_parameters(w)
+    slopes = ts.grad(ts.tanh(layer(x)).sum(), layer)
+    layer.load_parameters({name: t - 0.1 * slopes[name] for name, t in layer.parameters().items()})
+    with pytest.raises(ts.GraphError, match="or as weights were set"):
+        ts.grad(ts.tanh(layer(x)).sum() + sum((t * t).sum() for t in w.values()), w)
+    assert set(ts.grad(ts.tanh(layer(x)).sum(), layer)) == set(w)
+
+
+def test_a_copy_of_another_modules_weights_is_a_constant() -> None:
+    online, target = ts.nn.Linear(3, 2), ts.nn.Linear(3, 2)
+    x = RNG.normal(size=(4, 3)).astype(np.float32)
+    for share in (1.0, 0.1):
+        old = target.parameters()
+        new = online.parameters() if share == 1 else {
+            name: share * t + (1 - share) * old[name] for name, t in online.parameters().items()
+        }  # fmt: skip
+        target.load_parameters(new)
+        goal = ts.stop_gradient(target(x))
+        want = ts.grad(((online(x) - goal - 1.0) ** 2).sum(), online)
+        got = ts.grad(((online(x) - target(x) - 1.0) ** 2).sum(), online)
+        for name in want:
+            np.testing.assert_array_equal(got[name].numpy(), want[name].numpy())
+
+
+def test_weights_that_follow_others_hold_no_past() -> None:
+    average, layer = ts.nn.Linear(3, 2), ts.nn.Linear(3, 2)
+    for _ in range(5):
+        old = average.parameters()
+        new = {name: 0.9 * old[name] + 0.1 * t for name, t in layer.parameters().items()}
+        average.load_parameters(new)
+        layer.load_parameters({name: t * 1.1 for name, t in layer.parameters().items()})
+    for module in (average, layer):
+        assert all(len(history(t.now())) == 1 for t in module.parameters().values())
 
 
 def test_constants_are_constants_everywhere() -> None:

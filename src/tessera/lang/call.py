@@ -84,11 +84,12 @@ class Recorded:
 
     def _check_left(self) -> None:
         """Raises ShapeError if a value of each device is put into a place outside."""
-        for t, place in zip(self.left, self.found.writes, strict=True):
+        places = [x.place for x in self.found.writes for _ in range(x.count)]
+        for t, place in zip(self.left, places, strict=True):
             if own := t.type.varying:
                 raise fail(
                     ShapeError,
-                    f"{place.name} is set in a local body to what differs between devices",
+                    f"{place.label} is set in a local body to what differs between devices",
                     [("value", t.type)],
                     fix=f"combine it first: dist.all_reduce(x, {own[0]!r}); or return it",
                 )

@@ -22,7 +22,8 @@ from .static_arguments import Same
 from .tensor import Tensor
 from .tree import containers, is_registered
 
-MOST_FUNCTIONS, MOST_ITEMS, DEPTH = 200, 2000, 4
+MOST_FUNCTIONS, MOST_ITEMS = 200, 2000
+DEPTH = 4  # attributes of attributes; with the containers between them, twice as many
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 SHARED = (type, types.ModuleType)
 _CALLED = (types.FunctionType, types.MethodType, functools.partial)
@@ -120,7 +121,7 @@ class _Look:
             self._shared.add(id(x))
             place = Place(x, None, x.__name__)
             self.out[place.name] = place, x, Same(x)
-        if len(place.path) == DEPTH:
+        if len(place.path) == 2 * DEPTH or sum(own for own, _ in place.path) == DEPTH:
             return
         if isinstance(x, dict):
             for key, value in x.items():

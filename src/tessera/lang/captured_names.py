@@ -9,7 +9,7 @@ means a recording of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,38 @@ from .captured_places import GONE, Looked, Place, is_plain, mark_of
 from .record import Recorder
 from .static_arguments import Same, kept
 from .tensor import Tensor
+from .tree import Spec, flatten, unflatten
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a function puts into `place`: a tensor, or a container of tensors and numbers, whose
+    `leaves` that are tensors are the next results of its program."""
+
+    place: Place
+    spec: Spec
+    leaves: tuple[Any, ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for x in self.leaves if isinstance(x, Tensor)]
+
+    def emptied(self) -> Left:
+        """The same without the recording's tensors."""
+        bare = (_RESULT if isinstance(x, Tensor) else x for x in self.leaves)
+        return Left(self.place, self.spec, tuple(bare))
+
+    @property
+    def count(self) -> int:
+        """How many results go there."""
+        return sum(x is _RESULT for x in self.leaves)
+
+    def put(self, results: Iterator[Tensor]) -> None:
+        leaves = (next(results) if x is _RESULT else x for x in self.leaves)
+        self.place.put(unflatten(self.spec, list(leaves)))
+
+
+_RESULT = Same("a result")
 
 
 @dataclass(slots=True)
@@ -26,7 +58,7 @@ class Found:
 
     tensors: list[tuple[object, list[Place]]] = field(default_factory=list)  # (type, where it is)
     others: list[tuple[Place, object]] = field(default_factory=list)  # (place, its mark)
-    writes: list[Place] = field(default_factory=list)
+    writes: list[Left] = field(default_factory=list)
     values: list[tuple[Place, object]] = field(default_factory=list)  # (place, what is put there)
 
     def same(self, begun: bool = False) -> bool:
@@ -59,8 +91,11 @@ class Outside:
         into `writes`)."""
         before, after = self._looked(recorder)
         self.after = after
-        written = _written(before, after, recorder)
-        wrote = {p.name for p, _ in written}
+        left, values = _written(before, after, recorder)
+        written = [*(x.place for x in left), *(p for p, _ in values)]
+        wrote, tensors = {p.name for p in written}, [t for x in left for t in x.tensors]
+        for t in tensors:
+            recorder.node(t)  # one from outside is an input from here on
         found = Found()
         used = {id(t): t.type for t, _ in recorder.captured}
         groups: dict[int, list[Place]] = {}
@@ -73,17 +108,16 @@ class Outside:
             # What else the function changed it would change at each recording anew.
             elif name in wrote or (name in after and after[name][2] == mark):
                 found.others.append((place, mark))
-        found.others += [(p, Same(GONE)) for p, _ in written if p.name not in before]
+        found.others += [(p, Same(GONE)) for p in written if p.name not in before]
         found.tensors = [(used[i], places) for i, places in groups.items()]
-        tensors = [(p, x) for p, x in written if isinstance(x, Tensor)]
-        found.writes = [p for p, _ in tensors]
-        found.values = [(p, x) for p, x in written if not isinstance(x, Tensor)]
-        return found, {i: places[0] for i, places in groups.items()}, [x for _, x in tensors]
+        found.writes, found.values = [x.emptied() for x in left], values
+        return found, {i: places[0] for i, places in groups.items()}, tensors
 
     def restore(self, recorder: Recorder) -> None:
         """Puts back what was in the places into which the function has put tensors and numbers."""
         before, after = self._looked(recorder)
-        for place, _ in _written(before, after, recorder):
+        left, values = _written(before, after, recorder)
+        for place in (*(x.place for x in left), *(p for p, _ in values)):
             own = place.name in before and place.name not in self._inherited
             place.put(before[place.name][1] if own else GONE)
 
@@ -98,10 +132,13 @@ class Outside:
         return before, after
 
 
-def _written(before: Looked, after: Looked, recorder: Recorder) -> list[tuple[Place, Any]]:
-    """The places that the function set to its tensors, and to numbers and their like: they, or what
-    they are in, were there before. A list that grew would do so at each recording."""
-    out = []
+def _written(
+    before: Looked, after: Looked, recorder: Recorder
+) -> tuple[list[Left], list[tuple[Place, Any]]]:
+    """The places that the function set to its tensors, or to new containers of them; and those that
+    it set to numbers and their like. They, or what they are in, were there before. A list that grew
+    would do so at each recording."""
+    left, values = [], []
     for place, x, _ in after.values():
         name, holder, grew = place.above, None, False
         if name is not None:
@@ -109,14 +146,20 @@ def _written(before: Looked, after: Looked, recorder: Recorder) -> list[tuple[Pl
             if name not in before or before[name][1] is not holder or isinstance(holder, tuple):
                 continue
             grew = before[name][2] != after[name][2]
-        if isinstance(x, Tensor):
-            if x._trace is recorder and not isinstance(holder, list):
-                out.append((place, x))
-        elif is_plain(x) and not (isinstance(holder, list) and grew):
-            was = before.get(place.name)
+        was = before.get(place.name)
+        if is_plain(x) and not (isinstance(holder, list) and grew):
             if was is None or kept(was[1]) != kept(x):
-                out.append((place, x))
-    return out
+                values.append((place, x))
+        elif (
+            isinstance(x, (Tensor, dict, list, tuple))
+            and not isinstance(holder, list)
+            and (was is None or was[1] is not x)
+        ):
+            leaves, spec = flatten(x)
+            mine = any(isinstance(t, Tensor) and t._trace is recorder for t in leaves)
+            if mine and all(type(t) is Tensor or is_plain(t) for t in leaves):
+                left.append(Left(place, spec, tuple(leaves)))
+    return left, values
 
 
 def places_of(fn: Any, tensors: Iterable[Tensor]) -> list[tuple[Place, Tensor]]:

@@ -311,7 +311,7 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
 
 
 def _tape_leaves(loss: Tensor) -> list[Tensor]:
-    return [t for t in history(loss) if t._made is None]
+    return [t for t in history(loss) if t._made is None or t.box is not None]
 
 
 def _from_tape(
@@ -392,10 +392,11 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
             name = path_name(spec_paths(spec)[at]) or lost[0].name or "the weight"
             raise fail(
                 GraphError,
-                f"grad: what leads from {name!r} to the loss was let go of by an earlier gradient",
+                f"grad: what leads from {name!r} to the loss was let go of, by an earlier gradient"
+                " or as weights were set",
                 [("loss", loss.type), ("weight", lost[0].type), ("through", t.type)],
-                fix="put all of it in one function under ts.jit, which remembers, or take the"
-                " gradient by the newest weights",
+                fix="put all of it in one function under ts.jit, which remembers; or take the"
+                " gradient by the newest weights; nn.functional_call(model, w, x) sets none",
             )
         stopped = True
     return stopped

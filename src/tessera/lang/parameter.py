@@ -11,22 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from ..core.checks import alike, flag, shown, sizes, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
 from .create import first_values
 from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
-from .tensor import Tensor
+from .tensor import Made, Past, Tensor
 
 First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it has by then
+_NEAR = 64  # tensors, by which an optimizer's update of a weight comes to its old value
 
 
 class Parameter(Tensor):
@@ -191,12 +193,28 @@ class Parameter(Tensor):
         source = value.now() if isinstance(value, Parameter) else value
         to = self.type if source.mesh is None and self.mesh is not None else source.type
         self.type = to.with_dtype(source.dtype)
-        if source._data is not None and self.type is source.type:
+        alike = self.type is source.type
+        if alike and source._data is not None:
             of_another = source.box is not None and source.box is not self
             self._data = source.copied() if of_another else source._data
             self._pending = None
         else:
             self._wait(lambda t: moved(source, t.type).data)
+        if source.box is None and not settings().no_grad:
+            self._come_of(source, alike)
+
+    def _come_of(self, source: Tensor, alike: bool) -> None:
+        """Notes, outside of recorded functions, that the value is that of `source`: a gradient by
+        what that was made of flows through here. Not where it is made of this parameter's own value
+        before, as each would hold all others, nor where it was moved, as its data would be there
+        twice: then a gradient by a tensor that leads here is an error. What another parameter holds
+        comes as a constant, as in PyTorch."""
+        near, value = _nearby(source), self.now()
+        if alike and not any(t.box is self for t in near):
+            shape, derived = {"shape": source.shape}, source._made and source._made.of_gradient
+            value._made = Made("reshape", (source,), shape, 0, caller() or "", bool(derived))
+        else:
+            value._past = Past([ref(t) for t in near if t.box is None], False)
 
     def _wait(self, first: First) -> None:
         self._data, self._first = None, first
@@ -294,6 +312,18 @@ def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
                 [("parameter", t.type)],
                 fix="name it once, as the parameters() of a module do",
             )
+
+
+def _nearby(x: Tensor) -> list[Tensor]:
+    """`x` and the first of what it was made of: as much as an update of a weight is made of."""
+    found = {id(x): x}
+    todo = [x]
+    while todo and len(found) < _NEAR:
+        t = todo.pop(0)
+        new = [a for a in (t._made.args if t._made is not None else ()) if id(a) not in found]
+        found |= {id(a): a for a in new}
+        todo += new
+    return list(found.values())
 
 
 def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:

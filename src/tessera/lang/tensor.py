@@ -175,6 +175,9 @@ class Tensor:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self.data, self.type, self.name, self.frozen)
 
+    def __copy__(self) -> Tensor:
+        return self.__deepcopy__({})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self._trace is not None or self._made is not None:
             return self  # it never changes

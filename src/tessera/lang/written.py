@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.context import settings
 from ..core.layout import TensorType
+from .captured_names import Left
 from .captured_places import Place
 from .host_outputs import HostOutput
 from .mutations import Edit, Pending
@@ -28,7 +29,7 @@ class Written:
     edits: list[Edit]  # how the function changed its arguments' containers
     put: list[Any]  # the leaves of what it put there
     written_slots: list[int]  # which of `put` take the program's further results
-    outside: list[Place]  # where further results go
+    outside: list[Left]  # where further results go
     values: list[tuple[Place, object]]  # what else goes to places outside
     host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
@@ -85,7 +86,7 @@ class Written:
             tensors[k].fill(new._data, new.type)
         for holder, name in self.assigned:
             setattr(holder, name, next(rest))
-        for place in self.outside:
-            place.put(next(rest))
+        for left in self.outside:
+            left.put(rest)
         for place, x in self.values:
             place.put(x)

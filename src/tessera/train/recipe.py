@@ -32,6 +32,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..lang import random
+from ..lang.grad import apart
 from ..lang.jit import Jit, jit
 from ..lang.operands import as_tensor
 from ..lang.record import current
@@ -99,8 +100,10 @@ def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tenso
     before = random.state()
     model = GPT(_sizes(weights, **choices))
     random.set_state(before)  # its own weights are never made
-    load_with_dtypes(model, weights)
     recorder = current()
+    if recorder is None:  # as tensors: of another module's parameters, values would be constants
+        weights = {name: apart(w) for name, w in weights.items()}
+    load_with_dtypes(model, weights)
     if recorder is not None:
         recorder.root.builder.reports.append(model.config)
     logits: Tensor = model(inputs)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
-from tessera import nn
+from tessera import nn, optim
 
 from .rows import row
 
@@ -282,3 +282,71 @@ def unread() -> None:
     for _ in range(4):
         task.train()
     assert task.losses == [6.0] * 4 and len(task.step.programs) == 1
+
+
+class Whole:
+    """A user's, which holds all of its state."""
+
+    def __init__(self) -> None:
+        ts.seed(0)
+        self.model = nn.Linear(4, 3)
+        self.opt = optim.AdamW(0.01)
+        self.state = self.opt.init(self.model)
+        self.pair = ts.tensor(0.0), ts.tensor(1.0)
+        self.log: dict[str, Any] = {"loss": ts.tensor(0.0), "n": 0, "all": [ts.tensor(0.0)]}
+
+    def step(self, x: Any, y: Any) -> ts.Tensor:
+        loss = nn.cross_entropy(self.model(x), y)
+        slopes = ts.grad(loss, self.model)
+        new, self.state = self.opt.update(self.model, slopes, self.state)
+        self.model.load_parameters(new)
+        self.pair = self.pair[0] + loss, self.pair[1] * 2.0
+        self.log = {"loss": loss, "n": 3, "all": [self.log["all"][0] + loss]}
+        return loss
+
+    def update(self, x: Any, y: Any) -> ts.Tensor:
+        loss = nn.cross_entropy(self.model(x), y)
+        new, state = self.opt.update(self.model, ts.grad(loss, self.model), self.state)
+        self.model.load_parameters(new)
+        self.state.update(state)
+        return loss
+
+
+@row("a trainer that holds its optimizer's state, a pair of tensors and a log")
+def _() -> None:
+    for name in ("step", "update"):
+        seen = []
+        for compiled in (False, True):
+            method = getattr(Whole, name)
+            kind = type("Whole", (Whole,), {name: ts.jit(method) if compiled else method})
+            t = kind()
+            for i in range(4):
+                rng = np.random.default_rng(i)
+                getattr(t, name)(rng.normal(size=(8, 4)), rng.integers(0, 3, 8))
+            moments = t.opt.state_dict(t.state)
+            seen.append([*moments.values(), *t.pair, t.log["loss"], *t.log["all"]])
+            assert type(t.pair) is tuple and t.log["n"] == (3 if name == "step" else 0)
+        assert seen[1][0].item() == 4
+        for a, b in zip(*seen, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-7)
+
+
+@row("state of tensors in a container deep inside an object")
+def _() -> None:
+    class Box:
+        pass
+
+    def counts() -> list[float]:
+        top = Box()
+        top.a = SimpleNamespace(b=Box())  # type: ignore[attr-defined]
+        top.a.b.st = {"m": {"w": ts.tensor(0.0)}}  # type: ignore[attr-defined]
+
+        @ts.jit
+        def step() -> Any:
+            now = top.a.b.st["m"]["w"] + 1.0  # type: ignore[attr-defined]
+            top.a.b.st = {"m": {"w": now}}  # type: ignore[attr-defined]
+            return now
+
+        return [step().item() for _ in range(3)]
+
+    assert counts() == [1.0, 2.0, 3.0]

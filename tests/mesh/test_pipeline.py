@@ -170,10 +170,13 @@ def test_weights_and_state_given_up_are_built_anew_in_their_place(
     f = ts.jit(training(model), donate=("weights", "state"))
     weights: Any = {k: on(v, mesh, "") for k, v in WEIGHTS.items()}
     state: Any = {m: {k: on(v, mesh, "") for k, v in x.items()} for m, x in zeros().items()}
-    for want in steps:
+    for n, want in enumerate(steps):
         old = weights["up1"]
         loss, _, weights, state, _ = f(weights, state, data(mesh, "[{0}@dp, {1}]"))
         close([loss, weights, state], [want[0], want[2], want[3]])
+        if n and onto == "dp=2,pp=2" and jax.__version_info__ >= (0, 11):
+            close(old, steps[n - 1][2]["up1"])  # its engine keeps what was read of several devices
+            continue
         with pytest.raises(ts.DonatedError, match="was donated to a function"):
             old.numpy()
     made = sum(map(len, donation_aliases(f.schedule)))

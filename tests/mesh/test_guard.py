@@ -472,9 +472,9 @@ from tessera.train.run import Run
 def gets_stuck():
     time.sleep(100)
 
-state = {"step": ts.tensor(0)}
+state = {"step": ts.tensor(0) + 0}
 run = Run(sys.argv[1], steps=9, tokens_per_step=1)
-with run, Guard(run, TrainState({"w": ts.tensor([1.0])}, state), hang_s=4) as guard:
+with run, Guard(run, TrainState({"w": ts.tensor([1.0])}, state), hang_s=8) as guard:
     for step in guard:
         if step == 2:
             gets_stuck()
@@ -490,5 +490,5 @@ def test_a_step_that_hangs_is_reported_and_ended(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == HUNG, done.stderr
-    assert "run: step 2 has not ended within 4 s, so this process ends" in done.stderr
+    assert "run: step 2 has not ended within 8 s, so this process ends" in done.stderr
     assert "in gets_stuck" in done.stderr

@@ -3,11 +3,28 @@ attributes of modules its tensors. When it ends, all is as it was before."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
 from ..ir.graph.node import Node
 from .tensor import Tensor, Trace
+
+X = TypeVar("X")
+_NEAR = 64  # values, by which an optimizer's update of a weight comes to its old one
+
+
+def nearby(x: X, made_of: Callable[[X], Iterable[X]]) -> list[X]:
+    """`x` and the first of what it was made of: as much as an update of a weight is made of."""
+    found = {id(x): x}
+    todo = deque([x])
+    while todo and len(found) < _NEAR:
+        new = {id(a): a for a in made_of(todo.popleft()) if id(a) not in found}
+        found |= new
+        todo += new.values()
+    return list(found.values())
 
 
 class Box(Protocol):
@@ -56,6 +73,9 @@ class Changes:
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         # (a parameter that was set, what was in it before, what is in it since)
         self.puts: list[tuple[Box, Node | None, Node]] = []
+        self.slopes: set[Node] = set()  # results of ts.grad
+        # What updates made of weights -> what these were computed from, but for gradients.
+        self.updates: dict[Node, set[Node]] = {}
 
     def hold(self, box: Box) -> Opened | None:
         """Keeps what is in `box` until the recording ends; not that of a box that the recording
@@ -100,6 +120,22 @@ class Changes:
                 todo += n.args
         return found
 
+    def update(self, old: Node | None, new: Node, surely: bool = False) -> None:
+        """Notes that `new` is what an update made of `old`, a weight: `surely`, or where `new` was
+        computed from it."""
+        near = nearby(new, lambda n: () if n in self.slopes else n.args)
+        if old is not None and (surely or old in near):
+            earlier = (self.updates.get(n, ()) for n in near)
+            self.updates[new] = {old, *near, *chain.from_iterable(earlier)} - {new}
+
+    def constants(self, wanted: Sequence[Node]) -> set[Node]:
+        """The updated weights that are constants to a gradient by the nodes `wanted`, as in
+        PyTorch: all, but for one by what a weight was updated from, such as its first value or a
+        learning rate."""
+        if any(not near.isdisjoint(wanted) for near in self.updates.values()):
+            return set()
+        return self.updates.keys() - {*wanted}
+
     def undo(self) -> None:
         """Makes all as it was before; what is in boxes and attributes now is kept."""
         for o in self.boxes.values():
@@ -118,3 +154,5 @@ class Changes:
         self.noted.clear()
         self.born.clear()
         self.puts.clear()
+        self.slopes.clear()
+        self.updates.clear()

@@ -4,7 +4,7 @@ outside they differentiate what the tensors remember of how they were made."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -30,6 +30,7 @@ from ..ir.graph.node import Graph, Node
 from ..ops.custom import custom, sources
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
+from .changes import nearby
 from .eager import made as made_of
 from .eager import run_graph
 from .gradients import derived, laid
@@ -37,7 +38,7 @@ from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
 from .strategy import Strategy, layout_rule
 from .tape import history, let_go
-from .tensor import Made, Tensor
+from .tensor import Made, Tensor, behind
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 
 
@@ -141,9 +142,15 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
             there = reached(end)
             known = [n in there or id(t) not in was for n, t in zip(wrt, leaves, strict=True)]
             _need_current(known, loss, spec)
-        if not frame.one_of_many and not frame.on_trial:
-            _need_reached(end, wrt, loss, leaves, spec)
-        found = frame.gradients(recorder, end, wrt, leaves, goals)
+        changes, b = recorder.root.changes, recorder.builder
+        b.constants = changes.constants(wrt)
+        try:
+            if not frame.one_of_many and not frame.on_trial:
+                _need_reached(end, wrt, loss, leaves, spec, b.constants)
+            found = frame.gradients(recorder, end, wrt, leaves, goals)
+        finally:
+            b.constants = set()
+        changes.slopes.update(found)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
 
@@ -192,11 +199,11 @@ def _need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
 
 
 def _need_reached(
-    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec
+    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec, held: Set[Node]
 ) -> None:
     """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
     would be zero, which nobody asks for."""
-    if not wrt or not reached(end).isdisjoint(wrt):
+    if not wrt or not reached(end, held).isdisjoint(wrt):
         return
     rows = list(zip(spec_paths(spec), leaves, strict=True))[:5]
     few = [path_name(path) or t.name or str(t.type) for path, t in rows]
@@ -349,8 +356,9 @@ def _from_tape(
         many = len(node.types) > 1 or node.kind.many
         env[id(t)] = b("item", node, index=made.index) if many else node
     wrt = [env[id(t)] for t in leaves]
+    b.constants = {env[i] for i in _constants(order, wanted)}
     if not stopped:
-        _need_reached(env[id(loss)], wrt, loss, leaves, spec)
+        _need_reached(env[id(loss)], wrt, loss, leaves, spec, b.constants)
     _warn_of_compiled(loss, leaves)
     found = derived(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)
@@ -360,6 +368,38 @@ def _from_tape(
         results = _remembered(graph, known, results)
     let_go(leaves)
     return results
+
+
+def _constants(order: list[Tensor], wanted: set[int]) -> set[int]:
+    """The ids of those of `order` that are constants to gradients by `wanted`, as
+    `Changes.constants` says."""
+    near: dict[int, set[int]] = {}
+    for t in order:
+        if t._made is not None and t._made.updates is not None:
+            own = {id(t._made.updates), *map(id, nearby(t, behind))}
+            near[id(t)] = own.union(*(near.get(i, ()) for i in own)) - {id(t)}
+    return near.keys() - wanted if all(map(wanted.isdisjoint, near.values())) else set()
+
+
+def known_as_gradients(found: Iterable[Tensor]) -> None:
+    """Notes that `found` are gradients, though `ts.grad` has not given them as they are."""
+    recorder = current()
+    for t in found:
+        if recorder is not None:
+            recorder.root.changes.slopes.add(recorder.node(t))
+        elif t._made is not None:
+            t._made = replace(t._made, is_gradient=True)
+
+
+def updated(weights: Iterable[Tensor], new: Iterable[Tensor]) -> None:
+    """Notes that an optimizer made each of `new` of one of `weights`: constants to gradients by
+    others."""
+    recorder = current()
+    for w, t in zip(weights, new, strict=True):
+        if recorder is not None:
+            recorder.root.changes.update(recorder.node(w), recorder.node(t), surely=True)
+        elif t._made is not None:
+            t._made = replace(t._made, updates=w.now())
 
 
 def _ends(loss: Tensor, wanted: set[int]) -> set[int]:
@@ -453,5 +493,5 @@ def _remembered(graph: Graph, known: dict[Node, Tensor], results: list[Tensor]) 
         how = known[node]._made
         if how is None or node in there:  # a gradient that is one of the tensors itself
             how = Made("save_for_backward", (known[node],), {}, 0, "")
-        t._made = replace(how, of_gradient=True)
+        t._made = replace(how, of_gradient=True, is_gradient=True)
     return results

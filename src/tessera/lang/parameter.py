@@ -21,14 +21,14 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
+from .changes import nearby
 from .create import first_values
 from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
-from .tensor import Made, Past, Tensor
+from .tensor import Made, Past, Tensor, behind
 
 First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it has by then
-_NEAR = 64  # tensors, by which an optimizer's update of a weight comes to its old value
 
 
 class Parameter(Tensor):
@@ -154,6 +154,7 @@ class Parameter(Tensor):
         recorder.root.changes.hold(self)
         before = self._node if self._trace is not None else None
         recorder.root.changes.puts.append((self, before, node))
+        recorder.root.changes.update(before, node)
         self.bind(node, recorder)
 
     def _in_place(self, value: Tensor) -> Tensor:
@@ -209,7 +210,7 @@ class Parameter(Tensor):
         before, as each would hold all others, nor where it was moved, as its data would be there
         twice: then a gradient by a tensor that leads here is an error. What another parameter holds
         comes as a constant, as in PyTorch."""
-        near, value = _nearby(source), self.now()
+        near, value = nearby(source, behind), self.now()
         if alike and not any(t.box is self for t in near):
             shape, derived = {"shape": source.shape}, source._made and source._made.of_gradient
             value._made = Made("reshape", (source,), shape, 0, caller() or "", bool(derived))
@@ -312,18 +313,6 @@ def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
                 [("parameter", t.type)],
                 fix="name it once, as the parameters() of a module do",
             )
-
-
-def _nearby(x: Tensor) -> list[Tensor]:
-    """`x` and the first of what it was made of: as much as an update of a weight is made of."""
-    found = {id(x): x}
-    todo = [x]
-    while todo and len(found) < _NEAR:
-        t = todo.pop(0)
-        new = [a for a in (t._made.args if t._made is not None else ()) if id(a) not in found]
-        found |= {id(a): a for a in new}
-        todo += new
-    return list(found.values())
 
 
 def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:

@@ -55,6 +55,13 @@ class Made:
     index: int
     loc: str
     of_gradient: bool = False  # a result of ts.grad, or made of one
+    is_gradient: bool = False  # a result of ts.grad itself
+    updates: Tensor | None = None  # the weight that an optimizer made this of
+
+
+def behind(x: Tensor) -> tuple[Tensor, ...]:
+    """What `x` was made of; nothing of a gradient."""
+    return () if x._made is None or x._made.is_gradient else x._made.args
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the gradient of a replicated weight comes out partial over the axes that split t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from ..core.errors import GraphError, fail
 from ..core.layout import Partial, TensorType
@@ -32,7 +32,7 @@ def differentiate(
     """
     order = list(b.nodes)
     asked = set(wrt)
-    active = _depends_on(order, asked) & reachable(n for n, _ in outputs)
+    active = _depends_on(order, asked, b.constants) & reachable(n for n, _ in outputs)
     grads: Grads = defaultdict(list)
     exact = b.options.mesh_invariant
     for root, g in outputs:
@@ -80,14 +80,16 @@ def differentiate(
     return [_total(b, grads.get((n, 0), [])) for n in wrt]
 
 
-def reached(end: Node) -> set[Node]:
-    """What `end` is made of, through values that have gradients."""
+def reached(end: Node, constants: Set[Node] = frozenset()) -> set[Node]:
+    """What `end` is made of, through values that have gradients, and are none of `constants`."""
     found: set[Node] = set()
     todo = [end]
     while todo:
         n = todo.pop()
         if n not in found:
             found.add(n)
+            if n in constants:
+                continue
             if n.op != stop_gradient.name and any(t.dtype.is_float for t in n.types):
                 todo.extend(n.args)
     return found
@@ -104,11 +106,12 @@ def _whole_or_not(n: Node) -> Node:
     return n
 
 
-def _depends_on(order: Sequence[Node], sources: set[Node]) -> set[Node]:
-    """The nodes that depend on `sources` through values that have gradients."""
+def _depends_on(order: Sequence[Node], sources: set[Node], constants: Set[Node]) -> set[Node]:
+    """The nodes that depend on `sources` through values that have gradients, none of them one of
+    `constants`."""
     found: set[Node] = set(sources)
     for n in order:
-        if n in found or not any(t.dtype.is_float for t in n.types):
+        if n in found or n in constants or not any(t.dtype.is_float for t in n.types):
             continue
         if n.op != stop_gradient.name and any(a in found for a in n.args):
             found.add(n)

@@ -20,7 +20,7 @@ from ..ir.graph.node import Node, reachable
 from ..lang import functions as F
 from ..lang.eager import here
 from ..lang.functions import relayout
-from ..lang.grad import completed, grad, summed_in
+from ..lang.grad import completed, grad, known_as_gradients, summed_in
 from ..lang.local.view import View
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
@@ -105,6 +105,7 @@ def accumulated(
         sums = completed(carry[1], [w.type.with_dtype(f32).complete() for w in leaves])
     for (holder, name), last in zip(buffers, carry[2], strict=True):
         setattr(holder, name, last)
+    known_as_gradients(sums)
     return carry[0], unflatten(spec, sums)
 
 

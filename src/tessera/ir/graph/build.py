@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from ...core.dtypes import DType
@@ -40,6 +40,7 @@ class Builder:
         self.scope = ""
         self.loc: str | None = None  # set while nodes are derived from others (gradients)
         self.origin: Node | None = None  # what is differentiated now
+        self.constants: Set[Node] = set()  # by which no gradient flows, now
         self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph

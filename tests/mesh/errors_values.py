@@ -428,7 +428,7 @@ def _through_a_cut() -> object:
 
 
 row("a gradient through an update of long ago", ts.GraphError, _through_a_cut, """
-grad: what leads from 'w' to the loss was let go of, by an earlier gradient or as weights were set
+grad: what leads from 'w' to the loss was let go of, by an earlier gradient, as weights were set, or as it was moved
   loss    : f32[]
   weight  : f32[2]
   through : f32[2]

@@ -133,7 +133,7 @@ def test_what_a_weight_was_before_is_behind_a_cut() -> None:
     layer.load_parameters(w)
     slopes = ts.grad(ts.tanh(layer(x)).sum(), layer)
     layer.load_parameters({name: t - 0.1 * slopes[name] for name, t in layer.parameters().items()})
-    with pytest.raises(ts.GraphError, match="or as weights were set"):
+    with pytest.raises(ts.GraphError, match="as weights were set"):
         ts.grad(ts.tanh(layer(x)).sum() + sum((t * t).sum() for t in w.values()), w)
     assert set(ts.grad(ts.tanh(layer(x)).sum(), layer)) == set(w)
 

@@ -8,23 +8,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeVar
+from weakref import ref
 
 from ..ir.graph.node import Node
-from .tensor import Tensor, Trace
+from .tensor import Past, Tensor, Trace
 
 X = TypeVar("X")
+_FAR = 4096
 _NEAR = 64  # values, by which an optimizer's update of a weight comes to its old one
 
 
-def nearby(x: X, made_of: Callable[[X], Iterable[X]]) -> list[X]:
+def nearby(x: X, made_of: Callable[[X], Iterable[X]], most: int = _NEAR) -> list[X]:
     """`x` and the first of what it was made of: as much as an update of a weight is made of."""
     found = {id(x): x}
     todo = deque([x])
-    while todo and len(found) < _NEAR:
+    while todo and len(found) < most:
         new = {id(a): a for a in made_of(todo.popleft()) if id(a) not in found}
         found |= new
         todo += new.values()
     return list(found.values())
+
+
+def apart_from(out: Tensor, source: Tensor) -> Tensor:
+    """`out`, a copy of `source` elsewhere: a gradient through it is an error."""
+    there = nearby(source, lambda t: () if t._made is None else t._made.args, _FAR)
+    out._past = Past([ref(t) for t in there], False)
+    return out
 
 
 class Box(Protocol):

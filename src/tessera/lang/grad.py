@@ -432,8 +432,8 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
             name = path_name(spec_paths(spec)[at]) or lost[0].name or "the weight"
             raise fail(
                 GraphError,
-                f"grad: what leads from {name!r} to the loss was let go of, by an earlier gradient"
-                " or as weights were set",
+                f"grad: what leads from {name!r} to the loss was let go of, by an earlier gradient,"
+                " as weights were set, or as it was moved",
                 [("loss", loss.type), ("weight", lost[0].type), ("through", t.type)],
                 fix="put all of it in one function under ts.jit, which remembers; or take the"
                 " gradient by the newest weights; nn.functional_call(model, w, x) sets none",

@@ -166,6 +166,12 @@ class Jit(Generic[P, R]):
         have = [n for n in dir(Jit) if not n.startswith("_")]
         raise no_name("a function of ts.jit", "Jit", name, have)
 
+    def __deepcopy__(self, memo: Any) -> Jit[P, R]:
+        return self  # as a function is its own copy
+
+    def __reduce__(self) -> str:
+        return str(getattr(self, "__qualname__", self.name))  # by its name, as a function
+
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if obj is None:
             return self

@@ -9,6 +9,7 @@ from ..core.context import settings
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.schedule.schedule import Schedule, Send
+from .changes import apart_from
 from .eager import redistribute_now
 from .engine import engine
 from .tensor import Tensor
@@ -34,7 +35,9 @@ def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> lis
     data = run([t.data for t in tensors], tuple(t.type for t in tensors))
     new = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
     for t, old in zip(new, tensors, strict=True):
-        t.name = old.name
+        if t is not old:
+            t.name = old.name
+            apart_from(t, old)
     return new
 
 
@@ -46,7 +49,7 @@ def moved(t: Tensor, to: TensorType) -> Tensor:
     if t.mesh is None or t.mesh == to.mesh:
         return redistribute_now(t, to)
     if to.mesh is None:
-        return Tensor(engine().place(t.numpy(), to), to)
+        return apart_from(Tensor(engine().place(t.numpy(), to), to), t)
     goes = t.type.complete()
     if any(_cut(t.mesh, a) != _cut(to.mesh, a) for a in goes.split_axes):
         goes = goes.replicated()
@@ -56,7 +59,7 @@ def moved(t: Tensor, to: TensorType) -> Tensor:
     return redistribute_now(there, to)
 
 
-def _cut(mesh: Mesh, axis: str) -> tuple[int, int]:
-    """Into how many parts `axis` cuts a dim, and how many of them a device takes."""
-    n = mesh.sizes.get(axis, 1)
-    return n, n if mesh.onto is None else mesh.folds.get(axis, 1)
+def _cut(mesh: Mesh, axis: str) -> tuple[int, int, bool]:
+    """Into how many parts `axis` cuts a dim, how many of them a device takes, and whether arrays of
+    the mesh have a dim for what one device runs in turn."""
+    return mesh.sizes.get(axis, 1), mesh.folds.get(axis, 1), mesh.onto is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .changes import apart_from
 from .engine import HostCopy, engine
 from .tensor import Tensor
 
@@ -19,13 +20,13 @@ def away(t: Tensor) -> tuple[Tensor, HostCopy]:
     copy = copy_of(t) or engine().offload(t.data, t.type)
     out = Tensor(None, t.type)
     out.name, out._pending = t.name, copy
-    return out, copy
+    return apart_from(out, t), copy
 
 
 def back(t: Tensor) -> Tensor:
     """The same tensor on the devices; its copy in host memory stays behind."""
     copy = copy_of(t)
-    return t if copy is None else Tensor(copy(), t.type)
+    return t if copy is None else apart_from(Tensor(copy(), t.type), t)
 
 
 def where_lies(other: Any, t: Tensor) -> Tensor:

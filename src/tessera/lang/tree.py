@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections import UserDict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -54,8 +54,10 @@ def is_registered(cls: type) -> bool:
 def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
     """(class, keys, values) of a container, None for a leaf."""
     kind = type(x)
-    if kind is dict or isinstance(x, dict):
+    if kind is dict:
         return dict, tuple(x), list(x.values())
+    if isinstance(x, dict):
+        return kind, Keys(x), [dict.__getitem__(x, k) for k in x]
     if kind is list:
         return list, len(x), x
     if isinstance(x, tuple):
@@ -64,9 +66,10 @@ def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
         return kind, tuple(x.__dict__), list(x.__dict__.values())
     fields = getattr(kind, "__dataclass_fields__", None)
     if fields is not None and not kind.__module__.startswith("tessera."):
-        values = [getattr(x, name, None) for name in fields]
+        names = (*fields, *(n for n in getattr(x, "__dict__", ()) if n not in fields))
+        values = [getattr(x, name, None) for name in names]
         if any(map(_has_array, values)):
-            return kind, tuple(fields), values
+            return kind, names, values
     if kind not in _LEAVES and isinstance(x, UserDict):  # as a tokenizer's BatchEncoding is
         return dict, tuple(x), list(x.values())
     if kind not in _LEAVES and sys.modules.get("jax") is not None and not engine_array(x):
@@ -74,6 +77,41 @@ def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
         if inside is not None:
             return kind, Foreign(inside[0], inside[2]), inside[1]
     return None
+
+
+class Keys(tuple[Any, ...]):
+    """Those of a dict of a kind of its own, and what else there is of it: its attributes, and what
+    a `defaultdict` makes."""
+
+    rest: tuple[Any, Any]
+
+    def __new__(cls, x: dict[Any, Any]) -> Keys:
+        out = super().__new__(cls, x)
+        try:
+            own = object.__getattribute__(x, "__dict__")
+        except AttributeError:
+            own = {}
+        factory = x.default_factory if isinstance(x, defaultdict) else None
+        out.rest = factory, None if own is x else tuple(own.items())  # it may be its own attributes
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and tuple(self) == tuple(other) and self.rest == other.rest
+
+    __hash__ = tuple.__hash__
+
+    def filled(self, kind: Any, values: Iterable[Any]) -> Any:
+        """Such a dict with these values."""
+        made = kind.__new__(kind)
+        if issubclass(kind, defaultdict):
+            made.default_factory = self.rest[0]
+        put = OrderedDict.update if issubclass(kind, OrderedDict) else dict.update
+        put(made, zip(self, values, strict=True))
+        if self.rest[1] is None:
+            object.__setattr__(made, "__dict__", made)
+        elif self.rest[1]:
+            object.__getattribute__(made, "__dict__").update(self.rest[1])
+        return made
 
 
 class Foreign(tuple[Any, ...]):
@@ -153,6 +191,8 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
         return keys.make.unflatten(values)
     if kind is dict:
         return dict(zip(keys, values, strict=True))
+    if isinstance(keys, Keys):
+        return keys.filled(kind, values)
     if kind is list:
         return values
     if kind is tuple:

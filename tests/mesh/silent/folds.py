@@ -50,3 +50,14 @@ def _() -> None:
         return dist.redistribute(x, "[8]")
 
     assert whole(x).numpy().tolist() == list(range(8))
+
+
+@row("a tensor moves between a mesh and folds of it")
+def _() -> None:
+    mesh = dist.Mesh.parse("dp=2 tp=4")
+    value = np.arange(96, dtype=np.float32).reshape(8, 12)
+    meshes = [mesh, *(mesh.fold(onto=n) for n in (1, 2, 4)), dist.Mesh.parse("tp=4")]
+    for here in meshes:
+        t = ts.tensor(value, mesh=here, layout="[8@tp, 12]")
+        for there in meshes:
+            np.testing.assert_array_equal(dist.place(t, mesh=there).numpy(), value)

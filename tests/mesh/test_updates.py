@@ -116,6 +116,24 @@ def test_a_gradient_through_an_update(opt: str, compiled: bool) -> None:
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_by_what_a_weight_is_moved_by(compiled: bool) -> None:
+    """However far it is from the weight."""
+
+    def shift(z: Any, of: Any) -> Any:
+        for _ in range(40):
+            z = of.tanh(z) + 0.1
+        return z
+
+    def step(d: Any, g: Any, z: Any) -> Any:
+        d.w = (d.w if compiled else d.w.numpy()) + shift(z, ts)
+        return ts.grad(second(d.w, g.w, ts), z)
+
+    want = jax.grad(lambda z: second(D + shift(z, jnp), G, jnp))(jnp.asarray(G))
+    got = (ts.jit(step) if compiled else step)(Holder(D), Holder(G), ts.tensor(G))
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-4)
+
+
 def test_a_gradient_by_a_learning_rate() -> None:
     @ts.jit
     def step(d: Any, g: Any, rate: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
@@ -83,8 +82,7 @@ class Changes:
         # (a parameter that was set, what was in it before, what is in it since)
         self.puts: list[tuple[Box, Node | None, Node]] = []
         self.slopes: set[Node] = set()  # results of ts.grad
-        # What updates made of weights -> what these were computed from, but for gradients.
-        self.updates: dict[Node, set[Node]] = {}
+        self.updates: set[Node] = set()  # what updates made of weights
 
     def hold(self, box: Box) -> Opened | None:
         """Keeps what is in `box` until the recording ends; not that of a box that the recording
@@ -129,21 +127,23 @@ class Changes:
                 todo += n.args
         return found
 
-    def update(self, old: Node | None, new: Node, surely: bool = False) -> None:
-        """Notes that `new` is what an update made of `old`, a weight: `surely`, or where `new` was
-        computed from it."""
-        near = nearby(new, lambda n: () if n in self.slopes else n.args)
-        if old is not None and (surely or old in near):
-            earlier = (self.updates.get(n, ()) for n in near)
-            self.updates[new] = {old, *near, *chain.from_iterable(earlier)} - {new}
+    def update(self, old: Node | None, new: Node) -> None:
+        """Notes that `new` is in a parameter in place of `old`: an update, if it is made of it."""
+        if old in nearby(new, lambda n: () if n in self.slopes else n.args):
+            self.updates.add(new)
 
-    def constants(self, wanted: Sequence[Node]) -> set[Node]:
-        """The updated weights that are constants to a gradient by the nodes `wanted`, as in
-        PyTorch: all, but for one by what a weight was updated from, such as its first value or a
-        learning rate."""
-        if any(not near.isdisjoint(wanted) for near in self.updates.values()):
+    def constants(self, wanted: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
+        """The updated weights among `nodes`, in their order, that are constants to a gradient by
+        those `wanted`, as in PyTorch: all, but where one was computed from these in another way
+        than through an earlier gradient, as from its first value or a learning rate."""
+        if not self.updates:
             return set()
-        return self.updates.keys() - {*wanted}
+        made = set(wanted)
+        for n in nodes:
+            if n not in self.slopes and not made.isdisjoint(n.args):
+                made.add(n)
+        others = self.updates - {*wanted}
+        return others if made.isdisjoint(others) else set()
 
     def undo(self) -> None:
         """Makes all as it was before; what is in boxes and attributes now is kept."""

@@ -30,7 +30,6 @@ from ..ir.graph.node import Graph, Node
 from ..ops.custom import custom, sources
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
-from .changes import nearby
 from .eager import made as made_of
 from .eager import run_graph
 from .gradients import derived, laid
@@ -143,7 +142,7 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
             known = [n in there or id(t) not in was for n, t in zip(wrt, leaves, strict=True)]
             _need_current(known, loss, spec)
         changes, b = recorder.root.changes, recorder.builder
-        b.constants = changes.constants(wrt)
+        b.constants = changes.constants(wrt, b.nodes)
         try:
             if not frame.one_of_many and not frame.on_trial:
                 _need_reached(end, wrt, loss, leaves, spec, b.constants)
@@ -373,12 +372,12 @@ def _from_tape(
 def _constants(order: list[Tensor], wanted: set[int]) -> set[int]:
     """The ids of those of `order` that are constants to gradients by `wanted`, as
     `Changes.constants` says."""
-    near: dict[int, set[int]] = {}
-    for t in order:
-        if t._made is not None and t._made.updates is not None:
-            own = {id(t._made.updates), *map(id, nearby(t, behind))}
-            near[id(t)] = own.union(*(near.get(i, ()) for i in own)) - {id(t)}
-    return near.keys() - wanted if all(map(wanted.isdisjoint, near.values())) else set()
+    others = {id(t) for t in order if t._made is not None and t._made.is_update} - wanted
+    made = set(wanted) if others else set()
+    for t in order if others else ():
+        if not made.isdisjoint(map(id, behind(t))):
+            made.add(id(t))
+    return others if made.isdisjoint(others) else set()
 
 
 def known_as_gradients(found: Iterable[Tensor]) -> None:
@@ -391,15 +390,14 @@ def known_as_gradients(found: Iterable[Tensor]) -> None:
             t._made = replace(t._made, is_gradient=True)
 
 
-def updated(weights: Iterable[Tensor], new: Iterable[Tensor]) -> None:
-    """Notes that an optimizer made each of `new` of one of `weights`: constants to gradients by
-    others."""
+def known_as_updates(weights: Iterable[Tensor]) -> None:
+    """Notes that an optimizer made these of the weights before."""
     recorder = current()
-    for w, t in zip(weights, new, strict=True):
+    for t in weights:
         if recorder is not None:
-            recorder.root.changes.update(recorder.node(w), recorder.node(t), surely=True)
+            recorder.root.changes.updates.add(recorder.node(t))
         elif t._made is not None:
-            t._made = replace(t._made, updates=w.now())
+            t._made = replace(t._made, is_update=True)
 
 
 def _ends(loss: Tensor, wanted: set[int]) -> set[int]:

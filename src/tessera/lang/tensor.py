@@ -56,7 +56,7 @@ class Made:
     loc: str
     of_gradient: bool = False  # a result of ts.grad, or made of one
     is_gradient: bool = False  # a result of ts.grad itself
-    updates: Tensor | None = None  # the weight that an optimizer made this of
+    is_update: bool = False  # what an optimizer made of a weight
 
 
 def behind(x: Tensor) -> tuple[Tensor, ...]:

@@ -30,7 +30,7 @@ from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.eager import redistribute_now, run_graph, run_now
-from ..lang.grad import updated
+from ..lang.grad import known_as_updates
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
@@ -188,7 +188,7 @@ class Optimizer(ABC):
                 for kind, t in made.items():
                     new[kind][name] = F.relayout(t, state[kind][name].type)
                 out.append(F.relayout(moved.to(w.dtype), w.type.complete()))
-        updated((w for w, _ in weights.values()), out)
+        known_as_updates(out)
         kept = {kind: {name: d[name] for name in state[kind]} for kind, d in new.items()}
         return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.checks import unfit
 from ..core.layout import TensorType
 from ..lang import functions as F
-from ..lang.grad import updated
+from ..lang.grad import known_as_updates
 from ..lang.jax_functions import as_ops
 from ..lang.jit import Jit
 from ..lang.operands import as_tensor
@@ -117,7 +117,7 @@ class FromOptax:
                 F.relayout(t, old.type.complete().with_dtype(t.dtype))
                 for t, old in zip(out, (*ws.values(), *held), strict=True)
             ]
-        updated(ws.values(), kept[:count])
+        known_as_updates(kept[:count])
         return unflatten(spec, kept[:count]), unflatten(state_spec, kept[count:])
 
     # -- on disk ----------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ Path = tuple[Any, ...]
 _REGISTERED: set[type] = set()
 _LEAVES = {Tensor, Parameter, int, float, bool, str, np.ndarray}
 _BOXES = {Parameter}
+_PLAIN = {int, float, bool, str}
 
 
 def register(cls: type) -> None:
@@ -96,7 +97,15 @@ class Keys(tuple[Any, ...]):
         return out
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Keys) and tuple(self) == tuple(other) and self.rest == other.rest
+        if not isinstance(other, Keys) or tuple(self) != tuple(other):
+            return False
+        (mine, own), (theirs, others) = self.rest, other.rest
+        if mine is not theirs or own is None or others is None or len(own) != len(others):
+            return mine is theirs and own is others
+        pairs = zip(own, others, strict=True)
+        return all(
+            n == k and (v is w or (type(v) in _PLAIN and v == w)) for (n, v), (k, w) in pairs
+        )
 
     __hash__ = tuple.__hash__
 

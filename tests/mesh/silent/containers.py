@@ -37,6 +37,12 @@ class Named(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
 
+class Noted(dict[str, Any]):
+    def __init__(self, by: Any, **rows: Any) -> None:
+        super().__init__(**rows)
+        self.by = by
+
+
 class Itself(dict[str, Any]):
     def __init__(self, **rows: Any) -> None:
         super().__init__(**rows)
@@ -71,6 +77,12 @@ def _() -> None:
     assert type(got[1]) is Named and values([got[0], got[1].b["c"]]) == [[2.0, 4.0], [1.0, 2.0]]
     same = again(Itself(w=X))
     assert type(same) is Itself and same.w is same["w"]
+    noted = [Noted(w=X, by=np.ones(2)), Noted(w=X, by=np.zeros(2)), Noted(w=X, by=3)]
+    for d in noted:
+        assert np.all(ts.jit(lambda d: d)(d).by == d.by)
+    once = ts.jit(lambda d: d)
+    assert [np.sum(once(d).by) for d in noted[:2]] == [2.0, 0.0]
+    again = ts.jit(lambda d: d)
     ordered = OrderedDict(b=X, a=X * 2.0)
     ordered.move_to_end("b")
     back = again(ordered)

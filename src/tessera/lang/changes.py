@@ -13,7 +13,7 @@ from ..ir.graph.node import Node
 from .tensor import Past, Tensor, Trace
 
 X = TypeVar("X")
-_FAR = 4096
+_FAR = 4096  # values: all of a history, but for the longest
 _NEAR = 64  # values, by which an optimizer's update of a weight comes to its old one
 
 

@@ -36,8 +36,8 @@ from .gradients import derived, laid
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
 from .strategy import Strategy, layout_rule
-from .tape import history, let_go
-from .tensor import Made, Tensor, behind
+from .tape import constants, history, let_go
+from .tensor import Made, Tensor
 from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 
 
@@ -355,7 +355,7 @@ def _from_tape(
         many = len(node.types) > 1 or node.kind.many
         env[id(t)] = b("item", node, index=made.index) if many else node
     wrt = [env[id(t)] for t in leaves]
-    b.constants = {env[i] for i in _constants(order, wanted)}
+    b.constants = {env[i] for i in constants(order, wanted)}
     if not stopped:
         _need_reached(env[id(loss)], wrt, loss, leaves, spec, b.constants)
     _warn_of_compiled(loss, leaves)
@@ -367,37 +367,6 @@ def _from_tape(
         results = _remembered(graph, known, results)
     let_go(leaves)
     return results
-
-
-def _constants(order: list[Tensor], wanted: set[int]) -> set[int]:
-    """The ids of those of `order` that are constants to gradients by `wanted`, as
-    `Changes.constants` says."""
-    others = {id(t) for t in order if t._made is not None and t._made.is_update} - wanted
-    made = set(wanted) if others else set()
-    for t in order if others else ():
-        if not made.isdisjoint(map(id, behind(t))):
-            made.add(id(t))
-    return others if made.isdisjoint(others) else set()
-
-
-def known_as_gradients(found: Iterable[Tensor]) -> None:
-    """Notes that `found` are gradients, though `ts.grad` has not given them as they are."""
-    recorder = current()
-    for t in found:
-        if recorder is not None:
-            recorder.root.changes.slopes.add(recorder.node(t))
-        elif t._made is not None:
-            t._made = replace(t._made, is_gradient=True)
-
-
-def known_as_updates(weights: Iterable[Tensor]) -> None:
-    """Notes that an optimizer made these of the weights before."""
-    recorder = current()
-    for t in weights:
-        if recorder is not None:
-            recorder.root.changes.updates.add(recorder.node(t))
-        elif t._made is not None:
-            t._made = replace(t._made, is_update=True)
 
 
 def _ends(loss: Tensor, wanted: set[int]) -> set[int]:

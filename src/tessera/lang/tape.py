@@ -8,11 +8,16 @@ earlier gradient: of the steps before, that is. `ts.stop_gradient` does so at on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 from weakref import ref
 
+from ..ir.graph.node import Node
 from . import functions as F
-from .tensor import Like, Past, Tensor, method
+from .changes import Changes
+from .record import current
+from .tensor import Like, Past, Tensor, behind, method
 
 
 def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
@@ -45,6 +50,36 @@ def let_go(weights: Iterable[Tensor]) -> None:
         for t in order:
             if t._made is not None and t._made.of_gradient:
                 t._made, t._past = None, past
+
+
+def constants(order: list[Tensor], wanted: set[int]) -> set[int]:
+    """The ids of those of `order` that are constants to gradients by `wanted`, as
+    `Changes.constants` says."""
+    others = {id(t) for t in order if t._made is not None and t._made.is_update} - wanted
+    made = set(wanted) if others else set()
+    for t in order if others else ():
+        if not made.isdisjoint(map(id, behind(t))):
+            made.add(id(t))
+    return others if made.isdisjoint(others) else set()
+
+
+def known_as_gradients(found: Iterable[Tensor]) -> None:
+    """Notes that `found` are gradients, though `ts.grad` has not given them as they are."""
+    _known(found, lambda changes: changes.slopes, is_gradient=True)
+
+
+def known_as_updates(weights: Iterable[Tensor]) -> None:
+    """Notes that an optimizer made these of the weights before."""
+    _known(weights, lambda changes: changes.updates, is_update=True)
+
+
+def _known(tensors: Iterable[Tensor], of: Callable[[Changes], set[Node]], **how: Any) -> None:
+    recorder = current()
+    for t in tensors:
+        if recorder is not None:
+            of(recorder.root.changes).add(recorder.node(t))
+        elif t._made is not None:
+            t._made = replace(t._made, **how)
 
 
 @method("detach")

@@ -30,11 +30,11 @@ from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.eager import redistribute_now, run_graph, run_now
-from ..lang.grad import known_as_updates
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
 from ..lang.strategy import Strategy, layout_rule, strategy_or_none
+from ..lang.tape import known_as_updates
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from .schedules import Schedule

@@ -19,12 +19,12 @@ import numpy as np
 from ..core.checks import unfit
 from ..core.layout import TensorType
 from ..lang import functions as F
-from ..lang.grad import known_as_updates
 from ..lang.jax_functions import as_ops
 from ..lang.jit import Jit
 from ..lang.operands import as_tensor
 from ..lang.parameter import trained
 from ..lang.strategy import Strategy, layout_rule
+from ..lang.tape import known_as_updates
 from ..lang.tensor import Tensor
 from ..lang.tree import Path, Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
 from .base import loaded

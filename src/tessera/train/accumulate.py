@@ -20,13 +20,14 @@ from ..ir.graph.node import Node, reachable
 from ..lang import functions as F
 from ..lang.eager import here
 from ..lang.functions import relayout
-from ..lang.grad import completed, grad, known_as_gradients, summed_in
+from ..lang.grad import completed, grad, summed_in
 from ..lang.local.view import View
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
 from ..lang.pipelines.means import Reading, alike, check
 from ..lang.record import WHOLE, Frame, Recorder, current, recording, symbolic
+from ..lang.tape import known_as_gradients
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
 from ..ops.redistribute import NAMES

@@ -186,6 +186,26 @@ row("nothing tells the batch from a weight", ts.UsageError, which_is_the_batch, 
   fix   : name them, and all others are whole: batch="table" or batch="steps"; batch=() for none
 """)
 
+def by_its_batch() -> Any:
+    def body(w: Any, x: Any, y: Any) -> Any:
+        x = x + 0.1 * ts.grad(((x @ w - y) ** 2).mean(), x)
+        return ts.grad(((x @ w - y) ** 2).mean(), w)
+
+    fn = ts.distribute(body, strategy="data_parallel")
+    with MESH:
+        return fn(np.ones(2, np.float32), np.ones((8, 2), np.float32), np.ones(8, np.float32))
+
+
+row("a gradient by the batch", ts.UsageError, by_its_batch, """
+body: it is not clear which arguments hold the batch
+  w        : f32[2], which a gradient is by
+  x        : f32[8, 2], which a gradient is by
+  y        : f32[8]
+  on trial : ShapeError: sub: sizes 8 and 16 do not match
+  at       : AT
+  fix      : name them, and all others are whole: batch=("x", "y"); batch=() for none
+""")
+
 row("layouts that are none", ts.LayoutError, lambda: ts.distribute(layouts=3), """
 distribute: layouts cannot be 3
   at  : AT

@@ -117,3 +117,44 @@ def test_a_gradient_that_stops_at_a_program_is_told() -> None:
     with ts.no_grad():
         y = square(x)
     ts.grad((y * x).sum(), x)
+
+
+def _cube(x: Any) -> Any:
+    return (x**3).sum()
+
+
+SLOPES: dict[str, Callable[[ts.Tensor], Any]] = {
+    "value_and_grad": lambda x: ts.value_and_grad(_cube)(x)[1],
+    "vjp": lambda x: ts.vjp(_cube, x)[1](ts.ones(()))[0],
+    "jvp": lambda x: ts.stack([ts.jvp(_cube, (x,), (e,))[1] for e in ts.eye(2)]),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", SLOPES)
+def test_a_function_that_takes_gradients_does_so_where_none_goes_through(
+    name: str, compiled: bool
+) -> None:
+    """As with `torch.func.grad`: inside `no_grad` they are there, and are constants outside."""
+    slope = SLOPES[name]
+
+    def held(x: ts.Tensor) -> Any:
+        with ts.no_grad():
+            constant = slope(x)
+        return constant, ts.grad((constant * x).sum(), x)
+
+    x = ts.tensor([1.0, 2.0])
+    for found in (ts.jit(held) if compiled else held)(x):
+        np.testing.assert_allclose(found.numpy(), [3.0, 12.0])
+    with ts.no_grad():
+        np.testing.assert_allclose(slope(x).numpy(), [3.0, 12.0])
+
+
+@pytest.mark.parametrize("inside", [ts.vmap, ts.jit])
+def test_a_pull_in_another_function_than_the_value_says_where_it_goes(inside: Any) -> None:
+    x = ts.tensor([1.0, 2.0])
+    _, pull = ts.vjp(lambda x: x**2, x)
+    with pytest.raises(ts.GraphError, match="call both parts there"):
+        inside(lambda g: pull(g)[0])(ts.eye(2) if inside is ts.vmap else x)
+    together = ts.vmap(lambda g: ts.vjp(lambda x: x**2, x)[1](g)[0])(ts.eye(2))
+    np.testing.assert_allclose(together.numpy(), [[2.0, 0.0], [0.0, 4.0]])

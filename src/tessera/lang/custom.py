@@ -22,6 +22,7 @@ from .loop import _body
 from .operands import as_tensor, emit, emit_many
 from .parameter import need_trained
 from .record import Recorder, current, recording
+from .tape import stop_gradient
 from .tensor import Tensor
 from .tree import flatten, path_name, spec_paths, unflatten
 
@@ -146,6 +147,23 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
     return pairs
 
 
+def under_no_grad(run: Callable[P, R]) -> Callable[P, R]:
+    """`run`, which takes gradients of its own also inside `ts.no_grad`: there what it returns is a
+    constant to gradients around it, as with `torch.func.grad`."""
+
+    @functools.wraps(run)
+    def outside(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not settings().no_grad:
+            return run(*args, **kwargs)
+        with replaced(no_grad=False):
+            leaves, spec = flatten(run(*args, **kwargs))
+            floats = [isinstance(x, Tensor) and x.dtype.is_float for x in leaves]
+            ends = [stop_gradient(x) if is_float else x for x, is_float in zip(leaves, floats)]
+            return unflatten(spec, ends)  # type: ignore[no-any-return]
+
+    return outside
+
+
 def value_and_grad(
     fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
@@ -169,6 +187,7 @@ def value_and_grad(
     flag(who, "has_aux", has_aux)
 
     @functools.wraps(fn)
+    @under_no_grad
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if max(places) >= len(args) or min(places) < -len(args):
             far = max(places, key=lambda n: n if n >= 0 else -n - 1)
@@ -196,6 +215,7 @@ def _floats(who: str, values: Iterable[Any], fix: str) -> None:
             raise fail(UsageError, said, [("value", value)], fix=fix)
 
 
+@under_no_grad
 def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
 
@@ -215,6 +235,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     outs, spec = flatten(value)
     _floats("vjp: the function", outs, "return float tensors")
 
+    @under_no_grad
     def pull(g: Any) -> Any:
         gs, g_spec = flatten(g)
         gs = [as_tensor(x) for x in gs]

@@ -202,17 +202,29 @@ def _need_reached(
 ) -> None:
     """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
     would be zero, which nobody asks for."""
-    if not wrt or not reached(end, held).isdisjoint(wrt):
+    within = reached(end, held)
+    if not wrt or not within.isdisjoint(wrt):
         return
-    rows = list(zip(spec_paths(spec), leaves, strict=True))[:5]
-    few = [path_name(path) or t.name or str(t.type) for path, t in rows]
+    names = [
+        path_name(path).strip("0123456789.") or t.name for path, t in zip(spec_paths(spec), leaves)
+    ]
+    few = [name or str(t.type) for name, t in zip(names, leaves)][:5]
     rest = len(leaves) - len(few)
+    recorder = current()
+    fix = "compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient"
+    captured = [] if recorder is None else recorder.captured
+    outside = [t for t, n in captured if n in within]
+    if any(t._made or (t._node is not None and t._node.args) for t in outside):
+        fix = (
+            "the loss is made of what was computed outside of the function that is recorded here:"
+            " compute all of it inside; of ts.vjp, call both parts there"
+        )
     raise fail(
         GraphError,
         "grad: the loss does not depend on any of the weights",
         [("loss", loss.type),
          ("weights", ", ".join(few) + (f" and {rest} more" if rest else ""))],
-        fix="compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient",
+        fix=fix,
     )  # fmt: skip
 
 

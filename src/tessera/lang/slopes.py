@@ -18,7 +18,7 @@ from ..ops.custom import custom
 from ..ops.elementwise import stop_gradient
 from ..ops.redistribute import NAMES
 from . import functions as F
-from .custom import tensors, vjp
+from .custom import tensors, under_no_grad, vjp
 from .grad import apart, grad
 from .record import current
 from .tape import history
@@ -26,6 +26,7 @@ from .tensor import Tensor
 from .tree import flatten, unflatten
 
 
+@under_no_grad
 def jvp(
     fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Any, Any]:

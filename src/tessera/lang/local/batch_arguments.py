@@ -239,18 +239,36 @@ class _Question:
         one that updates them, weight by weight."""
         return all(_said(self.paths[i]) is False for i in cut)
 
+    def _with_asked(self, cut: frozenset[int]) -> frozenset[int]:
+        """`cut` and the arguments with as many rows that the body asks gradients by, where it runs
+        with all of these cut, and not with `cut` alone; else nothing."""
+        rows = {self.types[i].shape[:1] for i in cut}
+        more = {i for i in self.asked - self.known if self.types[i].shape[:1] in rows}
+        if not more or self.record(cut) is not None or self.record(cut | more) is None:
+            return frozenset()
+        return cut | more
+
     def _by_words(self) -> frozenset[int]:
         """Which of the open arguments are the batch, by their names. Raises UsageError if a name
         says neither."""
         said = {i: _said(self.paths[i]) for i in sorted(self._open())}
-        if None not in said.values():
-            return frozenset(i for i, batch in said.items() if batch)
-        weights = self.known | self.asked
-        rows = [(path_name(self.paths[i]), f"{t}{', a weight' * (i in weights)}")
+        cut = frozenset(i for i, batch in said.items() if batch)
+        rather = self._with_asked(cut)
+        if None not in said.values() and not rather:
+            return cut
+        notes = dict.fromkeys(self.asked, ", which a gradient is by") | dict.fromkeys(
+            self.known, ", a weight"
+        )
+        rows = [(path_name(self.paths[i]), f"{t}{notes.get(i, '')}")
                 for i, t in self.types.items() if t.rank]  # fmt: skip
-        likely = sorted((i for i in said if said[i] is not False), key=lambda i: not said[i])
-        names = dict.fromkeys(str(self.paths[i][0]) for i in likely)
-        given = " or ".join(f'batch="{name}"' for name in [*names][:3])
+        if rather:
+            names = dict.fromkeys(str(self.paths[i][0]) for i in sorted(rather))
+            given = "batch=(" + ", ".join(f'"{name}"' for name in names) + ")"
+        else:
+            said |= {i: _said(self.paths[i]) or False for i in self.asked - self.known}
+            likely = sorted((i for i in said if said[i] is not False), key=lambda i: not said[i])
+            names = dict.fromkeys(str(self.paths[i][0]) for i in likely)
+            given = " or ".join(f'batch="{name}"' for name in [*names][:3])
         rows = rows[:8]
         if self.failed:
             said_of = str(self.failed[0]).splitlines() or [""]

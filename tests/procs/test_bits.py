@@ -55,6 +55,43 @@ for dtype in (ts.f32, ts.bf16):
     print(hashlib.sha256(total.numpy().tobytes()).hexdigest())
 """
 
+# A pipeline on devices of both, and functions that take its weights without it.
+STAGED = """
+import hashlib
+import numpy as np
+import tessera as ts
+from tessera import dist, nn, optim, pipeline
+mesh = dist.Mesh.parse("pp=2 dp=1")
+rng = np.random.default_rng(0)
+w = {f"w{i}": rng.normal(size=(8, 8)).astype(np.float32) / 3 for i in range(4)}
+x, y = rng.normal(size=(16, 8)).astype(np.float32), rng.integers(0, 8, 16).astype(np.int32)
+
+def layers(w, x):
+    for i in range(4):
+        x = ts.tanh(x @ w[f"w{i}"])
+    return x
+
+model = pipeline.run(mesh_axes=("pp",), microbatches=4, mesh=mesh)(layers)
+slopes = ts.jit(lambda w, x, y: ts.grad(nn.cross_entropy(model(w, x), y), w))
+opt = optim.AdamW(0.1)
+
+@ts.jit
+def apply(w, g, state):
+    g, norm = optim.clip_by_global_norm(g, 0.1)
+    return *opt.update(w, g, state), norm
+
+slopes.plan(w, x, y)
+w = model.place(w)
+state = opt.init(w)
+for _ in range(3):
+    w, state, norm = apply(w, slopes(w, x, y), state)
+    print(norm.item())
+total = ts.jit(lambda w: sum((t**2).sum() for t in w.values()))
+print(total(w).item(), ts.jit(lambda w: layers(w, x).mean())(w).item())
+eager = optim.global_norm(slopes(w, x, y))
+print(dist.to_host(eager).item(), [hashlib.sha256(dist.to_host(t)).hexdigest() for t in w.values()])
+"""
+
 
 FIX = "  fix    : complete it first, in all of them:"
 
@@ -96,6 +133,20 @@ def test_two_processes_train_to_the_bits_of_one(
     assert trained(tmp_path / "two of two", 2, 2, four) == alone
     if everything:
         assert trained(tmp_path / "two of one", 2, 1, two) == alone
+
+
+@LONG
+def test_weights_on_stages_of_two_processes_are_taken_by_other_functions(tmp_path: Path) -> None:
+    found = set()
+    for size, devices in ((1, 2), (2, 1)):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        ended = run_ranks(
+            STAGED, folder, size=size, head=HEAD, limit_s=300, TESSERA_DEVICES=str(devices)
+        )
+        assert [e.code for e in ended] == [0] * size, ended
+        found |= {e.out for e in ended}
+    assert len(found) == 1, found
 
 
 def test_large_sums_have_the_same_bits_in_any_processes(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.moving import moved
 from ..lang.offloaded import back, where_lies
 from ..lang.parameter import Parameter
-from ..lang.pipelines.microbatch import with_two_axes
 from ..lang.record import current
+from ..lang.slices import with_two_axes
 from ..lang.tensor import Tensor
 from ..lang.tree import Path, flatten, tree_update
 

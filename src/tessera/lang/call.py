@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.errors import ShapeError, fail
+from ..core.errors import MeshError, ShapeError, fail
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
@@ -20,6 +20,7 @@ from .once import Once
 from .parameter import Parameter
 from .record import WHOLE, Frame, Recorder, Reframe, recording
 from .segments import Reads
+from .slices import need_one_mesh
 from .store import owned_by, store_of
 from .tensor import Past, Tensor
 from .tree import Spec, call_paths, flatten, path_name, unflatten
@@ -121,14 +122,14 @@ class Call:
 
     def record(self, reads: Reads) -> Recorded:
         """The recording, in the frame that the function turns out to need."""
-        try:
-            return self.within(WHOLE, reads)
-        except Reframe as found:
-            need = found.with_traceback(None)
-        tensors = {i: self.leaves[i] for i in self.dynamic}
-        frame = need.frame(tensors, self.names, lambda f: self.within(f, Reads()).outputs)
-        reads.begin()
-        return self.within(frame, reads)
+        frame, tensors = WHOLE, {i: self.leaves[i] for i in self.dynamic}
+        while True:
+            try:
+                return self.within(frame, reads)
+            except Reframe as found:
+                need = found.with_traceback(None)
+            frame = need.frame(tensors, self.names, lambda f: self.within(f, Reads()).outputs)
+            reads.begin()
 
     @opens
     def within(self, frame: Frame, reads: Reads) -> Recorded:
@@ -147,7 +148,12 @@ class Call:
                 args, kwargs = unflatten(self.spec, given)
                 bound(self.name, self.signature, args, kwargs)
                 before = Snapshot((args, kwargs))
-                out = self.fn(*args, **kwargs)
+                try:
+                    out = self.fn(*args, **kwargs)
+                except MeshError:
+                    need_one_mesh(recorder)
+                    raise
+                need_one_mesh(recorder)
             found, places, left = outside.end(recorder)
         finally:
             outside.restore(recorder)

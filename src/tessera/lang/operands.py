@@ -8,23 +8,31 @@ import numpy as np
 
 from ..core.checks import shown
 from ..core.dtypes import DType, dtype_of, f32, int32, promote
-from ..core.errors import UsageError, fail
+from ..core.errors import MeshError, UsageError, fail
 from ..core.layout import TensorType, plain
 from .checks import fitting
-from .eager import here
+from .eager import EAGER, here
 from .engine import engine
 from .host_data import engine_array, host_array, host_view, remembered
+from .slices import on_one
 from .tensor import Scalar, Tensor, method
 
 
 def emit(op: str, *args: Tensor, **attrs: Any) -> Tensor:
     """Applies one op: into the recording if there is one, at once otherwise."""
-    return here().apply(op, args, attrs)[0]
+    return emit_many(op, *args, **attrs)[0]
 
 
 def emit_many(op: str, *args: Tensor, **attrs: Any) -> list[Tensor]:
     """Applies an op of several results."""
-    return here().apply(op, args, attrs)
+    trace = here()
+    try:
+        return trace.apply(op, args, attrs)
+    except MeshError:
+        together = on_one(args) if trace is EAGER else None
+        if together is None:
+            raise
+        return trace.apply(op, together, attrs)
 
 
 def scalar(value: Scalar, dtype: DType, name: str = "number") -> Tensor:

@@ -322,7 +322,9 @@ class Recorder:
                 UsageError,
                 "a value cannot be read here: the function is recorded without running",
                 _shown(t),
-                fix="read values inside ts.jit only, and outside of loop bodies",
+                fix="read values inside ts.jit only, and outside of loop bodies"
+                if self.frame.is_read
+                else "return the value, and read it after the call",
             )
         return self.reader(self, node)
 

@@ -203,7 +203,12 @@ class Schedule:
     @property
     def is_staged(self) -> bool:
         """Whether it spans several meshes, so that no one program can be all of it: a pipeline."""
-        return bool(self.table) or any(isinstance(step, Send | Region) for step in self.steps)
+        own = (None, self.mesh)
+        return bool(self.table) or any(
+            isinstance(step, Send | Region)
+            or any(self.buffers[b].mesh not in own for b in step.writes)
+            for step in self.steps
+        )
 
     def collectives(self) -> Iterator[tuple[Node, int]]:
         """(node, how often it runs) for each collective, those in loops and regions included."""

@@ -22,6 +22,7 @@ from ...ops.redistribute import NAMES
 from ..functions import relayout
 from ..gradients import Goal, derived, laid
 from ..record import KEY_TYPE, Frame, Held, Recorder, symbolic
+from ..slices import laid_on, with_two_axes
 from ..tensor import Tensor
 
 
@@ -308,22 +309,6 @@ class RowOfBatch(Frame):
     ) -> list[Node]:
         here = [None if t is None else self.microbatch.on_stage(t) for t in goals]
         return derived(recorder.builder, loss, wrt, here, mean_over)
-
-
-def with_two_axes(mesh: Mesh) -> Mesh:
-    """`mesh`; one of a single axis with an axis of size 1 besides, so that its slices have one."""
-    if len(mesh.axes) > 1:
-        return mesh
-    axes = (*mesh.axes, "one")
-    wide = Mesh(axes, mesh.array()[..., None])
-    return wide if mesh.onto is None else wide.fold(Mesh(axes, mesh.onto.array()[..., None]))
-
-
-def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
-    """`t` on `mesh`, put together along the axes that `mesh` lacks."""
-    apart = [a for a in t.split_axes if a not in mesh]
-    t = gathered(t, apart) if apart else t
-    return TensorType(t.dtype, t.dims, t.partial, mesh, (), t.rest)
 
 
 def state_of(recorder: Recorder) -> PipeState | None:

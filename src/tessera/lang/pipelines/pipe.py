@@ -23,6 +23,7 @@ from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
 from ..jit import jit
 from ..record import WHOLE, Recorder, current, named_scope
+from ..slices import Slices
 from ..store import collector
 from ..tensor import Tensor
 from ..tree import flatten
@@ -90,7 +91,8 @@ class Pipe:
         if settings().program.schedule.pipeline is False:
             recorder.root.piped = True
             return self._play(args, kwargs)
-        if recorder.parent is not None or recorder.frame is not (state or WHOLE):
+        plain = recorder.frame in (state, WHOLE) or isinstance(recorder.frame, Slices)
+        if recorder.parent is not None or not plain:
             raise fail(
                 UsageError,
                 f"{self.name}: a pipeline is called in a loop or a local body",

@@ -7,9 +7,9 @@ from typing import Any
 from ..host_data import is_array
 from ..moving import sent
 from ..operands import as_tensor
+from ..slices import laid_on
 from ..tensor import Tensor
 from ..tree import flatten, path_name, paths, unflatten
-from .microbatch import laid_on
 from .program import PipeProgram
 
 

@@ -53,7 +53,7 @@ class Recorded:
     marked: Mapping[Node, int]
     origins: Mapping[Node, Node]
     ahead: Mapping[Node, Node]  # inputs to the values whose means over the microbatches they are
-    back: Mapping[Node, Node]  # outputs that come back on the whole mesh, to lie as these inputs
+    back: Mapping[Node, Node]  # outputs that come back to where these inputs are, to lie as they do
     key: Node | None = None
 
 
@@ -73,6 +73,24 @@ def pipelined(
     """The schedule of `made` by `table`. `wholes` are the types of the inputs as they are given,
     `meshes` those of the ranks, `mesh` the one that they are slices of."""
     return _Pipeline(made, wholes, table, meshes, mesh).pipelined()
+
+
+def spread(
+    graph: Graph,
+    key: Node | None,
+    wholes: Sequence[TensorType],
+    back: Mapping[Node, Node],
+    meshes: Sequence[Mesh],
+    mesh: Mesh,
+) -> Schedule:
+    """The schedule of `graph`, recorded on the first of `meshes`: each node where its largest
+    argument is, as what comes after the microbatches of a pipeline. `wholes` are the types of the
+    inputs as they are given, `back` as in `Recorded`, `mesh` the one that `meshes` are slices
+    of."""
+    made = Recorded(graph, {}, {}, frozenset(), frozenset(), {}, {}, {}, back, key)
+    none = Table(graph.name, ((),) * len(meshes), tuple(range(len(meshes))), 0)
+    p = _Pipeline(made, wholes, none, meshes, mesh)
+    return p.schedule(p.after({}))
 
 
 class _Pipeline:
@@ -179,8 +197,14 @@ class _Pipeline:
         found |= whole_backward(found, wanted)
         self.count_ahead()
         self.play(found, wanted)
-        results = self.after(found)
-        schedule = with_regions(merged(Schedule(
+        table = f"pipeline={self.table.name} microbatches={self.count}"
+        schedule = self.schedule(self.after(found), table)
+        homes = {n: r for n, r in self.rank.items() if n.op == "input"}
+        return Pipelined(schedule, self.table, found, homes)
+
+    def schedule(self, results: Sequence[int], table: str = "") -> Schedule:
+        """All steps so far, in which the buffers `results` are given back."""
+        return with_regions(merged(Schedule(
             self.name,
             self.mesh,
             tuple(self.types),
@@ -188,10 +212,8 @@ class _Pipeline:
             tuple(results),
             tuple(self.steps),
             self.options,
-            table=f"pipeline={self.table.name} microbatches={self.count}",
+            table=table,
         )))  # fmt: skip
-        homes = {n: r for n, r in self.rank.items() if n.op == "input"}
-        return Pipelined(schedule, self.table, found, homes)
 
     def cut(self, n: Node, rank: int) -> list[int]:
         """The microbatches of input `n` on the mesh of `rank`; of the key, one for each."""
@@ -346,18 +368,19 @@ class _Pipeline:
 
     def _result(self, o: Node, env: Mapping[Node, int]) -> int:
         found = env[o] if o in env else self.given[o]
-        t = self.types[found]
+        like = self.made.back.get(o)
+        t, rests = self.types[found], None if like is None else self.types[self.given[like]]
         # Losses and norms go to the whole mesh, or processes of one stage alone could read them.
         number = self.options.processes > 1 and not t.rank and t.dtype.is_float and not t.partial
-        if (o not in self.made.back and not number) or t.mesh == self.mesh:
+        home = self.mesh if rests is None else rests.mesh
+        if (rests is None and not number) or t.mesh == home or home is None:
             return found
-        to = t.on(self.mesh)
+        to = t.on(home)
         back = self.buffer(to)
         stage = self.made_on.get(found, 0)
         self.steps.append(Send((found,), (back,), (to,), stage=stage, note="back"))
-        if o not in self.made.back:
+        if rests is None:
             return back
-        rests = self.types[self.given[self.made.back[o]]]
         return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
 
     def _rank(self, buffer: int) -> int:

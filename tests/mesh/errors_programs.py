@@ -24,7 +24,7 @@ row("a donated tensor read", ts.DonatedError, a_donated_tensor_read, """
 a tensor is used after its buffer was donated to a function
   tensor : f32[64]
   at     : AT
-  fix    : use what the function returned, or call it without donate=
+  fix    : use what the function returned, copy.deepcopy it before, or leave out donate=
 """)
 
 def a_donated_tensor_used() -> Any:
@@ -37,7 +37,7 @@ row("a donated tensor used", ts.DonatedError, a_donated_tensor_used, """
 a tensor is used after its buffer was donated to a function
   tensor : f32[64]
   at     : AT
-  fix    : use what the function returned, or call it without donate=
+  fix    : use what the function returned, copy.deepcopy it before, or leave out donate=
 """)
 
 def a_tensor_donated_and_used_in_one_call() -> Any:

@@ -48,6 +48,7 @@ class Parameter(Tensor):
 
     _trace: Recorder | None = None
     _first: First | None = None  # makes the data, where there is none yet
+    _again: First | None = None  # the same, where it makes them once more for each that asks
     _value: Tensor | None = None  # what is in the box, as tapes and copies refer to it
 
     def __init__(
@@ -84,7 +85,8 @@ class Parameter(Tensor):
                 raise unfit("Parameter", "the shape", shape, fix, ShapeError)
             kind = dtype_of("f32" if dtype is None else dtype)
             super().__init__(None, plain(kind, sizes("Parameter", shape), settings().mesh))
-            self._wait(first_values("Parameter", "normal" if init is None else init, name))
+            self._again = first_values("Parameter", "normal" if init is None else init, name)
+            self._wait(self._again)
             self.name, self.drawn = name, True
             self.remake = lambda s, name="": Parameter(
                 *s, init=init, dtype=dtype, name=name, requires_grad=self.requires_grad
@@ -195,11 +197,16 @@ class Parameter(Tensor):
         to = self.type if source.mesh is None and self.mesh is not None else source.type
         self.type = to.with_dtype(source.dtype)
         alike = self.type is source.type
-        if alike and source._data is not None:
-            of_another = source.box is not None and source.box is not self
-            self._data = source.copied() if of_another else source._data
-            self._pending = None
+        other = source.box if isinstance(source.box, Parameter) else self
+        if alike and other is self and source._data is not None:
+            self._data, self._pending = source._data, None
+        elif other is not self and other._value is source and other._data is None and other._again:
+            self._again = other._again
+            self._wait(self._again)
+        elif other is not self and alike:
+            self._data, self._pending = source.copied(), None
         else:
+            self._again = None
             self._wait(lambda t: moved(source, t.type).data)
         if source.box is None and not settings().no_grad:
             self._come_of(source, alike)
@@ -231,7 +238,9 @@ class Parameter(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         other = Parameter.__new__(Parameter)
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
-        other.frozen, other._first = self.frozen, self._first
+        other.frozen, other._first, other._again = self.frozen, self._first, self._again
+        if self._trace is None and self._again is None:
+            self.data  # noqa: B018  # here now, to be copied
         other.close(self.opened())
         if self._data is not None:  # what is donated of one is still there of the other
             other._data = self.copied()

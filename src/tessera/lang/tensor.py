@@ -8,7 +8,7 @@ functions, in modules above this one; those that are methods and operators too a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Union
 from weakref import ref
 
@@ -186,9 +186,13 @@ class Tensor:
         return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        if self._trace is not None or self._made is not None:
+        if self._trace is not None:
             return self  # it never changes
         other = Tensor(self.copied(), self.type)
+        if self._made is not None:
+            other._made = replace(
+                self._made, op="reshape", args=(self,), attrs={"shape": self.shape}, index=0
+            )
         other.name, other.drawn, other.remake = self.name, self.drawn, self.remake
         other._given = self._given
         return other

@@ -300,7 +300,7 @@ def donated(t: TensorType) -> DonatedError:
         DonatedError,
         "a tensor is used after its buffer was donated to a function",
         [("tensor", t)],
-        fix="use what the function returned, or call it without donate=",
+        fix="use what the function returned, copy.deepcopy it before, or leave out donate=",
     )
 
 

@@ -47,6 +47,36 @@ for name, made in COPIES.items():
             np.testing.assert_array_equal(kept(), before)
             assert np.abs(m.weight.numpy() - before).max() > 0
 
+    @row(f"a copy of weights that nobody has read before they are donated: {name}")
+    def _(made: Any = made) -> None:
+        x, values = np.ones((4, 3), np.float32), {}
+        step = ts.jit(_decayed, donate="m")
+        for given in (False, True):
+            ts.seed(0)
+            before = nn.Linear(3, 3).weight.numpy()
+            ts.seed(0)
+            m = nn.Linear(3, 3)
+            if given:
+                values = {"weight": before * 2, "bias": np.ones(3, np.float32)}
+                before = values["weight"]
+                m.load_state_dict(values)
+            kept = made(m)
+            step(m, x)
+            np.testing.assert_array_equal(kept(), before)
+
+
+@row("a copy of tensors that are donated")
+def _() -> None:
+    made = ts.full((3,), 2.0) * 3
+    weights = {"made": made, "given": ts.tensor(np.ones(3, np.float32)), "slope": made * 2}
+    kept = copy.deepcopy(weights)
+    loss = (kept["slope"] * kept["made"]).sum()
+    np.testing.assert_array_equal(ts.grad(loss, made).numpy(), [24.0] * 3)  # as of a clone
+    before = {k: t.numpy() for k, t in kept.items()}
+    ts.jit(lambda w: {k: t * 2 for k, t in w.items()}, donate="w")(weights)
+    for k, t in kept.items():
+        np.testing.assert_array_equal(t.numpy(), before[k])
+
 
 @row("a state that is looked at before the weights are placed and donated")
 def _() -> None:

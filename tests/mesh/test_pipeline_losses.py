@@ -36,6 +36,29 @@ ACROSS: dict[
         nn.cross_entropy(m(x), ts.argmax(t, -1)) * x.shape[0]
     ),
     "rows that are chosen": lambda m, x, t, s: nn.mse_loss(m(x), ts.take(t, ts.argsort(s), 0)),
+    "the hardest": lambda m, x, t, s: ts.topk(((m(x) - t) ** 2).mean(-1), len(x) // 2)[0].mean(),
+    "two halves": lambda m, x, t, s: (lambda p: (p[0] * p[1]).mean())(m(x).reshape(2, -1, 4)),
+    "columns in halves": lambda m, x, t, s: (m(x).T.reshape(4, 2, -1).mean(1) ** 2).mean(),
+    "back to front": lambda m, x, t, s: nn.mse_loss(m(x), t[ts.arange(len(x) - 1, -1, -1)]),
+    "a row of a table each": lambda m, x, t, s: nn.mse_loss(m(x), LONG_TABLE[ts.arange(len(x))]),
+    "the largest in turn": lambda m, x, t, s: ts.scan(
+        lambda c, r: (ts.maximum(c, r), ()), ts.tensor(-9.0), m(x).mean(-1)
+    )[0],
+    "a sum in turn": lambda m, x, t, s: _in_turn(m(x).mean(-1)),
+    "neighbours": lambda m, x, t, s: (
+        nn.conv1d(m(x).T[None], ts.ones((4, 4, 3)), padding=1) ** 2
+    ).mean(),
+    "tiles": lambda m, x, t, s: (ts.tile(m(x), (2, 1)) * ts.repeat_interleave(t, 2, 0)).mean(),
+    "another order": lambda m, x, t, s: (m(x).reshape(4, -1) * t.T).mean(),
+    "groups of more rows": lambda m, x, t, s: (m(x).reshape(-1, 4, 4).mean(1) ** 2).mean(),
+    "scaled by their number": lambda m, x, t, s: ts.tanh(m(x) * len(x)).mean(),
+    "logits by their number": lambda m, x, t, s: nn.cross_entropy(
+        m(x) * len(x) ** 0.5, ts.argmax(t, -1)
+    ),
+    "a sum of some": lambda m, x, t, s: (lambda h: ts.where(h > 0, h * len(x), h))(m(x)).sum(),
+    "times their number in blocks": lambda m, x, t, s: (
+        nn.linear_cross_entropy(m(x), TABLE, ts.argmax(t, -1), rows=2) * len(x)
+    ),
 }
 BY_ROW: dict[str, Callable[..., Any]] = {
     "a mean": lambda m, x, t, s: nn.mse_loss(m(x), t),
@@ -51,9 +74,24 @@ BY_ROW: dict[str, Callable[..., Any]] = {
     "contrast": lambda m, x, t, s: ts.logsumexp(m(x) @ t.transpose(), -1).mean(),
     "distances": lambda m, x, t, s: ((m(x)[:, None] - t[None]) ** 2).mean(),
     "pairs in a row": lambda m, x, t, s: ((m(x)[:, :, None] - t[:, None]) ** 2).mean(),
+    "a sum in turn, divided": lambda m, x, t, s: _in_turn(m(x).mean(-1)) / len(x),
+    "groups of a microbatch's rows": lambda m, x, t, s: (
+        m(x).reshape(-1, 2, 4).mean(1) ** 2
+    ).mean(),
+    "blocks of labels": lambda m, x, t, s: nn.linear_cross_entropy(
+        m(x), TABLE, ts.argmax(t, -1), rows=2
+    ),
+    "columns": lambda m, x, t, s: (m(x).T * t.T).mean(),
+    "flat rows": lambda m, x, t, s: (m(x).reshape(-1) * t.reshape(-1)).mean(),
+    "the two largest of a row": lambda m, x, t, s: ts.topk(m(x), 2)[0].mean(),
     "labels": lambda m, x, t, s: nn.cross_entropy(m(x), ts.argmax(t, -1), ignore_index=0),
 }
 TABLE = np.random.default_rng(5).normal(size=(4, 4)).astype(np.float32)
+LONG_TABLE = ts.tensor(np.random.default_rng(6).normal(size=(40, 4)).astype(np.float32))
+
+
+def _in_turn(rows: ts.Tensor) -> Any:
+    return ts.scan(lambda c, r: (c + r, ()), ts.zeros(()), rows)[0]
 
 
 def _halves(both: ts.Tensor, rows: int) -> ts.Tensor:
@@ -84,7 +122,7 @@ def test_a_loss_is_of_rows_or_an_error(name: str) -> None:
     if name in ACROSS:
         with pytest.raises(
             ts.GraphError,
-            match=r"goes across the rows|no mean over the batch|cannot be told|is a sum over",
+            match=r"goes across|no mean over|cannot be told|is a sum over|the number of rows",
         ):
             step(piped)
     else:

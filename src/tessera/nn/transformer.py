@@ -19,7 +19,7 @@ from . import functional as fn
 from .at_once import rows_at_once
 from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
-from .experts.layer import MoE, warn_of_microbatches
+from .experts.layer import MoE
 from .gpt_config import ACTIVATIONS, GPTConfig, checked
 from .layers import Dropout, Embedding, LayerNorm, RMSNorm, normal
 from .losses import linear_cross_entropy
@@ -93,8 +93,6 @@ class Experts(MoE):
         """[B, S, d] to [B, S, d] and the auxiliary loss, of the tokens that are `there` [B, S];
         `learns`: the bias that balances the load moves."""
         zigzag = axis_size("GPT", x, self.ring_axis)
-        if self.even:
-            warn_of_microbatches()
         y, routing = self._routed(x if norm is None else norm(x), zigzag, there, learns)
         return y, routing.aux_loss
 

@@ -25,7 +25,9 @@ from ..lang.local.view import View
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
-from ..lang.pipelines.means import Reading, alike, check
+from ..lang.pipelines.apart import ways_cut
+from ..lang.pipelines.means import Reading, alike
+from ..lang.pipelines.verdicts import check
 from ..lang.record import WHOLE, Frame, Recorder, current, recording, symbolic
 from ..lang.tape import known_as_gradients
 from ..lang.tensor import Tensor
@@ -184,24 +186,35 @@ def _ahead(
         return [], buffers
     if once.frame is part:  # a local body looks at its loss itself: lang/local/averages.py
         seen: Trial = part, once, inputs, loss
-        twice = _trial(loss_fn, blocks, weights, count, 2)
+        times, twice = 1, _trial(loss_fn, blocks, weights, count, 2)
         if not alike(once.builder.nodes, twice[1].builder.nodes):  # in blocks from some size on
-            seen, twice = twice, _trial(loss_fn, blocks, weights, count, 4)
-        _check(*seen, twice[1].builder.nodes)
+            times, seen, twice = 2, twice, _trial(loss_fn, blocks, weights, count, 4)
+        _check(*seen, twice[1].builder.nodes, times)
     return _means([*part.ahead.values()], once, inputs, blocks, count), buffers
 
 
 def _check(
     part: _Part | None, once: Recorder, inputs: Mapping[str, Node], loss: Tensor,
-    larger: Sequence[Node],
+    larger: Sequence[Node], times: int,
 ) -> None:  # fmt: skip
-    """Raises GraphError unless the loss that `once` recorded is a mean over rows; `larger` are the
-    nodes for twice as many."""
+    """Raises GraphError unless the loss that `once` recorded, of a microbatch so many `times`, is a
+    mean over rows; `larger` are the nodes for twice as many."""
     assert part is not None
     nodes = once.builder.nodes
     inside = {n for n in nodes if n.scope}
     ends, rows = [once.node(loss)], {*inputs.values()}
-    check(Reading("accumulated", nodes, rows, part.ahead, ends, inside=inside), larger)
+    devices = ways_cut(n.type for n in rows)
+    read = Reading(
+        "accumulated",
+        nodes,
+        rows,
+        part.ahead,
+        ends,
+        inside=inside,
+        blocks=times,
+        devices=devices,
+    )
+    check(read, larger)
 
 
 def _means(

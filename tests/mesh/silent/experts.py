@@ -54,7 +54,7 @@ def exchanged() -> None:
 @row(
     "the auxiliary loss of experts in a pipeline of microbatches",
     warns=pipeline.PipelineWarning,
-    says="auxiliary loss of experts is taken of each of 4 microbatches",
+    says="auxiliary loss of experts is taken of each microbatch",
 )
 def microbatches() -> None:
     mesh = dist.Mesh.parse("pp=2")

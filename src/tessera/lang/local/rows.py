@@ -7,6 +7,7 @@ The body is recorded for a device's rows and for twice as many, and the two are 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 
@@ -72,7 +73,8 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
             return
         by = value.by
         both = by is not None and by.kind.degree == "joint" and {found[a].degree for a in by.args}
-        if (value.kind == "added" and value.degree) or (both and len(both - {None}) > 1):
+        power = value.kind == "added" and not math.isnan(value.degree or 0.0) and value.degree
+        if power or (both and len(both - {None}) > 1):
             loc = by.loc if by is not None else n.loc
             _warn(borders.name, f"a sum over a device's rows ({loc}) is averaged over {over}: it"
                   " is the sum over all rows divided by the number of devices\n  take the mean, or"

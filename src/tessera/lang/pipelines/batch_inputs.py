@@ -19,8 +19,9 @@ from ...ir.schedule.pipelines.stages import depends
 from ..parameter import Parameter
 from ..record import Frame, Reframe
 from ..tensor import Tensor
-from .means import alike, check, cuts_more, nodes_of, reading, warn_of_crossing
+from .means import alike, cuts_more, nodes_of, reading
 from .microbatch import Pipeline, PipeState
+from .verdicts import check, warn_of_crossing
 
 TRIES = 8  # readings to begin with, where the fullest one is not possible
 Record = Callable[[Frame], list[Node]]
@@ -76,6 +77,7 @@ def read(
             " is asked for, or what nn.Parameter, dist.tensor or ts.tensor(w, name=...) made",
         )
     ((rows, cut),) = found.items()
+    state = begin(0, rows, cut)
     once = begin(1, rows, cut)
     record(once)
     try:
@@ -89,7 +91,7 @@ def read(
     check(read, nodes_of(twice))
     if once.count > 1:
         warn_of_crossing(read)
-    return begin(0, rows, cut)
+    return state
 
 
 def _of_one_size(name: str, rows: int, error: ShapeError) -> ShapeError:

@@ -15,8 +15,8 @@ from ...ir.graph.node import Graph, Node, reachable
 from ...ir.schedule.pipelines.pipeline import Recorded
 from ...ir.schedule.pipelines.stages import depends, stage_numbers
 from ..record import Recorder
-from .means import inseparable
 from .microbatch import PipeState, state_of
+from .verdicts import inseparable
 
 
 @dataclass(frozen=True)

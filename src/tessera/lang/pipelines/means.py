@@ -9,13 +9,17 @@ steps keep it so. Its degree says by what power of two a doubled batch would cha
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from ...core.dtypes import bool_
-from ...core.errors import GraphError, StrategyWarning, fail, lines_up
-from ...ir.graph.node import Node, reachable
+from ...core.layout import TensorType, plain
+from ...ir.graph.node import Node, input_node, reachable
+from ...ir.graph.oracle import value_of
 from ...ir.schedule.pipelines.stages import depends
 from ...ops.cast import cast
 from ...ops.control import item, scan
@@ -23,17 +27,19 @@ from ...ops.create import full, iota
 from ...ops.elementwise import add, maximum, minimum, mul, where
 from ...ops.elementwise import inside as inside_
 from ...ops.indexing import take
-from ...ops.movement import broadcast_to, concat, reshape, slice_, transpose
-from ...ops.reduce import argsort, cumsum, flip
+from ...ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
+from ...ops.redistribute import NAMES
+from .apart import changes_layout, in_blocks, kept_apart, rows_of, ways_cut
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
+ODD = math.nan  # the number of rows is in it, and by no power
 # What leaves a row's place among all, times a number and with another added, as it is.
 COUNTING = frozenset(
     op.name for op in (iota, add, mul, where, cast, reshape, broadcast_to, transpose)
 )
+MOVING = frozenset(op.name for op in (reshape, transpose))
 KEEPING = frozenset(op.name for op in (maximum, minimum))  # a number from being too small
-ALONG = frozenset(op.name for op in (flip, cumsum, argsort, take))  # ops along one dim
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Reading:
     """What is recorded of a part of the batch: the `nodes`, those that hold it, those that are
     means over all parts and of what, the losses and all results. Nodes `inside` of a model may go
     across the rows of a part, as a batch normalization does. Where the parts are those of devices
-    along `axes`, what is equal along them is no part."""
+    along `axes`, what is equal along them is no part. The rows are of so many `blocks`, which are
+    computed apart, each of rows of all `devices`."""
 
     name: str
     nodes: Sequence[Node]
@@ -65,9 +72,35 @@ class Reading:
     losses: Sequence[Node]
     outs: Sequence[Node] = ()
     inside: Collection[Node] = ()
-    told: Collection[str] = ()
+    told: set[str] = field(default_factory=set)
     axes: Collection[str] = ()
+    blocks: int = 1
+    devices: int = 1
     crossing: list[Node] = field(default_factory=list)  # is told of those inside that go across
+    balances: list[Node] = field(default_factory=list)  # and of what experts make of sums of rows
+
+    cuts: dict[Node, Sequence[TensorType]] = field(default_factory=dict)  # with twice as many rows
+    loose: set[Node] = field(default_factory=set)
+
+    def blocks_of(self, n: Node, m: Node) -> Sequence[TensorType] | None:
+        """How the blocks of `m`, which is `n` for twice as many rows, lie in it."""
+        if n not in self.cuts:
+            pairs = zip(n.types, m.types, strict=True)
+            made = [in_blocks(a, b, self.devices, 2 * self.blocks) for a, b in pairs]
+            cut = [t for t in made if t is not None]
+            if len(cut) < len(made):
+                return None
+            self.cuts[n] = cut
+        return self.cuts[n]
+
+    @cached_property
+    def users(self) -> dict[Node, list[Node]]:
+        """Which nodes read each."""
+        found: dict[Node, list[Node]] = {}
+        for n in self.nodes:
+            for a in n.args:
+                found.setdefault(a, []).append(n)
+        return found
 
 
 def alike(once: Sequence[Node], larger: Sequence[Node]) -> bool:
@@ -88,48 +121,10 @@ def values(once: Reading, larger: Sequence[Node]) -> dict[Node, Value]:
     found: dict[Node, Value] = {}
     for n, m in zip(once.nodes, larger, strict=True):
         found[n] = _value(once, n, m, found, n in once.inside)
+        if found[n].by is n and not found[n].across and "moe" in n.scope.split("/"):
+            once.balances.append(n)  # a product of two means, which is told of
+            found[n] = Value("added", None)
     return found
-
-
-def check(once: Reading, larger: Sequence[Node]) -> None:
-    """Raises GraphError if a loss, or another result, is not a mean over the rows of the batch, or
-    it cannot be told. `larger` are the nodes of a recording with twice as many rows."""
-    if not alike(once.nodes, larger):
-        raise fail(
-            GraphError,
-            f"{once.name}: with more rows it is another program, so it cannot be told whether its"
-            " losses are means over rows",
-            [("ops", f"{len(once.nodes)}, and {len(larger)} for twice as many rows")],
-            fix="write it with ops of all rows, such as ts.cumsum, not row by row",
-        )
-    found = values(once, larger)
-    for n in dict.fromkeys([*once.losses, *(o for o in once.outs if not o.type.rank)]):
-        value = found[n]
-        # The auxiliary loss of experts is a product of two means; it has been told of.
-        product = value.by is not None and value.by.kind.degree == "product"
-        known = product and "experts" in once.told
-        if n.type.dtype.is_float and value.kind == "odd" and not known:
-            raise _odd(once.name, n, value)
-        if n.type.dtype.is_float and value.kind == "added" and value.degree:
-            raise _plain_sum(once.name, n)
-    for n in once.outs:
-        if n.type.rank and found[n].kind in ("added", "odd"):
-            raise inseparable(once.name, n)
-
-
-def warn_of_crossing(read: Reading) -> None:
-    """One StrategyWarning where an op of a stage goes across rows, and so across those of one
-    microbatch; a batch norm is known to do so, and experts see to it that rows keep apart."""
-    known = {"batch_norm", "moe"} - {read.name}
-    n = next((n for n in read.crossing if known.isdisjoint(n.scope.split("/"))), None)
-    if n is not None:
-        warnings.warn(
-            f"{read.name}: {n.op!r} goes across the rows of a microbatch ({n.loc}), where it would"
-            " go across those of the batch without the pipeline\n  compute it before the call or"
-            " of its results, or divide the batch into one microbatch",
-            StrategyWarning,
-            stacklevel=lines_up(),
-        )
 
 
 def nodes_of(state: PipeState) -> list[Node]:
@@ -146,8 +141,21 @@ def reading(once: PipeState) -> Reading:
     if pipe.body is not None:
         inside = [n for n in nodes if pipe.name in n.scope.split("/")]
     outs = [o for o in once.outputs if o not in late and o.op != "input"]
+    devices = ways_cut(n.type for n in once.batch)
+    blocks = once.trial * once.count
+    if once.rows * once.trial % (blocks * devices):  # which will be an error
+        blocks = 1
     return Reading(
-        pipe.name, nodes, once.batch, once.ahead, once.losses, outs, {*inside}, pipe.said
+        pipe.name,
+        nodes,
+        once.batch,
+        once.ahead,
+        once.losses,
+        outs,
+        {*inside},
+        pipe.said,
+        blocks=blocks,
+        devices=devices,
     )
 
 
@@ -161,14 +169,14 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
     grown = any(a.size != b.size for a, b in zip(n.types, m.types, strict=True))
     args = [values[a] for a in n.args]
     if once.axes and not any(a in t.varying for t in n.types for a in once.axes):
-        return Value("same", _degree(n, m, args), places=grown and _by_places(n, m, args))
+        return Value("same", _degree(n, m, args), places=grown and _by_places(once, n, m, args))
     kinds = {v.kind for v in args}
     if n.op == "input":
         return Value("rows" if n in once.batch or grown else "same")
     if grown:
         odd = next((v for v in args if v.kind == "odd"), None)
         mixed = [i for i, v in enumerate(args) if v.kind == "added" or v.mixed]
-        places, across = _by_places(n, m, args), _across(n, m, args)
+        places, across = _by_places(once, n, m, args), _across(once, n, m, values)
         counts = n.op in COUNTING or n.type.dtype is bool_
         if places and counts and not n.type.dtype.is_float:
             return Value("rows", _degree(n, m, args), places=True)
@@ -178,9 +186,10 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
         if inside and odd is not None and odd.across:
             return odd
         if inside or not (odd or mixed or across):
-            if inside and (odd or mixed or across or _pairs(n, m, args)):
+            degree = _degree(n, m, args)
+            if inside and (odd or mixed or across or degree or _pairs(n, m, args)):
                 once.crossing.append(n)
-            return Value("rows", _degree(n, m, args))
+            return Value("rows", 0.0 if inside and degree else degree)
         if odd is None and mixed and not across:
             rest = {v.kind for i, v in enumerate(args) if i not in mixed}
             if n.kind.degree in ("each", "joint") or (
@@ -193,7 +202,9 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
     odd = next((v for v in args if v.kind == "odd"), None)
     if odd is not None:
         return odd
-    if n.kind.bodies or (n.op == "item" and n.args[0].kind.bodies):
+    if n.op == item.name and n.args[0].op == scan.name:
+        return _of_turns(once, n, m, values)
+    if n.kind.bodies or (n.op == item.name and n.args[0].kind.bodies):
         return Value("added", None)
     if "rows" in kinds:
         if not n.kind.sums:
@@ -217,23 +228,72 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
     return Value("added", degree) if linear else Value("odd", None, n)
 
 
-def _rows(n: Node, m: Node) -> int | None:
-    """The dim of the rows; None where another of its results has them."""
-    pairs = enumerate(zip(n.types[0].shape, m.types[0].shape, strict=True))
-    return next((d for d, (a, b) in pairs if a != b), None)
+def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> Value:
+    """What `n`, a result of a loop, is of the rows: where its turns go along these, a sum of what
+    each turn adds, or else "odd"."""
+    loop, twin, at = n.args[0], m.args[0], n.attrs["index"]
+    first, carries = loop.attrs["consts"], loop.attrs["carries"]
+    body, larger = loop.attrs["body"], twin.attrs["body"]
+    if at >= carries or loop.attrs["length"] == twin.attrs["length"]:
+        return Value("added", None)
+    if not alike(body.nodes, larger.nodes):
+        return Value("odd", None, n)
+    inner = Reading(once.name, body.nodes, (), {}, (), axes=once.axes)
+    found: dict[Node, Value] = {}
+    for i, (x, y, a) in enumerate(zip(body.inputs, larger.inputs, loop.args, strict=True)):
+        known = values[a]
+        found[x] = (
+            known if i < first or x.type.shape != y.type.shape else Value("same", known.degree)
+        )
+    for x, y in zip(body.nodes, larger.nodes, strict=True):
+        if x not in found:
+            found[x] = _value(inner, x, y, found, False)
+    carried, start = body.inputs[first : first + carries], loop.args[first + at]
+    terms = _added_to(body.outputs[at], carried[at])
+    if terms is None or not reachable(terms).isdisjoint(carried):
+        return Value("odd", None, n, across=True)
+    odd = next((found[t] for t in terms if found[t].kind == "odd"), None)
+    degrees = {found[t].degree for t in terms}
+    if odd is not None or len(degrees) > 1:
+        return Value("odd", None, n, across=True)
+    degree = next(iter(degrees), 0.0)
+    while start.op in NAMES:
+        start = start.args[0]
+    zero = start.op == full.name and start.attrs["value"] == 0
+    total = None if degree is None else degree + 1
+    return Value("added", total if zero or not total else ODD)
 
 
-def _by_places(n: Node, m: Node, args: list[Value]) -> bool:
-    """Whether it is made of the rows' places among all, but for rows that are taken by them: each
-    its own, as in `x[ts.arange(x.shape[0]), labels]`."""
+def _added_to(n: Node, carried: Node) -> list[Node] | None:
+    """The terms that `n` adds to `carried`; None where it is not such a sum."""
+    terms: list[Node] = []
+    while n is not carried:
+        if n.op in NAMES or n.op == cast.name:
+            n = n.args[0]
+            continue
+        ways = [a for a in n.args if carried in reachable([a])]
+        if n.op != add.name or len(ways) != 1:
+            return None
+        terms += [a for a in n.args if a is not ways[0]]
+        n = ways[0]
+    return terms
+
+
+def _by_places(once: Reading, n: Node, m: Node, args: list[Value]) -> bool:
+    """Whether it is made of the rows' places among all, but for rows that are taken by them. With
+    the place of a device these are places among the rows of all of them."""
     if n.op == iota.name:
-        return bool(n.attrs["dim"] == _rows(n, m))
-    return n.op != take.name and any(v.places for v in args)
+        return bool(n.attrs["dim"] == rows_of(n.type, m.type))
+    ranked = any(
+        v.kind == "same" and any(x in a.type.varying for x in once.axes)
+        for a, v in zip(n.args, args, strict=True)
+    )
+    return n.op != take.name and not ranked and any(v.places for v in args)
 
 
-def _across(n: Node, m: Node, args: list[Value]) -> bool:
+def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bool:
     """Whether a row of `n` comes from other rows."""
-    dim = _rows(n, m)
+    dim = rows_of(n.types[0], m.types[0])
     if dim is None or n.op == scan.name:  # of whose results each is asked
         return False
     if n.op == item.name and n.args[0].op == scan.name:  # from row to row, or block by block
@@ -246,9 +306,73 @@ def _across(n: Node, m: Node, args: list[Value]) -> bool:
         source = n.args[0]
         joins = source.op == concat.name and source.attrs["dim"] == dim  # parts of it may be whole
         return not joins and source.type.shape[dim] != n.type.shape[dim]
-    if n.op not in ALONG or n.attrs["dim"] != dim or args[0].kind != "rows":
-        return False  # or rows say what they take of a table
-    return n.op != take.name or not args[1].places
+    if n.op in (concat.name, pad.name) or n.kind.bodies or n.op == item.name:
+        return False
+    if n.op == take.name and values[n.args[1]].places:
+        return not _takes_its_own(n, m, values)
+    grown = [a for a, b in zip(n.args, m.args, strict=True) if a.types != b.types]
+    if once.loose.issuperset(grown):  # made of nothing that has rows, wherever these are wanted
+        once.loose.add(n)
+        return False
+    if changes_layout(n):
+        source = n.args[0]
+        if source in once.cuts and source.type.shape == n.type.shape:
+            once.cuts[n] = once.cuts[source]
+        return False
+    ins: list[TensorType] | None = []
+    for a, b in zip(n.args, m.args, strict=True):
+        if a in once.inside and n not in once.inside:  # in order, however it came about there
+            once.cuts.pop(a, None)
+        whole = [plain(t.dtype, t.shape) for t in b.types]
+        free = a in once.loose or values[a].kind == "same"
+        given = whole if free else once.blocks_of(a, b)
+        ins = None if ins is None or given is None else [*ins, *given]
+    outs = None if ins is None else kept_apart(n, m, ins)
+    if outs is not None:
+        once.cuts[n] = outs
+        return False
+    # Rows in groups, as a loop takes them, are each by itself in it, in whatever group they are.
+    return n.op not in MOVING or not (_is_looped(once, n) or _of_loop(n))
+
+
+def _is_looped(once: Reading, n: Node) -> bool:
+    """Whether nothing but loops takes `n`, or what it is moved to."""
+    return all(
+        x.kind.bodies or (x.op in MOVING and _is_looped(once, x)) for x in once.users.get(n, ())
+    )
+
+
+def _of_loop(n: Node) -> bool:
+    """Whether `n` is what a loop gives, moved."""
+    while n.op in MOVING:
+        n = n.args[0]
+    return n.op == item.name and n.args[0].kind.bodies
+
+
+def _takes_its_own(n: Node, m: Node, values: Mapping[Node, Value]) -> bool:
+    """Whether each row of `n` is taken of the same row, as in `x[ts.arange(x.shape[0]), labels]`,
+    where the index is known but for the labels: any will do."""
+    table, index = n.args
+    dim, at = rows_of(table.type, m.args[0].type), rows_of(index.type, m.args[1].type)
+    if dim is None or at is None or dim != n.attrs["dim"] or values[table].kind != "rows":
+        return False
+    known: dict[Node, Any] = {}
+
+    def value(x: Node) -> Any:
+        if x not in known:
+            known[x] = np.full(x.type.shape, x.type.dtype is bool_, x.type.dtype.numpy)
+            if x.op != "input" and (values[x].places or not x.args):
+                plainly = {
+                    a: input_node(plain(a.type.dtype, a.type.shape), "") for a in (x, *x.args)
+                }
+                args = tuple(plainly[a] for a in x.args)
+                alone = replace(x, args=args, types=plainly[x].types)
+                known[x] = value_of(alone, [value(a) for a in x.args])
+        return known[x]
+
+    rows, each = index.type.shape[at], table.type.shape[dim] / index.type.shape[at]
+    found = np.moveaxis(np.asarray(value(index)).reshape(index.type.shape), at, -1)
+    return bool((found // each == np.arange(rows)).all())
 
 
 def _pairs(n: Node, m: Node, args: list[Value]) -> bool:
@@ -267,10 +391,11 @@ def _degree(n: Node, m: Node, args: list[Value]) -> Degree:
     if n.op == full.name:
         a, b = n.attrs["value"], m.attrs["value"]
         return math.log2(b / a) if a and b and a * b > 0 and math.isfinite(a * b) else 0.0
-    given = [v.degree for v in args]
-    if None in given:
-        return None
-    known = [d for d in given if d is not None]
+    if n.type.dtype.is_float and n.op != cast.name:  # whole numbers choose, as those of a table
+        args = [v for a, v in zip(n.args, args, strict=True) if a.type.dtype.is_float]
+    known = [v.degree for v in args if v.degree is not None]
+    if len(known) < len(args):  # of a loop, which may have divided by their number
+        return ODD if n.kind.degree == "product" and max(known, default=0.0) > 0 else None
     kept = n.op in KEEPING or n.kind.degree in ("each", "joint")
     if kept and {v.kind for v in args} == {"same"} and len(some := {*known} - {0.0}) == 1:
         return some.pop()  # a number of rows that is kept from zero: max(count, 1)
@@ -280,47 +405,7 @@ def _degree(n: Node, m: Node, args: list[Value]) -> Degree:
         case "quotient":
             return known[0] - known[1]
         case "each" | "joint":
-            return max(known, default=0.0) if len(set(known)) < 2 else None
+            return max(known, default=0.0) if len(set(known)) < 2 else ODD
         case _:
-            return None if any(known) else 0.0
-
-
-def inseparable(name: str, o: Node) -> GraphError:
-    return fail(
-        GraphError,
-        f"{name}: a result does not separate by microbatch",
-        [("result", o.type), *([("made at", o.loc)] if o.loc else [])],
-        fix="return losses (float scalars), gradients, or values with the batch as dim 0",
-    )
-
-
-def _plain_sum(name: str, n: Node) -> GraphError:
-    return fail(
-        GraphError,
-        f"{name}: a loss is a sum over the batch, not a mean",
-        [("loss", n.type), *([("made at", n.loc)] if n.loc else [])],
-        at=n.loc,
-        fix="use .mean(), or divide by x.shape[0]: a loss is averaged over the microbatches",
-    )
-
-
-def _odd(name: str, n: Node, value: Value) -> GraphError:
-    assert value.by is not None
-    if value.across:
-        return fail(
-            GraphError,
-            f"{name}: {value.by.op!r} goes across the rows of the batch, and a loss is computed of"
-            " one microbatch at a time",
-            [("value", value.by.type), *([("made at", value.by.loc)] if value.by.loc else [])],
-            at=n.loc,
-            fix="compute it before the call, or outside of the compiled function, and give the"
-            " result as an argument with a row for each row of the batch",
-        )
-    return fail(
-        GraphError,
-        f"{name}: a loss is no mean over the batch's rows: {value.by.op!r} of what was added up",
-        [("value", n.type), *([("made at", value.by.loc)] if value.by.loc else [])],
-        at=n.loc,
-        fix="give a mean or sums of rows, and divide by what is the same for all microbatches;"
-        " nn.cross_entropy counts the labels of the whole batch by itself",
-    )
+            odd = None if n.type.dtype is bool_ else ODD
+            return odd if any(known) else 0.0

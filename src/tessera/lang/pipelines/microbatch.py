@@ -43,9 +43,9 @@ class Pipeline(Protocol):
 
 @dataclass(eq=False)
 class PipeState(Frame):
-    """What a recording for one microbatch knows; or one that is a trial (readings.py), of the whole
-    batch or of one `trial` times as large. `cut` are the places, among the arguments' tensors, of
-    those that hold the batch.
+    """What a recording for one microbatch knows; or one that is a trial (batch_inputs.py), of the
+    whole batch or of one `trial` times as large. `cut` are the places, among the arguments'
+    tensors, of those that hold the batch.
     """
 
     pipe: Pipeline

@@ -8,7 +8,6 @@ weights: data, tensor, sequence and expert parallelism in any combination.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -28,10 +27,9 @@ from ...core.checks import (
     whole,
 )
 from ...core.dtypes import bool_, f32
-from ...core.errors import UsageError, fail, lines_up
+from ...core.errors import UsageError, fail
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
-from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
@@ -219,21 +217,6 @@ def _need_placement(name: str, placement: object, experts: int) -> None:
         raise unfit(name, "placement", placement, f"give a placement of {experts} experts")
 
 
-def warn_of_microbatches() -> None:
-    recorder = current()
-    now = state_of(recorder) if recorder is not None else None
-    if now is None or now.count == 1 or "experts" in now.pipe.said:
-        return
-    now.pipe.said.add("experts")
-    warnings.warn(
-        f"the auxiliary loss of experts is taken of each of {now.count} microbatches: its"
-        " mean is not that of the whole batch on one device. Where that matters, use fewer"
-        " microbatches",
-        PipelineWarning,
-        stacklevel=lines_up(),
-    )
-
-
 def _need_whole_batch(bias: Tensor) -> None:
     """Raises UsageError in a pipeline, whose stages see the load of one microbatch."""
     recorder = current()
@@ -341,7 +324,6 @@ class MoE(Module):
         microbatch, because a backward pass begins before the router has seen the others. Their mean
         is not the loss of the whole batch; a PipelineWarning says so.
         """
-        warn_of_microbatches()
         return self._routed(x, zigzag, mask)
 
     def _routed(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 from .captured_code import SHARED, look
 from .captured_places import GONE, Looked, Place, is_plain, mark_of
@@ -60,6 +61,7 @@ class Found:
     others: list[tuple[Place, object]] = field(default_factory=list)  # (place, its mark)
     writes: list[Left] = field(default_factory=list)
     values: list[tuple[Place, object]] = field(default_factory=list)  # (place, what is put there)
+    seen: list[tuple[Tensor, ref[Tensor]]] = field(default_factory=list)  # (box, what was read)
 
     def same(self, begun: bool = False) -> bool:
         """Whether the recording still stands for a call now; `begun`: but for what is there where
@@ -68,6 +70,8 @@ class Found:
             t = places[0].now()
             if type(t) is not Tensor or t.type != kind or any(p.now() is not t for p in places[1:]):
                 return False
+        if any(box.now() is not value() for box, value in self.seen):
+            return False
         for place, mark in self.others:
             x = place.now()
             if begun and type(mark) is Same and mark.x is GONE:
@@ -98,11 +102,15 @@ class Outside:
             recorder.node(t)  # one from outside is an input from here on
         found = Found()
         used = {id(t): t.type for t, _ in recorder.captured}
+        read = {id(t) for t, _ in recorder.seen}
+        found.seen = [(t, value) for t, value in recorder.seen if type(t) is not Tensor]
         groups: dict[int, list[Place]] = {}
         for name, (place, x, mark) in before.items():
             if place.above in wrote:  # an item of a tuple
                 wrote.add(name)
             if type(x) is Tensor:
+                if id(x) in read:
+                    found.others.append((place, Same(x)))
                 if id(x) in used:
                     groups.setdefault(id(x), []).append(place)
             # What else the function changed it would change at each recording anew.

@@ -350,7 +350,7 @@ class Jit(Generic[P, R]):
         call = Call(self.fn, self.name, self._signature, self._owners, leaves, spec, own)
         reads = Reads(list(values), lambda: entry.pick(leaves + more))
         done = call.record(reads)
-        if done.found.tensors or done.found.others:
+        if done.found.tensors or done.found.others or done.found.seen:
             entry.found.append(done.found)
         now = self._covered(entry, leaves, more, done.recorder)
         self._settle(entry, entry.pick(leaves + now), done, reads)

@@ -29,7 +29,7 @@ from .changes import Box, Changes
 from .eager import HERE, here
 from .gradients import Goal, derived
 from .host_outputs import Act, HostOutput
-from .tensor import Tensor, Trace
+from .tensor import ON_READ, Tensor, Trace
 
 Held = Callable[[Node], Tensor | None]
 Check = Callable[[Tensor], None]  # of an argument, at each call
@@ -156,6 +156,7 @@ class Recorder:
         self.met: dict[int, Any] = {}  # modules from outside that were called
         self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
+        self.seen: list[tuple[Tensor, ref[Tensor]]] = []  # from outside, read: (where, its value)
         self.piped = False  # whether a pipeline was played as a plain function
         self.chosen: dict[
             Any, None
@@ -327,6 +328,16 @@ class Recorder:
                 else "return the value, and read it after the call",
             )
         return self.reader(self, node)
+
+
+def _noted(t: Tensor) -> None:
+    """Notes that the recorded function reads a value from outside: what follows is of this one."""
+    recorder = current()
+    if recorder is not None:
+        recorder.root.seen.append((t, ref(t.now())))
+
+
+ON_READ.append(_noted)
 
 
 def symbolic(node: Node, recorder: Recorder) -> Tensor:

@@ -89,6 +89,10 @@ class _Size(int):
         )
 
 
+ON_READ: list[Callable[[Tensor], None]] = []
+"""What is told of each tensor with a value whose value is read on the host (lang/record.py)."""
+
+
 class Tensor:
     """A tensor with a type: dtype, shape, layout and mesh. `t.type` prints all of it.
 
@@ -227,6 +231,8 @@ class Tensor:
         """The whole value on the host. Inside a recorded function this cuts the program here."""
         if self._trace is not None:
             return self._trace.read(self)
+        for noted in ON_READ:
+            noted(self)
         value: np.ndarray[Any, Any] = engine().fetch(self.data, self.type)
         return value
 
@@ -287,6 +293,8 @@ class Tensor:
     def jax(self) -> Any:
         """The `jax.Array` behind this value: one array dim a factor, its sharding the layout's.
         Raises DonatedError if the value was given up."""
+        for noted in ON_READ:
+            noted(self)
         return engine().alive(self.data, self.type)
 
     # -- installed by the modules above that have them (`method`) ----------------------------------

@@ -350,3 +350,24 @@ def _() -> None:
         return [step().item() for _ in range(3)]
 
     assert counts() == [1.0, 2.0, 3.0]
+
+
+READS: dict[str, Callable[[ts.Tensor], Any]] = {
+    "numpy": lambda w: w.numpy(), "array": np.asarray, "jax": lambda w: w.jax(),
+    "a list": lambda w: w.tolist() if hasattr(w, "tolist") else w.numpy().tolist(),
+    "one element": lambda w: float(w[0]),
+}  # fmt: skip
+
+for name, read in READS.items():
+
+    @row(f"a weight from outside that is read whole while a function is recorded: {name}")
+    def _(read: Any = read) -> None:
+        layer, held = nn.Linear(2, 2), {"w": ts.tensor([2.0, 2.0])}
+        layer.bias = held["w"]
+        by_name = ts.jit(lambda x: x * read(held["w"]))
+        by_layer = ts.jit(lambda x: x * read(layer.bias))
+        for value in (2.0, 5.0):
+            held["w"] = ts.tensor([value, value])
+            layer.bias = held["w"]
+            for run in (by_name, by_layer):
+                np.testing.assert_array_equal(run(ts.ones(2)).numpy(), [value, value])

@@ -8,7 +8,7 @@ function and outside, on a mesh, in loops, and a second time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from ..core.checks import flag, function_of, shown, unfit, whole
@@ -247,10 +247,26 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
                  ("given", ", ".join(str(x.type) for x in gs))],
                 fix="give a tensor like each of the value's, in the same structure",
             )  # fmt: skip
-        total = F.stack([F.sum(t * x.to(t.dtype)).to("f32") for t, x in zip(outs, gs)])
-        return grad(F.sum(total), xs)
+        return along([t * x.to(t.dtype) for t, x in zip(outs, gs)], xs)
 
     return value, pull
+
+
+def along(terms: Sequence[Tensor], by: Any) -> Any:
+    """The gradients of the sum of all elements of `terms`. In a local body they are those of the
+    whole: the sum goes over all devices' rows, and a number is the mean of theirs."""
+    recorder = current()
+    if recorder is None:
+        return grad(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by)
+    frame = recorder.frame
+    over = [frame.devices_of(recorder.node(t)) for t in terms]
+    parts = [(n if t.ndim else 1) / max(over) for t, n in zip(terms, over, strict=True)]
+    total = F.sum(F.stack([F.sum(t).to("f32") * p for t, p in zip(terms, parts, strict=True)]))
+    recorder.frame = frame.summed()
+    try:
+        return grad(total, by)
+    finally:
+        recorder.frame = frame
 
 
 def tensors(tree: Any, own: bool = False) -> Any:

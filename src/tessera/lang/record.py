@@ -87,6 +87,14 @@ class Frame:
         """How one of these `rows` is seen: where they are those of a batch, its loss is its own."""
         return self
 
+    def summed(self) -> Frame:
+        """This one where a loss is a part of a sum over devices, not of a mean."""
+        return self
+
+    def devices_of(self, node: Node) -> int:
+        """Over how many devices a number `node` is averaged."""
+        return 1
+
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set
         to."""

@@ -18,8 +18,8 @@ from ..ops.custom import custom
 from ..ops.elementwise import stop_gradient
 from ..ops.redistribute import NAMES
 from . import functions as F
-from .custom import tensors, under_no_grad, vjp
-from .grad import apart, grad
+from .custom import along, tensors, under_no_grad, vjp
+from .grad import apart
 from .record import current
 from .tape import history
 from .tensor import Tensor
@@ -47,13 +47,13 @@ def jvp(
     for what, given in (("primals", primals), ("tangents", tangents)):
         instance("jvp", what, given, (tuple, list), fix)  # type: ignore[arg-type]
     xs, spec = flatten(tensors(tuple(primals)))
-    along, along_spec = flatten(tensors(tuple(tangents)))
-    if along_spec != spec or any(a.shape != x.shape for a, x in zip(along, xs, strict=True)):
+    moved, moved_spec = flatten(tensors(tuple(tangents)))
+    if moved_spec != spec or any(a.shape != x.shape for a, x in zip(moved, xs, strict=True)):
         raise fail(
             ShapeError,
             "jvp: the tangents are not like the primals",
             [("primals", ", ".join(str(x.type) for x in xs)),
-             ("tangents", ", ".join(str(a.type) for a in along))],
+             ("tangents", ", ".join(str(a.type) for a in moved))],
             fix="give a tensor like each of the primals, in the same structure",
         )  # fmt: skip
     xs = [apart(x) if x.dtype.is_float else x for x in xs]  # where the way to the value begins
@@ -66,8 +66,10 @@ def jvp(
     if current() is None:  # without how they were made, to which nothing would lead back
         given_back = [Tensor(t.data, t.type) for t in given_back]
     pulled = flatten(pull(unflatten(out_spec, given_back)))[0]
-    parts = [F.sum(p * a.to(p.dtype)).to("f32") for p, a in zip(pulled, along, strict=True)]
-    slopes = grad(F.sum(F.stack(parts)), given_back)
+    slopes = along([p * t.to(p.dtype) for p, t in zip(pulled, moved, strict=True)], given_back)
+    if (recorder := current()) is not None:  # of a number which the mean over devices is taken of
+        over = [1 if t.ndim else recorder.frame.devices_of(recorder.node(t)) for t in given_back]
+        slopes = [s if n == 1 else s * float(n) for s, n in zip(slopes, over, strict=True)]
     return value, unflatten(out_spec, slopes)
 
 

@@ -100,7 +100,7 @@ def tried(
     `failed` gets what it raised."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
     trial.undone = True
-    trial.frame = seen = replace(borders.view, asked=[], drawn=[], by_row=None)
+    trial.frame = seen = replace(borders.view, asked=[], drawn=[], by_row=None, states=[])
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
     outside = Outside(body, leaves, ())
@@ -108,7 +108,11 @@ def tried(
     def once() -> Any:
         given = [inputs.get(i, x) for i, x in enumerate(leaves)]
         args, kwargs = unflatten(spec, stand_ins(leaves, given))
-        return body(*args, **kwargs)
+        before = {id(x) for x in flatten((args, kwargs))[0]}
+        out = body(*args, **kwargs)
+        put = [x for x in flatten((args, kwargs))[0] if type(x) is Tensor and id(x) not in before]
+        seen.states += [n for n in map(trial.node, put) if seen.averages(n.type)]
+        return out
 
     try:
         with recording(trial), owned_by(Store("trial")), collected_by(None), replaced(mesh=mesh):
@@ -134,9 +138,10 @@ def tried(
         by_rank,
         trial.builder.nodes,
         {i: trial.node(t) for i, t in inputs.items()},
-        [*(loss for loss, _ in seen.asked or ()), *numbers],
+        [*(loss for loss, _ in seen.asked or () if loss is not None), *numbers],
         seen.drawn,
         [trial.node(x) for x in results if x.shape],
+        seen.states,
     )
 
 
@@ -161,6 +166,7 @@ class Trial:
     numbers: Sequence[Node]
     drawn: Sequence[int]
     arrays: Sequence[Node]  # results that are no numbers
+    states: Sequence[Node]  # what it sets attributes and items to
 
 
 @dataclass

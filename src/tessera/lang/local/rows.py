@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
+from ...ops.control import scan
 from ..pipelines.means import Reading, alike, values
 from .batch_arguments import Trial, doubled
 from .boundary import Borders
@@ -79,6 +80,33 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
             _warn(borders.name, f"a sum over a device's rows ({loc}) is averaged over {over}: it"
                   " is the sum over all rows divided by the number of devices\n  take the mean, or"
                   f" complete it: dist.all_reduce(x, {over})")  # fmt: skip
+            return
+    inner = {n.loc for n in once.numbers if n not in found}  # losses in the body of a loop
+    for n, m in zip(once.nodes, twice.nodes, strict=True):
+        by_row = n.op == scan.name and n.attrs["length"] != m.attrs["length"]
+        asked = [x.loc for x in n.attrs["body"].nodes if x.loc in inner] if by_row else []
+        if asked:
+            _warn(
+                borders.name,
+                f"a gradient in a loop over a device's rows ({asked[0]}) is of the mean over"
+                f" {over}, so it is that of a row divided by the number of devices\n  take that of"
+                " each row by ts.vmap",
+            )
+            return
+    for n in once.states:
+        of = found.get(n)
+        if of is None or "batch_norm" in (of.by or n).scope.split("/"):
+            continue
+        if of.kind == "odd" or (
+            of.kind == "added" and not math.isnan(of.degree or 0.0) and of.degree
+        ):
+            loc = (of.by or n).loc
+            _warn(
+                borders.name,
+                f"what is set from a device's rows ({loc}) is averaged over {over}, and is no mean"
+                f" of rows: it is not that of the whole batch\n  combine it first: dist.all_reduce("
+                f'x.sum(0), {over}), or op="max"',
+            )
             return
     for n, m in zip(once.arrays, twice.arrays, strict=True):
         of = found.get(n)

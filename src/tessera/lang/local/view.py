@@ -77,12 +77,15 @@ class View(Frame):
     log: Any = field(default=None, repr=False)
     # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for, where
     # a loop or a rank asks also as it is known outside.
-    asked: list[tuple[Node, set[Node]]] | None = None
+    asked: list[tuple[Node | None, set[Node]]] | None = None
+    # What a module's attributes are set to that differs between the devices.
+    states: list[Node] = field(default_factory=list, repr=False)
     # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
     drawn: list[int] = field(default_factory=list, repr=False)
     by_row: list[bool] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
     entered: list[TensorType] = field(default_factory=list, repr=False)  # how its arguments enter
+    sums: bool = False  # a loss is a part of the sum over the data axes, not of a mean
     rows: tuple[str, ...] = ()  # data axes whose rows are taken one by one, each with its own loss
     told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
     told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # what along which axes
@@ -165,6 +168,7 @@ class View(Frame):
         if not own:
             return node
         if self.averages(t):
+            self.states.append(node)
             return mean_of(recorder, node, own)
         raise fail(
             UsageError,
@@ -205,13 +209,14 @@ class View(Frame):
         if self.asked is not None:
             here = set(wrt)  # a trial: only the types matter
             outer = [t._node for t, n in recorder.captured if n in here and t._node is not None]
-            self.asked.append((loss, {*here, *outer}))
+            alone = self.sums or bool(self.rows)
+            self.asked.append((None if alone else loss, {*here, *outer}))
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
-        batch = [a for a in self.batch if a not in self.rows]
+        batch = [a for a in self.batch if a not in self.rows and not self.sums]
         own = [a for a in loss.type.varying if a in batch]
         if own:
             check_mean(loss, own, self.told)
-        known = (*own, *self.rows)
+        known = (*own, *self.rows, *(self.batch if self.sums else ()))
         other = [a for a in loss.type.varying if a in self.axes and a not in known]
         if other and self.rests is not None and loss not in self.told:
             self.told.add(loss)
@@ -232,6 +237,13 @@ class View(Frame):
             laid(b, g, w, goal and goal.with_varying(dict.fromkeys((*goal.varying, *rows))))
             for g, w, goal in zip(found, wrt, goals, strict=True)
         ]
+
+    def summed(self) -> View:
+        return replace(self, sums=True, outer=self.outer.summed())
+
+    def devices_of(self, node: Node) -> int:
+        averaged = [a for a in node.type.varying if a in self.batch and a not in self.rows]
+        return ways(averaged, self.mesh.sizes)
 
     def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> View:
         own = {a for n in rows for a in n.type.varying}

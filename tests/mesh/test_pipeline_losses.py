@@ -84,6 +84,9 @@ BY_ROW: dict[str, Callable[..., Any]] = {
     "columns": lambda m, x, t, s: (m(x).T * t.T).mean(),
     "flat rows": lambda m, x, t, s: (m(x).reshape(-1) * t.reshape(-1)).mean(),
     "the two largest of a row": lambda m, x, t, s: ts.topk(m(x), 2)[0].mean(),
+    "labels of logarithms": lambda m, x, t, s: nn.nll_loss(
+        nn.log_softmax(m(x)), ts.argmax(t, -1), ignore_index=0
+    ),
     "labels": lambda m, x, t, s: nn.cross_entropy(m(x), ts.argmax(t, -1), ignore_index=0),
 }
 TABLE = np.random.default_rng(5).normal(size=(4, 4)).astype(np.float32)

@@ -144,3 +144,27 @@ def test_a_gradient_by_a_learning_rate() -> None:
     want = jax.grad(lambda rate: second(D - rate * slope, G, jnp))(0.1)
     got = step(Holder(D), Holder(G), ts.tensor(0.1))
     np.testing.assert_allclose(got.item(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("opt", [optim.SGD(0.1), optim.Momentum(0.1), optim.AdamW(0.1)])
+def test_a_model_on_no_mesh_trains_with_a_batch_that_lies_on_one(opt: Any, compiled: bool) -> None:
+    mesh, rows = ts.dist.Mesh(("dp",), devices=2), np.arange(12, dtype=np.float32).reshape(4, 3)
+
+    def losses(x: Any) -> list[float]:
+        ts.seed(0)
+        model = nn.Linear(3, 2)
+        state = opt.init(model)
+
+        def step(model: Any, state: Any, x: Any) -> Any:
+            loss = (model(x) ** 2).mean()
+            weights, new = opt.update(model, ts.grad(loss, model), state)
+            model.load_parameters(weights)
+            state.update(new)
+            return loss
+
+        run: Any = ts.jit(step) if compiled else step
+        return [run(model, state, x).item() for _ in range(3)]
+
+    placed = ts.dist.place(rows, ts.dist.strategy("data_parallel"), mesh, kind="batch")
+    np.testing.assert_allclose(losses(placed), losses(rows), rtol=1e-4)

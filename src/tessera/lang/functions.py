@@ -260,6 +260,10 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
             [("x", x.type), ("layout", to)],
             fix="write the tensor's own sizes",
         )
+    if to.mesh is None and x.mesh is not None:  # what lies on no mesh yet goes where others are
+        to = to.on(x.mesh)
+        if to == x.type:
+            return x
     return emit("redistribute", x, to=to)
 
 

@@ -272,7 +272,7 @@ def nll_loss(
     hit = F.arange(t.shape[-1]) == at.to(int32).reshape(*at.shape, 1)
     each = -F.sum(F.where(hit, t, 0.0), -1) * counted
     if one_of("nll_loss", "reduction", reduction, REDUCTIONS) == "mean":
-        return F.sum(each) / F.sum(counted)
+        return F.sum(each) / over_batch(F.sum(counted))[0]
     return reduced("nll_loss", each, reduction)
 
 

@@ -17,6 +17,7 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import Factor
 from ..core.reshard import completed as completed_type
 from ..ir.graph.node import Node, reachable
+from ..ir.schedule.pipelines.stages import depends
 from ..lang import functions as F
 from ..lang.eager import here
 from ..lang.functions import relayout
@@ -93,7 +94,9 @@ def accumulated(
         total, sums, states = carry
         recorder = current()
         assert recorder is not None
-        _Part.of(recorder, count, means)
+        own = _Part.of(recorder, count, means)
+        if own is not None:
+            own.batch = [recorder.node(t) for t in part.values()]
         with _holding(recorder, buffers, states) as states:
             loss = loss_fn(part, weights) * (1.0 / count)
         at_once = recorder.options.mesh_invariant
@@ -140,6 +143,7 @@ class _Part(Frame):
     def __init__(self, recorder: Recorder, count: int, means: Sequence[Tensor] | None) -> None:
         self.recorder, self.count, self.means = recorder, count, means
         self.ahead: dict[Node, Node] = {}
+        self.batch: list[Node] = []
 
     @staticmethod
     def of(recorder: Recorder, count: int, means: Sequence[Tensor] | None = None) -> _Part | None:
@@ -153,6 +157,11 @@ class _Part(Frame):
         else:
             return None
         return part
+
+    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> Frame:
+        """Each row of the batch has a loss of its own, which divides by what it counts itself."""
+        own = depends(recorder.builder.nodes, self.batch)
+        return self if own.isdisjoint(rows) else WHOLE
 
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         if recorder is not self.recorder:
@@ -256,6 +265,8 @@ def _trial(loss_fn: Loss, blocks: Batch, weights: Any, count: int, times: int) -
             first, *rest = t.type.dims[1:]
             rows = (Factor(first[0].size * times, first[0].axes), *first[1:])
             given[name] = recorder.input(t.type.with_dims((rows, *rest)), name)
+        if part is not None:
+            part.batch = [recorder.node(t) for t in given.values()]
         try:
             loss = loss_fn(given, weights)
         finally:

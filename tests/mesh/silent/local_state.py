@@ -92,3 +92,15 @@ def _() -> None:
 def _() -> None:
     each = _slopes(lambda f, x: ts.scan(lambda c, r: (c, f(r)), ts.zeros(()), x)[1])
     ts.distribute(each, strategy="data_parallel", mesh=MESH, batch="x")(X, W)
+
+
+@row("a contrastive loss of all devices' rows in a data-parallel body")
+def _() -> None:
+    def body(x: Any) -> Any:
+        n = x.shape[0]
+        scores = x @ dist.all_gather(x, "dp").transpose()
+        return ts.nn.cross_entropy(scores, ts.arange(n) + ts.mesh.current().rank * n)
+
+    found = ts.distribute(body, strategy="data_parallel", mesh=MESH, batch="x")(X)
+    want = ts.nn.cross_entropy(X @ X.T, np.arange(8, dtype=np.int32)).numpy()
+    np.testing.assert_allclose(found.numpy(), want, rtol=1e-5)

@@ -288,7 +288,19 @@ def _by_places(once: Reading, n: Node, m: Node, args: list[Value]) -> bool:
         v.kind == "same" and any(x in a.type.varying for x in once.axes)
         for a, v in zip(n.args, args, strict=True)
     )
-    return n.op != take.name and not ranked and any(v.places for v in args)
+    if n.op == take.name or ranked:
+        return False
+    return any(
+        v.places and (len(args) == 1 or _in_line(n, m, a, b))
+        for a, b, v in zip(n.args, m.args, args, strict=True)
+    )
+
+
+def _in_line(n: Node, m: Node, a: Node, b: Node) -> bool:
+    """Whether the rows of the argument `a` are those of `n`, aligned as of what is computed element
+    by element; they may be other rows' columns."""
+    rows, mine = rows_of(n.type, m.type), rows_of(a.type, b.type)
+    return rows is None or mine is None or n.type.rank - a.type.rank + mine == rows
 
 
 def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bool:
@@ -310,7 +322,8 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
         return False
     if n.op == take.name and values[n.args[1]].places:
         return not _takes_its_own(n, m, values)
-    grown = [a for a, b in zip(n.args, m.args, strict=True) if a.types != b.types]
+    pairs = [(a, b) for a, b in zip(n.args, m.args, strict=True) if values[a].kind != "same"]
+    grown = [a for a, b in pairs if a.types != b.types]
     if once.loose.issuperset(grown):  # made of nothing that has rows, wherever these are wanted
         once.loose.add(n)
         return False

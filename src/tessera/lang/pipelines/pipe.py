@@ -21,6 +21,7 @@ from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.orders import known_order, pipeline_table
 from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
+from ..checks import bound, signature_of
 from ..jit import jit
 from ..record import WHOLE, Recorder, current, named_scope
 from ..slices import Slices
@@ -134,8 +135,12 @@ class Pipe:
             with named_scope(f"stage{i}" if len(self.parts) > 1 else self.name):
                 if i == 0:
                     out = part(*args, **kwargs)
+                elif isinstance(out, tuple):  # each is an argument
+                    name = f"{self.name}, stage {i}"
+                    bound(name, signature_of(name, part), out, {})
+                    out = part(*out)
                 else:
-                    out = part(*out) if isinstance(out, tuple) else part(out)
+                    out = part(out)
             if state is not None:
                 state.spans.append((first, len(recorder.builder.nodes)))
         return out

@@ -15,7 +15,6 @@ from ..ir.graph.node import Node
 from .captured_names import Found, Outside
 from .captured_places import Place
 from .checks import bound
-from .engine import engine
 from .mutations import Snapshot
 from .once import Once
 from .parameter import Parameter
@@ -123,7 +122,6 @@ class Call:
 
     def record(self, reads: Reads) -> Recorded:
         """The recording, in the frame that the function turns out to need."""
-        engine()  # whose import draws numbers, which would seem the function's
         frame, tensors = WHOLE, {i: self.leaves[i] for i in self.dynamic}
         while True:
             try:

@@ -15,6 +15,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..core.errors import TraceWarning, caller, lines_up
 from ..ir.graph.node import Node
 from .captured_code import names_in, variables
 from .captured_places import Looked
+from .engine import engine
 from .host_data import is_host_array
 from .record import Recorder
 from .static_arguments import kept
@@ -41,6 +43,8 @@ class Once:
 
     def __init__(self, fn: Any, looked: Looked) -> None:
         self._fn, self._looked = fn, looked
+        with suppress(ImportError):  # a plan goes without it
+            engine()  # now: as it is loaded, NumPy's numbers are drawn from
         self._before = [(label, ask, ask()) for label, ask in _sources(looked)]
 
     def done(self, after: Looked) -> list[str]:

@@ -24,6 +24,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ...ops.cast import cast
 from ...ops.control import item, scan
 from ...ops.create import full, iota
+from ...ops.custom import custom
 from ...ops.elementwise import add, maximum, minimum, mul, where
 from ...ops.elementwise import inside as inside_
 from ...ops.indexing import take
@@ -318,6 +319,8 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
         source = n.args[0]
         joins = source.op == concat.name and source.attrs["dim"] == dim  # parts of it may be whole
         return not joins and source.type.shape[dim] != n.type.shape[dim]
+    if n.op == custom.name and n.args[0] in once.cuts:  # the same value
+        once.cuts[n] = once.cuts[n.args[0]]
     if n.op in (concat.name, pad.name) or n.kind.bodies or n.op == item.name:
         return False
     if n.op == take.name and values[n.args[1]].places:
@@ -356,8 +359,8 @@ def _is_looped(once: Reading, n: Node) -> bool:
 
 
 def _of_loop(n: Node) -> bool:
-    """Whether `n` is what a loop gives, moved."""
-    while n.op in MOVING:
+    """Whether `n` is what a loop gives, moved, or with a gradient of its own."""
+    while n.op in MOVING or n.op == custom.name:
         n = n.args[0]
     return n.op == item.name and n.args[0].kind.bodies
 

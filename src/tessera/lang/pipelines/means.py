@@ -79,8 +79,8 @@ class Reading:
     devices: int = 1
     crossing: list[Node] = field(default_factory=list)  # is told of those inside that go across
     balances: list[Node] = field(default_factory=list)  # and of what experts make of sums of rows
-
-    cuts: dict[Node, Sequence[TensorType]] = field(default_factory=dict)  # with twice as many rows
+    # How the blocks lie in values with twice as many rows; and those that are made of no rows.
+    cuts: dict[Node, Sequence[TensorType]] = field(default_factory=dict)
     loose: set[Node] = field(default_factory=set)
 
     def blocks_of(self, n: Node, m: Node) -> Sequence[TensorType] | None:
@@ -203,7 +203,7 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
     odd = next((v for v in args if v.kind == "odd"), None)
     if odd is not None:
         return odd
-    if n.op == item.name and n.args[0].op == scan.name:
+    if n.op == item.name and n.args[0].op == scan.name and not inside:
         return _of_turns(once, n, m, values)
     if n.kind.bodies or (n.op == item.name and n.args[0].kind.bodies):
         return Value("added", None)
@@ -353,8 +353,9 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
 
 def _is_looped(once: Reading, n: Node) -> bool:
     """Whether nothing but loops takes `n`, or what it is moved to."""
-    return all(
-        x.kind.bodies or (x.op in MOVING and _is_looped(once, x)) for x in once.users.get(n, ())
+    users = once.users.get(n, ())
+    return bool(users) and all(
+        x.kind.bodies or (x.op in MOVING and _is_looped(once, x)) for x in users
     )
 
 

@@ -123,7 +123,8 @@ def values(once: Reading, larger: Sequence[Node]) -> dict[Node, Value]:
     for n, m in zip(once.nodes, larger, strict=True):
         found[n] = _value(once, n, m, found, n in once.inside)
         if found[n].by is n and not found[n].across and "moe" in n.scope.split("/"):
-            once.balances.append(n)  # a product of two means, which is told of
+            if n.type.dtype.is_float:  # a product of two means, which is told of
+                once.balances.append(n)
             found[n] = Value("added", None)
     return found
 
@@ -261,7 +262,8 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
     while start.op in NAMES:
         start = start.args[0]
     zero = start.op == full.name and start.attrs["value"] == 0
-    total = None if degree is None else degree + 1
+    wider = any(x.type.shape != y.type.shape for x, y in zip(body.inputs, larger.inputs))
+    total = None if degree is None else degree if wider else degree + 1  # wider turns count rows
     return Value("added", total if zero or not total else ODD)
 
 
@@ -330,15 +332,16 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
     if once.loose.issuperset(grown):  # made of nothing that has rows, wherever these are wanted
         once.loose.add(n)
         return False
-    if changes_layout(n):
+    if changes_layout(n) or n.is_collective:
         source = n.args[0]
         if source in once.cuts and source.type.shape == n.type.shape:
             once.cuts[n] = once.cuts[source]
         return False
     ins: list[TensorType] | None = []
     for a, b in zip(n.args, m.args, strict=True):
-        if a in once.inside and n not in once.inside:  # in order, however it came about there
-            once.cuts.pop(a, None)
+        of_experts = "moe" in a.scope.split("/") and "moe" not in n.scope.split("/")
+        if of_experts or (a in once.inside and n not in once.inside):
+            once.cuts.pop(a, None)  # in order, however it came about there
         whole = [plain(t.dtype, t.shape) for t in b.types]
         free = a in once.loose or values[a].kind == "same"
         given = whole if free else once.blocks_of(a, b)

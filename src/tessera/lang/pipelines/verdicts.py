@@ -10,6 +10,8 @@ from ...core.errors import GraphError, StrategyWarning, fail, lines_up
 from ...ir.graph.node import Node, reachable
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...ir.schedule.pipelines.stages import depends
+from ...ops.create import full
+from ...ops.elementwise import mul
 from .means import Reading, Value, alike, values
 
 
@@ -40,10 +42,12 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
             continue
         if found[n].degree or (n not in of_batch and n.type.shape != sizes[n].type.shape):
             raise _by_number(once.name, n)
-    if "experts" not in once.told and not reachable(numbers).isdisjoint(once.balances):
+    zeros = {n for n in once.nodes if n.op == full.name and n.attrs["value"] == 0}
+    nothing = {n for n in once.nodes if n.op == mul.name and not zeros.isdisjoint(n.args)}
+    if "experts" not in once.told and not reachable(numbers, nothing).isdisjoint(once.balances):
         once.told.add("experts")
         warnings.warn(
-            f"{once.name}: the auxiliary loss of experts is taken of each microbatch: its mean is"
+            "the auxiliary loss of experts is taken of each microbatch: its mean is"
             " not that of the whole batch on one device. Where that matters, use fewer"
             " microbatches",
             PipelineWarning,

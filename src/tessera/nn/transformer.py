@@ -78,7 +78,6 @@ class Experts(MoE):
 
     def __init__(self, c: GPTConfig):
         self.ring_axis = c.context_axis if c.context == "ring" else None
-        self.even = c.aux_weight > 0
         super().__init__(
             c.d, c.width, c.experts, c.experts_per_token, gated=c.gated, capacity=c.capacity,
             router=c.router, shared=c.shared_experts, normalize=c.normalize_gates,

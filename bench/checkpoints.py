@@ -86,7 +86,7 @@ def ours(weights: dict[str, Any]) -> Side:
 
     def load(folder: Path) -> float:
         found = checkpoint.load("t", weights, root=folder).tensors
-        return float(sum(t.data[0, 0] + t.data[-1, -1] for t in found.values()))
+        return float(sum(t.stored[0, 0] + t.stored[-1, -1] for t in found.values()))
 
     return Side(save, checkpoint.wait, load)
 
@@ -96,7 +96,7 @@ def orbax(weights: dict[str, Any]) -> Side:
     import orbax.checkpoint as ocp
 
     keeper = ocp.StandardCheckpointer()  # saves in the background
-    arrays = {name: t.data for name, t in weights.items()}
+    arrays = {name: t.stored for name, t in weights.items()}
     like = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
         for name, x in arrays.items()
@@ -158,7 +158,7 @@ def stepped(weights: dict[str, Any], mesh: dist.Mesh) -> float:
         begin = time.perf_counter()
         new = step(weights, x)
         for t in new.values():
-            t.data.block_until_ready()
+            t.stored.block_until_ready()
         times.append(time.perf_counter() - begin)
     return min(times[1:])
 
@@ -178,7 +178,7 @@ def main() -> None:
         for i in range(count)
     }
     nbytes = sum(t.type.nbytes for t in weights.values())
-    want = float(sum(t.data[0, 0] + t.data[-1, -1] for t in weights.values()))
+    want = float(sum(t.stored[0, 0] + t.stored[-1, -1] for t in weights.values()))
     with tempfile.TemporaryDirectory() as there, contextlib.redirect_stdout(sys.stderr):
         folder = Path(there)
         sides = {"ours": ours(weights)}

@@ -47,7 +47,7 @@ def measure(leaves: int, devices: int, rounds: int) -> dict[str, Any]:
         new = our_call(ours)
         times["ours"].append(time.perf_counter() - begin)
         ours = new
-        jax.block_until_ready([t.data for t in ours.values()])
+        jax.block_until_ready([t.stored for t in ours.values()])
         begin = time.perf_counter()
         new = their_call(theirs)
         times["jax"].append(time.perf_counter() - begin)

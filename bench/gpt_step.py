@@ -137,7 +137,7 @@ def ours(
             loss, box["state"] = step(model, box["state"], ids, labels)
         if not wait:
             return loss
-        jax.block_until_ready([w.data for w in model.parameters().values()])
+        jax.block_until_ready([w.stored for w in model.parameters().values()])
         return float(loss)
 
     return run, step

@@ -95,7 +95,7 @@ def program(what: str) -> Callable[[], float]:
     def run() -> float:
         value, grads = both(*args)
         for g in grads:
-            g.data.block_until_ready()
+            g.stored.block_until_ready()
         return float(value.item())
 
     return run

@@ -91,7 +91,7 @@ def main() -> None:
             alone, fed = [], []
             for _ in range(3 * rounds):
                 alone.append(step_s(run, lambda: None))
-                fed.append(step_s(run, lambda: next(loader)["input_ids"].data))
+                fed.append(step_s(run, lambda: next(loader)["input_ids"].stored))
     step = statistics.median(alone)
     consumed = DEMO.batch * DEMO.seq / step
     print(json.dumps({

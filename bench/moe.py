@@ -106,7 +106,7 @@ def main() -> None:
             two()
 
         def waited(fn: Callable[..., ts.Tensor]) -> Callable[[], Any]:
-            return lambda: fn(x, w).data.block_until_ready()
+            return lambda: fn(x, w).stored.block_until_ready()
 
         got = timed({"ours": waited(moving), "plain": peer, "layer": waited(layer)}, rounds)
         rows.append({

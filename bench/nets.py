@@ -136,7 +136,7 @@ def ours(
 
     def run() -> float:
         loss, box["state"] = step(model, box["state"], x, labels)
-        jax.block_until_ready([w.data for w in model.parameters().values()])
+        jax.block_until_ready([w.stored for w in model.parameters().values()])
         return float(loss)
 
     return run, step

@@ -101,7 +101,7 @@ def main() -> None:
             loss, rest[name] = run(rest[name], x, y)
             value = loss.item()
             for t in rest[name].values():
-                t.data.block_until_ready()
+                t.stored.block_until_ready()
             if turn > 2:
                 times[name].append(time.perf_counter() - begin)
                 if name == "one":

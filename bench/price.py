@@ -104,7 +104,7 @@ def function(name: str) -> Callable[[], float]:
         "matmul": lambda x: x @ x,
     }
     run = ts.jit(made[name])
-    return lambda: float(run(x).data.block_until_ready()[0, 7])
+    return lambda: float(run(x).stored.block_until_ready()[0, 7])
 
 
 def sums(kind: str) -> Callable[[], float]:
@@ -133,13 +133,17 @@ def sums(kind: str) -> Callable[[], float]:
         over, none = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
         run: Callable[..., Any] = jax.jit(
             jax.shard_map(
-                gathered, mesh=x.data.sharding.mesh, in_specs=over, out_specs=none, check_vma=False
+                gathered,
+                mesh=x.stored.sharding.mesh,
+                in_specs=over,
+                out_specs=none,
+                check_vma=False,
             )
         )
     else:
         ours = ts.jit(op.kernel(lambda v: dist.all_reduce(v)))
-        run = lambda _: ours(x).data  # noqa: E731  # or the other
-    return lambda: float(run(x.data).block_until_ready().addressable_data(0)[7])
+        run = lambda _: ours(x).stored  # noqa: E731  # or the other
+    return lambda: float(run(x.stored).block_until_ready().addressable_data(0)[7])
 
 
 if __name__ == "__main__":

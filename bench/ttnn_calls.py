@@ -68,13 +68,13 @@ def main() -> None:
 
     def replay() -> None:
         ttnn.execute_trace(device, trace, blocking=False)
-        kept["replay"] = out.value.data
+        kept["replay"] = out.value.stored
 
     def jitted() -> None:
         kept["jax"] = call(*theirs)
 
     def eager() -> None:
-        kept["eager"] = ttnn.gelu(rows).value.data
+        kept["eager"] = ttnn.gelu(rows).value.stored
 
     def torch_eager() -> None:
         kept["torch"] = torch.nn.functional.gelu(one)

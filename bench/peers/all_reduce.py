@@ -46,7 +46,7 @@ def ours(rank: int, processes: int, devices: int, port: int) -> Callable[[int], 
         run = ts.jit(lambda x: dist.all_reduce(x))
 
         def once() -> float:
-            data = run(part).data
+            data = run(part).stored
             data.block_until_ready()
             return float(np.asarray(data.addressable_data(0)[:1])[0])
 

@@ -37,7 +37,7 @@ def test_a_tensor_goes_to_the_host_and_comes_back_as_it_was(
     if not kinds:
         monkeypatch.setattr(host, "has_host_memory", lambda data: False)
     before = tree(mesh if on_mesh else None)
-    where = {n: t.data.sharding for n, t in before.items()}
+    where = {n: t.stored.sharding for n, t in before.items()}
     away = offload({**before, "note": "kept"})
     for n, t in before.items():
         away[n]._pending.wait()
@@ -50,7 +50,7 @@ def test_a_tensor_goes_to_the_host_and_comes_back_as_it_was(
     assert away["note"] == "kept" and held(away) == Held(0, 4 * (96 + 24))
     for n, t in before.items():
         np.testing.assert_array_equal(away[n].numpy(), t.numpy())
-        assert away[n].data.sharding == where[n]
+        assert away[n].stored.sharding == where[n]
     assert held(away) == Held(4 * (96 + 24), 0)
 
 

@@ -78,7 +78,7 @@ def test_the_counted_bytes_are_those_of_the_arrays() -> None:
         tensors = [t for t in jax.tree.leaves(tree) if isinstance(t, ts.Tensor)]
         assert len(tensors) > 5
         for t in tensors:
-            assert {s.data.nbytes for s in t.data.addressable_shards} == {t.type.local_bytes}
+            assert {s.data.nbytes for s in t.stored.addressable_shards} == {t.type.local_bytes}
 
 
 # -- pipelines ------------------------------------------------------------------------------------

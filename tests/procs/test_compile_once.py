@@ -46,10 +46,10 @@ step(weights, X)
 said["again"] = mine().count("step")
 
 import jax.numpy as jnp
-where = X.data.sharding
+where = X.stored.sharding
 wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})
 try:
-    wrong(X.data)
+    wrong(X.stored)
 except Exception as error:
     said["error"] = str(error).split("(")[0]
 mine()
@@ -57,9 +57,9 @@ mine()
 # One process alone compiles a program, and goes on alone.
 compile_once.BEGUN_S = 0.2
 if RANK:
-    jax.jit(lambda x: x * 3, out_shardings=where).lower(X.data).compile()
+    jax.jit(lambda x: x * 3, out_shardings=where).lower(X.stored).compile()
     said["alone"] = len(mine())
-total = jax.jit(lambda x: jnp.sum(x * 2))(X.data)
+total = jax.jit(lambda x: jnp.sum(x * 2))(X.stored)
 said["total"] = float(total)
 said["last"] = len(mine())
 print(json.dumps(said), flush=True)

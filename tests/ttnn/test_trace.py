@@ -161,7 +161,7 @@ def test_all_parts_are_waited_for(device: ttnn.MeshDevice) -> None:
     assert next(iter(device.parts())) is device and {row, one, alone} <= {*device.parts()}
     ttnn.relu(ttnn.ones((4, 4), ttnn.float32, device=one))
     ttnn.synchronize_device(device)
-    assert one.last.data.is_ready()
+    assert one.last.stored.is_ready()
 
 
 def test_no_new_programs(pair: ttnn.MeshDevice) -> None:

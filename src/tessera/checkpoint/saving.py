@@ -207,9 +207,9 @@ def taken(what: Save) -> _Job:
     blocks: dict[str, list[Block]] = {}
     for i, (name, t) in enumerate(named.items()):
         t = back(t)
-        t = _complete(Tensor(engine().alive(t.data, t.type), t.type))
+        t = _complete(Tensor(engine().alive(t.stored, t.type), t.type))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
-        blocks[name] = engine().blocks(t.data, t.type, i)
+        blocks[name] = engine().blocks(t.stored, t.type, i)
     storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
     return _Job(storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell)
 

@@ -149,7 +149,7 @@ class Hosts:
         x = Tensor(engine().place_blocks(fill, at), at)
         (there,) = sent([x], [to], Mesh(("host",), devices=sorted(ids)))
         if move.taker == self.rank:
-            ((_, got),) = engine().blocks(there.data, to, 0)
+            ((_, got),) = engine().blocks(there.stored, to, 0)
             self.storage.write(move.key, got[: move.nbytes].tobytes())
 
 

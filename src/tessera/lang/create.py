@@ -205,6 +205,9 @@ def dist_tensor(
     of its variable in the first `graph.training_step` that uses it. Raises UsageError if `init` is
     unknown, ShapeError if the function returns another shape, LayoutError if `layout` does not fit.
     """
+    if hasattr(shape, "__array__"):
+        fix = "a tensor of values is ts.tensor(x, mesh, layout); dist.tensor draws new ones"
+        raise unfit("dist.tensor", "the shape", shape, fix)
     mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
     t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
     t.name, t.drawn = name, True
@@ -231,9 +234,9 @@ def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
     options = settings().program
     if callable(init) and not isinstance(init, Normal):  # who knows what it gives the next time
         graph, captured = _init_graph(t, init, options)
-        return run_graph(graph, [seed, *captured])[0].data
+        return run_graph(graph, [seed, *captured])[0].stored
     program = _init_program(engine(), options, t, init)
-    return program([seed.data], (KEY_TYPE,))[0]
+    return program([seed.stored], (KEY_TYPE,))[0]
 
 
 SMALL = (1 << 12, 1 << 16)

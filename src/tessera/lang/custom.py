@@ -95,9 +95,9 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         return emit_many("custom", *inputs, **attrs)
     outs, loc = [], caller()
     # How the values were made is nothing to gradients.
-    given = [Tensor(t.data, t.type) for t in inputs[:values]] + [t.now() for t in inputs[values:]]
+    given = [Tensor(t.stored, t.type) for t in inputs[:values]] + [t.now() for t in inputs[values:]]
     for i, t in enumerate(given[:values]):
-        out = Tensor(t.data, t.type)
+        out = Tensor(t.stored, t.type)
         if not settings().no_grad:
             out._made = made("custom", given, attrs, i, loc)
         outs.append(out)

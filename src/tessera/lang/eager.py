@@ -60,7 +60,7 @@ class Eager:
         return run_now(op, args, attrs)
 
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
-        value: np.ndarray[Any, Any] = engine().fetch(t.data, t.type)
+        value: np.ndarray[Any, Any] = engine().fetch(t.stored, t.type)
         return value
 
     def show(self, tensors: Sequence[Tensor], act: Act) -> None:
@@ -112,7 +112,7 @@ class Number:
 
 
 def _number_of(t: Tensor) -> Any:
-    return t._pending.value if isinstance(t._pending, Number) else t.data
+    return t._pending.value if isinstance(t._pending, Number) else t.stored
 
 
 def full_now(attrs: dict[str, Any]) -> Tensor:
@@ -156,7 +156,7 @@ def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
     """Runs `graph` at once on tensors that have values."""
     program = program_of(graph)
     types = tuple([v.type for v in values])
-    data = program([v.data for v in values], types)
+    data = program([v.stored for v in values], types)
     return [Tensor(d, t) for d, t in zip(data, program.types, strict=True)]
 
 
@@ -166,7 +166,7 @@ def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     now = settings()
     how = now.program, now.strict, now.ordered
     program = _program(engine(), *how, "redistribute", (source,), (("to", to),))
-    out = Tensor(program([x.data], (x.type,))[0], to)
+    out = Tensor(program([x.stored], (x.type,))[0], to)
     if not now.no_grad:
         out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
     return out

@@ -265,7 +265,7 @@ def apart(t: Tensor) -> Tensor:
     if recorder is not None:
         out = symbolic(recorder.builder("reshape", recorder.node(t), shape=t.shape), recorder)
     else:
-        out = Tensor(t.data, t.type)
+        out = Tensor(t.stored, t.type)
         if not settings().no_grad:
             out._made = made_of("reshape", [t.now()], {"shape": t.shape}, 0, caller())
     out.name, out.of = t.name, t

@@ -282,7 +282,7 @@ class Jit(Generic[P, R]):
         data, program = list(map(_data_of, entry.pick(leaves))), entry.root.program()
         if None.__class__ in map(type, data):
             program.start()  # or the first of these would start the devices, and too few
-            data = [t.data for t in entry.pick(leaves)]
+            data = [t.stored for t in entry.pick(leaves)]
         assert entry.straight is not None
         if entry.have == program.wants:
             entry.have = None  # from now on nothing needs to be moved

@@ -32,7 +32,7 @@ def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> lis
     ends = tuple(range(len(tensors))), tuple(outs)
     schedule = Schedule("place", mesh, tuple(types), *ends, tuple(steps), settings().program)
     run = engine().step_by_step(schedule)
-    data = run([t.data for t in tensors], tuple(t.type for t in tensors))
+    data = run([t.stored for t in tensors], tuple(t.type for t in tensors))
     new = [Tensor(d, types[o]) for d, o in zip(data, outs, strict=True)]
     for t, old in zip(new, tensors, strict=True):
         if t is not old:

@@ -17,7 +17,7 @@ from .tensor import Tensor
 
 def away(t: Tensor) -> tuple[Tensor, HostCopy]:
     """The same tensor in host memory, and the copy, which is started, not waited for."""
-    copy = copy_of(t) or engine().offload(t.data, t.type)
+    copy = copy_of(t) or engine().offload(t.stored, t.type)
     out = Tensor(None, t.type)
     out.name, out._pending = t.name, copy
     return apart_from(out, t), copy

@@ -94,7 +94,7 @@ def _for_jax(x: Tensor) -> Callable[[], Any]:
 def _array_of_jax(x: Tensor) -> Any:
     """A copy of a split tensor, split as it is. Where JAX's arrays cannot say how, as those of ZeRO
     or on a folded mesh, the whole, with an EngineWarning."""
-    data = engine().alive(x.data, x.type)
+    data = engine().alive(x.stored, x.type)
     if engine().adopt(data, None) == x.type:
         return data.copy()
     warnings.warn(

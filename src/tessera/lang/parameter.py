@@ -26,7 +26,7 @@ from .create import first_values
 from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
-from .tensor import Made, Past, Tensor, behind
+from .tensor import Like, Made, Past, Tensor, behind
 
 First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it has by then
 
@@ -130,7 +130,19 @@ class Parameter(Tensor):
     def _first_of(self, first: First, copy: Tensor) -> Any:
         """The first data of a `copy` of what was in the box: the box's, while it is like it."""
         alike = self._value is copy and self._data is None and self.type is copy.type
-        return self.data if alike else first(copy)
+        return self.stored if alike else first(copy)
+
+    @property
+    def data(self) -> Tensor:
+        """The value without its past. Setting it puts a value into the parameter, as in PyTorch:
+        `p.data = p.data - step`. Raises ShapeError or DTypeError if it is not like the old one."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Like) -> None:
+        new = as_tensor(value).detach()
+        fits("Parameter.data: the new value", self, new, "give a value of its shape and dtype")
+        self.put(new)
 
     def put(self, value: Tensor) -> None:
         """Replaces the value; in a recorded function, after its program has run.
@@ -207,7 +219,7 @@ class Parameter(Tensor):
             self._data, self._pending = source.copied(), None
         else:
             self._again = None
-            self._wait(lambda t: moved(source, t.type).data)
+            self._wait(lambda t: moved(source, t.type).stored)
         if source.box is None and not settings().no_grad:
             self._come_of(source, alike)
 
@@ -240,7 +252,7 @@ class Parameter(Tensor):
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
         other.frozen, other._first, other._again = self.frozen, self._first, self._again
         if self._trace is None and self._again is None:
-            self.data  # noqa: B018  # here now, to be copied
+            self.stored  # noqa: B018  # here now, to be copied
         other.close(self.opened())
         if self._data is not None:  # what is donated of one is still there of the other
             other._data = self.copied()

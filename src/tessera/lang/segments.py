@@ -220,7 +220,7 @@ def source_of(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorTyp
                 key.append(engine().place(random.next_key(), KEY_TYPE))
             return key[0], KEY_TYPE
         t = held(where, tensors)
-        return t.data, t.type
+        return t.stored, t.type
 
     return source
 

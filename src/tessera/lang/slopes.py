@@ -64,7 +64,7 @@ def jvp(
     outs, out_spec = flatten(value)
     given_back = [F.stop_gradient(t) for t in outs]
     if current() is None:  # without how they were made, to which nothing would lead back
-        given_back = [Tensor(t.data, t.type) for t in given_back]
+        given_back = [Tensor(t.stored, t.type) for t in given_back]
     pulled = flatten(pull(unflatten(out_spec, given_back)))[0]
     slopes = along([p * t.to(p.dtype) for p, t in zip(pulled, moved, strict=True)], given_back)
     if (recorder := current()) is not None:  # of a number which the mean over devices is taken of

@@ -87,11 +87,11 @@ class Slot:
 
     def _fill(self, held: Tensor) -> None:
         held._data = None
-        held._pending = lambda: moved(self.now, held.type).data
+        held._pending = lambda: moved(self.now, held.type).stored
 
     def _named(self, value: Tensor) -> Tensor:
         """`value` without the history of how it was made."""
-        new = Tensor(value.data, value.type)
+        new = Tensor(value.stored, value.type)
         new.name = self.name
         return new
 

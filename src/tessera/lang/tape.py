@@ -91,6 +91,9 @@ def stop_gradient(x: Like) -> Tensor:
     return out
 
 
+Tensor.data = property(stop_gradient)  # type: ignore[assignment, method-assign]
+
+
 def _alive(order: list[Tensor]) -> list[ref[Tensor]]:
     known = {id(t): ref(t) for t in order}
     for t in order:

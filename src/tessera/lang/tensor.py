@@ -166,8 +166,9 @@ class Tensor:
         return _Size(self.type.size)
 
     @property
-    def data(self) -> Any:
-        """The engine's array behind this tensor (`jax` gives it as a `jax.Array`)."""
+    def stored(self) -> Any:
+        """For the engine: its array behind this tensor, as it lies on the devices: with the rows
+        that fill up uneven parts, and blocks as dims. `jax` is the call for users."""
         if self._data is None:
             if self._trace is not None:
                 self._trace.check(self)
@@ -184,7 +185,7 @@ class Tensor:
         return self._data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.data, self.type, self.name, self.frozen)
+        return _unpickled, (type(self), self.stored, self.type, self.name, self.frozen)
 
     def __copy__(self) -> Tensor:
         return self.__deepcopy__({})
@@ -203,7 +204,7 @@ class Tensor:
 
     def copied(self) -> Any:
         """A copy of its data, which stays when the data are donated."""
-        return engine().alive(self.data, self.type).copy()
+        return engine().alive(self.stored, self.type).copy()
 
     def __repr__(self) -> str:
         where = f" on {self.mesh.text()}" if self.mesh is not None else ""
@@ -233,7 +234,7 @@ class Tensor:
             return self._trace.read(self)
         for noted in ON_READ:
             noted(self)
-        value: np.ndarray[Any, Any] = engine().fetch(self.data, self.type)
+        value: np.ndarray[Any, Any] = engine().fetch(self.stored, self.type)
         return value
 
     def item(self) -> Any:
@@ -295,7 +296,7 @@ class Tensor:
         Raises DonatedError if the value was given up."""
         for noted in ON_READ:
             noted(self)
-        return engine().alive(self.data, self.type)
+        return engine().alive(self.stored, self.type)
 
     # -- installed by the modules above that have them (`method`) ----------------------------------
     if TYPE_CHECKING:
@@ -368,6 +369,13 @@ class Tensor:
 
         def detach(self) -> Tensor:
             """The same value as a constant: no gradient flows through it (`ts.stop_gradient`)."""
+
+        @property
+        def data(self) -> Tensor:
+            """The value without its past, as `detach` gives it. Of a parameter it can be set."""
+
+        @data.setter
+        def data(self, value: Like) -> None: ...
 
         def sum(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
             """`ts.sum`: the sum along `dim`, by default over all dims."""

@@ -126,7 +126,7 @@ def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot,
         segment.define(rec, {}, outs[:count], segments)
         outs = outs[count:]
         segments.append(segment)
-    env = {i: (t.data, t.type) for i, t in enumerate(run.values)}
+    env = {i: (t.stored, t.type) for i, t in enumerate(run.values)}
     kept: dict[int, tuple[Any, TensorType]] = {}
     for taken, segment in zip(pieces, segments, strict=True):
         program = segment.program()

@@ -137,7 +137,7 @@ def _moved(run: Run, mesh: Mesh) -> Run:
 
 def _outputs(run: Run) -> list[Array]:
     program = engine().compile(run.graph)
-    data = program([t.data for t in run.values], tuple(t.type for t in run.values))
+    data = program([t.stored for t in run.values], tuple(t.type for t in run.values))
     return [engine().fetch(d, t) for d, t in zip(data, program.types, strict=True)]
 
 

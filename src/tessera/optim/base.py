@@ -397,7 +397,7 @@ def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
                      for t in now.values()]  # fmt: skip
             made.update(zip(now, run_graph(b.graph(nodes), []), strict=True))
         z = made.pop(i)
-        return z.data if z.type is out[i].type else redistribute_now(z, out[i].type).data
+        return z.stored if z.type is out[i].type else redistribute_now(z, out[i].type).stored
 
     for i, z in enumerate(out):
         z._pending = partial(take, i)
@@ -411,7 +411,7 @@ def _wide_copy(w: Tensor, t: TensorType) -> Tensor:
     out = Tensor(None, t)
 
     def make() -> Any:
-        return redistribute_now(run_now("cast", [w], {"dtype": f32})[0], out.type).data
+        return redistribute_now(run_now("cast", [w], {"dtype": f32})[0], out.type).stored
 
     out._pending = make
     return out

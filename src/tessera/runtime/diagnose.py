@@ -44,9 +44,9 @@ def _keeps_bits(platform: str) -> bool:
 def took_s(run: Callable[[], Any], times: int) -> float:
     """Seconds that a run takes of which `times` follow each other, until the last result is there.
     `run` returns a tensor."""
-    jax.block_until_ready(run().data)
+    jax.block_until_ready(run().stored)
     begin = time.perf_counter()
     for _ in range(times):
         last = run()
-    jax.block_until_ready(last.data)
+    jax.block_until_ready(last.stored)
     return (time.perf_counter() - begin) / times

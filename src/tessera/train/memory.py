@@ -96,7 +96,7 @@ def held(tree: Any) -> Held:
             if copy is not None:
                 host += copy.bytes
             elif t._data is not None:
-                device += t.data.nbytes
+                device += t.stored.nbytes
     return Held(device, host)
 
 

@@ -210,7 +210,7 @@ class Tensor:
             return dict(zip(coords, self.host_parts(), strict=True))
         count = len(self.value.type.varying)
         at = {}
-        for shard in self.value.data.addressable_shards:
+        for shard in self.value.stored.addressable_shards:
             first = MeshCoordinate([i.start or 0 for i in shard.index[:count]])
             at[first] = np.asarray(shard.data).reshape(self.value.shape)
         return {c: at[c] for c in coords if c in at}

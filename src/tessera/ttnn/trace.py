@@ -30,7 +30,7 @@ from .tensor import Tensor
 
 TRACKING = "TT_METAL_TRACE_ALLOC_TRACKING"
 _numbers = itertools.count()
-_data_of = attrgetter("data")
+_data_of = attrgetter("stored")
 _under_way: set[int] = set()  # the captures
 
 
@@ -314,7 +314,7 @@ def synchronize_device(
 
 def _wait(value: Value | None) -> None:
     if value is not None:
-        value.data.block_until_ready()
+        value.stored.block_until_ready()
 
 
 __all__ = [

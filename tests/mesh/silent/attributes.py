@@ -13,10 +13,45 @@ from tessera import dist, nn, optim
 from tests.mesh.silent.rows import row
 
 
-@row("a weight's data is set", error=ts.UsageError, says="model.weight = tensor")
+@row("a weight's data is set, in a function and outside")
 def _() -> None:
-    layer = nn.Linear(3, 2)
+    layer, old = nn.Linear(3, 2), nn.Linear(3, 2)
+    start = layer.weight.numpy()
+    old.weight.data = layer.weight.data
     layer.weight.data -= 0.1 * layer.weight.data
+    np.testing.assert_array_equal(old.weight.numpy(), start)
+    np.testing.assert_allclose(layer.weight.numpy(), start * 0.9, rtol=1e-6)
+
+    @ts.jit
+    def step(model: nn.Linear) -> None:
+        _, grads = ts.value_and_grad(lambda m: (m.weight.data * m.weight).sum())(model)
+        model.weight.data = model.weight.data - 0.5 * grads["weight"]
+
+    step(layer)
+    np.testing.assert_allclose(layer.weight.numpy(), start * 0.45, rtol=1e-6)
+
+
+@row("a weight's data of uneven parts are its value, as in PyTorch")
+def _() -> None:
+    with dist.Mesh(("dp",), devices=4):
+        x = ts.tensor(np.arange(5.0), layout="[5@dp]")
+        assert x.data.shape == (5,)
+        assert float(x.data.mean()) == 2.0
+
+
+@row("a tensor's data is set", error=ts.UsageError, says="model.weight = tensor")
+def _() -> None:
+    ts.ones(3).data = ts.ones(3)
+
+
+@row("a weight's data get another shape", error=ts.ShapeError, says="f32[3, 2]")
+def _() -> None:
+    nn.Linear(3, 2).weight.data = ts.ones((2, 3))
+
+
+@row("an array is given for a shape", error=ts.UsageError, says="ts.tensor(x, mesh, layout)")
+def _() -> None:
+    dist.tensor(np.ones((2, 3)))  # type: ignore[arg-type]
 
 
 @row("a gradient is cleared", error=ts.UsageError, says="Tensor.grad cannot be set")

@@ -12,6 +12,7 @@ import inspect
 import sys
 import sysconfig
 import types
+from collections import ChainMap, UserDict, UserList
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -27,6 +28,15 @@ DEPTH = 4  # attributes of attributes; with the containers between them, twice a
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 SHARED = (type, types.ModuleType)
 _CALLED = (types.FunctionType, types.MethodType, functools.partial)
+# What runs without a name in the code: `x(...)`, `x[i]`, `x.name`, `for y in x`, `with x`, `2 * x`.
+_UNNAMED = {
+    *("__call__", "__getitem__", "__getattr__", "__getattribute__", "__iter__", "__next__"),
+    *("__len__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "__array__"),
+    *("__enter__", "__exit__", "__neg__"),
+    *(f"__{r}{op}__" for r in ("", "r") for op in ("add", "sub", "mul", "truediv", "pow")),
+}
+_BY_TEXT = {"getattr", "hasattr", "setattr", "attrgetter", "vars", "__dict__"}
+_WRAPPERS = {ChainMap: {"maps"}, UserDict: {"data"}, UserList: {"data"}}  # and what is in them
 _LIBRARIES = (PACKAGE, *(sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib")))
 
 
@@ -47,6 +57,7 @@ class _Look:
     def __init__(self, package: str) -> None:
         self.package = package
         self.names: set[str] = set()  # all that the code of the functions names
+        self.texts: set[str] = set()  # those that it may name as texts, there or not
         self.roots: dict[Name, Place] = {}
         self.out: Looked = {}
         self._shared: set[int] = set()
@@ -79,7 +90,8 @@ class _Look:
                     met[id(x)] = x
             if code:
                 count += 1
-                self.names.update(names_in(f.__code__))
+                self.texts.update(_texts(f.__code__))
+                self.names.update(names_in(f.__code__), self.texts)
                 for place in variables(f):
                     self.roots.setdefault(place.name, place)
                     met[id(place.root), place.key] = place.now()
@@ -132,6 +144,10 @@ class _Look:
         elif self._is_open(x):
             for name, value in self._entries(x):
                 self.expand(place.below(True, name), value)
+            for name in self.texts if not isinstance(x, SHARED) else ():
+                if not hasattr(x, name):
+                    absent = place.below(True, name)
+                    self.out[absent.name] = absent, GONE, Same(GONE)
 
     def _entries(self, x: Any) -> Iterator[tuple[str, Any]]:
         """The attributes of `x` that the code names, its own and those of its class."""
@@ -146,7 +162,8 @@ class _Look:
             slots = [n for n, v in named.items() if isinstance(v, types.MemberDescriptorType)]
             found |= {name: getattr(x, name, GONE) for name in slots}
         own = {} if isinstance(x, type) else getattr(x, "__dict__", {})
-        for name in self.names & own.keys():
+        inside = next((names for k, names in _WRAPPERS.items() if isinstance(x, k)), set())
+        for name in (self.names | inside) & own.keys():
             found[name] = own[name]
             # The tensors of a module are read by lang/captured_modules.py; here it counts which
             # parts it has.
@@ -183,6 +200,18 @@ def names_in(code: types.CodeType) -> Iterator[str]:
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
             yield from names_in(c)
+
+
+def _texts(code: types.CodeType) -> Iterator[str]:
+    """The texts in `code` that may be names of attributes: `getattr(settings, "rate", 0.1)`."""
+    todo: list[Any] = list(code.co_consts)
+    by_text = not _BY_TEXT.isdisjoint(names_in(code))
+    while by_text and todo:
+        x = todo.pop()
+        if isinstance(x, (tuple, types.CodeType)):
+            todo += x if isinstance(x, tuple) else x.co_consts
+        elif isinstance(x, str) and x.isidentifier():
+            yield x
 
 
 def variables(f: types.FunctionType) -> Iterator[Place]:
@@ -244,7 +273,7 @@ def _held(f: Any) -> Iterator[tuple[Any, str]]:
 def _called(x: Any, names: set[str]) -> Iterator[Any]:
     """The functions of the class of `x`, or of the class or module `x`, that the code may call."""
     made = isinstance(x, type) and not is_registered(x)  # now, by the code; others are there
-    always = ("__call__", "__init__") if made else ("__call__",)
+    always = _UNNAMED | {"__init__"} if made else _UNNAMED
     if isinstance(x, types.ModuleType):
         holders: Iterable[Any] = (x,)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -93,7 +94,8 @@ def mark_of(x: Any) -> object:
 
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, Enum)
 _VALUES = (
-    int, float, complex, str, bytes, bytearray, type(None), set, frozenset, deque, np.generic,
+    int, float, complex, str, bytes, bytearray, array, type(None), set, frozenset, deque,
+    np.generic,
 )  # fmt: skip
 
 

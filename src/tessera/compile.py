@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from .core.devices import LOST, need_devices, set_device_provider
-from .core.errors import BackendError, DonatedError, TesseraError, fail
+from .core.errors import BackendError, DonatedError, TesseraError, caller, fail
 from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
@@ -49,6 +49,7 @@ from .runtime import (
 from .runtime.flight import flight
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded
+from .runtime.same_values import compare_values
 from .runtime.send import mover
 from .runtime.stepped import Stepped
 
@@ -115,6 +116,11 @@ class Executable:
             self._see_twice(args)
         if have is not None and have != self.wants:
             copy = mover()
+            if jax.process_count() > 1:
+                rows = zip(args, self.wants, strict=True)
+                compare_values(
+                    [(a, arrays.sharding(w)) for a, w in rows if _is_number(a)], caller()
+                )
             args = [
                 a if h is w or _is_number(a) else copy([a], [arrays.sharding(w)])[0]
                 for a, h, w in zip(args, have, self.wants, strict=True)

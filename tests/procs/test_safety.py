@@ -221,7 +221,7 @@ def test_who_never_arrives_is_named_fused(tmp_path: Path) -> None:
     assert f"rank 0 : at step: one all_reduce at {at}" in err
     (dump,) = tmp_path.glob("tessera-flight-0-*.json")
     told = json.loads(dump.read_text())
-    assert told["missing"] == [1] and told["stuck"]["place"] == 5
+    assert told["missing"] == [1] and told["stuck"]["place"] == 6
     shown = subprocess.run(
         [sys.executable, "-m", "tessera.launch.cli", "flight", str(dump)],
         capture_output=True, text=True, timeout=60, check=True,
@@ -272,6 +272,16 @@ def number():
     return ts.jit(lambda x, rate: (x * rate).sum())(X, ts.tensor(0.1 * (1 + RANK))).item()
 def placed():
     return ts.tensor(np.full(2, RANK), mesh=MESH, layout="[2@dp]").sum().item()
+def other_sizes():  # which the engine does not compare: it would end the process
+    x = ts.tensor(np.ones(2 + RANK), mesh=MESH, layout=f"[{2 + RANK}@dp]")
+    return x.sum().item()
+def at_once():  # a learning rate in an op outside of functions
+    w = ts.tensor(np.ones(2), mesh=MESH)
+    for _ in range(5):  # by now numbers have been compared often enough elsewhere
+        w = w * 2.0
+    return (w - 0.1 * (1 + RANK) * w).sum().item()
+def clipped():
+    return ts.clip(X, 0, 2 + RANK).sum().item()
 def seed():
     ts.seed(RANK)
     return dist.place(nn.Linear(4, 2), PLAN, MESH).weight.numpy().shape
@@ -282,7 +292,7 @@ def alike():
     given = [dist.place(SAME + i, PLAN, MESH, kind="batch") for i in range(5)]
     return [step(model, x).item() for x in given]
 
-for fn in (weights, rows, number, placed, seed, alike):
+for fn in (weights, rows, number, placed, other_sizes, at_once, clipped, seed, alike):
     try:
         found = fn()
     except ts.TesseraError as error:
@@ -303,6 +313,8 @@ def test_a_value_that_differs_between_processes_is_an_error_in_all(tmp_path: Pat
         assert text.startswith(said), name
         assert "the same seed, the same numbers, all rows of the batch" in text
     assert "rank 0 : 0.1 (checksum" in found["number"] and "rank 1 : 0.2" in found["number"]
+    assert "rank 0 : float32[2] 1, 1 (checksum" in found["other_sizes"]
+    assert "rank 1 : float32[3] 1, 1, 1 (checksum" in found["other_sizes"]
 
 
 @LONG

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core.devices import need_devices
 from ..core.dtypes import dtype_of
-from ..core.errors import BackendError, DonatedError, LayoutError, UsageError, fail
+from ..core.errors import BackendError, DonatedError, LayoutError, UsageError, caller, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..core.wording import ranks_text
@@ -27,7 +27,7 @@ from ..ir.graph.oracle import FOLD
 from ..lang.engine import Parts
 from .devices import jax_mesh, start
 from .jax_private import ArrayImpl, service
-from .same_values import differ
+from .same_values import compare_values, differ
 from .store import ended
 
 Array = Any
@@ -117,6 +117,7 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
         start()
         return jax.device_put(x)
     where = sharding(t)
+    compare_values([(np.asarray(value), where)], caller())  # of other sizes the engine ends itself
     try:
         return jax.device_put(x, where)  # processes compare what they place
     except AssertionError:  # with an error that shows all numbers

@@ -3,7 +3,8 @@
 A value that lies on devices of several processes is one value. The engine takes from each process
 what its own devices hold, so weights that were drawn otherwise in each, or each one's own rows in
 place of the whole batch, would train on without a word. Each kind of value is compared the first
-times that it comes, by a sum of its bytes.
+times that it comes, by a sum of its bytes; what a line places or computes with, such as a number
+in an op outside of functions, the first times that it runs.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from .jax_private import service
 from .same_program import comparison, gathered
 
 Array = np.ndarray[Any, Any]
-TIMES = 3  # that values of one shape and dtype are compared
+TIMES = 3  # that values of one shape and dtype, or of one line, are compared
 _seen: Counter[tuple[object, ...]] = Counter()
 _rounds: Counter[tuple[int, ...]] = Counter()
 
 
-def compare_values(given: Sequence[tuple[Array, jax.sharding.Sharding]]) -> None:
+def compare_values(
+    given: Sequence[tuple[Array, jax.sharding.Sharding]], at: str | None = None
+) -> None:
     """Raises UsageError, in all processes that hold a part of a value, where they gave different
-    ones; BackendError if one of them does not come."""
+    ones `at` a line; BackendError if one of them does not come."""
     if service() is None:
         return
     me = jax.process_index()
@@ -40,7 +43,7 @@ def compare_values(given: Sequence[tuple[Array, jax.sharding.Sharding]]) -> None
     for x, where in given:
         devices: Iterable[Any] = where.device_set
         ranks = tuple(sorted({d.process_index for d in devices}))
-        kind = (ranks, x.shape, x.dtype.str)
+        kind = (ranks, x.shape, x.dtype.str) if at is None else (ranks, at)
         if me in ranks and len(ranks) > 1 and _seen[kind] < TIMES:
             _seen[kind] += 1
             groups.setdefault(ranks, []).append(x)
@@ -60,21 +63,32 @@ def _compare(ranks: tuple[int, ...], values: Sequence[Array]) -> None:
             raise flight().late(record, limit_s)
         said = {rank: json.loads(text) for rank, text in found.items()}
         for i, x in enumerate(values):
-            own = {r: rows[i] if i < len(rows) else "no such value" for r, rows in said.items()}
-            if len({*own.values()}) > 1:
-                raise differ(x, own)
+            own = {r: rows[i] if i < len(rows) else _NONE for r, rows in said.items()}
+            if len({*map(tuple, own.values())}) > 1:
+                alike = len({form for form, _ in own.values()}) == 1
+                rows = {r: " ".join(row[alike:]) for r, row in own.items()}
+                raise differ(x if alike else None, rows)
 
 
-def _told(x: Array) -> str:
-    """A value in a few words, which differ where values do."""
+_NONE = ["", "no such value"]
+
+
+def _told(x: Array) -> list[str]:
+    """The form of a value, and itself in a few words, which differ where values do."""
     few = ", ".join(f"{v:g}" for v in x.reshape(-1)[:3].astype(np.float64))
     more = ", …" if x.size > 3 else ""
-    return f"{few}{more} (checksum {zlib.crc32(x.tobytes()):08x})"
+    return [
+        f"{x.dtype}{[*x.shape]}",
+        f"{few}{more} (checksum {zlib.crc32(x.tobytes()):08x})",
+    ]
 
 
-def differ(x: Array, own: dict[int, str] | None = None) -> UsageError:
-    """The error that a value is another one in some process, which has its `own`."""
-    rows: list[tuple[str, object]] = [("value", f"{x.dtype}{[*x.shape]}")]
+def differ(x: Array | None, own: dict[int, str] | None = None) -> UsageError:
+    """The error that a value, of the form of `x`, is another one in some process, which has its
+    `own`."""
+    rows: list[tuple[str, object]] = []
+    if x is not None:
+        rows.append(("value", f"{x.dtype}{[*x.shape]}"))
     alike: dict[str, list[int]] = {}
     for rank, text in (own or {}).items():
         alike.setdefault(text, []).append(rank)

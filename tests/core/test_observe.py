@@ -276,6 +276,26 @@ b           2       1         2       0.2"""
     assert debug.compare(f, g, x, rtol=0.3).same
 
 
+def test_results_are_compared_whatever_they_are_made_by(oracle: Oracle) -> None:
+    rows: list[tuple[Any, Any, bool]] = [
+        (lambda x: x.sum(), lambda x: x.mean(), False),
+        (lambda x: ts.tanh(x), lambda x: ts.tanh(x) * 1000.0, False),
+        (lambda x: ts.maximum(x - 2.0, 0.0), lambda x: x - 2.0, False),
+        (lambda x: x.sum(0), lambda x: ts.broadcast_to(x.sum(0), (2, 8)), False),
+        (lambda x: ts.zeros(3), lambda x: ts.ones(3), False),
+        (lambda x: (x, x * 2.0), lambda x: x, False),
+        (lambda x: x.sum(), lambda x: (x * 1.0).sum(), True),
+        (lambda x: x.to("bf16"), lambda x: x, True),
+        (lambda x: x, lambda x: x, True),
+    ]
+    for i, (f, g, same) in enumerate(rows):
+        found = debug.compare(f, g, X)
+        assert isinstance(found, Comparison) and found.same == same, i
+        assert str(found).startswith("the same") == same, i
+    apart = debug.compare([{"step": 0, "loss": 1.0}], [{"step": 1, "loss": 2.0}])
+    assert not apart.same and str(apart).startswith("they have no step in common")
+
+
 def test_the_same_function_on_two_meshes(oracle: Oracle) -> None:
     def f(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
         def body(c: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, Any]:

@@ -2,7 +2,7 @@
 
 Two functions (or one on two meshes) are recorded; their nodes are matched in program order by what
 they compute, so that collectives which only one of them needs are skipped. Both run piece by piece
-and each pair of values is compared.
+and each pair of values is compared, and at last their results, whatever these are made by.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import flag, number, unfit
+from ..core.layout import TensorType
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
@@ -69,6 +70,7 @@ class Comparison:
     only_a: int
     only_b: int
     how: str
+    results: tuple[int, int]  # of a and of b
     first: Pair | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +78,8 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether no pair differs."""
-        return self.first is None
+        """Whether no pair differs, results among them, and there are as many."""
+        return self.first is None and self.results[0] == self.results[1]
 
     def scopes(self) -> dict[str, tuple[int, int, float, float]]:
         """Per scope: nodes, how many differ, largest absolute and relative difference."""
@@ -93,7 +95,9 @@ class Comparison:
         counts = f"{len(self.pairs)} pairs of nodes compared {self.how}"
         alone = f"; {self.only_a} only in a, {self.only_b} only in b"
         if self.first is None:
-            head = ["the same", f"  {counts}{alone}"]
+            a, b = self.results
+            said = "the same" if self.same else f"a has {a} results, b has {b}"
+            head = [said, f"  {counts}{alone}"]
         else:
             bad = sum(p.differ for p in self.pairs)
             rows = [*self.first.rows(), ("of", f"{counts}, {bad} differ{alone}")]
@@ -139,7 +143,16 @@ def compare(
         for (s, x), (t, y) in _values(left, right, matched)
     )
     nodes = [_count(left.graph), _count(right.graph)]
-    return Comparison(found, nodes[0] - len(found), nodes[1] - len(found), how)
+    ends = [_results(left.graph), _results(right.graph)]
+    known = {(s.node, t.node) for s, t in matched}
+    more = tuple(
+        _pair(left.graph, right.graph, s, t, x, y, rtol, atol, bitwise)
+        for n, m in zip(*ends)
+        if (n, m) not in known and not (n.op == m.op == "input")
+        for (s, x), (t, y) in _values(left, right, [(Spot(n, ()), Spot(m, ()))])
+    )
+    alone = nodes[0] - len(found), nodes[1] - len(found)
+    return Comparison((*found, *more), *alone, how, (len(ends[0]), len(ends[1])))
 
 
 def _side(name: str, x: Any, args: tuple[Any, ...]) -> Run:
@@ -175,6 +188,20 @@ def _user_nodes(graph: Graph) -> list[Node]:
 def _incidental(n: Node) -> bool:
     """Whether a layout or a dtype may have added `n`, and not changed what is computed."""
     return n.op in NAMES or n.kind.incidental
+
+
+def _results(graph: Graph) -> list[Node]:
+    """What the results of `graph` are made by, apart from what a layout or a dtype has added."""
+    found = []
+    for n in graph.outputs:
+        while _incidental(n) and len(n.args) == 1 and _like(n.type, n.args[0].type):
+            n = n.args[0]
+        found.append(n)
+    return found
+
+
+def _like(a: TensorType, b: TensorType) -> bool:
+    return a.shape == b.shape and a.dtype.is_float == b.dtype.is_float
 
 
 def _key(n: Node) -> object:

@@ -57,12 +57,12 @@ class RunComparison:
 
     @property
     def same(self) -> bool:
-        """Whether no metric differs at any step."""
-        return self.first is None
+        """Whether no metric differs at any step, and there are steps that both have."""
+        return self.first is None and self.steps > 0
 
     def __str__(self) -> str:
         m = self.first
-        head = "the same"
+        head = "the same" if self.steps else "they have no step in common"
         if m is not None:
             head = (
                 f"they differ first at step {m.first}, in {m.name}: {m.values[0]} and {m.values[1]}"

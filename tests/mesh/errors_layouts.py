@@ -48,6 +48,12 @@ layout: '8@dp, 4' has no brackets
   at  : AT
   fix : write a text such as "[8@dp, 4096]"
 """)
+row("a layout with another dtype", ts.DTypeError,
+    lambda: ts.tensor(ONES, mesh=MESH, layout="bf16[8@dp, 4]"), """
+layout: 'bf16[8@dp, 4]' names bf16, the tensor is of f32
+  at  : AT
+  fix : leave the dtype out of the layout; for bf16 give dtype=, or cast
+""")
 row("a layout that is a number", ts.LayoutError, lambda: ts.tensor(ONES, mesh=MESH, layout=3), """
 layout: 3 is no layout
   at  : AT

@@ -32,8 +32,8 @@ _CALLED = (types.FunctionType, types.MethodType, functools.partial)
 _UNNAMED = {
     *("__call__", "__getitem__", "__getattr__", "__getattribute__", "__iter__", "__next__"),
     *("__len__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "__array__"),
-    *("__enter__", "__exit__", "__neg__"),
-    *(f"__{r}{op}__" for r in ("", "r") for op in ("add", "sub", "mul", "truediv", "pow")),
+    *("__enter__", "__exit__", "__neg__", "__add__", "__radd__", "__sub__", "__rsub__"),
+    *("__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__"),
 }
 _BY_TEXT = {"getattr", "hasattr", "setattr", "attrgetter", "vars", "__dict__"}
 _WRAPPERS = {ChainMap: {"maps"}, UserDict: {"data"}, UserList: {"data"}}  # and what is in them

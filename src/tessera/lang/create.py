@@ -13,7 +13,7 @@ import numpy as np
 from ..core.checks import axes_of, shown, sizes, string, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
-from ..core.errors import LayoutError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, LayoutError, ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType, parse_type, plain
 from ..core.mesh import Mesh
@@ -114,7 +114,8 @@ Layout = ShardSpec | TensorType | str | None
 
 def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | None) -> TensorType:
     """The type that `layout` gives a tensor of `shape`: a ShardSpec, a text like `[8@dp, 4]` or
-    `f32[8@dp, 4]`, a type, or None for replicated. Raises LayoutError or ShapeError."""
+    `f32[8@dp, 4]`, a type, or None for replicated. Raises LayoutError, ShapeError, or DTypeError if
+    a text names another dtype."""
     want = dtype_of(dtype)
     if layout is None:
         return plain(want, shape, mesh)
@@ -131,6 +132,12 @@ def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | N
         if text.startswith("["):
             text = want.name + text
         t = parse_type(text, mesh)
+        if t.dtype is not want:
+            raise fail(
+                DTypeError,
+                f"layout: {layout!r} names {t.dtype}, the tensor is of {want}",
+                fix=f"leave the dtype out of the layout; for {t.dtype} give dtype=, or cast",
+            )
     elif isinstance(layout, TensorType):
         t = layout if mesh is None else layout.on(mesh)
     else:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 import tessera as ts
 from tessera import checkpoint, dist, nn, optim
@@ -124,9 +125,61 @@ def test_a_weight_keeps_its_dtype(tmp_path: Path) -> None:
     checkpoint.save("t", layer, root=tmp_path, quiet=True)
     with pytest.raises(ts.DTypeError, match="leave dtype= out, or load by name"):
         checkpoint.load("t", layer.parameters(), root=tmp_path, dtype="bf16")
+    with pytest.raises(ts.DTypeError, match="leave dtype= out, or load by name"):
+        checkpoint.load("t", layer, root=tmp_path, dtype="bf16")
     given = layer.state_dict()
     checkpoint.load("t", given, root=tmp_path, dtype="bf16")
     assert given["weight"].dtype is ts.bf16 and layer.weight.dtype is ts.f32
+
+
+def test_a_tied_weight_comes_from_a_file_that_has_both_names_or_either(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self, tied: bool) -> None:
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+            if tied:
+                self.b.weight = self.a.weight
+
+    both = Two(False).state_dict()
+    both["b.weight"] = both["a.weight"]
+    other = {n: t for n, t in both.items() if n != "a.weight"}
+    for tag, saved in ("both", both), ("other", other):
+        model = Two(True)
+        checkpoint.save(tag, saved, root=tmp_path, quiet=True)
+        checkpoint.load(tag, model, root=tmp_path)
+        assert (model.b.weight.numpy() == both["a.weight"].numpy()).all()
+        assert model.b.weight is model.a.weight
+    checkpoint.save("apart", Two(False), root=tmp_path, quiet=True)
+    with pytest.raises(ts.UsageError, match="are one parameter, the values differ"):
+        checkpoint.load("apart", Two(True), root=tmp_path)
+
+
+def test_digits_of_float64_are_not_dropped(tmp_path: Path) -> None:
+    for odd in np.array([1 / 3]), np.float64(0.1), torch.tensor([0.1], dtype=torch.float64):
+        with pytest.raises(ts.DTypeError, match=r"x has digits of float64.*\n(.*\n)*.*astype"):
+            checkpoint.save("t", {"x": odd, "w": x(1)}, root=tmp_path)
+    checkpoint.save("t", {"x": np.array([0.5, np.nan])}, root=tmp_path, quiet=True)
+    assert checkpoint.load("t", root=tmp_path).tensors["x"].numpy()[0] == 0.5
+
+
+def test_a_pattern_that_names_nothing_of_the_optimizers_state_warns(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    state = optim.AdamW(1e-3).init(layer)
+    checkpoint.save("t", layer, state, root=tmp_path, quiet=True)
+    with pytest.warns(ts.OptionWarning, match=r"optimizer has no effect: only=\['weight'\]"):
+        checkpoint.load("t", layer, state, root=tmp_path, only="weight")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint.load("t", layer, state, root=tmp_path, only="*weight")
+
+
+def test_the_first_checkpoint_after_a_multiple_stays(tmp_path: Path) -> None:
+    keep = checkpoint.Keep(last=1, every=4)
+    for step in (0, 2, 4, 6, 9, 10, 12, 14, 19, 23):  # some saves were late
+        checkpoint.save(f"s{step}", {"w": np.zeros(1)}, root=tmp_path, step=step, keep=keep,
+                        quiet=True)  # fmt: skip
+    checkpoint.wait()
+    left = {int(p.name[1:]) for p in tmp_path.iterdir()}
+    assert left == {0, 4, 9, 12, 19, 23}
 
 
 @pytest.mark.parametrize("made", [

@@ -34,8 +34,8 @@ ROOT = "checkpoints"
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay: the `last` ones, those whose step divides by `every`, and the `best`
-    ones by `metric` (the smallest values, or with `largest=True` the largest)."""
+    """Which checkpoints stay: the `last` ones, the first at or after each multiple of `every`
+    steps, and the `best` by `metric` (the smallest values, or with `largest=True` the largest)."""
 
     last: int = 1
     every: int | None = None
@@ -55,7 +55,11 @@ class Keep:
         """The tags that stay of `found`, the oldest first."""
         kept = {m.tag for m in found[-self.last :]}
         if self.every is not None:
-            kept |= {m.tag for m in found if m.step is not None and m.step % self.every == 0}
+            first: dict[int, str] = {}
+            for m in found:
+                if m.step is not None and (m.step >= self.every or m.step == 0):
+                    first.setdefault(m.step // self.every, m.tag)
+            kept |= {*first.values()}
         rated = self.rated(found)
         rated.sort(key=lambda m: m.metrics[self.metric], reverse=self.largest)
         return kept | {m.tag for m in rated[: self.best]}

@@ -128,6 +128,14 @@ def loaded(
     read = _Read(manifest, reader(storage, manifest), only, want, fill)
     trees = {"tensors": tensors, "optimizer": optimizer}
     rows = {kind: read.rows(kind, like) for kind, like in trees.items()}
+    for kind, asked_ in rows.items():
+        if only and asked_ and not any(read.wanted(name) for name, _ in asked_):
+            warn_no_effect(
+                f"checkpoint.load: {kind}",
+                f"only={[*only]} names nothing of it",
+                means="what was given has the values of before",
+                fix=f"leave it out, or name a part of it too, such as {asked_[0][0]!r}",
+            )
     with read.bar:
         new = {kind: read.tree(kind, like, rows[kind]) for kind, like in trees.items()}
     if restore_random:
@@ -207,14 +215,30 @@ class _Read:
     ) -> None:
         self.manifest, self.source, self.only, self.want = manifest, source, only, want
         self.fill = fill
-        self.bar = _Bar(sum(t.nbytes for n, t in manifest.tensors.items() if self._wanted(n)))
+        self.bar = _Bar(sum(t.nbytes for n, t in manifest.tensors.items() if self.wanted(n)))
 
     def rows(self, kind: str, like: Any) -> Sequence[tuple[str, Any]]:
         """(name, leaf) of each leaf of `like`. Raises CheckpointError if they do not fit."""
-        found = leaves(kind, like)
+        found: Sequence[tuple[str, Any]] = leaves(kind, like)
+        if isinstance(like, Module):
+            found = self._of_all_names(kind, like, found)
         if like is not None:
             fix = 'give what it was saved from, or load a part: only="blocks.*"'
             self._see_names(kind, found, advice_of(like, fix))
+        return found
+
+    def _of_all_names(
+        self, kind: str, like: Module, rows: Sequence[tuple[str, Any]]
+    ) -> Sequence[tuple[str, Any]]:
+        """`rows`, where a weight that has several names comes under those that are here."""
+        also: dict[int, list[str]] = {}
+        for name, p in like.named_parameters(remove_duplicate=False):
+            also.setdefault(id(p), []).append(f"{kind}/{name}")
+        by_name = {n: names for names in also.values() for n in names}
+        found = []
+        for name, x in rows:
+            here = [n for n in by_name.get(name, ()) if n in self.manifest.tensors]
+            found += [(n, x) for n in here or [name]]
         return found
 
     def tree(self, kind: str, like: Any, rows: Sequence[tuple[str, Any]]) -> Any:
@@ -222,21 +246,29 @@ class _Read:
             return self._by_name(kind)
         new = [self._leaf(name, x) for name, x in rows]
         if isinstance(like, Module):
+            self._see_dtypes(
+                [(n, x.box if isinstance(x, Tensor) and x.box is not None else x) for n, x in rows],
+                new,
+            )
             like.load_state_dict({n.partition("/")[2]: x for (n, _), x in zip(rows, new)})
             return like
         if not self.fill:
             return unflatten(flatten(like)[1], new)
-        for (name, x), value in zip(rows, new):
-            if isinstance(x, Parameter) and value is not x:
-                fits(f"checkpoint.load: {name}", x, value, "leave dtype= out, or load by name")
+        self._see_dtypes(rows, new)
         return tree_fill(like, iter([_put(x, value) for (_, x), value in zip(rows, new)]))
+
+    def _see_dtypes(self, rows: Sequence[tuple[str, Any]], new: Sequence[Any]) -> None:
+        """Raises DTypeError where a weight would need another dtype than it has."""
+        for (name, x), value in zip(rows, new):
+            if isinstance(x, Parameter) and isinstance(value, Tensor):
+                fits(f"checkpoint.load: {name}", x, value, "leave dtype= out, or load by name")
 
     def _by_name(self, kind: str) -> Any:
         """A dict by name; what was saved as one tensor or number by itself."""
         found: dict[str, Any] = {}
         for name in (*self.manifest.tensors, *self.manifest.values):
             _, _, bare = name.partition("/")
-            if name.partition("/")[0] != kind or not self._wanted(name):
+            if name.partition("/")[0] != kind or not self.wanted(name):
                 continue
             if name in self.manifest.values:
                 found[bare] = self.manifest.values[name]
@@ -246,7 +278,7 @@ class _Read:
             self.bar.add(saved.nbytes)
         return found.get("", found)
 
-    def _wanted(self, name: str) -> bool:
+    def wanted(self, name: str) -> bool:
         return not self.only or matches(name, self.only)
 
     def _dtype(self, kind: DType) -> DType:
@@ -254,8 +286,8 @@ class _Read:
 
     def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]], fix: str) -> None:
         """Raises CheckpointError that lists what is missing, too many, or of another shape."""
-        have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self._wanted(n)}
-        asked = {name: x for name, x in rows if self._wanted(name)}
+        have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self.wanted(n)}
+        asked = {name: x for name, x in rows if self.wanted(name)}
         wrong = [*self._misfits(asked, have)]
         more = (n for n in have - asked.keys() if n.partition("/")[0] == kind)
         wrong += [(n, "is not asked for") for n in more]
@@ -279,7 +311,7 @@ class _Read:
                 yield name, f"is {self.manifest.values[name]!r}, and no tensor"
 
     def _leaf(self, name: str, like: Any) -> Any:
-        if not self._wanted(name):
+        if not self.wanted(name):
             return like
         if name in self.manifest.values:
             return self.manifest.values[name]

@@ -27,7 +27,14 @@ import numpy as np
 from ..core.checks import flag, unfit, whole
 from ..core.context import settings
 from ..core.devices import process_count, process_index
-from ..core.errors import BackendError, CheckpointError, TesseraError, UsageError, fail
+from ..core.errors import (
+    BackendError,
+    CheckpointError,
+    DTypeError,
+    TesseraError,
+    UsageError,
+    fail,
+)
 from ..core.mesh import Mesh
 from ..ir.graph.text import size_text
 from ..lang import random
@@ -249,12 +256,25 @@ def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, 
     for kind, tree in (("tensors", tensors), ("optimizer", optimizer)):
         for name, x in leaves(kind, tree):
             if isinstance(x, (Tensor, np.ndarray, np.generic)) or hasattr(x, "__dlpack__"):
-                named[name] = as_tensor(x)
+                named[name] = t = as_tensor(x)
+                _see_digits(name, x, t)
             elif x is None or isinstance(x, (bool, int, float, str)):
                 values[name] = x
             else:
                 raise unfit("checkpoint.save", name, x, advice_of(tree, _instead(x)))
     return named, values
+
+
+def _see_digits(name: str, x: Any, t: Tensor) -> None:
+    """Raises DTypeError if `x` has digits that its tensor has not: float64 is saved as f32."""
+    if isinstance(x, Tensor) or not str(getattr(x, "dtype", "")).endswith("float64"):
+        return
+    if not np.array_equal(np.asarray(x), t.numpy().astype(np.float64), equal_nan=True):
+        raise fail(
+            DTypeError,
+            f"checkpoint.save: {name} has digits of float64, and would be saved as {t.dtype}",
+            fix="round it first: x.astype(np.float32); a number is saved whole: float(x)",
+        )
 
 
 def _instead(x: object) -> str:

@@ -13,6 +13,7 @@ import pytest
 import tessera as ts
 from tessera import dist, elastic, nn, optim, pipeline
 from tessera.core.devices import LOST
+from tessera.data import create_dataloader, create_distributed_dataloader
 from tessera.elastic import going_back
 from tessera.elastic.fitting import folded_to_fit
 from tessera.runtime import devices
@@ -333,3 +334,28 @@ def test_the_stages_of_a_pipeline_go_back_to_their_slices() -> None:
         disturbed, made = run({1: 3, 2: 0})
     assert made == ["dp=2 pp=2"] * 2 + ["dp=1 pp=2"] * 4
     assert disturbed == quiet
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_a_loader_on_the_mesh_goes_along(devices: int) -> None:
+    """Its batches lie on what is left, also those of its validation."""
+    mesh = elastic.fit(dist.Mesh.parse(f"dp={devices}"))
+    config = {"data": np.arange(2000), "global_batch_size": 8, "sequence_length": 4}
+    loader = create_distributed_dataloader({**config, "validation_fraction": 0.2}, mesh)
+    sums, lost = dist.tensor((8,), "[8@dp]", mesh, init="zeros"), False
+    state: dict[str, Any] = {"sums": sums, "loader": loader}
+    with dist.elastic():
+        for step in elastic.steps(state, 6):
+            with step as i:
+                batch = next(state["loader"])
+                state["sums"] = state["sums"] + batch["input_ids"].sum(-1)
+                if i == 3 and not lost:
+                    lost = True
+                    elastic.drop(1)
+    plain = create_dataloader(
+        {"data": np.arange(2000), "batch_size": 8, "sequence_length": 4, "validation_fraction": 0.2}
+    )
+    want = sum(next(plain)["input_ids"].numpy().sum(-1) for _ in range(6))
+    assert state["sums"].numpy().tolist() == want.tolist()
+    (batch, *_) = loader.validation()
+    assert len(state["sums"].mesh.physical.ids) == len(batch["labels"].mesh.physical.ids) < devices

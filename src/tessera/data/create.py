@@ -117,14 +117,16 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     axes = _data_axes(where, read)
     size = _global_size(where, axes, read)
     dims = ((Factor(size, axes),), (Factor(read.sequence_length),))
-    layout = TensorType(int32, dims, (), where)
-    rows, alone = np.arange(size), read.hosts[1] > 1
-    if alone:
-        rows = host_rows(where, axes, size, *read.hosts)
-    elif process_count() > 1:
-        rows = engine().rows_here(layout)
-    place = _loose if alone else _on(layout, rows)
-    return DataLoader(_opened(read, on_mesh=True), read, size, rows, place)
+
+    def lay(mesh: Mesh) -> tuple[NDArray[np.int64], Callable[[Rows], Batch]]:
+        if read.hosts[1] > 1:
+            return host_rows(mesh, axes, size, *read.hosts), _loose
+        layout, rows = TensorType(int32, dims, (), mesh), np.arange(size)
+        if process_count() > 1:
+            rows = engine().rows_here(layout)
+        return rows, _on(layout, rows)
+
+    return DataLoader(_opened(read, on_mesh=True), read, size, *lay(where), lay=lay)
 
 
 def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:

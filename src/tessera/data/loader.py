@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..core.checks import shown, unfit
 from ..core.errors import BackendError, TesseraError, UsageError, fail, lines_up
 from ..core.kinds import is_whole
+from ..core.mesh import Mesh
 from ..lang.tensor import Tensor
 from .config import DataConfig
 from .packing import Packed, Rows, Samples, Windows
@@ -37,6 +38,8 @@ from .sources import TokenSource
 VERSION = 1
 
 Batch = dict[str, Tensor]
+Lay = Callable[[Mesh], tuple[NDArray[np.int64], Callable[[Rows], Batch]]]
+"""The rows that there are of a batch on a mesh, and what lays them out."""
 _Made = tuple[int, int, Rows]  # the epoch and place after the batch, and its rows
 
 
@@ -61,8 +64,10 @@ class DataLoader:
         rows: NDArray[np.int64],
         place: Callable[[Rows], Batch],
         part: str = "training",
+        lay: Lay | None = None,
     ) -> None:
         self._source, self._config, self._rows, self._place = source, config, rows, place
+        self._lay = lay
         self._part = part
         cut = _cut(source, config)
         used = source.part(cut, source.size) if part == "validation" else source.part(0, cut)
@@ -188,8 +193,15 @@ class DataLoader:
             )
         config = replace(self._config, shuffle=False, drop_last=False, epochs=None)
         return DataLoader(
-            self._source, config, self.batch_size, self._rows, self._place, "validation"
+            self._source, config, self.batch_size, self._rows, self._place, "validation", self._lay
         )
+
+    def resize(self, mesh: Mesh) -> None:
+        """Lays out the next batches on `mesh`, of the same axes, as `dist.resize` moves weights;
+        where it stands stays. A loader whose batches have no mesh stays as it is."""
+        if self._lay is not None:
+            self.close()
+            self._rows, self._place = self._lay(mesh)
 
     # ---- where it stands -----------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -134,7 +134,9 @@ class GoingBack:
             raise none from error
         assert self._kept is not None
         where = places({x.mesh for _, x in named(self.state) if isinstance(x, Tensor)}, mesh)
-        step = self._kept.put_back(lambda t: t if t.mesh is None else type_on(t, where[t.mesh]))
+        step = self._kept.put_back(
+            lambda t: t if t.mesh is None else type_on(t, where[t.mesh]), mesh
+        )
         self.mesh = mesh
         return step
 

@@ -114,15 +114,18 @@ class Kept:
         found, _ = manifests(self.storage)
         return found[-1] if found else None
 
-    def put_back(self, where: Callable[[TensorType], TensorType]) -> int:
+    def put_back(self, where: Callable[[TensorType], TensorType], mesh: Mesh | None = None) -> int:
         """Writes the last safe point into the state, each tensor in the layout that `where` gives
-        for its own, and sets the random generator; after how many steps that was."""
+        for its own, with the batches of loaders on `mesh`, and sets the random generator; after how
+        many steps that was."""
         manifest = self.last()
         source = reader(self.storage, manifest)
         new: dict[str, Any] = {}
         for name, x in named(self.state):
             if _is_loader(x):
                 x.load_state_dict(manifest.state["loaders"][name])
+                if mesh is not None and hasattr(x, "resize"):
+                    x.resize(mesh)
                 new[name] = x
             elif f"tensors/values/{name}" in manifest.values:
                 new[name] = manifest.values[f"tensors/values/{name}"]

@@ -457,6 +457,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (data,) = Path("checkpoints/s2").glob("*.bin")
     data.unlink()
     assert "1 files are missing" in run("ls")
+    run("ls", "--verify", code=2)
 
 
 def test_files_have_the_mode_of_the_user(tmp_path: Path) -> None:

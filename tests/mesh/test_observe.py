@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import debug, dist, nn, optim
+from tessera import debug, dist, nn, op, optim
 from tessera.observe.compare import Comparison
 from tests.cases import LONG
 
@@ -134,3 +134,14 @@ def test_a_function_with_a_per_device_view_is_looked_into(mesh: dist.Mesh) -> No
 
     found = debug.nan_origin(local, x)
     assert found is not None and found.node.op == "log"
+
+
+def test_counts_of_a_kernel_are_those_of_all_devices() -> None:
+    mesh = dist.Mesh(("dp",), devices=2)
+    x = ts.tensor(np.arange(-4.0, 4.0), mesh=mesh, layout="[8@dp]")
+    found = ts.debug.nan_origin(op.kernel(lambda x: dist.all_reduce(ts.log(x), "dp")), x)
+    assert "holds   : 4 NaN and 1 inf of 8, the others 0 to 1.099" in str(found)
+    all_bad = ts.debug.nan_origin(
+        lambda x: ts.while_loop(lambda v: ts.isfinite(v), lambda v: v * 10.0, x), ts.tensor(1.0)
+    )
+    assert "the others" not in str(all_bad)

@@ -65,7 +65,7 @@ def ls(
     verify: Annotated[bool, typer.Option(help="Read every byte of each.")] = False,
     metric: Annotated[str, typer.Option(help="The metric to show.")] = "",
 ) -> None:
-    """Lists the checkpoints, the newest last."""
+    """Lists the checkpoints, the newest last; the status of --verify is 2 if one is damaged."""
     with _told():
         storage = _there(folder or root)
         found, wrong = manifests(storage)
@@ -77,6 +77,7 @@ def ls(
                 fix=f"there are: {metrics_text(found)}",
             )
     table = Table("tag", "step", "age", "size", "mesh", "metric", "state", box=box.SIMPLE)
+    damaged = bool(wrong)
     for m in found:
         told = [(k, v) for k, v in m.metrics.items() if k == (metric or k)][:1]
         missing = [f for f in m.files() if f"{m.tag}/{f}" not in files]
@@ -85,6 +86,7 @@ def ls(
             state = _state(reader(storage, m).check)
         if state not in ("complete", "whole") and m.tag not in tags(storage):
             continue  # another process removes it at this moment
+        damaged |= state not in ("complete", "whole")
         table.add_row(
             m.tag, "" if m.step is None else str(m.step), age_text(m.created_s),
             size_text(m.nbytes), m.mesh, "".join(f"{k} {v:.4g}" for k, v in told), state,
@@ -92,6 +94,8 @@ def ls(
     for tag in wrong:
         table.add_row(tag, "", "", "", "", "", "its manifest cannot be used")
     Console().print(table if found or wrong else f"no checkpoints in {storage.name}")
+    if verify and damaged:
+        raise typer.Exit(2)
 
 
 @ckpt.command()

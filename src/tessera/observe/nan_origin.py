@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import f32
+from ..core.layout import ways
 from ..core.renamed import renamed_attribute
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
@@ -44,7 +45,7 @@ class Values:
         rest = f"{tidy(self.low)} to {tidy(self.high)}"
         if not bad:
             return rest
-        others = f", the others {rest}" if self.nans + self.infs < self.size else ""
+        others = f", the others {rest}" if self.low <= self.high else ""
         return f"{' and '.join(bad)} of {self.size}{others}"
 
 
@@ -293,7 +294,7 @@ def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
         spots = [at.spot(r) for r in _results(at, n)]
         parts = [[a[iterations] for a in made[spot]] for spot in spots if spot in made]
         low, high = min(p[0].min() for p in parts), max(p[1].max() for p in parts)
-        size = sum(t.size for t in n.types)
+        size = sum(t.size * ways(t.varying, t.sizes) for t in n.types)  # on all devices
         nans, infs = (int(sum(p[i].sum() for p in parts)) for i in (2, 3))
         holds = Values(size, nans, infs, float(low), float(high))
         found.append(Found(n, node_text(at.graph, n), at.iterations, holds))

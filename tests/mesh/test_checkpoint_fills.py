@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -170,6 +172,34 @@ def test_a_pattern_that_names_nothing_of_the_optimizers_state_warns(tmp_path: Pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         checkpoint.load("t", layer, state, root=tmp_path, only="*weight")
+
+
+@pytest.mark.parametrize("made", [optim.AdamW(1e-3), optim.from_optax(optax.adam(1e-3))])
+def test_a_state_dict_that_is_filled_and_dropped_warns(made: Any, tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    state = made.init(layer)
+    old = {n: np.ones(t.shape, t.dtype.numpy) for n, t in made.state_dict(state).items()}
+    full = made.load_state_dict(state, old)
+    checkpoint.save("t", layer, made.state_dict(full), root=tmp_path, quiet=True)
+    with pytest.warns(ts.OptionWarning, match=r"state_dict\(\) of an optimizer has no effect"):
+        checkpoint.load("t", layer, made.state_dict(state), root=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = made.state_dict(state)
+        checkpoint.load("t", layer, values, root=tmp_path)
+        state = made.load_state_dict(state, values)
+        assert all((t.numpy() == 1).all() for t in made.state_dict(state).values())
+        found = checkpoint.load("t", layer, made.state_dict(state), root=tmp_path)
+        made.load_state_dict(state, found.optimizer)
+    checkpoint.save("s", layer, full, root=tmp_path, quiet=True)
+    made.load_state_dict(state, checkpoint.load("s", root=tmp_path).optimizer)  # by name
+
+
+def test_a_dict_of_its_own_kind_is_filled(tmp_path: Path) -> None:
+    checkpoint.save("t", {"w": x(3)}, root=tmp_path, quiet=True)
+    given = OrderedDict(w=x(1))
+    checkpoint.load("t", given, root=tmp_path)
+    assert given["w"].numpy().tolist() == x(3).numpy().tolist()
 
 
 def test_the_first_checkpoint_after_a_multiple_stays(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ..core.wording import nearest
 from ..lang import random
 from ..lang.create import tensor
 from ..lang.engine import engine
+from ..lang.flat_state import flat_states
 from ..lang.offloaded import where_lies
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
@@ -146,6 +147,8 @@ def loaded(
         manifest.state, manifest,
     )  # fmt: skip
     found._only_here.update(lost)
+    for flat in flat_states([*trees.values()] if fill else []):
+        flat.unread = True
     return found
 
 

@@ -126,7 +126,9 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
             rows = engine().rows_here(layout)
         return rows, _on(layout, rows)
 
-    return DataLoader(_opened(read, on_mesh=True), read, size, *lay(where), lay=lay)
+    loader = DataLoader(_opened(read, on_mesh=True), read, size, *lay(where))
+    loader.lay = lay
+    return loader
 
 
 def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:

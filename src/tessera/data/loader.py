@@ -56,6 +56,8 @@ class DataLoader:
     LoaderWarning once. Use it in a `with`, or `close` it, to end its thread early.
     """
 
+    lay: Lay | None = None  # where its batches lie on a mesh
+
     def __init__(
         self,
         source: TokenSource,
@@ -64,10 +66,8 @@ class DataLoader:
         rows: NDArray[np.int64],
         place: Callable[[Rows], Batch],
         part: str = "training",
-        lay: Lay | None = None,
     ) -> None:
         self._source, self._config, self._rows, self._place = source, config, rows, place
-        self._lay = lay
         self._part = part
         cut = _cut(source, config)
         used = source.part(cut, source.size) if part == "validation" else source.part(0, cut)
@@ -192,16 +192,18 @@ class DataLoader:
                 fix='say how much in the config, e.g. "validation_fraction": 0.05',
             )
         config = replace(self._config, shuffle=False, drop_last=False, epochs=None)
-        return DataLoader(
-            self._source, config, self.batch_size, self._rows, self._place, "validation", self._lay
+        made = DataLoader(
+            self._source, config, self.batch_size, self._rows, self._place, "validation"
         )
+        made.lay = self.lay
+        return made
 
     def resize(self, mesh: Mesh) -> None:
         """Lays out the next batches on `mesh`, of the same axes, as `dist.resize` moves weights;
         where it stands stays. A loader whose batches have no mesh stays as it is."""
-        if self._lay is not None:
+        if self.lay is not None:
             self.close()
-            self._rows, self._place = self._lay(mesh)
+            self._rows, self._place = self.lay(mesh)
 
     # ---- where it stands -----------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

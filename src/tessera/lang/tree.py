@@ -318,7 +318,7 @@ def tree_fill(tree: Any, leaves: Iterator[Any]) -> Any:
     new = [tree_fill(x, leaves) for x in values]
     if all(a is b for a, b in zip(values, new, strict=True)):
         return tree
-    if kind in (dict, list):
+    if kind in (dict, list) or isinstance(tree, dict):
         for name, x in zip(names, new, strict=True):  # type: ignore[call-overload]
             tree[name] = x
         return tree

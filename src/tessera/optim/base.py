@@ -15,7 +15,6 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from ml_dtypes import finfo
 
 from ..core.checks import unfit
@@ -30,6 +29,7 @@ from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.eager import redistribute_now, run_graph, run_now
+from ..lang.flat_state import FlatState, by_name
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
@@ -237,7 +237,7 @@ class Optimizer(ABC):
     def state_dict(self, state: State) -> dict[str, Tensor]:
         """The state as one flat dict: `step`, and `kind.name` for each weight's state."""
         _need_state(f"{self._name}.state_dict", state)
-        return _flat(state)
+        return FlatState(_flat(state))
 
     def load_state_dict(self, state: State, values: Mapping[str, Any]) -> State:
         """A state from `values`, named as in `state_dict`, in the layouts of `state`.
@@ -250,7 +250,7 @@ class Optimizer(ABC):
         if not isinstance(values, Mapping):
             raise unfit(call, "the values", values, "give the dict that state_dict made")
         have = _flat(state)
-        given = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in values.items()}
+        given = by_name(values)
         fix = "give what state_dict named, of the same weights and optimizer"
         need_same_names(call, have, given, fix)
         need_same_shapes(call, have, given, fix)

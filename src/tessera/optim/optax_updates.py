@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from ..core.checks import unfit
 from ..core.layout import TensorType
 from ..lang import functions as F
+from ..lang.flat_state import FlatState, by_name
 from ..lang.jax_functions import as_ops
 from ..lang.jit import Jit
 from ..lang.operands import as_tensor
@@ -123,7 +122,7 @@ class FromOptax:
     # -- on disk ----------------------------------------------------------------------------------
     def state_dict(self, state: Any) -> dict[str, Tensor]:
         """The state as one flat dict, by the dotted path of each tensor."""
-        return {path_name(p): t for p, t in zip(paths(state), flatten(state)[0], strict=True)}
+        return FlatState(zip(map(path_name, paths(state)), flatten(state)[0], strict=True))
 
     def load_state_dict(self, state: Any, values: Mapping[str, Any]) -> Any:
         """A state from `values`, named as in `state_dict`, in the layouts of `state`.
@@ -132,7 +131,7 @@ class FromOptax:
         not fit.
         """
         call, have = f"{WHO}.load_state_dict", self.state_dict(state)
-        given = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in values.items()}
+        given = by_name(values)
         fix = "give what state_dict named, of the same weights and optimizer"
         need_same_names(call, have, given, fix)
         need_same_shapes(call, have, given, fix)

@@ -49,6 +49,17 @@ seen["mine"] = [t.numpy().ravel().tolist() for t in ttnn.get_device_tensors(mine
 ttnn.visualize_mesh_device(device, svg=f"mesh{rank}.svg")
 ttnn.distributed_context_barrier()
 ttnn.close_mesh_device(device)
+line = ttnn.open_mesh_device(ttnn.MeshShape(1, 4))
+seen["ids"] = line.get_device_ids()
+cut = ttnn.ShardTensorToMesh(line, dim=2)
+x = ttnn.from_torch(host, layout=ttnn.TILE_LAYOUT, device=line, mesh_mapper=cut)
+seen["in_line"] = [t.numpy().ravel().tolist() for t in ttnn.get_device_tensors(x)]
+seen["printed_in_line"] = [s for s in repr(x).splitlines() if s.startswith("device_id")]
+negated = [ttnn.neg(t) for t in ttnn.get_device_tensors(x)]
+negated = ttnn.combine_device_tensors(tensors=negated)
+join = ttnn.ConcatMeshToTensor(line, dim=2)
+seen["negated"] = ttnn.aggregate_tensor(negated, join).numpy().ravel().tolist()
+ttnn.close_mesh_device(line)
 open(f"seen{rank}.json", "w").write(json.dumps(seen))
 """
 
@@ -71,5 +82,10 @@ def test_a_mesh_over_two_processes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(seen["columns"], np.stack([y.sum(0)] * 2).ravel())
         np.testing.assert_array_equal(seen["total"], 2 * y.sum((0, 1)))
         np.testing.assert_array_equal(seen["mine"], [2 * (host.ravel() + rank)] * 2)
+        # A mesh of one row has places of two numbers, too.
+        places = [k for k, i in enumerate(seen["ids"]) if i // 2 == rank]
+        assert seen["printed_in_line"] == [f"device_id:{seen['ids'][k]}" for k in places]
+        np.testing.assert_array_equal(seen["in_line"], host.reshape(4, 32)[places])
+        np.testing.assert_array_equal(seen["negated"], -host.ravel())
         drawn = (tmp_path / f"mesh{rank}.svg").read_text()
         assert drawn.count("Local") == drawn.count("Remote") == 2

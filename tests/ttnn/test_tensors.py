@@ -207,6 +207,23 @@ def test_parts_become_one_tensor_again(device: ttnn.MeshDevice) -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (8, 1), (2, 4)])
+def test_parts_are_found_where_others_have_some(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = RNG.normal(size=(8, 3)).astype(np.float32)
+    with ttnn.create_mesh_device(ttnn.MeshShape(shape)) as device:
+        there = ttnn.from_torch(x, device=device, mesh_mapper=ttnn.ShardTensorToMesh(device, 0))
+        text, ids = repr(there), device.get_device_ids()
+        # As if a part were another process's: each process reads its own, by their places.
+        monkeypatch.setattr(ttnn.MeshDevice, "all_local", lambda d: d.get_num_devices() == 1)
+        assert repr(there) == text
+        ones = ttnn.get_device_tensors(there)
+        assert [t.device().get_device_ids() for t in ones] == [[i] for i in ids]
+        again = ttnn.combine_device_tensors(tensors=ones)
+        np.testing.assert_array_equal(np.concatenate(parts(again)), x)
+
+
 def test_tiles_are_not_seen(pair: ttnn.MeshDevice) -> None:
     x = ttnn.from_torch(np.ones((3, 5)), device=pair, layout=ttnn.TILE_LAYOUT)
     assert (x.shape, x.padded_shape) == ((3, 5), (32, 32))

@@ -19,8 +19,8 @@ from .mapping import (
     replicated,
 )
 from .run import how
-from .shapes import MeshCoordinate, MeshShape
-from .tensor import Tensor
+from .shapes import MeshShape
+from .tensor import Tensor, place_of
 from .transfer import composed, to_device
 
 
@@ -86,8 +86,7 @@ def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
     def fill(parts: Parts) -> None:
         for cut, out in parts:
-            at = MeshCoordinate([s.start for s in cut[: len(parent.shape)]])
-            out[...] = own[at].reshape(out.shape)
+            out[...] = own[place_of(t, cut)].reshape(out.shape)
 
     value = Value(engine().place_blocks(fill, t), t)
     return Tensor.on(parent, value, tensors[0], topology=whole)

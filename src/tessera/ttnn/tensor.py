@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.layout import TensorType
 from ..lang.jit import jit
 from ..lang.local import collectives as local
 from ..lang.tensor import Tensor as Value
@@ -208,11 +209,10 @@ class Tensor:
         coords = self.topology.mesh_coords()
         if self.parts_ is not None or self.device_ is None or self.device_.all_local():
             return dict(zip(coords, self.host_parts(), strict=True))
-        count = len(self.value.type.varying)
         at = {}
         for shard in self.value.stored.addressable_shards:
-            first = MeshCoordinate([i.start or 0 for i in shard.index[:count]])
-            at[first] = np.asarray(shard.data).reshape(self.value.shape)
+            place = place_of(self.value.type, shard.index)
+            at[place] = np.asarray(shard.data).reshape(self.value.shape)
         return {c: at[c] for c in coords if c in at}
 
     # -- to and from ------------------------------------------------------------------------------
@@ -238,6 +238,14 @@ def _everywhere(x: Value) -> Value:
     """Each device's part, one after the other, on all devices."""
     assert x.type.mesh is not None
     return local.collected(x.reshape(1, *x.shape), x.type.mesh.axes, 0)
+
+
+def place_of(t: TensorType, cut: Sequence[slice]) -> MeshCoordinate:
+    """The place on the mesh whose part lies in the slices `cut` of the array of a value of `t`,
+    which has no dim for an axis of one device."""
+    assert t.mesh is not None
+    at = {a: s.start or 0 for a, s in zip(t.varying, cut)}
+    return MeshCoordinate([at.get(a, 0) for a in t.mesh.axes])
 
 
 # -- arrays ---------------------------------------------------------------------------------------

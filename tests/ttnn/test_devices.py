@@ -61,6 +61,33 @@ def test_parts_and_other_shapes(device: ttnn.MeshDevice) -> None:
     assert (view.shape(), view.num_devices(), view.is_local((0, 0))) == ((2, 4), 8, True)
 
 
+def test_tensors_of_an_earlier_shape() -> None:
+    x = np.arange(8, dtype=np.float32).reshape(8, 1)
+    host = ttnn.from_torch(x[:1])
+    with ttnn.create_mesh_device(ttnn.MeshShape(2, 4)) as device:
+        there = ttnn.from_torch(x, device=device, mesh_mapper=ttnn.ShardTensorToMesh(device, 0))
+        device.reshape(ttnn.MeshShape(1, 8))
+        later = ttnn.from_torch(x[:1], device=device)
+        for use in (
+            ttnn.get_device_tensors, repr, ttnn.from_device, ttnn.relu, ttnn.visualize_tensor,
+            lambda t: ttnn.all_gather(t, dim=0),
+            lambda t: ttnn.add(later, t),
+            lambda t: ttnn.to_device(t, device),
+            lambda t: ttnn.copy_host_to_device_tensor(host, t),
+            # It joined those parts whose places the new shape has, too.
+            lambda t: ttnn.to_torch(t, mesh_composer=ttnn.ConcatMeshToTensor(device, dim=0)),
+        ):  # fmt: skip
+            with pytest.raises(ttnn.TTNNError, match="laid on the mesh before the mesh was resh"):
+                use(there)
+        device.reshape(ttnn.MeshShape(2, 4))
+        join = ttnn.ConcatMeshToTensor(device, dim=0)
+        np.testing.assert_array_equal(ttnn.aggregate_tensor(there, join).numpy(), x)
+    with ttnn.create_mesh_device(ttnn.MeshShape(2, 2)) as square:
+        ids = square.get_device_ids()
+        square.reshape(ttnn.MeshShape(2, 2))
+        assert square.get_device_ids() == ids
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [

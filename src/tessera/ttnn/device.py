@@ -217,8 +217,8 @@ class MeshDevice(SubDeviceManagers):
     def reshape(self, new_shape: Sequence[int]) -> None:
         """Another grid of the same devices; neighbours in a line of it are neighbours in the old.
 
-        Tensors that are on the mesh keep the grid that they were made on, and can only be read.
-        Raises TTNNError if the sizes differ.
+        Tensors that are on the mesh keep the grid that they were made on: until the mesh has it
+        again, what reads them is an error. Raises TTNNError if the sizes differ.
         """
         shape = MeshShape(new_shape)
         if shape.mesh_size() != self._ids.size:
@@ -227,6 +227,8 @@ class MeshDevice(SubDeviceManagers):
                 [("mesh", self.shape)],
                 fix=f"give a shape of {self._ids.size} devices",
             )
+        if shape == self.shape:
+            return
         turned = shape == self.shape[::-1] and min(shape) > 1
         self._ids = self._ids.T if turned else folded(line(self._ids), shape)
         self.__dict__.pop("_mesh", None)

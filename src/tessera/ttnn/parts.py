@@ -147,6 +147,7 @@ def copy_host_to_device_tensor(
     device.queue(cq_id)
     device.outside_capture("copy_host_to_device_tensor", "what the host writes")
     _alike("copy_host_to_device_tensor", [host_tensor, device_tensor])
+    _ = device_tensor.value  # it is where the mesh is now, or an error says so
     moved = to_device(host_tensor, device)
     device_tensor.value_, device_tensor.topology = moved.value, moved.topology
 

@@ -110,6 +110,8 @@ def mesh_picture(device: MeshDevice, tensor: Tensor | None = None) -> Renderable
 
 def tensor_picture(tensor: Tensor) -> RenderableType:
     """Which part of a tensor each device holds; equal parts have a colour."""
+    if tensor.device_ is not None:
+        _ = tensor.value  # it is there, or an error says so
     topology = tensor.topology
     grid = topology.distribution_shape()
     shape = tensor.grid_ if tensor.device_ is not None else grid

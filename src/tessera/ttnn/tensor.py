@@ -114,9 +114,19 @@ class Tensor:
 
     @property
     def value(self) -> Value:
-        """The value on the devices. Raises TTNNError if there is none, or they are closed."""
+        """The value on the devices. Raises TTNNError if there is none, if they are closed, or if
+        their mesh was reshaped since."""
         if self.value_ is None or (self.device_ is not None and not self.device_.is_open):
             raise self.absent()
+        laid = self.value_.type.mesh
+        if self.device_ is not None and laid is not None and laid != self.device_.mesh:
+            raise wrong(
+                "the tensor was laid on the mesh before the mesh was reshaped",
+                [("tensor", f"{self.grid_}, devices {[*laid.ids]}"),
+                 ("mesh", f"{self.device_.shape}, devices {self.device_.get_device_ids()}")],
+                fix="read it before device.reshape, or give the mesh its earlier shape back and"
+                f" read it then: device.reshape(ttnn.{self.grid_})",
+            )  # fmt: skip
         return self.value_
 
     def absent(self) -> TTNNError:

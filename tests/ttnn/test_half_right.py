@@ -109,6 +109,30 @@ CALLS: dict[str, tuple[Make, str]] = {
         lambda d, t: ttnn.full((2, 2), 70000, ttnn.uint16, device=d),
         r"(?s)to 65535.*from 70000 to 70000",
     ),
+    "a fraction as a whole number": (
+        lambda d, t: ttnn.from_torch(torch.tensor([2.0, 1.5]), ttnn.uint32, device=d),
+        r"(?s)UINT32 has whole numbers alone.*data : 1\.5",
+    ),
+    "a fraction of bfloat16": (
+        lambda d, t: ttnn.from_torch(torch.tensor([2.5], dtype=torch.bfloat16), ttnn.int32),
+        r"(?s)INT32 has whole numbers alone.*data : 2\.5",
+    ),
+    "a float beyond float32": (
+        lambda d, t: ttnn.from_torch(torch.tensor([float("inf"), -1e39], dtype=torch.float64)),
+        r"(?s)FLOAT32 has the numbers up to 3\.403e\+38.*up to 1e\+39",
+    ),
+    "a float beyond bfloat16": (
+        lambda d, t: ttnn.full((2, 2), -1e39, ttnn.bfloat16, device=d),
+        "BFLOAT16 has the numbers up to 3",
+    ),
+    "a fraction for a tensor of the host": (
+        lambda d, t: ttnn.Tensor(torch.tensor([0.5]), ttnn.uint16),
+        "Tensor: DataType.UINT16 has whole numbers alone",
+    ),
+    "complex numbers": (
+        lambda d, t: ttnn.from_torch(torch.tensor([1 + 2j]), ttnn.float32),
+        "an array of complex64 has no real numbers",
+    ),
     "no number": (
         lambda d, t: ttnn.from_torch(torch.tensor([float("nan")]), ttnn.int32),
         "from nan to nan",
@@ -259,3 +283,8 @@ def test_one_number_is_a_number(pair: ttnn.MeshDevice) -> None:
     ids = ttnn.from_torch(torch.tensor([[2.0, 0.0]]), ttnn.bfloat16, device=pair)
     rows = ttnn.embedding(ids, ttnn.from_torch(X[0, 0], device=pair))  # bfloat16 ids are TT-NN's
     np.testing.assert_array_equal(ttnn.get_device_tensors(rows)[0].numpy(), X[0, 0][[2, 0]][None])
+    ids = ttnn.from_torch(torch.tensor([[2.0, 1.5]]), ttnn.bfloat16, device=pair)
+    for kind in (ttnn.float32, ttnn.bfloat16):  # between two rows there is none
+        rows = ttnn.embedding(ids, ttnn.from_torch(X[0, 0], kind, device=pair))
+        whole, none = ttnn.to_torch(ttnn.get_device_tensors(rows)[0])[0]
+        assert torch.equal(whole.float(), X[0, 0, 2]) and none.isnan().all()

@@ -127,6 +127,24 @@ def test_whole_numbers_become_the_types_of_tt_nn() -> None:
             ttnn.to_torch(host)
 
 
+def test_floats_are_rounded_and_what_is_not_finite_stays(pair: ttnn.MeshDevice) -> None:
+    x = torch.tensor(
+        [1.001, float("inf"), float("-inf"), float("nan"), 3.38e38], dtype=torch.float64
+    )
+    for dtype, kind in ((ttnn.bfloat16, torch.bfloat16), (ttnn.float32, torch.float32)):
+        host = ttnn.to_torch(ttnn.from_torch(x, dtype))
+        torch.testing.assert_close(host, x.to(kind), rtol=0, atol=0, equal_nan=True)
+    mask = torch.tensor([torch.finfo(torch.float32).min])
+    assert ttnn.to_torch(ttnn.from_torch(mask, ttnn.bfloat16)).isneginf()
+    assert ttnn.to_torch(ttnn.from_torch(mask.double(), ttnn.bfloat16)).isneginf()
+    assert ttnn.to_torch(ttnn.from_torch(torch.tensor([2**24 + 1]), ttnn.float32)) == 2**24
+    blocks = ttnn.from_torch(torch.full((1, 16), 3.4e38), ttnn.bfloat8_b)
+    assert torch.isfinite(ttnn.to_torch(blocks)).all()
+    assert ttnn.to_torch(ttnn.from_torch(torch.tensor([2.0, -3.0]), ttnn.int32)).tolist() == [2, -3]
+    drawn = ttnn.to_torch(ttnn.rand((4, 64), dtype=ttnn.uint8, low=1, high=5))
+    assert {*drawn.ravel().tolist()} == {1, 2, 3, 4}
+
+
 def test_parts_of_the_host_in_a_line(device: ttnn.MeshDevice) -> None:
     x = np.arange(16.0, dtype=np.float32).reshape(2, 8)
     line = ttnn.aggregate_as_tensor([ttnn.from_torch(x[:, [i]]) for i in range(8)])

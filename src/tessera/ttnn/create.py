@@ -126,9 +126,12 @@ def rand(
     device: MeshDevice | None = None, memory_config: MemoryConfig | None = None, low: float = 0.0,
     high: float = 1.0, seed: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Random numbers from `low` to `high`, the same on all devices."""
+    """Random numbers from `low` to `high`, the same on all devices; of a type of whole numbers
+    without what is behind the point."""
     source = np.random.default_rng(seed) if seed else _random
     numbers = source.uniform(low, high, tuple(shape)).astype(np.float32)
+    if not dtype.is_float:
+        numbers = np.trunc(numbers)
     return from_torch(numbers, dtype, layout=layout, device=device, memory_config=memory_config)
 
 

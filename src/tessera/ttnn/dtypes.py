@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import DType, bf16, f32, int32, uint8, uint32
+from ..core.dtypes import DType, bf16, f32, int32, largest, uint8, uint32
 from ..lang import functions as F
 from ..lang.bits import bitcast
 from ..lang.tensor import Tensor as Value
 from .configs import Word
+from .faults import wrong
 
 BLOCK = 16  # elements that share an exponent
 
@@ -73,6 +74,47 @@ BY_NUMPY = {
     "uint32": DataType.UINT32,
     "int64": DataType.INT32,
 }
+
+
+def fits(name: str, array: np.ndarray[Any, Any], dtype: DataType) -> None:
+    """Raises TTNNError if `dtype` lacks a number of the array's: one out of its bounds, or with a
+    fraction where it is of whole numbers.
+
+    Floats may be rounded. All their types have the exponents of float32; its largest numbers, which
+    masks are made of, become infinite as bfloat16.
+    """
+    if array.dtype.kind not in "iubfV":  # V: those of ml_dtypes
+        raise wrong(
+            f"{name}: an array of {array.dtype} has no real numbers",
+            fix="give whole numbers or floats; of complex numbers tensor.real, or tensor.imag",
+        )
+    if not array.size:
+        return
+    if dtype.is_float:
+        if array.dtype.kind != "f" or array.dtype.itemsize <= f32.numpy.itemsize:
+            return  # whole numbers are far below
+        most = np.max(np.abs(array), where=np.isfinite(array), initial=0)
+        if most > largest(f32):
+            raise wrong(
+                f"{name}: {dtype} has the numbers up to {largest(f32):.4g}",
+                [("data", f"up to {most:.4g}")],
+                fix="scale the data, or bring them into the bounds",
+            )
+        return
+    bounds = np.iinfo(dtype.name.lower())
+    least, most = array.min(), array.max()
+    if not (bounds.min <= least and most <= bounds.max):
+        raise wrong(
+            f"{name}: {dtype} has the numbers from {bounds.min} to {bounds.max}",
+            [("data", f"from {least} to {most}")],
+            fix="name a wider type, ttnn.int32 or ttnn.float32, or bring the data into the bounds",
+        )
+    if array.dtype.kind not in "iub" and (parted := array != np.trunc(array)).any():
+        raise wrong(
+            f"{name}: {dtype} has whole numbers alone",
+            [("data", array[parted][0])],
+            fix="round them first (torch.round, torch.trunc), or name a type of floats",
+        )
 
 
 def rounded(array: np.ndarray[Any, Any], dtype: DataType) -> np.ndarray[Any, Any]:

@@ -253,7 +253,8 @@ def embedding(
     layout: Layout | None = None, dtype: DataType | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """The rows of `weight` [..., V, H] that the ids of `input_tensor` [B, S] name: [B, S, H]; of
-    `padding_idx`, zeros."""
+    `padding_idx`, zeros. Ids may be whole numbers of bfloat16, too; one that names no row, such as
+    0.5, gives NaN. Raises TTNNError for other floats."""
     options.pop("embeddings_type", None)
     if input_tensor.dtype.is_float and input_tensor.dtype is not DataType.BFLOAT16:
         raise wrong(
@@ -269,6 +270,8 @@ def embedding(
 @moves
 def _embedding(ids: Value, weight: Value, padding_idx: int | None) -> Value:
     table = weight.reshape(weight.shape[-2], weight.shape[-1])
+    if ids.dtype.is_float:
+        ids = F.where(ids == F.floor(ids), ids, -(2.0**31))  # no row's
     ids = ids.to(int32)
     found = nn.embedding(ids, table)
     if padding_idx is None:

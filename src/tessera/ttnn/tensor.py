@@ -19,7 +19,7 @@ from ..lang.local import collectives as local
 from ..lang.tensor import Tensor as Value
 from .configs import DRAM_MEMORY_CONFIG, BufferType, MemoryConfig, StorageType, Tile
 from .device import MeshDevice
-from .dtypes import BY_NUMPY, DataType, Layout, rounded
+from .dtypes import BY_NUMPY, DataType, Layout, fits, rounded
 from .faults import TTNNError, wrong
 from .mapping import Array, TensorTopology, coordinates, replicated
 from .names import no_attribute
@@ -57,7 +57,8 @@ class Tensor:
 
     `Tensor(array, dtype)` makes one on the host of an array of NumPy or PyTorch. Its shape is that
     of a part. Ops give new tensors; those with a `_` at the end of their name, caches and
-    `copy_host_to_device_tensor` write into one that exists.
+    `copy_host_to_device_tensor` write into one that exists. Raises TTNNError if `dtype` lacks a
+    number of the array.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Tensor:
     ) -> None:
         array = host_array(data)
         self.dtype = dtype or dtype_of(array)
+        fits("Tensor", array, self.dtype)
         self.layout = layout
         self.memory_config_ = memory_config or DRAM_MEMORY_CONFIG
         self.topology = replicated((1,))

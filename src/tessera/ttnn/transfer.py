@@ -14,7 +14,7 @@ from .asked import kinds, mesh_device
 from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
 from .device import MeshDevice
 from .distribution import composer_now, mapper_now
-from .dtypes import DataType, Layout, rounded
+from .dtypes import DataType, Layout, fits, rounded
 from .faults import TTNNError, wrong
 from .mapping import (
     Array,
@@ -45,7 +45,8 @@ def from_torch(
     """A tensor of an array of PyTorch, or NumPy: on the host, or on `device` if one is named.
 
     `mesh_mapper` says which device gets what; without one all get the whole. Raises TTNNError if
-    `dtype` needs tiles and `layout` says otherwise, or if the mapper does not fit.
+    `dtype` lacks a number of the data (floats may be rounded), if it needs tiles and `layout` says
+    otherwise, or if the mapper does not fit.
     """
     how("from_torch", older)
     array = host_array(tensor)
@@ -62,7 +63,7 @@ def from_torch(
     kinds("from_torch", dtype=dtype, layout=layout, device=device, memory_config=memory_config)
     kinds("from_torch", tile=tile)
     dtype = dtype or dtype_of(array)
-    _fits("from_torch", array, dtype)
+    fits("from_torch", array, dtype)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
     if dtype.bits and tiled is Layout.ROW_MAJOR:
         raise wrong(
@@ -87,20 +88,6 @@ def from_torch(
         memory_config_=memory,
     )  # fmt: skip
     return made if device is None else to_device(made, device, cq_id=cq_id)
-
-
-def _fits(name: str, array: Array, dtype: DataType) -> None:
-    """Raises TTNNError if `dtype` is of whole numbers, and lacks one of the array's."""
-    if dtype.is_float or not array.size:
-        return
-    bounds = np.iinfo(dtype.name.lower())
-    least, most = array.min(), array.max()
-    if not (bounds.min <= least and most <= bounds.max):
-        raise wrong(
-            f"{name}: {dtype} has the numbers from {bounds.min} to {bounds.max}",
-            [("data", f"from {least} to {most}")],
-            fix="name a wider type, ttnn.int32 or ttnn.float32, or bring the data into the bounds",
-        )
 
 
 def to_torch(

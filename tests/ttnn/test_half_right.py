@@ -213,6 +213,24 @@ CALLS: dict[str, tuple[Make, str]] = {
         ),
         "what the host writes is no part of it",
     ),
+    "made of data while captured": (
+        lambda d, t: _captured(d, lambda: ttnn.from_torch(X, device=d)),
+        "from_torch: a trace is being captured, and what the host writes",
+    ),
+    "moved while captured": (
+        lambda d, t: _captured(d, lambda: ttnn.from_torch(X).to(d)),
+        "to_device: a trace is being captured, and what the host writes",
+    ),
+    "zeros while captured": (
+        lambda d, t: _captured(d, lambda: ttnn.zeros((2, 2), device=d)),
+        "full: a trace is being captured, and what the host writes",
+    ),
+    "ones like it while captured, on a part": (
+        lambda d, t: _captured(
+            d, lambda: ttnn.ones_like(t, device=d.create_submesh(ttnn.MeshShape(1, 1)))
+        ),
+        "full: a trace is being captured, and what the host writes",
+    ),
 }
 
 

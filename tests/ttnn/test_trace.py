@@ -113,6 +113,48 @@ def test_what_a_replay_would_overwrite(
     ttnn.release_trace(device, trace)
 
 
+def test_what_is_on_the_devices_is_no_write(pair: ttnn.MeshDevice) -> None:
+    x = ttnn.from_torch(np.ones((1, 2), np.float32), device=pair)
+    into = {"layout": ttnn.ROW_MAJOR_LAYOUT, "device": pair}
+    trace = ttnn.begin_trace_capture(pair)
+    made = [ttnn.empty((1, 2), ttnn.float32, **into), ttnn.empty_like(x), allocated(pair, 1, 2)]
+    for t in made:
+        ttnn.add(x, ttnn.to_device(x, pair), output_tensor=t)
+    host = ttnn.from_torch(np.ones(2))
+    ttnn.end_trace_capture(pair, trace)
+    ttnn.copy_host_to_device_tensor(ttnn.from_torch(np.full((1, 2), 4.0, np.float32)), x)
+    ttnn.execute_trace(pair, trace)
+    assert [ttnn.get_device_tensors(t)[1].to_list() for t in made] == [[[8.0, 8.0]]] * 3
+    assert host.shape == (2,)
+    ttnn.release_trace(pair, trace)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT),
+        lambda x: x.to(ttnn.ROW_MAJOR_LAYOUT),
+        lambda x: ttnn.to_device(x, x.device()),
+        lambda x: ttnn.to_device(x, x.device(), ttnn.L1_MEMORY_CONFIG),
+        lambda x: ttnn.to_memory_config(x, ttnn.L1_MEMORY_CONFIG),
+        lambda x: ttnn.tilize(ttnn.untilize(x)),
+        lambda x: ttnn.typecast(x, ttnn.float32),
+    ],
+)
+def test_a_replay_gives_what_another_form_holds_then(form: Any, pair: ttnn.MeshDevice) -> None:
+    x = allocated(pair, 1, 2)
+    trace = ttnn.begin_trace_capture(pair)
+    last = form(ttnn.neg(x))
+    between = ttnn.add(form(ttnn.neg(x)), 1.0)
+    ttnn.end_trace_capture(pair, trace)
+    host = ttnn.from_torch(np.full((1, 2), 4.0, np.float32), layout=ttnn.TILE_LAYOUT)
+    ttnn.copy_host_to_device_tensor(host, x)
+    ttnn.execute_trace(pair, trace)
+    found = [ttnn.get_device_tensors(t)[1].to_list() for t in (last, between)]
+    assert found == [[[-4.0, -4.0]], [[-3.0, -3.0]]]
+    ttnn.release_trace(pair, trace)
+
+
 def test_wrong_orders(device: ttnn.MeshDevice) -> None:
     trace = ttnn.begin_trace_capture(device)
     with pytest.raises(ttnn.TTNNError, match="a trace is being captured on this mesh"):

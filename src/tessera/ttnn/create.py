@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .asked import kinds
 from .configs import BufferType, MemoryConfig
 from .device import MeshDevice
 from .dtypes import DataType, Layout
@@ -19,7 +20,7 @@ from .mapping import PlacementReplicate, PlacementShard, TensorToMesh, TensorTop
 from .run import how, run
 from .shapes import MeshCoordinate, MeshShape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
-from .transfer import from_torch, identity, to_device
+from .transfer import WRITES, from_torch, identity, laid, to_device
 
 _random = np.random.default_rng(0)
 
@@ -35,10 +36,14 @@ def full(
     layout: Layout | None = None, device: MeshDevice | None = None,
     memory_config: MemoryConfig | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
-    """A tensor of one number, on all devices."""
+    """A tensor of one number, on all devices. Raises TTNNError if a trace is being captured
+    there."""
     into = how("full", options)["output"]
     if into is not None:
         dtype, layout, device = dtype or into.dtype, layout or into.layout, device or into.device_
+    kinds("full", device=device)
+    if device is not None:
+        device.outside_capture("full", WRITES)
     made = from_torch(
         np.full(tuple(shape), fill_value), dtype or DataType.BFLOAT16,
         layout=layout or Layout.TILE, device=device, memory_config=memory_config,
@@ -58,9 +63,17 @@ def ones(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
     return full(shape, 1.0, *given, **options)
 
 
-def empty(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
-    """A tensor whose values are to be written: zeros until then."""
-    return full(shape, 0.0, *given, **options)
+def empty(
+    shape: Sequence[int], dtype: DataType | None = None, layout: Layout | None = None,
+    device: MeshDevice | None = None, memory_config: MemoryConfig | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """A tensor whose values are to be written: zeros until then. It may be made while a trace is
+    captured, too."""
+    kinds("empty", device=device)
+    if how("empty", options)["output"] is not None:
+        return full(shape, 0.0, dtype, layout, device, memory_config, **options)
+    made = full(shape, 0.0, dtype, layout, memory_config=memory_config)
+    return made if device is None else laid(made, device)
 
 
 def allocate_tensor_on_device(
@@ -93,9 +106,12 @@ def allocate_tensor_on_host(
 
 def full_like(tensor: Tensor, fill_value: float, **options: Any) -> Tensor:
     """A tensor of one number, otherwise like another one."""
+    return full(tensor.shape, fill_value, **_like(tensor, options))
+
+
+def _like(tensor: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     facts = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device_}
-    said = {k: v for k, v in options.items() if v is not None}
-    return full(tensor.shape, fill_value, **facts | said)
+    return facts | {k: v for k, v in options.items() if v is not None}
 
 
 def zeros_like(tensor: Tensor, **options: Any) -> Tensor:
@@ -110,7 +126,7 @@ def ones_like(tensor: Tensor, **options: Any) -> Tensor:
 
 def empty_like(tensor: Tensor, **options: Any) -> Tensor:
     """A tensor whose values are to be written, otherwise like another one."""
-    return full_like(tensor, 0.0, **options)
+    return empty(tensor.shape, **_like(tensor, options))
 
 
 def arange(*bounds: int, dtype: DataType = DataType.BFLOAT16, device: MeshDevice | None = None,

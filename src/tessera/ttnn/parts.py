@@ -21,7 +21,7 @@ from .mapping import (
 from .run import how
 from .shapes import MeshShape
 from .tensor import Tensor, place_of
-from .transfer import composed, to_device
+from .transfer import WRITES, composed, to_device
 
 
 def get_device_tensors(tensor: Tensor) -> list[Tensor]:
@@ -145,7 +145,7 @@ def copy_host_to_device_tensor(
     if device is None:
         raise wrong("copy_host_to_device_tensor: the second tensor is on the host", fix="swap them")
     device.queue(cq_id)
-    device.outside_capture("copy_host_to_device_tensor", "what the host writes")
+    device.outside_capture("copy_host_to_device_tensor", WRITES)
     _alike("copy_host_to_device_tensor", [host_tensor, device_tensor])
     _ = device_tensor.value  # it is where the mesh is now, or an error says so
     moved = to_device(host_tensor, device)

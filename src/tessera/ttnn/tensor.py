@@ -221,6 +221,7 @@ class Tensor:
         coords = self.topology.mesh_coords()
         if self.parts_ is not None or self.device_ is None or self.device_.all_local():
             return dict(zip(coords, self.host_parts(), strict=True))
+        self.device_.outside_capture("a tensor is read", "reading")
         at = {}
         for shard in self.value.stored.addressable_shards:
             place = place_of(self.value.type, shard.index)

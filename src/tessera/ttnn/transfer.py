@@ -46,7 +46,7 @@ def from_torch(
 
     `mesh_mapper` says which device gets what; without one all get the whole. Raises TTNNError if
     `dtype` lacks a number of the data (floats may be rounded), if it needs tiles and `layout` says
-    otherwise, or if the mapper does not fit.
+    otherwise, if the mapper does not fit, or if a trace is being captured on `device`.
     """
     how("from_torch", older)
     array = host_array(tensor)
@@ -62,6 +62,8 @@ def from_torch(
         memory_config = memory_config or spec.memory_config
     kinds("from_torch", dtype=dtype, layout=layout, device=device, memory_config=memory_config)
     kinds("from_torch", tile=tile)
+    if device is not None:
+        device.outside_capture("from_torch", WRITES)
     dtype = dtype or dtype_of(array)
     fits("from_torch", array, dtype)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
@@ -88,6 +90,9 @@ def from_torch(
         memory_config_=memory,
     )  # fmt: skip
     return made if device is None else to_device(made, device, cq_id=cq_id)
+
+
+WRITES = "what the host writes"
 
 
 def to_torch(
@@ -175,7 +180,8 @@ def to_device(
 ) -> Tensor:
     """The tensor on the devices of a mesh; one that is there stays.
 
-    A tensor of one part goes to all devices. Raises TTNNError if the mesh lacks a place of it.
+    A tensor of one part goes to all devices. Raises TTNNError if the mesh lacks a place of it, or
+    if a trace is being captured there.
     """
     if not isinstance(device, MeshDevice):
         raise wrong(
@@ -183,12 +189,20 @@ def to_device(
             fix="open one: ttnn.open_mesh_device(ttnn.MeshShape(1, 2))",
         )
     device.queue(cq_id)
-    mesh = device.mesh
     if tensor.parts_ is None and tensor.device_ is device:
-        found = Tensor.on(device, tensor.value, tensor)
-        found.memory_config_ = memory_config or tensor.memory_config_
-        return found
-    parts, topology = tensor.host_parts(), tensor.topology
+        _ = tensor.value  # it is there, or an error says so
+        if memory_config in (None, tensor.memory_config_):
+            return tensor
+        return run("to_device", identity, [tensor], memory_config=memory_config)
+    device.outside_capture("to_device", WRITES)
+    made = laid(tensor, device)
+    made.memory_config_ = memory_config or tensor.memory_config_
+    return made
+
+
+def laid(tensor: Tensor, device: MeshDevice) -> Tensor:
+    """`to_device` of a tensor that is elsewhere, also while a trace is captured."""
+    mesh, parts, topology = device.mesh, tensor.host_parts(), tensor.topology
     places = coordinates(device.shape)
     if len(parts) == 1:
         topology = replicated(device.shape)
@@ -206,9 +220,7 @@ def to_device(
     rows = np.stack([at.get(c, nothing) for c in places])
     t = plain(tensor.dtype.held, parts[0].shape, mesh).with_varying(mesh.axes)
     value = Value(engine().place(rows.reshape((*[t.sizes[a] for a in t.varying], *t.shape)), t), t)
-    made = Tensor.on(device, value, tensor, topology=topology)
-    made.memory_config_ = memory_config or tensor.memory_config_
-    return made
+    return Tensor.on(device, value, tensor, topology=topology)
 
 
 def from_device(tensor: Tensor, blocking: bool = True, *, cq_id: int | None = None) -> Tensor:
@@ -231,11 +243,10 @@ def to_layout(
         tensor = typecast(tensor, dtype)
     if tensor.dtype.bits and layout is Layout.ROW_MAJOR:  # rows have no blocks; bfloat16 loses none
         tensor = typecast(tensor, DataType.BFLOAT16)
-    facts = {"layout": layout, "memory_config_": memory_config or tensor.memory_config_}
     if tensor.parts_ is not None:
-        return Tensor.of_parts(tensor.parts_, tensor, **facts)
-    assert tensor.device_ is not None
-    return Tensor.on(tensor.device_, tensor.value, tensor, **facts)
+        memory = memory_config or tensor.memory_config_
+        return Tensor.of_parts(tensor.parts_, tensor, layout=layout, memory_config_=memory)
+    return run("to_layout", identity, [tensor], layout=layout, memory_config=memory_config)
 
 
 def deallocate(tensor: Tensor, force: bool = True) -> None:

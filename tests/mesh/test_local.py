@@ -102,6 +102,20 @@ def test_without_a_mean_gradients_are_sums_of_all_devices_terms() -> None:
     np.testing.assert_allclose(got.numpy(), x.mean(0) * N + 2 * w * N, rtol=1e-5, atol=1e-6)
 
 
+def test_how_a_kernel_joins_blocks_of_columns() -> None:
+    """As docs/local-view.md says it: by rows, unless a name or a layout says otherwise."""
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    there = ts.tensor(x, mesh=MESH, layout="[4, 8@(dp,tp)]")
+    alone = op.kernel(lambda x: 2 * x)(there)
+    np.testing.assert_array_equal(alone.numpy(), 2 * np.concatenate(np.split(x, N, 1)))
+    named = op.kernel(lambda x: {"x": 2 * x})(there)["x"]
+    columns = {"return": dist.ShardSpec(("col",), (("dp", "tp"),))}
+    said = ts.distribute(layouts=columns)(lambda x: 2 * x)(there)
+    for found in (named, said):
+        assert found.type == there.type
+        np.testing.assert_array_equal(found.numpy(), 2 * x)
+
+
 def test_only_the_owner_does_the_work() -> None:
     """A branch holds what its rank does: the compiled program decides on each device."""
 

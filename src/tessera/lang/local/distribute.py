@@ -420,7 +420,9 @@ def kernel(
     """A decorator: the body sees one device's blocks of its arguments as they lie (guide 3, 4.3).
 
     There is no strategy: each argument keeps its layout, and a replicated one is whole in the body.
-    Blocks that the body returns are joined along dim 0. Raises the errors of `distribute`.
+    Blocks that the body returns are joined along dim 0, however the arguments are split; in a dict,
+    under an argument's name, as that argument is. Raises the errors of `distribute`, and ShapeError
+    if a number that the body returns differs between devices.
 
     >>> from tessera import dist, op
     >>> @op.kernel

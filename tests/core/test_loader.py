@@ -30,8 +30,11 @@ from tessera.data import (
 from tessera.data.config import KEYS, LEGAL
 from tessera.data.create import host_rows
 from tessera.data.packing import Packed, Windows, best_fit
+from tessera.data.peer_keys import PEER_KEYS
 from tessera.data.prefetch import Ahead
 from tessera.data.shuffle import Order, permuted
+from tessera.train.config import ALIASES
+from tessera.train.config import KEYS as TRAINING_KEYS
 from tests.core.test_lang import oracle
 
 __all__ = ["oracle"]
@@ -542,6 +545,20 @@ def test_bad_configurations_name_all_that_is_wrong() -> None:
     assert text_of(lambda: create_dataloader({"batch_size": 4})).startswith(
         "dataloader: the config has no sequence_length"
     )
+
+
+@pytest.mark.parametrize(("key", "way_out"), PEER_KEYS.items())
+def test_a_key_of_another_loader_says_what_to_write(key: str, way_out: str) -> None:
+    """It would be without effect. Keys of a model's sizes may stand beside ours."""
+    config = {"data": samples(20), "batch_size": 4, "sequence_length": S, key: 3}
+    if way_out == "sequence_length":
+        assert len(create_dataloader(config)) == 5
+        del config["sequence_length"]
+    said = f"is {way_out!r} meant?" if way_out in KEYS else way_out
+    assert text_of(lambda: create_dataloader(config)).startswith(
+        f"dataloader: unknown data keys {key!r}\n{key} : {said}\nfix : "
+    )
+    assert key not in TRAINING_KEYS and key not in ALIASES
     assert text_of(lambda: create_dataloader({"sequence_length": 4})).startswith(
         "dataloader: the config has no batch_size"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tessera as ts
+from tessera import checkpoint
 from tests.mesh.errors import X, row
 
 # What is not there is no mistake of this file's: mypy would say the same as the messages.
@@ -348,4 +349,25 @@ row('Forward()(X)', ts.UsageError, lambda: Forward()(X), """
 Forward: there is no __call__ to call
   at  : AT
   fix : name forward __call__
+""")
+row('checkpoint.Keep(mode="max")', ts.UsageError,
+    lambda: checkpoint.Keep(best=1, metric="accuracy", mode="max"), """
+Keep: there is no argument 'mode'
+  arguments : last, every, best, metric, largest
+  at        : AT
+  fix       : write largest=True for "max", and leave it out for "min"
+""")
+row('checkpoint.Keep(monitor="loss")', ts.UsageError,
+    lambda: checkpoint.Keep(monitor="loss"), """
+Keep: there is no argument 'monitor'
+  arguments : last, every, best, metric, largest
+  at        : AT
+  fix       : write metric=
+""")
+row('create_dataloader(batch_size=4)', ts.UsageError,
+    lambda: ts.data.create_dataloader(batch_size=4), """
+create_dataloader: there is no argument 'batch_size'
+  arguments : config
+  at        : AT
+  fix       : give one dict: {"data": ..., "batch_size": ..., "sequence_length": ...}
 """)

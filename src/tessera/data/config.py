@@ -17,6 +17,7 @@ import numpy as np
 from ..core import kinds
 from ..core.checks import MOST, axes_of, mapping, shown
 from ..core.errors import UsageError, fail
+from .peer_keys import PEER_KEYS
 from .sources import Reading
 
 
@@ -69,14 +70,21 @@ KEYS = tuple(field.name for field in fields(DataConfig))
 
 def read_config(config: Any) -> DataConfig:
     """The data keys of `config`, checked. Other keys are passed over, but for those that look as if
-    a data key was meant. Raises UsageError, which names all that is wrong."""
+    a data key was meant, or are a peer's. Raises UsageError, which names all that is wrong."""
     mapping("dataloader", "the config", config, 'give a dict, e.g. {"sequence_length": 2048}')
-    unknown = [key for key in config if isinstance(key, str) and _meant(key)]
+    meant = {key: _meant(key) for key in config if isinstance(key, str)}
+    if "sequence_length" in config:
+        meant = {key: m for key, m in meant.items() if PEER_KEYS.get(key) != "sequence_length"}
+    unknown = {key: m for key, m in meant.items() if m}
     if unknown:
         raise fail(
             UsageError,
             "dataloader: unknown data keys " + ", ".join(map(repr, unknown)),
-            [(key, f"is {_meant(key)!r} meant?") for key in unknown if _meant(key) in KEYS],
+            [
+                (key, f"is {m!r} meant?" if m in KEYS else m)
+                for key, m in unknown.items()
+                if m != "unknown"
+            ],
             fix="the data keys are " + ", ".join(KEYS),
         )
     given = {key: config[key] for key in KEYS if key in config}
@@ -117,10 +125,13 @@ def read_config(config: Any) -> DataConfig:
 
 
 def _meant(key: str) -> str:
-    """The data key that `key` misspells; "unknown" if it begins like one and none is near; "" for
-    keys that are right or are not about data."""
+    """The data key that `key` misspells or names as a peer does, or what to do in place of it;
+    "unknown" if it begins like one and none is near; "" for keys that are right or are not about
+    data."""
     if key in KEYS:
         return ""
+    if key in PEER_KEYS:
+        return PEER_KEYS[key]
     near = difflib.get_close_matches(key, [k for k in KEYS if abs(len(k) - len(key)) <= 2], 1, 0.85)
     if near:
         return near[0]

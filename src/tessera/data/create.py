@@ -65,8 +65,8 @@ the only one |
     | `data_split` | "train" | of a folder with several splits |
     | `data_cache` | "runs/.cache" | where tokens made from tables are kept |
 
-    Raises UsageError if a key is misspelt or has no effect on these data, a value is not allowed,
-    or the data cannot be read.
+    Raises UsageError if a key is misspelt, is that of another library's loader or has no effect on
+    these data, a value is not allowed, or the data cannot be read.
     """
     read = read_config(config)
     size = read.batch_size or read.global_batch_size
@@ -108,8 +108,7 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     Of several processes each reads only the rows that its devices hold. With `hosts=(which, of how
     many)`, for processes that know nothing of each other, it gets these as tensors without a mesh;
     devices belong to hosts in equal runs of their ids. Raises
-    UsageError if a key is misspelt or has no effect on these data, a value is not allowed, or the
-    data cannot be read; MeshError if there is no mesh.
+    UsageError as `create_dataloader` does; MeshError if there is no mesh.
     """
     read = read_config(config)
     who = "create_distributed_dataloader"

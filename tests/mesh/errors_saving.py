@@ -261,6 +261,15 @@ checkpoint.save: step cannot be None
   at  : AT
   fix : say it: every=10 asks for it
 """)
+row("the best by a metric that is misspelt", ts.UsageError,
+    lambda: inside(lambda: checkpoint.save(
+        "a", W, metrics={"step_s": 1, "loss": 2}, keep=checkpoint.Keep(best=1, metric="val_loss"),
+    )), """
+checkpoint.save: metrics has no 'val_loss', by which best=1 stay
+  metrics : loss, step_s
+  at      : AT
+  fix     : name one of them, Keep(metric=...), or leave out metrics= where it is not known
+""")
 row("metrics that are one number", ts.UsageError,
     lambda: inside(lambda: checkpoint.save("a", W, metrics=2.5)), """
 checkpoint: metrics cannot be 2.5

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.checks import flag, mapping, string, unfit, whole
 from ..core.devices import process_index
 from ..core.errors import CheckpointError, UsageError, fail
+from ..core.wording import nearest
 from .names import DATA, MOST_BYTES, NAME, TAG
 from .pieces import Reader
 from .storage import Storage
@@ -316,3 +317,14 @@ def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
         except (TypeError, ValueError):
             raise unfit("checkpoint", f"metrics[{name!r}]", value, "give a number") from None
     return found
+
+
+def see_metric(policy: Keep | None, given: Mapping[str, float]) -> None:
+    """Raises UsageError if the best are to stay by a metric that is not among those `given`."""
+    if policy is not None and policy.best and given and policy.metric not in given:
+        raise fail(
+            UsageError,
+            f"checkpoint.save: metrics has no {policy.metric!r}, by which best={policy.best} stay",
+            [("metrics", nearest(policy.metric, given))],
+            fix="name one of them, Keep(metric=...), or leave out metrics= where it is not known",
+        )

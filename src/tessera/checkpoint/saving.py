@@ -47,7 +47,19 @@ from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, paths
 from ..nn.module import Module
-from .listing import ROOT, Keep, Root, keep_of, manifests, numbers, remove, remove_rest, tag_of
+from .listing import (
+    ROOT,
+    Keep,
+    Root,
+    keep_of,
+    manifests,
+    metrics_text,
+    numbers,
+    remove,
+    remove_rest,
+    see_metric,
+    tag_of,
+)
 from .names import NAME
 from .pieces import Block, files
 from .storage import Storage, begun, together
@@ -157,8 +169,9 @@ def save(
     The checkpoint is there from one moment to the next, whole, or not at all. `atomic` is always
     so, and False is an error. `keep` (a number of checkpoints, or a `checkpoint.Keep`) removes
     older ones once the new one is on the disk. `mesh` is what the manifest names as the mesh of
-    the run, by default that of the tensors. Raises UsageError if an argument cannot be saved,
-    CheckpointError if an earlier save has failed or `root` cannot be used (guide 2, 5.1).
+    the run, by default that of the tensors. Raises UsageError if an argument cannot be saved or
+    `metrics` lack the one by which `keep` rates, CheckpointError if an earlier save has failed or
+    `root` cannot be used (guide 2, 5.1).
     """
     if not flag("checkpoint.save", "atomic", atomic):
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
@@ -172,6 +185,7 @@ def save(
         raise unfit("checkpoint.save", "tensors", tensors, fix)
     behind = flag("checkpoint.save", "async_io", async_io)
     tell = None if flag("checkpoint.save", "quiet", quiet) else _to_stderr
+    see_metric(keep_of(keep), numbers(metrics))
     start(Save(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell))
     if not behind:
         _WRITER.check(0)
@@ -495,7 +509,7 @@ def _after(job: _Job, made: Manifest, took_s: float) -> None:
         if gone and job.keep.best and job.tell is not None and not job.keep.rated(found):
             job.tell(
                 f"checkpoint: {', '.join(gone)} went: none has the metric {job.keep.metric!r},"
-                f" by which best={job.keep.best} stay"
+                f" by which best={job.keep.best} stay; there are: {metrics_text(found)}"
             )
     if job.tell is not None:
         job.tell(

@@ -20,6 +20,7 @@ from tessera import checkpoint, dist, elastic, nn, optim
 from tessera.checkpoint.manifest import parse
 from tessera.elastic import going_back
 from tessera.train.guard import Guard, TrainState
+from tessera.train.metrics import MetricsWriter
 from tessera.train.run import Run
 from tessera.train.saving import load_checkpoint
 from tests.mesh.errors import MESH, ONES, OTHER, X, environment, row, split
@@ -398,4 +399,61 @@ row("a resize inside of a compiled function", ts.UsageError,
 dist.resize: a compiled function runs on the mesh that it is recorded for
   at  : AT
   fix : resize between two calls of the function
+""")
+
+
+def in_a_row(mistake: Callable[[Any], Any], later: bool = False) -> Any:
+    def run() -> Any:
+        with Run("run", steps=1, tokens_per_step=1, console=Console(file=io.StringIO())) as made:
+            with made.step(0) as row:
+                if not later:
+                    return mistake(row)
+            return mistake(row)
+
+    return inside(run)
+
+
+def in_metrics(mistake: Callable[[MetricsWriter], Any]) -> Any:
+    def write() -> Any:
+        with MetricsWriter("m") as metrics:
+            return mistake(metrics)
+
+    return inside(write)
+
+
+row("a value for a row whose step is over", ts.UsageError,
+    lambda: in_a_row(lambda row: row.update(val_loss=2.0), later=True), """
+run: row['val_loss'] is set after step 0, whose row is written
+  at  : AT
+  fix : set it inside of `with run.step(...) as row:`
+""")
+row("a row with a step of its own", ts.UsageError,
+    lambda: in_a_row(lambda row: row.setdefault("step", 99)), """
+run: row['step'] is what the run writes itself
+  at  : AT
+  fix : the number of a step is run.step(number); give yours another name
+""")
+row("a row with an array", ts.UsageError,
+    lambda: in_metrics(lambda m: m.log(0, {"x": np.ones(2)})), """
+metrics: 'x' in a row cannot be array([1., 1.])
+  at  : AT
+  fix : give a number of it, such as its mean; of tensors ts.debug.statistics gives some
+""")
+row("a row with a dict", ts.UsageError,
+    lambda: in_metrics(lambda m: m.log(0, {"x": {"a": X}})), """
+metrics: 'x' in a row cannot be {'a': <Tensor f32[2, 3]>}
+  at  : AT
+  fix : give each of its numbers a key of its own, such as 'x/a'
+""")
+row("a row with an object", ts.UsageError,
+    lambda: in_metrics(lambda m: m.log(0, {"x": 2j})), """
+metrics: 'x' in a row cannot be 2j
+  at  : AT
+  fix : give a number or a text
+""")
+row("a step among the values of a row", ts.UsageError,
+    lambda: in_metrics(lambda m: m.log(0, {"step": 1})), """
+metrics: 'step' in a row cannot be 1
+  at  : AT
+  fix : the number of the step comes first: log(step, values)
 """)

@@ -9,11 +9,13 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import tessera as ts
@@ -244,6 +246,59 @@ def test_a_run_tells_its_trackers_what_it_writes(tmp_path: Path, mesh: ts.dist.M
         "grads/w/norm": 5.0, "grads/w/max_abs": 4.0, "grads/w/mean": -0.25, "grads/w/zeros": 0.5,
         "grads/w/nonfinite": 0.0,
     }  # fmt: skip
+
+
+def of_steps(folder: Path, *steps: int, fails: int | None = None, **how: Any) -> tuple[Run, str]:
+    """A loop of one's own over these steps, and what it said."""
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    with Run(folder, steps=9, tokens_per_step=1, console=console, **how) as run:
+        for i in steps:
+            with suppress(ZeroDivisionError), run.step(i) as row:
+                fail, fails = i == fails, None if i == fails else fails
+                row["loss"] = 1 / (not fail)
+    return run, said.getvalue()
+
+
+def test_a_loop_that_goes_back_without_a_guard_has_no_step_twice(tmp_path: Path) -> None:
+    """It is resumed, or a step of it fails. Two loops in a run keep the rows of both, aloud."""
+    own = Kept()
+    of_steps(tmp_path, 0, 1, 2)
+    run, said = of_steps(tmp_path, 2, 3, 4, resume=True, trackers=own)
+    assert [r["step"] for r in run.rows()] == [0, 1, 2, 3, 4]
+    assert "run: the rows of 1 steps from 2 on come again" in said
+    assert [told[0] for told in own.told[1:-1]] == [2, 3, 4]
+    run, said = of_steps(tmp_path, 0, 1, 2, 3, 2, 3, fails=3)
+    assert [r["step"] for r in run.rows()] == [0, 1, 2, 3]
+    assert "run: the rows of 1 steps from 2 on come again" in said
+    run, said = of_steps(tmp_path, 0, 1, 0, 1)
+    assert [r["step"] for r in run.rows()] == [0, 1, 0, 1]
+    assert said.count("has a row already") == 1 and "call run.cut(0) before" in said
+
+
+class Other:
+    """A number of a library that is not known here."""
+
+    shape = (1, 1)
+
+    def item(self) -> float:
+        return 2.0
+
+
+NUMBERS: dict[str, Any] = {
+    "tessera": ts.tensor([2.0]), "numpy": np.float32(2), "array": np.full((1, 1), 2.0),
+    "torch": torch.tensor(2.0), "other": Other(), "python": 2.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", NUMBERS)
+def test_a_row_takes_the_numbers_of_any_library(library: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=1, tokens_per_step=1, console=Console(file=io.StringIO()))
+    with run, run.step(0) as row:
+        row["x"] = NUMBERS[library]
+    with MetricsWriter(tmp_path / "own.jsonl") as metrics:
+        metrics.log(0, {"x": NUMBERS[library]})
+    assert run.rows()[0]["x"] == read_metrics(metrics.path)[0]["x"] == 2.0
 
 
 def test_a_run_takes_trackers_only(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..core.checks import unfit
 from ..observe.metrics_file import Row, Value, column, read_metrics
+from .rows import plain
 
 __all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 
@@ -50,8 +52,13 @@ class MetricsWriter:
         """Writes nothing: the settings of a run lie in a file beside this one."""
 
     def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
-        """Writes one row."""
-        row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        """Writes one row. Raises UsageError for a value that no row can hold."""
+        row = {"step": plain("metrics", "step", step)}
+        for name, value in values.items():
+            if name == "step":
+                fix = "the number of the step comes first: log(step, values)"
+                raise unfit("metrics", "'step' in a row", value, fix)
+            row[name] = _finite(plain("metrics", name, value))
         self._late += json.dumps(row, allow_nan=False).encode() + b"\n"
         self._write()
 
@@ -133,9 +140,5 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _plain(value: Value | np.generic) -> Value:
-    plain: Any = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return str(plain)
-    found: Value = plain
-    return found
+def _finite(value: Value) -> Value:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -43,6 +43,7 @@ from ..show.curves import Series, draw_loss_curve
 from .files import Files
 from .metrics import MetricsWriter, Row, Value, column, read_metrics
 from .progress import TrainProgress, speed_text
+from .rows import StepRow, plain
 from .trackers import Several, Tracker
 
 WEIGHTS = "weights.safetensors"
@@ -75,13 +76,14 @@ class Run:
     """A run of `steps` steps and its folder; a context manager around the training loop.
 
     `model_flops` (a step's, all devices) and `peak_flops` (a second's) give the MFU where both are
-    known. `trackers` get the settings and every row too, and are closed with the run. `weights`
-    gives what is saved when the run ends, also where an interrupt or an error ends it. What cannot
-    be written (a full disk, a folder that is gone) is said in a line and tried again at the end,
-    then in the folder `spare`; training goes on. Of several processes the first one writes and
-    shows; the others have the same values in a folder of their own that goes with them. With
-    `resume` the files of an earlier run in `folder` stay, and its rows go on. Raises UsageError if
-    the folder cannot be made.
+    known. `trackers`, one or several, get the settings and every row too, and are closed with the
+    run. `weights` gives what is saved when the run ends, also where an interrupt or an error ends
+    it. What cannot be written (a full disk, a folder that is gone) is said in a line and tried
+    again at the end, then in the folder `spare`; training goes on. Of several processes the first
+    one writes and shows; the others have the same values in a folder of their own that goes with
+    them. With `resume` the files of an earlier run in `folder` stay, and its rows go on: those from
+    the first step that is made are taken out, with a line. Raises UsageError if the folder cannot
+    be made.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Run:
         peak_flops: float | None = None,
         settings: Mapping[str, Any] | None = None,
         console: Console | None = None,
-        trackers: Sequence[Tracker] = (),
+        trackers: Tracker | Sequence[Tracker] = (),
         weights: Callable[[], Mapping[str, Tensor]] | None = None,
         spare: str | Path | None = None,
         resume: bool = False,
@@ -135,6 +137,9 @@ class Run:
         self.goes_back: Callable[[BaseException], bool] = lambda error: False
         """Whether a guard handles an error in a step, which is `error` then."""
         self.error: BaseException | None = None
+        self._next = 0  # the step after those that have a row; an earlier one comes again
+        self._looks = resume  # for rows that come again, where no guard has
+        self._failed = self._told_twice = False
 
     def _unfit(self, error: OSError) -> UsageError:
         return fail(
@@ -149,9 +154,11 @@ class Run:
         """Times step `number` and writes its row: `values`, what the body puts in, its speed.
 
         Tensors in the row are read before the clock stops, so asynchronous work is counted.
-        Statistics in it become a value each: `grads/w/norm`.
+        Statistics in it become a value each: `grads/w/norm`. Raises UsageError for a value that is
+        neither a number nor a text, a key that the run writes itself, and one that is set later.
         """
-        row: dict[str, Any] = dict(values)
+        row = StepRow(number, values, ("step", "step_s", *self._speed(1.0)))
+        self._see_again(number)
         start = time.perf_counter()
         self.error, made = None, False
         try:
@@ -160,18 +167,36 @@ class Run:
             made = True
             self._done(number, row, start)
         except BaseException as error:
+            self._failed = True
             if self.goes_back(error):
                 self.error = error
                 return
             if not made and len(row) > len(values):  # an interrupt came after the step
                 self._done(number, row, start)
             raise
+        finally:
+            row.written = True
 
-    def _done(self, number: int, row: dict[str, Any], start: float) -> None:
-        row = {name: v for k, given in row.items() for name, v in _numbers(k, given).items()}
+    def _see_again(self, number: int) -> None:
+        """Takes out the rows of steps that come again: of a run that is resumed, or goes back after
+        a step that failed. Where neither says that they do, a line says it, once."""
+        if self._looks or (self._failed and number < self._next):
+            again = self.cut(number)
+            if again:
+                self.progress.note(f"run: the rows of {again} steps from {number} on come again")
+        elif number < self._next and not self._told_twice:
+            self._told_twice = True
+            self.progress.note(
+                f"run: step {number} has a row already and gets a second one: if the run goes back,"
+                f" call run.cut({number}) before; else count its steps on"
+            )
+        self._failed = False
+
+    def _done(self, number: int, given: Mapping[str, Any], start: float) -> None:
+        row = {name: v for k, value in given.items() for name, v in _numbers(k, value).items()}
         step_s = time.perf_counter() - start
         self._times.append(step_s)
-        self.made = number + 1
+        self.made = self._next = number + 1
         self.last = {"step": number, **row}
         self.tracker.log(number, {**row, "step_s": round(step_s, 6), **self._speed(step_s)})
         shown = self._speed(median(self._times[-SPEED_WINDOW:]))
@@ -198,7 +223,8 @@ class Run:
     def cut(self, step: int) -> int:
         """Takes out the rows from `step` on, which is made once more; how many there were. Trackers
         are told so."""
-        self.last, self.made = {}, step
+        self.last, self.made, self._next = {}, step, step
+        self._looks = self._failed = False
         self._others.cut(step)
         return self.metrics.cut(step)
 
@@ -296,7 +322,7 @@ def _numbers(name: str, value: Any) -> dict[str, Any]:
     """A value of a row as what trackers take."""
     if isinstance(value, Statistics):
         return dict(value.flat(f"{name}/"))
-    return {name: value.item() if isinstance(value, Tensor) else value}
+    return {name: plain("run", name, value)}
 
 
 def fresh_folder(root: str | Path, name: str) -> Path:

@@ -119,17 +119,19 @@ class WandB:
 
 
 class Several:
-    """One tracker that tells several. Each is closed, also where another fails to close. Where one
-    cannot write (OSError) and there is a `tell`, it takes a line for that and the rest goes on."""
+    """One tracker that tells several, or a single one. Each is closed, also where another fails to
+    close. Where one cannot write (OSError) and there is a `tell`, it takes a line for that and the
+    rest goes on."""
 
     def __init__(
-        self, trackers: Sequence[Tracker], tell: Callable[[str], None] | None = None
+        self, trackers: Tracker | Sequence[Tracker], tell: Callable[[str], None] | None = None
     ) -> None:
-        for t in trackers:
+        given = trackers if isinstance(trackers, (list, tuple)) else (trackers,)
+        for t in given:
             if not all(callable(getattr(t, m, None)) for m in ("config", "log", "close")):
                 fix = "give objects with config(settings), log(step, values) and close()"
                 raise unfit("trackers", "a tracker", t, fix)
-        self.trackers = tuple(trackers)
+        self.trackers: tuple[Tracker, ...] = tuple(given)
         self._tell, self._told = tell, set[int]()
 
     def config(self, settings: Mapping[str, Any]) -> None:

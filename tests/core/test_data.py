@@ -581,6 +581,13 @@ def test_a_folder_of_the_datasets_library(tmp_path: Path) -> None:
     assert str(caught.value).endswith("use train, test")
     # In memory, with a selection that no file has.
     assert tokens_of(open_source(data.select([3, 0]), how)) == [9, 0, 5, 6, 7]
+    splits = datasets.DatasetDict(train=data, test=data.select([0]))
+    assert tokens_of(open_source(splits, how)) == flat
+    assert tokens_of(open_source(splits, test)) == DOCUMENTS[0]
+    with pytest.raises(UsageError) as caught:
+        open_source(datasets.DatasetDict(test=data), how)
+    assert first_line(caught) == "dataloader: data_split cannot be 'train'"
+    assert str(caught.value).endswith("use test")
     # What other versions left behind.
     state = json.loads((tmp_path / "one" / "state.json").read_text())
     (tmp_path / "one" / "state.json").write_text(json.dumps(state | {"_indices_data_files": [1]}))

@@ -583,7 +583,7 @@ def test_keys_that_the_data_do_not_read_are_errors(tmp_path: Path) -> None:
         " tokenizer has no effect, pad_token has no effect, data_axes has no effect,"
         " batch_size_per_gpu has no effect\n"
         "data_dtype : no .bin file is read\ndata_column : no table is read\n"
-        "data_split : no folder with several splits is read\ntokenizer : no table is read\n"
+        "data_split : no data with several splits are read\ntokenizer : no table is read\n"
         "pad_token : the rows of one stream have no empty places\n"
         "data_axes : it is about a mesh: call create_distributed_dataloader(config, mesh)\n"
         "batch_size_per_gpu : it is about a mesh: call create_distributed_dataloader(config, mesh)"

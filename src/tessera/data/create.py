@@ -62,7 +62,7 @@ tokenizer's path; None: bytes |
     | `data_dtype` | None | of .bin files: "uint16", "uint32", "uint8" or "int32" |
     | `data_column` | None | of tables; None: input_ids, tokens, ids, text, content, or \
 the only one |
-    | `data_split` | "train" | of a folder with several splits |
+    | `data_split` | "train" | of a folder or a `DatasetDict` with several splits |
     | `data_cache` | "runs/.cache" | where tokens made from tables are kept |
 
     Raises UsageError if a key is misspelt, is that of another library's loader or has no effect on
@@ -140,7 +140,7 @@ def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:
     why = {
         "data_dtype": None if "dtype" in how.read else "no .bin file is read",
         "data_column": None if "column" in how.read else "no table is read",
-        "data_split": None if "split" in how.read else "no folder with several splits is read",
+        "data_split": None if "split" in how.read else "no data with several splits are read",
         "tokenizer": None if "tokenizer" in how.read else "no table is read",
         "pad_token": None if filled else "the rows of one stream have no empty places",
         "data_axes": None if on_mesh else mesh_only,

@@ -186,7 +186,8 @@ TABLE_FILES = (".parquet", ".arrow", ".feather")
 
 def open_source(data: Any, how: Reading) -> TokenSource:
     """The tokens of `data`: None (the standard library), an array, a source, a path or several, a
-    `datasets.Dataset`. Raises UsageError if the argument is none of these or cannot be read."""
+    `datasets.Dataset` or a dict of them by split. Raises UsageError if the argument is none of
+    these or cannot be read."""
     if data is None:
         source = standard_library()
     elif isinstance(data, TokenSource):
@@ -197,18 +198,18 @@ def open_source(data: Any, how: Reading) -> TokenSource:
         source = _open_path(Path(data), how)
     elif isinstance(data, (list, tuple)) and data and not any(x is None for x in data):
         source = _joined([open_source(part, how) for part in data])
-    elif hasattr(data, "with_format") and hasattr(data, "column_names"):
-        from .tokenize_rows import convert_dataset
-
-        source = convert_dataset(data, how)
     else:
-        raise unfit(
-            "dataloader",
-            "data",
-            data,
-            "give a path, a list of paths, an array of tokens, a TokenSource or a "
-            "datasets.Dataset; leave it out for the standard library's text",
-        )
+        from .tokenize_rows import convert_dataset, is_dataset
+
+        if not is_dataset(data):
+            raise unfit(
+                "dataloader",
+                "data",
+                data,
+                "give a path, a list of paths, an array of tokens, a TokenSource or a "
+                "datasets.Dataset; leave it out for the standard library's text",
+            )
+        source = convert_dataset(data, how)
     if how.eos is not None and source.eos != how.eos:
         source = TokenSource(source.pieces, source.ends, how.eos, source.name)
     if source.size == 0:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,7 @@ def convert_folder(path: Path, how: Reading) -> TokenSource:
     splits ("train" unless named)."""
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits", [])
-        named = how.take("split")
-        split = "train" if named is None else named
-        one_of("dataloader", "data_split", split, splits)
-        path = path / split
+        path = path / _split(splits, how)
     state = _json(path / "state.json")
     if state.get("_indices_data_files"):
         raise fail(
@@ -67,8 +64,25 @@ def convert_file(path: Path, how: Reading) -> TokenSource:
     return _converted([path], str(path), how, lambda column: _tables([path], column))
 
 
+def _split(splits: Sequence[str], how: Reading) -> str:
+    """Which of `splits` is read. Raises UsageError, which names them, if it is not there."""
+    named = how.take("split")
+    split: str = "train" if named is None else named
+    one_of("dataloader", "data_split", split, splits)
+    return split
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether it is a `datasets.Dataset`, or a dict of them by split, as `DatasetDict` is."""
+    one = next(iter(data.values()), None) if isinstance(data, Mapping) else data
+    return hasattr(one, "with_format") and hasattr(one, "column_names")
+
+
 def convert_dataset(data: Any, how: Reading) -> TokenSource:
-    """The tokens of a `datasets.Dataset`, its selection and order included."""
+    """The tokens of a `datasets.Dataset`, its selection and order included, or of a split of
+    several."""
+    if isinstance(data, Mapping):
+        data = data[_split([*data], how)]
 
     def rows(column: str | None) -> Iterator[Arrow]:
         name = _column("dataset", data.column_names, column)

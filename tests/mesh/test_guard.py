@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import resource
@@ -460,6 +461,20 @@ def test_a_guard_that_is_called_otherwise_says_how(tmp_path: Path) -> None:
     with run() as made, Guard(made, trained.live):
         pass
     assert "are gone: Run(..., resume=True) keeps them" in " ".join(said.getvalue().split())
+
+
+@pytest.mark.parametrize("epochs", [None, 1])
+def test_a_loader_that_ends_before_the_run_says_so(epochs: int | None, tmp_path: Path) -> None:
+    """The loop asks for each batch by `next`, which ends with a StopIteration."""
+    ends = Trained(tmp_path, 9, data=np.arange(41) % 16, epochs=epochs)
+    with pytest.raises(ts.UsageError, match="it has no batch for step 5 of 9") as caught:
+        ends()
+    assert '"epochs": math.inf' in str(caught.value) and len(ends.losses) == 5
+    assert "stopped by an error after 5 of 9 steps" in ends.said.getvalue()
+    with pytest.raises(StopIteration, match="dataloader: 1 epochs are given out"):
+        next(ends.live.loader)
+    on = Trained(tmp_path, 9, data=np.arange(41) % 16, epochs=math.inf)()
+    assert on.guard.begin == 4 and len(on.losses) == 9
 
 
 HANGS = """

@@ -134,7 +134,9 @@ class DataLoader:
     def __next__(self) -> Batch:
         if self._epoch >= self._stop:
             self._ended = self._config.epochs is not None
-            raise StopIteration
+            begin = "" if self._ended else "iter(loader) begins the next epoch; "
+            what = f"dataloader: {self._epoch} epochs are given out"
+            raise StopIteration(f'{what}; {begin}"epochs": math.inf in its config has no end')
         if self._ahead is None:
             made = _batches(
                 self._samples, self._order(), self._rows, self.batch_size,

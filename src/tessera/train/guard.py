@@ -73,8 +73,8 @@ class Guard:
     the run goes on after the last one, or after a checkpoint that is younger. `mesh` is the whole
     mesh, which the tensors tell unless they lie on slices of it.
 
-    Raises UsageError if an argument has no meaning, CheckpointError if what is found does not fit
-    or if the last save of the run fails.
+    Raises UsageError if an argument has no meaning or the loader ends before the run,
+    CheckpointError if what is found does not fit or if the last save of the run fails.
     """
 
     def __init__(
@@ -209,6 +209,15 @@ class Guard:
                     raise failed
                 if self._signals.heard:
                     raise self._preempted(self._signals.heard)
+            elif isinstance(error, StopIteration) and self.run.made < self.run.steps:
+                fix = 'say "epochs": math.inf in its configuration, so that it goes on without end,'
+                raise fail(
+                    UsageError,
+                    f"Guard: the loader has ended: it has no batch for step {self.run.made} of"
+                    f" {self.run.steps}",
+                    [("loader", self.live.loader)],
+                    fix=f"{fix} or give Run fewer steps",
+                ) from error
         finally:
             self._release()
 

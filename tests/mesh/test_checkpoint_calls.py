@@ -81,6 +81,13 @@ def test_a_metric_that_is_no_number_is_not_the_best(
     assert f"{said} there are: loss" in capsys.readouterr().err.splitlines()
 
 
+def test_numbers_that_are_not_finite_come_back_from_state_as_from_metrics(tmp_path: Path) -> None:
+    odd = {"best": math.inf, "worst": -math.inf, "none": math.nan}
+    checkpoint.save("a", W, async_io=False, root=tmp_path, metrics=odd, state=[odd], quiet=True)
+    found = checkpoint.load(root=tmp_path)
+    np.testing.assert_equal([found.metrics, found.state[0]], [odd, odd])
+
+
 def test_a_manifest_that_cannot_be_used_is_passed_over_aloud(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

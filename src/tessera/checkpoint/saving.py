@@ -357,7 +357,7 @@ def _json(state: Any) -> Any:
         raise TypeError(f"it holds an object of type {type(x).__name__}")
 
     try:
-        return json.loads(json.dumps(state, allow_nan=False, default=unknown))
+        return json.loads(json.dumps(state, default=unknown))  # with NaN and inf, as metrics
     except (TypeError, ValueError) as error:
         what = f"checkpoint.save: state cannot be written as JSON: {error}"
         raise fail(UsageError, what, fix=_as_json(*odd)) from None

@@ -10,6 +10,12 @@ from tests.mesh.errors import MESH, ONES, OTHER, X, row, split
 
 # fmt: off
 
+class Table:
+    """As pandas has one: it has a shape and lends no memory."""
+
+    shape = (8, 2)
+
+
 # -- meshes and layouts ----------------------------------------------------------------------------
 row("an axis that is not there", ts.LayoutError,
     lambda: ts.tensor(ONES, mesh=MESH, layout="[8@pp, 4]"), """
@@ -251,6 +257,22 @@ row("placed without a mesh", ts.MeshError,
 place: there is no mesh
   at  : AT
   fix : pass mesh=..., or say: with mesh:
+""")
+row("a batch of lists", ts.UsageError,
+    lambda: dist.place([[1, 2], [3]], "data_parallel", MESH, kind="batch"), """
+place: a batch is laid out as tensors or arrays, and it has none
+  0.0 : 1
+  0.1 : 2
+  1.0 : 3
+  at  : AT
+  fix : make arrays of it, such as np.asarray(x)
+""")
+row("a batch with a table of another library", ts.UsageError,
+    lambda: dist.place({"x": ONES, "n": 3, "y": Table()}, "data_parallel", MESH, kind="batch"), """
+place: a batch is laid out as tensors or arrays, and some of it is neither
+  y   : an object of type Table
+  at  : AT
+  fix : make arrays of it, such as np.asarray(x)
 """)
 row("placed by something else", ts.StrategyError,
     lambda: dist.place({"w": X}, "tensor", MESH), """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.checks import instance, one_of, unfit
+from ..core.checks import instance, one_of, shown, unfit
 from ..core.context import settings
 from ..core.errors import StrategyError, StrategyWarning, UsageError, fail, lines_up
 from ..core.layout import TensorType, dim_axes, ways
@@ -22,7 +22,7 @@ from . import functions
 from .checks import mesh_or_none, needed_mesh
 from .collectives import split_over
 from .create import tensor
-from .host_data import is_host_array
+from .host_data import is_array, is_host_array
 from .moving import moved
 from .parameter import Parameter
 from .record import current
@@ -288,7 +288,8 @@ def place(
     values yet is made in its layout later; others are moved, also from another mesh. `kind` is
     "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises
     MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the rules fit
-    no weight, UsageError if there are arrays that are no batch, and no tensors.
+    no weight, UsageError if there are arrays that are no batch, and no tensors, or if a batch has
+    nothing that can be laid out.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     layout_rule(Combined(()), kind)  # is there such a kind?
@@ -297,14 +298,18 @@ def place(
     done: set[int] = set()  # a weight that has two names is laid out by the first
     have: dict[str, TensorType] = {}
     arrays: list[Path] = []
+    rest: list[tuple[Path, Any]] = []
 
     def placed(path: Path, x: Any) -> Any:
-        if is_host_array(x):
-            if kind != "batch":
-                arrays.append(path)
-                return x
+        if kind == "batch" and is_array(x):
             x = tensor(x)
-        if not isinstance(x, Tensor) or id(x) in done:
+        elif is_host_array(x):
+            arrays.append(path)
+            return x
+        if not isinstance(x, Tensor):
+            rest.append((path, x))
+            return x
+        if id(x) in done:
             return x
         base, name = _plain_on(x, mesh), path_name(path)
         want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
@@ -328,6 +333,17 @@ def place(
             fix='of a batch: dist.place(batch, strategy, mesh, kind="batch"); of weights: make'
             " tensors first, by nn.Parameter(x) or ts.tensor(x)",
         )
+    if kind == "batch":
+        # A number beside arrays is one; a table of another library should have been an array.
+        left = [(p, x) for p, x in rest if not have or getattr(x, "shape", None)]
+        if left:
+            raise fail(
+                UsageError,
+                "place: a batch is laid out as tensors or arrays, and "
+                + ("some of it is neither" if have else "it has none"),
+                [(path_name(p) or "the batch", shown(x)) for p, x in left[:5]],
+                fix="make arrays of it, such as np.asarray(x)",
+            )
     if kind == "weight":
         check_reach(laid_by, have)
     return out

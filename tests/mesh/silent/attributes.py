@@ -127,6 +127,13 @@ def _() -> None:
     dist.place((np.ones((8, 3)),) * 2, dist.strategy("data_parallel"), mesh)
 
 
+@row("a batch of arrays of jax")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=4)
+    placed = dist.place({"x": jax.numpy.ones((8, 3))}, "data_parallel", mesh, kind="batch")
+    assert str(placed["x"].type) == "f32[8@dp, 3]"
+
+
 @row("a plan is inspected", error=ts.UsageError, says="of a plan: print(plan.text)")
 def _() -> None:
     dist.inspect(ts.jit(lambda x: x).plan(ts.ones(3)))  # type: ignore[call-overload]

@@ -29,14 +29,15 @@ PEER_KEYS: dict[str, str] = {
     **dict.fromkeys(("pack", "sample_packing", "pack_sequences"), "packing"),
     **dict.fromkeys(("prefetch_factor", "prefetch_size", "prefetch_batches"), "prefetch"),
     **dict.fromkeys(("buckets", "bucket_boundaries", "length_buckets"), "sequence_buckets"),
-    # Where sequence_length is there too, they may be sizes of a model.
+    # Where sequence_length is there too, they may be sizes of a model. ("rank" may be LoRA's; whose
+    # processes have ranks says how many there are, too.)
     **dict.fromkeys(
         ("seq_len", "seq_length", "sequence_len", "max_seq_len", "max_seq_length", "max_length",
          "block_size", "context_length"),
         "sequence_length",
     ),
     "shuffle_seed": "seed",
-    **dict.fromkeys(("rank", "process_index", "host_id", "shard_index", "shard_id"), _HOSTS),
+    **dict.fromkeys(("process_index", "host_id", "shard_index", "shard_id"), _HOSTS),
     **dict.fromkeys(
         ("world_size", "process_count", "num_hosts", "num_shards", "num_replicas"), _HOSTS
     ),
@@ -61,6 +62,5 @@ PEER_KEYS: dict[str, str] = {
     ),
     "pin_memory": _THREAD,
     **dict.fromkeys(("bos_token", "bos_token_id", "add_bos", "bos_id"), _BEGIN),
-    "padding": 'write "packing": "padded" for one document a row',
 }  # fmt: skip
 """A peer's key, and the key of ours that it is, or a sentence on what to do."""

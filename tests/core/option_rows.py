@@ -93,7 +93,7 @@ row("tessera.Tensor.transpose", lambda **k: ts.tensor(A).transpose(**k), {"a": 0
     a=1, b=0)  # fmt: skip
 row("tessera.var", lambda **k: ts.var(A, **k), dim=0, keepdims=True, correction=1)
 for name in ("argmax", "argmin"):
-    row(f"tessera.{name}", lambda name=name, **k: getattr(ts, name)(A, **k), dim=0)
+    row(f"tessera.{name}", lambda name=name, **k: getattr(ts, name)(A, **k), dim=0, keepdims=True)
 for name in ("sort", "argsort"):
     row(f"tessera.{name}", lambda name=name, **k: getattr(ts, name)(A, **k), dim=0, descending=True)
 row("tessera.arange", lambda **k: ts.arange(3, **k), dtype=ts.f32)

@@ -9,30 +9,34 @@ from ..core.dtypes import beyond, f32, int32
 from ..core.errors import ShapeError, fail
 from .index_bounds import check_ids
 from .operands import as_tensor, emit, emit_many, scalar
+from .rearranging import unsqueeze
 from .shaping import along, need_some, one_dim, sliced, swap
 from .tensor import Like, Tensor
 
 
-def argmax(x: Like, dim: int = -1) -> Tensor:
+def argmax(x: Like, dim: int = -1, keepdims: bool = False) -> Tensor:
     """The int32 index of the largest element along `dim`; of equal elements the first.
 
-    Raises ShapeError if `dim` has no elements.
+    With `keepdims` the dim stays, of size 1. Raises ShapeError if `dim` has no elements.
     """
-    return _best("argmax", x, dim)
+    return _best("argmax", x, dim, keepdims)
 
 
-def argmin(x: Like, dim: int = -1) -> Tensor:
+def argmin(x: Like, dim: int = -1, keepdims: bool = False) -> Tensor:
     """The int32 index of the smallest element along `dim`; of equal elements the first.
 
-    Raises ShapeError if `dim` has no elements.
+    With `keepdims` the dim stays, of size 1. Raises ShapeError if `dim` has no elements.
     """
-    return _best("argmin", x, dim)
+    return _best("argmin", x, dim, keepdims)
 
 
-def _best(op: str, x: Like, dim: int) -> Tensor:
+def _best(op: str, x: Like, dim: int, keepdims: bool) -> Tensor:
+    flag(op, "keepdims", keepdims)
+
     def place(t: Tensor, d: int) -> Tensor:
         need_some(op, t, (d,))
-        return emit(op, t, dim=d)
+        found = emit(op, t, dim=d)
+        return unsqueeze(found, d) if keepdims else found
 
     return along(place, op, x, dim)
 

@@ -330,6 +330,7 @@ def _() -> None:
     t = torch.tensor(NAN)
     for got, want in (
         (ts.argmax(x, 1), t.argmax(1)),
+        (ts.argmax(x, 1, keepdims=True), t.argmax(1, keepdim=True)),
         (ts.argmin(x, 1), t.argmin(1)),
         (ts.topk(x, 3)[0], t.topk(3)[0]),
         (ts.topk(x, 3)[1], t.topk(3)[1]),

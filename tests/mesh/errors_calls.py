@@ -13,6 +13,8 @@ from tests.mesh.errors import X, row
 LAYER = ts.nn.Linear(2, 3)
 GPT = ts.nn.GPT(ts.nn.GPTConfig(vocab=16, seq=8, d=16, layers=1, heads=2))
 APART = [ts.tensor([1.0, 2.0], mesh=ts.dist.Mesh(("dp",), devices=[i, i + 1])) for i in (0, 1)]
+FOUR = ts.dist.Mesh(("dp",), devices=4)
+FOLDED = [ts.tensor([1.0, 2.0], mesh=m) for m in (FOUR, FOUR.fold(onto=2))]
 
 
 class Own(ts.nn.Module):
@@ -364,6 +366,13 @@ add: arguments are on different meshes
   arg 1 : f32[2] on dp=2, devices 1, 2
   at    : AT
   fix   : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
+""")
+row('FOLDED[0] + FOLDED[1]', ts.MeshError, lambda: FOLDED[0] + FOLDED[1], """
+add: arguments are on different meshes
+  arg 0 : f32[2] on dp=4, devices 0, 1, 2, 3
+  arg 1 : f32[2] on dp=4 folded onto dp=2, devices 0, 1
+  at    : AT
+  fix   : build all on one mesh, or outside of a function: dist.place(x, mesh=...); in a loop that lost devices: put all that a step uses into its state
 """)
 row('ts.nn.cross_entropy(X, X, reduction="sum")', ts.UsageError, lambda: ts.nn.cross_entropy(X, X, reduction="sum"), """
 cross_entropy: there is no argument 'reduction'

@@ -379,7 +379,7 @@ row("a safe point of another state", ts.UsageError,
     lambda: after(lambda: [*elastic.steps({"x": split("[8@dp, 4]"), "y": X}, 1)]), """
 elastic: the safe point after step 1 has no 'y'
   at  : AT
-  fix : give elastic.steps the same state each time
+  fix : give elastic.steps the same state each time; keep outside what grows, as a log
 """)
 row("a state on two meshes", ts.MeshError,
     lambda: elastic.steps({"x": split("[8@dp, 4]"), "y": split("[8@dp, 4]", OTHER)}, 2), """

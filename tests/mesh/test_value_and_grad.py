@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import nn
 
 
 def test_value_and_grad_takes_the_options_of_jax() -> None:
@@ -158,3 +160,64 @@ def test_a_pull_in_another_function_than_the_value_says_where_it_goes(inside: An
         inside(lambda g: pull(g)[0])(ts.eye(2) if inside is ts.vmap else x)
     together = ts.vmap(lambda g: ts.vjp(lambda x: x**2, x)[1](g)[0])(ts.eye(2))
     np.testing.assert_allclose(together.numpy(), [[2.0, 0.0], [0.0, 4.0]])
+
+
+class Settings(nn.Module):
+    """With all that a module may hold: functions, numbers, texts, buffers, a frozen weight, and one
+    under two names."""
+
+    def __init__(self) -> None:
+        self.up, self.act, self.norm = nn.Linear(4, 4), nn.gelu, nn.BatchNorm(4)
+        self.scale, self.mode, self.on, self.calls = 3, "wide", True, 0
+        self.fixed = nn.Parameter(ts.full((4,), 2.0), requires_grad=False)
+        self.tied = self.up.weight
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        assert self.mode == "wide" and self.on is True
+        self.calls += 1
+        x = self.act(self.norm(self.up(x))) * self.scale * self.fixed
+        return x.reshape(-1, 2, self.scale - 1).reshape(-1, 4) @ self.tied
+
+
+def _made() -> Settings:
+    ts.seed(0)
+    return Settings()
+
+
+def _loss(model: Settings, x: ts.Tensor) -> ts.Tensor:
+    return (model(x) ** 2).mean()
+
+
+ROWS = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+WAYS: dict[str, Callable[[Settings, ts.Tensor], Any]] = {
+    "at once": lambda m, x: ts.value_and_grad(_loss)(m, x)[1],
+    "compiled": lambda m, x: ts.jit(ts.value_and_grad(_loss))(m, x)[1],
+    "from outside": lambda m, x: ts.jit(lambda x: ts.value_and_grad(_loss)(m, x)[1])(x),
+    "in a tree": lambda m, x: ts.value_and_grad(lambda t: _loss(t["m"][0], t["x"]))(
+        {"m": (m,), "x": x}
+    )[1]["m"][0],
+    "with more": lambda m, x: ts.value_and_grad(
+        lambda x, m: (_loss(m, x), x), argnums=1, has_aux=True
+    )(x, m)[1],
+    "pulled back": lambda m, x: ts.vjp(lambda m: _loss(m, x), m)[1](ts.ones(()))[0],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_of_any_attributes_is_an_argument(way: str) -> None:
+    x, one, other = ts.tensor(ROWS), _made(), _made()
+    found, want = WAYS[way](one, x), ts.grad(_loss(other, x), other)
+    assert [*found] == [*want] == ["up.weight", "up.bias", "norm.weight", "norm.bias"]
+    for name, g in want.items():
+        np.testing.assert_allclose(found[name].numpy(), g.numpy(), rtol=1e-4, atol=1e-5)
+    assert (one.norm.running_mean.numpy() == other.norm.running_mean.numpy()).all()
+    assert one.calls == other.calls == 1
+
+
+def test_a_module_that_is_given_twice_is_an_error() -> None:
+    model, x = nn.Linear(4, 4), ts.tensor(ROWS)
+    f = ts.value_and_grad(lambda m, other: ((m(x) - 0.5 * other(x)) ** 2).mean())
+    with pytest.raises(ts.UsageError, match="arguments 0 and 1 hold the same weight"):
+        f(model, model)
+    mine = copy.deepcopy(model)
+    assert np.abs(f(model, mine)[1]["weight"].numpy()).max() > 0

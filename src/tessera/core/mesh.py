@@ -153,6 +153,13 @@ class Mesh:
         """The text that `parse` reads and Graph IR prints: 'dp=2 tp=4'. It has no device ids."""
         return " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
+    def text_beside(self, other: Mesh | None) -> str:
+        """`text`, and where `other` has the same: what it is folded onto, and its devices."""
+        if other is None or other.text() != self.text():
+            return self.text()
+        fold = f" folded onto {self.onto.text()}" if self.onto is not None else ""
+        return f"{self.text()}{fold}, devices {str([*self.physical.device_ids])[1:-1]}"
+
     @property
     def folds(self) -> Mapping[str, int]:
         """How many places along each axis one device runs in turn: 1 if the mesh is not folded."""

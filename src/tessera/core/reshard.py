@@ -89,8 +89,8 @@ def steps_between(
         raise fail(
             MeshError,
             "redistribute: the two layouts are on different meshes",
-            [("from", f"{src} on {src.mesh and src.mesh.text()}"),
-             ("to", f"{dst} on {dst.mesh and dst.mesh.text()}")],
+            [("from", f"{src} on {src.mesh and src.mesh.text_beside(dst.mesh)}"),
+             ("to", f"{dst} on {dst.mesh and dst.mesh.text_beside(src.mesh)}")],
             fix="build both on one mesh, or outside of a function: dist.place(x, mesh=...)",
         )  # fmt: skip
     return list(_steps(src, dst, in_order, topology))

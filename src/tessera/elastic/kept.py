@@ -133,7 +133,8 @@ class Kept:
                 raise fail(
                     UsageError,
                     f"elastic: the safe point after step {manifest.step} has no {name!r}",
-                    fix="give elastic.steps the same state each time",
+                    fix="give elastic.steps the same state each time; keep outside what grows, as a"
+                    " log",
                 )
             elif isinstance(x, Tensor):
                 to = where(x.type.complete())

@@ -20,11 +20,21 @@ from .eager import made
 from .grad import apart, grad
 from .loop import _body
 from .operands import as_tensor, emit, emit_many
-from .parameter import need_trained
+from .parameter import Parameter, need_trained
 from .record import Recorder, current, recording
 from .tape import stop_gradient
 from .tensor import Tensor
-from .tree import flatten, path_name, spec_paths, unflatten
+from .tree import (
+    EMPTY,
+    LEAF,
+    Path,
+    flatten,
+    is_registered,
+    opened,
+    path_name,
+    spec_paths,
+    unflatten,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,10 +179,12 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """A function that returns (the scalar of `fn`, its gradient by the first argument).
 
-    That argument is a tensor or a tree of tensors; the gradient has its structure. `argnums` are
+    That argument is a tensor or a tree of tensors; the gradient has its structure. Of a module it
+    is a dict by name, of its trainable parameters, and `fn` gets the module itself. `argnums` are
     the places of other arguments; for several there is a tuple of gradients. With `has_aux` `fn`
     returns (the scalar, anything), which comes in place of the scalar. Raises UsageError if `fn`
-    has no such arguments or does not return such a pair, and what `ts.grad` raises, at the call.
+    has no such arguments or does not return such a pair, or if a module is given at another place
+    too; and what `ts.grad` raises, at the call.
 
     >>> import tessera as ts
     >>> value, g = ts.value_and_grad(lambda x: ts.sum(x * x))(ts.tensor([1.0, 3.0]))
@@ -194,7 +206,8 @@ def value_and_grad(
             fix = f"its gradient is by argument {far}: give that by place"
             raise unfit(who, "the number of arguments by place", len(args), fix)
         by_place = {n % len(args) for n in places}
-        given = [tensors(x, own=True) if i in by_place else x for i, x in enumerate(args)]
+        given = [own(x) if i in by_place else x for i, x in enumerate(args)]
+        _see_twice(who, given, by_place)
         with replaced(op_by_op=True):
             out = fn(*given, **kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
@@ -204,6 +217,24 @@ def value_and_grad(
         return out, grad(loss, by[0] if isinstance(argnums, int) else tuple(by))
 
     return run
+
+
+def _see_twice(who: str, given: Sequence[Any], by_place: set[int]) -> None:
+    """Raises UsageError if a module that a gradient is by is given at another place too: it is one
+    object, and the gradient would be by both."""
+    places: dict[int, int] = {}
+    for i in sorted(range(len(given)), key=lambda i: i not in by_place):
+        for x in flatten(given[i])[0]:
+            if not isinstance(x, Parameter) or x.frozen:
+                continue
+            at = places.setdefault(id(x), i) if i in by_place else places.get(id(x), i)
+            if at != i:
+                raise fail(
+                    UsageError,
+                    f"{who}: arguments {at} and {i} hold the same weight",
+                    [("weight", x)],
+                    fix="give a copy of the other model: copy.deepcopy(model)",
+                )
 
 
 def _floats(who: str, values: Iterable[Any], fix: str) -> None:
@@ -229,7 +260,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     [1.0, 2.0]
     """
     fn = asked_function("vjp", "the function", fn)
-    xs = tensors(xs, own=True)
+    xs = own(xs)
     with replaced(op_by_op=True):
         value = fn(*xs)
     outs, spec = flatten(value)
@@ -269,11 +300,31 @@ def along(terms: Sequence[Tensor], by: Any) -> Any:
         recorder.frame = frame
 
 
-def tensors(tree: Any, own: bool = False) -> Any:
-    """`tree` with tensors for leaves; with `own`, floats as tensors that nothing else refers to."""
+def tensors(tree: Any) -> Any:
+    """`tree` with tensors for leaves."""
     leaves, spec = flatten(tree)
-    made = [as_tensor(x) for x in leaves]
-    if own:
-        need_trained("grad", zip(map(path_name, spec_paths(spec)), made, strict=True))
-        made = [apart(t) if t.dtype.is_float else t for t in made]
-    return unflatten(spec, made)
+    return unflatten(spec, [as_tensor(x) for x in leaves])
+
+
+def own(tree: Any) -> Any:
+    """`tree` with floats as tensors that nothing else refers to. A module is itself: what it sets
+    in itself stays, and what it holds besides weights is not asked for."""
+    named: list[tuple[str, Tensor]] = []
+    made = _own(tree, (), named)
+    need_trained("grad", named)
+    return made
+
+
+def _own(tree: Any, path: Path, named: list[tuple[str, Tensor]]) -> Any:
+    if tree is None or is_registered(type(tree)):
+        return tree
+    found = opened(tree)
+    if found is None:
+        t = as_tensor(tree)
+        named.append((path_name(path), t))
+        return apart(t) if t.dtype.is_float else t
+    kind, keys, values = found
+    names = keys if isinstance(keys, tuple) else range(len(values))
+    new = [_own(x, (*path, name), named) for name, x in zip(names, values, strict=True)]
+    spec = (kind, keys, tuple([EMPTY if x is None else LEAF for x in new]))
+    return unflatten(spec, [x for x in new if x is not None])

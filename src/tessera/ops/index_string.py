@@ -105,13 +105,6 @@ def elementwise_index(ranks: tuple[int, ...]) -> Index:
     return Index(tuple(letters[rank - r :] for r in ranks), letters)
 
 
-def _place(mesh: Mesh | None, alike: bool) -> str:
-    """`mesh` as text; with its devices where another one is `alike`."""
-    if mesh is None:
-        return "no mesh"
-    return f"{mesh.text()}, devices {str([*mesh.device_ids])[1:-1]}" if alike else mesh.text()
-
-
 def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
     """The mesh of the arguments; one without a mesh goes anywhere. Raises MeshError."""
     mesh: Mesh | None = None
@@ -119,13 +112,15 @@ def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
         if t.mesh is None or t.mesh is mesh:
             continue
         if mesh is not None and t.mesh != mesh:
-            alike = t.mesh.text() == mesh.text()
-            raise fail(
-                MeshError,
-                f"{name}: arguments are on different meshes",
-                [(f"arg {i}", f"{t} on {_place(t.mesh, alike)}") for i, t in enumerate(ins)],
-                fix="build all on one mesh, or outside of a function: dist.place(x, mesh=...)",
-            )  # fmt: skip
+            two, rows = (mesh, t.mesh), list[tuple[str, object]]()
+            for i, x in enumerate(ins):
+                other = two[x.mesh == mesh]
+                where = x.mesh.text_beside(other) if x.mesh is not None else "no mesh"
+                rows.append((f"arg {i}", f"{x} on {where}"))
+            fix = "build all on one mesh, or outside of a function: dist.place(x, mesh=...)"
+            if mesh.unfolded == t.mesh.unfolded:
+                fix += "; in a loop that lost devices: put all that a step uses into its state"
+            raise fail(MeshError, f"{name}: arguments are on different meshes", rows, fix=fix)
         mesh = t.mesh
     return mesh
 

@@ -468,3 +468,25 @@ def test_a_dim_that_is_not_there_is_not_split(line: dist.Mesh) -> None:
 
     with pytest.raises(ts.StrategyError, match="there is no dim 2 to split over 'dp'"):
         dist.place({"w": ts.ones((8, 4))}, Third("dp"), line)
+
+
+def test_momentum_of_ones_own_rests_as_its_weight_does() -> None:
+    """Weights of ZeRO-3 stay at rest, so that one recording serves all steps."""
+    mesh = dist.Mesh(("dp",), devices=4)
+    plan = dist.strategy("zero_redundancy_optimizer", stage=3)
+    model = dist.place(nn.Linear(8, 8), plan, mesh)
+    speed = {n: ts.zeros_like(p) for n, p in model.named_parameters()}
+
+    @ts.jit
+    def step(model: Any, speed: Any, x: ts.Tensor) -> Any:
+        _, grads = ts.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+        new = {n: speed[n] * 0.9 + g for n, g in grads.items()}
+        for n, p in model.named_parameters():
+            p.data = p.data - 0.1 * new[n]
+        return new
+
+    x = dist.place(np.ones((8, 8), np.float32), plan, mesh, kind="batch")
+    for _ in range(3):
+        speed = step(model, speed, x)
+        assert model.weight.type.rest == speed["weight"].type.rest == ("dp",)
+    assert sum(map(len, step._entries.values())) == 1

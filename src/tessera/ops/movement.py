@@ -100,7 +100,10 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         taken = (*t.split_axes, *t.partial_axes)
         fresh = [without(d, taken, layout.sizes) for d in layout.dims]
     kept = (new if grow else d for d, grow, new in zip(t.dims, grows, fresh[extra:]))
-    return Inferred((t,), (t.with_dims((*fresh[:extra], *kept)),))
+    out = t.with_dims((*fresh[:extra], *kept))
+    if isinstance(layout, TensorType) and layout.rest:  # as what it is made like
+        out = out.with_rest((*out.rest, *layout.rest))
+    return Inferred((t,), (out,))
 
 
 # `layout` says how the dims that x lacks are split; its other dims lie as they do in x.

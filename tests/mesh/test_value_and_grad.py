@@ -219,5 +219,7 @@ def test_a_module_that_is_given_twice_is_an_error() -> None:
     f = ts.value_and_grad(lambda m, other: ((m(x) - 0.5 * other(x)) ** 2).mean())
     with pytest.raises(ts.UsageError, match="arguments 0 and 1 hold the same weight"):
         f(model, model)
+    with pytest.raises(ts.UsageError, match="vjp: arguments 0 and 1 hold the same weight"):
+        ts.vjp(lambda m, other: m(x) - other(x), model, model)
     mine = copy.deepcopy(model)
     assert np.abs(f(model, mine)[1]["weight"].numpy()).max() > 0

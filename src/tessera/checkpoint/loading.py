@@ -129,13 +129,13 @@ def loaded(
     read = _Read(manifest, reader(storage, manifest), only, want, fill)
     trees = {"tensors": tensors, "optimizer": optimizer}
     rows = {kind: read.rows(kind, like) for kind, like in trees.items()}
-    for kind, asked_ in rows.items():
-        if only and asked_ and not any(read.wanted(name) for name, _ in asked_):
+    for kind, pairs in rows.items():
+        if only and pairs and not any(read.wanted(name) for name, _ in pairs):
             warn_no_effect(
                 f"checkpoint.load: {kind}",
                 f"only={[*only]} names nothing of it",
                 means="what was given has the values of before",
-                fix=f"leave it out, or name a part of it too, such as {asked_[0][0]!r}",
+                fix=f"leave it out, or name a part of it too, such as {pairs[0][0]!r}",
             )
     with read.bar:
         new = {kind: read.tree(kind, like, rows[kind]) for kind, like in trees.items()}

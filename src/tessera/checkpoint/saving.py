@@ -270,8 +270,8 @@ def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, 
     for kind, tree in (("tensors", tensors), ("optimizer", optimizer)):
         for name, x in leaves(kind, tree):
             if isinstance(x, (Tensor, np.ndarray, np.generic)) or hasattr(x, "__dlpack__"):
-                named[name] = t = as_tensor(x)
-                _see_digits(name, x, t)
+                _see_digits(name, x)
+                named[name] = as_tensor(x)
             elif x is None or isinstance(x, (bool, int, float, str)):
                 values[name] = x
             else:
@@ -279,14 +279,15 @@ def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, 
     return named, values
 
 
-def _see_digits(name: str, x: Any, t: Tensor) -> None:
-    """Raises DTypeError if `x` has digits that its tensor has not: float64 is saved as f32."""
+def _see_digits(name: str, x: Any) -> None:
+    """Raises DTypeError if `x` has digits that its tensor lacks: float64 is saved as f32."""
     if isinstance(x, Tensor) or not str(getattr(x, "dtype", "")).endswith("float64"):
         return
-    if not np.array_equal(np.asarray(x), t.numpy().astype(np.float64), equal_nan=True):
+    wide = np.asarray(x)
+    if not np.array_equal(wide, wide.astype(np.float32), equal_nan=True):
         raise fail(
             DTypeError,
-            f"checkpoint.save: {name} has digits of float64, and would be saved as {t.dtype}",
+            f"checkpoint.save: {name} has digits of float64, and would be saved as f32",
             fix="round it first: x.astype(np.float32); a number is saved whole: float(x)",
         )
 

@@ -145,7 +145,9 @@ class _Look:
             for name, value in self._entries(x):
                 self.expand(place.below(True, name), value)
             for name in self.texts if not isinstance(x, SHARED) else ():
-                if not hasattr(x, name):
+                there = inspect.getattr_static(x, name, GONE)  # a property does not run for this
+                slot = isinstance(there, types.MemberDescriptorType)
+                if (there is GONE or slot) and not hasattr(x, name):
                     absent = place.below(True, name)
                     self.out[absent.name] = absent, GONE, Same(GONE)
 

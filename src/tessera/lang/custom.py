@@ -251,8 +251,8 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
 
     `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`. Raises
-    UsageError if the value holds anything but float tensors, and ShapeError in `pull` if `g` does
-    not have the structure and shapes of the value.
+    UsageError if the value holds anything but float tensors or a module is given at two places,
+    and ShapeError in `pull` if `g` does not have the structure and shapes of the value.
 
     >>> import tessera as ts
     >>> y, pull = ts.vjp(ts.sin, ts.tensor([0.0, 0.0]))
@@ -261,6 +261,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """
     fn = asked_function("vjp", "the function", fn)
     xs = own(xs)
+    _see_twice("vjp", xs, {*range(len(xs))})
     with replaced(op_by_op=True):
         value = fn(*xs)
     outs, spec = flatten(value)

@@ -130,3 +130,19 @@ def _() -> None:
 
     assert [count(ts.tensor(1.0)).item() for _ in range(3)] == [1.0, 2.0, 3.0]
     assert seen.n == 3  # type: ignore[attr-defined]
+
+
+@row("a property that a text names does not run where settings are looked at")
+def _() -> None:
+    class Lazy:
+        runs = 0
+
+        @property
+        def k(self) -> float:
+            Lazy.runs += 1
+            return 2.0
+
+    lazy = Lazy()
+    f = ts.jit(lambda x: x * (getattr(lazy, "k", 1.0)))
+    assert f(ts.tensor(1.0)).item() == 2.0
+    assert Lazy.runs == 1  # where the function itself reads it

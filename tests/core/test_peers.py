@@ -140,6 +140,13 @@ def test_what_is_offered_gives_what_was_asked(
     np.testing.assert_allclose(got, np.asarray(want), rtol=1e-5, atol=1e-6)
 
 
+def test_sizes_and_dims_may_be_named(oracle: Oracle) -> None:
+    x = ts.ones((4, 6))
+    assert ts.reshape(x, shape=(6, 4)).shape == ts.reshape(x=x, shape=(6, 4)).shape == (6, 4)
+    assert ts.permute(x, dims=(1, 0)).shape == x.permute(dims=[1, 0]).shape == (6, 4)
+    assert (x.repeat(repeats=(2, 2)).shape, ts.tile(x, dims=2).shape) == ((8, 12), (4, 12))
+
+
 def test_other_ways_of_a_ufunc_lead_to_what_is_the_same(oracle: Oracle) -> None:
     x, y = ts.tensor(X[0]), ts.tensor(Y[0])
     for call, text, want in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tessera as ts
+from tessera.train.memory import offload
 from tests.mesh.errors import X, row
 
 # What is not there is no mistake of this file's: mypy would say the same as the messages.
@@ -31,6 +32,12 @@ where: x and y are missing
   arguments : pick, x, y
   at        : AT
   fix       : write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())
+""")
+row('ts.jit(lambda x: offload(x))(X)', ts.UsageError, lambda: ts.jit(lambda x: offload(x))(X), """
+a tensor of a recorded function cannot be moved to the host
+  tensor : f32[2, 3]
+  at     : AT
+  fix    : move it outside: an argument before the call, or what the function returns
 """)
 row('ts.tensor()', ts.UsageError, lambda: ts.tensor(), """
 tensor: data is missing

@@ -171,6 +171,11 @@ def test_containers_are_changed_as_without_compilation(name: str) -> None:
         assert ours["q"][-1] is inner  # itself, as others may hold it
 
 
+def test_nothing_is_donated_where_none_is_named() -> None:
+    w = ts.ones(2)
+    assert ts.jit(lambda w: w + 1, donate=None)(w).sum().item() == 4 and w.sum().item() == 2
+
+
 def test_donated_buffers_are_gone_and_the_error_says_so() -> None:
     @ts.jit(donate="w")
     def update(w: ts.Tensor, g: ts.Tensor) -> ts.Tensor:

@@ -318,6 +318,20 @@ def test_a_rank_that_does_not_join_is_named(tmp_path: Path) -> None:
     assert "tessera run: rank 0 exited with status 1 after " in done.err
 
 
+@pytest.mark.parametrize("first", ["", pytest.param("time.sleep(8)\n", marks=LONG)])
+def test_a_rank_that_ends_before_it_joins_is_not_waited_for(first: str, tmp_path: Path) -> None:
+    """Whether the others come before its end, or after."""
+    (tmp_path / "some.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(4)\n    sys.exit()\n"
+        + first
+        + TOTAL
+    )
+    done = launch("-n", 3, "some.py", folder=tmp_path, limit_s=60)
+    assert done.code == 1
+    assert "join: rank 1 ended before joining the run\n  came : rank" in done.err
+    assert "call tessera.distributed.initialize() at its start" in done.err
+
+
 @LONG
 def test_a_rank_whose_engine_runs_already_says_so(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text("import jax\njax.devices()\n" + TOTAL)

@@ -79,6 +79,13 @@ def test_a_tensor_of_whole_numbers_takes_no_fraction(pair: ttnn.MeshDevice) -> N
         ttnn.divide(x, 2, output_tensor=x)
 
 
+def test_an_index_is_of_whole_numbers(pair: ttnn.MeshDevice) -> None:
+    x, half = there(B.float(), pair), there(B.float() / 2, pair)
+    for call in (lambda: ttnn.gather(x, 1, half), lambda: ttnn.scatter(x, 1, half, x)):
+        with pytest.raises(ttnn.TTNNError, match="the index is of whole numbers, not"):
+            call()
+
+
 def test_what_is_left_is_exact_of_floats_too(pair: ttnn.MeshDevice) -> None:
     a = torch.tensor([[1e8, 5.0, -5.87e3, 7.5, -6.0, 3.0e30]])
     b = torch.tensor([[3.0, float("inf"), -1.24e-3, -2.0, 3.0, 7.0]])

@@ -136,9 +136,13 @@ def asking(fn: F, name: str, of_object: bool = False) -> F:
     in_order = [p.name for p in have if p.kind in _PLACED]
     known = {*by_name, *getattr(fn, "old_names", ())}
     more = any(p.kind is p.VAR_KEYWORD for p in have)
+    rest = next((p.name for p in have if p.kind is p.VAR_POSITIONAL), "")
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
+            placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
+            args = (*args, *placed, kwargs.pop(rest))
         if kwargs and not more and not known.issuperset(kwargs):
             wrong = next(k for k in kwargs if k not in known)
             raise _no_argument(name, wrong, by_name[of_object:])

@@ -62,7 +62,7 @@ class Jit(Generic[P, R]):
     def __init__(
         self,
         fn: Callable[P, R],
-        donate: str | int | Sequence[str | int],
+        donate: str | int | Sequence[str | int] | None,
         reduce_partial: bool,
         pad: padding.Pads | None = None,
     ):
@@ -95,10 +95,11 @@ class Jit(Generic[P, R]):
         """Itself: what `@schedule(...)` has compiled."""
         return self
 
-    def _names(self, donate: str | int | Sequence[str | int]) -> frozenset[str]:
+    def _names(self, donate: str | int | Sequence[str | int] | None) -> frozenset[str]:
         params = list(self._signature.parameters)
         names = set()
-        for n in donate if isinstance(donate, (tuple, list, set, frozenset)) else [donate]:
+        given = () if donate is None else donate
+        for n in given if isinstance(given, (tuple, list, set, frozenset)) else [given]:
             name = params[n] if isinstance(n, int) and 0 <= n < len(params) else n
             if name not in params:
                 raise fail(
@@ -438,7 +439,7 @@ def jit(fn: Callable[P, R], /) -> Jit[P, R]: ...
 @overload
 def jit(
     *,
-    donate: str | int | Sequence[str | int] = (),
+    donate: str | int | Sequence[str | int] | None = (),
     reduce_partial: bool = True,
     pad: padding.Pads | None = None,
 ) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
@@ -447,7 +448,7 @@ def jit(
     fn: Callable[P, R] | None = None,
     /,
     *,
-    donate: str | int | Sequence[str | int] = (),
+    donate: str | int | Sequence[str | int] | None = (),
     reduce_partial: bool = True,
     pad: padding.Pads | None = None,
 ) -> Any:

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.errors import UsageError, fail
 from .changes import apart_from
 from .engine import HostCopy, engine
 from .tensor import Tensor
 
 
 def away(t: Tensor) -> tuple[Tensor, HostCopy]:
-    """The same tensor in host memory, and the copy, which is started, not waited for."""
+    """The same tensor in host memory, and the copy, which is started, not waited for. Raises
+    UsageError in a recorded function."""
+    if t._trace is not None:
+        raise fail(
+            UsageError,
+            "a tensor of a recorded function cannot be moved to the host",
+            [("tensor", t.type)],
+            fix="move it outside: an argument before the call, or what the function returns",
+        )
     copy = copy_of(t) or engine().offload(t.stored, t.type)
     out = Tensor(None, t.type)
     out.name, out._pending = t.name, copy

@@ -44,12 +44,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Job:
     """One process that the launcher starts; `environment` is all of its variables. `orphaned` is
-    the signal that it gets when the launcher is killed."""
+    the signal that it gets when the launcher is killed; `rank` is its number, where it is one."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     orphaned: signal.Signals = signal.SIGTERM  # mpirun and srun pass it on to their ranks
+    rank: int | None = None
 
 
 def program_of(words: Sequence[str], module: bool) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def local(run: Run) -> list[Job]:
     """Each rank is a process of this machine."""
     around = _around(run)
     return [
-        Job(f"rank {k}", run.program, around | _here(run, k), signal.SIGKILL)
+        Job(f"rank {k}", run.program, around | _here(run, k), signal.SIGKILL, k)
         for k in range(run.size)
     ]
 

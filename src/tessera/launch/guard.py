@@ -42,6 +42,11 @@ class Guard:
         sock.close()
         with_group(self.pid)
 
+    def has_ended(self, rank: int) -> None:
+        """Tells the coordinator that this rank's program has ended."""
+        with contextlib.suppress(OSError):
+            os.write(self.pipe, f"{rank}\n".encode())
+
     def signal(self, number: int) -> None:
         """Sends it to all ranks and what they started."""
         with contextlib.suppress(ProcessLookupError):
@@ -96,9 +101,11 @@ def _guard(run: Run, sock: socket.socket, limit_s: float, asks: bool, pipe: int)
 
             return service_near(sock, host, run.size)
 
-        Rendezvous(run.size, run.token, limit_s, service, apart=True).start(sock)
-        while os.read(pipe, 1):
-            pass
+        meeting = Rendezvous(run.size, run.token, limit_s, service, apart=True)
+        meeting.start(sock)
+        with os.fdopen(pipe) as ended:
+            for rank in ended:
+                meeting.has_ended(int(rank))
         if asks:
             os.killpg(0, signal.SIGTERM)
         time.sleep(END_S)

@@ -178,6 +178,8 @@ class Supervisor:
         for p in self.processes:
             if p.code is None and (code := p.popen.poll()) is not None:
                 p.code = code
+                if code == 0 and p.job.rank is not None:
+                    self.guard.has_ended(p.job.rank)
                 ended.append(p)
         if self.end_s is None:
             self.alone = self.guard.ended()

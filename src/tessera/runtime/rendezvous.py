@@ -89,8 +89,14 @@ class Rendezvous:
         self.hellos: dict[int, Message] = {}
         self.writers: dict[int, asyncio.StreamWriter] = {}
         self.complete = False
+        self.ended: set[int] = set()  # ranks whose program has ended, as the launcher says
         self.empty = threading.Event()  # set when rank 0 alone is left
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def has_ended(self, rank: int) -> None:
+        """Says, from any thread, that the program of `rank` has ended: nobody need wait for it."""
+        self.ended.add(rank)
+        asyncio.run_coroutine_threadsafe(self._wait_no_more(), self._loop)
 
     async def serve(self, sock: socket.socket) -> None:
         """Answers until it is cancelled."""
@@ -100,7 +106,9 @@ class Rendezvous:
 
     def start(self, sock: socket.socket) -> None:
         """Answers in a thread of its own, as long as this process lives."""
-        threading.Thread(target=lambda: asyncio.run(self.serve(sock)), daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        serving = self._loop.run_until_complete
+        threading.Thread(target=serving, args=(self.serve(sock),), daemon=True).start()
 
     async def _member(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -155,6 +163,7 @@ class Rendezvous:
         self.hellos[rank], self.writers[rank] = hello, writer
         if len(self.writers) == self.size:
             await self._all_here()
+        await self._wait_no_more()
         return int(rank)
 
     async def _all_here(self) -> None:
@@ -181,6 +190,12 @@ class Rendezvous:
         missing = [r for r in range(self.size) if r not in self.writers]
         what = f"{ranks_text(missing)} did not come within {self.limit_s:g} s"
         self._tell_all(_error(what, [("came", ranks_text(sorted(self.writers)))], _LATE))
+
+    async def _wait_no_more(self) -> None:
+        """Ends the wait where one that should come has ended."""
+        if self.ended and not self.complete:
+            what = f"{ranks_text(sorted(self.ended))} ended before joining the run"
+            self._tell_all(_error(what, [("came", ranks_text(sorted(self.writers)))], _EACH))
 
     def _leave(self, rank: int, said: Message) -> None:
         self.writers.pop(rank, None)
@@ -210,6 +225,10 @@ class Rendezvous:
 _OTHER = "two runs share a port: name another one for this run"
 _ONE = "start all processes of a run with one launcher, and one run on one port"
 _SAME = "install the same versions on all hosts"
+_EACH = (
+    "each rank joins as it first uses Tessera, and all of them must: let all run the same program,"
+    " and call tessera.distributed.initialize() at its start"
+)
 _LATE = "see what these ranks did instead; to wait longer, set TESSERA_JOIN_LIMIT (seconds)"
 
 

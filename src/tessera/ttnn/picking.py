@@ -83,9 +83,20 @@ def _sort(x: Value, dim: int, descending: bool) -> tuple[Value, Value]:
 
 
 def gather(input: Tensor, dim: int, index: Tensor, **options: Any) -> Tensor:
-    """The elements that `index` names along `dim`, each in its own row, in the shape of `index`."""
+    """The elements that `index` names along `dim`, each in its own row, in the shape of `index`.
+    Raises TTNNError for an index of floats."""
     options.pop("sparse_grad", None)
+    _whole("gather", index)
     return run("gather", _gather, [input, index], **how("gather", options), dim=dim)
+
+
+def _whole(name: str, index: Tensor) -> None:
+    if index.dtype.is_float:
+        raise wrong(
+            f"{name}: the index is of whole numbers, not {index.dtype}",
+            [("index", index.shape)],
+            fix="ttnn.typecast(index, ttnn.uint32)",
+        )
 
 
 def _gather(x: Value, ids: Value, dim: int) -> Value:
@@ -97,7 +108,9 @@ def scatter(
     **options: Any,
 ) -> Tensor:  # fmt: skip
     """The tensor with each element of `src` at the place along `dim` that `index` names: in its
-    stead (of several for one place the last), or with `reduce="add"` added to it."""
+    stead (of several for one place the last), or with `reduce="add"` added to it. Raises TTNNError
+    for an index of floats."""
+    _whole("scatter", index)
     if reduce not in (None, "add"):
         raise wrong(f"scatter: reduce={reduce!r} is not provided", fix='give "add", or none')
     said = how("scatter", options)

@@ -15,7 +15,8 @@ import torch
 
 import tessera as ts
 from tessera import dist, nn, op, optim
-from tessera.core.peer_names import ADVICE, ARGUMENT_ADVICE, ARGUMENTS, INSTEAD
+from tessera.core.peer_arguments import ARGUMENT_ADVICE, ARGUMENTS
+from tessera.core.peer_names import ADVICE, INSTEAD
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -55,6 +56,17 @@ FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
         for name in ("and", "or", "xor", "not")
         for a, b in ((np.array([0, 1, 2, 4]), np.array([0, 2, 0, 3])), (X, Y), (X > 0, Y > 0))
     ),
+    *(
+        (name, INSTEAD[name], {"x": X, "y": Y + 0.5}, getattr(np, name)(X, Y + np.float32(0.5)))
+        for name in ("fmod", "copysign", "heaviside")
+    ),
+    *((name, INSTEAD[name], {"x": X}, getattr(np, name)(X))
+      for name in ("signbit", "cbrt", "rint", "degrees", "radians")),
+    ("frac", INSTEAD["frac"], {"x": X}, torch.frac(L(X))),
+    ("segment_sum", INSTEAD["segment_sum"], {"x": X, "ids": np.array([1, 0, 1]), "n": 2, "d": 4},
+     np.stack([X[1], X[0] + X[2]])),
+    ("dynamic_slice", INSTEAD["dynamic_slice"], {"x": X, "start": np.array(1), "size": 2}, X[1:3]),
+    ("logspace", INSTEAD["logspace"], {"start": 0.0, "end": 2.0, "n": 5}, np.logspace(0, 2, 5)),
     ("vdot", "ts.sum(x * y)", {"x": X, "y": Y}, np.vdot(X, Y)),
     ("fmax", INSTEAD["fmax"], {"x": ODD, "y": OTHER}, np.fmax(ODD, OTHER)),
     ("fmin", INSTEAD["fmin"], {"x": ODD, "y": OTHER}, np.fmin(ODD, OTHER)),
@@ -138,6 +150,22 @@ def test_what_is_offered_gives_what_was_asked(
         return
     got = got.numpy() if isinstance(got, ts.Tensor) else got
     np.testing.assert_allclose(got, np.asarray(want), rtol=1e-5, atol=1e-6)
+
+
+def test_what_writes_in_place_leads_to_what_does_not() -> None:
+    x = ts.ones(3)
+    for name, text in (("exp_", "x = ts.exp(...)"), ("reshape_", "x = x.reshape(...)"),
+                       ("lerp_", "x = x + w * (y - x)")):  # fmt: skip
+        with pytest.raises(ts.UnknownNameError, match=re.escape(f"do not change: {text}")):
+            getattr(x, name)
+
+
+def test_what_is_like_no_name_leads_to_numpy_and_jax() -> None:
+    for name, text in (("cov", "of a value alone np.cov(x.numpy()); in a program compose it of"),
+                       ("cartesian_prod", "fix : compose it of functions of ts, or write"),
+                       ("sotr", "the names most like it are sort")):  # fmt: skip
+        with pytest.raises(ts.UnknownNameError, match=re.escape(text)):
+            getattr(ts, name)
 
 
 def test_sizes_and_dims_may_be_named(oracle: Oracle) -> None:

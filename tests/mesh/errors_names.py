@@ -194,7 +194,7 @@ sum: 'dim' is given by place and by name
 row('ts.softmx', ts.UnknownNameError, lambda: ts.softmx, """
 module 'tessera' has no attribute 'softmx'
   at  : AT
-  fix : the names most like it are sort, optim, argsort
+  fix : the name most like it is nn.softmax
 """)
 row('ts.cat([X, X])', ts.UnknownNameError, lambda: ts.cat([X, X]), """
 module 'tessera' has no attribute 'cat'

@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, optim
+from tessera.lang.jax_functions import as_ops
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 4, "tp": 2})
 RNG = np.random.default_rng(6)
@@ -38,6 +39,7 @@ OPTIMIZERS = {
     "adafactor": optax.adafactor(0.05, min_dim_size_to_factor=4),
     "lion": optax.lion(0.01, weight_decay=0.1),
     "lamb": optax.lamb(0.05),
+    "muon": optax.contrib.muon(0.05),
     "rmsprop": optax.rmsprop(optax.exponential_decay(0.1, 2, 0.5, staircase=True)),
     "novograd": optax.novograd(0.05),
     "schedule in the state": optax.inject_hyperparams(optax.adam)(COSINE),
@@ -80,8 +82,10 @@ def test_it_gives_what_optax_gives(name: str) -> None:
     for a, b in zip(jax.tree.leaves(want), _leaves(params), strict=True):
         np.testing.assert_allclose(b.numpy(), a, rtol=1e-4, atol=1e-5)
     after = opt.state_dict(state)
-    for a, b in zip(jax.tree.leaves(want_state), after.values(), strict=True):
-        np.testing.assert_allclose(b.numpy(), a, rtol=1e-4, atol=1e-5)
+    theirs = opt.state_dict(want_state)
+    assert theirs.keys() == after.keys()
+    for n, a in theirs.items():
+        np.testing.assert_allclose(after[n].numpy(), a, rtol=1e-4, atol=1e-5)
     assert {n: t.type for n, t in after.items()} == before
     if name == "adam":  # each device has its part of the state, and sums its part of gradients
         assert str(before["0.1.up.weight"]) == "f32[8, 16@dp]"
@@ -120,9 +124,14 @@ def test_what_cannot_be_had_says_so() -> None:
     params = _tensors(VALUES)
     with pytest.raises(ts.UsageError, match=r"tx cannot be .*\n.*\n.*give a GradientTransf"):
         optim.from_optax("adam")
-    with pytest.raises(ts.UsageError, match=r"scan of JAX has no counterpart here"):
-        opt = optim.from_optax(optax.contrib.muon(0.1))
-        opt.update(params, params, opt.init(params))
+    for asks in (optax.lbfgs(), optax.contrib.reduce_on_plateau()):
+        opt = optim.from_optax(asks)
+        with pytest.raises(
+            ts.UsageError, match=r"with gradients, state and weights alone\n.*value"
+        ):
+            opt.update(params, params, opt.init(params))
+    with pytest.raises(ts.UsageError, match=r"random_seed of JAX has no counterpart here"):
+        optim.from_optax(optax.noisy_sgd(0.1, key=0)).init(params)
     opt = optim.from_optax(optax.adam(0.1))
     state = opt.init(params)
     with pytest.raises(ts.UsageError, match="params and grads"):
@@ -136,6 +145,49 @@ def test_what_cannot_be_had_says_so() -> None:
     ):
         with pytest.raises(ts.TesseraError, match=r"optim\.from_optax"):
             ts.jit(direct)(params)
+
+
+SCHEDULES = {
+    "exponential": optax.exponential_decay(0.1, 1, 0.9),
+    "warmup": optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 6),
+    "one cycle": optax.cosine_onecycle_schedule(6, 0.1),
+    "joined": optax.join_schedules(
+        [optax.linear_schedule(0.0, 0.1, 2), optax.constant_schedule(0.1)], [2]
+    ),
+    "constant": optax.constant_schedule(0.1),
+    "of jax": lambda step: jax.numpy.where(step < 2, 0.1, 0.05),
+    "half": lambda step: 0.5 * optax.exponential_decay(0.1, 1, 0.9)(step),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_of_optax_is_one(name: str) -> None:
+    rate = SCHEDULES[name]
+    w, g = {"w": ts.ones(3)}, {"w": ts.ones(3)}
+    opt = optim.SGD(lr=rate)
+    for update in (opt.update, ts.jit(opt.update)):
+        state, found, params = opt.init(w), [], w
+        for _ in range(6):
+            new, state = update(params, g, state)
+            found.append((params["w"] - new["w"])[0].item())
+            params = new
+        np.testing.assert_allclose(found, [rate(jax.numpy.int32(i)) for i in range(6)], atol=1e-6)
+
+
+@pytest.mark.parametrize("turn", ["forward", "reverse", "none"])
+def test_a_short_loop_of_jax_is_written_out(turn: str) -> None:
+    """As in Muon: the body's equations, once for each turn."""
+
+    def fn(x: Any) -> list[Any]:
+        start, rows = jax.numpy.ones(4), None if turn == "none" else x
+        carry, outs = jax.lax.scan(
+            lambda c, r: (c * 0.9 + (1 if r is None else r), c), start, rows, 3 if rows is None
+            else None, reverse=turn == "reverse",
+        )  # fmt: skip
+        return [carry, outs]
+
+    for ours, theirs in zip(as_ops("test", fn, [ts.tensor(X[:3, :4])]), fn(X[:3, :4]), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-6)
 
 
 def test_at_once_it_works_or_says_what_does() -> None:

@@ -560,10 +560,10 @@ StrategyError: strategy 'tensor_parallel': the weight 'w' lies on no mesh
   at     : FILE
   fix    : lay the model out first: dist.place(model, strategy, mesh); what a step makes itself \
 lies on the mesh in force: with mesh:"""),
-    ("schedule of a number", lambda: optim.SGD(lambda t: 0.1).update(W, W, {"step": weight()}), """
+    ("schedule of text", lambda: optim.SGD(lambda t: "0.1").update(W, W, {"step": weight()}), """
 UsageError: SGD: the schedule does not give a float tensor of one number
   schedule : LAMBDA
-  gives    : float
+  gives    : str
   at       : FILE
   fix      : return f32[], such as optim.constant(lr)(step)"""),
     ("norm of zero", lambda: optim.clip_by_global_norm(W, 0.0), """

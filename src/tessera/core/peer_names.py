@@ -48,6 +48,17 @@ INSTEAD: dict[str, str] = {
     "arccos": "ts.acos", "arcsin": "ts.asin", "arctan": "ts.atan", "arctan2": "ts.atan2",
     "arccosh": "ts.acosh", "arcsinh": "ts.asinh", "arctanh": "ts.atanh",
     "sgn": "ts.sign",
+    "fmod": "x - y * ts.trunc(x / y)", "copysign": "ts.where(y < 0, -ts.abs(x), ts.abs(x))",
+    "heaviside": "ts.where(x == 0, y, (x > 0).to(ts.f32))", "signbit": "x < 0",
+    "cbrt": "ts.sign(x) * ts.abs(x) ** (1 / 3)", "positive": "x", "rint": "ts.round(x)",
+    "degrees": "x * (180 / math.pi)", "radians": "x * (math.pi / 180)",
+    "divmod": "x // y, x % y", "frac": "x - ts.trunc(x)", "cross": "ts.einsum",
+    "logspace": "10.0 ** ts.linspace(start, end, n)", "matvec": "x @ y", "vecdot": "ts.einsum",
+    **dict.fromkeys(("broadcast_tensors", "broadcast_arrays"), "ts.broadcast_to(x, shape)"),
+    "segment_sum": "ts.scatter_add(ts.zeros((n, d)), ts.broadcast_to(ids[:, None], x.shape), x, 0)",
+    **dict.fromkeys(("dynamic_slice", "dynamic_slice_in_dim"), "x[ts.arange(size) + start]"),
+    "dynamic_index_in_dim": "x[i]", "index_in_dim": "x[i]", "slice_in_dim": "x[start:stop]",
+    "element_size": "x.dtype.itemsize", "new_empty": "ts.zeros(shape, x.dtype)",
     "fmax": "ts.where(ts.isnan(x), y, ts.where(ts.isnan(y), x, ts.maximum(x, y)))",
     "fmin": "ts.where(ts.isnan(x), y, ts.where(ts.isnan(y), x, ts.minimum(x, y)))",
     "clamp_min": "ts.maximum", "clamp_max": "ts.minimum", "fix": "ts.trunc",
@@ -198,11 +209,15 @@ INSTEAD: dict[str, str] = {
     "all_gather_into_tensor": "dist.all_gather", "reduce_scatter_tensor": "dist.reduce_scatter",
     "all_to_all_single": "dist.all_to_all", "DistributedDataParallel": "dist.strategy",
     "FullyShardedDataParallel": "dist.strategy", "fully_shard": "dist.place",
+    "pmean": 'dist.all_reduce(x, axis, op="mean")', "pmax": 'dist.all_reduce(x, axis, op="max")',
+    "pmin": 'dist.all_reduce(x, axis, op="min")', "isend": "dist.send", "irecv": "dist.recv",
+    "reduce_scatter_single": "dist.reduce_scatter", "all_gather_single": "dist.all_gather",
+    "NamedSharding": "dist.ShardSpec", "PartitionSpec": "dist.ShardSpec",
     "MixedPrecisionPolicy": 'ts.autocast("bf16", embeddings=True), ts.grad(..., reduce_dtype=)',
 }  # fmt: skip
 """A peer's name, and what to write for it."""
 
-_REMAT = 'layers: nn.GPTConfig(remat=True); a loop of yours: ts.scan(..., policy="recompute")'
+REMAT = 'layers: nn.GPTConfig(remat=True); a loop of yours: ts.scan(..., policy="recompute")'
 _PUT = (
     "ts.scatter_add adds; to replace, where no id comes twice, with z = ts.zeros_like(x):"
     " ts.where(ts.scatter_add(z, ids, ts.ones_like(src), dim) > 0,"
@@ -211,6 +226,7 @@ _PUT = (
 _GRADS = "gradients are values: grads = ts.grad(loss, model)"
 _STEP = "write params, state = optimizer.update(params, grads, state), with state of optimizer.init"
 _PLACE = "a value lies where its mesh is: x = ts.tensor(data, mesh=mesh); x.numpy() is the host's"
+_RATE = "give the optimizer's lr a function of the step, or a schedule of optim or optax"
 _PLACED = "weights lie where the mesh is: dist.place(model, strategy, mesh)"
 _WIDE = "the widest dtypes are ts.f32 and ts.int32; host data is narrowed on the way in"
 _MODEL_DTYPE = 'store weights so: model.to(ts.bf16); compute so: with ts.autocast("bf16")'
@@ -221,7 +237,7 @@ ADVICE: dict[str, str] = {
     "categorical": "write ts.random.multinomial, of probabilities: nn.softmax(logits)",
     "distribute_tensor": "write ts.tensor(x, mesh=mesh, layout=\"[8@dp, 4]\")",
     "i32": "write ts.int32",
-    "remat": _REMAT,
+    "remat": REMAT,
     "func": "its functions are those of ts: ts.grad, ts.vmap, ts.jvp",
     "autograd": "use ts.grad; a function with a gradient of its own is a ts.custom_gradient",
     "LSTM": "write a cell, and ts.scan it over the steps",
@@ -288,6 +304,27 @@ ADVICE: dict[str, str] = {
     "step": _STEP,
     "Optimizer.state": "the state is a value: optimizer.init(params) makes it, and"
     " optimizer.update(params, grads, state) returns the next one",
+    **{n: f"write optim.from_optax(optax.{n.lower()}(lr))" for n in (
+        "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop",
+    )},
+    "Muon": "write optim.from_optax(optax.contrib.muon(lr))",
+    "LBFGS": "an optimizer that evaluates the loss itself is not offered: use optim.Adam",
+    "ReduceLROnPlateau": "a rate follows the step alone: optim.warmup_cosine(...), or a function",
+    "ExponentialLR": "write lr=lambda step: lr * gamma**step", "LambdaLR": _RATE,
+    "StepLR": "write lr=lambda step: lr * gamma ** (step // step_size)", "MultiplicativeLR": _RATE,
+    "PolynomialLR": "write lr=optax.polynomial_schedule(...)", "CyclicLR": _RATE,
+    "OneCycleLR": "write lr=optax.cosine_onecycle_schedule(...)", "ConstantLR": _RATE,
+    "CosineAnnealingWarmRestarts": "write lr=optax.sgdr_schedule(...)", "ChainedScheduler": _RATE,
+    **dict.fromkeys(("new_group", "new_subgroups", "split_group", "ProcessGroup", "GroupMember"),
+                    "a group is an axis of the mesh: dist.all_reduce(x, axis)"),
+    **dict.fromkeys(("destroy_process_group", "is_available", "get_backend"), "leave it out: a run"
+                    " begins and ends with its processes, on the devices of the mesh"),
+    "ReduceOp": 'name it: dist.all_reduce(x, axis, op="sum"), "max", "min" or "mean"',
+    "dist.reduce": "use dist.all_reduce: each device has the sum",
+    **dict.fromkeys(
+        ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        "collectives move tensors; each process computes the same Python values by itself",
+    ),
     "param_groups": "give mask=, a function of a weight's name, or use two optimizers",
     "apply_updates": _STEP, "add_param_group": "use two optimizers",
     "lr_scheduler": "give the optimizer a schedule: optim.AdamW(lr=optim.warmup_cosine(...))",
@@ -341,165 +378,3 @@ ADVICE: dict[str, str] = {
     "checkpoint.CheckpointManagerOptions": "give checkpoint.save keep=checkpoint.Keep(...)",
 }  # fmt: skip
 """A peer's name, also as `Owner.name` for one owner, and a sentence on what to do."""
-
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims"),
-    "dims": ("dim",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
-    "ddof": ("correction",), "unbiased": ("correction",),
-    "input": ("x",), "inputs": ("x",), "a": ("x",), "tensor": ("x",),
-    "tensors": ("xs",), "arrays": ("xs",), "other": ("y",), "size": ("shape",),
-    "fill_value": ("value",), "index": ("ids",), "indices": ("ids",), "src": ("updates",),
-    "num_classes": ("count",), "num_samples": ("count",),
-    "target": ("labels",), "targets": ("labels",),
-    "num_embeddings": ("vocab",), "embedding_dim": ("d",),
-    "embed_dim": ("d",), "normalized_shape": ("d",), "hidden_size": ("d",), "d_model": ("d",),
-    "num_features": ("channels",), "num_channels": ("channels",), "num_groups": ("groups",),
-    "use_bias": ("bias",), "features": ("out_features",), "num_heads": ("heads",),
-    "n_heads": ("heads",), "num_layers": ("layers",), "n_layers": ("layers",),
-    "vocab_size": ("vocab",), "is_causal": ("causal",), "attn_mask": ("mask",),
-    "attention_mask": ("mask",), "input_ids": ("ids",),
-    "key_padding_mask": ("mask",),
-    "position_ids": ("positions",), "learning_rate": ("lr",),
-    "step_size": ("lr",), "epsilon": ("eps",), "b1": ("betas",), "b2": ("betas",),
-    "beta1": ("betas",), "beta2": ("betas",), "decay": ("weight_decay",), "wd": ("weight_decay",),
-    "device": ("mesh",), "sharding": ("layout",), "placements": ("layout",),
-    "device_mesh": ("mesh",), "donate_argnums": ("donate",), "donate_argnames": ("donate",),
-    "argnums": ("weights",), "in_axes": ("in_dims",), "out_axes": ("out_dims",),
-    "init_value": ("start", "value", "peak"), "end_value": ("end",),
-    "peak_value": ("peak",), "warmup_steps": ("warmup",), "decay_steps": ("total", "steps"),
-    "total_steps": ("total",), "T_max": ("total",), "transition_steps": ("steps",),
-    "model": ("tensors",), "module": ("tensors",), "optimizer_state": ("optimizer", "state"),
-    "opt_state": ("optimizer", "state"), "path": ("root",), "folder": ("root",),
-    "monitor": ("metric",), "save_top_k": ("best",), "max_to_keep": ("last",),
-    "greater_is_better": ("largest",), "keep_period": ("every",),
-    "model_state": ("tensors",), "params": ("tensors",),
-    "mesh_shape": ("shape",), "axis_names": ("axes",), "mesh_dim_names": ("axes",),
-    "axis_name": ("axis",), "group": ("axis",), "reduce_op": ("op",),
-    # of transformers and nanoGPT
-    "n_embd": ("d",), "n_head": ("heads",), "num_attention_heads": ("heads",),
-    "intermediate_size": ("hidden",), "n_inner": ("hidden",), "max_position_embeddings": ("seq",),
-    "n_positions": ("seq",), "n_ctx": ("seq",), "block_size": ("seq",),
-    "num_key_value_heads": ("kv_heads",), "num_hidden_layers": ("layers",), "top_k": ("k",),
-    "num_experts_per_tok": ("experts_per_token", "k"), "num_local_experts": ("experts",),
-    "capacity_factor": ("capacity",),
-}  # fmt: skip
-"""A peer's argument, and the names that it may have here."""
-
-_DILATION = (
-    "1 is what it does; for another take the maximum of shifted parts:"
-    " ts.maximum(x[..., :-2], x[..., 2:])"
-)
-ARGUMENT_ADVICE: dict[str, str] = {
-    "requires_grad": "leave it out: ts.grad takes any tensor; a module's weight is nn.Parameter(x)",
-    "out": "use the result of the call", "inplace": "use the result of the call",
-    "device": "leave it out: a mesh says where values lie",
-    "dtype": "convert the result: .to(dtype)",
-    "enable_gqa": "leave it out: heads of k and v may be fewer than those of q",
-    "dropout_p": "leave it out: attention has no dropout",
-    "randomness": "draw random numbers outside of the function, and pass them",
-    "chunk_size": "use ts.map_chunks, which takes blocks of rows",
-    "spmd_axis_name": "leave it out: rows that are split over a mesh stay split",
-    "generator": "use ts.seed", "key": "use ts.seed", "rng": "use ts.seed",
-    "params": "leave it out: optimizer.init(params) makes the state",
-    "foreach": "leave it out: a step is one program",
-    "fused": "leave it out: a step is one program",
-    "capturable": "leave it out: a step is one program",
-    "static_argnums": "leave it out: what is not a tensor is static",
-    "static_argnames": "leave it out: what is not a tensor is static",
-    "strict": "only= names the part to load; what is not there is an error",
-    "map_location": "leave it out: what it is given to fill says where values lie",
-    "weights_only": "leave it out: nothing that is read is run",
-    "pickle_module": "leave it out: nothing that is read is run",
-    "overwrite": "leave it out: a tag that is there is replaced once the new one is whole",
-    **dict.fromkeys(
-        ("checkpoint_id", "storage_writer", "storage_reader"),
-        'the tag comes first, then what is saved or filled: ("step_100", model, state, root=)',
-    ),
-    **dict.fromkeys(
-        ("load.mesh", "load.layout", "load.shardings", "load.sharding", "load.restore_args"),
-        "leave it out: the tensors that it is given to fill say where values lie",
-    ),
-    **dict.fromkeys(
-        ("save.args", "save.item", "save.items", "save.extra", "save.metadata"),
-        "tensors go into tensors= and optimizer=, all else that is JSON into state=",
-    ),
-    "save.force": "leave it out: a tag that is there is replaced once the new one is whole",
-    "Tensor.numpy.force": "leave it out: it always gathers the value and copies it",
-    "mesh": "a value comes to a mesh where it meets one: ts.tensor(x, mesh=mesh),"
-    " dist.tensor(shape, mesh=mesh), or with mesh:",
-    "length": "it is the length of xs; for turns without data give ts.arange(n)",
-    **dict.fromkeys(
-        ("grad.argnums", "grad.has_aux", "grad.argnum"),
-        "of a function: value, grads = ts.value_and_grad(fn, argnums, has_aux)(*args)",
-    ),
-    **dict.fromkeys(("momentum", "nesterov"), "use optim.Momentum(lr, momentum=0.9, nesterov=)"),
-    "maximize": "False is what it does; for True give it the gradients of -loss",
-    "decoupled_weight_decay": "False is what optim.Adam does; for True use optim.AdamW",
-    "track_running_stats": "True is what it does; False is not offered",
-    "affine": "True is what it does; for False layer.freeze() keeps the weight at 1, the bias at 0",
-    "max_norm": "None is what it does; a bound on rows is not offered",
-    "size_average": "True is what it does; for False multiply by the number of elements",
-    **dict.fromkeys(
-        ("amsgrad", "differentiable", "centered", "dampening"),
-        "it is off here; another rule comes from optax: optim.from_optax(tx)",
-    ),
-    "Mesh.*": 'give sizes by shape: dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4}), or'
-    ' dist.Mesh.parse("dp=2 tp=4")',
-    "repeat.axis": "write ts.repeat_interleave(x, repeats, dim=); x.repeat is PyTorch's",
-    "repeat.dim": "write ts.repeat_interleave(x, repeats, dim=); x.repeat is PyTorch's",
-    "load.state": "write optimizer= for the optimizer's; what save got as state= is .state of the"
-    " result",
-    "cross_entropy.reduction": "leave it out: it is the mean over the labels that count; times"
-    " their number, with weight= the sum of their weights, it is the sum",
-    "elementwise_affine": "leave it out: layer.freeze() keeps the weight at 1 and the bias at 0",
-    "padding_idx": "leave it out: set the row to zero, and multiply by the mask of the ids",
-    "count_include_pad": "True is what it does; for False divide by the same pool of ones:"
-    " nn.avg_pool2d(x, k, s, p) / nn.avg_pool2d(ts.ones_like(x), k, s, p)",
-    "ceil_mode": "False is what it does; for True add before what the last window lacks: for a"
-    " maximum ts.pad(x, (0, 1, 0, 1), value=-math.inf), for a mean without padding zeros, and"
-    " divide by the same pool of padded ones",
-    "divisor_override": "multiply the mean by the size of the window over the divisor",
-    "return_indices": "False is what it does; the places of the maxima are not offered",
-    "max_pool1d.dilation": _DILATION, "max_pool2d.dilation": _DILATION,
-    "scale_factor": "write size=: nn.interpolate(x, (2 * height, 2 * width))",
-    "align_corners": "False is what it does; True is not offered",
-    "antialias": "False is what it does; True is not offered",
-    "padding_mode": "pad before: ts.pad(x, pad, padding_mode), and padding=0",
-    **dict.fromkeys(
-        ("create_dataloader.*", "create_distributed_dataloader.*"),
-        'give one dict: {"data": ..., "batch_size": ..., "sequence_length": ...}',
-    ),
-    "shuffle": 'give it in the configuration: {"data": ..., "shuffle": False}',
-    "num_workers": "leave it out: a thread prepares batches ahead",
-    "copy": "leave it out: what is given is copied, and a tensor never changes",
-    "memory_format": "leave it out: images lie with their channels last where that is faster",
-    "non_blocking": "leave it out: the engine works behind the program",
-    **dict.fromkeys(
-        ("mode", "fullgraph", "dynamic", "backend"),
-        "leave it out: a function is compiled whole, for the devices of its mesh",
-    ),
-    "assign": "leave it out: the values are written into the model's weights",
-    "Keep.mode": "write largest=True for \"max\", and leave it out for \"min\"",
-    "max_to_keep": "write keep=", "save_interval_steps": "call it after each so many steps",
-    "epoch": "write step=, or state={\"epoch\": ...}", "blocking": "write async_io=",
-    "directory": "write root=",
-    "async_op": "leave it out: the schedule says what overlaps",
-}  # fmt: skip
-"""A peer's argument that has no counterpart, and a sentence on what to do."""
-
-CALL_ADVICE: dict[str, str] = {
-    "tessera.checkpoint()": f"to compute again in the backward pass: {_REMAT}; it is for saving:"
-    ' checkpoint.save("step_100", model, state)',
-    "tessera.compile()": "write ts.jit",
-    "tessera.mesh()": 'write dist.Mesh(("dp",), devices=8)',
-    "tessera.dist()": 'write dist.Mesh(("dp",), devices=8)',
-    "tessera.lang.random()": "write ts.random.uniform(shape) or ts.random.normal(shape)",
-    "tessera.data()": "write ts.data.DataLoader(...)",
-    "tessera.optim()": "write optim.AdamW(lr)",
-    "tessera.graph()": "write ts.graph.trace(f, x)",
-    "normal": "the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name",
-    "uniform": "the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name",
-    "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
-    "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
-}
-"""A function that is called with too few or too many arguments, and a sentence on what to do."""

@@ -2,7 +2,8 @@
 the name that exists here.
 
 It answers for attributes of public modules, tensors, modules and optimizers (`no_name`), and for
-arguments of public functions and classes (`public`, `checked`). The names are in `peer_names.py`.
+arguments of public functions and classes (`public`, `checked`). The names are in
+`peer_names.py`, the arguments in `peer_arguments.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
+import numpy as np
+
 from .callable_module import make_callable
 from .errors import PACKAGE, TesseraError, UnknownNameError, UsageError, fail
-from .peer_names import ADVICE, ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE, INSTEAD
+from .peer_arguments import ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE
+from .peer_names import ADVICE, INSTEAD
 from .renamed import renamed_names
 from .wording import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _FREQUENT = ("now",)  # which each step calls for each weight, and no user with arguments
+_OF_TENSORS = ("ts", "nn", "Tensor")  # where what is missing is a function of tensors
 _FIRST = " ts nn optim dist ts.linalg x model "  # whose name is offered, where several have it
 # What users write before a public name, and the names that it has; filled as modules are imported.
 SPACES: dict[str, Iterable[str]] = {}
@@ -90,11 +95,24 @@ def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
         return advice
     if name in INSTEAD:
         return f"write {INSTEAD[name]}"
-    for space in sorted(SPACES, key=lambda s: _FIRST.find(f" {s} ") % 999):
+    spaces = sorted(SPACES, key=lambda s: _FIRST.find(f" {s} ") % 999)
+    for space in spaces:
         if space != owner and name in SPACES[space]:
             return f"write {space}.{name}"
-    close = nearest(name, [n for n in have if not n.startswith("_")], 3)
-    return f"the names most like it are {close.partition(', …')[0]}"
+    if plain := name.removesuffix("_") if name.endswith("_") else "":
+        new = f"x.{plain}(...)" if plain in SPACES["x"] else INSTEAD.get(plain, f"ts.{plain}(...)")
+        if plain in INSTEAD or plain in SPACES["x"] or plain in SPACES["ts"]:
+            return f"tensors do not change: x = {new}"
+    public_names = [n for n in have if not n.startswith("_")]
+    if owner in _OF_TENSORS and not get_close_matches(name, public_names, 1, 0.7):
+        for space in spaces:
+            if like := get_close_matches(name, list(SPACES[space]), 1, 0.85):
+                return f"the name most like it is {space}.{like[0]}"
+        of_numpy = callable(getattr(np, name, None))
+        return (
+            f"of a value alone np.{name}(x.numpy()); in a program " if of_numpy else ""
+        ) + "compose it of functions of ts, or write it in JAX: @ts.op(index=...)"
+    return f"the names most like it are {nearest(name, public_names, 3).partition(', …')[0]}"
 
 
 # -- arguments ------------------------------------------------------------------------------------

@@ -136,6 +136,13 @@ def _line(dtype: Any, shape: Any, dimension: int, **_: Any) -> Tensor:
     return F.broadcast_to(at, tuple(shape)).to(dtype_of(dtype))
 
 
+def _running(f: Callable[[Tensor, int], Tensor]) -> Rule:
+    def rule(x: Tensor, axis: int, reverse: bool, **_: Any) -> Tensor:
+        return F.flip(f(F.flip(x, axis), axis), axis) if reverse else f(x, axis)
+
+    return rule
+
+
 RULES: dict[str, Rule] = {
     **{n: _unary(getattr(F, n)) for n in (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt", "sign",
@@ -170,6 +177,11 @@ RULES: dict[str, Rule] = {
     "concatenate": lambda *xs, dimension, **_: F.concat(list(xs), dimension),
     "reduce_sum": _over(F.sum), "reduce_max": _over(F.max), "reduce_min": _over(F.min),
     "reduce_and": _over(F.all), "reduce_or": _over(F.any),
+    "reduce_prod": _over(F.prod), "stack": lambda *xs, axis, **_: F.stack(list(xs), axis),
+    "cumsum": _running(F.cumsum), "cumprod": _running(F.cumprod),
+    "cummax": _running(lambda x, d: F.cummax(x, d)[0]),
+    "cummin": _running(lambda x, d: F.cummin(x, d)[0]),
+    "exp2": _unary(lambda x: 2.0**x), "cbrt": _unary(lambda x: F.sign(x) * F.abs(x) ** (1 / 3)),
     "dot_general": _product, "slice": _slice, "iota": _line,
 }  # fmt: skip
 """What a primitive of JAX is on tensors."""

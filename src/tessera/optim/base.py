@@ -37,7 +37,7 @@ from ..lang.strategy import Strategy, layout_rule, strategy_or_none
 from ..lang.tape import known_as_updates
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
-from .schedules import Schedule
+from .schedules import Schedule, scheduled
 from .trees import named, need_same_names, need_same_shapes, one_line
 
 Rate = float | Schedule | Callable[[Tensor], Tensor]
@@ -195,9 +195,9 @@ class Optimizer(ABC):
     def _rate(self, step: Tensor) -> Tensor:
         """The learning rate at `step`, f32[]. Raises UsageError if a schedule gives anything
         else."""
-        if isinstance(self.lr, (int, float)):
-            return scalar(float(self.lr), f32)
-        lr = self.lr(step)
+        lr = self.lr if isinstance(self.lr, (int, float)) else scheduled(self.lr, step)
+        if isinstance(lr, (int, float)):
+            return scalar(float(lr), f32)
         if not isinstance(lr, Tensor) or lr.shape or not lr.dtype.is_float:
             what = lr.type if isinstance(lr, Tensor) else type(lr).__name__
             raise fail(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from ..core.checks import unfit
+from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.flat_state import FlatState, by_name
@@ -39,8 +40,8 @@ def from_optax(tx: Any) -> FromOptax:
     the state: state of a weight's shape lies as the strategy says for optimizer state, the rest is
     whole on each device. Weight decay, masks and dtypes are those of `tx`, to which a module is the
     dict of its trained parameters by name. `update` raises UsageError if `tx` computes with
-    something that has no counterpart here, such as random keys or loops. Raises UsageError if `tx`
-    has no `init` and `update`.
+    something that has no counterpart here, such as random keys or `while` loops, or asks for more,
+    such as the loss. Raises UsageError if `tx` has no `init` and `update`.
     """
     if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
         raise unfit(WHO, "tx", tx, "give a GradientTransformation, such as optax.adamw(1e-3)")
@@ -101,7 +102,16 @@ class FromOptax:
 
         def step(*xs: Any) -> list[Any]:
             ps, ds = (unflatten(spec, xs[i : i + count]) for i in (0, count))
-            moves, new = self.tx.update(ds, unflatten(state_spec, xs[2 * count :]), ps)
+            try:
+                moves, new = self.tx.update(ds, unflatten(state_spec, xs[2 * count :]), ps)
+            except TypeError as error:
+                raise fail(
+                    UsageError,
+                    f"{call}: tx cannot be called with gradients, state and weights alone",
+                    [("optax", str(error).splitlines()[0])],
+                    fix="give an optimizer that needs no more: one that asks for the loss, such as"
+                    " lbfgs or reduce_on_plateau, does not go with a compiled step",
+                ) from None
             pairs = zip(xs, aligned(spec, moves), strict=False)
             return [*((p + u).astype(p.dtype) for p, u in pairs), *aligned(state_spec, new)]
 

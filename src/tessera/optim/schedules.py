@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.checks import unfit, whole
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, TesseraError, UsageError, fail
 from ..lang import functions as F
 from ..lang.checks import typed
+from ..lang.jax_functions import as_ops
 from ..lang.operands import as_tensor, scalar
 from ..lang.tensor import Tensor
 
@@ -54,6 +57,24 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.settings)})"
+
+
+def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
+    """What `schedule` gives for `step`; one written in JAX, such as optax's, becomes ops. Raises
+    UsageError if it does not take a step."""
+    try:
+        return schedule(step)
+    except (TypeError, TesseraError) as error:
+        with suppress(Exception):  # of JAX it is not, so what went wrong first is the error
+            return as_ops("schedule", lambda step: [schedule(step)], [step])[0]
+        if isinstance(error, TesseraError):
+            raise
+        raise fail(
+            UsageError,
+            "schedule: it does not give a rate for a step",
+            [("schedule", schedule), ("says", str(error).splitlines()[0])],
+            fix="write a function of one step, i32[], with functions of ts or of JAX",
+        ) from None
 
 
 def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:

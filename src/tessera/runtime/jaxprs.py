@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from ..lang.jax_functions import Equation, Equations, Operand
 
+TURNS = 64  # of a loop, at most, to be written out
 # Calls of a function that is traced already, and where their params have it.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -56,6 +57,8 @@ class _Writer:
                 # Every branch is computed, and one of the results is taken.
                 every = [self.call(b, ins[1:]) for b in e.params["branches"]]
                 outs = [self.add("select_n", [ins[0], *row], {}, 1)[0] for row in zip(*every)]
+            elif e.primitive.name == "scan" and e.params["length"] <= TURNS:
+                outs = self.turns(ins, [v.aval.shape for v in e.invars], **e.params)
             elif inner is not None and e.primitive.name not in ("scan", "while", "pallas_call"):
                 closed_inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, ())
                 outs = self.call(closed_inner, ins)
@@ -63,3 +66,28 @@ class _Writer:
                 outs = self.add(e.primitive.name, ins, dict(e.params), len(e.outvars))
             of |= dict(zip(e.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
+
+    def turns(
+        self, args: Sequence[Operand], shapes: Sequence[tuple[int, ...]], *, jaxpr: Any,
+        length: int, reverse: bool, num_consts: int, num_carry: int, **_: Any,
+    ) -> list[Operand]:  # fmt: skip
+        """The results of a `scan`, its body written out for each turn."""
+        start = num_consts + num_carry
+        carry = list(args[num_consts:start])
+        rows: list[list[Operand]] = [[] for _ in jaxpr.jaxpr.outvars[num_carry:]]
+        for i in reversed(range(length)) if reverse else range(length):
+            own = [self._row(x, s, i) for x, s in zip(args[start:], shapes[start:], strict=True)]
+            outs = self.call(jaxpr, [*args[:num_consts], *carry, *own])
+            carry = outs[:num_carry]
+            for of, row in zip(rows, outs[num_carry:], strict=True):
+                of.append(row)
+        stacks = [self.add("stack", of[::-1] if reverse else of, {"axis": 0}, 1)[0] for of in rows]
+        return [*carry, *stacks]
+
+    def _row(self, x: Operand, shape: tuple[int, ...], i: int) -> Operand:
+        if not isinstance(x, int):
+            return x[i]
+        bounds = {"start_indices": (i, *(0 for _ in shape[1:])),
+                  "limit_indices": (i + 1, *shape[1:]), "strides": None}  # fmt: skip
+        (row,) = self.add("slice", [x], bounds, 1)
+        return self.add("squeeze", [row], {"dimensions": (0,)}, 1)[0]

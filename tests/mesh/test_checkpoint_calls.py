@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import checkpoint
-from tessera.checkpoint import saving
+from tessera.checkpoint import writing
 from tessera.checkpoint.storage import Storage
 
 W = {"w": np.arange(4, dtype=np.float32)}
@@ -47,13 +49,13 @@ def test_a_program_that_changes_its_folder_saves_where_it_said(
     (tmp_path / "other").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    goes, data = threading.Event(), saving._data
+    goes, data = threading.Event(), writing._data
 
     def late(job: Any, id: str) -> Any:
         assert goes.wait(60)
         return data(job, id)
 
-    monkeypatch.setattr(saving, "_data", late)
+    monkeypatch.setattr(writing, "_data", late)
     checkpoint.save("a", W, root="runs", quiet=True)
     monkeypatch.chdir("other")
     goes.set()
@@ -136,3 +138,35 @@ def test_two_savers_of_one_tag_do_not_tear_it(tmp_path: Path) -> None:
         save("a", root=tmp_path)
     assert checkpoint.verify("a", tmp_path) == 16
     save("a", root=tmp_path)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_save_that_fails_after_the_last_line_is_the_exit_status(
+    waits: bool, tmp_path: Path
+) -> None:
+    program = f"""
+import atexit
+atexit.register(print, "too early")
+import tessera as ts
+from tessera import checkpoint
+from tessera.checkpoint import writing
+atexit.register(print, "at exit")
+
+def full(job, id):
+    raise ts.CheckpointError("the disk is full")
+
+writing._data = full
+checkpoint.save("a", {{"w": ts.ones(4)}}, root={str(tmp_path)!r})
+if {waits}:
+    try:
+        checkpoint.wait()
+    except ts.CheckpointError:
+        print("handled")
+print("last line")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if waits:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 1 and done.stderr == "the disk is full\n"
+        assert done.stdout == "last line\nat exit\n"

@@ -19,9 +19,9 @@ import atexit, time
 from concurrent.futures import thread
 import numpy as np
 from tessera import checkpoint
-from tessera.checkpoint import saving
+from tessera.checkpoint import writing
 
-data = saving._data
+data = writing._data
 
 
 def late(job, id):  # once the program ends and its pools take nothing new
@@ -31,7 +31,7 @@ def late(job, id):  # once the program ends and its pools take nothing new
     return data(job, id)
 
 
-saving._data = late
+writing._data = late
 W = {"w": np.arange(8.0)}
 """
 ENDS = {

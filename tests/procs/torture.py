@@ -24,8 +24,8 @@ import numpy as np
 from tessera.checkpoint import pieces
 from tessera.checkpoint.listing import Keep, manifests, reader
 from tessera.checkpoint.manifest import Saved
-from tessera.checkpoint.saving import _Job, written
 from tessera.checkpoint.storage import Storage
+from tessera.checkpoint.writing import Job, written
 from tests.procs.elastic_torture import torture as torture_elastic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def write(root: str, scene: Scene) -> None:
     }  # fmt: skip
     tensors = {n: Saved(dtype="f32", shape=shape, layout="", pieces=[]) for n in names}
     blocks = {n: [((0, 0), x)] for n in names}
-    written(_Job(Storage(root), scene.tag, about, tensors, blocks, Keep(scene.keep), 1, None))
+    written(Job(Storage(root), scene.tag, about, tensors, blocks, Keep(scene.keep), 1, None))
 
 
 def serve() -> None:

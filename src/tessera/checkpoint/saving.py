@@ -1,42 +1,37 @@
 """How is a checkpoint written while training goes on? Copied to the host at once, written behind.
 
 What is saved is the state after the last step before the call. Training waits until it is copied to
-memory of the host; a thread writes it. The data of all processes are on the disk before the first
-one writes the manifest, which makes the checkpoint be there; only then do older ones go.
+memory of the host; a thread writes it (`writing.py`).
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
-import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.checks import flag, unfit, whole
 from ..core.context import settings
-from ..core.devices import process_count, process_index
+from ..core.devices import process_count
 from ..core.errors import (
-    BackendError,
-    CheckpointError,
     DTypeError,
     TesseraError,
     UsageError,
     fail,
 )
 from ..core.mesh import Mesh
-from ..ir.graph.text import size_text
 from ..lang import random
 from ..lang.checks import mesh_or_none
 from ..lang.eager import redistribute_now
@@ -52,46 +47,16 @@ from .listing import (
     Keep,
     Root,
     keep_of,
-    manifests,
-    metrics_text,
     numbers,
-    remove,
-    remove_rest,
     see_metric,
     tag_of,
 )
-from .names import NAME
-from .pieces import Block, files
-from .storage import Storage, begun, together
+from .pieces import Block
+from .storage import Storage, begun
+from .writing import Job, Tell, written
 
 if TYPE_CHECKING:
-    from .manifest import Manifest, Piece, Saved
-
-LIMIT_S = 600.0
-"""How long a process may take to write its part."""
-Tell = Callable[[str], None]
-
-
-@dataclass
-class _Job:
-    """A save, copied to the host: the blocks of this process, and what the manifest says."""
-
-    storage: Storage
-    tag: str
-    about: dict[str, Any]
-    tensors: dict[str, Saved]
-    blocks: dict[str, list[Block]]
-    keep: Keep | None
-    number: int
-    tell: Tell | None
-    stall_s: float = 0.0
-    created_s: float = field(default_factory=time.time)
-    leads: bool = field(default_factory=lambda: process_index() == 0)
-    """Whether this process writes what is in `storage` once."""
-    spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
-    """Gives the files of all, by key with their process and their bytes, to other storages."""
-    there: bool = False
-    """Whether it may be that the manifest is written."""
+    from .manifest import Saved
 
 
 @dataclass(frozen=True)
@@ -118,8 +83,9 @@ class _Writer:
     pool: ThreadPoolExecutor | None = None
     waiting: list[tuple[str, Future[None]]] = field(default_factory=list)
     count: int = 0
+    failed: bool = False  # after the last line of the program
 
-    def give(self, job: _Job) -> None:
+    def give(self, job: Job) -> None:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(1, "tessera-checkpoint")
             atexit.register(self.end)
@@ -135,9 +101,20 @@ class _Writer:
         """At the end of the program: what was begun is written."""
         for _, error in failures(wait=True):
             _to_stderr(str(error))
+            self.failed = True
+
+    def fail(self) -> None:
+        """Last of all that a program does at its end: who started it hears that a save failed."""
+        if self.failed:
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(1)
 
 
 _WRITER = _Writer()
+atexit.register(_WRITER.fail)
 AHEAD = 1
 """How many saves may wait for the one that is being written: each holds a copy in host memory."""
 
@@ -163,8 +140,9 @@ def save(
     With them go the state of the random generator, `step`, `metrics` (numbers) and `state`, what
     else you want to find again (JSON), such as `loader.state_dict()`. The state is that after the
     last step before the call. With `async_io` a thread writes, and training goes on when all is
-    copied to the host; an error is raised by the next `save`, or by `wait`. Of several processes
-    each calls it and writes its own blocks.
+    copied to the host; an error is raised by the next `save`, or by `wait`; after the last line
+    of a program it makes the exit status 1. Of several processes each calls it and writes its own
+    blocks.
 
     The checkpoint is there from one moment to the next, whole, or not at all. `atomic` is always
     so, and False is an error. `keep` (a number of checkpoints, or a `checkpoint.Keep`) removes
@@ -200,7 +178,7 @@ def start(what: Save) -> None:
     _WRITER.give(job)
 
 
-def taken(what: Save) -> _Job:
+def taken(what: Save) -> Job:
     """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
     from importlib.metadata import version
 
@@ -232,7 +210,7 @@ def taken(what: Save) -> _Job:
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
         blocks[name] = engine().blocks(t.stored, t.type, i)
     storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
-    return _Job(storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell)
+    return Job(storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell)
 
 
 def wait() -> None:
@@ -369,151 +347,3 @@ def _as_json(x: object = None) -> str:
     if callable(getattr(x, "state_dict", None)):
         return "give what its state_dict() gives"
     return "give dicts, lists, texts and numbers; tensors go into tensors= or optimizer="
-
-
-# -- writing --------------------------------------------------------------------------------------
-def written(job: _Job) -> None:
-    """Writes a save. One that fails leaves nothing behind: a disk that is full is not fuller."""
-    begin_s = time.perf_counter()
-    path = f"checkpoint/{job.number}"
-    mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": job.created_s, "error": ""}
-    with ExitStack() as stack:
-        try:
-            if job.leads:
-                found, _ = manifests(job.storage)
-                mine["sequence"] = 1 + max((m.sequence for m in found), default=0)
-                job.storage.make(job.tag)
-                stack.enter_context(job.storage.held(job.tag))
-        except TesseraError as error:
-            mine["error"] = str(error)
-        first = _agree(path + "/begin", mine)[0]
-        try:
-            made = _published(job, path, first)
-        except TesseraError:
-            if not job.there:
-                _left(job, first["id"])
-            raise
-        if job.leads:
-            _after(job, made, time.perf_counter() - begin_s)
-
-
-def _published(job: _Job, path: str, first: dict[str, Any]) -> Manifest:
-    """Writes the data of all processes, then the manifest, which is the result."""
-    from .manifest import Manifest, Piece
-
-    id = first["id"]
-    pieces: list[tuple[str, Piece]] = []
-    mine: dict[str, Any] = {"error": ""}
-    try:
-        pieces = _data(job, id)
-        mine["pieces"] = [(name, p.model_dump()) for name, p in pieces]
-    except TesseraError as error:
-        mine["error"] = str(error)
-    writers: dict[str, int] = {}
-    for rank, part in enumerate(_agree(path + "/data", mine)):
-        for name, piece in part["pieces"]:
-            job.tensors[name].pieces.append(Piece(**piece))
-            writers[piece["file"]] = rank
-    mine = {"error": ""}
-    made = Manifest(
-        id=id, sequence=first["sequence"], created_s=first["created_s"], tensors=job.tensors,
-        **job.about,
-    )  # fmt: skip
-    if job.spread is not None:
-        try:
-            sizes = made.files().items()
-            job.spread({f"{job.tag}/{file}": (writers[file], n) for file, n in sizes})
-        except TesseraError as error:
-            mine["error"] = str(error)
-        _agree(path + "/spread", mine)
-    job.there = True  # for all that this process knows
-    mine["there"] = job.leads
-    try:
-        if job.leads:
-            job.storage.write(f"{job.tag}/{NAME}", made.to_json())
-    except TesseraError as error:
-        mine = {"error": str(error), "there": _may_be_there(job, id)}
-    said = _said(path + "/end", mine)
-    job.there = any(s["there"] for s in said)
-    _see_errors(said)
-    return made
-
-
-def _may_be_there(job: _Job, id: str) -> bool:
-    """Whether the manifest that could not be written may have been, all the same."""
-    try:
-        return id.encode() in (job.storage.read(f"{job.tag}/{NAME}") or b"")
-    except TesseraError:
-        return True
-
-
-def _left(job: _Job, id: str) -> None:
-    """The data of a save that has failed go, as far as they can."""
-    with suppress(TesseraError):
-        begins = f"{job.tag}/data-{id}-"
-        job.storage.delete(k for k in job.storage.listed() if k.startswith(begins))
-        job.storage.tidy(job.tag)
-
-
-def _data(job: _Job, id: str) -> list[tuple[str, Piece]]:
-    """Writes the blocks of this process; their pieces."""
-    found: list[tuple[str, Piece]] = []
-    made = files(id, process_index(), job.blocks)
-    while several := [*islice(made, 4)]:
-        jobs = [partial(job.storage.write, f"{job.tag}/{file}", data) for file, data, _ in several]
-        together(jobs)
-        found += [p for _, _, own in several for p in own]
-    job.blocks.clear()
-    return found
-
-
-def _agree(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """What all processes say. Raises CheckpointError, in all of them, if one has failed."""
-    said = _said(path, mine)
-    _see_errors(said)
-    return said
-
-
-def _said(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    if process_count() == 1:
-        return [mine]
-    try:
-        return engine().gather(path, mine, LIMIT_S)
-    except BackendError as error:
-        raise fail(
-            BackendError,
-            f"save: {str(error).splitlines()[0]}",
-            fix="call it in every process, not in the first alone: each writes what its devices"
-            " hold; if all did, see what that rank did last",
-        ) from None
-
-
-def _see_errors(said: Sequence[dict[str, Any]]) -> None:
-    wrong = [(rank, s["error"]) for rank, s in enumerate(said) if s["error"]]
-    if wrong:
-        rank, error = wrong[0]
-        lines = error.splitlines()
-        raise CheckpointError(
-            error if len(said) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]])
-        )
-
-
-def _after(job: _Job, made: Manifest, took_s: float) -> None:
-    """The new checkpoint is on the disk: what it replaces goes."""
-    remove_rest(job.storage, job.tag, made)
-    if job.keep is not None:
-        found, _ = manifests(job.storage)
-        stay = job.keep.stay(found) | {job.tag}
-        gone = [m.tag for m in found if m.tag not in stay]
-        for tag in gone:
-            remove(job.storage, tag)
-        if gone and job.keep.best and job.tell is not None and not job.keep.rated(found):
-            job.tell(
-                f"checkpoint: {', '.join(gone)} went: none has the metric {job.keep.metric!r},"
-                f" by which best={job.keep.best} stay; there are: {metrics_text(found)}"
-            )
-    if job.tell is not None:
-        job.tell(
-            f"checkpoint: {job.tag} is saved in {job.storage.name}: {size_text(made.nbytes)} in"
-            f" {took_s:.1f} s; training waited {job.stall_s * 1e3:.0f} ms"
-        )

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.listing import Keep, manifests, reader
-from ..checkpoint.saving import Save, taken, written
+from ..checkpoint.saving import Save, taken
 from ..checkpoint.storage import Storage
+from ..checkpoint.writing import written
 from ..core.checks import shown
 from ..core.devices import process_index
 from ..core.errors import UsageError, fail

@@ -147,7 +147,8 @@ class AdamW(Optimizer):
     """Adam with decoupled decay, `w - lr * (u + weight_decay * w)` (Loshchilov & Hutter 2019).
 
     Unlike those of PyTorch and optax, it leaves norms, biases and other weights of one dim as they
-    are, unless `mask` selects them: `mask=lambda name: True` decays every weight.
+    are, unless `mask` selects them: `mask=lambda name: True` decays every weight. The defaults are
+    those of large models; PyTorch's are `betas=(0.9, 0.999), weight_decay=0.01`.
     """
 
     lr: Rate = 3e-4

@@ -48,8 +48,15 @@ checkpoint.load(tensors=layer.parameters(), root="kept")""",
     "a weight is read": """\
 dist.to_host(dist.place(nn.Linear(4, 4), PLAN, MESH).weight)""",
     "ranks wait for each other": "dist.barrier()",
+    "loops run at once": """\
+total = lambda x: ts.scan(lambda c, r: (c * x + r, None), ts.tensor(1.0), ts.ones(3))[0]
+assert ts.value_and_grad(total)(ts.tensor(2.0))[1].item() == 17.0
+assert ts.while_loop(lambda n: n < 5, lambda n: n + 1, ts.tensor(0)).item() == 5
+model = nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=8, layers=2, heads=2, loop=True))
+ts.grad(model.loss([[1, 2, 3]], [[2, 3, 4]]), model)""",
 }
 ACT = """\
+import tessera as ts
 from tessera import checkpoint, dist, nn
 MESH = dist.Mesh.parse("dp=4")
 PLAN = dist.strategy("zero_redundancy_optimizer", stage=3)

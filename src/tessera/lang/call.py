@@ -18,7 +18,7 @@ from .checks import bound
 from .mutations import Snapshot
 from .once import Once
 from .parameter import Parameter
-from .record import WHOLE, Frame, Recorder, Reframe, recording
+from .record import WHOLE, Frame, Recorder, Reframe, options_of_run, recording
 from .segments import Reads
 from .slices import need_one_mesh
 from .store import owned_by, store_of
@@ -134,7 +134,8 @@ class Call:
     @opens
     def within(self, frame: Frame, reads: Reads) -> Recorded:
         """The recording in `frame`; `reads` gets the inputs' sources and answers what is read."""
-        recorder = Recorder(self.name, reader=reads if frame.is_read else None)
+        reader = reads if frame.is_read else None
+        recorder = Recorder(self.name, reader=reader, options=options_of_run())
         recorder.frame, recorder.compiles = frame, True
         inputs, bindings = self._inputs(recorder, reads)
         args, kwargs = unflatten(self.spec, self.leaves)

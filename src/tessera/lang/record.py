@@ -147,7 +147,6 @@ class Recorder:
     ):
         if options is None:
             options = settings().program if parent is None else parent.options
-            options = replace(options, processes=process_count())
         self._builder = Builder(name, options)
         self.parent = parent
         self.reader = reader
@@ -374,6 +373,12 @@ def current() -> Recorder | None:
     """The innermost function that is being recorded, if any."""
     trace = here()
     return trace if isinstance(trace, Recorder) else None
+
+
+def options_of_run() -> ProgramOptions:
+    """The options of a whole function, which says how many processes run it; one op that runs at
+    once is the same program in each."""
+    return replace(settings().program, processes=process_count())
 
 
 def options_here() -> ProgramOptions:

@@ -16,7 +16,7 @@ from .chosen import Chosen, warn_if_unused
 from .host_data import is_array
 from .jit import Jit
 from .operands import as_tensor
-from .record import Reader, Recorder, recording
+from .record import Reader, Recorder, options_of_run, recording
 from .store import owned_by, store_of
 from .tensor import Tensor
 from .tree import call_paths, flatten, path_name, unflatten
@@ -81,7 +81,7 @@ def _recorded(
     given: dict[Node, Given] = {}
     read = None if reader is None else reader(given)
     name = getattr(fn, "__name__", type(fn).__name__.lower())
-    recorder = Recorder(name, reader=read)
+    recorder = Recorder(name, reader=read, options=options_of_run())
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     new = []
     for x, path in zip(leaves, call_paths(inspect.signature(fn), spec), strict=True):

@@ -48,8 +48,8 @@ from .runtime import (
 )
 from .runtime.flight import flight
 from .runtime.lower import NONE, lower
-from .runtime.same_program import guarded
-from .runtime.same_values import compare_values
+from .runtime.same_program import guarded, processes_of
+from .runtime.same_values import compare_facts, compare_values
 from .runtime.send import mover
 from .runtime.stepped import Stepped
 
@@ -246,6 +246,14 @@ class Engine:
         self, data: Any, type: TensorType, turn: int
     ) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
         return arrays.blocks(data, type, turn)
+
+    def processes(self, mesh: Mesh) -> tuple[int, ...]:
+        self.start(mesh)
+        return processes_of(mesh)
+
+    def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
+        every = tuple(range(jax.process_count()))
+        compare_facts(who, every if mesh is None else self.processes(mesh), facts, fix)
 
     def gather(self, name: str, value: Any, limit_s: float) -> list[Any]:
         return exchange.gather(name, value, limit_s)

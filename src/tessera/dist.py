@@ -23,6 +23,7 @@ from .lang.collectives import (
 from .lang.create import ShardSpec, redistribute
 from .lang.create import dist_tensor as tensor
 from .lang.determinism import deterministic, set_deterministic
+from .lang.processes import all_gather_object
 from .lang.strategy import AxisStrategy, Strategy, place
 from .lang.timeouts import set_collective_timeout
 from .lang.to_host import to_host
@@ -32,7 +33,8 @@ from .observe.validate import validate_determinism
 
 allreduce = all_reduce
 __all__ = [
-    "AxisStrategy", "Mesh", "ShardSpec", "Strategy", "all_gather", "all_reduce", "all_to_all",
+    "AxisStrategy", "Mesh", "ShardSpec", "Strategy", "all_gather",
+    "all_gather_object", "all_reduce", "all_to_all",
     "allreduce", "barrier", "broadcast", "deterministic", "elastic", "gather", "inspect", "permute",
     "place",
     "process_count", "process_index", "profile", "recv", "redistribute", "reduce_scatter",

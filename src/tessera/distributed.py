@@ -19,7 +19,7 @@ from .lang.collectives import (
     send,
     shift,
 )
-from .lang.processes import initialize
+from .lang.processes import all_gather_object, initialize
 
 allreduce = all_reduce
 
@@ -36,7 +36,8 @@ def transports() -> Transports:
 
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "allreduce", "barrier", "broadcast", "gather",
+    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "allreduce", "barrier",
+    "broadcast", "gather",
     "initialize", "permute", "process_count", "process_index", "recv", "recv_from",
     "reduce_scatter", "scatter", "send", "shift", "transports",
 ]  # fmt: skip

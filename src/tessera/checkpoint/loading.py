@@ -10,11 +10,11 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.checks import flag, unfit
-from ..core.devices import process_index
+from ..core.devices import process_count, process_index
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import CheckpointError, UsageError, fail, warn_no_effect
 from ..core.layout import TensorType
-from ..core.wording import nearest
+from ..core.wording import digest, nearest
 from ..lang import random
 from ..lang.create import tensor
 from ..lang.engine import engine
@@ -137,6 +137,8 @@ def loaded(
                 means="what was given has the values of before",
                 fix=f"leave it out, or name a part of it too, such as {pairs[0][0]!r}",
             )
+    if process_count() > 1:
+        _see_alike(read, [row for pairs in rows.values() for row in pairs])
     with read.bar:
         new = {kind: read.tree(kind, like, rows[kind]) for kind, like in trees.items()}
     if restore_random:
@@ -164,6 +166,18 @@ def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
                 [("names", nearest(p, bare, 3))],
                 fix='a name as it is, or with "*" for any letters: only="blocks.*"',
             )
+
+
+def _see_alike(read: _Read, rows: Sequence[tuple[str, Any]]) -> None:
+    """Raises UsageError where the processes of a mesh would fill it from different checkpoints."""
+    facts = {
+        "checkpoint": f"{read.manifest.tag} (id {read.manifest.id})",
+        "names": digest([name.partition("/")[2] for name, _ in rows if read.wanted(name)]),
+    }
+    fix = "name the same tag and names in all of them, in a folder that all see"
+    for mesh in dict.fromkeys(x.mesh for _, x in rows if isinstance(x, Tensor)):
+        if mesh is not None:
+            engine().alike("checkpoint.load", mesh, facts, fix)
 
 
 def _put(old: Any, new: Any) -> Any:

@@ -19,12 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
 from ..core.checks import flag, unfit, whole
 from ..core.context import settings
-from ..core.devices import process_count
+from ..core.devices import process_count, process_index
 from ..core.errors import (
     DTypeError,
     TesseraError,
@@ -32,6 +33,7 @@ from ..core.errors import (
     fail,
 )
 from ..core.mesh import Mesh
+from ..core.wording import digest
 from ..lang import random
 from ..lang.checks import mesh_or_none
 from ..lang.eager import redistribute_now
@@ -142,7 +144,8 @@ def save(
     last step before the call. With `async_io` a thread writes, and training goes on when all is
     copied to the host; an error is raised by the next `save`, or by `wait`; after the last line
     of a program it makes the exit status 1. Of several processes each calls it and writes its own
-    blocks.
+    blocks; tensors on a mesh of one process are saved by that one alone, below a root of its own.
+    `metrics` and `state` are those of the first process.
 
     The checkpoint is there from one moment to the next, whole, or not at all. `atomic` is always
     so, and False is an error. `keep` (a number of checkpoints, or a `checkpoint.Keep`) removes
@@ -173,13 +176,24 @@ def start(what: Save) -> None:
     """As `save` with `async_io`."""
     begin_s = time.perf_counter()
     _WRITER.check(AHEAD)
-    job = taken(what)
+    group = _holders(what) if process_count() > 1 else ()
+    if len(group) == 1 and group != (process_index(),):
+        return  # all of it is another process's, which waits for nobody
+    job = taken(what, alone=len(group) == 1)
     job.stall_s = time.perf_counter() - begin_s
     _WRITER.give(job)
 
 
-def taken(what: Save) -> Job:
-    """A save, copied to the host, for `written`. Raises UsageError if it cannot be."""
+def _holders(what: Save) -> tuple[int, ...]:
+    """The processes whose devices hold the tensors that lie on a mesh."""
+    found = [x for tree in (what.tensors, what.optimizer) for _, x in leaves("tensors", tree)]
+    meshes = dict.fromkeys(x.mesh for x in found if isinstance(x, Tensor) and x.mesh is not None)
+    return tuple(sorted({rank for mesh in meshes for rank in engine().processes(mesh)}))
+
+
+def taken(what: Save, alone: bool = False) -> Job:
+    """A save, copied to the host, for `written`; `alone`, where other processes have no part of it.
+    Raises UsageError if it cannot be."""
     from importlib.metadata import version
 
     from .manifest import Saved
@@ -196,7 +210,7 @@ def taken(what: Save) -> Job:
     )
     about = {
         "tag": what.tag, "step": step, "mesh": where.text() if where is not None else "",
-        "processes": process_count(), "numerics": settings().program.determinism,
+        "processes": 1 if alone else process_count(), "numerics": settings().program.determinism,
         "versions": {name: version(name) for name in ("tessera", "jax", "numpy")},
         "metrics": numbers(what.metrics), "random": random.state(), "values": values,
         "state": _json(what.state),
@@ -204,13 +218,25 @@ def taken(what: Save) -> Job:
     _WRITER.count += 1
     saved: dict[str, Saved] = {}
     blocks: dict[str, list[Block]] = {}
+    alone = alone or process_count() == 1
+    of_host = 0  # a sum over what lies on no mesh, which each process has for itself
     for i, (name, t) in enumerate(named.items()):
         t = back(t)
         t = _complete(Tensor(engine().alive(t.stored, t.type), t.type))
         saved[name] = Saved(dtype=t.dtype.name, shape=[*t.shape], layout=str(t.type), pieces=[])
-        blocks[name] = engine().blocks(t.stored, t.type, i)
+        blocks[name] = engine().blocks(t.stored, t.type, process_index() if alone else i)
+        if t.mesh is None and not alone:
+            of_host = crc32(t.numpy().tobytes(), of_host)
+    alike = {
+        "tag": what.tag,
+        "tensors": digest([f"{n.partition('/')[2]} {s.dtype}{s.shape}" for n, s in saved.items()]),
+        "values of no mesh": f"{crc32(json.dumps([of_host, values]).encode()):08x}",
+    }
     storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
-    return Job(storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell)
+    return Job(
+        storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell,
+        leads=alone or process_index() == 0, alone=alone, alike=alike,
+    )  # fmt: skip
 
 
 def wait() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.devices import process_count, process_index
 from ..core.errors import BackendError, CheckpointError, TesseraError, fail
+from ..core.limits import limits
+from ..core.wording import differences
 from ..ir.graph.text import size_text
 from ..lang.engine import engine
 from .listing import Keep, manifests, metrics_text, remove, remove_rest
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 600.0
 """How long a process may take to write its part."""
+SEEN_S = 10.0
+"""How long a file that was written may take to be seen by the first process."""
 Tell = Callable[[str], None]
 
 
@@ -48,6 +52,10 @@ class Job:
     created_s: float = field(default_factory=time.time)
     leads: bool = field(default_factory=lambda: process_index() == 0)
     """Whether this process writes what is in `storage` once."""
+    alone: bool = field(default_factory=lambda: process_count() == 1)
+    """Whether no other process has a part of it."""
+    alike: dict[str, Any] = field(default_factory=dict)
+    """What all processes must say alike."""
     spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
     """Gives the files of all, by key with their process and their bytes, to other storages."""
     there: bool = False
@@ -59,17 +67,22 @@ def written(job: Job) -> None:
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
     mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": job.created_s, "error": ""}
+    mine["alike"] = job.alike
     with ExitStack() as stack:
         try:
             if job.leads:
                 found, _ = manifests(job.storage)
+                _see_others(job, found)
                 mine["sequence"] = 1 + max((m.sequence for m in found), default=0)
                 job.storage.make(job.tag)
                 stack.enter_context(job.storage.held(job.tag))
         except TesseraError as error:
             mine["error"] = str(error)
-        first = _agree(path + "/begin", mine)[0]
+        first = mine
         try:
+            said = _agree(job, path + "/begin", mine, limits().collective_s)
+            first = said[0]
+            _see_alike(said)
             made = _published(job, path, first)
         except TesseraError:
             if not job.there:
@@ -92,7 +105,7 @@ def _published(job: Job, path: str, first: dict[str, Any]) -> Manifest:
     except TesseraError as error:
         mine["error"] = str(error)
     writers: dict[str, int] = {}
-    for rank, part in enumerate(_agree(path + "/data", mine)):
+    for rank, part in enumerate(_agree(job, path + "/data", mine)):
         for name, piece in part["pieces"]:
             job.tensors[name].pieces.append(Piece(**piece))
             writers[piece["file"]] = rank
@@ -107,17 +120,21 @@ def _published(job: Job, path: str, first: dict[str, Any]) -> Manifest:
             job.spread({f"{job.tag}/{file}": (writers[file], n) for file, n in sizes})
         except TesseraError as error:
             mine["error"] = str(error)
-        _agree(path + "/spread", mine)
+        _agree(job, path + "/spread", mine)
     job.there = True  # for all that this process knows
     mine["there"] = job.leads
     try:
         if job.leads:
+            if job.spread is None:
+                _see_files(job, made, writers)
             job.storage.write(f"{job.tag}/{NAME}", made.to_json())
     except TesseraError as error:
         mine = {"error": str(error), "there": _may_be_there(job, id)}
-    said = _said(path + "/end", mine)
+    said = _said(job, path + "/end", mine)
     job.there = any(s["there"] for s in said)
     _see_errors(said)
+    if job.alone:
+        _MINE.add(id)
     return made
 
 
@@ -149,18 +166,73 @@ def _data(job: Job, id: str) -> list[tuple[str, Piece]]:
     return found
 
 
-def _agree(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
+_BEGAN_S = time.time()
+_MINE: set[str] = set()  # ids of what this process has saved by itself
+
+
+def _see_others(job: Job, found: Sequence[Manifest]) -> None:
+    """Raises CheckpointError where another process of the run has saved what this one would, each
+    by itself."""
+    if not job.alone or process_count() == 1:
+        return
+    if any(m.tag == job.tag and m.created_s > _BEGAN_S and m.id not in _MINE for m in found):
+        raise fail(
+            CheckpointError,
+            f"checkpoint.save: another process of this run has saved {job.tag!r} there",
+            [("root", job.storage.name)],
+            at="",
+            fix="tensors on a mesh of one process are that one's: give each a root of its own",
+        )
+
+
+def _see_alike(said: Sequence[dict[str, Any]]) -> None:
+    """Raises CheckpointError, in all processes, where they save different things as one."""
+    rows = differences({rank: s["alike"] for rank, s in enumerate(said)})
+    if rows:
+        raise fail(
+            CheckpointError,
+            "checkpoint.save: the processes save one checkpoint, and differ in what it is",
+            rows,
+            at="",
+            fix="give the same tag and the same tensors in all of them, with numbers that are alike"
+            " (a name of the time, or of the process, differs)",
+        )
+
+
+def _see_files(job: Job, made: Manifest, writers: Mapping[str, int]) -> None:
+    """Raises CheckpointError unless the first process sees the data that others wrote."""
+    if job.storage.folder is None:
+        return
+    end_s = time.monotonic() + SEEN_S
+    for file in made.files():
+        while not (job.storage.folder / job.tag / file).is_file():
+            if time.monotonic() > end_s:
+                raise fail(
+                    CheckpointError,
+                    f"checkpoint.save: {file} of {job.tag!r} is not where the first process writes",
+                    [("rank 0", job.storage.folder), (f"rank {writers[file]}", "wrote it")],
+                    at="",
+                    fix="give all processes one root, in a folder that all hosts see",
+                )
+            time.sleep(0.1)
+
+
+def _agree(
+    job: Job, path: str, mine: dict[str, Any], limit_s: float = LIMIT_S
+) -> Sequence[dict[str, Any]]:
     """What all processes say. Raises CheckpointError, in all of them, if one has failed."""
-    said = _said(path, mine)
+    said = _said(job, path, mine, limit_s)
     _see_errors(said)
     return said
 
 
-def _said(path: str, mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    if process_count() == 1:
+def _said(
+    job: Job, path: str, mine: dict[str, Any], limit_s: float = LIMIT_S
+) -> Sequence[dict[str, Any]]:
+    if job.alone:
         return [mine]
     try:
-        return engine().gather(path, mine, LIMIT_S)
+        return engine().gather(path, mine, limit_s)
     except BackendError as error:
         raise fail(
             BackendError,

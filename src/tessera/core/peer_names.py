@@ -321,10 +321,8 @@ ADVICE: dict[str, str] = {
                     " begins and ends with its processes, on the devices of the mesh"),
     "ReduceOp": 'name it: dist.all_reduce(x, axis, op="sum"), "max", "min" or "mean"',
     "dist.reduce": "use dist.all_reduce: each device has the sum",
-    **dict.fromkeys(
-        ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-        "collectives move tensors; each process computes the same Python values by itself",
-    ),
+    **dict.fromkeys(("gather_object", "broadcast_object_list"),
+                    "write dist.all_gather_object(x), and take the one of a rank"),
     "param_groups": "give mask=, a function of a weight's name, or use two optimizers",
     "apply_updates": _STEP, "add_param_group": "use two optimizers",
     "lr_scheduler": "give the optimizer a schedule: optim.AdamW(lr=optim.warmup_cosine(...))",

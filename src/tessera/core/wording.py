@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
+from zlib import crc32
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -32,6 +34,31 @@ def record_text(program: str, step: str, what: str, at: str) -> str:
     's3 of train: all_reduce at train.py:7'
     """
     return (f"{step} of " if step else "") + f"{program}: {what}" + (f" at {at}" if at else "")
+
+
+def differences(facts: Mapping[int, Mapping[str, object]]) -> list[tuple[str, str]]:
+    """What processes, by their ranks, say otherwise than others: a row for each kind of them.
+
+    >>> differences({0: {"seed": 1, "at": 4}, 1: {"seed": 2, "at": 4}, 2: {"seed": 1, "at": 4}})
+    [('ranks 0, 2', 'seed: 1'), ('rank 1', 'seed: 2')]
+    """
+    keys = dict.fromkeys(key for said in facts.values() for key in said)
+    wrong = [k for k in keys if any(said.get(k) != next(iter(facts.values())).get(k)
+                                    for said in facts.values())]  # fmt: skip
+    alike: dict[str, list[int]] = {}
+    for rank, said in facts.items() if wrong else ():
+        alike.setdefault(", ".join(f"{k}: {said.get(k)}" for k in wrong), []).append(rank)
+    return [(ranks_text(ranks), text) for text, ranks in alike.items()]
+
+
+def digest(texts: Sequence[str]) -> str:
+    """A few of `texts`, and a checksum of all.
+
+    >>> digest(["a", "b", "c", "d"])
+    '4: a, b, c, … (checksum e96019e2)'
+    """
+    few = ", ".join([*texts[:3], "…"] if len(texts) > 3 else texts)
+    return f"{len(texts)}: {few} (checksum {crc32(json.dumps(texts).encode()):08x})"
 
 
 def nearest(word: str, names: Iterable[str], count: int = 8) -> str:

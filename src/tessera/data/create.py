@@ -126,7 +126,7 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
         return rows, _on(layout, rows)
 
     loader = DataLoader(_opened(read, on_mesh=True), read, size, *lay(where))
-    loader.lay = lay
+    loader.lay, loader.mesh = lay, where if read.hosts[1] == 1 else None
     return loader
 
 

@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import shown, unfit
+from ..core.devices import process_count
 from ..core.errors import BackendError, TesseraError, UsageError, fail, lines_up
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
+from ..lang.engine import engine
 from ..lang.tensor import Tensor
 from .config import DataConfig
 from .packing import Packed, Rows, Samples, Windows
@@ -36,6 +38,10 @@ from .shuffle import Order
 from .sources import TokenSource
 
 VERSION = 1
+TIMES = 3  # that processes say which batch comes next, from where they stand
+_ALIKE = (
+    "make the loader alike in all processes, and call it as often: each reads its own rows of it"
+)
 
 Batch = dict[str, Tensor]
 Lay = Callable[[Mesh], tuple[NDArray[np.int64], Callable[[Rows], Batch]]]
@@ -57,6 +63,7 @@ class DataLoader:
     """
 
     lay: Lay | None = None  # where its batches lie on a mesh
+    mesh: Mesh | None = None
 
     def __init__(
         self,
@@ -162,6 +169,9 @@ class DataLoader:
             self.close()  # what it has made ahead would be one batch too far
             raise
         try:
+            if self.mesh is not None and self._compared < TIMES and process_count() > 1:
+                self._compared += 1
+                engine().alike("dataloader", self.mesh, self._what(), _ALIKE)
             batch = self._place(rows)
         except BaseException:
             self.close()
@@ -197,7 +207,7 @@ class DataLoader:
         made = DataLoader(
             self._source, config, self.batch_size, self._rows, self._place, "validation"
         )
-        made.lay = self.lay
+        made.lay, made.mesh = self.lay, self.mesh
         return made
 
     def resize(self, mesh: Mesh) -> None:
@@ -206,6 +216,7 @@ class DataLoader:
         if self.lay is not None:
             self.close()
             self._rows, self._place = self.lay(mesh)
+            self.mesh = mesh
 
     # ---- where it stands -----------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -214,6 +225,10 @@ class DataLoader:
         It counts the batches that were given out, over all loaders, and is the same in each.
         """
         return {"version": VERSION, "epoch": self._epoch, "sample": self._sample, **self._facts}
+
+    def _what(self) -> dict[str, Any]:
+        """The batch that comes next, which is one of all processes."""
+        return {**self.state_dict(), "rows of a batch": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where `state` was taken, also with another batch size or number of hosts.
@@ -247,6 +262,7 @@ class DataLoader:
 
     def _stand_at(self, epoch: int, sample: int) -> None:
         self.close()
+        self._compared = 0
         self._ended = False
         epochs = self._config.epochs
         self._epoch, self._sample = _next(

@@ -48,10 +48,11 @@ from .local.collectives import (
 )
 from .local.view import NeedsRank, pending, view
 from .operands import as_tensor
+from .processes import see_alike
 from .record import current
 from .shaping import one_dim
 from .tensor import Tensor
-from .tree import tree_map
+from .tree import flatten, tree_map
 
 Axis = str | Sequence[str] | None
 
@@ -438,4 +439,6 @@ def _dim(name: str, x: Tensor, dim: int | None) -> int:
 def _each(name: str, x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if not isinstance(x, (Tensor, dict, list, tuple)) and view() is not None:
         return change(as_tensor(x))
+    if view() is None:
+        see_alike(name, flatten(x)[0])
     return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, x)

@@ -6,7 +6,7 @@ The language sits below the engine and must not import it, so the package regist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -74,6 +74,12 @@ class Engine(Protocol):
     def place_blocks(self, fill: Callable[[Parts], None], type: TensorType) -> Data: ...
     def rows_here(self, type: TensorType) -> Any: ...
     def blocks(self, data: Data, type: TensorType, turn: int) -> list[tuple[Any, Any]]: ...
+    def processes(self, mesh: Mesh) -> tuple[int, ...]:
+        """Those whose devices are in `mesh`."""
+
+    def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
+        """Raises UsageError, in all processes (of `mesh`), where they differ in `facts`."""
+
     def gather(self, name: str, value: Any, limit_s: float) -> list[Any]: ...
     def from_first(self, name: str, number: int, value: Any, limit_s: float) -> Any: ...
     def asked(self, name: str, value: Any = None) -> Any: ...

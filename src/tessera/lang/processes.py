@@ -1,10 +1,26 @@
-"""How does a program join the processes that it was started with, before it needs them?"""
+"""How does a program join the processes that it was started with, and hear what each one has?"""
 
 from __future__ import annotations
 
-from ..core.devices import device_count
+import json
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+from zlib import crc32
 
-__all__ = ["initialize"]
+import numpy as np
+
+from ..core.checks import unfit
+from ..core.devices import device_count, process_count
+from ..core.errors import UsageError, caller, fail
+from ..core.limits import limits
+from ..core.wording import differences
+from .engine import engine
+from .record import current
+from .tensor import Tensor
+
+__all__ = ["all_gather_object", "initialize", "see_alike"]
+_turn = count(1)
 
 
 def initialize() -> None:
@@ -21,3 +37,65 @@ def initialize() -> None:
     (0, 1)
     """
     device_count()
+
+
+def all_gather_object(value: Any) -> list[Any]:
+    """The `value` of each process, in the order of their ranks. Each process calls it.
+
+    It is for what each process has for itself, such as a time that it took or whether it should
+    stop: numbers, texts, and lists and dicts of them, which come back as JSON has them. Raises
+    UsageError for other values, and where processes come to it at different lines; BackendError if
+    one does not come within the limit of a collective.
+
+    >>> import tessera as ts
+    >>> ts.dist.all_gather_object({"took_s": 1.5})
+    [{'took_s': 1.5}]
+    """
+    if current() is not None:
+        raise fail(
+            UsageError,
+            "all_gather_object: inside of a compiled function it runs once, when that is recorded",
+            fix="call it outside",
+        )
+    try:
+        text = json.dumps(value, default=_number)
+    except (TypeError, ValueError):
+        fix = "give numbers, texts, and lists and dicts of them"
+        raise unfit("all_gather_object", "value", value, fix) from None
+    at = caller() or ""
+    said = engine().gather(f"object/{next(_turn)}", [at, text], limits().collective_s)
+    if rows := differences({rank: {"at": line} for rank, (line, _) in enumerate(said)}):
+        raise fail(
+            UsageError,
+            "all_gather_object: the processes are not at the same call",
+            rows,
+            fix="call it in all of them, in the same order",
+        )
+    return [json.loads(text) for _, text in said]
+
+
+def _number(x: Any) -> Any:
+    """A number of another library, as one of Python's."""
+    if getattr(x, "shape", None) != ():
+        raise TypeError
+    return x.item()
+
+
+def see_alike(name: str, leaves: Iterable[Any]) -> None:
+    """Raises UsageError, in all processes, where a collective outside of functions is given what
+    lies on no mesh, and each process has another value of it: nothing would be collected."""
+    if process_count() == 1 or current() is not None:
+        return
+    said = [_few(x) for x in leaves if not isinstance(x, Tensor) or x.mesh is None]
+    if said:
+        fix = "a value on no mesh is one of all processes; what each has: dist.all_gather_object(x)"
+        engine().alike(name, None, {"value": ", ".join(said)}, fix)
+
+
+def _few(x: Any) -> str:
+    try:
+        found = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+        few = ", ".join(f"{v:g}" for v in found.reshape(-1)[:3].astype(np.float64))
+        return few if found.size <= 3 else f"{few}, … (checksum {crc32(found.tobytes()):08x})"
+    except (TypeError, ValueError):
+        return type(x).__name__

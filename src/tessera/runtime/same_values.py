@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from ..core.limits import limits
-from ..core.wording import ranks_text
+from ..core.wording import differences, ranks_text
 from .flight import flight
 from .jax_private import service
 from .same_program import comparison, gathered
@@ -28,7 +28,7 @@ from .same_program import comparison, gathered
 Array = np.ndarray[Any, Any]
 TIMES = 3  # that values of one shape and dtype, or of one line, are compared
 _seen: Counter[tuple[object, ...]] = Counter()
-_rounds: Counter[tuple[int, ...]] = Counter()
+_rounds: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 def compare_values(
@@ -52,22 +52,36 @@ def compare_values(
 
 
 def _compare(ranks: tuple[int, ...], values: Sequence[Array]) -> None:
-    _rounds[ranks] += 1
-    path = f"tessera/values/{','.join(map(str, ranks))}/{_rounds[ranks]}/"
+    said = _exchanged("values", ranks, [*map(_told, values)])
+    for i, x in enumerate(values):
+        own = {r: rows[i] if i < len(rows) else _NONE for r, rows in said.items()}
+        if len({*map(tuple, own.values())}) > 1:
+            alike = len({form for form, _ in own.values()}) == 1
+            rows = {r: " ".join(row[alike:]) for r, row in own.items()}
+            raise differ(x if alike else None, rows)
+
+
+def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fix: str) -> None:
+    """Raises UsageError, in all of `ranks`, where they differ in `facts` (of JSON) about `who`;
+    BackendError if one of them does not come."""
+    if service() is None or len(ranks) == 1 or jax.process_index() not in ranks:
+        return
+    said = _exchanged(who, ranks, dict(facts))
+    if rows := differences(said):
+        raise fail(UsageError, f"{who}: the processes of a mesh differ", rows, fix=fix)
+
+
+def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
+    """What each of `ranks` says about `who`."""
+    turn = _rounds[who, ranks] = _rounds[who, ranks] + 1
+    path = f"tessera/values/{who}/{','.join(map(str, ranks))}/{turn}/"
     limit_s = limits().collective_s
-    told = json.dumps([*map(_told, values)])
-    with comparison("values", "values are compared", ranks) as record:
-        service().key_value_set_bytes(f"{path}{jax.process_index()}", told.encode())
+    with comparison(who, f"{who} is compared", ranks) as record:
+        service().key_value_set_bytes(f"{path}{jax.process_index()}", json.dumps(mine).encode())
         found = gathered(path, ranks, limit_s)
         if found is None:
             raise flight().late(record, limit_s)
-        said = {rank: json.loads(text) for rank, text in found.items()}
-        for i, x in enumerate(values):
-            own = {r: rows[i] if i < len(rows) else _NONE for r, rows in said.items()}
-            if len({*map(tuple, own.values())}) > 1:
-                alike = len({form for form, _ in own.values()}) == 1
-                rows = {r: " ".join(row[alike:]) for r, row in own.items()}
-                raise differ(x if alike else None, rows)
+        return {rank: json.loads(text) for rank, text in found.items()}
 
 
 _NONE = ["", "no such value"]

@@ -331,8 +331,10 @@ def test_an_older_folder_loads_too(
         ("gpt2", {}),
         ("llama", {"norm": "rms", "activation": "swiglu", "positions": "rotary", "kv_heads": 2}),
         ("llama", {"norm": "rms", "activation": "swiglu", "positions": "rotary", "tied": True}),
+        ("phi3", {"norm": "rms", "activation": "swiglu", "positions": "rotary",
+                  "rope": nn.Rope(partial=0.5)}),
     ],
-)
+)  # fmt: skip
 def test_a_model_trained_here_goes_out(
     architecture: str, choices: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -392,6 +394,33 @@ def test_a_loaded_model_trains(folder: Callable[[str], tuple[Path, Any]]) -> Non
 Spoil = Callable[[Path], object]
 
 
+PARTS = {"phi", "phi3", "gpt_neox"}
+
+
+@pytest.mark.parametrize("kind", [k for k in KNOWN if k != "gpt2"])
+def test_parts_of_heads_are_turned_where_transformers_turns_them(kind: str) -> None:
+    """The others turn whole heads whatever their config.json says, so a part is refused."""
+    said = {**LLAMA, "partial_rotary_factor": 0.5}
+    if kind in PARTS:
+        assert KNOWN[kind].read(said).rope.partial == 0.5
+    else:
+        with pytest.raises(ts.UsageError, match=r"'partial_rotary_factor' is 0\.5"):
+            KNOWN[kind].read({**said, "norm_topk_prob": True, "moe_intermediate_size": 24})
+    name = kind.removesuffix("_text")
+    code = Path(transformers.__file__).parent / "models" / name / f"modeling_{name}.py"
+    assert ("partial_rotary_factor" in code.read_text()) == (kind in PARTS)
+
+
+def test_turned_parts_that_an_architecture_lacks_are_not_written(tmp_path: Path) -> None:
+    config = nn.GPTConfig(
+        vocab=128, seq=32, d=64, layers=1, heads=4, norm="rms", activation="swiglu",
+        positions="rotary", rope=nn.Rope(partial=0.5),
+    )  # fmt: skip
+    with pytest.raises(ts.UsageError, match=r"llama : .*'partial_rotary_factor' is 0\.5"):
+        save_hf(nn.GPT(config), tmp_path / "out", "llama")
+    assert not (tmp_path / "out").exists()
+
+
 def config_with(**changed: Any) -> Spoil:
     def spoil(path: Path) -> None:
         file = path / "config.json"
@@ -437,6 +466,8 @@ def of_integers(found: dict[str, Any]) -> None:
         (config_with(quantization_config={"bits": 4}), ts.UsageError, ["'quantization_config'"]),
         (config_with(add_cross_attention=True), ts.UsageError,
          ["'add_cross_attention' is True, which is not supported"]),
+        (config_with(model_type="llama", **LLAMA, partial_rotary_factor=0.5), ts.UsageError,
+         ["'partial_rotary_factor' is 0.5, which transformers ignores in a llama"]),
         (lambda p: (p / "model.safetensors").unlink(), ts.UsageError,
          ["holds neither model.safetensors nor model.safetensors.index.json"]),
         (lambda p: (p / "model.safetensors").write_bytes(b"12345678"), ts.UsageError,

@@ -125,7 +125,7 @@ def qwen3_moe_config(o: Options) -> GPTConfig:
 def phi3_config(o: Options) -> GPTConfig:
     seq = o.size("max_position_embeddings", 4096)
     windows = o.windows(KINDS[1:], _window(o))
-    rope = o.rope()
+    rope = o.rope(1.0)
     if rope.scaling not in ("default", "longrope"):
         raise unsupported("rope_type", rope.scaling, ("default", "longrope"))
     o.get("original_max_position_embeddings")
@@ -216,6 +216,11 @@ def some_options(*without: str) -> Callable[[GPTConfig], dict[str, Any]]:
         return {**said, "sliding_window": max(c.windows, default=0) or None}
 
     return options
+
+
+def phi3_options(c: GPTConfig) -> dict[str, Any]:
+    # Their default is an id of the vocabulary that Phi-3 has.
+    return {**some_options("mlp_bias", "attention_bias")(c), "pad_token_id": None}
 
 
 def qwen_options(c: GPTConfig) -> dict[str, Any]:

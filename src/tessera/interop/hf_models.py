@@ -28,6 +28,7 @@ from .hf_llama import (
     mixtral_config,
     mixtral_options,
     phi3_config,
+    phi3_options,
     qwen2_config,
     qwen3_config,
     qwen3_moe_config,
@@ -339,7 +340,7 @@ KNOWN: Mapping[str, Architecture] = {
         _row("mixtral", "Mixtral", mixtral_config, mixtral_options, MIXTRAL, 8),
         _row("qwen3_moe", "Qwen3Moe", qwen3_moe_config, qwen_options, QWEN3_MOE, 4, 4096),
         _row("phi", "Phi", _phi_config, _phi_options, PHI),
-        _row("phi3", "Phi3", phi3_config, some_options("mlp_bias", "attention_bias"), PHI3),
+        _row("phi3", "Phi3", phi3_config, phi3_options, PHI3),
         _row("gpt_neox", "GPTNeoX", _neox_config, _neox_options, NEOX),
     )
 }  # fmt: skip

@@ -83,11 +83,11 @@ class Options:
             return ()
         return tuple(window if kind == KINDS[1] else 0 for kind in found)
 
-    def rope(self, partial: float = 1.0, base: float = 10000.0, kind: str = "") -> Rope:
+    def rope(self, partial: float | None = None, base: float = 10000.0, kind: str = "") -> Rope:
         """The rates of rotary embeddings, in either form: rope_parameters, or rope_scaling.
 
-        `partial` and `base` are those of a family; `kind` picks the layers where each kind has
-        rates of its own.
+        `partial` and `base` are those of a family; without `partial` it turns whole heads.
+        `kind` picks the layers where each kind has rates of its own.
         """
         old = self.get("rope_scaling")
         found = self.get("rope_parameters") or old or {}
@@ -101,6 +101,15 @@ class Options:
         kind = "longrope" if kind == "su" else kind
         if kind not in SCALINGS:
             raise unsupported("rope_type", kind, SCALINGS)
+        part = inner.number("partial_rotary_factor", partial or 1.0)
+        if partial is None and part != 1.0:
+            # The file says one thing, transformers' logits are another: neither is surely meant.
+            raise fail(
+                UsageError,
+                f"load_hf: config.json: 'partial_rotary_factor' is {shown(part)}, which "
+                f"transformers ignores in a {self.get('model_type')}",
+                fix="remove the key if the model turns whole heads; phi, phi3 and gpt_neox have it",
+            )
         most = self.size("max_position_embeddings", 8192)
         original = inner.get("original_max_position_embeddings")
         original = (
@@ -108,7 +117,7 @@ class Options:
         )
         said: dict[str, Any] = {
             "base": inner.number("rope_theta", base),
-            "partial": inner.number("partial_rotary_factor", partial),
+            "partial": part,
             "scaling": kind,
         }
         stretch = most / original if kind in ("yarn", "longrope") else 1.0

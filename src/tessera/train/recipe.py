@@ -37,7 +37,7 @@ from ..lang.jit import Jit, jit
 from ..lang.operands import as_tensor
 from ..lang.record import current
 from ..lang.strategy import Strategy
-from ..lang.tensor import Tensor
+from ..lang.tensor import Like, Tensor
 from ..nn.gpt_config import GPTConfig
 from ..nn.losses import cross_entropy
 from ..nn.module import load_with_dtypes
@@ -59,6 +59,7 @@ from ..optim import (
     warmup_linear,
 )
 from .accumulate import accumulated
+from .batches import checked_batch, told
 from .config import TrainingConfig, checked
 from .memory import StreamedUpdate, fetched, initial_state
 from .precision import autocast_of, initial_scale, kept, moved_scale, scaled, unscaled
@@ -67,7 +68,8 @@ from .unused import warn_of_unused
 Config = TrainingConfig | Mapping[str, Any]
 Weights = dict[str, Tensor]
 State = dict[str, Any]
-Model = Callable[[Tensor, Weights], Tensor]
+# (ids, weights), and by name what the batch says besides, where it is asked for.
+Model = Callable[..., Tensor]
 # What an optimizer state holds besides the optimizer's own.
 EXTRA = ("loss_scale", "good_steps", "config")
 
@@ -91,11 +93,18 @@ def _named(t: Tensor, name: str) -> Tensor:
     return t
 
 
-def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tensor:
+def transformer_model(
+    inputs: Tensor,
+    weights: Weights,
+    attention_mask: Like | None = None,
+    position_ids: Like | None = None,
+    **choices: Any,
+) -> Tensor:
     """Logits [B, S, vocab] of token ids [B, S]; all sizes come from the weights.
 
-    `choices` are `dropout` and `remat` of `nn.GPTConfig`; `make_model` takes them from a
-    configuration. Raises UsageError if the weights are not those of a GPT.
+    Mask and positions are those of `nn.GPT`. `choices` are `dropout` and `remat` of `nn.GPTConfig`;
+    `make_model` takes them from a configuration. Raises UsageError if the weights are not those of
+    a GPT.
     """
     before = random.state()
     model = GPT(_sizes(weights, **choices))
@@ -106,7 +115,7 @@ def transformer_model(inputs: Tensor, weights: Weights, **choices: Any) -> Tenso
     load_with_dtypes(model, weights)
     if recorder is not None:
         recorder.root.builder.reports.append(model.config)
-    logits: Tensor = model(inputs)
+    logits: Tensor = model(inputs, attention_mask, position_ids)
     return logits
 
 
@@ -140,10 +149,17 @@ def _sizes(weights: Weights, **choices: Any) -> GPTConfig:
 class _ConfiguredModel:
     config: TrainingConfig
 
-    def __call__(self, inputs: Tensor, weights: Weights) -> Tensor:
+    def __call__(
+        self,
+        inputs: Tensor,
+        weights: Weights,
+        attention_mask: Like | None = None,
+        position_ids: Like | None = None,
+    ) -> Tensor:
         c = self.config
+        told = {"attention_mask": attention_mask, "position_ids": position_ids}
         with autocast_of(c):
-            return transformer_model(inputs, weights, dropout=c.dropout, remat=c.remat)
+            return transformer_model(inputs, weights, **told, dropout=c.dropout, remat=c.remat)
 
 
 def make_model(config: Config) -> Model:
@@ -156,8 +172,15 @@ def make_model(config: Config) -> Model:
 
 def compute_loss(model_fn: Model, batch: Mapping[str, Tensor], weights: Weights) -> Tensor:
     """Mean cross-entropy f32[] of `model_fn` on a batch of `input_ids` and `labels`; labels of -100
-    do not count."""
-    logits = model_fn(as_tensor(batch["input_ids"]), weights)
+    do not count.
+
+    What else the batch has goes to the arguments of `model_fn` that have its names: `positions` as
+    `position_ids`, which keep packed documents apart, and `attention_mask`. Warns of a key that the
+    model does not take. Raises UsageError if ids or labels are missing.
+    """
+    batch = checked_batch("compute_loss", batch)
+    more = told("compute_loss", model_fn, batch)
+    logits = model_fn(as_tensor(batch["input_ids"]), weights, **more)
     labels = as_tensor(batch["labels"]).reshape(-1)
     return cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
 
@@ -308,7 +331,7 @@ def gradients_of(
 ) -> tuple[Tensor, Weights, Tensor | None]:
     """(loss, gradients, whether all are finite) of a batch: scaled for the backward pass, unscaled
     and clipped as `config` says. The last is None where the loss has no scale."""
-    c = checked(config)
+    c, batch = checked(config), checked_batch("gradients_of", batch)
 
     def loss_of(part: Mapping[str, Tensor], weights: Weights) -> Tensor:
         with autocast_of(c):

@@ -1,0 +1,78 @@
+"""What does a model take of a batch? The ids, and by name what else the batch says of them: where
+documents begin, what is padding. What the model does not take is named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.errors import UsageError, fail, warn_no_effect
+from ..lang.operands import as_tensor
+from ..lang.tensor import Tensor
+
+READ = ("input_ids", "labels")
+# The loader's word for a position is a model's word in transformers.
+ALSO = {"positions": "position_ids"}
+MEANS = {
+    "attention_mask": "no token sees padding, or what the mask hides",
+    "position_ids": "each token has this position, and sees its own document only",
+    "segment_ids": "each token sees its own document only",
+}
+
+
+def checked_batch(call: str, batch: Any) -> Mapping[str, Any]:
+    """`batch`, which has `input_ids` and `labels`. Raises UsageError."""
+    there = list(map(str, batch)) if isinstance(batch, Mapping) else []
+    lacking = [key for key in READ if key not in there]
+    if not lacking:
+        return batch  # type: ignore[no-any-return]  # a Mapping
+    raise fail(
+        UsageError,
+        f"{call}: the batch lacks " + " and ".join(map(repr, lacking)),
+        [("batch", ", ".join(there) or f"a {type(batch).__name__}")],
+        fix='give {"input_ids": ids, "labels": labels}, both [B, S]: the label of a token is the '
+        "token after it, -100 where none counts",
+    )
+
+
+def told(call: str, model_fn: Callable[..., Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What `batch` says besides ids and labels, by the names of the arguments of `model_fn`.
+
+    `positions` are `position_ids` too. Warns of each key that the model does not take.
+    """
+    takes = _arguments(model_fn)
+    given: dict[str, Tensor] = {}
+    unread: dict[str, str] = {}
+    for key, value in batch.items():
+        if key in READ or value is None:
+            continue
+        name = key if key in takes else ALSO.get(key, key)
+        if name in takes and name not in given:
+            given[name] = as_tensor(value)
+        else:
+            unread[key] = name
+    # Positions begin anew where a segment does: without a mask they keep documents apart.
+    if "attention_mask" not in batch and {*ALSO, *ALSO.values()} & {*given}:
+        unread.pop("segment_ids", None)
+    for key, name in unread.items():
+        has = ", ".join(n for n in takes if n in MEANS) or "none of this kind"
+        warn_no_effect(
+            f"{call}: batch[{key!r}]",
+            f"it is given twice, as {name!r} too" if name in given else
+            f"the model has no argument {name!r}; it has {has}",
+            means=MEANS.get(name, "what the data says of each row"),
+            fix="leave it out of the batch" if name in given else
+            f"let the model take it, def model(inputs, weights, {name}), or leave it out",
+        )  # fmt: skip
+    return given
+
+
+def _arguments(model_fn: Callable[..., Tensor]) -> list[str]:
+    """The names that `model_fn` has for what follows the ids and the weights."""
+    try:
+        given = list(inspect.signature(model_fn).parameters.values())
+    except (TypeError, ValueError):  # a callable of C
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in given[2:] if p.kind not in several]

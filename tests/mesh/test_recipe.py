@@ -617,6 +617,29 @@ def test_a_checkpoint_is_loaded_onto_a_mesh(mesh: dist.Mesh, tmp_path: Path) -> 
     np.testing.assert_array_equal(found.weights["head"].numpy(), weights["head"].numpy())
 
 
+def test_what_the_configuration_says_now_holds_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what it said when the checkpoint was saved: neither the rate, nor where and what to
+    keep."""
+    monkeypatch.chdir(tmp_path)
+    c, weights, state = begun(checkpoint_folder="old", keep_checkpoints=1)
+    save_checkpoint(weights, state, 1)
+    new = {**c, "learning_rate": 0.0, "checkpoint_folder": "new"}
+    fresh = recipe.initialize_optimizer_state(weights, new)
+    found = load_checkpoint("old", like=(weights, fresh))
+    assert found.optimizer_state["config"] == checked(new)
+    ones = {name: ts.ones(w.shape) for name, w in found.weights.items()}
+    moved = recipe.apply_optimizer_update(found.weights, ones, found.optimizer_state)
+    np.testing.assert_array_equal(moved["head"].numpy(), weights["head"].numpy())
+    save_checkpoint(moved, found.optimizer_state, 2)
+    assert checkpoints("old") == [1] and checkpoints("new") == [2]
+    far = recipe.initialize_optimizer_state(weights, {**new, "offload_optimizer_state": True})
+    away = load_checkpoint("old", like=(weights, far)).optimizer_state
+    assert held({"m": away["m"]}).device == 0
+    assert load_checkpoint("old").optimizer_state["config"] == checked(c)
+
+
 def test_a_crash_while_saving_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

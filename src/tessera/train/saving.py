@@ -91,16 +91,16 @@ def load_checkpoint(
 ) -> Checkpoint:
     """The checkpoint of `step`, or the latest, and the random state of its time.
 
-    `like` gives weights and optimizer state whose layouts are taken; without it tensors have no
-    mesh. Raises CheckpointError if there is no such checkpoint, if it is damaged, or if `like` has
-    other names or shapes.
+    `like` gives weights and optimizer state whose layouts are taken, and the configuration, which
+    may be another than that of before; without it tensors have no mesh, and the configuration is
+    the saved one. Raises CheckpointError if there is no such checkpoint, if it is damaged, or if
+    `like` has other names or shapes.
     """
     checkpoint.wait()
     if not checkpoints(folder):
         _see_old(Path(folder))
     weights, tensors = (None, None) if like is None else (dict(like[0]), dict(like[1]))
-    if tensors is not None:
-        tensors.pop("config", None)
+    now = None if tensors is None else tensors.pop("config", None)
     tag = None if step is None else step_tag(whole("load_checkpoint", "the step", step, 0))
     place = Storage(folder)
     found = loaded(place, named(place, tag), weights, tensors, fill=False)
@@ -112,7 +112,7 @@ def load_checkpoint(
             fix="save_checkpoint did not write it: read it with checkpoint.load",
         )
     state = found.optimizer if like is not None else _nested(found.optimizer)
-    config = checked(about["config"])
+    config = now if isinstance(now, TrainingConfig) else checked(about["config"])
     if config.offload_optimizer_state:
         state = offload(state)
     return Checkpoint(found.step, found.tensors, {**state, "config": config}, about.get("loader"))

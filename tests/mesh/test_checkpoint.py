@@ -447,6 +447,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "prune", "1", "--root", "s1", code=2
     )
     assert "it is a checkpoint itself" in run("ls", "checkpoints/s1", code=2)
+    Path("weights.safetensors").touch()  # as of an example's run, in whose folder this is
+    assert "write root='checkpoints'" in run("ls", ".", code=2)
+    assert "write root='../" in run("verify", "--root", f"../{tmp_path.name}", code=2)
+    assert "'b' and --root 'a' are two roots" in run("ls", "--root", "a", "b", code=2)
     assert "there are: loss" in run("ls", "--metric", "acc", code=2)
     assert "no checkpoint in 'checkpoints' has the metric 'acc'" in run(
         "prune", "1", "--best", "1", "--metric", "acc", code=2
@@ -455,6 +459,14 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("prune", "1") == "removed s1\n"
     assert "no checkpoint" in run("verify", "--root", "nowhere", code=2)
     (data,) = Path("checkpoints/s2").glob("*.bin")
+    whole = data.read_bytes()
+    assert "complete" in run("ls")
+    data.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert "is damaged" in run("ls", "--verify", code=2)
+    said = run("verify", code=2)
+    assert f"file: {data.name}; tensor: tensors/" in said and "; reason: bytes 0 to " in said
+    data.write_bytes(whole[:-1])
+    assert "1 files have another size" in run("ls")
     data.unlink()
     assert "1 files are missing" in run("ls")
     run("ls", "--verify", code=2)

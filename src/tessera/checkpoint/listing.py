@@ -229,6 +229,8 @@ def other_format(storage: Storage, tag: str = "") -> str:
         return "it is a file: name a folder, the root that checkpoint.save wrote to"
     if not tag and (path / NAME).is_file():
         return f"it is a checkpoint itself: write root={str(shown.parent)!r} and {path.name!r}"
+    if tags(Storage(path / ROOT)):
+        return f"its checkpoints lie below: write root={str(shown / ROOT)!r}"
     if (path / ".metadata").exists() or (path / "_CHECKPOINT_METADATA").exists():
         by = "PyTorch" if (path / ".metadata").exists() else "Orbax"
         return f"{by} wrote it: load it there, and give model.load_state_dict its arrays by name"

@@ -136,6 +136,13 @@ class Storage:
             found = self._store.read(key, **part).result()
         return bytes(found.value) if found.state == "value" else None
 
+    def size(self, key: str) -> int | None:
+        """The bytes under `key`; None where nothing is, and where only reading would tell."""
+        if self.folder is not None:
+            with self._errors("read"), suppress(FileNotFoundError, NotADirectoryError):
+                return (self.folder / key).stat().st_size
+        return None
+
     def _byte(self, key: str, at: int) -> bytes | None:
         """A byte of an object, None where there is none: a request that tells of its size."""
         try:

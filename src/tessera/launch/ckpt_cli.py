@@ -37,7 +37,8 @@ from ..train.cli import one_line
 ckpt = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Lists and checks checkpoints."
 )
-Where = Annotated[str, typer.Option("--root", help="The folder or URL that holds them.")]
+HELD = "The folder or URL that holds them."
+Where = Annotated[str, typer.Option("--root", help=HELD)]
 Tag = Annotated[str, typer.Argument(help="Which one; the latest without it.")]
 
 
@@ -46,7 +47,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except TesseraError as error:
-        typer.echo(one_line(error), err=True)
+        typer.echo(one_line(error, "file", "tensor", "reason"), err=True)
         raise typer.Exit(2) from None
 
 
@@ -58,16 +59,29 @@ def _state(check: Callable[[], object]) -> str:
     return "whole"
 
 
+def _sizes(storage: Storage, m: Manifest) -> str:
+    """Whether the files of `m` have the sizes that it gives them."""
+    sizes = {file: storage.size(f"{m.tag}/{file}") for file in m.files()}
+    other = [file for file, size in m.files().items() if sizes[file] not in (None, size)]
+    return f"{len(other)} files have another size" if other else "complete"
+
+
 @ckpt.command()
 def ls(
     folder: Annotated[str, typer.Argument(metavar="[ROOT]", help="As --root.")] = "",
-    root: Where = ROOT,
+    root: Annotated[str, typer.Option("--root", help=HELD, show_default=ROOT)] = "",
     verify: Annotated[bool, typer.Option(help="Read every byte of each.")] = False,
     metric: Annotated[str, typer.Option(help="The metric to show.")] = "",
 ) -> None:
     """Lists the checkpoints, the newest last; the status of --verify is 2 if one is damaged."""
     with _told():
-        storage = _there(folder or root)
+        if folder and root:
+            raise fail(
+                UsageError,
+                f"ckpt ls: {folder!r} and --root {root!r} are two roots",
+                fix="name one of them, and list the other by itself",
+            )
+        storage = _there(folder or root or ROOT)
         found, wrong = manifests(storage)
         files = set(storage.listed())
         if metric and found and not any(metric in m.metrics for m in found):
@@ -81,7 +95,7 @@ def ls(
     for m in found:
         told = [(k, v) for k, v in m.metrics.items() if k == (metric or k)][:1]
         missing = [f for f in m.files() if f"{m.tag}/{f}" not in files]
-        state = f"{len(missing)} files are missing" if missing else "complete"
+        state = f"{len(missing)} files are missing" if missing else _sizes(storage, m)
         if verify:
             state = _state(reader(storage, m).check)
         if state not in ("complete", "whole") and m.tag not in tags(storage):

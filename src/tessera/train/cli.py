@@ -5,13 +5,18 @@ from __future__ import annotations
 from ..core.errors import TesseraError
 
 
-def one_line(error: TesseraError) -> str:
-    """The error without its operands and places, which a command line's user did not write.
+def one_line(error: TesseraError, *rows: str) -> str:
+    """The error without its operands and places, which a command line's user did not write, but
+    with those of its `rows` that he cannot know.
 
     >>> from tessera.core.errors import UsageError, fail
-    >>> one_line(fail(UsageError, "corpus: 'x' is not there", [("root", "x")], fix="name another"))
+    >>> error = fail(UsageError, "corpus: 'x' is not there", [("root", "x")], fix="name another")
+    >>> one_line(error)
     "corpus: 'x' is not there (name another)"
+    >>> one_line(error, "root")
+    "corpus: 'x' is not there; root: x (name another)"
     """
     what, *rest = str(error).splitlines()
-    fixes = [line.partition(":")[2].strip() for line in rest if line.split()[:2] == ["fix", ":"]]
-    return f"{what} ({fixes[0]})" if fixes else what
+    said = {name.strip(): value.strip() for name, _, value in (r.partition(":") for r in rest)}
+    what = "; ".join([what, *(f"{row}: {said[row]}" for row in rows if row in said)])
+    return f"{what} ({said['fix']})" if "fix" in said else what

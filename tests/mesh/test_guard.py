@@ -457,10 +457,7 @@ def test_a_guard_that_is_called_otherwise_says_how(tmp_path: Path) -> None:
         with run() as made, Guard(made, trained.live, root=tmp_path / "none", resume=tag):
             pass
     with run(resume=True) as made, Guard(made, trained.live):
-        assert "are gone" not in said.getvalue()
-    with run() as made, Guard(made, trained.live):
         pass
-    assert "are gone: Run(..., resume=True) keeps them" in " ".join(said.getvalue().split())
 
 
 @pytest.mark.parametrize("epochs", [None, 1])

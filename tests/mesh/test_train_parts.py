@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tessera.core.errors import UsageError
 from tessera.core.mesh import Mesh
 from tessera.train.evaluate import mean_loss
 from tessera.train.generate import generate, sample
-from tessera.train.metrics import read_metrics
+from tessera.train.metrics import MetricsWriter, read_metrics
 from tessera.train.run import Run, fresh_folder
 from tessera.train.text import prepare
 from tessera.train.throughput import gemm_peak
@@ -167,10 +168,48 @@ def test_a_step_that_fails_writes_no_row(tmp_path: Path) -> None:
 def test_an_earlier_runs_files_do_not_stay(tmp_path: Path) -> None:
     (tmp_path / "sample.txt").write_text("old")
     (tmp_path / "mine.txt").write_text("mine")
-    with Run(tmp_path, steps=1, tokens_per_step=1, console=Console(file=io.StringIO())) as run:
-        pass
-    assert [name for name, _, _ in run.files()] == ["config.json", "metrics.jsonl"]
+    said = io.StringIO()
+
+    def run(**how: Any) -> Run:
+        console = Console(file=said, width=400)
+        return Run(tmp_path, steps=1, tokens_per_step=1, console=console, **how)
+
+    with run() as first, first.step(0) as row:
+        row["loss"] = 1.0
+    assert [name for name, _, _ in first.files()] == ["config.json", "metrics.jsonl"]
     assert (tmp_path / "mine.txt").read_text() == "mine"
+    removed = f"run: what an earlier run left in {tmp_path} is removed: "
+    assert f"{removed}sample.txt; Run(..., resume=True) keeps it\n" in said.getvalue()
+    with run(resume=True) as again:
+        assert len(again.rows()) == 1 and said.getvalue().count("is removed") == 1
+    with run() as other:
+        assert other.rows() == []
+    assert f"{removed}config.json, metrics.jsonl (1 rows); " in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"steps": 2.5}, "Run: steps cannot be 2.5"),
+        ({"steps": -1}, "Run: steps cannot be -1"),
+        ({"tokens_per_step": -1}, "Run: tokens_per_step cannot be -1"),
+        ({"settings": 3}, "Run: settings cannot be 3"),
+        ({"settings": []}, r"Run: settings cannot be \[\]"),
+        ({"peak_flops": "many"}, "Run: peak_flops cannot be 'many'"),
+    ],
+)
+def test_arguments_without_a_meaning_remove_nothing(
+    given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(UsageError, match=says):
+        Run(tmp_path, **{"steps": 1, "tokens_per_step": 1, **given})
+    assert (tmp_path / "metrics.jsonl").exists()
+
+
+def test_metrics_need_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be written: Is a directory\n"):
+        MetricsWriter(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

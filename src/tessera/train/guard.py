@@ -322,8 +322,6 @@ class Guard:
             f"run: found {found.tag} of {age} in {place.name}: it goes on after step {self.begin}"
         ]
         parts += [f"{again} steps that came after it are made again"] if again else []
-        if place is self._saves.storage and self.begin and not self.run.resumed:
-            parts += ["the rows of the steps before are gone: Run(..., resume=True) keeps them"]
         parts += [f"left out: saves that did not end ({', '.join(rest)})"] if rest else []
         self.run.progress.note("; ".join(parts))
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..core.checks import unfit
+from ..core.checks import file_access, unfit
 from ..observe.metrics_file import Row, Value, column, read_metrics
 from .rows import plain
 
@@ -34,7 +34,7 @@ __all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 class MetricsWriter:
     """Writes rows to `path`: a tracker, and a context manager. `append` goes on with a file that
     exists. Rows that cannot be written wait for the next one, and `tell` takes a line that says so
-    once; a file that was deleted is written anew."""
+    once; a file that was deleted is written anew. Raises UsageError where there can be no file."""
 
     __slots__ = ("_file", "_late", "path", "tell")
 
@@ -43,9 +43,10 @@ class MetricsWriter:
     ) -> None:
         self.path = Path(path)
         self.tell: Callable[[str], None] | None = tell or _to_stderr
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer it is known how much of a row was written.
-        self._file = open(self.path, "a+b" if append else "w+b", buffering=0)  # noqa: SIM115
+        with file_access("metrics", self.path, "written", "name a file in a folder of your own"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Without a buffer it is known how much of a row was written.
+            self._file = open(self.path, "a+b" if append else "w+b", buffering=0)  # noqa: SIM115
         self._late = b""
 
     def config(self, settings: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from typing import Any, Self
 import numpy as np
 from rich.console import Console
 
-from ..core.checks import library
+from ..core.checks import library, mapping, number, whole
 from ..core.devices import process_index
 from ..core.errors import TesseraError, UsageError, fail
 from ..core.mesh import Mesh
@@ -82,8 +82,8 @@ class Run:
     again at the end, then in the folder `spare`; training goes on. Of several processes the first
     one writes and shows; the others have the same values in a folder of their own that goes with
     them. With `resume` the files of an earlier run in `folder` stay, and its rows go on: those from
-    the first step that is made are taken out, with a line. Raises UsageError if the folder cannot
-    be made.
+    the first step that is made are taken out, with a line. Without it they are removed, with a line
+    too. Raises UsageError if the folder cannot be made, or an argument has no meaning.
     """
 
     def __init__(
@@ -101,6 +101,13 @@ class Run:
         spare: str | Path | None = None,
         resume: bool = False,
     ) -> None:
+        whole("Run", "steps", steps, 0)
+        whole("Run", "tokens_per_step", tokens_per_step, 0)
+        for what, x in (("model_flops", model_flops), ("peak_flops", peak_flops)):
+            if x is not None:
+                number("Run", what, x, least=0)
+        settings = {} if settings is None else settings
+        mapping("Run", "settings", settings, 'give a dict: {"lr": 0.1}')
         self.folder = self.shared = Path(folder)
         self._weights = weights
         if process_index():
@@ -112,21 +119,17 @@ class Run:
         self._others = Several(trackers, self.progress.note)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in () if resume else CONTENTS:  # they would be taken for this run's
-                (self.folder / name).unlink(missing_ok=True)
+            if not resume:
+                self._clear()
         except OSError as error:
             raise self._unfit(error) from None
-        self.steps, self.tokens_per_step, self.resumed = steps, tokens_per_step, resume
+        self.steps, self.tokens_per_step = steps, tokens_per_step
         self.model_flops, self.peak_flops = model_flops, peak_flops
-        self.save_text("config.json", json.dumps(dict(settings or {}), indent=2, default=str))
-        try:
-            self.metrics = MetricsWriter(
-                self.folder / "metrics.jsonl", append=resume, tell=self.progress.note
-            )
-        except OSError as error:
-            raise self._unfit(error) from None
+        self.save_text("config.json", json.dumps(dict(settings), indent=2, default=str))
+        rows = self.folder / "metrics.jsonl"
+        self.metrics = MetricsWriter(rows, append=resume, tell=self.progress.note)
         self.tracker = Several([self.metrics, *self._others.trackers], self.progress.note)
-        self.tracker.config(settings or {})
+        self.tracker.config(settings)
         self._times: list[float] = []
         self.made = 0
         """How many steps of the run are made, those of the processes before it included."""
@@ -140,6 +143,21 @@ class Run:
         self._next = 0  # the step after those that have a row; an earlier one comes again
         self._looks = resume  # for rows that come again, where no guard has
         self._failed = self._told_twice = False
+
+    def _clear(self) -> None:
+        """Removes the files of an earlier run, which would be taken for this one's, with a line."""
+        gone = []
+        for name in CONTENTS:
+            path = self.folder / name
+            if path.is_file():
+                count = path.read_bytes().count(b"\n") if name == "metrics.jsonl" else None
+                gone.append(name if count is None else f"{name} ({count} rows)")
+            path.unlink(missing_ok=True)
+        if gone:
+            self.progress.note(
+                f"run: what an earlier run left in {self.folder} is removed: {', '.join(gone)};"
+                " Run(..., resume=True) keeps it"
+            )
 
     def _unfit(self, error: OSError) -> UsageError:
         return fail(

@@ -54,6 +54,12 @@ def plain(config: Any) -> Any:
     return recipe.transformer_model
 
 
+def begun(**keys: Any) -> None:
+    """The state of an optimizer, where a key's effect hangs on another key."""
+    weights = recipe.initialize_model_weights({**SMALL, **keys})
+    recipe.initialize_optimizer_state(weights, {**SMALL, **keys})
+
+
 SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "deterministic": (lambda: dist.deterministic() and None, "it was called without `with`"),
     "autocast": (lambda: ts.autocast(ts.bf16) and None, "ts.autocast(...) has no effect"),
@@ -92,6 +98,16 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "dropout": (
         lambda: trained(plain, dropout=0.1), "optimizer_step: config['dropout']=0.1 has no effect"
     ),
+    "a last rate that is never reached": (
+        lambda: begun(schedule="constant", min_learning_rate=1e-5),
+        "config['min_learning_rate']=1e-05 has no effect: it needs schedule \"cosine\" or",
+    ),
+    "the momentum of AdamW": (
+        lambda: begun(momentum=0.5),
+        "initialize_optimizer_state: config['momentum']=0.5 has no effect: it needs optimizer",
+    ),
+    "the epsilon of Lion": (lambda: begun(optimizer="lion", eps=1e-3), "config['eps']=0.001 has"),
+    "the metric of none": (lambda: begun(keep_metric="val"), "it needs keep_best"),
 }  # fmt: skip
 
 HEARD: dict[str, Callable[[], object]] = {
@@ -101,6 +117,9 @@ HEARD: dict[str, Callable[[], object]] = {
     "a soft epoch": lambda: schedule(epoch="soft")(lambda x: x * 2.0)(X),
     "a model of the configuration": lambda: trained(
         recipe.make_model, mixed_precision=True, gradient_checkpointing=True, dropout=0.1
+    ),
+    "keys that go together": lambda: begun(
+        optimizer="momentum", momentum=0.5, schedule="linear", min_learning_rate=1e-5
     ),
 }
 

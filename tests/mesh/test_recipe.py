@@ -244,7 +244,8 @@ def scale() -> None:
 
     assert first() == 1.0 and first(mixed_precision="fp16") == 2.0**15
     plain, _, unscaled = trained(2)
-    fixed, _, same = trained(2, loss_scale=256.0, loss_scale_interval=1)
+    with pytest.warns(ts.OptionWarning, match="needs a loss_scale that is dynamic"):
+        fixed, _, same = trained(2, loss_scale=256.0, loss_scale_interval=1)
     moving, _, moved = trained(2, loss_scale="dynamic", loss_scale_interval=1)
     assert [s["loss_scale"].item() for s in (unscaled, same, moved)] == [1.0, 256.0, 2.0**17]
     assert plain == pytest.approx(fixed, rel=1e-5) and plain == pytest.approx(moving, rel=1e-5)
@@ -343,7 +344,11 @@ def test_one_error_names_every_wrong_key() -> None:
         ({"warmup_steps": 9, "total_steps": 9}, "warmup_steps : 9 is not below total_steps 9"),
         ({"min_learning_rate": 1.0}, "min_learning_rate : 1.0 is above learning_rate 0.0003"),
         ({"keep_best": 2}, "keep_best : says what stays besides the newest"),
-        ({"d_model": 8, "hidden_size": 8}, "hidden_size : is 'hidden_size' once more"),
+        ({"d_model": 8, "hidden_size": 8}, "hidden_size : says what 'd_model' says too"),
+        (
+            {"num_attention_heads": 2, "num_heads": 4},
+            "num_heads : says what 'num_attention_heads' says too: leave out one of them",
+        ),
     ],
 )
 def test_keys_that_do_not_fit_together(keys: Tree, said: str) -> None:

@@ -163,12 +163,14 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
         return config
     mapping("config", "it", config, 'give a dict, e.g. {"learning_rate": 1e-4}')
     values: dict[str, Any] = {}
+    by: dict[str, str] = {}  # the key that says it
     wrong: list[tuple[str, str]] = []
     for given, value in config.items():
         name = ALIASES.get(given, given) if isinstance(given, str) else given
-        if name in values:
-            wrong.append((str(given), f"is {name!r} once more"))
+        if name in by:
+            wrong.append((str(given), f"says what {by[name]!r} says too: leave out one of them"))
         elif name in KEYS:
+            by[name] = given
             rule, fits = KEYS[name].metadata["rule"]
             values[name] = value.item() if isinstance(value, np.generic) else value  # a file's
             if not fits(value):

@@ -63,7 +63,7 @@ from .batches import checked_batch, told
 from .config import TrainingConfig, checked
 from .memory import StreamedUpdate, fetched, initial_state
 from .precision import autocast_of, initial_scale, kept, moved_scale, scaled, unscaled
-from .unused import warn_of_unused
+from .unused import warn_of_needs, warn_of_unused
 
 Config = TrainingConfig | Mapping[str, Any]
 Weights = dict[str, Tensor]
@@ -229,8 +229,12 @@ def optimizer_of(config: Config) -> Optimizer:
 def initialize_optimizer_state(
     weights: Weights, config: Config, strategy: Strategy | str | None = None
 ) -> State:
-    """The optimizer state before the first step; `strategy` lays it out (see `Optimizer.init`)."""
+    """The optimizer state before the first step; `strategy` lays it out (see `Optimizer.init`).
+
+    Warns of keys that have no effect, such as `momentum` with AdamW.
+    """
     c = checked(config)
+    warn_of_needs("initialize_optimizer_state", c)
     first = initial_state if c.offload_optimizer_state else Optimizer.init
     made = first(optimizer_of(c), weights, strategy)
     mesh = next((w.mesh for w in weights.values() if w.mesh is not None), None)

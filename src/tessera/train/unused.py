@@ -1,5 +1,6 @@
-"""Which keys of a configuration does the model of a user's own loop leave out? A model takes the
-batch and the weights, not the configuration, so these keys reach it by `make_model(config)` only.
+"""Which keys of a configuration have no effect? Those that another key would have to ask for, and
+those that the model of a user's own loop leaves out: a model takes the batch and the weights, not
+the configuration, so these keys reach it by `make_model(config)` only.
 
 What is recorded shows whether it does what a key says: products in the narrow dtype, layers that
 are computed again in the backward pass, random numbers.
@@ -7,7 +8,7 @@ are computed again in the backward pass, random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..core.errors import warn_no_effect
 from ..ir.graph.node import Graph, Node
@@ -22,6 +23,32 @@ HOW = {
     "gradient_checkpointing": "pass make_model(config) as model_fn, or loop by ts.scan(policy=)",
     "dropout": "pass make_model(config) as model_fn, or call nn.dropout in the model",
 }
+# What a key needs to have an effect, in words and as a question.
+NEEDS: dict[str, tuple[str, Callable[[TrainingConfig], bool]]] = {
+    "min_learning_rate": (
+        'schedule "cosine" or "linear"', lambda c: c.schedule in ("cosine", "linear")
+    ),
+    "betas": (
+        'optimizer "adamw", "adam" or "lion"', lambda c: c.optimizer in ("adamw", "adam", "lion")
+    ),
+    "eps": ('optimizer "adamw" or "adam"', lambda c: c.optimizer in ("adamw", "adam")),
+    "momentum": ('optimizer "momentum"', lambda c: c.optimizer == "momentum"),
+    "loss_scale_interval": ("a loss_scale that is dynamic", lambda c: c.dynamic),
+    "keep_metric": ("keep_best", lambda c: c.keep_best > 0),
+}  # fmt: skip
+
+
+def warn_of_needs(call: str, c: TrainingConfig) -> None:
+    """Warns of keys that are not at their defaults and that another key leaves without effect."""
+    for key, (needs, there) in NEEDS.items():
+        value = getattr(c, key)
+        if value != KEYS[key].default and not there(c):
+            warn_no_effect(
+                f"{call}: config[{key!r}]={value!r}",
+                f"it needs {needs}",
+                means=KEYS[key].metadata["what"],
+                fix="say that too, or leave it out",
+            )
 
 
 def warn_of_unused(call: str, c: TrainingConfig) -> None:

@@ -227,6 +227,9 @@ def test_the_text_whole() -> None:
         ("  b1 : ", "  b4 : ", "expected b1, found b4"),
         ("    graph", "    grph", "expected 'graph'"),
         ("  return b3", "", "the text ends before"),
+        ("  return b3", "  return c3", "expected buffers: return b3 b4"),
+        ("  return b3", "  returns b3", "expected buffers: return b3 b4"),
+        ("  return b3", "  return b3\n  return b2", "the schedule has ended above"),
         ("(b1) -> (b2)", "(b1) to (b2)", "expected step s1"),
     ],
 )

@@ -158,7 +158,14 @@ class _Parser:
             self.at += 1
         while not self._line().startswith("  return"):
             steps.append(self._step(steps, types))
-        outputs = self._ids(self._line().removeprefix("  return"))
+        last = re.fullmatch(r"  return((?: b\d+)*) *", self._line())
+        if last is None:
+            self.wrong("expected buffers: return b3 b4")
+        outputs = self._ids(last[1])
+        for line in self.lines[self.at + 1 :]:
+            self.at += 1
+            if line.strip():
+                self.wrong("the schedule has ended above")
         filled = {b for s in steps for b in s.writes}
         inputs = tuple(b for b in range(len(types)) if b not in filled)
         return Schedule(

@@ -165,31 +165,36 @@ def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
     # What a step differs in says more than its buffers: go on to the first line of a node.
     rows = []
     steps = []
+    tells = {h: _telling(text, lines, at) for h, text in lines.items()}
+    alike = len({_bare(text[i]) for h, text in lines.items() if (i := tells[h][1]) < len(text)}) < 2
     for h, text in lines.items():
-        i = _telling(text, lines, at)
+        first, i = tells[h]
         steps.append(_step_of(text, i))
         where = f" at {m[1]}" if (m := _LOC.search(text[i] if i < len(text) else "")) else ""
         said = " ".join(_bare(text[i]).split()) if i < len(text) else "nothing more"
         step = f"s{steps[-1]} " if steps[-1] >= 0 and i < len(text) else ""
-        rows.append((ranks_text([r for r, x in hashes.items() if x == h]), step + said + where))
-    first = f"step s{min(steps)}" if min(steps) >= 0 else "the first line"
+        of = ", of " + _bare(text[first]).partition(" : ")[2] if alike and first < i else ""
+        said = f"{step}{said}{where}{of}"
+        rows.append((ranks_text([r for r, x in hashes.items() if x == h]), said))
+    place = f"step s{min(steps)}" if min(steps) >= 0 else "the first line"
     return fail(
         UsageError,
-        f"processes hold different schedules: {first} of the {nth(k)} program, {name}, differs",
+        f"processes hold different schedules: {place} of the {nth(k)} program, {name}, differs",
         rows,
         at="",
         fix="run the same function with the same shapes, layouts and options on every rank",
     )
 
 
-def _telling(text: list[str], lines: dict[str, list[str]], at: int) -> int:
-    """The line of `text` to show: the first node that the others do not have at its place, or what
-    reads the input that they do not have."""
+def _telling(text: list[str], lines: dict[str, list[str]], at: int) -> tuple[int, int]:
+    """The lines of `text` of the first node that the others do not have at its place, and to show:
+    the same, or what reads the input that they do not have."""
     mine, others = _nodes(text), [_nodes(t) for t in lines.values()]
     for k, (i, node) in enumerate(mine):
         if any(k >= len(o) or o[k][1] != node for o in others):
-            return next((j for j, said in mine[k:] if not said.startswith("input")), i)
-    return len(text) if any(len(o) > len(mine) for o in others) else at
+            return i, next((j for j, said in mine[k:] if not said.startswith("input")), i)
+    last = len(text) if any(len(o) > len(mine) for o in others) else at
+    return last, last
 
 
 def _nodes(text: list[str]) -> list[tuple[int, str]]:

@@ -112,5 +112,6 @@ def differ(x: Array | None, own: dict[int, str] | None = None) -> UsageError:
         "the processes of a mesh gave different values for one tensor",
         rows,
         fix="make it alike in all of them: the same seed, the same numbers, all rows of the batch;"
-        " a loader of tessera.data reads in each process only the rows of its devices",
+        " a loader of tessera.data reads in each process only the rows of its devices"
+        + ("" if x is not None else "; and run this line in all of them, as often"),
     )

@@ -17,6 +17,7 @@ import tessera as ts
 from tessera import dist, nn, op, optim
 from tessera.core.peer_arguments import ARGUMENT_ADVICE, ARGUMENTS
 from tessera.core.peer_names import ADVICE, INSTEAD
+from tessera.train.generate import generate, sample
 from tests.core.test_lang import Oracle, oracle
 
 __all__ = ["oracle"]
@@ -35,7 +36,7 @@ def test_what_is_offered_exists(name: str) -> None:
         for part in path.split("."):
             found = getattr(found, part)
     for root, attribute in re.findall(r"\b(x|model|optimizer|mesh)\.(\w+)\b(?! = )", TEXTS[name]):
-        kind = KINDS[root]
+        kind = nn.GPT if name.startswith("GPT.") and root == "model" else KINDS[root]
         assert attribute in ("dtype", "weight", "name") or hasattr(kind, attribute), attribute
 
 
@@ -237,7 +238,61 @@ def test_an_argument_that_is_offered_is_one_of_a_function() -> None:
         for call in (f, *filter(inspect.isfunction, [vars(f).get("__call__")]))
         for p in inspect.signature(call).parameters
     }
+    here |= {p for f in (generate, sample) for p in inspect.signature(f).parameters}
     assert {n for names in ARGUMENTS.values() for n in names} <= here
+
+
+CALLED: list[tuple[str, dict[str, Any], str]] = [
+    ("ts.scan", {"f": len, "init": 0.0, "xs": X}, "write body="),
+    ("ts.scan", {"body": len, "init": 0.0, "xs": X}, "write carry="),
+    ("ts.while_loop", {"cond_fun": len}, "write cond="),
+    ("ts.while_loop", {"cond": len, "body_fun": len}, "write body="),
+    ("ts.while_loop", {"cond": len, "body": len, "init_val": 0}, "write init="),
+    ("nn.attention", {"key_padding_mask": X}, "write mask=~key_padding_mask[:, None, None]: True"
+     " is a key that is seen"),
+    *(
+        ("nn.GPTConfig", {name: 8}, fix) for name, fix in (
+            ("tie_word_embeddings", "write tied="), ("head_dim", "write head_size="),
+            ("hidden_act", "write activation="), ("hidden_size", "write d="),
+            ("num_hidden_layers", "write layers="), ("resid_pdrop", "write dropout="),
+            ("dim", "write d="),
+            ("attn_pdrop", "0 is what it does; dropout= is of what attention and MLP give"),
+            ("rope_theta", 'write positions="rotary", rope=nn.Rope(base=10000.0)'),
+            ("rope_scaling", 'write positions="rotary", rope=nn.Rope(scaling=, factor=)'),
+            ("sliding_window", "write windows=(4096,): those of the layers in turn, 0 for all"),
+            ("bias", 'name the products that have one: biases=("qkv", "out", "mlp")'),
+        )
+    ),
+    ("nn.GPT", {"vocab": 8},
+     "sizes and choices are a config's: nn.GPT(nn.GPTConfig(d=256, heads=8))"),
+    ("nn.TransformerBlock", {"d_model": 8},
+     "sizes and choices are a config's: nn.TransformerBlock(nn.GPTConfig(d=256, heads=8))"),
+    *(
+        ("model", {"ids": IDS, name: IDS}, fix) for name, fix in (
+            ("labels", "write model.loss(ids, labels): each label is the next token, as labels are"
+             " not shifted here"),
+            ("segment_ids", "write position_ids=: a document begins where they do not go on by"
+             " one"),
+            ("key_padding_mask", "write attention_mask=~key_padding_mask: 0 is where a token is"
+             " padding"),
+            ("mask", "write attention_mask="),
+            ("use_cache", "nn.GPT.prefill makes a cache, and nn.GPT.decode takes it and one more"
+             " token"),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "fix"), CALLED, ids=[f"{r[0]} {[*r[1]][-1]}" for r in CALLED]
+)
+def test_an_argument_of_others_leads_to_ours(
+    name: str, given: dict[str, Any], fix: str, oracle: Oracle
+) -> None:
+    model = nn.GPT(nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2))
+    function = eval(name, {**HERE, "model": model})
+    with pytest.raises(ts.UsageError, match=f"fix +: {re.escape(fix)}$"):
+        function(**given)
 
 
 @pytest.mark.parametrize("owner", [ts, nn, optim, dist, op, ts.linalg, ts.graph, ts.debug])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 import tessera as ts
+from tessera.train.generate import generate, sample
 from tests.mesh.errors import row
 
 # fmt: off
@@ -105,6 +109,102 @@ row("a cache of a split sequence", ts.UsageError, lambda: ts.nn.GPT(ts.nn.GPTCon
 GPT.prefill: there is no cache of a sequence that is split by context='ring'
   at  : AT
   fix : load the weights into an nn.GPT with context=None
+""")
+
+# -- text ------------------------------------------------------------------------------------------
+def text(what: Any, **more: Any) -> Callable[[], Any]:
+    """The call that writes text with a model that gives `what`."""
+    return lambda: generate(lambda ids: what, [1], 2, window=8, **more)
+
+
+row("logits of the last token", ts.UsageError, text(ts.zeros((1, 16))), """
+generate: the model gave f32[1, 16], not logits [1, 8, V]
+  at  : AT
+  fix : return those of each token, not of the last alone: [1, 8, V]
+""")
+row("logits of several texts", ts.UsageError, text(ts.zeros((2, 8, 16))), """
+generate: the model gave f32[2, 8, 16], not logits [1, 8, V]
+  at  : AT
+  fix : return logits for each token of the window, [1, 8, V]
+""")
+row("no logits", ts.UsageError, text(None), """
+generate: the model gave None, not logits [1, 8, V]
+  at  : AT
+  fix : return logits for each token of the window, [1, 8, V]
+""")
+row("logits in a tuple", ts.UsageError, text((ts.zeros((1, 8, 16)), None)), """
+generate: the model gave a tuple, not logits [1, 8, V]
+  at  : AT
+  fix : give lambda ids: model(ids)[0] and window=, if the logits come first
+""")
+row("logits in a dict", ts.UsageError, text({"logits": ts.zeros((1, 8, 16))}), """
+generate: the model gave a dict, not logits [1, 8, V]
+  at  : AT
+  fix : give lambda ids: model(ids)["logits"] and window=
+""")
+for temperature in (0.0, 1.0):
+    row(f"logits that are NaN at {temperature}", ts.UsageError, text(
+        np.array([[[0.0, np.nan, 1.0, 3.0]] * 8], np.float32), temperature=temperature), """
+sample: no token can be chosen, as the largest logit is nan
+  logits : 1 of 4 are NaN
+  at     : AT
+  fix    : find where it begins: ts.debug.nan_origin(model, ids)
+""")
+row("no model", ts.UsageError, lambda: generate(None, [1], 2, window=4), """
+generate: the model cannot be None
+  at  : AT
+  fix : give an nn.GPT, or a function of ids [1, window]
+""")
+TEXT = """
+generate: the prompt {}
+  at  : AT
+  fix : give the ids of one text, from 0 to 7; call it once for each of several texts
+"""
+for prompt, says in (
+    ("hi", "cannot be 'hi'"),
+    (None, "cannot be None"),
+    ([1.9, True], "cannot be [1.9, True]"),
+    ([[1, 2], [3, 4]], "cannot be [[1, 2], [3, 4]]"),
+    ([[1], [3, 4]], "cannot be [[1], [3, 4]]"),
+    (3, "cannot be 3"),
+    ([1, 2**40], f"has the id {2**40} at [1]"),
+    ([9, *[1] * 20], "has the id 9 at [0]"),
+):
+    row(f"a prompt that {says}", ts.UsageError,
+        lambda prompt=prompt: generate(GPT, prompt, 2), TEXT.format(says))
+for stop, says in (
+    ("24", "cannot be '24'"), (True, "cannot be True"), ([1.5], "cannot be [1.5]"),
+    (-1, "has the id -1 at [0]"), ([3, 8], "has the id 8 at [1]"),
+):
+    row(f"a stop that {says}", ts.UsageError,
+        lambda stop=stop: generate(GPT, [1], 2, stop=stop), f"""
+generate: stop {says}
+  at  : AT
+  fix : give an id from 0 to 7, or several
+""")
+row("a seed of no number", ts.UsageError, lambda: generate(GPT, [1], 2, seed=1.5), """
+generate: seed cannot be 1.5
+  at  : AT
+  fix : give a whole number of at least 0
+""")
+row("a seed in place of a generator", ts.UsageError, lambda: sample(np.zeros(2), 1), """
+sample: draw cannot be 1
+  at  : AT
+  fix : give np.random.default_rng(0)
+""")
+for name, fix in (
+    ("max_new_tokens", "write tokens="),
+    ("eos_token_id", "write stop="),
+    ("do_sample", "leave it out: temperature=0 takes the likeliest token, above 0 it draws"),
+    ("top_p", "1 is what it does; top_k= bounds from how many it draws"),
+    ("num_beams", "1 is what it does; for beams, nn.GPT.prefill and nn.GPT.decode take several "
+     "sequences at once"),
+):
+    row(f"text by {name}", ts.UsageError, lambda name=name: generate(GPT, [1], 2, **{name: 3}), f"""
+generate: there is no argument {name!r}
+  arguments : model, prompt, tokens, window, temperature, top_k, seed, stop, mesh, cache
+  at        : AT
+  fix       : {fix}
 """)
 row("a layout of pending sums", ts.UsageError, lambda: ts.grad(
     (W * 2.0).sum(), W, layout=W, reduce_partial=False), """

@@ -45,6 +45,16 @@ def test_generation_ends_before_the_stop_token() -> None:
     assert generate(adds_last_two, [1, 1], 12, window=6, temperature=0.0, stop=8) == [1, 1, 2, 3, 5]
 
 
+@pytest.mark.parametrize("stop", [[8, 5], (5, 8), np.array([5, 8]), ts.tensor([5])])
+def test_generation_ends_before_any_of_several_tokens(stop: Any) -> None:
+    assert generate(adds_last_two, [1, 1], 12, window=6, temperature=0.0, stop=stop) == [1, 1, 2, 3]
+
+
+def test_generation_without_a_stop_token_goes_on() -> None:
+    for stop in (None, []):
+        assert len(generate(adds_last_two, [1, 1], 5, window=6, temperature=0.0, stop=stop)) == 7
+
+
 def test_a_prompt_longer_than_the_window_is_kept_whole() -> None:
     assert generate(adds_last_two, [9, 9, 9, 1, 2], 1, window=2, temperature=0.0)[-2:] == [2, 3]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from .peer_names import REMAT
 
 ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims"),
+    "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims", "d"),
     "dims": ("dim",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
     "ddof": ("correction",), "unbiased": ("correction",),
-    "input": ("x",), "inputs": ("x",), "a": ("x",), "tensor": ("x",),
+    "input": ("x",), "inputs": ("x", "prompt"), "a": ("x",), "tensor": ("x",),
     "tensors": ("xs",), "arrays": ("xs",), "other": ("y",), "size": ("shape",),
     "fill_value": ("value",), "index": ("ids",), "indices": ("ids",), "src": ("updates",),
     "num_classes": ("count",), "num_samples": ("count",),
@@ -19,9 +19,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "num_features": ("channels",), "num_channels": ("channels",), "num_groups": ("groups",),
     "use_bias": ("bias",), "features": ("out_features",), "num_heads": ("heads",),
     "n_heads": ("heads",), "num_layers": ("layers",), "n_layers": ("layers",),
-    "vocab_size": ("vocab",), "is_causal": ("causal",), "attn_mask": ("mask",),
-    "attention_mask": ("mask",), "input_ids": ("ids",),
-    "key_padding_mask": ("mask",),
+    "vocab_size": ("vocab",), "is_causal": ("causal",), "attn_mask": ("mask", "attention_mask"),
+    "attention_mask": ("mask",), "input_ids": ("ids", "prompt"),
+    "mask": ("attention_mask",), "padding_mask": ("attention_mask", "mask"),
     "position_ids": ("positions",), "learning_rate": ("lr",),
     "step_size": ("lr",), "epsilon": ("eps",), "b1": ("betas",), "b2": ("betas",),
     "beta1": ("betas",), "beta2": ("betas",), "decay": ("weight_decay",), "wd": ("weight_decay",),
@@ -44,10 +44,51 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "n_positions": ("seq",), "n_ctx": ("seq",), "block_size": ("seq",),
     "num_key_value_heads": ("kv_heads",), "num_hidden_layers": ("layers",), "top_k": ("k",),
     "num_experts_per_tok": ("experts_per_token", "k"), "num_local_experts": ("experts",),
-    "capacity_factor": ("capacity",),
+    "capacity_factor": ("capacity",), "tie_word_embeddings": ("tied",), "head_dim": ("head_size",),
+    "hidden_act": ("activation",), "activation_function": ("activation",),
+    "ffn_dim": ("hidden",), "dim_feedforward": ("hidden",), "nhead": ("heads",),
+    "max_seq_len": ("seq",), "seq_len": ("seq",), "context_length": ("seq",),
+    "layer_norm_epsilon": ("norm_eps",), "resid_pdrop": ("dropout",),
+    "hidden_dropout": ("dropout",), "residual_dropout": ("dropout",),
+    "max_new_tokens": ("tokens",), "max_tokens": ("tokens",), "eos_token_id": ("stop",),
+    "stop_token_ids": ("stop",), "use_cache": ("cache",), "generator": ("seed", "draw"),
+    "key": ("seed",), "rng": ("seed", "draw"),
+    # of JAX's loops
+    "init": ("carry",), "f": ("body", "fn"), "cond_fun": ("cond",), "body_fun": ("body",),
+    "init_val": ("init",),
 }  # fmt: skip
 """A peer's argument, and the names that it may have here."""
 
+_CONFIG = "sizes and choices are a config's: nn.{}(nn.GPTConfig(d=256, heads=8))"
+_OF_CONFIG = (
+    "vocab",
+    "vocab_size",
+    "seq",
+    "d",
+    "d_model",
+    "n_embd",
+    "hidden_size",
+    "layers",
+    "num_layers",
+    "n_layer",
+    "num_hidden_layers",
+    "heads",
+    "num_heads",
+    "n_head",
+    "nhead",
+    "num_attention_heads",
+    "kv_heads",
+    "hidden",
+    "dim_feedforward",
+    "norm",
+    "activation",
+    "positions",
+    "tied",
+    "dropout",
+    "experts",
+    "context",
+)
+_OF_TOKENS = ("GPT", "GPT.loss", "GPT.features", "TransformerBlock")
 _DILATION = (
     "1 is what it does; for another take the maximum of shifted parts:"
     " ts.maximum(x[..., :-2], x[..., 2:])"
@@ -57,6 +98,42 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "out": "use the result of the call", "inplace": "use the result of the call",
     "device": "leave it out: a mesh says where values lie",
     "dtype": "convert the result: .to(dtype)",
+    "key_padding_mask": "write mask=~key_padding_mask[:, None, None]: True is a key that is seen",
+    **dict.fromkeys(
+        (f"{f}.{n}" for f in _OF_TOKENS for n in ("key_padding_mask", "src_key_padding_mask")),
+        "write attention_mask=~key_padding_mask: 0 is where a token is padding",
+    ),
+    **dict.fromkeys(
+        (f"{f}.{n}" for f in _OF_TOKENS for n in ("segment_ids", "document_ids", "cu_seqlens")),
+        "write position_ids=: a document begins where they do not go on by one",
+    ),
+    **{f"{f}.{n}": _CONFIG.format(f) for f in ("GPT", "TransformerBlock") for n in _OF_CONFIG},
+    "GPT.labels": "write model.loss(ids, labels): each label is the next token, as labels are not"
+    " shifted here",
+    **dict.fromkeys(
+        ("GPT.use_cache", "GPT.past_key_values"),
+        "nn.GPT.prefill makes a cache, and nn.GPT.decode takes it and one more token",
+    ),
+    "GPTConfig.rope_theta": 'write positions="rotary", rope=nn.Rope(base=10000.0)',
+    "GPTConfig.rope_scaling": 'write positions="rotary", rope=nn.Rope(scaling=, factor=)',
+    "GPTConfig.sliding_window": "write windows=(4096,): those of the layers in turn, 0 for all",
+    "GPTConfig.bias": 'name the products that have one: biases=("qkv", "out", "mlp")',
+    "GPTConfig.attention_bias": 'name the products that have one: biases=("qkv", "out")',
+    "GPTConfig.mlp_bias": 'name the products that have one: biases=("mlp",)',
+    **dict.fromkeys(
+        ("attn_pdrop", "attention_dropout", "embd_pdrop"),
+        "0 is what it does; dropout= is of what attention and MLP give",
+    ),
+    "generate.do_sample": "leave it out: temperature=0 takes the likeliest token, above 0 it draws",
+    "generate.top_p": "1 is what it does; top_k= bounds from how many it draws",
+    "generate.num_beams": "1 is what it does; for beams, nn.GPT.prefill and nn.GPT.decode take"
+    " several sequences at once",
+    "generate.num_return_sequences": "1 is what it does; call it once for each, with another seed=",
+    "generate.max_length": "write tokens=: it counts the new ones alone",
+    **dict.fromkeys(
+        ("generate.attention_mask", "generate.pad_token_id"),
+        "leave it out: it continues one text, which has no padding",
+    ),
     "enable_gqa": "leave it out: heads of k and v may be fewer than those of q",
     "dropout_p": "leave it out: attention has no dropout",
     "randomness": "draw random numbers outside of the function, and pass them",
@@ -163,6 +240,7 @@ CALL_ADVICE: dict[str, str] = {
     "normal": "the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name",
     "uniform": "the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name",
     "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
+    "TransformerBlock": _CONFIG.format("TransformerBlock"),
     "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
 }
 """A function that is called with too few or too many arguments, and a sentence on what to do."""

@@ -331,6 +331,7 @@ ADVICE: dict[str, str] = {
     "cpu": _PLACE, "cuda": _PLACE, "device_put": _PLACE, "Tensor.device": _PLACE,
     "device": "name a mesh of devices: dist.Mesh((\"dp\",), devices=8)", "is_cuda": _PLACE,
     "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",
+    "Module.generate": "write generate(model, prompt, tokens), of tessera.train.generate",
     "Module.dtype": "ask a weight, such as model.weight.dtype",
     "Module.cuda": _PLACED, "Module.cpu": _PLACED, "Module.device": _PLACED,
     "Module.half": _MODEL_DTYPE, "Module.float": _MODEL_DTYPE, "Module.bfloat16": _MODEL_DTYPE,

@@ -8,6 +8,7 @@ never changes its shape: shorter texts are padded after their end, where a causa
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import flag, number, whole
+from ..core.checks import MOST, flag, function_of, instance, number, unfit, whole
 from ..core.errors import UsageError, fail, warn_no_effect
+from ..core.kinds import is_whole
 from ..core.mesh import Mesh
+from ..core.peers import checked
 from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.jit import jit
+from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.to_host import to_host
 from ..nn.cache import Cache
@@ -42,7 +46,7 @@ def _programs(
 
     @jit
     def full(model: Any, ids: Tensor, at: Tensor) -> Tensor:
-        return F.take(model(ids)[0], at, 0)[0]
+        return F.take(_logits(model(ids), window)[0], at, 0)[0]
 
     @jit
     def prefill(model: GPT, ids: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
@@ -55,6 +59,7 @@ def _programs(
     return full, prefill, decode
 
 
+@checked
 def generate(
     model: Callable[[Tensor], Tensor],
     prompt: Sequence[int] | NDArray[Any],
@@ -64,11 +69,12 @@ def generate(
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,
-    stop: int | None = None,
+    stop: int | Sequence[int] | None = None,
     mesh: Mesh | None = None,
     cache: bool = True,
 ) -> list[int]:
-    """`prompt` continued by at most `tokens` tokens; ends early before the token `stop`.
+    """`prompt` continued by at most `tokens` tokens; ends early before the token `stop`, or before
+    any of several.
 
     `model` maps ids [1, window] to logits [1, window, V] and is causal. The last `window` tokens
     are what it sees; None: for an `nn.GPT` as many as there will be, but no more than its
@@ -77,20 +83,29 @@ def generate(
     With `cache` an `nn.GPT` computes each token alone, from the keys and values of those before it,
     until there are more than `window`; from there on, and without a cache, it computes the whole
     window for each. The logits are the same up to rounding. Raises UsageError if an argument is not
-    what is said here.
+    what is said here, `model` gives something else than such logits, or they are NaN.
 
     >>> from tessera import nn
     >>> model = nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=8, layers=1, heads=2))
     >>> len(generate(model, [1, 2, 3], 4))
     7
     """
-    ids = [int(i) for i in prompt]
+    function_of("generate", "the model", model, "give an nn.GPT, or a function of ids [1, window]")
+    config = model.config if isinstance(model, GPT) else None
+    most = config.vocab - 1 if config else MOST
+    several = f"the ids of one text, from 0 to {most}; call it once for each of several texts"
+    ids = _ids("the prompt", prompt, most, f"give {several}")
+    stops = (
+        ()
+        if stop is None
+        else _ids("stop", stop, most, f"give an id from 0 to {most}, or several", True)
+    )
     whole("generate", "tokens", tokens, 0)
     number("generate", "temperature", temperature, least=0)
     whole("generate", "top_k", top_k, 0)
+    whole("generate", "seed", seed, 0)
     if not ids:
         raise fail(UsageError, "generate: the prompt has no token", fix="give at least one")
-    config = model.config if isinstance(model, GPT) else None
     window = _window(config, len(ids) + tokens) if window is None else window
     whole("generate", "window", window, 1, None if config is None else config.seq)
     cached = flag("generate", "cache", cache) and isinstance(model, GPT) and _has_cache(model)
@@ -114,10 +129,48 @@ def generate(
             else:
                 logits, kept = decode(model, on(ids[-1]), kept, at)
             chosen = sample(to_host(logits).reshape(-1), draw, temperature, top_k)
-            if chosen == stop:
+            if chosen in stops:
                 break
             ids.append(chosen)
     return ids
+
+
+def _ids(what: str, given: Any, most: int, fix: str, one: bool = False) -> list[int]:
+    """The ids that `given` holds, or is if it may be `one`. Raises UsageError if one of them is no
+    whole number from 0 to `most`."""
+    try:
+        is_one = hasattr(given, "__array__") or is_whole(given)
+        found = np.asarray(given if is_one else list(given))
+    except (TypeError, ValueError):  # not of several, or of lists that differ in length
+        raise unfit("generate", what, given, fix) from None
+    if found.ndim not in ((0, 1) if one else (1,)) or (found.size and found.dtype.kind not in "iu"):
+        raise unfit("generate", what, given, fix)
+    ids = [int(i) for i in found.reshape(-1)]
+    for at, i in enumerate(ids):
+        if not 0 <= i <= most:
+            raise fail(UsageError, f"generate: {what} has the id {i} at [{at}]", fix=fix)
+    return ids
+
+
+def _logits(given: Any, window: int) -> Tensor:
+    """What a model gave, which has to be logits [1, window, V]. Raises UsageError."""
+    logits, came = None, "None" if given is None else f"a {type(given).__name__}"
+    fix = f"return logits for each token of the window, [1, {window}, V]"
+    if isinstance(given, (Tensor, np.ndarray)):
+        logits = as_tensor(given)
+        came = str(logits.type)
+        if logits.shape[:1] == (1,) and logits.ndim == 2:
+            fix = f"return those of each token, not of the last alone: [1, {window}, V]"
+    elif hasattr(given, "logits") or (isinstance(given, dict) and "logits" in given):
+        part = ".logits" if hasattr(given, "logits") else '["logits"]'
+        fix = f"give lambda ids: model(ids){part} and window="
+    elif isinstance(given, (tuple, list)):
+        fix = "give lambda ids: model(ids)[0] and window=, if the logits come first"
+    if logits is None or logits.ndim != 3 or logits.shape[:2] != (1, window):
+        raise fail(
+            UsageError, f"generate: the model gave {came}, not logits [1, {window}, V]", fix=fix
+        )
+    return logits
 
 
 def _window(c: GPTConfig | None, count: int) -> int:
@@ -171,12 +224,14 @@ def _inference(model: object) -> Iterator[None]:
             module.training = True
 
 
+@checked
 def sample(
     logits: NDArray[Any], draw: np.random.Generator, temperature: float = 1.0, top_k: int = 0
 ) -> int:
     """One index drawn with softmax(logits / temperature) among the `top_k` largest (0: all).
 
-    Temperature 0 takes the largest. Raises UsageError for numbers below 0.
+    Temperature 0 takes the largest. Raises UsageError for numbers below 0, and for logits that say
+    nothing: a NaN, or infinities where finite ones are needed.
 
     >>> draw = np.random.Generator(np.random.Philox(0))
     >>> sample(np.array([0.0, 3.0, 1.0]), draw, temperature=0.0)
@@ -186,6 +241,15 @@ def sample(
     """
     number("sample", "temperature", temperature, least=0)
     whole("sample", "top_k", top_k, 0)
+    instance("sample", "draw", draw, np.random.Generator, "give np.random.default_rng(0)")
+    largest = float(logits.max())
+    if not math.isfinite(largest) and (temperature or largest != math.inf):
+        raise fail(
+            UsageError,
+            f"sample: no token can be chosen, as the largest logit is {largest}",
+            [("logits", f"{int(np.isnan(logits).sum())} of {logits.size} are NaN")],
+            fix="find where it begins: ts.debug.nan_origin(model, ids)",
+        )
     if temperature == 0:
         return int(logits.argmax())
     z = logits.astype(np.float64) / temperature

@@ -95,11 +95,8 @@ def generate(
     most = config.vocab - 1 if config else MOST
     several = f"the ids of one text, from 0 to {most}; call it once for each of several texts"
     ids = _ids("the prompt", prompt, most, f"give {several}")
-    stops = (
-        ()
-        if stop is None
-        else _ids("stop", stop, most, f"give an id from 0 to {most}, or several", True)
-    )
+    ends = [] if stop is None else stop
+    stops = _ids("stop", ends, most, f"give an id from 0 to {most}, or several", one=True)
     whole("generate", "tokens", tokens, 0)
     number("generate", "temperature", temperature, least=0)
     whole("generate", "top_k", top_k, 0)

@@ -235,10 +235,26 @@ def test_tangents_that_do_not_fit_are_refused(oracle: Oracle) -> None:
         (X, (X,), UsageError, "jvp: primals cannot be"),
         ((X,), (X[0],), ShapeError, "jvp: the tangents are not like the primals"),
         ((X,), (X, X), ShapeError, "jvp: the tangents are not like the primals"),
+        (({"a": X},), ({"b": X},), ShapeError, "where    : 0: dict of a, then of b"),
+        ((X, X), (X, X[0]), ShapeError, "where    : 1: f32[3, 4, 5], then f32[4, 5]"),
     ):
         with pytest.raises(error) as e:
             ts.jvp(ts.exp, primals, tangents)  # type: ignore[arg-type]
         assert said in str(e.value)
+
+
+def test_tangents_and_gradients_fit_by_name(oracle: Oracle) -> None:
+    def twice_and_thrice(d: dict[str, ts.Tensor]) -> dict[str, ts.Tensor]:
+        return {"x": d["a"] * 2, "y": d["b"] * 3}
+
+    one, none = ts.tensor(1.0), ts.tensor(0.0)
+    _, slope = ts.jvp(twice_and_thrice, ({"a": one, "b": one},), ({"b": none, "a": one},))
+    assert {n: t.item() for n, t in slope.items()} == {"x": 2.0, "y": 0.0}
+    _, pull = ts.vjp(twice_and_thrice, {"a": one, "b": one})
+    (g,) = pull({"y": none, "x": one})
+    assert {n: t.item() for n, t in g.items()} == {"a": 2.0, "b": 0.0}
+    with pytest.raises(ShapeError, match="where : dict of x, y, then of x"):
+        pull({"x": one})
 
 
 def own(backward: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -172,3 +172,61 @@ def test_questions_about_a_program_pass_it_by() -> None:
     assert found is not None and found.first.node.op == "scan"
     alike = ts.debug.compare(fn, fn, ts.tensor(1.0))
     assert alike.same
+
+
+# -- structures ------------------------------------------------------------------------------------
+def turned(loops: Any, zero: Any, rows: Any) -> list[Any]:
+    """Loops whose bodies give the keys of a carry in another order than they take them."""
+
+    def step(c: Any, x: Any) -> Any:
+        return {"c": c["c"] * 2, "h": c["h"] + x, "in": {"q": c["in"]["q"] - x, "p": c["c"]}}, None
+
+    def turn(s: Any) -> Any:
+        return {"b": s["b"] * 2, "i": s["i"] + 1, "a": s["a"] + 3}
+
+    start = {"h": zero, "c": zero + 1, "in": {"p": zero, "q": zero}}
+    last, _ = loops.scan(step, start, rows)
+    end = loops.while_loop(lambda s: s["i"] < 3, turn, {"a": zero, "b": zero + 1, "i": zero})
+    return [last["h"], last["c"], last["in"]["p"], last["in"]["q"], end["a"], end["b"], end["i"]]
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_keys_of_a_carry_may_come_in_another_order(jitted: bool) -> None:
+    rows = np.arange(4, dtype=np.float32)
+    want = turned(jax.lax, jnp.zeros(()), rows)
+    ours = lambda x: turned(ts, ts.tensor(0.0), x)  # noqa: E731
+    found = (ts.jit(ours) if jitted else ours)(ts.tensor(rows))
+    assert [t.item() for t in found] == [float(t) for t in want]
+
+
+def test_a_carry_keeps_the_order_that_it_came_in_with() -> None:
+    body = lambda c, x: ({"a": c["a"] + x, "b": c["b"]}, None)  # noqa: E731
+    last, _ = ts.scan(body, {"b": ts.tensor(0.0), "a": ts.tensor(0.0)}, ts.ones((3,)))
+    assert [*last] == ["b", "a"] and last["a"].item() == 3.0
+
+
+ZERO = ts.tensor(0.0)
+OTHERS: list[tuple[Any, Any, str]] = [
+    ((ZERO, ZERO), lambda c: [c[0], c[1]], "tuple, then list"),
+    ((ZERO, ZERO), lambda c: (c[0],), "tuple of 2, then of 1"),
+    ({"a": ZERO}, lambda c: {**c, "new": ZERO}, "dict of a, then of a, new"),
+    ({"a": {"b": ZERO}}, lambda c: {"a": {"d": ZERO}}, "a: dict of b, then of d"),
+    ({"a": ZERO, "b": (ZERO,)}, lambda c: {"b": ZERO, "a": ZERO}, "b: tuple, then tensor"),
+    ({"a": ZERO, "b": None}, lambda c: {"b": ZERO, "a": ZERO}, "b: None, then tensor"),
+    (
+        {"a": ZERO, "b": (ZERO, ZERO)},
+        lambda c: {"b": (ZERO, ts.ones((2,))), "a": ts.tensor(1)},
+        "a: f32[], then i32[]; b.1: f32[], then f32[2]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("start", "body", "where"), OTHERS, ids=[r[2] for r in OTHERS])
+def test_an_error_says_where_a_carry_differs(start: Any, body: Any, where: str) -> None:
+    for call in (
+        lambda: ts.scan(lambda c, x: (body(c), None), start, ts.ones((2,))),
+        lambda: ts.while_loop(lambda c: ts.tensor(True), body, start),
+    ):
+        with pytest.raises(ts.ShapeError) as caught:
+            call()
+        assert f"  where  : {where}\n" in str(caught.value).replace("where :", "where  :")

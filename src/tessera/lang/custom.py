@@ -28,6 +28,7 @@ from .tree import (
     EMPTY,
     LEAF,
     Path,
+    fitted,
     flatten,
     is_registered,
     opened,
@@ -270,15 +271,11 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     @under_no_grad
     def pull(g: Any) -> Any:
         gs, g_spec = flatten(g)
-        gs = [as_tensor(x) for x in gs]
-        if g_spec != spec or any(x.shape != t.shape for x, t in zip(gs, outs, strict=True)):
-            raise fail(
-                ShapeError,
-                "vjp: the gradient is not like the value",
-                [("value", ", ".join(str(t.type) for t in outs)),
-                 ("given", ", ".join(str(x.type) for x in gs))],
-                fix="give a tensor like each of the value's, in the same structure",
-            )  # fmt: skip
+        gs = fitted(
+            "vjp: the gradient is not like the value", ("value", "given"),
+            spec, outs, g_spec, [as_tensor(x) for x in gs],
+            "give a tensor like each of the value's, in the same structure", dtypes=False,
+        )  # fmt: skip
         return along([t * x.to(t.dtype) for t, x in zip(outs, gs)], xs)
 
     return value, pull

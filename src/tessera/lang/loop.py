@@ -27,7 +27,7 @@ from .operands import as_tensor, cast, emit, emit_many
 from .random import keys
 from .record import Recorder, current, recording, symbolic
 from .tensor import Tensor
-from .tree import Spec, flatten, tree_map, unflatten
+from .tree import Spec, fitted, flatten, tree_map, unflatten
 
 R = TypeVar("R")
 POLICIES = ("save", "recompute", "products", "together")
@@ -45,7 +45,8 @@ def scan(
     """Runs `carry, y = body(carry, x)` for each slice x of `xs` along dim 0, as `jax.lax.scan`.
 
     Returns (the last carry, the ys stacked along a new dim 0). `carry`, `xs` and `y` are trees of
-    tensors; the body may use tensors from outside. `policy` says what the backward pass keeps:
+    tensors, the carry of one structure throughout, in which the order of a dict's keys does not
+    count; the body may use tensors from outside. `policy` says what the backward pass keeps:
 
     - "save": what the gradient reads, or the fewest bytes from which it follows element by element.
     - "recompute": only the carries; the body is computed again.
@@ -169,16 +170,10 @@ def _recorded(
                 fix="return (carry, y); y may be ()",
             )
         (ends, new_spec), (ys, y_spec) = tensors(given[0]), flatten(given[1])
-        if new_spec != carry_spec or any(
-            e.shape != c.shape or e.dtype is not c.dtype for e, c in zip(ends, carry, strict=True)
-        ):
-            raise fail(
-                ShapeError,
-                "scan: the carry changes its shape, dtype or structure",
-                [("before", ", ".join(str(t.type) for t in carry)),
-                 ("after", ", ".join(str(t.type) for t in ends))],
-                fix="return a carry like the one that came in",
-            )  # fmt: skip
+        ends = fitted(
+            "scan: the carry changes its shape, dtype or structure", ("before", "after"),
+            carry_spec, carry, new_spec, ends, "return a carry like the one that came in",
+        )  # fmt: skip
     return _Iteration(r, carry, xs, ends, ys, y_spec)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.checks import instance
-from ..core.errors import GraphError, ShapeError, fail
+from ..core.errors import GraphError, fail
 from ..ir.graph.node import Graph, Node, reachable
 from ..ops.control import item, scan
 from ..ops.create import full
@@ -23,7 +23,7 @@ from .grad import apart
 from .record import current
 from .tape import history
 from .tensor import Tensor
-from .tree import flatten, unflatten
+from .tree import fitted, flatten, unflatten
 
 
 @under_no_grad
@@ -48,14 +48,11 @@ def jvp(
         instance("jvp", what, given, (tuple, list), fix)  # type: ignore[arg-type]
     xs, spec = flatten(tensors(tuple(primals)))
     moved, moved_spec = flatten(tensors(tuple(tangents)))
-    if moved_spec != spec or any(a.shape != x.shape for a, x in zip(moved, xs, strict=True)):
-        raise fail(
-            ShapeError,
-            "jvp: the tangents are not like the primals",
-            [("primals", ", ".join(str(x.type) for x in xs)),
-             ("tangents", ", ".join(str(a.type) for a in moved))],
-            fix="give a tensor like each of the primals, in the same structure",
-        )  # fmt: skip
+    moved = fitted(
+        "jvp: the tangents are not like the primals", ("primals", "tangents"),
+        spec, xs, moved_spec, moved,
+        "give a tensor like each of the primals, in the same structure", dtypes=False,
+    )  # fmt: skip
     xs = [apart(x) if x.dtype.is_float else x for x in xs]  # where the way to the value begins
     value, pull = vjp(fn, *unflatten(spec, xs))
     _need_linear(flatten(value)[0], xs)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, fail
+from ..core.errors import ShapeError, UsageError, fail
 from .engine import engine
 from .host_data import engine_array, is_array
 from .parameter import Parameter
@@ -350,3 +350,64 @@ def aligned(spec: Spec, other: Any) -> list[Any]:
             fix="give trees of one structure",
         )  # fmt: skip
     return [have[p] for p in wanted]
+
+
+def fitted(
+    what: str,
+    labels: tuple[str, str],
+    spec: Spec,
+    have: Sequence[Tensor],
+    other: Spec,
+    given: Sequence[Tensor],
+    fix: str,
+    dtypes: bool = True,
+) -> list[Tensor]:
+    """The tensors `given`, of the structure `other`, in the order of those that one has, `have` of
+    the structure `spec`. Raises ShapeError, which says `what`, unless they are alike: of one
+    structure but for the order of names, as in JAX, of one shape each and, if asked, one dtype."""
+    wrong = [] if spec == other else list(_differences(spec, other))
+    if not wrong:
+        if spec != other:
+            by_path = dict(zip(spec_paths(other), given, strict=True))
+            given = [by_path[p] for p in spec_paths(spec)]
+        wrong = [
+            f"{path_name(p)}: {a.type}, then {b.type}"
+            for p, a, b in zip(spec_paths(spec), have, given, strict=True)
+            if a.shape != b.shape or (dtypes and a.dtype is not b.dtype)
+        ]
+        if not wrong:
+            return list(given)
+    said = [(n, ", ".join(str(t.type) for t in ts)) for n, ts in zip(labels, (have, given))]
+    where = [("where", "; ".join(wrong[:5]))] if (spec, other) != (LEAF, LEAF) else []
+    raise fail(ShapeError, what, [*said, *where], fix=fix)
+
+
+def _differences(spec: Spec, other: Spec, path: Path = ()) -> Iterator[str]:
+    """Where two structures differ, in words. The order of names is no difference."""
+    kinds = [
+        x[0].__name__ if isinstance(x, tuple) else "None" if x == EMPTY else "tensor"
+        for x in (spec, other)
+    ]
+    at = f"{path_name(path)}: " if path else ""
+    if kinds[0] != kinds[1]:
+        yield f"{at}{kinds[0]}, then {kinds[1]}"
+    if kinds[0] != kinds[1] or not isinstance(spec, tuple):
+        return
+    keys, others = spec[1], other[1]
+    names = [range(k) if isinstance(k, int) else k for k in (keys, others)]
+    named = type(keys) is tuple and type(others) is tuple
+    if set(keys) != set(others) if named else keys != others:
+        yield f"{at}{kinds[0]} of {_some(names[0])}, then of {_some(names[1])}"
+        return
+    parts = [
+        dict(zip(n, x[2] if isinstance(x[2], tuple) else [LEAF] * len(n), strict=True))
+        for n, x in zip(names, (spec, other), strict=True)
+    ]
+    for name in names[0]:
+        yield from _differences(parts[0][name], parts[1][name], (*path, name))
+
+
+def _some(names: Any) -> str:
+    if isinstance(names, range):
+        return str(len(names))
+    return ", ".join(map(str, list(names)[:8])) + (", …" if len(names) > 8 else "") or "nothing"

@@ -16,7 +16,7 @@ from .functions import relayout
 from .loop import emitted, settled, tensors
 from .operands import as_tensor
 from .tensor import Tensor
-from .tree import Spec, flatten, unflatten
+from .tree import Spec, fitted, flatten, unflatten
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
@@ -45,7 +45,11 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
     def turn(carry: Sequence[Tensor], _: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[()]]:
         ends, new_spec = tensors(body(unflatten(spec, carry[1:])))
-        _same(carry[1:], ends, spec, new_spec)
+        ends = fitted(
+            "while_loop: the body gives other shapes, dtypes or another structure than it takes",
+            ("takes", "gives"), spec, carry[1:], new_spec, ends,
+            "return values like those that came in, e.g. x.to(ts.f32) where a dtype differs",
+        )  # fmt: skip
         return (_goes_on(cond, spec, ends), *ends), ()
 
     every = [_goes_on(cond, spec, start), *start]
@@ -76,18 +80,3 @@ def _goes_on(cond: Callable[[Any], Any], spec: Spec, values: Sequence[Tensor]) -
             fix="compare, and join several with ts.all or ts.any",
         )
     return relayout(go, go.type.complete())
-
-
-def _same(carry: Sequence[Tensor], ends: Sequence[Tensor], spec: Spec, new: Spec) -> None:
-    """Raises ShapeError unless the body gives values like those that it takes."""
-    if new == spec and all(
-        e.shape == c.shape and e.dtype is c.dtype for e, c in zip(ends, carry, strict=True)
-    ):
-        return
-    raise fail(
-        ShapeError,
-        "while_loop: the body gives other shapes, dtypes or another structure than it takes",
-        [("takes", ", ".join(str(t.type) for t in carry)),
-         ("gives", ", ".join(str(t.type) for t in ends))],
-        fix="return values like those that came in, e.g. x.to(ts.f32) where a dtype differs",
-    )  # fmt: skip

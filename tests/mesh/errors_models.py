@@ -214,6 +214,28 @@ grad: a gradient whose sums stay pending has the layout that they leave it in
   fix    : give reduce_partial=True, or leave out layout
 """)
 
+# -- positions -------------------------------------------------------------------------------------
+ALIBI = ts.nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2, positions="alibi")
+LATE, BATCH = np.arange(4) + 5, np.zeros((2, 4), np.int32)
+OUTSIDE = """
+{}: position 8 at [{}3] is outside 0 to 7{}
+  positions : i32[{}4]{}
+  at        : AT
+  fix       : keep each position within 0 to 7
+"""
+for given, *says in (
+    (LATE, "", "", ""), (LATE[None], "0, ", "", "1, "),
+    (np.stack([LATE, LATE]), "0, ", ", and 1 more", "2, "),
+):
+    row(f"positions {given.shape} beyond the table", ts.ShapeError,
+        lambda given=given: GPT(BATCH, position_ids=given), OUTSIDE.format("GPT", *says, ""))
+    row(f"positions {given.shape} beyond the table, recorded", ts.ShapeError,
+        lambda given=given: ts.jit(lambda m, i, p: m.loss(i, i, position_ids=p))(GPT, BATCH, given),
+        OUTSIDE.format("GPT", *says, "\n  used at   : AT"))
+row("positions beyond ALiBi's", ts.ShapeError,
+    lambda: ts.nn.TransformerBlock(ALIBI)(ts.ones((2, 4, 8)), position_ids=LATE),
+    OUTSIDE.format("TransformerBlock", "", "", "", ""))
+
 # -- parts that are called alone -------------------------------------------------------------------
 def gradients_of_two_parts() -> object:
     a, b = ts.nn.Linear(4, 4), ts.nn.Linear(4, 4)

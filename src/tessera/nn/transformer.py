@@ -135,7 +135,9 @@ class TransformerBlock(Module):
         a, m = self.attention, self.__dict__.get("moe") or self.mlp
         if attention_mask is not None or position_ids is not None:
             name, shape = "TransformerBlock", x.shape[:2]
-            own = {**(own or {}), **said_of_tokens(name, shape, attention_mask, position_ids)}
+            size = a.config.seq if a.config.positions == "alibi" else None
+            told = said_of_tokens(name, shape, attention_mask, position_ids, size)
+            own = {**(own or {}), **told}
         there = (own or {}).get("there")
         if slots and "moe" in self.__dict__:  # what follows a prompt's last token is padding
             there = F.arange(x.shape[1]) <= (own or {})["at"].reshape(-1, 1)
@@ -172,7 +174,8 @@ class GPT(Module):
     and no token sees another document.
 
     Raises UsageError if `config` is not one, ShapeError at a call if ids are not integers [B, S]
-    with S at most `config.seq`, or mask or positions do not fit them.
+    with S at most `config.seq`, or mask or positions do not fit them, or a position that the host
+    knows is outside of the table of "learned" or "alibi" positions.
     """
 
     origin: str = ""
@@ -200,7 +203,9 @@ class GPT(Module):
         are not integers [B, S] with S at most `config.seq`.
         """
         ids = checked_ids(ids, self.config)
-        told = self._told(said_of_tokens("GPT", ids.shape, attention_mask, position_ids))
+        size = None if self.config.positions == "rotary" else self.config.seq
+        told = said_of_tokens("GPT", ids.shape, attention_mask, position_ids, size)
+        told = self._told(told)
         x = self._embedded(ids)
         if self.config.positions == "learned" and "positions" in told:
             x = x + fn.embedding(told["positions"], self.position)

@@ -16,6 +16,7 @@ from ..core.checks import integers
 from ..core.dtypes import bool_, int32
 from ..core.errors import ShapeError, fail
 from ..lang import functions as F
+from ..lang.index_bounds import check_ids
 from ..lang.operands import as_tensor
 from ..lang.tensor import Like, Tensor
 
@@ -26,16 +27,21 @@ Told = dict[str, Tensor]
 
 
 def said_of_tokens(
-    name: str, shape: tuple[int, ...], attention_mask: Like | None, position_ids: Like | None
+    name: str,
+    shape: tuple[int, ...],
+    attention_mask: Like | None,
+    position_ids: Like | None,
+    size: int | None = None,
 ) -> Told:
     """What `attention_mask` and `position_ids` say of tokens [B, S], as transformers reads them.
 
     A mask [B, S] is 0 where a token is padding; positions then count the tokens that are there. A
     mask [B, H, S, S] is that of `nn.attention`, and hides alone. Positions without a mask begin a
-    new document where they do not go on by one. Raises ShapeError or DTypeError.
+    new document where they do not go on by one. Raises ShapeError or DTypeError; ShapeError also
+    where the host knows that a position is not below `size`.
     """
     told: Told = {}
-    at = None if position_ids is None else _positions(name, as_tensor(position_ids), shape)
+    at = None if position_ids is None else _positions(name, as_tensor(position_ids), shape, size)
     if attention_mask is not None:
         m = as_tensor(attention_mask)
         scores = (shape[0], m.shape[1] if m.ndim == 4 else 1, shape[1], shape[1])
@@ -58,7 +64,7 @@ def said_of_tokens(
     return told if at is None else {**told, "positions": at}
 
 
-def _positions(name: str, at: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _positions(name: str, at: Tensor, shape: tuple[int, ...], size: int | None) -> Tensor:
     integers(name, "the position ids", at.type)
     if at.shape not in (shape, (1, shape[1]), shape[1:]):
         raise fail(
@@ -67,6 +73,8 @@ def _positions(name: str, at: Tensor, shape: tuple[int, ...]) -> Tensor:
             [("position_ids", at.type), ("tokens", shape)],
             fix=f"give the place of each token, {shape}, or {shape[1:]} for all rows alike",
         )
+    if size is not None:
+        check_ids(name, "position", at, size)
     return F.broadcast_to(at.to(int32), shape)
 
 

@@ -45,6 +45,12 @@ MoE: rate=0.1 has no effect: the load is not balanced by a bias
   fix : give balance="bias"
 """)
 LAYER = ts.nn.MoE(4, 4, 4)
+row("experts without a token", ts.ShapeError, lambda: LAYER(ts.ones((0, 3, 4))), """
+moe: there is no token to route
+  x   : f32[0, 3, 4]
+  at  : AT
+  fix : leave out the step for a batch that has none
+""")
 row("a width of given weights", ts.UsageError, lambda: ts.op.moe(W, LAYER, hidden=8), """
 moe: hidden=8 is for weights that it makes itself
   at  : AT

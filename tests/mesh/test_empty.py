@@ -114,3 +114,47 @@ def test_a_step_with_an_empty_batch_and_an_empty_weight(made: Any) -> None:
     saved = model.state_dict()
     assert (saved["seen"].shape, saved["extra"].shape) == ((0, 2), (0, 3))
     Model().load_state_dict(saved)
+
+
+# -- models ----------------------------------------------------------------------------------------
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "local": {"positions": "rotary", "windows": (4, 0), "kv_heads": 2},
+    "alibi": {"positions": "alibi", "stacked": False, "loop": False},
+    "ring": {"context": "ring", "context_axis": "tp"},
+    "all to all": {"context": "all_to_all", "context_axis": "tp"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0)], ids=["no sequence", "no token"])
+def test_a_model_of_no_tokens(name: str, shape: tuple[int, int]) -> None:
+    both = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
+    plan = dist.strategy("data_parallel")
+    if "context" not in MODELS[name]:
+        plan += dist.strategy("tensor_parallel")
+    config = nn.GPTConfig(vocab=32, seq=16, d=16, layers=2, heads=4, **MODELS[name])
+
+    def step(model: nn.GPT, ids: ts.Tensor) -> Any:
+        loss = model.loss(ids, ids)
+        return model(ids), loss, ts.grad(loss, model.parameters())
+
+    for model, ids in (
+        (nn.GPT(config), ts.tensor(np.zeros(shape, np.int32))),
+        (
+            dist.place(nn.GPT(config), plan, both),
+            dist.place(np.zeros(shape, np.int32), plan, both, kind="batch"),
+        ),
+    ):
+        assert model(ids).shape == (*shape, 32)
+        logits, loss, grads = ts.jit(step)(model, ids)
+        assert logits.shape == (*shape, 32) and loss.item() == 0.0
+        assert not any(g.numpy().any() for g in grads.values())
+
+
+def test_attention_without_keys_is_as_in_torch() -> None:
+    q, k = np.ones((1, 2, 3, 4), np.float32), np.zeros((1, 2, 0, 4), np.float32)
+    want = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, k)))
+    for attend in (nn.attention, nn.flash_attention):
+        found = attend(*map(ts.tensor, (q, k, k)))
+        np.testing.assert_array_equal(found.numpy(), want.numpy())

@@ -35,7 +35,7 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
     >>> zigzag_positions(8, 2).numpy().tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
     """
-    seq, parts = whole("zigzag", "seq", seq, 1), whole("zigzag", "parts", parts, 1)
+    seq, parts = whole("zigzag", "seq", seq, 0), whole("zigzag", "parts", parts, 1)
     if parts == 1:
         return F.arange(seq)
     divides("zigzag", seq, 2 * parts, "a sequence of {count} does not divide into {parts} chunks")
@@ -161,7 +161,7 @@ def all_to_all_attention(
         parts = F.split(_moved_to(1, axis, F.concat(parts, 2)), (shared, 1, 1), 2)
     else:
         parts = [_moved_to(1, axis, t) for t in parts]
-    q, k, v = (t.reshape(batch, -1, seq, t.shape[-1]) for t in parts)
+    q, k, v = (t.reshape(batch, t.shape[1] * t.shape[2], seq, t.shape[-1]) for t in parts)
     bias, mask = (
         None if t is None else F.relayout(u := as_tensor(t), gathered(u.type.on(mesh), (axis,)))
         for t in (bias, mask)

@@ -79,6 +79,8 @@ def flash_attention(
     asked = how
     if how is None and (rows is not None or _of_all_scores(mask)):
         how = "sequences"
+    if not all(t.size for t in (q, k, v)):  # of no elements there are no tiles
+        return attention(q, k, v, causal, scale, bias, mask, cap)
     if how == "cudnn" or (how is None and platform() == "gpu"):
         found = _by_library(q, k, v, causal, scale, bias, mask, cap)
         if isinstance(found, Tensor):

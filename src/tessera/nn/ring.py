@@ -68,6 +68,8 @@ def ring_attention(
     into = f"does not divide into {chunks} chunks for each of {n} devices"
     parts = chunks if local else chunks * n
     divides("ring_attention", seq, parts, "a sequence of {count} " + into, q=q.type)
+    if not seq:  # nothing goes around
+        return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
     q = q * (1.0 / math.sqrt(d) if scale is None else scale)
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))

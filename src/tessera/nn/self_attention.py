@@ -117,7 +117,7 @@ class Attention(Module):
         else:
             attend = ring_attention if c.context == "ring" else all_to_all_attention
             out = attend(q, k, v, c.context_axis, causal, c.query_scale, bias, mask)
-        out = out.transpose(1, 2).reshape(batch * seq, -1)
+        out = out.transpose(1, 2).reshape(batch * seq, out.shape[1] * out.shape[3])
         out = F.matmul(out, self.out.reshape(-1, d)).reshape(batch, seq, d)
         return out if kept is None else (out, kept)
 

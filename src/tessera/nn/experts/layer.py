@@ -27,7 +27,7 @@ from ...core.checks import (
     whole,
 )
 from ...core.dtypes import bool_, f32
-from ...core.errors import UsageError, fail
+from ...core.errors import ShapeError, UsageError, fail
 from ...core.layout import Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
@@ -118,8 +118,8 @@ def moe(
 
     The result has the layout of `x`; if `x` has no mesh, its tokens are split. With `stats` it
     returns (result, Routing). Raises UsageError if an option is unknown or the experts do not
-    divide, ShapeError if shapes do not fit, DTypeError if x is not of floats, LayoutError if the
-    layouts do not fit.
+    divide, ShapeError if shapes do not fit or x has no token, DTypeError if x is not of floats,
+    LayoutError if the layouts do not fit.
 
     >>> import tessera as ts
     >>> w = {"router": ts.eye(2), "up": ts.ones((2, 2, 4)), "down": ts.ones((2, 4, 2))}
@@ -154,6 +154,9 @@ def _of_layer(layer: MoE, options: Options) -> Options:
 def _called(
     x: Tensor, experts: Any, options: Options, mesh: Any, stats: bool, mask: Like | None
 ) -> Any:
+    if 0 in x.shape[:-1]:
+        fix = "leave out the step for a batch that has none"
+        raise fail(ShapeError, "moe: there is no token to route", [("x", x.type)], fix=fix)
     if mask is not None:
         mask = as_tensor(mask)
         shaped("moe", "the mask", mask.type, x.shape[:-1], x=x.type)

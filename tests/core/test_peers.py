@@ -220,6 +220,22 @@ def test_a_truncated_normal(oracle: Oracle) -> None:
     assert abs(y.mean()) < 0.03 and abs(y.std() - 0.8796) < 0.02
 
 
+def test_an_encoder_sees_both_ways_but_no_padding(oracle: Oracle) -> None:
+    config = nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2)
+    there = ts.tensor(np.arange(5) < np.array([[4], [5]]))
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+    calls = {"TransformerEncoderLayer": ("block", nn.TransformerBlock(config), ts.tensor(x))}
+    calls["TransformerEncoder"] = ("model", nn.GPT(config), ts.tensor([[1, 2, 3, 4, 5]] * 2))
+    for name, (called, module, given) in calls.items():
+        text = ADVICE[name].partition("called as ")[2].partition(", with there")[0]
+        found = []
+        for last in (given[:, 4:], given[:, :1]):
+            changed = ts.concat([given[:, :4], last], 1)
+            values = {called: module, "x": changed, "ids": changed, "there": there}
+            found.append(eval(text, values).numpy()[:, 0])
+        assert (found[0][0] == found[1][0]).all() and abs(found[0][1] - found[1][1]).max() > 1e-6
+
+
 @pytest.mark.parametrize("name", INSTEAD | ADVICE)
 def test_a_name_of_the_table_is_not_one_of_ours(name: str) -> None:
     """A row for a name that exists would hide it."""

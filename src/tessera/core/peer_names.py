@@ -160,9 +160,7 @@ INSTEAD: dict[str, str] = {
     "Dropout2d": "x * drop(ts.ones((*x.shape[:2], 1, 1))), with drop = nn.Dropout(p)",
     "Dropout3d": "x * drop(ts.ones((*x.shape[:2], 1, 1, 1))), with drop = nn.Dropout(p)",
     "Unflatten": "x.reshape(...)",
-    "TransformerEncoderLayer": "nn.TransformerBlock, of nn.attention between norms and an MLP",
-    "TransformerEncoder": "nn.GPT", "Transformer": "nn.GPT", "TransformerDecoder": "nn.GPT",
-    "TransformerDecoderLayer": "nn.TransformerBlock",
+    "TransformerDecoder": "nn.GPT", "TransformerDecoderLayer": "nn.TransformerBlock",
     "embedding_bag": "nn.embedding(ids, table).mean(1), or .sum(1)",
     "EmbeddingBag": "embed(ids).mean(1), or .sum(1), with embed = nn.Embedding(vocab, d)",
     "standardize": "nn.layer_norm", "ZeroPad2d": "ts.pad",
@@ -179,7 +177,7 @@ INSTEAD: dict[str, str] = {
     "sigmoid_binary_cross_entropy": "nn.binary_cross_entropy_with_logits",
     "CrossEntropyLoss": "nn.cross_entropy", "Dense": "nn.Linear",
     "BatchNorm1d": "nn.BatchNorm", "BatchNorm2d": "nn.BatchNorm", "Embed": "nn.Embedding",
-    "scaled_dot_product_attention": "nn.attention", "MultiheadAttention": "nn.TransformerBlock",
+    "scaled_dot_product_attention": "nn.attention",
     "MaxPool1d": "nn.max_pool1d", "MaxPool2d": "nn.max_pool2d", "AvgPool1d": "nn.avg_pool1d",
     "AvgPool2d": "nn.avg_pool2d", "AdaptiveAvgPool1d": "nn.adaptive_avg_pool1d",
     "AdaptiveAvgPool2d": "nn.adaptive_avg_pool2d",
@@ -230,6 +228,7 @@ _RATE = "give the optimizer's lr a function of the step, or a schedule of optim 
 _PLACED = "weights lie where the mesh is: dist.place(model, strategy, mesh)"
 _WIDE = "the widest dtypes are ts.f32 and ts.int32; host data is narrowed on the way in"
 _MODEL_DTYPE = 'store weights so: model.to(ts.bf16); compute so: with ts.autocast("bf16")'
+_ENCODER = "{}({}, attention_mask=there[:, None, None]), with there bool [B, S], False for padding"
 ADVICE: dict[str, str] = {
     "switch": "use ts.where, which computes all branches",
     "cond": "use ts.where, which computes both branches, or `if` where a Python value decides",
@@ -331,6 +330,15 @@ ADVICE: dict[str, str] = {
     "cpu": _PLACE, "cuda": _PLACE, "device_put": _PLACE, "Tensor.device": _PLACE,
     "device": "name a mesh of devices: dist.Mesh((\"dp\",), devices=8)", "is_cuda": _PLACE,
     "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",
+    "TransformerEncoderLayer": "write block = nn.TransformerBlock(config), which is causal unless"
+    f" called as {_ENCODER.format('block', 'x')}",
+    "MultiheadAttention": "write nn.attention(q, k, v), which sees both ways, between products of"
+    " your own; nn.TransformerBlock has all of it, and is causal",
+    **dict.fromkeys(
+        ("TransformerEncoder", "Transformer"),
+        f"write model = nn.GPT(config), which is causal unless called as"
+        f" {_ENCODER.format('model', 'ids')}",
+    ),
     "Module.generate": "write generate(model, prompt, tokens), of tessera.train.generate",
     "Module.dtype": "ask a weight, such as model.weight.dtype",
     "Module.cuda": _PLACED, "Module.cpu": _PLACED, "Module.device": _PLACED,

@@ -42,8 +42,12 @@ def transformer_block(
     positions, dropout, loop, remat, … The weights belong to the enclosing stage, training step or
     recorded function: its first call here is `block0`, the next `block1`. Calls with the same
     `name` share weights. Outside of all of these, each call without a name makes new weights. With
-    `depth` above 1 the weights of the layers are stacked along dim 0. Raises ShapeError if x is not
-    [B, S, d], DTypeError if it is not of floats, UsageError if an option is unknown.
+    `depth` above 1 the weights of the layers are stacked along dim 0.
+
+    With `context="ring"` x is taken to lie in zig-zag order, which nothing can tell: over n devices
+    give `nn.zigzag(x, n)`, and `nn.unzigzag(y, n)` is the result in the order of x. Raises
+    ShapeError if x is not [B, S, d], DTypeError if it is not of floats, UsageError if an option is
+    unknown.
     """
     t = as_tensor(x)
     ranked("transformer_block", "x", t.type, 3, "give [batch, sequence, d]; embed token ids first")

@@ -99,6 +99,12 @@ class Experts(MoE):
 class TransformerBlock(Module):
     """A transformer block on [B, S, d]: norm, attention, residual, then norm, MLP, residual.
 
+    It is causal. In an encoder, where each token sees all, it is called with a mask of scores:
+    `block(x, attention_mask=there[:, None, None])`, `there` bool [B, S], False for padding.
+
+    With `config.context` "ring" it takes its sequence to lie in zig-zag order, and cannot tell:
+    `nn.unzigzag(block(nn.zigzag(x, n)), n)` over n devices. `GPT` reorders by itself.
+
     With `config.block` "parallel", attention and MLP take the same input side by side. Attention
     runs a few sequences at a time, norm and MLP a block of rows at a time; of their intermediates
     only values marked by `ts.save_for_backward` outlive a block. The residual is added outside of

@@ -242,6 +242,49 @@ row("positions beyond ALiBi's", ts.ShapeError,
     lambda: ts.nn.TransformerBlock(ALIBI)(ts.ones((2, 4, 8)), position_ids=LATE),
     OUTSIDE.format("TransformerBlock", "", "", "", ""))
 
+# -- attention -------------------------------------------------------------------------------------
+Q = ts.ones((2, 2, 4, 8))
+for attend in (ts.nn.ring_attention, ts.nn.all_to_all_attention):
+    for axes in (("dp", "cp"), ()):
+        row(f"{attend.__name__} over {axes}", ts.UsageError,
+            lambda attend=attend, axes=axes: attend(Q, Q, Q, axes), f"""
+{attend.__name__}: axis cannot be {axes}
+  at  : AT
+  fix : name one axis of the mesh, e.g. "cp"
+""")
+for bias in (ts.ones((1, 2, 4, 4)), ts.ones((2, 2, 4, 4))):
+    row(f"a bias of scores {bias.shape}", ts.ShapeError,
+        lambda bias=bias: ts.nn.attention(Q, Q, Q, bias=bias), f"""
+attention: the bias is of keys (2, 2, 4), and has no dim of queries
+  bias : {bias.type}
+  q    : f32[2, 2, 4, 8]
+  k    : f32[2, 2, 4, 8]
+  at   : AT
+  fix  : give what is added to each score as mask=, which may be of floats
+""")
+row("a bias of scores in tiles", ts.ShapeError,
+    lambda: ts.nn.flash_attention(Q, Q, Q, bias=ts.ones((2, 4, 4))), """
+attention: the bias is of keys (2, 2, 4), and has no dim of queries
+  bias : f32[2, 4, 4]
+  q    : f32[2, 2, 1, 4, 8]
+  at   : AT
+  fix  : give what is added to each score as mask=, which may be of floats
+""")
+row("a loop over nothing", ts.ShapeError,
+    lambda: ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), None), """
+scan: there is no tensor to take turns over
+  at  : AT
+  fix : give ts.arange(n) as xs for n turns
+""")
+row("a loop over a list of numbers", ts.ShapeError,
+    lambda: ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), [1.0, 2.0]), """
+scan: the tensors need one leading length
+  x0  : f32[]
+  x1  : f32[]
+  at  : AT
+  fix : join what the turns take in one tensor: ts.tensor(numbers), ts.stack(tensors)
+""")
+
 # -- parts that are called alone -------------------------------------------------------------------
 def gradients_of_two_parts() -> object:
     a, b = ts.nn.Linear(4, 4), ts.nn.Linear(4, 4)

@@ -83,13 +83,18 @@ def tensors(tree: Any) -> tuple[list[Tensor], Spec]:
 
 def _length(name: str, rows: Sequence[Tensor]) -> int:
     """The leading length that the tensors have in common."""
+    if not rows:
+        fix = "give ts.arange(n) as xs for n turns"
+        raise fail(ShapeError, f"{name}: there is no tensor to take turns over", fix=fix)
     lengths = {t.shape[0] if t.shape else -1 for t in rows}
     if len(lengths) != 1 or -1 in lengths:
         raise fail(
             ShapeError,
             f"{name}: the tensors need one leading length",
             [(f"x{i}", t.type) for i, t in enumerate(rows)],
-            fix="give tensors whose first dims are equal",
+            fix="give tensors whose first dims are equal"
+            if any(t.shape for t in rows)
+            else "join what the turns take in one tensor: ts.tensor(numbers), ts.stack(tensors)",
         )
     return lengths.pop()
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.checks import shaped
 from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
@@ -23,7 +22,7 @@ from ..lang.loop import scan
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .at_once import scores_at_once
-from .dot_product_attention import HIDDEN, LEAST, causal_chunks, mask_by_group
+from .dot_product_attention import HIDDEN, LEAST, causal_chunks, fits_bias, mask_by_group
 from .functional import soft_cap
 
 # Scores that a device computes at once, and the least queries in one block: large enough for the
@@ -54,9 +53,8 @@ def extras(
     heads, by_key = groups * shared, []
     if bias is not None:
         b = as_tensor(bias).to(f32)
-        sizes = (heads, here) if b.ndim == 2 else (batch, heads, here)
-        shaped(name, "the bias", b.type, sizes, q=q.type)
-        by_key.append(b.reshape(-1 if b.ndim == 3 else 1, groups, shared, here))
+        fits_bias(name, b.type, (batch, heads, here), seq, q=q.type)
+        by_key.append(b.reshape(batch if b.ndim == 3 else 1, groups, shared, here))
     if mask is None:
         return by_key, []
     m = as_tensor(mask)

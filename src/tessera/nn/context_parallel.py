@@ -10,7 +10,7 @@ parallelism (Korthikanti et al. 2022).
 
 from __future__ import annotations
 
-from ..core.checks import axes_of, divides, flag, whole
+from ..core.checks import axes_of, divides, flag, unfit, whole
 from ..core.context import settings
 from ..core.errors import MeshError, ShapeError, UsageError, fail
 from ..core.layout import dim_axes, ways
@@ -182,11 +182,14 @@ def checked(name: str, q: Tensor, k: Tensor, v: Tensor, axis: str, causal: bool)
     """(the axis, the devices along it). Raises ShapeError, MeshError, UsageError."""
     flag(name, "causal", causal)
     check_heads(name, q, k, v)
-    axis, *more = axes_of(name, axis)
-    if more or q.ndim != 4 or q.shape[2] != k.shape[2]:
+    axes = axes_of(name, axis)
+    if len(axes) != 1:
+        raise unfit(name, "axis", axis, 'name one axis of the mesh, e.g. "cp"')
+    axis = axes[0]
+    if q.ndim != 4 or q.shape[2] != k.shape[2]:
         raise fail(
-            UsageError if more else ShapeError,
-            f"{name}: it takes one axis, q [B, H, S, D], k [B, G, S, D] and v [B, G, S, E]",
+            ShapeError,
+            f"{name}: it takes q [B, H, S, D], k [B, G, S, D] and v [B, G, S, E]",
             [("q", q.type), ("k", k.type), ("v", v.type)],
             fix="give queries and keys of the same positions",
         )

@@ -63,8 +63,7 @@ def attention(
     grouped = grouped if narrow else grouped * scale
     if bias is not None:
         bias = as_tensor(bias)
-        sizes = (heads, keys) if bias.ndim == 2 else (*lead, heads, keys)
-        shaped("attention", "the bias", bias.type, sizes, q=q.type, k=k.type)
+        fits_bias("attention", bias.type, (*lead, heads, keys), seq, q=q.type, k=k.type)
         by_group = (groups, shared) if shared > 1 else (groups,)
         added = bias.reshape(*bias.shape[:-2], *by_group, 1, keys)
     scores, types = (*q.shape[:-1], keys), {"q": q.type, "k": k.type}
@@ -99,6 +98,20 @@ def attention(
         p = p.to(v.dtype)
         outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :seen, :]))
     return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
+
+
+def fits_bias(
+    name: str, bias: TensorType, sizes: tuple[int, ...], queries: int, **operands: TensorType
+) -> None:
+    """Raises ShapeError unless `bias` is [H, T], or of `sizes`, [..., H, T]."""
+    if bias.rank > 2 and bias.shape != sizes and bias.shape[-2:] == (queries, sizes[-1]):
+        raise fail(
+            ShapeError,
+            f"{name}: the bias is of keys {sizes}, and has no dim of queries",
+            [("bias", bias), *operands.items()],
+            fix="give what is added to each score as mask=, which may be of floats",
+        )
+    shaped(name, "the bias", bias, sizes[-2:] if bias.rank == 2 else sizes, **operands)
 
 
 def mask_by_group(

@@ -62,6 +62,8 @@ def all_gather_object(value: Any) -> list[Any]:
     except (TypeError, ValueError):
         fix = "give numbers, texts, and lists and dicts of them"
         raise unfit("all_gather_object", "value", value, fix) from None
+    if process_count() == 1:
+        return [json.loads(text)]
     at = caller() or ""
     said = engine().gather(f"object/{next(_turn)}", [at, text], limits().collective_s)
     if rows := differences({rank: {"at": line} for rank, (line, _) in enumerate(said)}):

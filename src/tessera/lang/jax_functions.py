@@ -143,6 +143,10 @@ def _running(f: Callable[[Tensor, int], Tensor]) -> Rule:
     return rule
 
 
+def _nothing(shape: Any, dtype: Any, **_: Any) -> Tensor:
+    return F.broadcast_to(scalar(0, dtype_of(dtype)), tuple(shape))
+
+
 RULES: dict[str, Rule] = {
     **{n: _unary(getattr(F, n)) for n in (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt", "sign",
@@ -182,6 +186,6 @@ RULES: dict[str, Rule] = {
     "cummax": _running(lambda x, d: F.cummax(x, d)[0]),
     "cummin": _running(lambda x, d: F.cummin(x, d)[0]),
     "exp2": _unary(lambda x: 2.0**x), "cbrt": _unary(lambda x: F.sign(x) * F.abs(x) ** (1 / 3)),
-    "dot_general": _product, "slice": _slice, "iota": _line,
+    "dot_general": _product, "slice": _slice, "iota": _line, "empty": _nothing,
 }  # fmt: skip
 """What a primitive of JAX is on tensors."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -89,6 +89,15 @@ def asks(frame: FrameType) -> str:
     mine = str(frame.f_globals.get("__name__", "")).startswith("jax.")
     names = {"array": "array", "shaped_abstractify": "compiled"}
     return names.get(frame.f_code.co_name, "") if mine else ""
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Of the arguments of a `scan` with these `params`, how many are the same in each turn, and how
+    many are its carry."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    fixed, carry, _ = map(len, params["ft_in"].unpack())  # JAX 0.11
+    return fixed, carry
 
 
 @dataclass(frozen=True)

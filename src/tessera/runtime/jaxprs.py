@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from ..lang.jax_functions import Equation, Equations, Operand
+from .jax_private import scan_counts
 
 TURNS = 64  # of a loop, at most, to be written out
 # Calls of a function that is traced already, and where their params have it.
@@ -69,9 +70,10 @@ class _Writer:
 
     def turns(
         self, args: Sequence[Operand], shapes: Sequence[tuple[int, ...]], *, jaxpr: Any,
-        length: int, reverse: bool, num_consts: int, num_carry: int, **_: Any,
+        length: int, reverse: bool, **params: Any,
     ) -> list[Operand]:  # fmt: skip
         """The results of a `scan`, its body written out for each turn."""
+        num_consts, num_carry = scan_counts(params)
         start = num_consts + num_carry
         carry = list(args[num_consts:start])
         rows: list[list[Operand]] = [[] for _ in jaxpr.jaxpr.outvars[num_carry:]]

@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, optim
 from tessera.data import create_dataloader, create_distributed_dataloader
+from tessera.lang.engine import engine
 
 S = 8
 DATA = np.arange(64 * S + 1) % 251
@@ -82,6 +83,14 @@ def test_a_run_that_is_taken_up_again_sees_the_same_losses(mesh: dist.Mesh) -> N
         got += losses(other, ts.tensor(weights[-1], mesh=other), second, 3)
     np.testing.assert_allclose(got, want, 1e-5)
     assert len(set(want)) == 5
+
+
+def test_a_process_reads_the_rows_of_all_places_that_its_devices_take() -> None:
+    """One process reads those of all, on a folded mesh, too."""
+    for onto in ("dp=4", "dp=2", "dp=1"):
+        mesh = dist.Mesh.parse("dp=4").fold(onto=onto)
+        x = ts.tensor(np.ones((7, 3)), mesh=mesh, layout="[7@dp, 3]")
+        assert engine().rows_here(x.type).tolist() == [*range(7)]
 
 
 def test_attention_can_be_kept_within_documents() -> None:

@@ -237,10 +237,13 @@ def _places(
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
     """The places along dim 0 of which the devices of this process hold something, ascending."""
-    held = np.zeros(array_shape(t)[0], bool)
-    for index in sharding(t).addressable_devices_indices_map(array_shape(t)).values():
-        held[index[0]] = True
-    return np.flatnonzero(held[: t.shape[0]])
+    held, shape = np.zeros(t.shape[0], bool), array_shape(t)
+    for index in sharding(t).addressable_devices_indices_map(shape).values():
+        bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
+        block = np.broadcast_to(np.False_, [b - a for a, b in bounds])
+        for begin, part in _folds_of(t, [a for a, _ in bounds], block):
+            held[begin[0] : begin[0] + part.shape[0]] = True
+    return np.flatnonzero(held)
 
 
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:

@@ -38,6 +38,66 @@ def test_a_run_goes_on_without_the_process_that_was_killed_and_takes_it_back(
         assert [row["step"] for row in rows] == [*range(24)]
 
 
+FEWER = """
+import numpy as np
+import tessera as ts
+from tessera import checkpoint, dist, elastic, optim
+from tessera.train.evaluate import mean_loss
+from tessera.train.guard import Guard, TrainState
+from tessera.train.run import Run
+
+mesh, plan = elastic.fit(dist.Mesh.parse("dp=4")), dist.strategy("data_parallel")
+loader = ts.data.create_distributed_dataloader(
+    {"data": np.arange(400) % 16, "global_batch_size": 7, "sequence_length": 4, "shuffle": False},
+    mesh,
+)
+optimizer = optim.AdamW(1e-2)
+ts.seed(0)
+weights = dist.place({"w": ts.dist.tensor((16, 16))}, plan, mesh)
+live = TrainState(weights, optimizer.init(weights, plan), loader)
+
+@ts.jit
+def loss_of(weights, ids):
+    return ts.nn.cross_entropy(weights["w"][ids].reshape(-1, 16), ids.reshape(-1))
+
+@ts.jit
+def step_of(weights, state, ids):
+    loss = loss_of(weights, ids)
+    return loss, *optimizer.update(weights, ts.grad(loss, weights, layout=plan), state)
+
+with dist.deterministic(level="mesh_invariant"):
+    run = Run("run", steps=3, tokens_per_step=28)
+    with run, Guard(run, live, every=2) as guard:
+        for step in guard:
+            with run.step(step) as row:
+                ids = next(loader)["input_ids"]
+                first = dist.to_host(ids)[:, 0].tolist()
+                row["loss"], live.weights, live.optimizer = step_of(
+                    live.weights, live.optimizer, ids
+                )
+                row["about"] = ts.debug.statistics(live.weights)
+            assert first == [4 * (7 * step + i) % 16 for i in range(7)]
+    checkpoint.save("saved", live.weights, step=live.optimizer["step"])
+    mean = mean_loss(lambda batch: loss_of(live.weights, batch["input_ids"]), [next(loader)])
+print([repr(v) for row in run.rows() for k, v in row.items() if k[:5] in ("loss", "about")], mean)
+"""
+
+
+@LONG
+def test_a_process_without_a_device_reads_what_the_others_read(tmp_path: Path) -> None:
+    """Three processes with a device each share four places: one of them has none."""
+    said = []
+    for size in (1, 3):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        (folder / "script.py").write_text(FEWER)
+        done = launch("-n", size, "script.py", folder=folder, TESSERA_DEVICES=str(4 // size))
+        assert done.code == 0, done
+        assert (folder / "checkpoints" / "saved").is_dir()
+        said += [line for line in done.out.splitlines() if line.startswith("['")]
+    assert len(said) == 4 and len({*said}) == 1, said
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

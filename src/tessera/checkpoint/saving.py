@@ -42,6 +42,7 @@ from ..lang.offloaded import back
 from ..lang.operands import as_tensor
 from ..lang.record import current
 from ..lang.tensor import Tensor
+from ..lang.to_host import read_by_all
 from ..lang.tree import flatten, paths
 from ..nn.module import Module
 from .listing import (
@@ -200,7 +201,8 @@ def taken(what: Save, alone: bool = False) -> Job:
 
     tag_of(what.tag)
     policy = keep_of(what.keep)
-    count = what.step.item() if isinstance(what.step, Tensor) else what.step  # a state's "step"
+    count = read_by_all(what.step)
+    count = count.item() if isinstance(count, Tensor) else count  # a state's "step"
     step = None if count is None else whole("checkpoint.save", "step", count, 0)
     if policy is not None and policy.every is not None and step is None:
         raise unfit("checkpoint.save", "step", None, f"say it: every={policy.every} asks for it")

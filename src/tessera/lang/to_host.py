@@ -21,6 +21,25 @@ def to_host(tree: Any) -> Any:
     return tree_map(lambda x: on_each_host(x).numpy() if isinstance(x, Tensor) else x, tree)
 
 
+def read_by_all(tree: Any) -> Any:
+    """`tree`, whose tensors every process can read as far as those with their devices can.
+
+    What lies on a mesh without a device of some process, such as one that is folded onto fewer, is
+    brought to a device of each: all processes call it then, as a collective. All else stays.
+    """
+    if process_count() == 1:
+        return tree
+    each = device_count() // process_count()
+
+    def brought(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.mesh is None:
+            return x
+        has = {i // each for i in x.mesh.physical.device_ids}
+        return x if len(has) == process_count() else on_each_host(x)
+
+    return tree_map(brought, tree)
+
+
 def on_each_host(x: Tensor) -> Tensor:
     """`x` where each process can read it: whole, on a device of each."""
     processes = process_count()

@@ -9,13 +9,14 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from ..lang.tensor import Tensor
+from ..lang.to_host import read_by_all, to_host
 
 
 def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:
     """The mean of `loss(batch)` over batches; all are dispatched before one is read.
 
     A batch of a loader, `{"labels": ...}`, counts by its labels that are not -100, so that rows
-    which fill up the last one count nothing; all others count alike.
+    which fill up the last one count nothing; all others count alike. All processes call it.
 
     >>> import tessera as ts
     >>> mean_loss(lambda batch: ts.tensor(batch).mean(), [[1.0, 2.0], [5.0, 6.0]])
@@ -25,10 +26,11 @@ def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:
     if not found:
         raise fail(UsageError, "mean_loss: there are no batches", fix="give at least one")
     counts = [1.0 if labels is None else float((labels != -100).sum()) for _, labels in found]
-    parts = [c * float(t.item()) for c, (t, _) in zip(counts, found, strict=True) if c]
+    losses = read_by_all([t for t, _ in found])
+    parts = [c * float(t.item()) for c, t in zip(counts, losses, strict=True) if c]
     return sum(parts) / sum(counts) if parts else float("nan")
 
 
 def _labels(batch: object) -> Any:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    return np.asarray(labels) if isinstance(labels, (Tensor, np.ndarray)) else None
+    return np.asarray(to_host(labels)) if isinstance(labels, (Tensor, np.ndarray)) else None

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from signal import Signals
 from statistics import median
@@ -33,11 +33,12 @@ from rich.console import Console
 
 from ..core.checks import library, mapping, number, whole
 from ..core.devices import process_index
-from ..core.errors import TesseraError, UsageError, fail
+from ..core.errors import BackendError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
 from ..core.peers import checked
 from ..lang.first_process import to_first
 from ..lang.tensor import Tensor
+from ..lang.to_host import read_by_all
 from ..observe.statistics import Statistics
 from ..show.curves import Series, draw_loss_curve
 from .files import Files
@@ -171,7 +172,8 @@ class Run:
     def step(self, number: int, **values: Value) -> Iterator[dict[str, Any]]:
         """Times step `number` and writes its row: `values`, what the body puts in, its speed.
 
-        Tensors in the row are read before the clock stops, so asynchronous work is counted.
+        Tensors in the row are read before the clock stops, so asynchronous work is counted. Where a
+        process has no device of their mesh, all of them read together.
         Statistics in it become a value each: `grads/w/norm`. Raises UsageError for a value that is
         neither a number nor a text, a key that the run writes itself, and one that is set later.
         """
@@ -183,14 +185,15 @@ class Run:
             with self.mesh or nullcontext():
                 yield row
             made = True
-            self._done(number, row, start)
+            self._done(number, read_by_all(dict(row)), start)
         except BaseException as error:
             self._failed = True
             if self.goes_back(error):
                 self.error = error
                 return
             if not made and len(row) > len(values):  # an interrupt came after the step
-                self._done(number, row, start)
+                with suppress(BackendError):  # where others hold its values
+                    self._done(number, row, start)
             raise
         finally:
             row.written = True

@@ -252,6 +252,13 @@ strategy 'tensor_parallel': ('(', 0) is no rule
   at  : AT
   fix : give pairs of a regular expression and a dim, e.g. (r"\.up$", -1)
 """)
+row("a rule whose dim is not there", ts.StrategyError,
+    lambda: dist.place({"w": X}, dist.strategy("tensor_parallel", rules=[("w", 2)]), MESH), """
+strategy 'tensor_parallel': the rule 'w' splits dim 2, which 'w' does not have
+  tensor : f32[2, 3]
+  at     : AT
+  fix    : write a rule that fits only those that have it, or count from the end
+""")
 row("placed without a mesh", ts.MeshError,
     lambda: dist.place({"w": X}, dist.strategy("data_parallel")), """
 place: there is no mesh

@@ -93,6 +93,14 @@ class ByRules(Known):
         for rule, dim, *parts in self.rules:
             if not _fits((rule, dim), name, t):
                 continue
+            if dim >= t.rank:
+                raise fail(
+                    StrategyError,
+                    f"strategy {self.kind!r}: the rule {rule!r} splits dim {dim}, which {name!r}"
+                    " does not have",
+                    [("tensor", t)],
+                    fix="write a rule that fits only those that have it, or count from the end",
+                )
             d = dim % t.rank
             n = parts[0] if parts else 1
             if n > 1 and t.shape[d] % (n * t.sizes[self.axis]) == 0 and len(t.dims[d]) == 1:

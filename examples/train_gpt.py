@@ -8,6 +8,7 @@ brings together what they hold. Over `pp` lie the stages of a pipeline, each som
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from tessera.train.evaluate import mean_loss
 from tessera.train.generate import generate
 from tessera.train.guard import Guard, TrainState
 from tessera.train.run import WEIGHTS, Run, fresh_folder
-from tessera.train.text import prepare
+from tessera.train.text import Text, prepare
 from tessera.train.throughput import gemm_peak, model_flops
 from tessera.train.trackers import tracker
 
@@ -60,6 +61,36 @@ TESSERA_COMM_TRACE=1 prints each collective with the line of this file that aske
 
 MESH = "dp=2,tp=2,pp=2"
 RECOMPUTE = {"none": False, "full": "recompute", "products": "products"}
+ORDER = "1F1B"
+
+
+def check(c: SimpleNamespace, mesh: dist.Mesh) -> None:
+    """Raises UsageError for an option that means nothing, or would do nothing on this mesh."""
+    for option, word, known in (
+        ("--recompute", c.recompute, (*RECOMPUTE,)), ("--dtype", c.dtype, ("f32", "bf16")),
+    ):  # fmt: skip
+        if word not in known:
+            raise ts.UsageError(f"{option}: {word!r} is not one of {', '.join(known)}")
+    for option, given, there, what in (
+        ("--zero", c.zero, "dp" in mesh, "dp in --mesh"),
+        ("--context", c.context, "cp" in mesh, "cp in --mesh"),
+        ("--schedule", c.schedule != ORDER, "pp" in mesh, "pp in --mesh"),
+        ("--microbatches", c.microbatches, "pp" in mesh, "pp in --mesh"),
+        ("--keep-every", c.keep_every, c.save_every, "--save-every"),
+    ):
+        if given and not there:
+            raise ts.UsageError(f"{option} has no effect without {what}: name it, or leave it out")
+
+
+def check_text(config: Path, text: Text) -> None:
+    """Raises UsageError if the run of this config.json, which is to go on, read another text: its
+    ids stand for other tokens."""
+    before = json.loads(config.read_text()).get("text") if config.exists() else None
+    if before not in (None, text.kept_at.name):
+        raise ts.UsageError(
+            f"--corpus: the checkpoints beside {config} are of another text: give --corpus and"
+            " --vocab as then, or begin anew: leave out --resume, and give another --out"
+        )
 
 
 def strategy(mesh: dist.Mesh, zero: int, experts: int) -> Any:
@@ -111,13 +142,15 @@ def train(c: SimpleNamespace, console: Console) -> None:
     elif c.fold:
         mesh = mesh.fold(onto=int(c.fold) if c.fold.isdigit() else c.fold)
     plan = strategy(mesh, c.zero, c.moe)
-    if c.recompute not in RECOMPUTE:
-        raise ts.UsageError(f"--recompute: {c.recompute!r} is not one of {', '.join(RECOMPUTE)}")
+    check(c, mesh)
     ts.seed(c.seed)
 
     # Text to tokens; a batch is a function of the seed and the step.
     with console.status("reading and tokenising text"):
         text = prepare(c.corpus, vocab=c.vocab, cache=c.cache)
+    kept = bool(c.save_every and c.out) and (c.out / "checkpoints").exists()
+    for run_before in ([c.resume.parent] if c.resume else []) + ([c.out] if kept else []):
+        check_text(run_before / "config.json", text)
     console.print(f"{text}\n", highlight=False, soft_wrap=True)
     data = TokenBatches(text.train, c.batch, c.seq, c.seed)
     windows = TokenBatches(text.val, c.batch, c.seq).fixed(c.val_batches)
@@ -168,11 +201,10 @@ def train(c: SimpleNamespace, console: Console) -> None:
     untrained, peak = validate(), gemm_peak(dtype=c.dtype)
     console.print(f"measured GEMM peak: {flops_text(peak)}/s in {c.dtype}\n", highlight=False)
     folder = c.out or fresh_folder("runs", "gpt-" + c.mesh.replace("=", "").replace(",", "-"))
-    kept = bool(c.save_every) and Path(folder, "checkpoints").exists()
     resume = kept or c.fold == "fit"  # `tessera run --elastic` goes on without a checkpoint
     run = Run(
         folder, steps=c.steps, tokens_per_step=data.batch_tokens, model_flops=flops,
-        peak_flops=peak, settings=vars(c), console=console,
+        peak_flops=peak, settings={**vars(c), "text": text.kept_at.name}, console=console,
         trackers=[tracker(name, folder, resume=resume) for name in c.track.split(",") if name],
         weights=lambda: model.state_dict(), spare=c.spare, resume=resume,
     )  # fmt: skip
@@ -258,7 +290,7 @@ def main(
     zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage over dp.")] = 0,
     schedule: Annotated[
         str, typer.Option(help="Of the pipeline: " + ", ".join(pipeline.SCHEDULES) + ", a CSV.")
-    ] = "1F1B",
+    ] = ORDER,
     microbatches: Annotated[int, typer.Option(min=0, help="A step [2 a stage].")] = 0,
     moe: Annotated[int, typer.Option(min=0, help="Experts a layer, over ep or dp.")] = 0,
     context: Annotated[str, typer.Option(help="Attention over cp: ring or all_to_all.")] = "",

@@ -28,6 +28,8 @@ SMALL: dict[str, Any] = {
     "lr": 1e-2, "val_batches": 1, "val_every": 10, "sample_tokens": 4, "prompt": "the ",
 }  # fmt: skip
 
+EITHER = ": name it, or leave it out"
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,7 +126,8 @@ def test_a_run_leaves_what_it_names(run: Callable[..., Any]) -> None:
         "schedule.txt",
         "weights.safetensors",
     ]
-    assert json.loads((folder / "config.json").read_text())["mesh"] == "dp=2,tp=4"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["mesh"] == "dp=2,tp=4" and (folder.parent / "kept" / config["text"]).is_dir()
     assert (folder / "graph.txt").read_text().startswith("graph train_step  v1  mesh dp=2 tp=4\n")
     assert (folder / "schedule.txt").read_text().startswith("schedule train_step  v1  mesh dp=2")
     assert (folder / "sample.txt").read_text().startswith("the ")
@@ -166,6 +169,21 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
         ({"mesh": "dp=2,xp=4"}, "--mesh: axis 'xp' is unknown here; name dp, tp, pp, cp or ep"),
         ({"mesh": "pp=8"}, "--mesh: name dp or tp too, for instance dp=1,cp=8"),
         ({"recompute": "some"}, "--recompute: 'some' is not one of none, full, products"),
+        ({"dtype": "fp16"}, "--dtype: 'fp16' is not one of f32, bf16"),
+        ({"zero": 3, "mesh": "tp=2"}, "--zero has no effect without dp in --mesh" + EITHER),
+        (
+            {"context": "ring", "mesh": "dp=2"},
+            "--context has no effect without cp in --mesh" + EITHER,
+        ),
+        (
+            {"schedule": "no", "mesh": "dp=1"},
+            "--schedule has no effect without pp in --mesh" + EITHER,
+        ),
+        (
+            {"microbatches": 4, "mesh": "dp=1"},
+            "--microbatches has no effect without pp in --mesh" + EITHER,
+        ),
+        ({"keep_every": 2}, "--keep-every has no effect without --save-every" + EITHER),
         (
             {"schedule": "1G1B"},
             "pipeline: there is no schedule '1G1B' (use one of these, a Table, the name of a .csv "
@@ -211,6 +229,20 @@ def test_a_wrong_option_is_one_line(
     assert stop.value.exit_code == 2
     assert capsys.readouterr().err == f"error: {says}\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_does_not_go_on_with_another_text(
+    example: Any, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of as many tokens: the ids mean others."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text('{"text": "that of then"}')
+    goes_on = {"resume": tmp_path / "checkpoints", "out": tmp_path / "out"}
+    for again in (goes_on, {"save_every": 2, "out": tmp_path}):
+        with pytest.raises(example.typer.Exit):
+            example.main(**SMALL, mesh="dp=1", corpus=corpus, cache=tmp_path / "kept", **again)
+        says = f"--corpus: the checkpoints beside {tmp_path / 'config.json'} are of another text"
+        assert says in capsys.readouterr().err
 
 
 def test_a_window_longer_than_the_text_is_one_line(

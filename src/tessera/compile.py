@@ -255,6 +255,9 @@ class Engine:
         every = tuple(range(jax.process_count()))
         compare_facts(who, every if mesh is None else self.processes(mesh), facts, fix)
 
+    def barrier(self) -> None:
+        exchange.barrier()
+
     def gather(self, name: str, value: Any, limit_s: float) -> list[Any]:
         return exchange.gather(name, value, limit_s)
 

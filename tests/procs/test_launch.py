@@ -95,6 +95,34 @@ def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -
     assert (done.code, said(done.out, "done")) == (0, ["done", "done"]), done.err
 
 
+BARRIER = """
+time.sleep(3 * RANK)
+since_s = time.monotonic()
+for _ in range(3):
+    dist.barrier()
+print("waited", RANK, time.monotonic() - since_s > 2)
+if RANK == 0:
+    dist.set_collective_timeout(2)
+    try:
+        dist.barrier()
+    except ts.BackendError as error:
+        print("error", str(error).splitlines()[0])
+else:
+    time.sleep(5)
+"""
+
+
+def test_processes_wait_at_a_barrier_and_who_does_not_come_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bar.py").write_text(HEAD + BARRIER)
+    done = launch("-n", 2, "bar.py", folder=tmp_path)
+    assert said(done.out, "(?:waited|error) .*") == [
+        "error barrier: a collective took longer than 2 s: rank 1 did not arrive",
+        "waited 0 True",
+        "waited 1 False",
+    ], done
+    assert done.code == 0, done.err
+
+
 @LONG
 def test_ranks_join_and_compute_together(tmp_path: Path) -> None:
     (tmp_path / "total.py").write_text(TOTAL)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.checks import axes_of, one_of, shown, unfit, whole
+from ..core.devices import process_count
 from ..core.errors import (
     LayoutError,
     ShapeError,
@@ -33,6 +34,7 @@ from ..core.layout import (
 from ..core.reshard import completed, gathered
 from . import functions
 from .determinism import sums_in_order
+from .engine import engine
 from .local import ranks
 from .local.collectives import (
     collected,
@@ -301,14 +303,19 @@ def recv_from(owner: int, name: str) -> Tensor:
 
 
 def barrier() -> None:
-    """Checks that every device of a local body comes to this line.
+    """Returns when all have come to this line: the devices of a local body, or, outside of
+    functions, the processes of the run.
 
-    The program runs its collectives in the same order on all devices, so the check is made when the
-    function is recorded and costs nothing when it runs.
+    A program runs its collectives in the same order on all of its devices, so in a function the
+    check is made when it is recorded and costs nothing when it runs. Processes wait for each other,
+    not for what their devices still compute. Raises BackendError, which names who has not come,
+    after the limit of collectives.
     """
     seen = view()
     if seen is not None and seen.rank is not None:
         ranks.mark(("barrier", seen.axes))
+    elif seen is None and current() is None and process_count() > 1:
+        engine().barrier()
 
 
 # -- changing the layout, in both views -----------------------------------------------------------

@@ -6,13 +6,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 from ..core.errors import BackendError, fail
+from ..core.limits import limits
+from ..core.wording import nth
+from .flight import flight
 from .jax_private import service
 from .join import joined
+from .same_program import comparison, gathered
 from .store import absent, wait_for
+
+_barriers = itertools.count(1)
 
 
 def gather(name: str, value: Any, limit_s: float) -> list[Any]:
@@ -61,6 +68,20 @@ def together(name: str, limit_s: float) -> None:
             [("service", str(error).splitlines()[0])],
             fix="see whether all ranks run, and reach the coordinator",
         ) from None
+
+
+def barrier() -> None:
+    """Returns when all processes have come to their barrier of this number. Raises BackendError,
+    which names who has not, where that takes longer than the limit of collectives."""
+    rank, count = joined()
+    if count == 1:
+        return
+    k, limit_s, ranks = next(_barriers), limits().collective_s, tuple(range(count))
+    with comparison("barrier", f"the {nth(k)} barrier", ranks) as record:
+        service().key_value_set_bytes(f"tessera/barrier/{k}/{rank}", b"here")
+        if gathered(f"tessera/barrier/{k}/", ranks, limit_s) is None:
+            raise flight().late(record, limit_s)
+        service().key_value_delete(f"tessera/barrier/{k - 1}/{rank}")  # which all have read
 
 
 # -- what the first process decides ----------------------------------------------------------------

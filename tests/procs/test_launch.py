@@ -95,6 +95,7 @@ def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -
     assert (done.code, said(done.out, "done")) == (0, ["done", "done"]), done.err
 
 
+MORE = 'dist.to_host(X)\ndist.to_host(ts.tensor(np.ones(8), mesh=dist.Mesh.parse("dp=4")))\n'
 BARRIER = """
 time.sleep(3 * RANK)
 since_s = time.monotonic()
@@ -121,6 +122,13 @@ def test_processes_wait_at_a_barrier_and_who_does_not_come_is_named(tmp_path: Pa
         "waited 1 False",
     ], done
     assert done.code == 0, done.err
+
+
+def test_more_devices_than_there_are_is_an_error_with_those_of_a_process(tmp_path: Path) -> None:
+    (tmp_path / "more.py").write_text(HEAD + MORE)
+    done = launch("-n", 2, "more.py", folder=tmp_path)
+    fix = "or TESSERA_DEVICES=2 (virtual CPU devices of each process; tessera run --devices 2)"
+    assert fix in done.err, done
 
 
 @LONG

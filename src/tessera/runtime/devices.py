@@ -51,9 +51,13 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     have = len(jax.devices())
     if have < needed:
         ids = visible_ids()
-        more = f"{environment.DEVICES}={needed} (virtual CPU devices)"
+        processes = place()[1]
+        each = -(-needed // processes)
+        more = f"{environment.DEVICES}={each} (virtual CPU devices" + (
+            f" of each process; tessera run --devices {each})" if processes > 1 else ")"
+        )
         if not _started:
-            asked = f'jax.config.update("jax_num_cpu_devices", {needed})'
+            asked = f'jax.config.update("jax_num_cpu_devices", {each})'
             more = f"make the mesh, or call {asked}, before the first array of jax"
             more += ", which started the backend"
         raise fail(

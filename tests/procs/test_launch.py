@@ -28,6 +28,7 @@ from tests.procs.launched import (
     others,
     said,
     until,
+    variables,
 )
 
 FIRST = """\
@@ -401,6 +402,16 @@ def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> Non
     for k in range(2):
         lines = (tmp_path / f"out{k}").read_text().splitlines()
         assert f"{k} 6.0 3.0" in lines
+
+
+def test_a_rank_that_nothing_says_where_to_meet_is_alone_with_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import tessera as ts; print(ts.ones(2).sum().item())"],
+        env=variables(RANK="0", WORLD_SIZE="2"), cwd=tmp_path, timeout=LIMIT_S,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert "EngineWarning: join: RANK=0 and WORLD_SIZE=2 are set, and nothing says" in done.stderr
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=LONG)])

@@ -9,7 +9,9 @@
 | Kubeflow JAXJob            | `PROCESS_ID`           | `NUM_PROCESSES`        |
 | Kubernetes, indexed job    | `JOB_COMPLETION_INDEX` | `NUM_PROCESSES`        |
 
-Several launchers may have left variables; the first row that is complete holds.
+Several launchers may have left variables; the first row that is complete holds. `RANK` and
+`WORLD_SIZE` count with an address (`TESSERA_COORDINATOR`, `MASTER_ADDR`); without one a warning
+says that the process is alone.
 """
 
 from __future__ import annotations
@@ -103,6 +105,29 @@ def started_as(variables: Mapping[str, str] | None = None) -> str:
     if by is None or env[size].strip() == "1":
         return ""
     return f"rank {env[by.rank]} of {env[size]}, started by {by.name}"
+
+
+def alone_by_mistake(variables: Mapping[str, str] | None = None) -> str:
+    """What to say where `RANK` and `WORLD_SIZE` name one of several processes, but no launcher left
+    an address at which they meet, so that each is alone; "" otherwise. Another tool may have left
+    them, so it is no error.
+
+    >>> alone_by_mistake({"RANK": "0", "WORLD_SIZE": "2"}).partition(":")[0]
+    'join'
+    >>> alone_by_mistake({"RANK": "0", "WORLD_SIZE": "2", "TESSERA_JOIN": "0"})
+    ''
+    """
+    env = os.environ if variables is None else variables
+    rank, size = (env.get(n, "").strip() for n in ("RANK", "WORLD_SIZE"))
+    several = rank.isdecimal() and size.isdecimal() and int(size) > 1
+    on = environment.is_on(environment.JOIN, env, default=True)
+    if not (several and on) or _launcher(env):
+        return ""
+    return (
+        f"join: RANK={rank} and WORLD_SIZE={size} are set, and nothing says where the processes"
+        f" meet: this one is alone. Set {environment.COORDINATOR}=HOST:PORT in all of them, HOST"
+        f" being that of rank 0; or start them with tessera run; or {environment.JOIN}=0"
+    )
 
 
 def _launcher(env: Mapping[str, str]) -> tuple[_Launcher, str] | None:

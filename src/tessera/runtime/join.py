@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,9 +22,9 @@ from typing import Any
 import jax
 
 from ..core import environment, flags
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError, EngineWarning, fail, lines_up
 from ..core.machine.visible import visible_ids
-from ..core.ranks import Rank, rank_of, split_address
+from ..core.ranks import Rank, alone_by_mistake, rank_of, split_address
 from . import compile_once
 from .coordinator import service_near
 from .jax_private import connect, place, service
@@ -39,8 +40,9 @@ def join() -> None:
     """Joins the run that this process was started in; does nothing where there is none, or where
     the program has joined by itself (`jax.distributed.initialize`).
 
-    Raises UsageError if the launcher's variables make no sense, BackendError if the processes do
-    not come together within TESSERA_JOIN_LIMIT seconds (300), or the engine runs already.
+    Warns where variables name a rank, but no place to meet. Raises UsageError if the launcher's
+    variables make no sense, BackendError if the processes do not come together within
+    TESSERA_JOIN_LIMIT seconds (300), or the engine runs already.
     """
     if service() is not None:
         atexit.register(leave)
@@ -48,6 +50,8 @@ def join() -> None:
         return
     own = rank_of()
     if own is None:
+        if said := alone_by_mistake():
+            warnings.warn(said, EngineWarning, stacklevel=lines_up())
         return
     run = [("run", f"rank {own.rank} of {own.size}, started by {own.launcher}")]
     if flags.engine_runs():

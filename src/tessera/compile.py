@@ -261,8 +261,8 @@ class Engine:
     def gather(self, name: str, value: Any, limit_s: float) -> list[Any]:
         return exchange.gather(name, value, limit_s)
 
-    def from_first(self, name: str, number: int, value: Any, limit_s: float) -> Any:
-        return exchange.from_first(name, number, value, limit_s)
+    def from_first(self, name: str, number: int, value: Any, limit_s: float, first: int = 0) -> Any:
+        return exchange.from_first(name, number, value, limit_s, first)
 
     def asked(self, name: str, value: Any = None) -> Any:
         return exchange.asked(name, value)

@@ -160,3 +160,34 @@ def test_a_program_that_makes_no_step_is_given_up(tmp_path: Path) -> None:
     )
     done = launch("--elastic", "2:2", "fails.py", folder=tmp_path)
     assert "1 processes are left, and --elastic asks for 2 at least" in done.err
+
+
+EACH = """
+import time
+import numpy as np
+import tessera as ts
+from tessera import checkpoint, dist
+from tessera.train.evaluate import mean_loss
+from tessera.train.run import Run
+
+rank = dist.process_index()
+mine = dist.Mesh(("dp",), devices=[rank])
+w = ts.tensor(np.ones(4) * (rank + 1), mesh=mine)
+ts.jit(lambda w: w * 2)(w).numpy()  # the engine starts in both
+with Run(f"run{rank}", steps=2 + rank, tokens_per_step=1) as run:
+    for step in range(2 + rank):
+        with run.step(step) as row:
+            row["loss"] = (w * step).sum()
+        time.sleep(0.5 * rank)
+if rank:
+    print(mean_loss(lambda b: (w * ts.tensor(b, mesh=mine)).sum(), [[1.0] * 4]))
+    print([row["loss"] for row in run.rows()])
+"""
+
+
+@LONG
+def test_processes_that_train_for_themselves_wait_for_nobody(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(EACH)
+    done = launch("-n", 2, "script.py", folder=tmp_path, TESSERA_COLLECTIVE_LIMIT="20")
+    assert done.code == 0, done.err
+    assert "8.0\n[0.0, 8.0, 16.0]\n" in done.out

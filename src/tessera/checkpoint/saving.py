@@ -201,7 +201,7 @@ def taken(what: Save, alone: bool = False) -> Job:
 
     tag_of(what.tag)
     policy = keep_of(what.keep)
-    count = read_by_all(what.step)
+    count = read_by_all("step", what.step)
     count = count.item() if isinstance(count, Tensor) else count  # a state's "step"
     step = None if count is None else whole("checkpoint.save", "step", count, 0)
     if policy is not None and policy.every is not None and step is None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from ..core.devices import device_count, process_count
+import numpy as np
+
+from ..core.devices import device_count, process_count, process_index
+from ..core.layout import TensorType, plain
+from ..core.limits import limits
 from ..core.mesh import Mesh
+from .eager import redistribute_now
+from .engine import engine
 from .moving import moved
 from .tensor import Tensor
-from .tree import tree_map
+from .tree import flatten, tree_map, unflatten
 
 
 def to_host(tree: Any) -> Any:
@@ -21,23 +28,46 @@ def to_host(tree: Any) -> Any:
     return tree_map(lambda x: on_each_host(x).numpy() if isinstance(x, Tensor) else x, tree)
 
 
-def read_by_all(tree: Any) -> Any:
-    """`tree`, whose tensors every process can read as far as those with their devices can.
-
-    What lies on a mesh without a device of some process, such as one that is folded onto fewer, is
-    brought to a device of each: all processes call it then, as a collective. All else stays.
-    """
+def read_by_all(who: str, tree: Any) -> Any:
+    """`tree`, whose tensors every process can read: what the processes of their mesh call for
+    `who`, those do too that have no device of it, such as one that is folded onto fewer. They wait
+    for the first process that has one, which waits for nobody: a mesh of each process's own is
+    read by it alone."""
     if process_count() == 1:
         return tree
-    each = device_count() // process_count()
+    leaves, spec = flatten(tree)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, x in enumerate(leaves):
+        if isinstance(x, Tensor) and x.mesh is not None:
+            groups.setdefault(engine().processes(x.mesh), []).append(i)
+    for group, at in groups.items():
+        for i, x in zip(at, _read(who, group, [leaves[i] for i in at]), strict=True):
+            leaves[i] = x
+    return unflatten(spec, leaves)
 
-    def brought(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.mesh is None:
-            return x
-        has = {i // each for i in x.mesh.physical.device_ids}
-        return x if len(has) == process_count() else on_each_host(x)
 
-    return tree_map(brought, tree)
+_turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+def _read(who: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
+    """`xs`, whose mesh has devices of the processes `group`, where this one can read them."""
+    if len(group) == process_count():
+        return [on_each_host(x) if x.type.split_axes or x.type.partial else x for x in xs]
+    _turns[who, group] += 1
+    name, turn, limit_s = f"{who}/{group}", _turns[who, group], limits().collective_s
+    if process_index() in group:
+        xs = [redistribute_now(x, x.type.complete().replicated()) for x in xs]
+        if process_index() == group[0]:
+            said = [x.numpy().tolist() for x in xs]
+            engine().from_first(name, turn, said, limit_s, group[0])
+        return xs
+    said = engine().from_first(name, turn, None, limit_s, group[0])
+    return [_here(v, plain(x.dtype, x.shape)) for v, x in zip(said, xs, strict=True)]
+
+
+def _here(value: Any, t: TensorType) -> Tensor:
+    """A tensor on no mesh, whatever mesh is in force."""
+    return Tensor(engine().place(np.asarray(value, t.dtype.numpy).reshape(t.shape), t), t)
 
 
 def on_each_host(x: Tensor) -> Tensor:

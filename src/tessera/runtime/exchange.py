@@ -88,24 +88,24 @@ def barrier() -> None:
 _KEPT = 1000  # words of the first process that slower ones may still have to read
 
 
-def from_first(name: str, number: int, value: Any, limit_s: float) -> Any:
-    """What the first process gives as its word `number` (1, 2, ...): it waits for nobody, the
+def from_first(name: str, number: int, value: Any, limit_s: float, first: int = 0) -> Any:
+    """What the process `first` gives as its word `number` (1, 2, ...): it waits for nobody, the
     others wait for it. Raises BackendError where that takes longer than `limit_s` seconds."""
     (rank, count), client = joined(), service()
     key = f"tessera/word/{name}/"
     if count == 1:
         return value
-    if rank == 0:
+    if rank == first:
         client.key_value_set_bytes(f"{key}{number}", json.dumps(value).encode())
         if number > _KEPT:
             client.key_value_delete(f"{key}{number - _KEPT}")
         return value
     try:
-        said = wait_for(key + str(number), limit_s, 0)
+        said = wait_for(key + str(number), limit_s, first)
     except RuntimeError as error:
         raise _no_service("from_first", error) from None
     if said is None:
-        raise _silent("from_first", 0, limit_s)
+        raise _silent("from_first", first, limit_s)
     return json.loads(said)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from ..lang.tensor import Tensor
-from ..lang.to_host import read_by_all, to_host
+from ..lang.to_host import read_by_all
 
 
 def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:
@@ -26,11 +26,13 @@ def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:
     if not found:
         raise fail(UsageError, "mean_loss: there are no batches", fix="give at least one")
     counts = [1.0 if labels is None else float((labels != -100).sum()) for _, labels in found]
-    losses = read_by_all([t for t, _ in found])
+    losses = read_by_all("mean_loss", [t for t, _ in found])
     parts = [c * float(t.item()) for c, t in zip(counts, losses, strict=True) if c]
     return sum(parts) / sum(counts) if parts else float("nan")
 
 
 def _labels(batch: object) -> Any:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    return np.asarray(to_host(labels)) if isinstance(labels, (Tensor, np.ndarray)) else None
+    if not isinstance(labels, (Tensor, np.ndarray)):
+        return None
+    return np.asarray(read_by_all("labels", labels))

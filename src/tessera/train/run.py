@@ -185,7 +185,7 @@ class Run:
             with self.mesh or nullcontext():
                 yield row
             made = True
-            self._done(number, read_by_all(dict(row)), start)
+            self._done(number, read_by_all("row", dict(row)), start)
         except BaseException as error:
             self._failed = True
             if self.goes_back(error):

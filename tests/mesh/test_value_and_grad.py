@@ -223,3 +223,28 @@ def test_a_module_that_is_given_twice_is_an_error() -> None:
         ts.vjp(lambda m, other: m(x) - other(x), model, model)
     mine = copy.deepcopy(model)
     assert np.abs(f(model, mine)[1]["weight"].numpy()).max() > 0
+
+
+PULLS: dict[str, Any] = {
+    "less": lambda vjp, y, pull, w: pull(y - 1.0)[0],
+    "the value": lambda vjp, y, pull, w: pull(y)[0],
+    "the argument": lambda vjp, y, pull, w: pull(w)[0],
+    "twice": lambda vjp, y, pull, w: pull(pull(y)[0])[0],
+}
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["at once", "jit"])
+@pytest.mark.parametrize("name", PULLS)
+def test_what_is_pulled_back_may_be_made_of_the_value(name: str, run: Any) -> None:
+    """It is a constant to the gradient, and differentiated from outside."""
+
+    def pulled(vjp: Any, m: Any, w: Any) -> Any:
+        return PULLS[name](vjp, *vjp(lambda w: m.sin(w) * w, w), w)
+
+    w = np.float32([1, 2, 3])
+    want = pulled(jax.vjp, jax.numpy, w)
+    np.testing.assert_allclose(run(lambda w: pulled(ts.vjp, ts, w))(ts.tensor(w)).numpy(), want,
+                               rtol=1e-5)  # fmt: skip
+    again = jax.grad(lambda w: (pulled(jax.vjp, jax.numpy, w) ** 2).sum())(w)
+    outer = run(lambda w: ts.value_and_grad(lambda w: (pulled(ts.vjp, ts, w) ** 2).sum())(w)[1])
+    np.testing.assert_allclose(outer(ts.tensor(w)).numpy(), again, rtol=1e-4)

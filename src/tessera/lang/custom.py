@@ -17,7 +17,7 @@ from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
 from .checks import asked_function, signature_of
 from .eager import made
-from .grad import apart, grad
+from .grad import apart, grad, grad_holding, held_apart
 from .loop import _body
 from .operands import as_tensor, emit, emit_many
 from .parameter import Parameter, need_trained
@@ -276,24 +276,26 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
             spec, outs, g_spec, [as_tensor(x) for x in gs],
             "give a tensor like each of the value's, in the same structure", dtypes=False,
         )  # fmt: skip
-        return along([t * x.to(t.dtype) for t, x in zip(outs, gs)], xs)
+        gs = [held_apart(x, xs) for x in gs]
+        return along([t * x.to(t.dtype) for t, x in zip(outs, gs)], xs, gs)
 
     return value, pull
 
 
-def along(terms: Sequence[Tensor], by: Any) -> Any:
-    """The gradients of the sum of all elements of `terms`. In a local body they are those of the
-    whole: the sum goes over all devices' rows, and a number is the mean of theirs."""
+def along(terms: Sequence[Tensor], by: Any, held: Sequence[Tensor] = ()) -> Any:
+    """The gradients of the sum of all elements of `terms`, to which `held` are constants. In a
+    local body they are those of the whole: the sum goes over all devices' rows, and a number is the
+    mean of theirs."""
     recorder = current()
     if recorder is None:
-        return grad(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by)
+        return grad_holding(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by, held)
     frame = recorder.frame
     over = [frame.devices_of(recorder.node(t)) for t in terms]
     parts = [(n if t.ndim else 1) / max(over) for t, n in zip(terms, over, strict=True)]
     total = F.sum(F.stack([F.sum(t).to("f32") * p for t, p in zip(terms, parts, strict=True)]))
     recorder.frame = frame.summed()
     try:
-        return grad(total, by)
+        return grad_holding(total, by, held)
     finally:
         recorder.frame = frame
 

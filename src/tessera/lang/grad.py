@@ -70,6 +70,18 @@ def grad(
     DTypeError if it is not a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it
     depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
     """
+    return grad_holding(loss, weights, (), layout, reduce_partial, reduce_dtype)
+
+
+def grad_holding(
+    loss: Tensor,
+    weights: Any,
+    held: Sequence[Tensor],
+    layout: Any = None,
+    reduce_partial: bool = True,
+    reduce_dtype: Any = None,
+) -> Any:
+    """`grad`, to which the tensors `held` are constants, though they are made of the weights."""
     fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
     if hasattr(loss, "__call__"):  # noqa: B004 (a type checker knows that no tensor is callable)
         fix = "of a function: loss, gradient = ts.value_and_grad(f)(weights, ...)"
@@ -104,7 +116,17 @@ def grad(
             )
     goals = _goals(leaves, spec, layout, reduce_partial)
     with replaced(reduce_dtype=_reduced_in(reduce_dtype, reduce_partial)):
-        return _gradients(loss, leaves, spec, goals)
+        return _gradients(loss, leaves, spec, goals, held)
+
+
+def held_apart(x: Tensor, weights: Any) -> Tensor:
+    """`x` itself; where it is made of `weights`, its value as a tensor of its own, to be held."""
+    recorder, leaves = current(), flatten(trained(weights))[0]
+    if recorder is not None:
+        there = reached(recorder.node(x))
+        return x if there.isdisjoint(map(recorder.node, leaves)) else apart(x)
+    ids = {id(t.now()) for t in leaves}
+    return apart(x) if any(id(t) in ids for t in history(x)) else x
 
 
 def _reduced_in(dtype: object, reduce_partial: bool) -> DType | None:
@@ -124,7 +146,13 @@ def _reduced_in(dtype: object, reduce_partial: bool) -> DType | None:
     return want
 
 
-def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorType | None]) -> Any:
+def _gradients(
+    loss: Tensor,
+    leaves: list[Any],
+    spec: Spec,
+    goals: list[TensorType | None],
+    held: Sequence[Tensor],
+) -> Any:
     """The gradients of `loss` by `leaves`, brought to `goals`."""
     recorder = current()
     if recorder is not None:
@@ -142,7 +170,7 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
             known = [n in there or id(t) not in was for n, t in zip(wrt, leaves, strict=True)]
             _need_current(known, loss, spec)
         changes, b = recorder.root.changes, recorder.builder
-        b.constants = changes.constants(wrt, b.nodes)
+        b.constants = changes.constants(wrt, b.nodes) | {recorder.node(t) for t in held}
         try:
             if not frame.one_of_many and not frame.on_trial:
                 _need_reached(end, wrt, loss, leaves, spec, b.constants)
@@ -151,7 +179,7 @@ def _gradients(loss: Tensor, leaves: list[Any], spec: Spec, goals: list[TensorTy
             b.constants = set()
         changes.slopes.update(found)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
-    return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals))
+    return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals, held))
 
 
 def summed_in(dtype: object) -> AbstractContextManager[Settings]:
@@ -333,7 +361,11 @@ def _tape_leaves(loss: Tensor) -> list[Tensor]:
 
 
 def _from_tape(
-    loss: Tensor, leaves: list[Tensor], spec: Spec, goals: list[TensorType | None]
+    loss: Tensor,
+    leaves: list[Tensor],
+    spec: Spec,
+    goals: list[TensorType | None],
+    held: Sequence[Tensor],
 ) -> list[Tensor]:
     """The gradients of what was computed at once: the tape's calls since the weights become a
     graph, which is differentiated and run. It goes onto the tape itself, for second derivatives."""
@@ -367,7 +399,8 @@ def _from_tape(
         many = len(node.types) > 1 or node.kind.many
         env[id(t)] = b("item", node, index=made.index) if many else node
     wrt = [env[id(t)] for t in leaves]
-    b.constants = {env[i] for i in constants(order, wanted)}
+    fixed = constants(order, wanted) | set(map(id, held))
+    b.constants = {node for i, node in env.items() if i in fixed}
     if not stopped:
         _need_reached(env[id(loss)], wrt, loss, leaves, spec, b.constants)
     _warn_of_compiled(loss, leaves)

@@ -321,3 +321,34 @@ def test_the_module_is_the_decorator() -> None:
     assert ts.op is op
     f = op.from_jax(index="b -> b")(lambda x: x + 1)
     assert f(ts.ones(2)).numpy().tolist() == [2.0, 2.0]
+
+
+RATE, SHIFT = 1.0, np.ones(2, np.float32)
+
+
+def _scaled(x: Any) -> Any:
+    return x * RATE
+
+
+def test_what_it_finds_outside_of_itself_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its gradient: a number, an array, an attribute, in a function that it calls."""
+
+    class Held:
+        power = 1
+
+    held = Held()
+
+    @ts.op(index="b -> b")
+    def moved(x: Any) -> Any:
+        return _scaled(x) ** held.power + SHIFT
+
+    x = ts.tensor([2.0, 3.0])
+    here = globals()
+    for rate, power, shift in ((1.0, 1, 1.0), (5.0, 1, 1.0), (5.0, 2, 1.0), (5.0, 2, 7.0)):
+        monkeypatch.setitem(here, "RATE", rate)
+        held.power = power
+        SHIFT[:] = shift
+        want = (x.numpy() * rate) ** power + shift
+        np.testing.assert_allclose(moved(x).numpy(), want)
+        slope = ts.value_and_grad(lambda x: moved(x).sum())(x)[1]
+        np.testing.assert_allclose(slope.numpy(), power * x.numpy() ** (power - 1) * rate**power)

@@ -10,7 +10,9 @@ from ..core.checks import function_of, string, unfit, whole
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..ops.user import Groups, add_function, parse_groups
+from .captured_code import look
 from .operands import as_tensor, emit, emit_many
+from .record import current
 
 __all__ = ["UserOp", "user_op"]
 
@@ -33,6 +35,8 @@ class UserOp:
         name = name or getattr(fn, "__name__", "user")
         self._function = add_function(name, fn, grad, at)
         self._groups, self._dtypes, self._told = groups, dtypes, told
+        self._seen: dict[Any, Any] | None = None  # what its functions find outside of themselves
+        self._turn = 0
 
     def __repr__(self) -> str:
         return f"<op {self._function.name}: {self._groups.text()}>"
@@ -49,10 +53,25 @@ class UserOp:
         ts = [as_tensor(x, name=name) for x in xs]
         dtypes = tuple(d or ts[0].dtype for d in self._dtypes)
         attrs = {"name": name, "index": self._groups.text(), "dtypes": dtypes, **self._told}
+        if current() is None and (turn := self._turn_of_now()):
+            attrs["turn"] = turn
         results = (
             emit_many("user", *ts, **attrs) if len(dtypes) > 1 else [emit("user", *ts, **attrs)]
         )
         return tuple(results) if len(results) > 1 else results[0]
+
+    def _turn_of_now(self) -> int:
+        """How often what the functions find outside of themselves has changed between calls at
+        once, whose programs have what was there. (`ts.jit` looks for itself.)"""
+        found = {
+            (i, name): mark
+            for i, fn in enumerate((self._function.fn, self._function.grad))
+            for name, (_, _, mark) in (look(fn, [], []) if fn is not None else {}).items()
+        }
+        if found != self._seen:
+            self._turn += self._seen is not None
+            self._seen = found
+        return self._turn
 
 
 def user_op(

@@ -214,7 +214,7 @@ def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     if attrs.get("reduces") != "sum":  # what the function does not split, its gradient does not
         every = {k for side in (groups.args, groups.outs) for g in side for k in g}
         whole |= {k for k in every if not all(k in o for o in groups.outs)}
-    told = {"whole": tuple(sorted(whole)), "flops": attrs.get("flops")}
+    told = {"whole": tuple(sorted(whole)), "flops": attrs.get("flops"), "turn": attrs.get("turn")}
     node = b(
         "user",
         *n.args,
@@ -252,6 +252,6 @@ user = define(
         _local,
         _grad,
         flops=_flops,
-        attrs="name index dtypes whole? reduces? sizes? below? flops?",
+        attrs="name index dtypes whole? reduces? sizes? below? flops? turn?",
     )
 )

@@ -39,6 +39,7 @@ OPTIMIZERS = {
     "adafactor": optax.adafactor(0.05, min_dim_size_to_factor=4),
     "lion": optax.lion(0.01, weight_decay=0.1),
     "lamb": optax.lamb(0.05),
+    "flat": optax.flatten(optax.adam(0.05)),
     "muon": optax.contrib.muon(0.05),
     "rmsprop": optax.rmsprop(optax.exponential_decay(0.1, 2, 0.5, staircase=True)),
     "novograd": optax.novograd(0.05),
@@ -130,6 +131,10 @@ def test_what_cannot_be_had_says_so() -> None:
             ts.UsageError, match=r"with gradients, state and weights alone\n.*value"
         ):
             opt.update(params, params, opt.init(params))
+    looked_up = optim.SGD(lr=lambda step: jax.numpy.take(jax.numpy.ones(3), step))
+    for update in (looked_up.update, ts.jit(looked_up.update)):
+        with pytest.raises(ts.UsageError, match="schedule: gather of JAX has no counterpart here"):
+            update(params, params, looked_up.init(params))
     with pytest.raises(ts.UsageError, match=r"random_seed of JAX has no counterpart here"):
         optim.from_optax(optax.noisy_sgd(0.1, key=0)).init(params)
     opt = optim.from_optax(optax.adam(0.1))
@@ -156,6 +161,7 @@ SCHEDULES = {
     ),
     "constant": optax.constant_schedule(0.1),
     "of jax": lambda step: jax.numpy.where(step < 2, 0.1, 0.05),
+    "table": lambda step: jax.numpy.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])[step],
     "half": lambda step: 0.5 * optax.exponential_decay(0.1, 1, 0.9)(step),
 }
 

@@ -58,7 +58,8 @@ def as_ops(who: str, fn: Callable[..., list[Any]], args: Sequence[Tensor]) -> li
                 [(f"arg {i}", read(x).type) for i, x in enumerate(e.args) if _known(x)],
                 fix="write this part with ts functions; an optimizer of optim needs no JAX",
             )
-        values[e.outs[0]] = rule(*map(read, e.args), **e.params)
+        made = rule(*map(read, e.args), **e.params)
+        values.update(zip(e.outs, made if isinstance(made, list) else [made], strict=True))
     return [read(x) for x in traced.outs]
 
 
@@ -71,7 +72,7 @@ def _constant(x: np.ndarray[Any, Any]) -> Tensor:
 
 
 # -- the table ------------------------------------------------------------------------------------
-Rule = Callable[..., Tensor]
+Rule = Callable[..., Tensor | list[Tensor]]
 
 
 def _unary(f: Callable[[Tensor], Tensor]) -> Rule:
@@ -130,6 +131,14 @@ def _slice(x: Tensor, start_indices: Any, limit_indices: Any, strides: Any, **_:
     return x[tuple(map(slice, start_indices, limit_indices, steps))]
 
 
+def _part(x: Tensor, *starts: Tensor, slice_sizes: Any, **_: Any) -> Tensor:
+    for d, (start, size) in enumerate(zip(starts, slice_sizes, strict=True)):
+        if size < x.shape[d]:
+            first = F.clip(start.to("i32"), 0, x.shape[d] - size)  # within, as in JAX
+            x = F.take(x, first + F.arange(size), d)
+    return x
+
+
 def _line(dtype: Any, shape: Any, dimension: int, **_: Any) -> Tensor:
     at = F.arange(shape[dimension]).reshape(*(n if d == dimension else 1
                                              for d, n in enumerate(shape)))  # fmt: skip
@@ -186,6 +195,9 @@ RULES: dict[str, Rule] = {
     "cummax": _running(lambda x, d: F.cummax(x, d)[0]),
     "cummin": _running(lambda x, d: F.cummin(x, d)[0]),
     "exp2": _unary(lambda x: 2.0**x), "cbrt": _unary(lambda x: F.sign(x) * F.abs(x) ** (1 / 3)),
-    "dot_general": _product, "slice": _slice, "iota": _line, "empty": _nothing,
+    "dot_general": _product, "slice": _slice, "dynamic_slice": _part,
+    "split": lambda x, sizes, axis, **_: F.split(x, [*map(int, sizes)], axis),
+    "argmax": lambda x, axes, **_: F.argmax(x, axes[0]), "iota": _line, "empty": _nothing,
+    "argmin": lambda x, axes, **_: F.argmin(x, axes[0]),
 }  # fmt: skip
 """What a primitive of JAX is on tensors."""

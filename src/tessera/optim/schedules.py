@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,11 +63,15 @@ def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
     UsageError if it does not take a step."""
     try:
         return schedule(step)
-    except (TypeError, TesseraError) as error:
-        with suppress(Exception):  # of JAX it is not, so what went wrong first is the error
+    except Exception as error:
+        if isinstance(error, TesseraError) and type(error) is not TesseraError:
+            raise  # not of a function of JAX that was given a tensor
+        try:
             return as_ops("schedule", lambda step: [schedule(step)], [step])[0]
-        if isinstance(error, TesseraError):
+        except TesseraError:
             raise
+        except Exception:  # of JAX it is not, so what went wrong first is the error
+            pass
         raise fail(
             UsageError,
             "schedule: it does not give a rate for a step",

@@ -4,18 +4,17 @@ outside they differentiate what the tensors remember of how they were made."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ..core.checks import instance, shown
+from ..core.checks import instance
 from ..core.context import Settings, replaced, settings
 from ..core.dtypes import DType, bf16, dtype_of, f16, f32
 from ..core.errors import (
     DTypeError,
     GraphError,
-    LayoutError,
     ShapeError,
     TraceWarning,
     UsageError,
@@ -32,13 +31,13 @@ from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
 from .eager import made as made_of
 from .eager import run_graph
+from .gradient_checks import goals, need_current, need_reached
 from .gradients import derived, laid
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
-from .strategy import Strategy, layout_rule
 from .tape import constants, history, let_go
 from .tensor import Made, Tensor
-from .tree import Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
+from .tree import Spec, flatten, path_name, paths, spec_paths, unflatten
 
 
 @renamed_arguments("ts.grad", finish="reduce_partial")
@@ -114,9 +113,9 @@ def grad_holding(
                 [("weight", what)],
                 fix="leave it out of the weights",
             )
-    goals = _goals(leaves, spec, layout, reduce_partial)
+    wanted = goals(leaves, spec, layout, reduce_partial)
     with replaced(reduce_dtype=_reduced_in(reduce_dtype, reduce_partial)):
-        return _gradients(loss, leaves, spec, goals, held)
+        return _gradients(loss, leaves, spec, wanted, held)
 
 
 def held_apart(x: Tensor, weights: Any) -> Tensor:
@@ -168,12 +167,12 @@ def _gradients(
         if was := recorder.root.changes.made_of_before(end):
             there = reached(end)
             known = [n in there or id(t) not in was for n, t in zip(wrt, leaves, strict=True)]
-            _need_current(known, loss, spec)
+            need_current(known, loss, spec)
         changes, b = recorder.root.changes, recorder.builder
         b.constants = changes.constants(wrt, b.nodes) | {recorder.node(t) for t in held}
         try:
             if not frame.one_of_many and not frame.on_trial:
-                _need_reached(end, wrt, loss, leaves, spec, b.constants)
+                need_reached(end, wrt, loss, leaves, spec, b.constants)
             found = frame.gradients(recorder, end, wrt, leaves, goals)
         finally:
             b.constants = set()
@@ -208,83 +207,6 @@ def autodiff(
     Raises the errors of `ts.grad`.
     """
     return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
-
-
-def _need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
-    """Raises GraphError if one of the weights is not `there`: the loss was made of what it had
-    before it was set."""
-    for path, known in zip(spec_paths(spec), there, strict=True):
-        if not known:
-            name = path_name(path) or "the weight"
-            raise fail(
-                GraphError,
-                f"grad: {name} was set after the loss was computed of it",
-                [("loss", loss.type)],
-                fix="take all gradients of a loss before the weights are set: ts.grad(loss, model);"
-                " or compute the loss again",
-            )
-
-
-def _need_reached(
-    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec, held: Set[Node]
-) -> None:
-    """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
-    would be zero, which nobody asks for."""
-    within = reached(end, held)
-    if not wrt or not within.isdisjoint(wrt):
-        return
-    names = [
-        path_name(path).strip("0123456789.") or t.name for path, t in zip(spec_paths(spec), leaves)
-    ]
-    few = [name or str(t.type) for name, t in zip(names, leaves)][:5]
-    rest = len(leaves) - len(few)
-    recorder = current()
-    fix = "compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient"
-    captured = [] if recorder is None else recorder.captured
-    outside = [t for t, n in captured if n in within]
-    if any(t._made or (t._node is not None and t._node.args) for t in outside):
-        fix = (
-            "the loss is made of what was computed outside of the function that is recorded here:"
-            " compute all of it inside; of ts.vjp, call both parts there"
-        )
-    raise fail(
-        GraphError,
-        "grad: the loss does not depend on any of the weights",
-        [("loss", loss.type),
-         ("weights", ", ".join(few) + (f" and {rest} more" if rest else ""))],
-        fix=fix,
-    )  # fmt: skip
-
-
-def _goals(
-    leaves: list[Tensor], spec: Spec, layout: Any, reduce_partial: bool
-) -> list[TensorType | None]:
-    """The type that each gradient is brought to; None leaves it as it comes, with its sums open."""
-    if not reduce_partial and layout is not None:
-        raise fail(
-            UsageError,
-            "grad: a gradient whose sums stay pending has the layout that they leave it in",
-            [("layout", shown(layout))],
-            fix="give reduce_partial=True, or leave out layout",
-        )
-    if not reduce_partial:
-        return [None] * len(leaves)
-    if layout is None:
-        return [t.type.complete() for t in leaves]
-    if isinstance(layout, Strategy):
-        of = layout_rule(layout, "gradient")
-        named = zip(spec_paths(spec), leaves, strict=True)
-        return [of(path_name(path), t.type.complete()) for path, t in named]
-    types = [w.type if isinstance(w, Tensor) else w for w in aligned(spec, layout)]
-    for w, t, path in zip(types, leaves, spec_paths(spec), strict=True):
-        if not isinstance(w, TensorType) or w.shape != t.shape:
-            raise fail(
-                LayoutError,
-                f"grad: the layout of {path_name(path)!r} is no type of its shape",
-                [("weight", t.type), ("layout", shown(w))],
-                fix="give tensors or types of the weights' shapes: strategy.gradient(name, w.type)",
-            )
-    return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]
 
 
 def apart(t: Tensor) -> Tensor:
@@ -374,7 +296,7 @@ def _from_tape(
     order = history(loss, ends)
     stopped = _need_whole(loss, order, leaves, spec)
     there, boxes = set(map(id, order)), {id(t.box) for t in order if t.box is not None}
-    _need_current([id(t) in there or id(t.box) not in boxes for t in leaves], loss, spec)
+    need_current([id(t) in there or id(t.box) not in boxes for t in leaves], loss, spec)
     missing = wanted - {id(t) for t in order}
     b = _builder()
     mesh = next((t.mesh for t in order if t.mesh is not None), None)
@@ -402,7 +324,7 @@ def _from_tape(
     fixed = constants(order, wanted) | set(map(id, held))
     b.constants = {node for i, node in env.items() if i in fixed}
     if not stopped:
-        _need_reached(env[id(loss)], wrt, loss, leaves, spec, b.constants)
+        need_reached(env[id(loss)], wrt, loss, leaves, spec, b.constants)
     _warn_of_compiled(loss, leaves)
     found = derived(b, env[id(loss)], wrt, goals)
     graph = b.graph(found)

@@ -1,0 +1,93 @@
+"""Can the gradients that are asked for be had? And the type that each is brought to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from ..core.checks import shown
+from ..core.errors import GraphError, LayoutError, UsageError, fail
+from ..core.layout import TensorType
+from ..ir.graph.node import Node
+from ..passes.differentiate import reached
+from .record import current
+from .strategy import Strategy, layout_rule
+from .tensor import Tensor
+from .tree import Spec, aligned, path_name, spec_paths
+
+
+def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
+    """Raises GraphError if one of the weights is not `there`: the loss was made of what it had
+    before it was set."""
+    for path, known in zip(spec_paths(spec), there, strict=True):
+        if not known:
+            name = path_name(path) or "the weight"
+            raise fail(
+                GraphError,
+                f"grad: {name} was set after the loss was computed of it",
+                [("loss", loss.type)],
+                fix="take all gradients of a loss before the weights are set: ts.grad(loss, model);"
+                " or compute the loss again",
+            )
+
+
+def need_reached(
+    end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec, held: Set[Node]
+) -> None:
+    """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
+    would be zero, which nobody asks for."""
+    within = reached(end, held)
+    if not wrt or not within.isdisjoint(wrt):
+        return
+    names = [
+        path_name(path).strip("0123456789.") or t.name for path, t in zip(spec_paths(spec), leaves)
+    ]
+    few = [name or str(t.type) for name, t in zip(names, leaves)][:5]
+    rest = len(leaves) - len(few)
+    recorder = current()
+    fix = "compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient"
+    captured = [] if recorder is None else recorder.captured
+    outside = [t for t, n in captured if n in within]
+    if any(t._made or (t._node is not None and t._node.args) for t in outside):
+        fix = (
+            "the loss is made of what was computed outside of the function that is recorded here:"
+            " compute all of it inside; of ts.vjp, call both parts there"
+        )
+    raise fail(
+        GraphError,
+        "grad: the loss does not depend on any of the weights",
+        [("loss", loss.type),
+         ("weights", ", ".join(few) + (f" and {rest} more" if rest else ""))],
+        fix=fix,
+    )  # fmt: skip
+
+
+def goals(
+    leaves: list[Tensor], spec: Spec, layout: Any, reduce_partial: bool
+) -> list[TensorType | None]:
+    """The type that each gradient is brought to; None leaves it as it comes, with its sums open."""
+    if not reduce_partial and layout is not None:
+        raise fail(
+            UsageError,
+            "grad: a gradient whose sums stay pending has the layout that they leave it in",
+            [("layout", shown(layout))],
+            fix="give reduce_partial=True, or leave out layout",
+        )
+    if not reduce_partial:
+        return [None] * len(leaves)
+    if layout is None:
+        return [t.type.complete() for t in leaves]
+    if isinstance(layout, Strategy):
+        of = layout_rule(layout, "gradient")
+        named = zip(spec_paths(spec), leaves, strict=True)
+        return [of(path_name(path), t.type.complete()) for path, t in named]
+    types = [w.type if isinstance(w, Tensor) else w for w in aligned(spec, layout)]
+    for w, t, path in zip(types, leaves, spec_paths(spec), strict=True):
+        if not isinstance(w, TensorType) or w.shape != t.shape:
+            raise fail(
+                LayoutError,
+                f"grad: the layout of {path_name(path)!r} is no type of its shape",
+                [("weight", t.type), ("layout", shown(w))],
+                fix="give tensors or types of the weights' shapes: strategy.gradient(name, w.type)",
+            )
+    return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]

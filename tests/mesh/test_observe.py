@@ -65,6 +65,13 @@ def test_a_partial_sum_that_overflows(mesh: dist.Mesh) -> None:
     assert str(found.first.holds) == "4 inf of 4"
 
 
+def test_the_weight_of_a_model_that_is_called_is_named() -> None:
+    model = ts.nn.Sequential(ts.nn.Linear(3, 4), ts.nn.Linear(4, 2))
+    model.parameters()["1.bias"].data = ts.tensor([0.0, np.nan])
+    found = debug.nan_origin(model, ts.ones((2, 3)))
+    assert found is not None and 'input "model.1.bias"' in found.first.text
+
+
 @LONG
 def test_padding_is_nobodys_nan(mesh: dist.Mesh) -> None:
     x = ts.tensor(np.ones((6, 3), "f4"), mesh=mesh, layout="[6@tp, 3]")  # 2 2 2 0

@@ -20,6 +20,7 @@ from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..lang import functions as F
 from ..lang.tensor import Tensor
+from ..lang.tree import is_registered
 from ..ops.create import full
 from ..ops.indexing import inside_range
 from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
@@ -244,6 +245,8 @@ def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | No
     call, restore `ts.random.state()` first). Constants that the program writes as infinity, such as
     a mask's, are not an origin. Raises UsageError if an argument is a type.
     """
+    if is_registered(type(fn)):  # as an argument its weights have names
+        fn, args = _called, (fn, *args)
     run = recorded("nan_origin", fn, args, kwargs)
     states = {spot: _state(made[0]) for spot, made in measured(run, _telling, _largest)}
     search, top = _Search(states), _Frame(run.graph)
@@ -263,6 +266,10 @@ def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | No
     found = _looked_at(run, wanted)
     rest = found[1:-1] if became else found[1:]
     return Origin(found[0], tuple(rest), found[-1] if became else None)
+
+
+def _called(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
 
 
 def _telling(graph: Graph, loop: Node | None) -> list[Node]:

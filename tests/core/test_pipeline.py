@@ -179,7 +179,7 @@ passes""",
   result  : f32[8]
   made at : test_pipeline.py
   at      : test_pipeline.py
-  fix     : return losses (float scalars), gradients, or values with the batch as dim 0""",
+  fix     : return losses, gradients, or values with the batch as dim 0, each row of its own""",
     ),
     "a sum over the batch": (
         lambda: trained(piped(), lambda out: (out * out).sum(), lambda g, out: g),

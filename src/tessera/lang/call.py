@@ -46,8 +46,9 @@ class Recorded:
 
     @property
     def outputs(self) -> list[Node]:
-        """The nodes of the function's result."""
-        leaves = flatten(self.out)[0]
+        """The nodes of the function's result, and of what it puts into containers and places
+        outside."""
+        leaves = [*flatten(self.out)[0], *self.before.changes()[1], *self.left]
         return [self.recorder.node(leaves[i]) for i in self._mine(leaves)]
 
     def results(self, place: Mapping[int, int], complete: bool) -> tuple[list[Node], Written]:

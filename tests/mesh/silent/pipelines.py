@@ -148,6 +148,34 @@ def _() -> None:
     ts.jit(step)(PARAMS, X)
 
 
+for what, result in (
+    ("rows less their mean", lambda o: o - o.mean(0, keepdims=True)),
+    ("rows less one mean", lambda o: o - o.mean()),
+    ("losses of rows with a penalty on their mean",
+     lambda o: (o**2).mean(-1) + 0.1 * (o**2).mean()),
+    ("rows beside their mean", lambda o: ts.concat([o, o.mean(0, keepdims=True) + o * 0], 1)),
+    ("columns, as many as a microbatch has rows", lambda o: o[:, : ROWS // 4].T),
+):  # fmt: skip
+
+    @row(f"{what}, as a result of a pipeline", error=ts.GraphError,
+         says="a result does not separate by microbatch")  # fmt: skip
+    def _(result: Callable[[Any], Any] = result) -> None:
+        model = piped(layers)
+        ts.jit(lambda p, x: result(model(p, x)))(PARAMS, X)
+
+    @row(f"{what}, put into the batch by a pipeline's function", error=ts.GraphError,
+         says="a result does not separate by microbatch")  # fmt: skip
+    def _(result: Callable[[Any], Any] = result) -> None:
+        model = piped(layers)
+
+        def step(p: Any, batch: dict[str, Any]) -> Any:
+            out = model(p, batch["x"])
+            batch["out"] = result(out)
+            return ts.grad((out**2).mean(), p)
+
+        ts.jit(step)(PARAMS, {"x": X})
+
+
 @row("two means multiplied as the loss of a pipeline", error=ts.GraphError,
      says="'mul' of what was added up")  # fmt: skip
 def _() -> None:

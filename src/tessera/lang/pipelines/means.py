@@ -142,6 +142,7 @@ def reading(once: PipeState) -> Reading:
     inside = [n for first, stop in once.spans for n in nodes[first:stop]]
     if pipe.body is not None:
         inside = [n for n in nodes if pipe.name in n.scope.split("/")]
+    late.update(once.kept_after)  # those of modules are averaged, whatever they are
     outs = [o for o in once.outputs if o not in late and o.op != "input"]
     devices = ways_cut(n.type for n in once.batch)
     blocks = once.trial * once.count

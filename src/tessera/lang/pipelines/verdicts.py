@@ -36,7 +36,7 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
             raise _plain_sum(once.name, n, value.degree)
     of_batch, sizes = depends(once.nodes, once.batch), dict(zip(once.nodes, larger, strict=True))
     for n in once.outs:
-        if n.type.rank and found[n].kind in ("added", "odd"):
+        if n.type.rank and found[n].kind != "same" and not separates(n, sizes[n], found[n]):
             raise inseparable(once.name, n)
         if n in once.inside:
             continue
@@ -53,6 +53,13 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
             PipelineWarning,
             stacklevel=lines_up(),
         )
+
+
+def separates(n: Node, m: Node, value: Value) -> bool:
+    """Whether each row of the batch gives a row of `n` along dim 0, of `value`, and nothing of the
+    other rows is in it. `m` is the node in a recording with twice as many rows."""
+    first, *rest = n.type.shape
+    return m.type.shape == (2 * first, *rest) and value.kind == "rows" and not value.mixed
 
 
 def warn_of_crossing(read: Reading) -> None:
@@ -75,7 +82,7 @@ def inseparable(name: str, o: Node) -> GraphError:
         GraphError,
         f"{name}: a result does not separate by microbatch",
         [("result", o.type), *([("made at", o.loc)] if o.loc else [])],
-        fix="return losses (float scalars), gradients, or values with the batch as dim 0",
+        fix="return losses, gradients, or values with the batch as dim 0, each row of its own",
     )
 
 

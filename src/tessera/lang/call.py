@@ -55,6 +55,7 @@ class Recorded:
         """The program's results, their pending sums completed on `complete`; and what becomes of
         them. `place` has the number of each of the call's tensors by its id."""
         recorder = self.recorder
+        recorder.host_outputs = recorder.frame.seen(recorder)
         leaves, spec = flatten(self.out)
         edits, put = self.before.changes()
         slots, written_slots = self._mine(leaves), self._mine(put)

@@ -63,7 +63,7 @@ class Eager:
         value: np.ndarray[Any, Any] = engine().fetch(t.stored, t.type)
         return value
 
-    def show(self, tensors: Sequence[Tensor], act: Act) -> None:
+    def show(self, tensors: Sequence[Tensor], act: Act, turns: bool = False) -> None:
         HostOutput(tuple(tensors), act).run(tensors)
 
     def check(self, t: Tensor) -> None:

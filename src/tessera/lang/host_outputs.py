@@ -3,13 +3,14 @@
 A host output is one more result of the program. When a call is done, what was to be done with it is
 done on the host, in the order of the recording; so there are no callbacks out of a running program,
 and order and number never depend on the backend. One in a loop's body is a stacked result and acts
-once an iteration. In a local body it has every device's own value.
+once an iteration. In a local body it has every device's own value. In a pipeline it acts once a
+microbatch where its values are not those of the whole batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class HostOutput:
 
     tensors: tuple[Tensor, ...]
     act: Act
+    turns: bool = False  # of a loop, which has as many as were recorded
 
     def run(self, values: Sequence[Tensor]) -> None:
         self.act([HostValue(v.numpy(), v.type) for v in values])
@@ -73,6 +75,20 @@ def each_iteration(
     return [HostOutput(tuple(next(rest) for _ in t.tensors), acting(t.act)) for t in host_outputs]
 
 
+def each_microbatch(
+    output: HostOutput, count: int, tensors: Sequence[Tensor], cut: Sequence[bool]
+) -> HostOutput:
+    """The output of the recording of one of `count` microbatches. `tensors` are its values, those
+    that are `cut` of all of them, stacked."""
+
+    def run(values: Sequence[HostValue]) -> None:
+        for i in range(count):
+            own = [v.row(i) if c else v for v, c in zip(values, cut, strict=True)]
+            output.act([replace(v, place=f"[microbatch={i}]") for v in own])
+
+    return HostOutput(tuple(tensors), run)
+
+
 def on_rank(
     output: HostOutput,
     rank: int,
@@ -82,4 +98,8 @@ def on_rank(
 ) -> HostOutput:
     """The output of the recording of one rank along `axes`, in the merged program."""
     act = output.act
-    return HostOutput(tuple(tensors), lambda values: act([v.of(rank, axes, sizes) for v in values]))
+
+    def run(values: Sequence[HostValue]) -> None:
+        act([v.of(rank, axes, sizes) for v in values])
+
+    return HostOutput(tuple(tensors), run, output.turns)

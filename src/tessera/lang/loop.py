@@ -70,7 +70,7 @@ def scan(
     iteration = settled(name, call, carry_spec, start, rows)
     ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
-        here().show(output.tensors, output.act)
+        here().show(output.tensors, output.act, turns=True)
     return unflatten(carry_spec, ends), unflatten(iteration.y_spec, ys)
 
 

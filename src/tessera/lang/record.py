@@ -103,6 +103,10 @@ class Frame:
     def sets(self, node: Node) -> None:
         """Is told of a value that an attribute of a module is set to."""
 
+    def seen(self, recorder: Recorder) -> list[HostOutput]:
+        """The host outputs of the recording as they come out of what runs."""
+        return recorder.host_outputs
+
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x` over the parts of the batch, how many they are)."""
         return x, 1
@@ -284,8 +288,8 @@ class Recorder:
             outer = outer.parent
         return outer is other
 
-    def show(self, tensors: Sequence[Tensor], act: Act) -> None:
-        self.host_outputs.append(HostOutput(tuple(tensors), act))
+    def show(self, tensors: Sequence[Tensor], act: Act, turns: bool = False) -> None:
+        self.host_outputs.append(HostOutput(tuple(tensors), act, turns))
 
     def check(self, t: Tensor) -> None:
         """Raises UsageError if `t`, of this recording, is used after the recording ended."""

@@ -38,8 +38,11 @@ class Trace(Protocol):
     def read(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The whole value of `t` on the host."""
 
-    def show(self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None]) -> None:
-        """Lets `act` see the values of `tensors` on the host (`HostValue`) once they are there."""
+    def show(
+        self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None], turns: bool = False
+    ) -> None:
+        """Lets `act` see the values of `tensors` on the host (`HostValue`) once they are there.
+        Where these are of the `turns` of a loop, they are stacked."""
 
     def check(self, t: Tensor) -> None:
         """Raises UsageError if `t`, of this trace, is used after the trace ended."""

@@ -89,6 +89,7 @@ def read(
         record(twice)
     read = reading(once)
     check(read, nodes_of(twice))
+    state.apart = read.apart
     if once.count > 1:
         warn_of_crossing(read)
     return state

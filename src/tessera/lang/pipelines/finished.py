@@ -85,14 +85,16 @@ class Microbatch:
     def results(self) -> tuple[frozenset[Node], frozenset[Node]]:
         """(the results that are averaged over the microbatches, those whose rows are put
         together). What modules set, such as running statistics, is averaged. Raises GraphError for
-        a result of another kind."""
+        a result of another kind. Those that the host sees of each microbatch are put together."""
         rows_each = next(iter(self.state.batch)).type.shape[0]
         means, rows = set[Node](), set[Node]()
-        state = {self.final(n) for n in self.state.kept_after}
+        state, each = ({self.final(n) for n in s} for s in (self.state.kept_after, self.state.each))
         for o in self.graph.outputs:
             if o not in self.repeated or o in self.after or o.op == "input":
                 continue
-            if o.type.dtype.is_float and (o in state or not o.type.rank):
+            if o in each:
+                rows.add(o)
+            elif o.type.dtype.is_float and (o in state or not o.type.rank):
                 means.add(o)
             elif o.type.rank and o.type.shape[0] == rows_each:
                 rows.add(o)

@@ -72,6 +72,7 @@ class Reading:
     ahead: Mapping[Node, Node]
     losses: Sequence[Node]
     outs: Sequence[Node] = ()
+    seen: Sequence[Sequence[Node]] = ()  # on the host, by each print
     inside: Collection[Node] = ()
     told: set[str] = field(default_factory=set)
     axes: Collection[str] = ()
@@ -79,6 +80,7 @@ class Reading:
     devices: int = 1
     crossing: list[Node] = field(default_factory=list)  # is told of those inside that go across
     balances: list[Node] = field(default_factory=list)  # and of what experts make of sums of rows
+    apart: set[int] = field(default_factory=set)  # and which of `seen` are not of the whole batch
     # How the blocks lie in values with twice as many rows; and those that are made of no rows.
     cuts: dict[Node, Sequence[TensorType]] = field(default_factory=dict)
     loose: set[Node] = field(default_factory=set)
@@ -144,6 +146,13 @@ def reading(once: PipeState) -> Reading:
         inside = [n for n in nodes if pipe.name in n.scope.split("/")]
     late.update(once.kept_after)  # those of modules are averaged, whatever they are
     outs = [o for o in once.outputs if o not in late and o.op != "input"]
+    recorder = once.recorder
+    assert recorder is not None
+    micro, node = once.micro(recorder), recorder.node
+    seen = [
+        ([n for t in x.tensors if t._trace is recorder and (n := node(t)) in micro], x)
+        for x in recorder.host_outputs
+    ]
     devices = ways_cut(n.type for n in once.batch)
     blocks = once.trial * once.count
     if once.rows * once.trial % (blocks * devices):  # which will be an error
@@ -155,10 +164,12 @@ def reading(once: PipeState) -> Reading:
         once.ahead,
         once.losses,
         outs,
-        {*inside},
-        pipe.said,
+        [nodes for nodes, _ in seen],
+        inside={*inside},
+        told=pipe.said,
         blocks=blocks,
         devices=devices,
+        apart={i for i, (nodes, x) in enumerate(seen) if nodes and x.turns},
     )
 
 

@@ -21,6 +21,7 @@ from ...ops.elementwise import add
 from ...ops.redistribute import NAMES
 from ..functions import relayout
 from ..gradients import Goal, derived, laid
+from ..host_outputs import HostOutput, each_microbatch
 from ..record import KEY_TYPE, Frame, Held, Recorder, symbolic
 from ..slices import laid_on, with_two_axes
 from ..tensor import Tensor
@@ -72,6 +73,8 @@ class PipeState(Frame):
     ahead: dict[Node, Node] = field(default_factory=dict)
     gradient_of: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
     resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
+    apart: Set[int] = frozenset()  # which host outputs are of single microbatches, not of the batch
+    each: set[Node] = field(default_factory=set)  # their values, with a dim of size 1 in front
     kept_after: list[Node] = field(default_factory=list)  # what modules' attributes were set to
 
     is_read = False
@@ -252,6 +255,27 @@ class PipeState(Frame):
 
     def sets(self, node: Node) -> None:
         self.kept_after.append(node)
+
+    def seen(self, recorder: Recorder) -> list[HostOutput]:
+        b = recorder.builder
+        cut = self.micro(recorder) - depends(b.nodes, self.sums)
+
+        def stacked(t: Tensor) -> Tensor:
+            node = recorder.node(t)
+            if node not in cut:
+                return t
+            b.loc = node.loc
+            node = b.redistribute(node, completed(node.type, node.type.partial_axes))
+            node = b("reshape", node, shape=(1, *node.type.shape))
+            b.loc = None
+            self.each.add(node)
+            return symbolic(node, recorder)
+
+        def of_each(output: HostOutput) -> HostOutput:
+            own = [recorder.node(t) in cut for t in output.tensors]
+            return each_microbatch(output, self.count, list(map(stacked, output.tensors)), own)
+
+        return [of_each(x) if i in self.apart else x for i, x in enumerate(recorder.host_outputs)]
 
     def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
         """(the mean of `x`, which follows from the batch, over the microbatches; how many they

@@ -42,6 +42,12 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
             continue
         if found[n].degree or (n not in of_batch and n.type.shape != sizes[n].type.shape):
             raise _by_number(once.name, n)
+    means = {n for n in numbers if not found[n].degree}
+    once.apart.update(
+        i
+        for i, nodes in enumerate(once.seen)
+        if not all(n in means or _is_whole(once, n, sizes[n], found[n]) for n in nodes)
+    )
     zeros = {n for n in once.nodes if n.op == full.name and n.attrs["value"] == 0}
     nothing = {n for n in once.nodes if n.op == mul.name and not zeros.isdisjoint(n.args)}
     if "experts" not in once.told and not reachable(numbers, nothing).isdisjoint(once.balances):
@@ -60,6 +66,16 @@ def separates(n: Node, m: Node, value: Value) -> bool:
     other rows is in it. `m` is the node in a recording with twice as many rows."""
     first, *rest = n.type.shape
     return m.type.shape == (2 * first, *rest) and value.kind == "rows" and not value.mixed
+
+
+def _is_whole(once: Reading, n: Node, m: Node, value: Value) -> bool:
+    """Whether what the microbatches' values of `n` are put together to is that of the batch."""
+    if n.op == "input":
+        return True
+    if not n.type.rank:
+        return n.type.dtype.is_float and value.kind == "added" and value.degree == 0
+    rows = {x.type.shape[0] for x in once.batch}
+    return n.type.shape[0] in rows and separates(n, m, value) and value.degree == 0
 
 
 def warn_of_crossing(read: Reading) -> None:

@@ -367,11 +367,15 @@ class _Pipeline:
         return [self._result(o, env) for o in made.graph.outputs]
 
     def _result(self, o: Node, env: Mapping[Node, int]) -> int:
+        made = self.made
         found = env[o] if o in env else self.given[o]
-        like = self.made.back.get(o)
+        like = made.back.get(o)
         t, rests = self.types[found], None if like is None else self.types[self.given[like]]
-        # Losses and norms go to the whole mesh, or processes of one stage alone could read them.
-        number = self.options.processes > 1 and not t.rank and t.dtype.is_float and not t.partial
+        # Losses, norms and a number of each microbatch go to the whole mesh, or processes of one
+        # stage alone could read them.
+        each = o in made.rows and o.type.size == 1
+        number = (not t.rank and t.dtype.is_float) or each
+        number = number and self.options.processes > 1 and not t.partial
         home = self.mesh if rests is None else rests.mesh
         if (rests is None and not number) or t.mesh == home or home is None:
             return found

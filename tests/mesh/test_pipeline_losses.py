@@ -49,6 +49,9 @@ ACROSS: dict[
         nn.conv1d(m(x).T[None], ts.ones((4, 4, 3)), padding=1) ** 2
     ).mean(),
     "tiles": lambda m, x, t, s: (ts.tile(m(x), (2, 1)) * ts.repeat_interleave(t, 2, 0)).mean(),
+    "two views of other rows": lambda m, x, t, s: (
+        ts.concat([m(x), t], 0) * ts.repeat_interleave(t, 2, 0)
+    ).mean(),
     "another order": lambda m, x, t, s: (m(x).reshape(4, -1) * t.T).mean(),
     "groups of more rows": lambda m, x, t, s: (m(x).reshape(-1, 4, 4).mean(1) ** 2).mean(),
     "scaled by their number": lambda m, x, t, s: ts.tanh(m(x) * len(x)).mean(),
@@ -71,6 +74,9 @@ BY_ROW: dict[str, Callable[..., Any]] = {
     "a table": lambda m, x, t, s: nn.mse_loss(m(x + ts.take(TABLE, (s * 4).to(ts.int32), 0)), t),
     "the next token": lambda m, x, t, s: nn.mse_loss(m(x)[:, :-1], t[:, 1:]),
     "two views": lambda m, x, t, s: _halves(ts.concat([m(x), t], 0), x.shape[0]),
+    "two views of the same rows": lambda m, x, t, s: (
+        ts.concat([m(x), t], 0) * ts.tile(t, (2, 1))
+    ).mean(),
     "contrast": lambda m, x, t, s: ts.logsumexp(m(x) @ t.transpose(), -1).mean(),
     "distances": lambda m, x, t, s: ((m(x)[:, None] - t[None]) ** 2).mean(),
     "pairs in a row": lambda m, x, t, s: ((m(x)[:, :, None] - t[:, None]) ** 2).mean(),

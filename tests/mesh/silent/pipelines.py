@@ -148,12 +148,18 @@ def _() -> None:
     ts.jit(step)(PARAMS, X)
 
 
+def pairs(o: Any) -> Any:
+    return o.reshape(-1, 2, ROWS).mean(1)
+
+
 for what, result in (
     ("rows less their mean", lambda o: o - o.mean(0, keepdims=True)),
     ("rows less one mean", lambda o: o - o.mean()),
     ("losses of rows with a penalty on their mean",
      lambda o: (o**2).mean(-1) + 0.1 * (o**2).mean()),
     ("rows beside their mean", lambda o: ts.concat([o, o.mean(0, keepdims=True) + o * 0], 1)),
+    ("pairs of rows behind pairs of others", lambda o: ts.concat([pairs(o), pairs(o * 2)], 0)),
+    ("pairs of the rows of two copies", lambda o: pairs(ts.tile(o, (2, 1)))),
     ("columns, as many as a microbatch has rows", lambda o: o[:, : ROWS // 4].T),
 ):  # fmt: skip
 

@@ -41,6 +41,16 @@ def in_blocks(a: TensorType, b: TensorType, devices: int, count: int) -> TensorT
     return t.with_dims((*t.dims[:dim], cut, *t.dims[dim + 1 :]))
 
 
+def one_after_other(parts: Sequence[TensorType | None], dim: int) -> TensorType | None:
+    """How the blocks lie in what joins `parts` along `dim`, which they have their rows in; None
+    where they differ."""
+    t = parts[0]
+    if t is None or any(p is None or p.dims[dim] != t.dims[dim] for p in parts):
+        return None
+    joined = (Factor(len(parts)), *t.dims[dim]) if len(parts) > 1 else t.dims[dim]
+    return t.with_dims((*t.dims[:dim], joined, *t.dims[dim + 1 :]))
+
+
 def changes_layout(n: Node) -> bool:
     """Whether `n` is another layout of its argument, or takes one as an attribute."""
     return n.op in NAMES or any(isinstance(v, TensorType) for v in n.attrs.values())

@@ -30,7 +30,15 @@ from ...ops.elementwise import inside as inside_
 from ...ops.indexing import take
 from ...ops.movement import broadcast_to, concat, pad, reshape, slice_, transpose
 from ...ops.redistribute import NAMES
-from .apart import changes_layout, in_blocks, kept_apart, rows_of, ways_cut
+from .apart import (
+    changes_layout,
+    in_blocks,
+    kept_apart,
+    one_after_other,
+    rows_of,
+    ways_cut,
+)
+from .loops import MOVING, added_to, of_loop
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
@@ -39,7 +47,6 @@ ODD = math.nan  # the number of rows is in it, and by no power
 COUNTING = frozenset(
     op.name for op in (iota, add, mul, where, cast, reshape, broadcast_to, transpose)
 )
-MOVING = frozenset(op.name for op in (reshape, transpose))
 KEEPING = frozenset(op.name for op in (maximum, minimum))  # a number from being too small
 
 
@@ -95,6 +102,13 @@ class Reading:
                 return None
             self.cuts[n] = cut
         return self.cuts[n]
+
+    def in_order(self, n: Node, m: Node) -> bool:
+        """Whether the blocks of `m`, which is `n` for twice as many rows, are one after the other
+        in it; in a stage, whatever it does with those of a microbatch."""
+        cut = self.blocks_of(n, m) if n in self.cuts and n not in self.inside else None
+        plain_cut = in_blocks(n.type, m.type, self.devices, 2 * self.blocks)
+        return cut is None or [*cut] == [plain_cut]
 
     @cached_property
     def users(self) -> dict[Node, list[Node]]:
@@ -263,7 +277,7 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
         if x not in found:
             found[x] = _value(inner, x, y, found, False)
     carried, start = body.inputs[first : first + carries], loop.args[first + at]
-    terms = _added_to(body.outputs[at], carried[at])
+    terms = added_to(body.outputs[at], carried[at])
     if terms is None or not reachable(terms).isdisjoint(carried):
         return Value("odd", None, n, across=True)
     odd = next((found[t] for t in terms if found[t].kind == "odd"), None)
@@ -277,21 +291,6 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
     wider = any(x.type.shape != y.type.shape for x, y in zip(body.inputs, larger.inputs))
     total = None if degree is None else degree if wider else degree + 1  # wider turns count rows
     return Value("added", total if zero or not total else ODD)
-
-
-def _added_to(n: Node, carried: Node) -> list[Node] | None:
-    """The terms that `n` adds to `carried`; None where it is not such a sum."""
-    terms: list[Node] = []
-    while n is not carried:
-        if n.op in NAMES or n.op == cast.name:
-            n = n.args[0]
-            continue
-        ways = [a for a in n.args if carried in reachable([a])]
-        if n.op != add.name or len(ways) != 1:
-            return None
-        terms += [a for a in n.args if a is not ways[0]]
-        n = ways[0]
-    return terms
 
 
 def _by_places(once: Reading, n: Node, m: Node, args: list[Value]) -> bool:
@@ -335,6 +334,11 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
         return not joins and source.type.shape[dim] != n.type.shape[dim]
     if n.op == custom.name and n.args[0] in once.cuts:  # the same value
         once.cuts[n] = once.cuts[n.args[0]]
+    if n.op == concat.name and n.attrs["dim"] == dim:
+        cuts = [once.blocks_of(a, b) for a, b in zip(n.args, m.args, strict=True)]
+        parts = [None if cut is None else cut[0] for cut in cuts]
+        if (joined := one_after_other(parts, dim)) is not None:
+            once.cuts[n] = [joined]
     if n.op in (concat.name, pad.name) or n.kind.bodies or n.op == item.name:
         return False
     if n.op == take.name and values[n.args[1]].places:
@@ -363,7 +367,7 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
         once.cuts[n] = outs
         return False
     # Rows in groups, as a loop takes them, are each by itself in it, in whatever group they are.
-    return n.op not in MOVING or not (_is_looped(once, n) or _of_loop(n))
+    return n.op not in MOVING or not (_is_looped(once, n) or of_loop(n))
 
 
 def _is_looped(once: Reading, n: Node) -> bool:
@@ -372,13 +376,6 @@ def _is_looped(once: Reading, n: Node) -> bool:
     return bool(users) and all(
         x.kind.bodies or (x.op in MOVING and _is_looped(once, x)) for x in users
     )
-
-
-def _of_loop(n: Node) -> bool:
-    """Whether `n` is what a loop gives, moved, or with a gradient of its own."""
-    while n.op in MOVING or n.op == custom.name:
-        n = n.args[0]
-    return n.op == item.name and n.args[0].kind.bodies
 
 
 def _takes_its_own(n: Node, m: Node, values: Mapping[Node, Value]) -> bool:

@@ -36,7 +36,7 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
             raise _plain_sum(once.name, n, value.degree)
     of_batch, sizes = depends(once.nodes, once.batch), dict(zip(once.nodes, larger, strict=True))
     for n in once.outs:
-        if n.type.rank and found[n].kind != "same" and not separates(n, sizes[n], found[n]):
+        if n.type.rank and found[n].kind != "same" and not separates(once, n, sizes[n], found[n]):
             raise inseparable(once.name, n)
         if n in once.inside:
             continue
@@ -61,11 +61,13 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
         )
 
 
-def separates(n: Node, m: Node, value: Value) -> bool:
+def separates(once: Reading, n: Node, m: Node, value: Value) -> bool:
     """Whether each row of the batch gives a row of `n` along dim 0, of `value`, and nothing of the
     other rows is in it. `m` is the node in a recording with twice as many rows."""
     first, *rest = n.type.shape
-    return m.type.shape == (2 * first, *rest) and value.kind == "rows" and not value.mixed
+    if m.type.shape != (2 * first, *rest) or value.kind != "rows" or value.mixed:
+        return False
+    return once.in_order(n, m)
 
 
 def _is_whole(once: Reading, n: Node, m: Node, value: Value) -> bool:
@@ -75,7 +77,7 @@ def _is_whole(once: Reading, n: Node, m: Node, value: Value) -> bool:
     if not n.type.rank:
         return n.type.dtype.is_float and value.kind == "added" and value.degree == 0
     rows = {x.type.shape[0] for x in once.batch}
-    return n.type.shape[0] in rows and separates(n, m, value) and value.degree == 0
+    return n.type.shape[0] in rows and separates(once, n, m, value) and value.degree == 0
 
 
 def warn_of_crossing(read: Reading) -> None:

@@ -76,6 +76,20 @@ permute: [(0, 2)] are no hand-overs between 2 devices
   fix : name places from 0 to 1, each at most once as giver and as taker
 """)
 
+row("a shift by part of a place", ts.UsageError,
+    lambda: op.kernel()(lambda x: dist.shift(x, "dp", by=1.5))(LOCAL), """
+shift: by cannot be 1.5
+  at  : AT
+  fix : give a whole number
+""")
+
+row("places that are no whole numbers", ts.UsageError,
+    lambda: op.kernel()(lambda x: dist.permute(x, "dp", [(0.5, "1")]))(LOCAL), """
+permute: pairs cannot be [(0.5, '1')]
+  at  : AT
+  fix : give (from, to) pairs, e.g. [(0, 1), (1, 0)]
+""")
+
 row("hand-overs that are none", ts.UsageError,
     lambda: op.kernel()(lambda x: dist.permute(x, "dp", 3))(LOCAL), """
 permute: pairs cannot be 3

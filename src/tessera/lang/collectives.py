@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.checks import axes_of, one_of, shown, unfit, whole
 from ..core.devices import process_count
+from ..core.dtypes import bool_, summed
 from ..core.errors import (
     LayoutError,
     ShapeError,
@@ -23,14 +24,8 @@ from ..core.errors import (
     lines_up,
     warn_no_effect,
 )
-from ..core.layout import (
-    PARTIAL_KINDS,
-    Dim,
-    Factor,
-    TensorType,
-    unknown_axis,
-    ways,
-)
+from ..core.kinds import is_whole
+from ..core.layout import PARTIAL_KINDS, Dim, Factor, TensorType, unknown_axis, ways
 from ..core.reshard import completed, gathered
 from . import functions
 from .determinism import sums_in_order
@@ -66,9 +61,10 @@ def all_reduce(
     """The sum, max, min or mean over the devices along `axis`, as one value on each of them.
 
     `x` is a tensor or a tree of tensors. In a local body the values of the devices are reduced by
-    `op` (None: sum); `axis` None is all local axes. In the global view pending sums are completed
-    and a complete value stays as it is; `axis` None is every axis with a pending sum, and `op`
-    ("sum", "max", "min") must be what is pending (None accepts any).
+    `op` (None: sum); `axis` None is all local axes. Bools are counted in int32, as `ts.sum` does;
+    their "max" says whether any is True. In the global view pending sums are completed and a
+    complete value stays as it is; `axis` None is every axis with a pending sum, and `op` ("sum",
+    "max", "min") must be what is pending (None accepts any).
 
     With `deterministic` this sum is added in a fixed order over the places of `axis`, at the level
     "fast" too (guide 2, 4): in the order that `dist.deterministic` chose, else adjacent pairs
@@ -93,6 +89,7 @@ def all_reduce(
         own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
         if own:
             key = ("all_reduce", own, op or "sum")
+            t = _counted(t) if op in (None, "sum", "mean") else t
             t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
         return _completed(t, rest, op) if rest else t
 
@@ -133,10 +130,15 @@ def reduce_scatter(
     with sums_in_order("reduce_scatter", deterministic):
         if own:
             key = ("reduce_scatter", own, d, op)
-            x = ranks.issue(key, x, lambda block: scattered(block, own, d, op))
+            x = ranks.issue(key, _counted(x), lambda block: scattered(block, own, d, op))
         if rest:
             x = functions.relayout(x, split_over(completed(x.type, rest), d, rest))
     return x
+
+
+def _counted(x: Tensor) -> Tensor:
+    """Truths as numbers to be added up, as `ts.sum` counts them."""
+    return functions.cast(x, summed(bool_)) if x.dtype is bool_ else x
 
 
 # -- putting together and apart -------------------------------------------------------------------
@@ -246,12 +248,13 @@ def permute(x: Tensor, axis: str | Sequence[str], pairs: Sequence[tuple[int, int
 def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
     """The block of the device `by` places before this one along `axis`, in a ring.
 
-    Raises UsageError in the global view.
+    Raises UsageError in the global view, or if `by` is no whole number.
     """
     own, _ = _axes("shift", axis, as_tensor(x), ())
     if not own:
         raise _local_only("shift")
     n = ways(own, view_now().mesh.sizes)
+    by = whole("shift", "by", by)
     return permute(x, axis, [(i, (i + by) % n) for i in range(n)])
 
 
@@ -259,11 +262,12 @@ def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
     """The (from, to) pairs as integers. Raises UsageError if a place does not exist, or gives or
     takes twice."""
     try:
-        given = tuple((int(a), int(b)) for a, b in pairs)  # type: ignore[attr-defined]
+        given = tuple((a, b) for a, b in pairs)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        raise unfit(
-            "permute", "pairs", pairs, "give (from, to) pairs, e.g. [(0, 1), (1, 0)]"
-        ) from None
+        given = ((None, None),)
+    if not all(is_whole(p) for pair in given for p in pair):
+        raise unfit("permute", "pairs", pairs, "give (from, to) pairs, e.g. [(0, 1), (1, 0)]")
+    given = tuple((int(a), int(b)) for a, b in given)
     places = [p for pair in given for p in pair]
     twice = len({a for a, _ in given}) < len(given) or len({b for _, b in given}) < len(given)
     if twice or any(not 0 <= p < n for p in places):

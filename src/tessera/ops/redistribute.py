@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.dtypes import bool_, int32
 from ..core.errors import LayoutError, fail
 from ..core.layout import (
     Digit,
@@ -144,9 +145,10 @@ def _scatter_local(c: Call, x: Array) -> Array:
     dim, axes = c.attrs["to_dim"], c.attrs["axes"]
     above, _, _, uneven = _around(c.out, dim, axes)
     if above == 1 and uneven is None:
-        return c.xp.reduce_scatter(x, axes, dim)
+        return _truths(c, c.xp.reduce_scatter(_counts(c, x), axes, dim))
     x, _ = _exposed(c, x)
-    return c.xp.reshape(c.xp.reduce_scatter(x, axes, dim + 1), c.shape)
+    x = c.xp.reduce_scatter(_counts(c, x), axes, dim + 1)
+    return c.xp.reshape(_truths(c, x), c.shape)
 
 
 def _shard_local(c: Call, x: Array) -> Array:
@@ -184,7 +186,19 @@ def _exchange_local(c: Call, x: Array) -> Array:
 
 def _reduce_local(c: Call, x: Array) -> Array:
     kind = dict(c.ins[0].partial).get(c.attrs["axes"][0], "sum")
-    return c.xp.all_reduce(x, c.attrs["axes"], kind)
+    if kind != "sum":
+        return c.xp.all_reduce(x, c.attrs["axes"], kind)
+    return _truths(c, c.xp.all_reduce(_counts(c, x), c.attrs["axes"], kind))
+
+
+def _counts(c: Call, x: Array) -> Array:
+    """Summands as engines add them up: they have no sum of truths."""
+    return c.xp.cast(x, int32) if c.out.dtype is bool_ else x
+
+
+def _truths(c: Call, x: Array) -> Array:
+    """A sum of truths is true where one of them is, as in NumPy."""
+    return c.xp.cast(x, bool_) if c.out.dtype is bool_ else x
 
 
 def _to_partial_local(c: Call, x: Array) -> Array:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import ml_dtypes
 import numpy as np
 import torch
 
 import tessera as ts
-from tessera import dist, nn
+from tessera import dist, nn, op
 from tests.mesh.silent.rows import row
 
 BF16 = ml_dtypes.bfloat16
@@ -124,3 +126,37 @@ def running_sum() -> None:
     want = np.arange(1, 1001).astype(BF16)
     assert np.array_equal(ts.cumsum(ts.tensor(x)).numpy(), want)
     assert ts.prod(ts.tensor(np.full(64, 1.0078125, BF16))).item() == 1.6484375
+
+
+@row("devices add up truths: they are counted, as by sum, and the largest is whether any is")
+def counted_truths() -> None:
+    x = np.array([[1, 1, -1, 1], [1, -1, -1, 1], [1, -1, -1, -1], [1, -1, -1, 1]])
+    given = ts.tensor(x, mesh=dist.Mesh(("dp",), devices=4), layout="[4@dp, 4]")
+    here = {
+        "sum": lambda t: dist.all_reduce(t > 0, "dp"),
+        "not": lambda t: ~dist.all_reduce(t > 0, "dp", op="max"),
+        "mean": lambda t: dist.all_reduce(t > 0, "dp", op="mean"),
+        "parts": lambda t: dist.all_gather(dist.reduce_scatter(t > 0, "dp", dim=1), "dp", dim=1),
+        "scattered": lambda t: dist.all_gather(dist.scatter(t > 0, "dp", 2, 1), "dp", dim=1),
+    }
+    truths = x > 0
+    want = {
+        "sum": truths.sum(0, dtype=np.int32), "not": ~truths.any(0),
+        "mean": truths.mean(0, dtype=np.float32), "parts": truths.sum(0, dtype=np.int32),
+        "scattered": truths[2],
+    }  # fmt: skip
+    for name, body in here.items():
+        out = op.kernel(body)(given)
+        assert out.dtype.numpy == out.numpy().dtype == want[name].dtype, name
+        assert np.array_equal(out.numpy()[0], want[name]), name
+
+
+@row("a layout says that truths are a sum still to be completed")
+def pending_truths() -> None:
+    x = np.arange(8) % 3 > 0
+    for order in (None, "binary"):
+        for mesh in (dist.Mesh(("dp",), devices=4), dist.Mesh(("dp",), devices=8).fold(onto=4)):
+            t = dist.redistribute(ts.tensor(x, mesh=mesh), "[8] +dp")
+            with dist.deterministic(order) if order else contextlib.nullcontext():
+                for y in (dist.all_reduce(t), dist.redistribute(t, "[8@dp]")):
+                    assert y.numpy().dtype == bool and np.array_equal(y.numpy(), x)

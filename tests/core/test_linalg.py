@@ -17,7 +17,7 @@ from tessera.core.layout import parse_type, plain
 from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Node
-from tessera.ir.graph.oracle import evaluate
+from tessera.ir.graph.oracle import computed
 from tessera.ir.graph.verify import verify
 from tessera.ops.op import op_named
 from tessera.passes.differentiate import differentiate
@@ -252,7 +252,7 @@ def slopes(build: Callable[[Builder, list[Node]], list[Node]], ins: list[Any]) -
     verify(graph, "differentiate")
     w = [RNG.uniform(0.5, 1.5, o.type.shape) for o in outs]
     exact = [x.astype(np.float64) for x in ins]
-    got = evaluate(graph, [*exact, *w])[len(outs) :]
+    got = computed(graph, [*exact, *w])[len(outs) :]
     for i, g in enumerate(got):
         want = np.zeros(g.shape)
         for at in np.ndindex(g.shape):
@@ -260,7 +260,7 @@ def slopes(build: Callable[[Builder, list[Node]], list[Node]], ins: list[Any]) -
             for step in (1e-6, -1e-6):
                 moved = [x.copy() for x in exact]
                 moved[i][at] += step
-                now = evaluate(graph, [*moved, *w])
+                now = computed(graph, [*moved, *w])
                 sides.append(sum(np.sum(a * c) for a, c in zip(w, now)))
             want[at] = (sides[0] - sides[1]) / 2e-6
         np.testing.assert_allclose(g, want, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from tessera.core.layout import Factor, TensorType, parse_type, plain
 from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
-from tessera.ir.graph.oracle import evaluate, evaluate_blocks
+from tessera.ir.graph.oracle import computed, evaluate, evaluate_blocks
 from tessera.ir.graph.text import parse, to_text
 from tessera.ir.graph.verify import verify
 from tessera.ops.op import OPS, op_named
@@ -189,7 +189,7 @@ def test_gradients_equal_finite_differences(row: Row) -> None:
     verify(graph, "differentiate")
     w = weights(row).astype(np.float64)
     exact = [x.astype(np.float64) if x.dtype == np.float32 else x for x in row.ins]
-    got = evaluate(graph, [*exact, w])
+    got = computed(graph, [*exact, w])
     for g, i in zip(got, by, strict=True):
         assert g.shape == row.ins[i].shape
         want = np.zeros(g.shape)
@@ -207,7 +207,7 @@ def test_gradients_equal_finite_differences(row: Row) -> None:
 def test_gradients_in_every_layout(row: Row) -> None:
     whole, _ = gradient_graph(row, types_of(row))
     w = weights(row)
-    want = evaluate(whole, [*row.ins, w])
+    want = computed(whole, [*row.ins, w])
     for types in cases(row, 10):
         graph, _ = gradient_graph(row, types)
         verify(graph, "differentiate")

@@ -7,6 +7,7 @@ together and cutting them again, so that it shares no code with the collectives 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import GraphError, UsageError, fail
-from ...core.layout import TensorType, ways
+from ...core.checks import alike, unfit
+from ...core.dtypes import BY_NAME, held_as
+from ...core.errors import DTypeError, GraphError, UsageError, fail
+from ...core.layout import TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
@@ -89,7 +92,12 @@ def every_coords(mesh: Mesh | None) -> list[Coords]:
 
 
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of `graph` for global arrays, computed by NumPy as if there were one device."""
+    """The outputs of `graph` for global arrays, computed by NumPy as if there were one device.
+
+    An array has the shape of its input, and becomes of its dtype: floats those of another width,
+    whole numbers those that hold them. Raises UsageError if there are not as many arrays as inputs
+    or one cannot be read, ShapeError and DTypeError if one is another than its input.
+    """
     if len(need_graph("evaluate", graph).inputs) != len(inputs):
         raise fail(
             UsageError,
@@ -97,6 +105,33 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
             [("inputs", ", ".join(n.attrs["name"] for n in graph.inputs))],
             fix="give one array per input, in order",
         )
+    return computed(graph, [_given(n, x) for n, x in zip(graph.inputs, inputs, strict=True)])
+
+
+def _given(n: Node, value: object) -> Array:
+    """`value` as the input `n` takes it: what devices have of their own lies along leading dims."""
+    t, what = n.type, f"input {n.attrs['name']!r}"
+    x = None
+    with contextlib.suppress(ValueError, TypeError):
+        x = np.asarray(value)
+    if x is None or (x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME):
+        raise unfit("evaluate", what, value, f"give an array of {t}")
+    whole = (*(t.sizes[a] for a in t.varying), *t.shape)
+    fix = "give an array of what was recorded, or record the function with this one"
+    alike(f"evaluate: {what}", plain(t.dtype, whole), plain(held_as(x.dtype), x.shape), fix)
+    made = x.astype(t.dtype.numpy)
+    if t.dtype.is_float or np.array_equal(made, x):
+        return made
+    raise fail(
+        DTypeError,
+        f"evaluate: {what} does not hold all values that are given",
+        [("have", t), ("given", f"{x.min()} to {x.max()}")],
+        fix="keep them within what the dtype holds",
+    )
+
+
+def computed(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """`evaluate` of arrays as they are: floats of 64 bits are computed in 64 bits."""
     env: dict[Node, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for n in graph.nodes:
         if n.op == "input":
@@ -124,7 +159,7 @@ def value_of(n: Node, args: list[Array]) -> Any:
     if n.op == "scan":
         return _scan_whole(n, args)
     ins = tuple(a.type for a in n.args)
-    call = Call(xp_numpy, Place(), ins, n.types, n.attrs, evaluate)
+    call = Call(xp_numpy, Place(), ins, n.types, n.attrs, computed)
     varying = n.types[0].varying
     if not varying:
         return OPS[n.op].compute(call, *args)
@@ -319,7 +354,7 @@ def run_blocks(
             site = Place(coords)
             ins = tuple(a.type for a in n.args)
             with np.errstate(all="ignore"):
-                call = Call(xp_numpy, site, ins, n.types, n.attrs, evaluate)
+                call = Call(xp_numpy, site, ins, n.types, n.attrs, computed)
                 results.append(OPS[n.op].compute(call, *args))
         if isinstance(results[0], tuple):
             env[n] = [[r[j] for r in results] for j in range(len(n.types))]
@@ -355,7 +390,7 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
     carry, ys = _iterations(
         n,
         args,
-        lambda values: evaluate(n.attrs["body"], values),
+        lambda values: computed(n.attrs["body"], values),
         lambda x, t, i: np.take(x, i, axis=len(t.varying)),
         lambda go, new, old, t: np.where(_on_dims(go, n.types[0], t), new, old),
     )

@@ -209,8 +209,9 @@ def dist_tensor(
     `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number, or
     a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (without a
     name, on the order of creation), never on the layout. Without `name`, the tensor gets the name
-    of its variable in the first `graph.training_step` that uses it. Raises UsageError if `init` is
-    unknown, ShapeError if the function returns another shape, LayoutError if `layout` does not fit.
+    of its variable in the first `graph.training_step` that uses it; what a step makes by name is
+    made once, and met again later. Raises UsageError if `init` is unknown, ShapeError if the
+    function returns another shape, LayoutError if `layout` does not fit.
     """
     if hasattr(shape, "__array__"):
         fix = "a tensor of values is ts.tensor(x, mesh, layout); dist.tensor draws new ones"
@@ -218,6 +219,10 @@ def dist_tensor(
     mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
     t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
     t.name, t.drawn = name, True
+    recorder = current()
+    again = None if recorder is None else recorder.root.again.get(name)
+    if again is not None and (again.shape, again.dtype) == (t.shape, t.dtype):
+        return again
     first = first_values("dist.tensor", init, name)
     t._pending = lambda: first(t)
     return t

@@ -160,6 +160,7 @@ class Recorder:
         self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
+        self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met
         self.renewed: list[tuple[Node, str]] = []  # what `x += y` made, and where
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()

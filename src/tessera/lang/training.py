@@ -236,7 +236,10 @@ class TrainingStep(Generic[P, R]):
         assert recorder is not None
         before = len(recorder.captured)
         for found, slot in self._outside.values():
-            store.stand_for(recorder, found, slot.held(slot.name))
+            held = slot.held(slot.name)
+            store.stand_for(recorder, found, held)
+            if found.drawn:  # it may be one that the step makes, and is not to be made anew
+                recorder.root.again[slot.name] = held
         return before
 
     def _adopt(self, before: int) -> None:

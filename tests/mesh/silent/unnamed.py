@@ -9,8 +9,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 import tessera as ts
-from tessera import nn
+from tessera import dist, graph, nn
 
 from .rows import row
 
@@ -146,3 +148,22 @@ def _() -> None:
     f = ts.jit(lambda x: x * (getattr(lazy, "k", 1.0)))
     assert f(ts.tensor(1.0)).item() == 2.0
     assert Lazy.runs == 1  # where the function itself reads it
+
+
+@row("a step makes a weight by name, and is recorded more than once")
+def made_in_a_step() -> None:
+    mesh, plan = dist.Mesh(("dp",), devices=4), dist.strategy("data_parallel")
+
+    @graph.training_step(strategy=plan)
+    def step(x: ts.Tensor) -> Any:
+        w = dist.tensor((4, 2), name="w", mesh=mesh)
+        loss = ((x @ w) ** 2).mean()
+        return graph.backward(loss), loss
+
+    for rows in (8, 8, 16):
+        x = np.ones((rows, 4), np.float32)
+        slopes, loss = step(dist.place(x, plan, mesh, kind="batch"))
+        w = step.parameters["w"].numpy()
+        np.testing.assert_allclose(loss.item(), ((x @ w) ** 2).mean(), rtol=1e-5)
+        np.testing.assert_allclose(slopes["w"].numpy(), x.T @ (x @ w) / rows, rtol=1e-5)
+        step.update({"w": step.parameters["w"] * 0.5})

@@ -377,6 +377,8 @@ def test_a_capture_replays_one_program_and_takes_nothing_else(oracle: Oracle) ->
     assert np.abs(runs(X, 2.0).numpy() - runs.result.numpy()).max() > 1e-4  # weights are read anew
     assert oracle.compiled - made <= 1  # the zeros
     assert "part/block0" in runs.text and runs.text == runs.graph.text
+    for given in (ts.tensor(X), X.astype(np.float64)):
+        np.testing.assert_array_equal(runs.replay(given, 2.0).numpy(), runs(X, 2.0).numpy())
     with pytest.raises(ts.UsageError) as caught:
         runs.replay(X[:1], 3.0)
     assert str(caught.value).splitlines()[:3] == [

@@ -12,7 +12,7 @@ from ..ir.graph.node import Graph
 from .checks import signature_of
 from .host_data import is_array
 from .jit import Jit
-from .operands import type_like
+from .operands import as_tensor, type_like
 from .record import current
 from .tensor import Tensor
 from .tree import call_paths, flatten, path_name
@@ -28,7 +28,7 @@ class Capture(Generic[R]):
         if isinstance(fn, Jit):
             self._jit.chosen = fn.chosen
         self._signature = signature_of("capture", self._jit.fn)
-        self._given = args, kwargs
+        args, kwargs = self._given = _as_tensors((args, kwargs))
         #: What the function gave when it was captured.
         self.result: R = self._jit.at_once(*args, **kwargs)
         if not self._jit.programs:
@@ -41,11 +41,13 @@ class Capture(Generic[R]):
 
     def replay(self, *args: Any, **kwargs: Any) -> R:
         """Runs the program on arguments of the same types; without any, on those of the capture.
+        An array is as good as a tensor of its type.
 
         Raises UsageError, which lists all arguments that differ.
         """
         if not args and not kwargs:
             args, kwargs = self._given
+        args, kwargs = _as_tensors((args, kwargs))
         leaves, spec = flatten((args, kwargs))
         if spec != self._spec:
             raise fail(
@@ -80,6 +82,16 @@ class Capture(Generic[R]):
     def text(self) -> str:
         """The graph as text."""
         return self.graph.text
+
+
+def _as_tensors(x: Any) -> Any:
+    """`x` with tensors for the arrays in dicts, lists and tuples, as those of a tensor differ from
+    those of an array in their structure."""
+    if is_array(x):
+        return as_tensor(x)
+    if type(x) is dict:
+        return {k: _as_tensors(v) for k, v in x.items()}
+    return type(x)(map(_as_tensors, x)) if type(x) in (list, tuple) else x
 
 
 def _type(x: Any) -> TensorType | None:

@@ -304,11 +304,30 @@ def annotations_that_do_not_fit() -> Any:
 row("annotations that do not fit", ts.ShapeError, annotations_that_do_not_fit, """
 attend: 2 arguments do not fit the annotations
   k     : dim 1 ('S') is 5, not 3; annotated Tensor['B', 'S', 'D']
-  mask  : dtype is f32, not i32; annotated Tensor['S', ts.i32]
-  mask  : has 2 dims (3, 3), not 1; annotated Tensor['S', ts.i32]
+  mask  : dtype is f32, not i32; annotated Tensor['S', ts.int32]
+  mask  : has 2 dims (3, 3), not 1; annotated Tensor['S', ts.int32]
   bound : B=2 S=3 D=4
   at    : AT
   fix   : change the tensors or the annotations
+""")
+
+def arguments_in_stars_that_do_not_fit() -> Any:
+    @ts.function
+    def add(x: SEQUENCE, *more: MASK, **named: MASK) -> Any:
+        return x
+    fits = ts.ones((3,), ts.int32)
+    add(ts.ones((2, 3, 4)), fits, fits, other=fits)
+    return add(None, fits, fits[:2], other=fits, last=None)
+
+
+row("arguments in stars that do not fit", ts.ShapeError, arguments_in_stars_that_do_not_fit, """
+add: 3 arguments do not fit the annotations
+  x          : is a NoneType, not a tensor; annotated Tensor['B', 'S', 'D']
+  more.1     : dim 0 ('S') is 2, not 3; annotated Tensor['S', ts.int32]
+  named.last : is a NoneType, not a tensor; annotated Tensor['S', ts.int32]
+  bound      : S=3
+  at         : AT
+  fix        : change the tensors or the annotations
 """)
 
 def a_result_that_does_not_fit() -> Any:

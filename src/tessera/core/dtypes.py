@@ -111,6 +111,15 @@ def dtype_of(value: object) -> DType:
     raise fail(DTypeError, f"dtype {name or value!r} is not known", fix=fix)
 
 
+def public_name(dtype: DType) -> str:
+    """What `dtype` is called in `tessera`.
+
+    >>> public_name(int32), public_name(bf16), public_name(bool_)
+    ('int32', 'bf16', 'bool')
+    """
+    return next(n for n, d in globals().items() if d is dtype).rstrip("_")
+
+
 def held_as(dtype: np.dtype[Any]) -> DType:
     """The DType that host data of a NumPy dtype get: of 64 bits, their 32-bit counterpart.
 

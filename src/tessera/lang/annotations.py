@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core.dtypes import DType
+from ..core.dtypes import DType, public_name
 from ..core.errors import UsageError, fail
 
 
@@ -29,7 +29,7 @@ class TensorSpec:
     def __str__(self) -> str:
         items = [*(repr(d) for d in self.dims or ())]
         if self.dtype is not None:
-            items.append(f"ts.{self.dtype}")
+            items.append(f"ts.{public_name(self.dtype)}")
         return f"Tensor[{', '.join(items)}]" + " | None" * self.optional
 
     __repr__ = __str__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from ..core.checks import function_of
@@ -23,8 +24,9 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
 
     A name is bound to the size of its dim where it first occurs, and holds for all arguments and
     the result of that call. A dim may be a product, such as "3*D"; it is divided by the sizes that
-    are known. Annotations may be in tuples, lists and dicts. Raises ShapeError, which lists all
-    mismatches, if a shape, a dtype or a name does not fit.
+    are known. Annotations may be in tuples, lists and dicts; that of `*xs` or `**xs` is for each of
+    them. Raises ShapeError, which lists all mismatches, if a shape, a dtype or a name does not fit,
+    or None is given for what is neither `| None` nor None by default.
 
     >>> import tessera as ts
     >>> @ts.function
@@ -43,8 +45,14 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
         sizes = Sizes()
         given = bound_call(fn.__name__, signature, args, kwargs).arguments
         for name, spec in specs.items():
-            if given.get(name) is not None:  # else it was left out
-                _see(sizes, name, spec, given[name])
+            at = signature.parameters.get(name)
+            if at is None or name not in given or (given[name] is None and at.default is None):
+                continue  # it was left out
+            if at.kind is at.VAR_POSITIONAL:  # what is annotated is one of them
+                spec = GenericAlias(tuple, (spec, ...))
+            elif at.kind is at.VAR_KEYWORD:
+                spec = GenericAlias(dict, (str, spec))
+            _see(sizes, name, spec, given[name])
         sizes.settle()
         if sizes.wrong:
             raise _mismatch(fn, sizes, specs)

@@ -42,6 +42,12 @@ layout: [8@dp, 5] is for shape (8, 5), the tensor has (8, 4)
   at  : AT
   fix : write the tensor's own sizes
 """)
+row("a layout of each device's own", ts.LayoutError,
+    lambda: dist.redistribute(ts.tensor(ONES, mesh=MESH), "[8, 4] varying dp"), """
+layout: [8, 4] varying dp has a value for each device along dp
+  at  : AT
+  fix : give these values a dim and split that; only local bodies have what varies
+""")
 row("a layout that is no text", ts.LayoutError,
     lambda: ts.tensor(ONES, mesh=MESH, layout="[8@dp; 4]"), """
 layout: '8@dp; 4' is not a dim

@@ -306,6 +306,16 @@ def test_declarations_and_arguments_that_do_not_fit() -> None:
     assert error(lambda: ts.op(index="a -> a")(3))[0] == "op: the function cannot be 3"
 
 
+def test_arguments_by_name() -> None:
+    want = gated(X, W).numpy()
+    assert np.array_equal(gated(X, w=W).numpy(), want)
+    assert np.array_equal(gated(w=W, x=X).numpy(), want)
+    scaled = ts.op(index="b -> b")(lambda x, *, by=2.0: x * by)
+    name = repr(scaled).split()[1].rstrip(":")
+    assert error(lambda: scaled(W, by=3.0))[0] == f"{name}: by is no argument of its index"
+    assert error(lambda: gated(X, b=W))[0] == "gated_: w is missing"
+
+
 def test_the_oracle_and_another_process_know_the_name_only() -> None:
     g = graph.trace(lambda x, w: gated(x, w), X, W)
     assert error(lambda: graph.evaluate(g, [X, W]))[0] == (

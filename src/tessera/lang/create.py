@@ -24,6 +24,7 @@ from .checks import mesh_or_none
 from .eager import run_graph
 from .engine import Engine, Program, engine
 from .host_data import engine_array, host_array, remembered
+from .local.view import view
 from .moving import moved
 from .operands import as_tensor
 from .record import KEY_TYPE, Recorder, current, recording, symbolic
@@ -145,6 +146,12 @@ def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | N
             LayoutError,
             f"layout: {shown(layout)} is no layout",
             fix='use dist.ShardSpec(...), or a text such as "[8@dp, 4096]"',
+        )
+    if t.varying and view() is None:
+        raise fail(
+            LayoutError,
+            f"layout: {layout} has a value for each device along {', '.join(t.varying)}",
+            fix="give these values a dim and split that; only local bodies have what varies",
         )
     if t.shape != tuple(shape):
         raise fail(

@@ -11,6 +11,7 @@ from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..ops.user import Groups, add_function, parse_groups
 from .captured_code import look
+from .checks import bound, signature_of
 from .operands import as_tensor, emit, emit_many
 from .record import current
 
@@ -41,8 +42,20 @@ class UserOp:
     def __repr__(self) -> str:
         return f"<op {self._function.name}: {self._groups.text()}>"
 
-    def __call__(self, *xs: Any) -> Any:
+    def __call__(self, *xs: Any, **named: Any) -> Any:
         name = self._function.name
+        if named:
+            fn = self._function.fn
+            given = bound(name, signature_of(name, fn), xs, named)
+            if given.kwargs:
+                raise fail(
+                    UsageError,
+                    f"{name}: {next(iter(given.kwargs))} is no argument of its index",
+                    [("index", self._groups.text())],
+                    fix="give one tensor per group; the function reads what else it needs from"
+                    " around it, or has it from functools.partial",
+                )
+            xs = given.args
         if len(xs) != len(self._groups.args):
             raise fail(
                 ShapeError,

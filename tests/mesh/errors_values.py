@@ -440,3 +440,9 @@ set_program_cache: maps cannot be 0
   at  : AT
   fix : give a whole number of at least 1
 """)
+row("statistics of tensors without elements", ts.UsageError,
+    lambda: ts.debug.statistics({"x": ts.ones((0, 3))}), """
+statistics: there is no tensor of floats with elements in {'x': <Tensor f32[0, 3]>}
+  at  : AT
+  fix : give a tensor, or a dict of them such as ts.grad returns
+""")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -450,7 +451,32 @@ SCHEDULES: list[tuple[optim.Schedule, Callable[[int], Any]]] = [
             [optax.constant_schedule(0.5), optax.linear_schedule(0.4, 0.0, 4)], [3]
         ),
     ),
-]
+    (
+        optim.join_schedules(
+            [optax.linear_schedule(0.0, 0.5, 3), lambda step: 0.3, optim.linear(0.4, 0.0, 4)],
+            [3, 5],
+        ),
+        optax.join_schedules(
+            [
+                optax.linear_schedule(0.0, 0.5, 3), optax.constant_schedule(0.3),
+                optax.linear_schedule(0.4, 0.0, 4),
+            ],
+            [3, 5],
+        ),
+    ),
+]  # fmt: skip
+
+
+def test_one_number_of_another_library_is_a_rate() -> None:
+    for lr in (np.float32(0.5), np.array(0.5), jnp.float32(0.5), np.float16(0.5)):
+        assert optim.SGD(lr) == optim.SGD(0.5)
+    with pytest.raises(ts.UsageError, match="lr is a ndarray"):
+        optim.SGD(np.array([0.5, 0.1]))  # type: ignore[arg-type]
+
+
+def test_what_is_joined_is_named_where_it_is_no_schedule() -> None:
+    with pytest.raises(ts.UsageError, match=r"join_schedules: schedules\[1\] cannot be 0.1"):
+        optim.join_schedules([optim.constant(0.5), 0.1], [3])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SCHEDULES, ids=lambda s: getattr(s, "name", ""))

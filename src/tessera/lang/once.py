@@ -8,10 +8,13 @@ would see that: so it is said.
 from __future__ import annotations
 
 import inspect
+import os
 import random
+import secrets
 import sys
 import time
 import types
+import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,8 +37,17 @@ _CLOCKS = {
     "now", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
     "process_time_ns", "thread_time", "time_ns", "today", "utcnow",
 }  # fmt: skip
+# What gives other numbers each time, and has no state to be looked at.
+_ENTROPY = (
+    (os, {"urandom"}), (uuid, {"uuid1", "uuid4"}),
+    (secrets, {"choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"}),
+)  # fmt: skip
 _GROWING = (list, set, deque, bytearray)
 _DRAWN = "use ts.random, or give what is drawn as an argument"
+
+
+def _drawn_from(label: str) -> str:
+    return f"draws from {label} while it is recorded; later calls use the same numbers: {_DRAWN}"
 
 
 class Once:
@@ -49,12 +61,10 @@ class Once:
 
     def done(self, after: Looked) -> list[str]:
         """What was done once, with the way out of each."""
-        rows = [
-            f"draws from {label} while it is recorded; later calls use the same numbers: {_DRAWN}"
-            for label, ask, was in self._before
-            if ask() != was
-        ]
+        rows = [_drawn_from(label) for label, ask, was in self._before if ask() != was]
         code = _code(self._fn)
+        if code is not None and (source := _entropy(code)):
+            rows.append(_drawn_from(source))
         if code is not None and "next" in names_in(code.__code__):
             rows += [
                 f"takes from the iterator {place.label} while it is recorded; later calls use the"
@@ -137,6 +147,19 @@ def _code(fn: Any) -> types.FunctionType | None:
     if not isinstance(fn, types.FunctionType):
         fn = inspect.unwrap(type(fn).__call__)
     return fn if isinstance(fn, types.FunctionType) else None
+
+
+def _entropy(f: types.FunctionType) -> str:
+    """How `f` names the source of `_ENTROPY` that it draws from; "" if it draws from none."""
+    names = set(names_in(f.__code__))
+    for place in variables(f):
+        x = place.now()
+        for module, inside in _ENTROPY:
+            if x is module and names & inside:
+                return f"{place.label}.{min(names & inside)}"
+            if any(x is getattr(module, n) for n in inside):
+                return place.label
+    return ""
 
 
 def _clock(f: types.FunctionType) -> str:

@@ -84,7 +84,7 @@ def statistics(tree: Any) -> Statistics:
     if not found:
         raise fail(
             UsageError,
-            f"statistics: there is no tensor of floats in {shown(tree)}",
+            f"statistics: there is no tensor of floats with elements in {shown(tree)}",
             fix="give a tensor, or a dict of them such as ts.grad returns",
         )
     if list(found) == [""]:

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from ml_dtypes import finfo
 
 from ..core.checks import unfit
@@ -30,6 +31,7 @@ from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.eager import redistribute_now, run_graph, run_now
 from ..lang.flat_state import FlatState, by_name
+from ..lang.host_data import is_array
 from ..lang.operands import emit, scalar
 from ..lang.parameter import Parameter, trained
 from ..lang.record import current
@@ -71,6 +73,9 @@ class Optimizer(ABC):
             cls.__setattr__ = _set  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
+        given: Any = self.lr
+        if (is_array(given) or isinstance(given, np.generic)) and given.shape == ():
+            object.__setattr__(self, "lr", given.item())
         fits = callable(self.lr) and not hasattr(type(self.lr), "parameters")
         if not isinstance(self.lr, (int, float)) and not fits:
             raise fail(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.checks import unfit, whole
-from ..core.dtypes import f32
+from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError, TesseraError, UsageError, fail
 from ..lang import functions as F
 from ..lang.checks import typed
@@ -86,7 +86,7 @@ def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
         (key, f"{v}: rates and steps are finite numbers >= 0")
         for key, value in settings.items()
         for v in (value if isinstance(value, tuple) else (value,))
-        if not (isinstance(v, Schedule) or (isinstance(v, (int, float)) and 0 <= v < math.inf))
+        if not (callable(v) or (isinstance(v, (int, float)) and 0 <= v < math.inf))
     ]
     if wrong:
         raise fail(UsageError, f"{name}: a setting is out of range", wrong, fix="correct it")
@@ -195,27 +195,38 @@ def piecewise_constant(values: Sequence[float], boundaries: Sequence[int]) -> Sc
 
 
 @typed
-def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+def join_schedules(
+    schedules: Sequence[Callable[[Any], Any]], boundaries: Sequence[int]
+) -> Schedule:
     """`schedules[i]` from step `boundaries[i-1]` on; each counts its steps from there.
 
-    Raises UsageError if an element of `schedules` is not a Schedule, or unless there is one
-    boundary less than schedules, and boundaries rise.
+    Functions of the step, such as optax's, are schedules too. Raises UsageError if an element of
+    `schedules` is none, or unless there is one boundary less than schedules, and boundaries rise.
     """
-    known = isinstance(schedules, (tuple, list)) and all(isinstance(s, Schedule) for s in schedules)
-    if not known:
-        fix = "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]"
+    fix = "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]"
+    if not isinstance(schedules, (tuple, list)):
         raise unfit("join_schedules", "schedules", schedules, fix)
+    for i, s in enumerate(schedules):
+        if not callable(s):
+            raise unfit("join_schedules", f"schedules[{i}]", s, fix)
     _need_pieces("join_schedules", len(schedules), boundaries)
 
     def rule(t: Tensor) -> Tensor:
-        rate = schedules[0].rule(t)
+        rate = _rate(schedules[0], t)
         for part, at in zip(schedules[1:], boundaries, strict=True):
-            rate = F.where(t < at, rate, part.rule(F.maximum(t - at, 0.0)))
+            rate = F.where(t < at, rate, _rate(part, F.maximum(t - at, 0.0)))
         return rate
 
     return _schedule(
         "join_schedules", rule, schedules=tuple(schedules), boundaries=tuple(boundaries)
     )
+
+
+def _rate(schedule: Callable[[Any], Any], t: Tensor) -> Tensor:
+    """What `schedule` gives at `t` f32[] steps, as f32."""
+    if isinstance(schedule, Schedule):
+        return schedule.rule(t)
+    return as_tensor(scheduled(schedule, t.to(int32))).to(f32)
 
 
 def _after_warmup(start: float, peak: float, warmup: int, then: Schedule) -> Rule:

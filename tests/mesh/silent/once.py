@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 import time
+import uuid
 import warnings
 from collections.abc import Callable
 from datetime import datetime
@@ -272,3 +275,21 @@ def nothing_is_said() -> None:
         return x * noise + next(iter([1.0]))
 
     assert step(X).shape == (2,)
+
+
+@row("a function draws from the system's random numbers while it is recorded",
+     warns=ts.TraceWarning, says="draws from os.urandom while it is recorded")  # fmt: skip
+def drawn_from_the_system() -> None:
+    ts.jit(lambda x: x + os.urandom(1)[0])(X)
+
+
+@row("a function names what it makes at random", warns=ts.TraceWarning,
+     says="draws from uuid.uuid4 while it is recorded")  # fmt: skip
+def named_at_random() -> None:
+    ts.jit(lambda x: x + uuid.uuid4().int % 7)(X)
+
+
+@row("a function draws a secret", warns=ts.TraceWarning,
+     says="draws from secrets.randbelow while it is recorded")  # fmt: skip
+def drawn_in_secret() -> None:
+    ts.jit(lambda x: x * secrets.randbelow(7))(X)

@@ -74,13 +74,15 @@ def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fi
 def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
     """What each of `ranks` says about `who`."""
     turn = _rounds[who, ranks] = _rounds[who, ranks] + 1
-    path = f"tessera/values/{who}/{','.join(map(str, ranks))}/{turn}/"
+    place, me = f"tessera/values/{who}/{','.join(map(str, ranks))}", jax.process_index()
+    path = f"{place}/{turn}/"
     limit_s = limits().collective_s
     with comparison(who, f"{who} is compared", ranks) as record:
-        service().key_value_set_bytes(f"{path}{jax.process_index()}", json.dumps(mine).encode())
+        service().key_value_set_bytes(f"{path}{me}", json.dumps(mine).encode())
         found = gathered(path, ranks, limit_s)
         if found is None:
             raise flight().late(record, limit_s)
+        service().key_value_delete(f"{place}/{turn - 1}/{me}")  # which all have read
         return {rank: json.loads(text) for rank, text in found.items()}
 
 

@@ -78,11 +78,10 @@ def written(job: Job) -> None:
                 stack.enter_context(job.storage.held(job.tag))
         except TesseraError as error:
             mine["error"] = str(error)
-        first = mine
+        said = _agree(job, path + "/begin", mine, limits().collective_s)
+        _see_alike(job, said)
+        first = said[0]
         try:
-            said = _agree(job, path + "/begin", mine, limits().collective_s)
-            first = said[0]
-            _see_alike(said)
             made = _published(job, path, first)
         except TesseraError:
             if not job.there:
@@ -185,10 +184,12 @@ def _see_others(job: Job, found: Sequence[Manifest]) -> None:
         )
 
 
-def _see_alike(said: Sequence[dict[str, Any]]) -> None:
+def _see_alike(job: Job, said: Sequence[dict[str, Any]]) -> None:
     """Raises CheckpointError, in all processes, where they save different things as one."""
     rows = differences({rank: s["alike"] for rank, s in enumerate(said)})
     if rows:
+        if job.leads:  # it alone keeps others out of the folder that it made
+            _left(job, said[0]["id"])
         raise fail(
             CheckpointError,
             "checkpoint.save: the processes save one checkpoint, and differ in what it is",

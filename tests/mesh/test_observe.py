@@ -132,6 +132,37 @@ def test_the_same_run_twice_is_the_same_to_the_bit(mesh: dist.Mesh) -> None:
     assert isinstance(found, Comparison) and found.same
 
 
+UNLIKE: list[tuple[Any, Any, list[str]]] = [
+    ({"loss": 1, "x": 2}, {"los": 1, "x": 2}, ["only a has the result 'loss'",
+                                               "only b has the result 'los'"]),
+    ({"loss": 1, "x": 2}, {"x": 2, "loss": 1}, []),
+    ([1, 2], [1], ["only a has the result '1'"]),
+    ([1, "mean"], [1, "sum"], ["result '1': 'mean' in a, 'sum' in b"]),
+    ([1, 0.5], [1, 0.5000001], []),
+    ([1, 0.5], [1, 0.6], ["result '1': 0.5 in a, 0.6 in b"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "unlike"), UNLIKE, ids=[str(i) for i in range(len(UNLIKE))])
+def test_results_of_other_names_or_of_other_constants_are_not_the_same(
+    a: Any, b: Any, unlike: list[str]
+) -> None:
+    def of(what: Any) -> Any:
+        def run(x: Any) -> Any:  # in order of names, whatever the order in which it gives them
+            names = sorted(what) if isinstance(what, dict) else range(len(what))
+            made = {n: x * v if isinstance(v := what[n], int) else v for n in names}
+            return {n: made[n] for n in what} if isinstance(what, dict) else list(made.values())
+
+        return run
+
+    found = debug.compare(of(a), of(b), np.arange(4, dtype="f4"))
+    assert isinstance(found, Comparison)
+    assert list(found.unlike) == unlike and found.first is None
+    assert found.same == (not unlike) and str(found).startswith(
+        "their results differ" if unlike else "the same"
+    )
+
+
 def test_a_function_with_a_per_device_view_is_looked_into(mesh: dist.Mesh) -> None:
     x = ts.tensor(np.arange(8.0, dtype="f4"), mesh=mesh, layout="[8@dp]")
 

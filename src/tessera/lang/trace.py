@@ -19,7 +19,7 @@ from .operands import as_tensor
 from .record import Reader, Recorder, options_of_run, recording
 from .store import owned_by, store_of
 from .tensor import Tensor
-from .tree import call_paths, flatten, path_name, unflatten
+from .tree import call_paths, flatten, path_name, spec_paths, unflatten
 
 # What an input of a recorded call stands for: a tensor, only its type, or the random key.
 Given = Tensor | TensorType | None
@@ -27,11 +27,14 @@ Given = Tensor | TensorType | None
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded call: its graph, and what was given for each of the graph's inputs; `piped` where
-    a pipeline is part of it as a plain function."""
+    """A recorded call: its graph, what was given for each of the graph's inputs, the names of its
+    results, and those of its results that are no tensors; `piped` where a pipeline is part of it
+    as a plain function."""
 
     graph: Graph
     given: tuple[Given, ...]
+    names: tuple[str, ...]
+    plain: tuple[tuple[str, Any], ...]
     piped: bool
 
 
@@ -99,7 +102,9 @@ def _recorded(
     with recording(recorder), owned_by(store_of(fn, name)):
         new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)
-        outs = [recorder.node(t) for t in flatten(out)[0] if isinstance(t, Tensor)]
+        leaves, spec = flatten(out)
+        named = [(path_name(p), x) for p, x in zip(spec_paths(spec), leaves, strict=True)]
+        outs = [recorder.node(x) for _, x in named if isinstance(x, Tensor)]
     if reduce_partial:
         whole = [completed(n.type, n.type.partial_axes) for n in outs]
         outs = [
@@ -110,4 +115,10 @@ def _recorded(
     if not recorder.piped:
         warn_if_unused(recorder, "", *chosen)
     known = {**given, **{n: t for t, n in recorder.captured}}
-    return Recorded(graph, tuple(known.get(n) for n in graph.inputs), recorder.piped)
+    return Recorded(
+        graph,
+        tuple(known.get(n) for n in graph.inputs),
+        tuple(name for name, x in named if isinstance(x, Tensor)),
+        tuple((name, x) for name, x in named if not isinstance(x, Tensor)),
+        recorder.piped,
+    )

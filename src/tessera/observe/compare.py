@@ -7,6 +7,7 @@ and each pair of values is compared, and at last their results, whatever these a
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import flag, number, unfit
+from ..core.checks import flag, number, shown, unfit
 from ..core.layout import TensorType
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, reachable
@@ -70,7 +71,7 @@ class Comparison:
     only_a: int
     only_b: int
     how: str
-    results: tuple[int, int]  # of a and of b
+    unlike: tuple[str, ...]  # how the results differ in number, in names or in what is no tensor
     first: Pair | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,8 +79,8 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether no pair differs, results among them, and there are as many."""
-        return self.first is None and self.results[0] == self.results[1]
+        """Whether no pair differs, and the results are as many, of the same names."""
+        return self.first is None and not self.unlike
 
     def scopes(self) -> dict[str, tuple[int, int, float, float]]:
         """Per scope: nodes, how many differ, largest absolute and relative difference."""
@@ -95,14 +96,14 @@ class Comparison:
         counts = f"{len(self.pairs)} pairs of nodes compared {self.how}"
         alone = f"; {self.only_a} only in a, {self.only_b} only in b"
         if self.first is None:
-            a, b = self.results
-            said = "the same" if self.same else f"a has {a} results, b has {b}"
+            said = "their results differ" if self.unlike else "the same"
             head = [said, f"  {counts}{alone}"]
         else:
             bad = sum(p.differ for p in self.pairs)
             rows = [*self.first.rows(), ("of", f"{counts}, {bad} differ{alone}")]
             head = [f"they differ first at {self.first.a.op}"]
             head += [f"  {name:<2} : {text}" for name, text in rows]
+        head += [f"  {text}" for text in self.unlike]
         rows_ = [
             [scope or "(none)", str(n), str(bad), tidy(far), tidy(part)]
             for scope, (n, bad, far, part) in self.scopes().items()
@@ -143,16 +144,16 @@ def compare(
         for (s, x), (t, y) in _values(left, right, matched)
     )
     nodes = [_count(left.graph), _count(right.graph)]
-    ends = [_results(left.graph), _results(right.graph)]
+    pairs, unlike = _ends(left, right, rtol, atol, bitwise)
     known = {(s.node, t.node) for s, t in matched}
     more = tuple(
         _pair(left.graph, right.graph, s, t, x, y, rtol, atol, bitwise)
-        for n, m in zip(*ends)
+        for n, m in pairs
         if (n, m) not in known and not (n.op == m.op == "input")
         for (s, x), (t, y) in _values(left, right, [(Spot(n, ()), Spot(m, ()))])
     )
     alone = nodes[0] - len(found), nodes[1] - len(found)
-    return Comparison((*found, *more), *alone, how, (len(ends[0]), len(ends[1])))
+    return Comparison((*found, *more), *alone, how, unlike)
 
 
 def _side(name: str, x: Any, args: tuple[Any, ...]) -> Run:
@@ -198,6 +199,43 @@ def _results(graph: Graph) -> list[Node]:
             n = n.args[0]
         found.append(n)
     return found
+
+
+def _ends(
+    left: Run, right: Run, rtol: float, atol: float, bitwise: bool
+) -> tuple[list[tuple[Node, Node]], tuple[str, ...]]:
+    """The nodes that make results of one name, or of one place where a side is a graph, and what
+    is unlike about the results."""
+    ends = _results(left.graph), _results(right.graph)
+    if left.names is None or right.names is None:
+        n, m = map(len, ends)
+        return list(zip(*ends)), () if n == m else (f"a has {n} results, b has {m}",)
+    a, b = dict(zip(left.names, ends[0])), dict(zip(right.names, ends[1]))
+    x, y = (
+        {**dict.fromkeys(run.names or (), "a tensor"), **dict(run.plain)} for run in (left, right)
+    )
+    unlike = [
+        f"only {side} has {f'the result {name!r}' if name else 'a result'}"
+        for side, mine, other in (("a", x, y), ("b", y, x))
+        for name in mine
+        if name not in other
+    ]
+    unlike += [
+        f"result {name!r}: {shown(x[name])} in a, {shown(y[name])} in b"
+        for name in x
+        if name in y and not _equal(x[name], y[name], rtol, atol, bitwise)
+    ]
+    return [(n, b[name]) for name, n in a.items() if name in b], tuple(unlike)
+
+
+def _equal(x: Any, y: Any, rtol: float, atol: float, bitwise: bool) -> bool:
+    """Whether two results that are no tensors are the same, numbers as tensors are."""
+    if not all(isinstance(v, (numbers.Real, np.ndarray)) for v in (x, y)):
+        return type(x) is type(y) and (x is y or bool(x == y))
+    x, y = np.asarray(x), np.asarray(y)
+    if bitwise or not (x.dtype.kind == y.dtype.kind == "f"):
+        return bool(np.array_equal(x, y, equal_nan=x.dtype.kind == y.dtype.kind == "f"))
+    return x.shape == y.shape and difference(x, y)[0] <= atol + rtol * _scale(x, y)
 
 
 def _like(a: TensorType, b: TensorType) -> bool:

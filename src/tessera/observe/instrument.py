@@ -46,10 +46,13 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A graph and a value for each of its inputs."""
+    """A graph and a value for each of its inputs; of a recorded call also the names of its results,
+    and those of them that are no tensors."""
 
     graph: Graph
     values: tuple[Tensor, ...]
+    names: tuple[str, ...] | None = None
+    plain: tuple[tuple[str, Any], ...] = ()
 
 
 # ---- what runs ---------------------------------------------------------------------------------
@@ -74,7 +77,8 @@ def recorded(who: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any)
 
     made = record_call(who, fn, args, kwargs, reader=reader)
     pairs = zip(made.graph.inputs, made.given, strict=True)
-    return Run(made.graph, tuple(_value(who, n, x, key) for n, x in pairs))
+    values = tuple(_value(who, n, x, key) for n, x in pairs)
+    return Run(made.graph, values, made.names, made.plain)
 
 
 def outside(who: str) -> None:

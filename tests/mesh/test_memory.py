@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import checkpoint, dist, elastic, optim
+from tessera import checkpoint, dist, elastic, nn, optim
 from tessera.lang.trace import trace
 from tessera.optim import apply_if_finite
 from tessera.runtime import offload as host
@@ -59,6 +59,27 @@ def test_fetching_leaves_the_copy_where_it_is() -> None:
     near = memory.fetched(away)
     assert held(away) == Held(0, 480) and held(near) == Held(480, 0)
     assert offload(away)["a"]._pending is away["a"]._pending  # nothing is copied twice
+
+
+def test_a_module_goes_to_the_host_with_all_that_it_knows(mesh: dist.Mesh) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 8))
+    model[2].weight = model[0].weight
+    model[1].weight.requires_grad = False
+    x = ts.ones((2, 4))
+    want, size = (
+        model(x).numpy(),
+        4 * (32 + 8 + 32 + 4 + 8),
+    )  # the last layer has the first one's weight
+    assert held(model) == Held(size, 0)
+    there = offload(model)
+    assert held(there) == Held(0, size) and held(model).host == 0
+    assert there[2].weight is there[0].weight and not there[1].weight.requires_grad
+    np.testing.assert_array_equal(there(x).numpy(), want)
+    assert held(there) == Held(size, 0)  # each came back when it was used
+    assert held(memory.fetched(offload(model))) == Held(size, 0)
+    with ts.no_grad():
+        there[0].weight.put(model[0].weight * 2.0)
+    np.testing.assert_array_equal(there[2].weight.numpy(), 2 * model[0].weight.numpy())
 
 
 def test_what_is_not_made_yet_is_nowhere() -> None:

@@ -51,14 +51,15 @@ class Program(Protocol):
 
 
 class HostCopy(Protocol):
-    """A copy of an array in host memory; a call brings it back to the devices."""
+    """A copy of an array in host memory; a call, for whatever tensor, brings it back to the
+    devices."""
 
     bytes: int
 
     def wait(self) -> None:
         """Returns when the copy is made."""
 
-    def __call__(self) -> Data: ...
+    def __call__(self, of: object = None) -> Data: ...
 
 
 class Engine(Protocol):

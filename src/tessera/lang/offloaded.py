@@ -13,6 +13,7 @@ from typing import Any
 from ..core.errors import UsageError, fail
 from .changes import apart_from
 from .engine import HostCopy, engine
+from .parameter import Parameter
 from .tensor import Tensor
 
 
@@ -50,7 +51,9 @@ def where_lies(other: Any, t: Tensor) -> Tensor:
 
 def copy_of(t: Tensor) -> HostCopy | None:
     """The copy of a tensor that is in host memory only."""
-    pending: Any = t._pending if t._data is None else None
+    pending: Any = None
+    if t._data is None:
+        pending = t._first if isinstance(t, Parameter) else t._pending
     return pending if hasattr(pending, "wait") else None
 
 

@@ -210,6 +210,7 @@ class Parameter(Tensor):
         self.type = to.with_dtype(source.dtype)
         alike = self.type is source.type
         other = source.box if isinstance(source.box, Parameter) else self
+        waiting: Any = source._pending if source._data is None else None
         if alike and other is self and source._data is not None:
             self._data, self._pending = source._data, None
         elif other is not self and other._value is source and other._data is None and other._again:
@@ -217,6 +218,9 @@ class Parameter(Tensor):
             self._wait(self._again)
         elif other is not self and alike:
             self._data, self._pending = source.copied(), None
+        elif alike and hasattr(waiting, "wait"):  # in host memory, until one of the two is used
+            self._again = None
+            self._wait(waiting)
         else:
             self._again = None
             self._wait(lambda t: moved(source, t.type).stored)

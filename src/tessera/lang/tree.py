@@ -224,6 +224,16 @@ def _boxed(x: Any) -> Any:
     return Parameter(x) if type(x) is Tensor and x.dtype.is_float else x
 
 
+def _boxes(spec: Spec) -> list[bool]:
+    """Of each leaf, whether it is a parameter of a module."""
+    if not isinstance(spec, tuple):
+        return [] if spec == EMPTY else [spec == BOX]
+    _, keys, inner = spec
+    if isinstance(inner, tuple):
+        return [box for s in inner for box in _boxes(s)]
+    return [inner == BOX] * (keys if isinstance(keys, int) else len(keys))
+
+
 def containers(x: Any) -> Iterator[Any]:
     """`x` and all registered objects below it."""
     found = opened(x)
@@ -280,13 +290,21 @@ def call_paths(signature: inspect.Signature, spec: Spec) -> list[Path]:
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`f` on each leaf of `tree` and the leaves at the same paths of `rest`.
+    """`f` on each leaf of `tree` and the leaves at the same paths of `rest`. Parameters of modules
+    stay frozen, and one under two names stays one.
 
     Raises UsageError if a path is missing in one of `rest`.
     """
     leaves, spec = flatten(tree)
     columns = [aligned(spec, other) for other in rest]
-    return unflatten(spec, [f(*row) for row in zip(leaves, *columns, strict=True)])
+    rows = list(zip(leaves, *columns, strict=True))
+    new = [f(*row) for row in rows]
+    made: dict[tuple[int, ...], Any] = {}
+    for i, (row, x, box) in enumerate(zip(rows, new, _boxes(spec), strict=True)):
+        if box and (x := _boxed(x)) is not new[i]:
+            x.frozen = row[0].frozen
+            new[i] = made.setdefault(tuple(map(id, row)), x)
+    return unflatten(spec, new)
 
 
 def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> Any:

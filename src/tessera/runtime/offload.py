@@ -27,7 +27,8 @@ def has_host_memory(data: Array) -> bool:
 
 
 class HostCopy:
-    """A copy of one array in host memory; a call brings it back to the devices."""
+    """A copy of one array in host memory; a call, for whatever tensor, brings it back to the
+    devices."""
 
     def __init__(self, data: Array, type: TensorType) -> None:
         arrays.alive([data], [type])
@@ -53,7 +54,7 @@ class HostCopy:
     def _on_host(self) -> bool:
         return not isinstance(self._host, np.ndarray) and self._host.sharding.memory_kind == KIND
 
-    def __call__(self) -> Array:
+    def __call__(self, of: object = None) -> Array:
         """The array on its devices again."""
         if self._loose:
             # Bound to no device, as arrays.place makes them: or programs would be compiled twice.

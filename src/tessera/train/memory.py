@@ -88,9 +88,10 @@ class Held:
 
 
 def held(tree: Any) -> Held:
-    """Where the tensors of `tree` are. Those that are not made yet are nowhere."""
+    """Where the tensors of `tree` are, one of several names once. Those that are not made yet are
+    nowhere."""
     device = host = 0
-    for t in flatten(tree)[0]:
+    for t in {id(t): t for t in flatten(tree)[0]}.values():
         if isinstance(t, Tensor):
             copy = copy_of(t)
             if copy is not None:

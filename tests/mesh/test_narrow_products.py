@@ -49,6 +49,30 @@ def test_the_left_factor_is_moved_where_the_cpu_multiplies_bf16(case, monkeypatc
     assert ("LayoutConstraint" in text(True)) == (case not in ("ik,kj->ij", "ik,jk->ij"))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_factors_are_widened_where_the_cpu_multiplies_no_bf16(case, monkeypatch):
+    import jax
+
+    from tessera.runtime import xp_jax
+
+    a, b, out = re.split(",|->", case)
+    x, y = (jnp.asarray(v, jnp.float32) for v in operands(case))
+
+    def product(x, y):
+        narrow = [v.astype(jnp.bfloat16) for v in (x, y)]
+        return xp_jax.contract((a, b), out, narrow, ts.f32)
+
+    want = np.einsum(case, *(np.float64(v.astype(jnp.bfloat16)) for v in (x + 1 / 3, y + 1 / 3)))
+    for has, takes in ((True, "bf16"), (False, "f32")):
+        monkeypatch.setattr(flags, "MULTIPLIES_BF16", has)
+        run = jax.jit(lambda x, y: product(x + 1 / 3, y + 1 / 3))
+        found = re.findall(r"dot_general.* : \(tensor<\S+x(\w+)>, tensor<\S+x(\w+)>\)",
+                           run.lower(x, y).as_text())  # fmt: skip
+        assert found == [(takes, takes)]
+        # They are rounded to bf16 all the same, also where the compiler sees both casts.
+        np.testing.assert_allclose(run(x, y), want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_product_whose_factor_is_moved_runs_under_every_promise():
     """Such programs lack the simplifier, which the engine's constraints of layouts need."""
     x, y = operands("ki,kj->ij")

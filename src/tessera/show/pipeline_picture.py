@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from ..ir.schedule.pipelines.simulate import Timeline, simulate
 from ..ir.schedule.pipelines.tables import Action, Table
-from .mesh_picture import plain_text
+
+if TYPE_CHECKING:  # it is slow to import, and `ts.pipeline` draws where it is asked to
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
 
 MAX_ROWS, MAX_BANDS = 32, 6
 
@@ -61,11 +62,15 @@ def render_pipeline(line: Timeline | Table, unit_s: float | None = None) -> Rend
 
 def pipeline_text(line: Timeline | Table, width: int = 100, unit_s: float | None = None) -> str:
     """The picture of a pipeline as plain text of at most `width` columns."""
+    from .mesh_picture import plain_text
+
     return plain_text(render_pipeline(line, unit_s), width)
 
 
 def show(line: Timeline | Table) -> None:
     """Prints the picture to the terminal."""
+    from rich.console import Console
+
     Console().print(render_pipeline(line))
 
 
@@ -121,6 +126,8 @@ class _Picture:
     unit_s: float | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
         line, table = self.line, self.line.table
         unit = _unit(line, self.unit_s)
         rows = [list(_blocks(line, rank, unit)) for rank in range(min(table.ranks, MAX_ROWS))]
@@ -152,6 +159,8 @@ class _Picture:
 
 def _row(table: Table, rank: int, blocks: list[_Block], columns: int, wide: int) -> Text:
     """A rank's row, all of it."""
+    from rich.text import Text
+
     text, at = Text(), 0
     for b in [*blocks, _Block((), columns, columns)]:
         for _ in range(b.start - at):

@@ -7,9 +7,12 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import tessera as ts
 from tessera.runtime import malloc
 
 CODE = """
@@ -187,3 +190,16 @@ def test_what_is_left_is_the_least_of_host_and_control_group(
     assert malloc.free_bytes() > 1000
     (tmp_path / "memory.max").write_text("1000\n")
     assert malloc.free_bytes() == 300
+
+
+def test_the_memory_is_looked_at_after_some_programs_and_some_time(monkeypatch: Any) -> None:
+    run, x, looks, now_s = ts.jit(lambda x: x + 1.0), ts.zeros((2,)), list[int](), 100.0
+    x = run(x)
+    monkeypatch.setattr(malloc, "_looked_s", [0.0])
+    monkeypatch.setattr(malloc, "give_if_short", lambda: looks.append(1))
+    monkeypatch.setattr(malloc, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for after in (1, 2):
+        now_s += 1.1 * malloc.LOOK_S
+        for _ in range(3 * malloc.LAUNCHES):
+            x = run(x)
+        assert len(looks) == after

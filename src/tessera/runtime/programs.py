@@ -42,7 +42,7 @@ class Program:
     def __call__(self, *arrays: Any) -> Any:
         self.used = next(_clock)
         if not self.used % malloc.LAUNCHES:
-            malloc.give_if_short()
+            malloc.look()
         run = self._run or BOOK.compile(self, arrays)  # others may let go of it from here on
         if self._queue is not None:
             if self.large is None:

@@ -7,12 +7,14 @@ and forth, and all of a buffer where one block of it is written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from ..core.dtypes import DType
 
 Array = Any
 
@@ -63,3 +65,20 @@ def from_e4m3(x: Array) -> Array:
     wide = jnp.where(size == 0x7F, jnp.nan, wide)
     wide = lax.bitcast_convert_type(wide, jnp.uint32) | (bits & 0x80) << 24
     return lax.bitcast_convert_type(wide, jnp.float32)
+
+
+# -- casts -----------------------------------------------------------------------------------------
+def cast(x: Array, dtype: DType) -> Array:
+    eight = jnp.float8_e4m3fn
+    if (x.dtype == eight) == (dtype.numpy == eight):
+        return lax.convert_element_type(x, dtype.numpy)
+    # A CPU's compiler goes by way of f16, element by element.
+    of = from_e4m3 if x.dtype == eight else to_e4m3
+    plain = partial(lax.convert_element_type, new_dtype=dtype.numpy)
+    return lax.platform_dependent(x, cpu=lambda x: plain(of(x)), default=plain)
+
+
+def wide(x: Array) -> Array:
+    """Narrow floats as f32, everything else as it is: what many elements are added up in."""
+    narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(jnp.float32) if narrow else x

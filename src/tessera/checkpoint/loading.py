@@ -22,6 +22,7 @@ from ..lang.flat_state import flat_states
 from ..lang.offloaded import where_lies
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
+from ..lang.store import put_weight
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_fill, unflatten
 from ..nn.module import Module, put_buffer
@@ -91,9 +92,9 @@ def load(
     hold. Without them there are dicts by name, whose tensors have no mesh.
 
     What is given is filled: modules, weights, dicts, lists and dataclasses have the new values
-    afterwards; so has a model, of its `parameters()` or its `state_dict()`. A tuple, a frozen
-    dataclass or a single tensor cannot change: the new one is only in the result, and an
-    OptionWarning says so if it is not read there.
+    afterwards; so has a model, of its `parameters()` or its `state_dict()`, and a graph function,
+    of its `.parameters`. A tuple, a frozen dataclass or a single tensor cannot change: the new one
+    is only in the result, and an OptionWarning says so if it is not read there.
 
     `only` are patterns of names, such as "blocks.*"; the rest stays as it is given. `dtype` is
     that of all floats. With `restore_random` the random generator stands where it stood.
@@ -182,7 +183,7 @@ def _see_alike(read: _Read, rows: Sequence[tuple[str, Any]]) -> None:
 
 def _put(old: Any, new: Any) -> Any:
     """What stands in place of the leaf `old`: a weight itself, with the value `new`. A module whose
-    weight or buffer `old` is has the new one too."""
+    weight or buffer `old` is has the new one too, and so has a graph function."""
     if new is old or not isinstance(old, Tensor):
         return new
     if isinstance(old, Parameter):
@@ -192,6 +193,7 @@ def _put(old: Any, new: Any) -> Any:
         if isinstance(old.box, Parameter) and old.box.now() is old:
             old.box.put(new)
         put_buffer(old, new)
+        put_weight(old, new)
     return new
 
 

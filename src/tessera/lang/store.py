@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import finalize
+from weakref import finalize, ref
 
 from ..core.checks import mapping, same_names, string
 from ..core.context import settings
@@ -296,10 +296,19 @@ def known(slot: Slot, label: str) -> Tensor:
     """The weight's tensor as it is asked for by name: its value, or what stands for it here."""
     recorder = current()
     if recorder is None:
-        return slot.now
+        value = slot.now
+        value.slot = ref(slot)
+        return value
     held = slot.held(label)
     stand_for(recorder, slot.now, held)
     return held
+
+
+def put_weight(old: Tensor, new: Tensor) -> None:
+    """Sets the weight of a graph function to `new` where `old` is its value."""
+    slot = old.slot() if old.slot is not None else None
+    if slot is not None and slot.now is old:
+        slot.put(new)
 
 
 def stand_for(recorder: Recorder, value: Tensor, held: Tensor) -> None:

@@ -3,6 +3,7 @@ lengths of a user's own objects, names given as texts, containers of the standar
 
 from __future__ import annotations
 
+import tempfile
 from array import array
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
-from tessera import dist, graph, nn
+from tessera import checkpoint, dist, graph, nn, op
 
 from .rows import row
 
@@ -167,3 +168,23 @@ def made_in_a_step() -> None:
         np.testing.assert_allclose(loss.item(), ((x @ w) ** 2).mean(), rtol=1e-5)
         np.testing.assert_allclose(slopes["w"].numpy(), x.T @ (x @ w) / rows, rtol=1e-5)
         step.update({"w": step.parameters["w"] * 0.5})
+
+
+@row("a checkpoint is loaded into the weights of a step")
+def loaded_into_a_step() -> None:
+    @graph.training_step()
+    def step(x: Any) -> Any:
+        loss = (op.linear(x, dist.tensor((4, 2), name="w")) ** 2).mean()
+        return graph.backward(loss), loss
+
+    x = np.ones((8, 4), np.float32)
+    before = step(x)[1].item()
+    with tempfile.TemporaryDirectory() as root:
+        checkpoint.save("t", step.parameters, root=root, async_io=False)
+        step.update({"w": step.parameters["w"] * 0.5})
+        assert step(x)[1].item() != before
+        mine = {"w": step.parameters["w"] * 1.0}
+        checkpoint.load("t", mine, root=root)  # a dict of the user's own sets nothing else
+        assert step(x)[1].item() != before
+        checkpoint.load("t", step.parameters, root=root)
+    assert step(x)[1].item() == before

@@ -50,3 +50,16 @@ def test_what_was_not_recorded_is_refused(
     with pytest.raises(error) as caught:
         graph.evaluate(made, [given])
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("was", "wrong", "says"), [
+    ("mul %1", "mull %1", "op 'mull' does not exist"),
+    (" dims=(0,)", "", "lacks its attribute 'dims'"),
+    ("dims=(0,)", "dims=(3,)", "its type is f32[] where its rule gives f32[4]"),
+    (" : f32[]", " : f32[7]", "its type is f32[7] where its rule gives f32[]"),
+])  # fmt: skip
+def test_a_graph_that_is_not_valid_is_not_run(was: str, wrong: str, says: str) -> None:
+    assert was in MEAN.text
+    with pytest.raises(ts.GraphError) as caught:
+        graph.evaluate(graph.parse(MEAN.text.replace(was, wrong)), [np.ones(4)])
+    assert says in str(caught.value)

@@ -25,6 +25,7 @@ from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
 from . import xp_numpy
 from .node import Graph, Node, need_graph
+from .verify import verify
 from .xp_numpy import identity
 
 Array = Any
@@ -95,8 +96,9 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of `graph` for global arrays, computed by NumPy as if there were one device.
 
     An array has the shape of its input, and becomes of its dtype: floats those of another width,
-    whole numbers those that hold them. Raises UsageError if there are not as many arrays as inputs
-    or one cannot be read, ShapeError and DTypeError if one is another than its input.
+    whole numbers those that hold them. Raises GraphError if the graph is not valid, UsageError if
+    there are not as many arrays as inputs or one cannot be read, ShapeError and DTypeError if one
+    is another than its input.
     """
     if len(need_graph("evaluate", graph).inputs) != len(inputs):
         raise fail(
@@ -105,6 +107,7 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
             [("inputs", ", ".join(n.attrs["name"] for n in graph.inputs))],
             fix="give one array per input, in order",
         )
+    verify(graph)
     return computed(graph, [_given(n, x) for n, x in zip(graph.inputs, inputs, strict=True)])
 
 
@@ -112,7 +115,7 @@ def _given(n: Node, value: object) -> Array:
     """`value` as the input `n` takes it: what devices have of their own lies along leading dims."""
     t, what = n.type, f"input {n.attrs['name']!r}"
     x = None
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, TypeError, RuntimeError):
         x = np.asarray(value)
     if x is None or (x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME):
         raise unfit("evaluate", what, value, f"give an array of {t}")

@@ -3,6 +3,7 @@ set. NumPy computes, no engine."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 from collections.abc import Iterator
@@ -386,8 +387,17 @@ def test_a_capture_replays_one_program_and_takes_nothing_else(oracle: Oracle) ->
         "  x   : captured f32[2, 4, 8], given f32[1, 4, 8]",
         "  k   : captured 2.0, given 3.0",
     ]
-    with pytest.raises(ts.UsageError, match="was captured with other arguments"):
+    np.testing.assert_array_equal(runs.replay(k=2.0, x=X).numpy(), runs(X, 2.0).numpy())
+    with pytest.raises(ts.UsageError, match="<lambda>: k is missing"):
         runs.replay(X)
+    with pytest.raises(ts.UsageError, match="was captured with other arguments"):
+        runs.replay([X], 2.0)
+
+
+def test_a_step_says_that_it_is_not_copied() -> None:
+    step = graph.training_step()(lambda x: graph.backward(block(x).sum()))
+    with pytest.raises(ts.UsageError, match="a step is not copied"):
+        copy.deepcopy(step)
 
 
 def test_a_capture_is_one_program() -> None:

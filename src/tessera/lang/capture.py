@@ -9,7 +9,7 @@ from ..core.checks import function_of, shown
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
-from .checks import signature_of
+from .checks import bound, signature_of
 from .host_data import is_array
 from .jit import Jit
 from .operands import as_tensor, type_like
@@ -28,7 +28,7 @@ class Capture(Generic[R]):
         if isinstance(fn, Jit):
             self._jit.chosen = fn.chosen
         self._signature = signature_of("capture", self._jit.fn)
-        args, kwargs = self._given = _as_tensors((args, kwargs))
+        args, kwargs = self._given = self._placed(args, kwargs)
         #: What the function gave when it was captured.
         self.result: R = self._jit.at_once(*args, **kwargs)
         if not self._jit.programs:
@@ -47,7 +47,7 @@ class Capture(Generic[R]):
         """
         if not args and not kwargs:
             args, kwargs = self._given
-        args, kwargs = _as_tensors((args, kwargs))
+        args, kwargs = self._placed(args, kwargs)
         leaves, spec = flatten((args, kwargs))
         if spec != self._spec:
             raise fail(
@@ -70,6 +70,12 @@ class Capture(Generic[R]):
                 fix="give tensors of the types captured, or capture it anew",
             )
         return self._jit(*args, **kwargs)
+
+    def _placed(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments in their places, whether they are given by place or by name; arrays as
+        tensors."""
+        given = bound(self._jit.name, self._signature, args, kwargs)
+        return _as_tensors(given.args), _as_tensors(given.kwargs)
 
     __call__ = replay
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from ..core.checks import function_of, unfit
 from ..core.context import settings
@@ -26,7 +26,7 @@ from . import store
 from .captured_code import variables
 from .captured_names import places_of
 from .captured_places import Place
-from .checks import signature_of
+from .checks import asked_function, signature_of
 from .grad import grad, met
 from .host_data import is_array
 from .idle_axes import idle_axes
@@ -113,6 +113,14 @@ class TrainingStep(Generic[P, R]):
     def ways(self) -> tuple[Way, ...]:
         """`Jit.ways` of the function that it runs."""
         return self._jit.ways
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise fail(
+            UsageError,
+            f"training_step {self._jit.name}: a step is not copied, nor is what it calls",
+            fix="keep its weights, which are values: dict(step.parameters); or make another step:"
+            " graph.training_step(...)(fn)",
+        )
 
     def under(self, options: ScheduleOptions) -> TrainingStep[P, R]:
         """Itself, compiled under these choices too: `@schedule(...)`."""
@@ -273,7 +281,7 @@ class Stage(Generic[P, R]):
     def __init__(self, fn: Callable[P, R], name: str) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.name = name
-        self._call = fn
+        self._call: Callable[P, R] = asked_function(f"stage {name!r}", "the function", fn)
         self._store = Store(name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

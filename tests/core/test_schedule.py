@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -321,6 +323,25 @@ def test_statements_hold_from_here_on() -> None:
     schedule.reset()
 
 
+def test_one_collective_is_left_to_the_engine() -> None:
+    with MESH:
+        schedule.algorithm("ring")
+        schedule.algorithm(None, "all_gather")
+        assert schedule.current().text() == "algorithm=ring,all_gather:engine"
+        schedule.algorithm(None)
+        assert schedule.current() == ScheduleOptions()
+
+
+@pytest.mark.parametrize("name", ["step", "loop"])
+def test_a_graph_and_a_schedule_are_copied_sent_and_saved(name: str) -> None:
+    g = GRAPHS[name]
+    s = build_schedule(g)
+    assert pickle.loads(pickle.dumps(g)).text == g.text
+    assert pickle.loads(pickle.dumps(s)).hash == s.hash
+    assert copy.deepcopy(g) is g and copy.deepcopy(s) is s
+    assert parse(s.text.replace("\n", "\r\n")).hash == s.hash  # as a file of Windows has it
+
+
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
@@ -345,6 +366,9 @@ def test_bad_statements() -> None:
         lambda: schedule.bucket_bytes(-1),
         lambda: schedule.prefetch(-1),
         lambda: schedule.parse(3),  # type: ignore[arg-type]
+        lambda: schedule.verify("text"),  # type: ignore[arg-type]
+        lambda: schedule.algorithm("ring", ["all_reduce"]),  # type: ignore[arg-type]
+        lambda: schedule.algorithm(None, "allreduce"),
         lambda: schedule(overlap=True)(3),
     ):
         with pytest.raises(ts.UsageError):

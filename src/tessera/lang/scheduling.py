@@ -65,7 +65,7 @@ def prefetch(distance: int | None) -> None:
 
 
 def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
-    """Sets the algorithm of collectives; `name` None leaves the choice to the engine.
+    """Sets the algorithm of collectives; `name` None leaves these to the engine.
 
     `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`; one of these with segments
     ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"); or "cheapest", the fastest on
@@ -78,6 +78,10 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
     'algorithm=all_reduce:halving,all_gather:ring'
     >>> algorithm(None)
     """
+    for on in collectives:
+        one_of("schedule", "the collective", on, COLLECTIVES)
+    if name is None and collectives:
+        name = "engine"
     if name is None:
         _set(algorithm=None, topology=_links_of_mesh())
         return

@@ -153,6 +153,14 @@ class Graph:
     def __str__(self) -> str:
         return self.text
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self  # it never changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from .text import parse
+
+        return parse, (self.text,)
+
     def collectives(self) -> Iterator[tuple[Node, int]]:
         """(node, how often it runs) for each collective, those in loops included."""
         yield from _collectives(self.nodes, 1)

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
@@ -312,6 +312,14 @@ class Schedule:
         from .text import to_text
 
         return to_text(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self  # it never changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from .text import parse
+
+        return parse, (self.text,)
 
     def __str__(self) -> str:
         return self.text

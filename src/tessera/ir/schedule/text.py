@@ -115,7 +115,7 @@ def parse(text: str) -> Schedule:
             f"parse: takes a schedule's text, not a {type(text).__name__}",
             fix="give schedule.text, or what was saved of it",
         )
-    return _Parser(text.split("\n")).schedule()
+    return _Parser([line.rstrip("\r") for line in text.split("\n")]).schedule()
 
 
 class _Parser:

@@ -25,6 +25,12 @@ def verify_schedule(s: Schedule) -> None:
     All devices run the steps in this one order, so they come to the collectives of a group in one
     order.
     """
+    if not isinstance(s, Schedule):
+        raise fail(
+            UsageError,
+            f"verify: takes a Schedule, not a {type(s).__name__}",
+            fix="take the .schedule of a compiled function, or read a text: schedule.parse(text)",
+        )
     filled = set(s.inputs)
     for i, step in enumerate(s.steps):
         _step(s, i, step, filled)

@@ -184,6 +184,45 @@ def test_what_is_not_a_custom_gradient_is_said_so() -> None:
     assert "where no float tensor was given" in error(named)
 
 
+def test_arguments_by_name_and_arrays_have_their_places() -> None:
+    x, y = real(3), real(3)
+
+    @ts.custom_gradient
+    def times(x: Any, y: Any, *, by: float = 1.0) -> Any:
+        return by * (y * x), lambda g: [g * y * 10.0, g * x * 20.0]
+
+    calls: list[Callable[[ts.Tensor, ts.Tensor], ts.Tensor]] = [
+        lambda x, y: times(x, y),
+        lambda x, y: times(x, y=y),
+        lambda x, y: times(y=y, x=x, by=1.0),
+    ]
+    for call in calls:
+        gx, gy = run(lambda x, y, call=call: ts.grad(ts.sum(call(x, y)), (x, y)), x, y)
+        np.testing.assert_allclose(gx, y * 10, rtol=1e-6)
+        np.testing.assert_allclose(gy, x * 20, rtol=1e-6)
+    t = ts.tensor(y)  # outside of a compiled function an array stays one
+    np.testing.assert_allclose(ts.grad(ts.sum(times(x, t)), t).numpy(), x * 20, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda x: ts.custom_gradient(lambda x, y: (x, lambda g: (g, g)))(x), "<lambda>: y is missing"),
+    (lambda x: ts.custom_gradient(lambda x: (x, lambda g: g))(x, x), "2 arguments by place"),
+    (lambda x: ts.custom_gradient(lambda x: (x, lambda g: g))(z=x), "x is missing"),
+    (lambda x: ts.custom_gradient(lambda x: (x, lambda g, h: g))(x), "<lambda>: h is missing"),
+    (lambda x: ts.custom_gradient(lambda x, y: (x, lambda g: g))(x, y=x), "1 gradients for 2"),
+    (lambda x: graph.stage("s")(lambda x: x)(), "<lambda>: x is missing"),
+])  # fmt: skip
+def test_calls_that_do_not_fit_are_said_so(call: Any, said: str) -> None:
+    with pytest.raises(ts.UsageError, match=said):
+        call(ts.ones(3))
+
+
+def test_a_gradient_where_none_is_kept_says_why() -> None:
+    x = ts.ones(3)
+    with ts.no_grad(), pytest.raises(ts.GraphError, match=r"ts.no_grad\(\) is in force here"):
+        ts.grad(ts.sum(x * x), x)
+
+
 # -- value_and_grad, vjp --------------------------------------------------------------------------
 @pytest.mark.parametrize(("call", "said"), [
     (lambda x: ts.value_and_grad(lambda v: v.sum(), argnums=1)(x), "its gradient is by argument 1"),
@@ -209,11 +248,16 @@ def test_value_and_grad_and_vjp(oracle: Oracle) -> None:
         t = np.tanh(x.numpy() @ w["w"].numpy())
         np.testing.assert_allclose(value.item(), t.sum(), rtol=1e-5)
         np.testing.assert_allclose(g["w"].numpy(), x.numpy().T @ (1 - t * t), rtol=1e-4, atol=1e-5)
+    _, (gw, gx) = ts.value_and_grad(loss, argnums=[0, 1])(w, x)
+    np.testing.assert_allclose(gw["w"].numpy(), g["w"].numpy(), rtol=1e-5)
+    assert gx.shape == x.shape
     _, pull = ts.vjp(lambda a, b: (a @ b, ts.sum(a)), x, w["w"])
     g = real(4, 2)
     ga, gb = pull((ts.tensor(g), ts.tensor(2.0)))
     np.testing.assert_allclose(ga.numpy(), g @ w["w"].numpy().T + 2, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(gb.numpy(), x.numpy().T @ g, rtol=1e-4, atol=1e-5)
+    for a, b in zip(pull(ts.tensor(g), ts.tensor(2.0)), (ga, gb), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
     with pytest.raises(ts.ShapeError, match="not like the value"):
         pull((ts.tensor(g), ts.tensor([2.0])))
 

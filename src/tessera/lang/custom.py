@@ -15,9 +15,10 @@ from ..core.checks import flag, function_of, shown, unfit, whole
 from ..core.context import replaced, settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from . import functions as F
-from .checks import asked_function, signature_of
+from .checks import asked_function, bound, signature_of
 from .eager import made
 from .grad import apart, grad, grad_holding, held_apart
+from .host_data import is_array
 from .loop import _body
 from .operands import as_tensor, emit, emit_many
 from .parameter import Parameter, need_trained
@@ -45,9 +46,10 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
     """A decorator for a function with its own gradient: `fn` returns (value, backward).
 
     `backward(g)` gets the gradient of the value, in the structure of the value. It returns one
-    gradient for each positional argument that holds tensors: a tuple, or the gradient itself if
-    there is one such argument. None, also in place of a leaf, means no gradient. Anything else that
-    `fn` reads, such as a weight in its closure, is a constant to gradients. Raises UsageError if
+    gradient for each argument that holds tensors, in their order, however the call gives them: a
+    tuple, or the gradient itself if there is one. None, also in place of a leaf, means no gradient.
+    What can only be given by name, and anything else that `fn` reads, such as a weight in its
+    closure, is a constant to gradients. Raises UsageError if
     `fn` does not return a float value and a function, or if `backward` returns another number of
     gradients or draws random numbers; ShapeError or DTypeError if a gradient does not fit its
     argument.
@@ -60,26 +62,27 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
     >>> ts.grad(ts.sum(clipped(x) * 5.0), x).numpy().tolist()
     [1.0, 1.0]
     """
-    signature_of("custom_gradient", function_of("custom_gradient", "the function", fn))
+    signature = signature_of("custom_gradient", function_of("custom_gradient", "the function", fn))
     name = getattr(fn, "__name__", "function")
 
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        made: Any = fn(*args, **kwargs)
+        given = bound(name, signature, args, kwargs)  # what is given by name has its place too
+        made: Any = fn(*given.args, **given.kwargs)
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
             raise fail(
                 UsageError,
                 f"custom_gradient: {name} gave {shown(made)}, not a value and a function",
                 fix="return value, backward; backward(g) gives the arguments' gradients",
             )
-        value, backward = made
+        value, backward = made[0], asked_function("custom_gradient", "backward", made[1])
         outs, spec = flatten(value)
         fix = "return float tensors; compute the rest in another function"
         _floats(f"custom_gradient: {name}", outs, fix)
         r = Recorder(f"{name}_backward", current())
         with recording(r):
             gs = [r.input(t.type.complete(), f"g{i}") for i, t in enumerate(outs)]
-            pairs = _pairs(name, args, backward(unflatten(spec, gs)))
+            pairs = _pairs(name, given.args, backward(unflatten(spec, gs)))
             found = [r.node(g) for _, g in pairs]
         if r.key is not None:
             raise fail(
@@ -117,12 +120,19 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
 
 def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, Tensor]]:
     """(argument, its gradient) of each tensor that gets one."""
-    holders = [a for a in args if any(isinstance(x, Tensor) for x in flatten(a)[0])]
+    leaves_of = [(a, flatten(a)[0]) for a in args]
+    holders = [a for a, xs in leaves_of if any(isinstance(x, Tensor) for x in xs)]
+    if isinstance(found, list) and not (len(holders) == 1 and isinstance(holders[0], list)):
+        found = tuple(found)
     parts = found if isinstance(found, tuple) else (found,)
     # The one argument may be a tuple itself; its gradient is one then, wrapped in another or not.
     alone = len(holders) == 1 and isinstance(holders[0], tuple)
     if alone and not (len(parts) == 1 and isinstance(parts[0], tuple)):
         parts = (found,)
+    # An array is a constant here and a tensor of a compiled function, which the same `fn` may be.
+    every = [a for a, xs in leaves_of if any(isinstance(x, Tensor) or is_array(x) for x in xs)]
+    if len(parts) == len(every):
+        holders = every
     if len(parts) != len(holders):
         raise fail(
             UsageError,
@@ -138,6 +148,8 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
         for path, g in zip(spec_paths(got_spec), got, strict=True):
             x = have.get(path)
             label = path_name((i, *path))
+            if is_array(x):
+                continue
             if not isinstance(x, Tensor) or not x.dtype.is_float:
                 raise fail(
                     UsageError,
@@ -176,7 +188,7 @@ def under_no_grad(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """A function that returns (the scalar of `fn`, its gradient by the first argument).
 
@@ -194,7 +206,7 @@ def value_and_grad(
     """
     who = "value_and_grad"
     fn = asked_function(who, "the function", fn)
-    places: Any = argnums if isinstance(argnums, tuple) and argnums else (argnums,)
+    places: Any = argnums if isinstance(argnums, (tuple, list)) and argnums else (argnums,)
     for n in places:
         whole(who, "argnums", n)
     flag(who, "has_aux", has_aux)
@@ -251,7 +263,8 @@ def _floats(who: str, values: Iterable[Any], fix: str) -> None:
 def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
 
-    `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`. Raises
+    `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`; those of a
+    tuple may be given one by one. Raises
     UsageError if the value holds anything but float tensors or a module is given at two places,
     and ShapeError in `pull` if `g` does not have the structure and shapes of the value.
 
@@ -269,8 +282,8 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     _floats("vjp: the function", outs, "return float tensors")
 
     @under_no_grad
-    def pull(g: Any) -> Any:
-        gs, g_spec = flatten(g)
+    def pull(*g: Any) -> Any:
+        gs, g_spec = flatten(g[0] if len(g) == 1 else g)
         gs = fitted(
             "vjp: the gradient is not like the value", ("value", "given"),
             spec, outs, g_spec, [as_tensor(x) for x in gs],

@@ -6,6 +6,7 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from ..core.checks import shown
+from ..core.context import settings
 from ..core.errors import GraphError, LayoutError, UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.node import Node
@@ -53,6 +54,8 @@ def need_reached(
             "the loss is made of what was computed outside of the function that is recorded here:"
             " compute all of it inside; of ts.vjp, call both parts there"
         )
+    if settings().no_grad:
+        fix = "ts.no_grad() is in force here: leave it, or use ts.value_and_grad(fn), as that works"
     raise fail(
         GraphError,
         "grad: the loss does not depend on any of the weights",

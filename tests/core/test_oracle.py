@@ -63,3 +63,9 @@ def test_a_graph_that_is_not_valid_is_not_run(was: str, wrong: str, says: str) -
     with pytest.raises(ts.GraphError) as caught:
         graph.evaluate(graph.parse(MEAN.text.replace(was, wrong)), [np.ones(4)])
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, np.ones(4), {"x": np.ones(4)}, iter([np.ones(4)])])
+def test_inputs_are_a_list(given: Any) -> None:
+    with pytest.raises(ts.UsageError, match=r"one array per input, in order: \[x\]"):
+        graph.evaluate(MEAN, given)

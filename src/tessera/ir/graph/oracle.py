@@ -100,11 +100,15 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     there are not as many arrays as inputs or one cannot be read, ShapeError and DTypeError if one
     is another than its input.
     """
-    if len(need_graph("evaluate", graph).inputs) != len(inputs):
+    names = ", ".join(n.attrs["name"] for n in need_graph("evaluate", graph).inputs)
+    if not isinstance(inputs, (list, tuple)):
+        fix = f"give a list with one array per input, in order: [{names}]"
+        raise unfit("evaluate", "the inputs", inputs, fix)
+    if len(graph.inputs) != len(inputs):
         raise fail(
             UsageError,
             f"evaluate: the graph has {len(graph.inputs)} inputs, {len(inputs)} values are given",
-            [("inputs", ", ".join(n.attrs["name"] for n in graph.inputs))],
+            [("inputs", names)],
             fix="give one array per input, in order",
         )
     verify(graph)

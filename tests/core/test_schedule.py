@@ -342,6 +342,24 @@ def test_a_graph_and_a_schedule_are_copied_sent_and_saved(name: str) -> None:
     assert parse(s.text.replace("\n", "\r\n")).hash == s.hash  # as a file of Windows has it
 
 
+@pytest.mark.parametrize("onto", ["dp=2,tp=1", dist.Mesh(("dp", "tp"), [5, 3], (2, 1))])
+def test_the_text_of_a_folded_program_is_read_back(onto: Any) -> None:
+    folded = MESH.fold(onto)
+    w = parse_type("f32[8, 12@tp]", folded)
+    s = build_schedule(
+        simplify(graph.trace(lambda x, w: (x @ w).sum(), parse_type("f32[4@dp, 8]", folded), w))
+    )
+    again = parse(s.text)
+    verify_schedule(again)
+    assert again.mesh == folded and again.hash == s.hash
+
+
+@pytest.mark.parametrize("name", ["<lambda>", "two words", 'a "b" #c', "a  v1"])
+def test_any_name_is_read_back(name: str) -> None:
+    s = replace(build_schedule(GRAPHS["step"]), name=name)
+    assert parse(s.text).name == name and parse(s.text).hash == s.hash
+
+
 @pytest.mark.parametrize(
     ("choices", "why"),
     [

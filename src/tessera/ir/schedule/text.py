@@ -8,6 +8,7 @@ run one thing (the microbatches of a pipeline) show it once: the first has it, t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, assert_never
@@ -33,7 +34,8 @@ def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
     mesh = _head(s)
     own = s.options.text()
     options = " ".join(filter(None, (s.table, "" if own == around.text() else own)))
-    lines = [f"schedule {s.name}  v{VERSION}{mesh}" + (f"  options {options}" if options else "")]
+    lines = [f"schedule {_name(s.name)}  v{VERSION}{mesh}"]
+    lines[0] += f"  options {options}" if options else ""
     for b, (t, (first, last)) in enumerate(zip(s.buffers, s.lifetimes, strict=True)):
         born = "given" if first < 0 else f"s{first}"
         dies = "returned" if last == len(s.steps) else f"s{last}" if last >= 0 else "unused"
@@ -54,13 +56,18 @@ def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
     return "\n".join(lines)
 
 
+def _name(name: str) -> str:
+    return name if re.fullmatch(r'[^\s"]+', name) else json.dumps(name, ensure_ascii=False)
+
+
 def _head(s: Schedule) -> str:
     return "" if s.mesh is None else f"  mesh{_mesh(s.mesh)}"
 
 
 def _mesh(mesh: Mesh) -> str:
     plain = mesh.ids == tuple(range(mesh.size))
-    return f" {mesh.text()}" + ("" if plain else f" devices={ids_text(mesh.ids)}")
+    onto = "" if mesh.onto is None else f" folded onto{_mesh(mesh.onto)}"
+    return f" {mesh.text()}" + ("" if plain else f" devices={ids_text(mesh.ids)}") + onto
 
 
 def _runs(step: Step, around: ProgramOptions) -> list[str]:
@@ -135,11 +142,13 @@ class _Parser:
     def schedule(self) -> Schedule:
         """The whole schedule: its head, the buffers, the steps, what it returns."""
         head = re.match(
-            rf"schedule (\S+)  v{VERSION}(?:  mesh ([^#]*?))?(?:  options ([^#]*))?\Z",
+            rf'schedule ("(?:[^"\\]|\\.)*"|\S+)  v{VERSION}'
+            r"(?:  mesh ([^#]*?))?(?:  options ([^#]*))?\Z",
             self.lines[0],
         )
         if head is None:
             self.wrong(f"a schedule begins with: schedule NAME  v{VERSION}")
+        name = head[1] if head[1][0] != '"' else self._guard(lambda: str(json.loads(head[1])))
         steps: list[Step] = []
         mesh = self._mesh(head[2]) if head[2] else None
         # A pipeline's table stands before the options, one of which has its name.
@@ -169,7 +178,7 @@ class _Parser:
         filled = {b for s in steps for b in s.writes}
         inputs = tuple(b for b in range(len(types)) if b not in filled)
         return Schedule(
-            head[1], mesh, tuple(types), inputs, outputs, tuple(steps), self.options,
+            name, mesh, tuple(types), inputs, outputs, tuple(steps), self.options,
             tuple(donated), table or "",
         )  # fmt: skip
 
@@ -228,6 +237,10 @@ class _Parser:
         return self._guard(lambda: parse_graph("\n".join(lines), self.options))
 
     def _mesh(self, text: str) -> Mesh:
+        text, _, onto = text.partition(" folded onto ")
+        if onto:
+            logical, small = self._mesh(text), self._mesh(onto)
+            return self._guard(lambda: logical.fold(small))
         shape, _, ids = text.partition(" devices=")
         made = self._guard(lambda: Mesh.parse(shape))
         if not ids:

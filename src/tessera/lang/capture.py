@@ -124,7 +124,7 @@ def _shown(leaves: list[Any]) -> str:
 def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
     """Runs `fn(*args, **kwargs)` once and keeps its program, to be replayed (guide 5, traces).
 
-    A replay takes arguments of exactly the same types, so it never compiles. What the function
+    A replay takes arguments of exactly the same types, so they compile nothing. What the function
     reads from outside, such as weights, is read again at each replay. Raises UsageError if `fn`
     reads a value on the host, or if a function is being recorded here.
     """

@@ -243,6 +243,8 @@ def misfit(
     missing = [n for n in needed if n not in given]
     twice = next((p.name for p in in_order[:place] if p.name in kwargs), None)
     wrong = next((n for n in kwargs if n not in names), None)
+    if wrong is not None and not any(p.kind is p.VAR_KEYWORD for p in have):
+        return _no_argument(name, wrong, names)
     if missing:
         what = f"{name}: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing"
         fix = f"call it with ({', '.join(f'{n}=...' if n in by_name else n for n in needed)})"

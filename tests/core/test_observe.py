@@ -234,9 +234,23 @@ def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle)
 
     rows = debug.activations(f, np.array([1.0], "f4")).rows()
     assert {name: row["norm"] for name, row in rows.items()} == {
-        "block/up": 2.0, "block/up #2": 6.0, "block": 7.0, "iteration[0]": 7.0, "iteration[1]": 0.0,
+        "block/up": 2.0, "block": 3.0, "block/up #2": 6.0, "block #2": 7.0,
+        "iteration[0]": 7.0, "iteration[1]": 0.0,
     }  # fmt: skip
     assert rows["iteration[1]"]["zeros"] == 1.0
+
+    def step(x: ts.Tensor) -> Any:  # a scope entered at once again; its gradient is no third visit
+        y = x
+        for factor in (2.0, 3.0):
+            with ts.named_scope("scaled"):
+                y = y * factor * x
+        loss = ts.sum(y)
+        return loss, ts.grad(loss, x)
+
+    rows = debug.activations(step, ts.tensor([1.0])).rows()
+    assert {n: r["norm"] for n, r in rows.items()} == {"scaled": 2.0, "scaled #2": 6.0}
+    with pytest.raises(ts.UsageError, match="named_scope: the name cannot be 3"):
+        debug.activations(lambda x: ts.named_scope(3)(ts.exp)(x), X)  # type: ignore[arg-type]
     with pytest.raises(ts.UsageError, match="the function has no scopes"):
         debug.activations(lambda x: x * 2.0, X)
 

@@ -14,6 +14,7 @@ from weakref import ref
 
 import numpy as np
 
+from ..core.checks import string
 from ..core.context import settings
 from ..core.devices import process_count
 from ..core.dtypes import uint32
@@ -22,7 +23,7 @@ from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Node
+from ..ir.graph.node import Node, entered
 from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
 from .changes import Box, Changes
@@ -424,12 +425,13 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 def named_scope(name: str) -> Iterator[None]:
     """A context that names the recorded nodes: `named_scope("mlp")` gives `mlp`, nested
     `mlp/up`."""
+    string("named_scope", "the name", name)
     recorder = current()
     if recorder is None:
         yield
         return
     before = recorder.builder.scope
-    recorder.builder.scope = f"{before}/{name}" if before else name
+    recorder.builder.scope = entered(before, name)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..core.reshard import completed
 from ..core.wording import columns
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Graph, Node, Scope
 from ..lang import functions as F
 from ..lang.shaping import concat, reshape, stack
 from ..lang.tensor import Tensor
@@ -166,26 +166,17 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
 
 
 def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[str, Node]]:
-    """(scope, its last value) each time the program has been in a scope, and left it."""
-    ok = set(every_float(graph, loop))
-    around = _prefixes(loop.scope) if loop is not None else []
-    last: dict[str, Node] = {}
-    done: list[tuple[str, Node]] = []
-    for n in graph.nodes:
-        inside = [p for p in _prefixes(n.scope) if p not in around]
-        if n.op == "input" or (not n.scope and n.note):
-            continue
-        for path in [p for p in last if p not in inside]:
-            done.append((path, last.pop(path)))
-        if n in ok:
-            for path in inside:
-                last[path] = n
+    """(scope, its last value) each time that the program enters a scope."""
+    around = _visits(loop) if loop is not None else []
+    last = {v: n for n in every_float(graph, loop) if n.op != "input" for v in _visits(n)}
     place = {n: i for i, n in enumerate(graph.nodes)}
-    done += last.items()
-    return sorted(done, key=lambda row: (place[row[1]], -row[0].count("/")))
+    rows = [(path, n) for (path, numbers), n in last.items() if (path, numbers) not in around]
+    return sorted(rows, key=lambda row: (place[row[1]], -row[0].count("/")))
 
 
-def _prefixes(scope: str) -> list[str]:
-    """`a/b/c` as a, a/b, a/b/c."""
-    parts = scope.split("/") if scope else []
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
+def _visits(n: Node) -> list[tuple[str, tuple[int, ...]]]:
+    """Of a node in `a/b/c` a, a/b and a/b/c, each with its visits; none of a gradient's node."""
+    if not isinstance(n.scope, Scope):
+        return []
+    parts = n.scope.split("/")
+    return [("/".join(parts[:i]), n.scope.visits[:i]) for i in range(1, len(parts) + 1)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.checks import same_names
 from ..core.errors import ShapeError, UsageError, caller, fail
+from ..ir.graph.node import entered
 from ..lang.parameter import need_trained, trained
 from ..lang.record import current
 from ..lang.tensor import Tensor
@@ -70,7 +71,7 @@ def one_line(scope: str) -> Iterator[None]:
     b = recorder.builder
     before = b.loc, b.scope
     b.loc = caller() if b.loc is None else b.loc
-    b.scope = f"{b.scope}/{scope}" if b.scope else scope
+    b.scope = entered(b.scope, scope)
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def differentiate(
             grads[node, 0] = [g for g in gs[:1] if g is not None]
         if active.isdisjoint(node.args):
             continue
-        b.loc, b.scope = node.loc, node.scope
+        b.loc, b.scope = node.loc, str(node.scope)  # its name, as this is no visit of it
         if _joins(node, active) and gs[0] is not None:
             # Both ways need the whole gradient, so it is completed once, before they part.
             gs[0] = b.redistribute(gs[0], gs[0].type.complete(), "for the gradient")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,25 @@ from ...ops.redistribute import COLLECTIVES, all_gather
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 NO_SWAP: Mapping[Node, Node] = MappingProxyType({})
+
+
+_VISITS = itertools.count()
+
+
+class Scope(str):
+    """The path of the modules that a node is recorded in, outermost first. `visits` has a number
+    for each of them, another one each time that the program enters it. The nodes of a gradient
+    have the path alone."""
+
+    visits: tuple[int, ...] = ()
+
+
+def entered(scope: str, name: str) -> Scope:
+    """The scope inside of `scope` after `name` is entered."""
+    made = Scope(f"{scope}/{name}" if scope else name)
+    visits = scope.visits if isinstance(scope, Scope) else ()
+    made.visits = (*visits, *[next(_VISITS)] * (1 + name.count("/")))
+    return made
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,20 @@ def test_outside_of_a_function_at_once(oracle: Oracle, capsys: pytest.CaptureFix
         debug.check_finite(ts.tensor([1.0, float("inf")]))
 
 
+def test_tensors_in_containers_are_printed(
+    oracle: Oracle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ts.jit
+    def fn(x: ts.Tensor) -> ts.Tensor:
+        debug.print({"a": [x, 2]}, b=(x * 2,))
+        return x
+
+    fn(np.array([1, 2], np.int32))
+    assert printed(capsys) == [
+        "{'a': [array([1, 2], dtype=int32), 2]} b=(array([2, 4], dtype=int32),)"
+    ]
+
+
 def test_what_is_not_finite_is_named(oracle: Oracle) -> None:
     @ts.jit
     def fn(x: ts.Tensor) -> ts.Tensor:
@@ -117,8 +132,10 @@ check_finite: logs.a.1 has 1 of 2 elements not finite
 
 def test_a_breakpoint_has_the_values(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
-    stops: list[int] = []
-    monkeypatch.setattr("builtins.breakpoint", lambda: stops.append(1))
+    stops: list[Any] = []
+    monkeypatch.setattr(
+        "builtins.breakpoint", lambda: stops.append(sys._getframe(1).f_locals["x"].tolist())
+    )
 
     @ts.jit
     def fn(x: ts.Tensor) -> ts.Tensor:
@@ -127,7 +144,7 @@ def test_a_breakpoint_has_the_values(oracle: Oracle, monkeypatch: pytest.MonkeyP
         return x
 
     fn(ts.tensor([1.0]))
-    assert [k.tolist() for k in seen[0].values()] == [[1.0], [2.0]] and stops == [1]
+    assert [k.tolist() for k in seen[0].values()] == [[1.0], [2.0]] and stops == [[1.0]]
     with pytest.raises(ts.UsageError, match="the hook cannot be 3"):
         debug.breakpoint(3, x=ts.tensor(1.0))  # type: ignore[arg-type]
 

@@ -94,6 +94,22 @@ def test_what_a_iteration_hands_on_is_followed_to_the_iteration_that_made_it(
     assert [i for _, i in found.became_nan.iterations] == [1 if reverse else 3]
 
 
+def test_what_has_no_elements_is_no_origin(oracle: Oracle) -> None:
+    empty = np.zeros((0, 3), "f4")
+    assert debug.nan_origin(lambda x: ts.log(x), empty) is None
+    found = debug.nan_origin(lambda x: ts.mean(ts.exp(x)) + 1.0, empty)
+    assert found is not None and str(found).startswith("full is NaN\n")  # 0 / 0
+
+
+@pytest.mark.parametrize("result", [float("nan"), np.float32("nan"), np.array([[0.0, np.nan]])])
+def test_results_that_are_no_tensors_count(oracle: Oracle, result: Any) -> None:
+    found = debug.nan_origin(lambda x: (x * 2.0, result), X)
+    assert found is not None and "holds NaN already" in str(found)
+    same = debug.compare(lambda x: (x, result), lambda x: (x, result), X)
+    part = debug.compare(lambda x: (x, result), lambda x: (x, 1.0 - 0.0 * X[0, 0]), X)
+    assert same.same and not part.same
+
+
 def test_loops_in_loops(oracle: Oracle) -> None:
     def inner(c: ts.Tensor, x: ts.Tensor) -> tuple[ts.Tensor, Any]:
         return c + ts.rsqrt(x), ()
@@ -162,97 +178,6 @@ def test_what_has_no_values_is_refused(oracle: Oracle) -> None:
         debug.nan_origin(lambda x: x, plain(ts.f32, (2,)))
     with pytest.raises(ts.UsageError, match="a function is being recorded here"):
         graph.trace(lambda x: debug.nan_origin(ts.exp, x), plain(ts.f32, (2,)))
-
-
-# ---- statistics --------------------------------------------------------------------------------
-def test_statistics_are_those_of_numpy(oracle: Oracle) -> None:
-    r = np.random.default_rng(0)
-    tree = {"a": {"w": r.normal(size=(6, 5))}, "b": [r.normal(size=7), np.array([0.0, np.inf])]}
-    tree["b"][0][:3] = 0
-    layouts = {"a.w": "[6@dp, 5]", "b.0": "[7@tp]", "b.1": "[2]"}
-    flat = {"a.w": tree["a"]["w"], "b.0": tree["b"][0], "b.1": tree["b"][1]}
-    on = {n: ts.tensor(v.astype("f4"), mesh=MESH, layout=layouts[n]) for n, v in flat.items()}
-    placed = {"a": {"w": on["a.w"]}, "b": [on["b.0"], on["b.1"]], "n": ts.tensor([1, 2])}
-    found = debug.statistics(placed)
-    assert found.names == ("a.w", "b.0", "b.1")
-    for name, row in found.rows().items():
-        v = flat[name]
-        want = {
-            "norm": np.linalg.norm(v), "max_abs": np.abs(v).max(), "mean": v.mean(),
-            "zeros": (v == 0).mean(), "nonfinite": (~np.isfinite(v)).sum(),
-        }  # fmt: skip
-        assert row == pytest.approx(want, rel=1e-5)
-    assert found.flat("g/")["g/b.0/zeros"] == pytest.approx(3 / 7)
-    finite = debug.statistics([on["a.w"], on["b.0"]])
-    assert finite.norm.item() == pytest.approx(
-        np.hypot(*map(np.linalg.norm, list(flat.values())[:2]))
-    )
-
-
-def test_statistics_exchange_their_sums_together() -> None:
-    def f(a: ts.Tensor, b: ts.Tensor, c: ts.Tensor, d: ts.Tensor) -> ts.Tensor:
-        return debug.statistics({"a": a, "b": b, "c": c, "d": d}).values
-
-    def made(layout: str) -> ts.Tensor:
-        return dist.tensor((8, 4), layout, MESH)
-
-    g = graph.trace(f, made("[8@dp, 4]"), made("[8, 4@tp]"), made("[8@dp, 4]"), made("[8, 4]"))
-    kinds = [n.args[0].type.partial for n, _ in g.collectives()]
-    assert [k for k in kinds if k[0][1] == "sum"] == [(("dp", "sum"),), (("tp", "sum"),)]
-    assert len(kinds) == 5  # and the largest value of each that is split
-
-
-def test_statistics_come_out_of_a_compiled_function(oracle: Oracle) -> None:
-    @ts.jit
-    def step(w: ts.Tensor) -> Any:
-        return debug.statistics({"w": w * 2.0})
-
-    found = step(ts.tensor([3.0, -4.0]))
-    assert str(found) == (
-        "name  norm  max abs  mean  zeros  not finite\nw       10        8    -1    0 %           0"
-    )
-
-
-def test_statistics_need_floats() -> None:
-    with pytest.raises(ts.UsageError, match="there is no tensor of floats"):
-        debug.statistics({"n": ts.tensor([1, 2])})
-
-
-def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle) -> None:
-    def f(x: ts.Tensor) -> ts.Tensor:
-        for _ in range(2):
-            with ts.named_scope("block"):
-                with ts.named_scope("up"):
-                    x = x * 2.0
-                x = x + 1.0
-
-        def body(c: ts.Tensor, k: ts.Tensor) -> tuple[ts.Tensor, Any]:
-            with ts.named_scope("iteration"):
-                return c * k, ()
-
-        return ts.scan(body, x, ts.tensor([1.0, 0.0]))[0]
-
-    rows = debug.activations(f, np.array([1.0], "f4")).rows()
-    assert {name: row["norm"] for name, row in rows.items()} == {
-        "block/up": 2.0, "block": 3.0, "block/up #2": 6.0, "block #2": 7.0,
-        "iteration[0]": 7.0, "iteration[1]": 0.0,
-    }  # fmt: skip
-    assert rows["iteration[1]"]["zeros"] == 1.0
-
-    def step(x: ts.Tensor) -> Any:  # a scope entered at once again; its gradient is no third visit
-        y = x
-        for factor in (2.0, 3.0):
-            with ts.named_scope("scaled"):
-                y = y * factor * x
-        loss = ts.sum(y)
-        return loss, ts.grad(loss, x)
-
-    rows = debug.activations(step, ts.tensor([1.0])).rows()
-    assert {n: r["norm"] for n, r in rows.items()} == {"scaled": 2.0, "scaled #2": 6.0}
-    with pytest.raises(ts.UsageError, match="named_scope: the name cannot be 3"):
-        debug.activations(lambda x: ts.named_scope(3)(ts.exp)(x), X)  # type: ignore[arg-type]
-    with pytest.raises(ts.UsageError, match="the function has no scopes"):
-        debug.activations(lambda x: x * 2.0, X)
 
 
 # ---- comparisons -------------------------------------------------------------------------------

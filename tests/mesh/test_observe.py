@@ -138,8 +138,8 @@ UNLIKE: list[tuple[Any, Any, list[str]]] = [
     ({"loss": 1, "x": 2}, {"x": 2, "loss": 1}, []),
     ([1, 2], [1], ["only a has the result '1'"]),
     ([1, "mean"], [1, "sum"], ["result '1': 'mean' in a, 'sum' in b"]),
-    ([1, 0.5], [1, 0.5000001], []),
-    ([1, 0.5], [1, 0.6], ["result '1': 0.5 in a, 0.6 in b"]),
+    ([1, (2, 0.5)], [1, (2, 0.5000001)], []),
+    ([1, np.arange(1)], [1, np.ones(1, int)], ["result '1': array([0]) in a, array([1]) in b"]),
 ]  # fmt: skip
 
 

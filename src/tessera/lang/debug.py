@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import function_of
+from ..core.checks import function_of, string
 from ..core.errors import GraphError, caller, fail
 from ..core.layout import ways
 from . import functions
 from .eager import here
 from .host_outputs import HostValue
-from .operands import as_tensor
+from .operands import as_tensor, of_floats
 from .record import current
 from .tensor import Tensor
 from .tree import flatten, path_name, paths
 
 
 def print(*values: Any, **named: Any) -> None:
-    """Prints tensors and other values, also inside recorded functions.
+    """Prints tensors, dicts and lists of them and other values, also inside recorded functions.
 
     There it prints once per call, per iteration of a loop, and per device if the devices have
     different values; in a pipeline per microbatch, if a value is not of the whole batch. The line
@@ -43,7 +43,7 @@ def print(*values: Any, **named: Any) -> None:
         if isinstance(value, Tensor):
             tensors.append(value)
             return _Slot(len(tensors) - 1)
-        return value
+        return _each(slot, value)
 
     parts = [("", slot(v)) for v in values] + [(f"{k}=", slot(v)) for k, v in named.items()]
 
@@ -60,8 +60,18 @@ class _Slot(int):
     """Stands for a tensor until its value is known."""
 
 
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """A dict, list or tuple with each of its values changed; any other value as it is."""
+    if type(value) is dict:
+        return {k: change(v) for k, v in value.items()}
+    return type(value)(map(change, value)) if type(value) in (list, tuple) else value
+
+
 def _text(part: Any, values: Sequence[np.ndarray[Any, Any]]) -> str:
-    return str(values[part]) if isinstance(part, _Slot) else str(part)
+    def filled(x: Any) -> Any:
+        return values[x] if isinstance(x, _Slot) else _each(filled, x)
+
+    return str(filled(part))
 
 
 def _places(seen: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
@@ -81,19 +91,21 @@ def _places(seen: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, A
 def check_finite(x: Any, name: str = "") -> Any:
     """Returns `x`; after the call it raises GraphError if an element is infinite or NaN.
 
-    `x` is a tensor or a tree. The error has the user's line, the number of such elements and the
-    first of them. `ts.debug.nan_origin` finds the node where they began.
+    `x` is a tensor, an array, a number, or a tree of them. The error has the user's line, the
+    number of such elements and the first of them. `ts.debug.nan_origin` finds the node where they
+    began.
     """
+    string("check_finite", "the name", name)
     where = caller()
     recorder = current()
-    leaves = [t for t in flatten(x)[0] if isinstance(t, Tensor) and t.dtype.is_float]
-    names = [path_name(p) for p, t in zip(paths(x), flatten(x)[0], strict=True)
-             if isinstance(t, Tensor) and t.dtype.is_float]  # fmt: skip
+    pairs = zip(map(path_name, paths(x)), flatten(x)[0], strict=True)
+    made = {name: of_floats(leaf, numbers=True) for name, leaf in pairs}
+    floats = {n: t for n, t in made.items() if isinstance(t, Tensor) and t.dtype.is_float}
     scope = recorder.builder.scope if recorder is not None else ""
-    flags = [functions.isfinite(t) for t in leaves]
+    flags = [functions.isfinite(t) for t in floats.values()]
 
     def act(seen: Sequence[HostValue]) -> None:
-        for flag, leaf, path in zip(seen, leaves, names, strict=True):
+        for flag, (path, leaf) in zip(seen, floats.items(), strict=True):
             if flag.array.all():
                 continue
             bad = np.argwhere(~flag.array)
@@ -129,6 +141,6 @@ def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values:
             hook(here)
             return
         builtins.print(f"{where or 'here'}: " + ", ".join(here), file=sys.stderr)
-        builtins.breakpoint()
+        exec("breakpoint()", here)  # so that the debugger has them under their names
 
     here().show([as_tensor(v) for v in values.values()], act)

@@ -13,7 +13,7 @@ from ..core.layout import TensorType, plain
 from .checks import fitting
 from .eager import EAGER, here
 from .engine import engine
-from .host_data import engine_array, host_array, host_view, remembered
+from .host_data import engine_array, host_array, host_view, is_array, remembered
 from .slices import on_one
 from .tensor import Scalar, Tensor, method
 
@@ -66,6 +66,14 @@ def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tens
     made._pending = lambda: engine().place(x, made.type)
     made._given = remembered(x)
     return made
+
+
+def of_floats(value: object, numbers: bool = False) -> object:
+    """A Tensor of an array of floats, whatever library it is of, and with `numbers` of a float too;
+    any other value as it is."""
+    dtype = getattr(value, "dtype", "") if is_array(value) or isinstance(value, np.generic) else ""
+    taken = "float" in str(dtype) or (numbers and isinstance(value, float))
+    return as_tensor(value) if taken and not isinstance(value, Tensor) else value
 
 
 def type_like(value: object) -> TensorType:

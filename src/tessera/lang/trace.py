@@ -15,7 +15,7 @@ from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
 from .host_data import is_array
 from .jit import Jit
-from .operands import as_tensor
+from .operands import as_tensor, of_floats
 from .record import Reader, Recorder, options_of_run, recording
 from .store import owned_by, store_of
 from .tensor import Tensor
@@ -60,7 +60,7 @@ def record_call(
     `reduce_partial` sums over devices that are pending in its results are completed.
 
     `reader` gets the inputs recorded so far and gives what answers a read of a value; without it
-    a read is an error.
+    a read is an error. With it floats and arrays of them that `fn` returns are results, too.
     """
     function_of(who, "the function", fn)
     if isinstance(fn, Jit):
@@ -103,7 +103,8 @@ def _recorded(
         new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)
         leaves, spec = flatten(out)
-        named = [(path_name(p), x) for p, x in zip(spec_paths(spec), leaves, strict=True)]
+        ends = [of_floats(x, numbers=True) if read else x for x in leaves]
+        named = [(path_name(p), x) for p, x in zip(spec_paths(spec), ends, strict=True)]
         outs = [recorder.node(x) for _, x in named if isinstance(x, Tensor)]
     if reduce_partial:
         whole = [completed(n.type, n.type.partial_axes) for n in outs]

@@ -7,7 +7,6 @@ and each pair of values is compared, and at last their results, whatever these a
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -20,6 +19,7 @@ from ..core.layout import TensorType
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
+from ..lang.host_data import is_array
 from ..ops.redistribute import NAMES
 from . import compare_runs
 from .instrument import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy
@@ -144,12 +144,12 @@ def compare(
         for (s, x), (t, y) in _values(left, right, matched)
     )
     nodes = [_count(left.graph), _count(right.graph)]
-    pairs, unlike = _ends(left, right, rtol, atol, bitwise)
+    pairs, unlike = _ends(left, right)
     known = {(s.node, t.node) for s, t in matched}
     more = tuple(
         _pair(left.graph, right.graph, s, t, x, y, rtol, atol, bitwise)
         for n, m in pairs
-        if (n, m) not in known and not (n.op == m.op == "input")
+        if (n, m) not in known
         for (s, x), (t, y) in _values(left, right, [(Spot(n, ()), Spot(m, ()))])
     )
     alone = nodes[0] - len(found), nodes[1] - len(found)
@@ -201,9 +201,7 @@ def _results(graph: Graph) -> list[Node]:
     return found
 
 
-def _ends(
-    left: Run, right: Run, rtol: float, atol: float, bitwise: bool
-) -> tuple[list[tuple[Node, Node]], tuple[str, ...]]:
+def _ends(left: Run, right: Run) -> tuple[list[tuple[Node, Node]], tuple[str, ...]]:
     """The nodes that make results of one name, or of one place where a side is a graph, and what
     is unlike about the results."""
     ends = _results(left.graph), _results(right.graph)
@@ -223,19 +221,16 @@ def _ends(
     unlike += [
         f"result {name!r}: {shown(x[name])} in a, {shown(y[name])} in b"
         for name in x
-        if name in y and not _equal(x[name], y[name], rtol, atol, bitwise)
+        if name in y and not _equal(x[name], y[name])
     ]
     return [(n, b[name]) for name, n in a.items() if name in b], tuple(unlike)
 
 
-def _equal(x: Any, y: Any, rtol: float, atol: float, bitwise: bool) -> bool:
-    """Whether two results that are no tensors are the same, numbers as tensors are."""
-    if not all(isinstance(v, (numbers.Real, np.ndarray)) for v in (x, y)):
-        return type(x) is type(y) and (x is y or bool(x == y))
-    x, y = np.asarray(x), np.asarray(y)
-    if bitwise or not (x.dtype.kind == y.dtype.kind == "f"):
-        return bool(np.array_equal(x, y, equal_nan=x.dtype.kind == y.dtype.kind == "f"))
-    return x.shape == y.shape and difference(x, y)[0] <= atol + rtol * _scale(x, y)
+def _equal(x: Any, y: Any) -> bool:
+    """Whether two results that are no tensors, and no floats, are the same."""
+    if is_array(x) and is_array(y):
+        return np.array_equal(np.asarray(x), np.asarray(y))
+    return type(x) is type(y) and (x is y or bool(x == y))
 
 
 def _like(a: TensorType, b: TensorType) -> bool:

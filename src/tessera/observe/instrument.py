@@ -220,8 +220,8 @@ def _copied(
 
 # ---- choices and measurements that several questions share --------------------------------------
 def every_float(graph: Graph, loop: Node | None) -> list[Node]:
-    """All results of floats."""
-    return [n for n in results(graph) if n.type.dtype.is_float]
+    """All results of floats that have elements."""
+    return [n for n in results(graph) if n.type.dtype.is_float and n.type.size]
 
 
 def results(graph: Graph) -> list[Node]:

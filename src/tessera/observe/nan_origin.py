@@ -42,6 +42,8 @@ class Values:
     high: float
 
     def __str__(self) -> str:
+        if not self.size:
+            return "no elements"
         bad = [f"{n} {name}" for n, name in ((self.nans, "NaN"), (self.infs, "inf")) if n]
         rest = f"{tidy(self.low)} to {tidy(self.high)}"
         if not bad:
@@ -106,6 +108,8 @@ class Origin:
         op, what = self.node.op, "NaN" if self.first.holds.nans else "an infinity"
         if op == "input":
             head = f"input {self.node.attrs['name']!r} holds {what} already"
+        elif not self.operands:
+            head = f"{op} is {what}"
         else:
             finite = not any(f.holds.nans or f.holds.infs for f in self.operands)
             head = f"{op} makes {what}" + (" of finite operands" if finite else " of infinities")
@@ -315,6 +319,8 @@ def _results(at: _Frame, n: Node) -> list[Node]:
 
 def _range(x: Tensor) -> list[Tensor]:
     """Least and largest finite value, how many NaN, how many infinities."""
+    if not x.size:
+        return [F.full((), v) for v in (LARGEST, -LARGEST, 0.0, 0.0)]
     y = as_f32(x)
     finite = F.isfinite(y)
     nan = y != y

@@ -24,6 +24,7 @@ from ..core.reshard import completed
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, Scope
 from ..lang import functions as F
+from ..lang.operands import as_tensor, of_floats
 from ..lang.shaping import concat, reshape, stack
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, path_name, register, spec_paths
@@ -72,14 +73,14 @@ register(Statistics)
 
 
 def statistics(tree: Any) -> Statistics:
-    """Statistics of every float tensor in `tree` (gradients, weights, ...), by its path.
+    """Statistics of every float tensor or array in `tree` (gradients, weights, ...), by its path.
 
     It also works inside a compiled function. Sums are computed in f32 and exchanged together: one
     collective for all tensors that are split over the same axes, and one more for each of their
     largest values. Raises UsageError if `tree` has no float tensor.
     """
     leaves, spec = flatten(tree)
-    pairs = zip(map(path_name, spec_paths(spec)), leaves, strict=True)
+    pairs = zip(map(path_name, spec_paths(spec)), map(of_floats, leaves), strict=True)
     found = {name: t for name, t in pairs if isinstance(t, Tensor) and t.dtype.is_float and t.size}
     if not found:
         raise fail(
@@ -160,8 +161,6 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
             "activations: the function has no scopes, so there is nothing to name",
             fix='call modules in it, or open scopes: with ts.named_scope("mlp"): ...',
         )
-    from ..lang.operands import as_tensor
-
     return Statistics(tuple(n for n, _ in rows), as_tensor(np.stack([r for _, r in rows])))
 
 

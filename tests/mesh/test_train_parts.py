@@ -206,6 +206,9 @@ def test_an_earlier_runs_files_do_not_stay(tmp_path: Path) -> None:
         ({"settings": 3}, "Run: settings cannot be 3"),
         ({"settings": []}, r"Run: settings cannot be \[\]"),
         ({"peak_flops": "many"}, "Run: peak_flops cannot be 'many'"),
+        ({"console": False}, "Run: console cannot be False"),
+        ({"spare": 3}, "Run: spare cannot be 3"),
+        ({"trackers": [MetricsWriter]}, "trackers: a tracker cannot be an object of type type"),
     ],
 )
 def test_arguments_without_a_meaning_remove_nothing(
@@ -215,6 +218,22 @@ def test_arguments_without_a_meaning_remove_nothing(
     with pytest.raises(UsageError, match=says):
         Run(tmp_path, **{"steps": 1, "tokens_per_step": 1, **given})
     assert (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [-1, 0.5, "first", None])
+def test_a_step_has_a_number(number: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=1, tokens_per_step=1, console=Console(file=io.StringIO()))
+    with run, pytest.raises(UsageError, match=r"Run\.step: the number cannot be"), run.step(number):
+        pass
+    with pytest.raises(UsageError, match="the row of step 0 comes after the end"), run.step(0):
+        pass
+
+
+def test_paths_are_paths() -> None:
+    for make in (lambda: Run(None, steps=1, tokens_per_step=1), lambda: MetricsWriter(3),
+                 lambda: read_metrics(None)):  # type: ignore[arg-type]  # fmt: skip
+        with pytest.raises(UsageError, match=r"cannot be (None|3)\n.*\n  fix : give a path"):
+            make()
 
 
 def test_metrics_need_a_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -292,9 +293,17 @@ def existing(name: str, path: Path, fix: str, folder: bool = False) -> None:
         raise fail(UsageError, f"{name}: {str(path)!r} does not exist", fix=fix)
 
 
+def path_of(name: str, what: str, value: object) -> Path:
+    """A path. Raises UsageError."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise unfit(name, what, value, "give a path: a string, or a pathlib.Path")
+    return Path(value)
+
+
 @contextlib.contextmanager
 def file_access(name: str, path: object, verb: str, fix: str) -> Iterator[None]:
-    """Raises UsageError if the body meets an OSError: `path` cannot be `verb`."""
+    """Raises UsageError if `path` is none, or the body meets an OSError: it cannot be `verb`."""
+    path_of(name, "the path", path)
     try:
         yield
     except OSError as error:

@@ -212,7 +212,8 @@ def _of_no_class(fn: Callable[..., Any], name: str, given: Mapping[str, Any]) ->
         return None
     for what, value in given.items():
         legal = get_args(hints.get(what)) or (hints.get(what),)
-        kinds = tuple([k for k in legal if isinstance(k, type)])
+        classes = [k for k in legal if isinstance(k, type)]
+        kinds = tuple([k for k in classes if not getattr(k, "_is_protocol", False)])
         ours = [k.__name__ for k in kinds if k.__module__.startswith("tessera")]
         others = [k for k in kinds if k.__name__ not in ours and k is not type(None)]
         if not ours or others or "Tensor" in ours or isinstance(value, kinds):

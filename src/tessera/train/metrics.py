@@ -24,13 +24,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..core.checks import file_access, unfit
+from ..core.checks import file_access, path_of, unfit
+from ..core.errors import UsageError, fail
+from ..core.peers import checked
 from ..observe.metrics_file import Row, Value, column, read_metrics
 from .rows import plain
 
 __all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 
 
+@checked
 class MetricsWriter:
     """Writes rows to `path`: a tracker, and a context manager. `append` goes on with a file that
     exists. Rows that cannot be written wait for the next one, and `tell` takes a line that says so
@@ -41,7 +44,7 @@ class MetricsWriter:
     def __init__(
         self, path: str | Path, *, append: bool = False, tell: Callable[[str], None] | None = None
     ) -> None:
-        self.path = Path(path)
+        self.path = path_of("metrics", "the path", path)
         self.tell: Callable[[str], None] | None = tell or _to_stderr
         with file_access("metrics", self.path, "written", "name a file in a folder of your own"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +57,9 @@ class MetricsWriter:
 
     def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
         """Writes one row. Raises UsageError for a value that no row can hold."""
+        if self._file.closed:
+            fix = "write it inside of `with run:`, or before close()"
+            raise fail(UsageError, f"metrics: the row of step {step} comes after the end", fix=fix)
         row = {"step": plain("metrics", "step", step)}
         for name, value in values.items():
             if name == "step":

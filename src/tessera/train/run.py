@@ -31,7 +31,7 @@ from typing import Any, Self
 import numpy as np
 from rich.console import Console
 
-from ..core.checks import library, mapping, number, whole
+from ..core.checks import instance, library, mapping, number, path_of, whole
 from ..core.devices import process_index
 from ..core.errors import BackendError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
@@ -109,14 +109,17 @@ class Run:
                 number("Run", what, x, least=0)
         settings = {} if settings is None else settings
         mapping("Run", "settings", settings, 'give a dict: {"lr": 0.1}')
-        self.folder = self.shared = Path(folder)
+        self.folder = self.shared = path_of("Run", "folder", folder)
+        spare = None if spare is None else path_of("Run", "spare", spare)
+        if console is not None:
+            instance("Run", "console", console, Console, "give a rich.console.Console(file=...)")
         self._weights = weights
         if process_index():
             self._own = TemporaryDirectory(prefix="tessera-run-")
             self.folder, spare, trackers = Path(self._own.name), None, ()
             console = Console(quiet=True)
         self.progress = TrainProgress(steps, console=console)
-        self._files = Files(self.folder, None if spare is None else Path(spare), self.progress.note)
+        self._files = Files(self.folder, spare, self.progress.note)
         self._others = Several(trackers, self.progress.note)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -177,6 +180,7 @@ class Run:
         Statistics in it become a value each: `grads/w/norm`. Raises UsageError for a value that is
         neither a number nor a text, a key that the run writes itself, and one that is set later.
         """
+        whole("Run.step", "the number", number, 0)
         row = StepRow(number, values, ("step", "step_s", *self._speed(1.0)))
         self._see_again(number)
         start = time.perf_counter()

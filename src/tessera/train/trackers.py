@@ -24,9 +24,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.checks import flag, one_of, unfit
+from ..core.checks import file_access, flag, one_of, path_of, unfit
 from ..core.devices import process_index
 from ..core.errors import UsageError, fail
+from ..core.peers import checked
 from .metrics import MetricsWriter, Value
 
 NAMES = ("jsonl", "tensorboard", "wandb")
@@ -45,6 +46,7 @@ class Tracker(Protocol):
         """Writes what is not written yet. It is the last call."""
 
 
+@checked
 class TensorBoard:
     """Event files in `folder` for TensorBoard: a number is a scalar, anything else a text.
 
@@ -56,7 +58,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise _missing("TensorBoard", "tensorboardX") from None
-        self.folder = Path(folder)
+        self.folder = path_of("TensorBoard", "folder", folder)
         self._writer: Any = SummaryWriter(str(self.folder))
 
     def config(self, settings: Mapping[str, Any]) -> None:
@@ -83,6 +85,7 @@ class TensorBoard:
         self._writer.close()
 
 
+@checked
 class WandB:
     """A run of Weights & Biases under `project`, its files in `folder`.
 
@@ -102,8 +105,9 @@ class WandB:
             import wandb
         except ImportError:
             raise _missing("WandB", "wandb") from None
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = path_of("WandB", "folder", folder)
+        with file_access("WandB", folder, "made", "name another folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         # Given as a value, so that a mode in the environment holds where none is asked for.
         chosen: dict[str, Any] = {} if mode is None else {"mode": mode}
         self._run: Any = wandb.init(project=project, name=name, dir=str(self.folder), **chosen)
@@ -118,6 +122,7 @@ class WandB:
         self._run.finish()
 
 
+@checked
 class Several:
     """One tracker that tells several, or a single one. Each is closed, also where another fails to
     close. Where one cannot write (OSError) and there is a `tell`, it takes a line for that and the
@@ -128,7 +133,8 @@ class Several:
     ) -> None:
         given = trackers if isinstance(trackers, (list, tuple)) else (trackers,)
         for t in given:
-            if not all(callable(getattr(t, m, None)) for m in ("config", "log", "close")):
+            methods = (getattr(t, m, None) for m in ("config", "log", "close"))
+            if isinstance(t, type) or not all(map(callable, methods)):
                 fix = "give objects with config(settings), log(step, values) and close()"
                 raise unfit("trackers", "a tracker", t, fix)
         self.trackers: tuple[Tracker, ...] = tuple(given)

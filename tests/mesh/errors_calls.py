@@ -23,6 +23,10 @@ class Own(ts.nn.Module):
         return x
 
 
+def both(x: ts.Tensor, y: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
+    return x * 2, y * 2
+
+
 def loss(w: ts.Tensor) -> ts.Tensor:
     return ts.sum(w)
 
@@ -373,6 +377,13 @@ add: arguments are on different meshes
   arg 1 : f32[2] on dp=2, devices 1, 2
   at    : AT
   fix   : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
+""")
+row('ts.jit(both)(*APART)', ts.MeshError, lambda: ts.jit(both)(*APART), """
+both: results are on different meshes
+  result 0 : f32[2] on dp=2, devices 0, 1
+  result 1 : f32[2] on dp=2, devices 1, 2
+  at       : AT
+  fix      : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
 """)
 row('FOLDED[0] + FOLDED[1]', ts.MeshError, lambda: FOLDED[0] + FOLDED[1], """
 add: arguments are on different meshes

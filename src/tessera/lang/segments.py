@@ -17,6 +17,7 @@ import numpy as np
 from ..core.layout import TensorType
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
+from ..ops.index_string import common_mesh
 from . import random
 from .captured_places import Place
 from .eager import program_of, run_graph
@@ -68,11 +69,13 @@ class Segment:
         targets: Iterable[Node],
         before: Sequence[Segment],
     ) -> None:
-        """Settles what this segment computes for `targets`, after the segments `before`."""
+        """Settles what this segment computes for `targets`, after the segments `before`. Raises
+        MeshError if these are on several meshes, of which a program has one."""
         self.recording, self.replaced, self.after = recording, dict(replaced), bool(before)
         owner = {i: b for b in before for i in b.computed}
         imports: dict[int, None] = {}
         roots = [replaced.get(t, t) for t in targets]
+        common_mesh(recording.name, [r.type for r in roots], "result")
         todo = list(roots)
         while todo:
             n = todo.pop()

@@ -105,7 +105,7 @@ def elementwise_index(ranks: tuple[int, ...]) -> Index:
     return Index(tuple(letters[rank - r :] for r in ranks), letters)
 
 
-def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
+def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") -> Mesh | None:
     """The mesh of the arguments; one without a mesh goes anywhere. Raises MeshError."""
     mesh: Mesh | None = None
     for t in ins:
@@ -116,11 +116,11 @@ def common_mesh(name: str, ins: Sequence[TensorType]) -> Mesh | None:
             for i, x in enumerate(ins):
                 other = two[x.mesh == mesh]
                 where = x.mesh.text_beside(other) if x.mesh is not None else "no mesh"
-                rows.append((f"arg {i}", f"{x} on {where}"))
+                rows.append((f"{what.removesuffix('ument')} {i}", f"{x} on {where}"))
             fix = "build all on one mesh, or outside of a function: dist.place(x, mesh=...)"
             if mesh.unfolded == t.mesh.unfolded:
                 fix += "; in a loop that lost devices: put all that a step uses into its state"
-            raise fail(MeshError, f"{name}: arguments are on different meshes", rows, fix=fix)
+            raise fail(MeshError, f"{name}: {what}s are on different meshes", rows, fix=fix)
         mesh = t.mesh
     return mesh
 

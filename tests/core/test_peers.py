@@ -161,6 +161,14 @@ def test_what_writes_in_place_leads_to_what_does_not() -> None:
             getattr(x, name)
 
 
+def test_what_looks_inside_elsewhere_leads_to_what_does_here() -> None:
+    for name, text in (("set_detect_anomaly", "ts.debug.nan_origin"),
+                       ("callback", "ts.debug.breakpoint(hook"),
+                       ("visualize_array_sharding", "ts.dist.inspect")):  # fmt: skip
+        with pytest.raises(ts.UnknownNameError, match=re.escape(text)):
+            getattr(ts.debug, name)
+
+
 def test_what_is_like_no_name_leads_to_numpy_and_jax() -> None:
     for name, text in (("cov", "of a value alone np.cov(x.numpy()); in a program compose it of"),
                        ("cartesian_prod", "fix : compose it of functions of ts, or write"),

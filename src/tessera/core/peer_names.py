@@ -238,6 +238,16 @@ ADVICE: dict[str, str] = {
     "i32": "write ts.int32",
     "remat": REMAT,
     "func": "its functions are those of ts: ts.grad, ts.vmap, ts.jvp",
+    **dict.fromkeys(
+        ("detect_anomaly", "set_detect_anomaly", "debug_nans", "set_debug_nans"),
+        "ts.debug.nan_origin(fn, x) names the op that makes a NaN; ts.debug.check_finite(x) raises",
+    ),
+    "callback": "write ts.debug.breakpoint(hook, x=x): after the call hook gets a dict of arrays",
+    **dict.fromkeys(
+        ("visualize_array_sharding", "visualize_sharding", "inspect_array_sharding"),
+        "write print(ts.dist.inspect(x))",
+    ),
+    "set_trace": "write ts.debug.breakpoint(x=x)",
     "autograd": "use ts.grad; a function with a gradient of its own is a ts.custom_gradient",
     "LSTM": "write a cell, and ts.scan it over the steps",
     "GRU": "write a cell, and ts.scan it over the steps",

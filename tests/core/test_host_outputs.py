@@ -130,6 +130,17 @@ check_finite: logs.a.1 has 1 of 2 elements not finite
     )
 
 
+def test_what_is_not_finite_is_named_with_its_device(oracle: Oracle) -> None:
+    @op.kernel
+    def fn(x: ts.Tensor) -> ts.Tensor:
+        return debug.check_finite(ts.log(x))  # type: ignore[no-any-return]
+
+    x = np.ones((4, 3), "f4")
+    x[2, 1] = 0.0
+    with pytest.raises(ts.GraphError, match=r"first at : \(0, 1\)\n  device   : dp=1\n"):
+        fn(ts.tensor(x, mesh=MESH, layout="[4@dp, 3]"))
+
+
 def test_a_breakpoint_has_the_values(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     stops: list[Any] = []

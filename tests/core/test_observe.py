@@ -94,6 +94,20 @@ def test_what_a_iteration_hands_on_is_followed_to_the_iteration_that_made_it(
     assert [i for _, i in found.became_nan.iterations] == [1 if reverse else 3]
 
 
+def test_a_while_loop_is_named_by_the_name_that_was_written(oracle: Oracle) -> None:
+    found = debug.nan_origin(
+        lambda x: ts.while_loop(lambda v: ts.isfinite(v), lambda v: v * v, x), ts.tensor(2.0)
+    )
+    assert str(found).startswith("while_loop makes an infinity")
+
+
+@pytest.mark.parametrize("wrong", [{"rtol": float("nan")}, {"rtol": -1.0}, {"atol": -1}])
+def test_a_tolerance_that_is_none_is_refused(wrong: dict[str, float], oracle: Oracle) -> None:
+    for a, b in ((ts.exp, ts.sin), ([{"step": 0, "loss": 1.0}], [{"step": 0, "loss": 2.0}])):
+        with pytest.raises(ts.UsageError, match=r"compare: [ra]tol cannot be"):
+            debug.compare(a, b, *([] if isinstance(a, list) else [X]), **wrong)  # type: ignore[arg-type]
+
+
 def test_what_has_no_elements_is_no_origin(oracle: Oracle) -> None:
     empty = np.zeros((0, 3), "f4")
     assert debug.nan_origin(lambda x: ts.log(x), empty) is None

@@ -109,11 +109,15 @@ def check_finite(x: Any, name: str = "") -> Any:
             if flag.array.all():
                 continue
             bad = np.argwhere(~flag.array)
+            first = bad[0].tolist()
+            axes = flag.type.varying  # whose devices have values of their own, in leading dims
+            device = " ".join(f"{a}={i}" for a, i in zip(axes, first, strict=False))
             what = ".".join(filter(None, (name, path))) or "a value"
             raise fail(
                 GraphError,
                 f"check_finite: {what} has {len(bad)} of {flag.array.size} elements not finite",
-                [("tensor", leaf.type), ("first at", tuple(bad[0].tolist())),
+                [("tensor", leaf.type), ("first at", tuple(first[len(axes) :])),
+                 *([("device", device)] if device else []),
                  *([("scope", scope)] if scope else [])],
                 at=where,
                 fix="find where they begin with ts.debug.nan_origin(fn, *args)",

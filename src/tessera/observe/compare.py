@@ -132,7 +132,8 @@ def compare(
     `ignore` are left out. Raises UsageError if an argument is anything else.
     """
     outside("compare")
-    rtol, atol = number("compare", "rtol", rtol), number("compare", "atol", atol)
+    rtol = number("compare", "rtol", rtol, least=0)
+    atol = number("compare", "atol", atol, least=0)
     flag("compare", "bitwise", bitwise)
     if compare_runs.is_run(a) and compare_runs.is_run(b) and not args:
         return compare_runs.compare_runs(a, b, rtol, atol, bitwise, ignore)

@@ -106,6 +106,8 @@ class Origin:
 
     def __str__(self) -> str:
         op, what = self.node.op, "NaN" if self.first.holds.nans else "an infinity"
+        if op == "scan" and self.node.attrs["length"] is None:
+            op = "while_loop"
         if op == "input":
             head = f"input {self.node.attrs['name']!r} holds {what} already"
         elif not self.operands:

@@ -158,7 +158,7 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
     if not rows:
         raise fail(
             UsageError,
-            "activations: the function has no scopes, so there is nothing to name",
+            "activations: the function has no scopes that compute floats: there is nothing to name",
             fix='call modules in it, or open scopes: with ts.named_scope("mlp"): ...',
         )
     return Statistics(tuple(n for n, _ in rows), as_tensor(np.stack([r for _, r in rows])))

@@ -64,6 +64,7 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "deterministic": (lambda: dist.deterministic() and None, "it was called without `with`"),
     "autocast": (lambda: ts.autocast(ts.bf16) and None, "ts.autocast(...) has no effect"),
     "strict": (lambda: ts.strict() and None, "write with ts.strict(...):"),
+    "named_scope": (lambda: ts.named_scope("mlp") and None, "write with ts.named_scope(...):"),
     "profile": (lambda: dist.profile() and None, "with dist.profile() as p: step(batch)"),
     "elastic": (lambda: dist.elastic() and None, "with dist.elastic(): for step in"),
     "tile": (lambda: schedule(tile=64), "schedule: tile=(64,) has no effect"),

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import tessera as ts
-from tessera.core.errors import UsageError
+from tessera.core.errors import OptionWarning, UsageError
 from tessera.core.mesh import Mesh
 from tessera.train.evaluate import mean_loss
 from tessera.train.generate import generate, sample
@@ -227,6 +227,8 @@ def test_a_step_has_a_number(number: Any, tmp_path: Path) -> None:
         pass
     with pytest.raises(UsageError, match="the row of step 0 comes after the end"), run.step(0):
         pass
+    with pytest.warns(OptionWarning, match=r"write with run\.step\(i\) as row"):
+        run.step(1)
 
 
 def test_paths_are_paths() -> None:

@@ -22,6 +22,7 @@ from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
+from ..core.within import within
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, entered
 from ..ir.schedule.schedule import Schedule
@@ -421,6 +422,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
             recorder.changes.undo()
 
 
+@within("ts.named_scope")
 @contextmanager
 def named_scope(name: str) -> Iterator[None]:
     """A context that names the recorded nodes: `named_scope("mlp")` gives `mlp`, nested

@@ -36,6 +36,7 @@ from ..core.devices import process_index
 from ..core.errors import BackendError, TesseraError, UsageError, fail
 from ..core.mesh import Mesh
 from ..core.peers import checked
+from ..core.within import within
 from ..lang.first_process import to_first
 from ..lang.tensor import Tensor
 from ..lang.to_host import read_by_all
@@ -171,6 +172,7 @@ class Run:
         )
 
     # -- the loop ---------------------------------------------------------------------------------
+    @within("run.step", 'write with run.step(i) as row: row["loss"] = step(batch)')
     @contextmanager
     def step(self, number: int, **values: Value) -> Iterator[dict[str, Any]]:
         """Times step `number` and writes its row: `values`, what the body puts in, its speed.

@@ -457,6 +457,9 @@ def test_a_guard_that_is_called_otherwise_says_how(tmp_path: Path) -> None:
         with run() as made, Guard(made, trained.live, root=tmp_path / "none", resume=tag):
             pass
     with run(resume=True) as made, Guard(made, trained.live):
+        assert made.waits
+    unasked = pytest.raises(ts.UsageError, match="the guard gave out no step 0")
+    with unasked, run(resume=True) as made, Guard(made, trained.live), made.step(0):
         pass
 
 

@@ -134,6 +134,7 @@ class Guard:
             self._at("reading the checkpoint")
             self._begin()
             self._signals.open()
+            self.run.waits = True
         except BaseException:
             self._release()
             raise
@@ -146,7 +147,7 @@ class Guard:
                 "Guard: it was not entered, so it neither goes on nor hears signals",
                 fix="write with run, Guard(run, live) as guard: for step in guard: ...",
             )
-        step = self.begin
+        step, self.run.waits = self.begin, False
         self._saves.look()
         while step < self.run.steps:
             self._at(f"step {step}")
@@ -222,7 +223,7 @@ class Guard:
             self._release()
 
     def _release(self) -> None:
-        self._open = False
+        self._open = self.run.waits = False
         self._safe.close()
         self._signals.close()
         if self._dog is not None:

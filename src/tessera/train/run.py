@@ -144,6 +144,8 @@ class Run:
         """What is open inside of a step, where a guard keeps safe points."""
         self.goes_back: Callable[[BaseException], bool] = lambda error: False
         """Whether a guard handles an error in a step, which is `error` then."""
+        self.waits = False
+        """Whether a guard is entered that was asked for no step yet."""
         self.error: BaseException | None = None
         self._next = 0  # the step after those that have a row; an earlier one comes again
         self._looks = resume  # for rows that come again, where no guard has
@@ -183,6 +185,12 @@ class Run:
         neither a number nor a text, a key that the run writes itself, and one that is set later.
         """
         whole("Run.step", "the number", number, 0)
+        if self.waits:
+            raise fail(
+                UsageError,
+                f"run: the guard gave out no step {number}, so it neither saves nor looks at it",
+                fix="write for step in guard: with run.step(step) as row: ...",
+            )
         row = StepRow(number, values, ("step", "step_s", *self._speed(1.0)))
         self._see_again(number)
         start = time.perf_counter()

@@ -385,6 +385,12 @@ both: results are on different meshes
   at       : AT
   fix      : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
 """)
+row('ts.jit(both)(X, weights=X)', ts.UsageError, lambda: ts.jit(both)(X, weights=X), """
+both: there is no argument 'weights'
+  arguments : x, y
+  at        : AT
+  fix       : write y=
+""")
 row('FOLDED[0] + FOLDED[1]', ts.MeshError, lambda: FOLDED[0] + FOLDED[1], """
 add: arguments are on different meshes
   arg 0 : f32[2] on dp=4, devices 0, 1, 2, 3

@@ -243,10 +243,9 @@ def misfit(
     needed = [p.name for p in have if p.default is p.empty and p.kind in (*_PLACED, p.KEYWORD_ONLY)]
     missing = [n for n in needed if n not in given]
     twice = next((p.name for p in in_order[:place] if p.name in kwargs), None)
-    wrong = next((n for n in kwargs if n not in names), None)
-    if wrong is not None and not any(p.kind is p.VAR_KEYWORD for p in have):
-        return _no_argument(name, wrong, names)
-    if missing:
+    more = any(p.kind is p.VAR_KEYWORD for p in have)
+    wrong = None if more else next((n for n in kwargs if n not in names), None)
+    if missing and wrong is None:
         what = f"{name}: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing"
         fix = f"call it with ({', '.join(f'{n}=...' if n in by_name else n for n in needed)})"
     elif place > len(in_order):
@@ -261,12 +260,14 @@ def misfit(
     elif twice is not None:
         return _given_twice(name, twice, names)
     else:
-        return _no_argument(name, str(wrong), names)
+        return _no_argument(name, str(wrong), names, missing)
     operands = [("arguments", ", ".join(names) or "none")]
     return fail(UsageError, what, operands, fix=CALL_ADVICE.get(name, fix))
 
 
-def _no_argument(function: str, name: str, have: list[str]) -> UsageError:
+def _no_argument(
+    function: str, name: str, have: list[str], missing: Sequence[str] = ()
+) -> UsageError:
     here = [n for n in ARGUMENTS.get(name, ()) if n in have]
     close = get_close_matches(name, have, 1, 0.75)
     fix = ARGUMENT_ADVICE.get(f"{function}.{name}", "")
@@ -274,6 +275,8 @@ def _no_argument(function: str, name: str, have: list[str]) -> UsageError:
         fix = f"write {(here or close)[0]}="
     for key in (name, f"{function}.*"):
         fix = fix or ARGUMENT_ADVICE.get(key, "")
+    if not fix and len(missing) == 1:
+        fix = f"write {missing[0]}="
     fix = fix or "leave it out if its default is meant: no other choice is offered"
     return fail(
         UsageError,

@@ -117,6 +117,18 @@ def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle)
 
     rows = debug.activations(step, ts.tensor([1.0])).rows()
     assert {n: r["norm"] for n, r in rows.items()} == {"scaled": 2.0, "scaled #2": 6.0}
+
+    def looped(x: ts.Tensor) -> Any:  # whose gradient computes the body's values again
+        def body(c: ts.Tensor, k: ts.Tensor) -> tuple[ts.Tensor, Any]:
+            with ts.named_scope("inner"):
+                return ts.exp(c * k), ()
+
+        with ts.named_scope("outer"):
+            y = ts.sum(ts.scan(body, x, ts.tensor([1.0, 0.0]), policy="recompute")[0])
+        return y, ts.grad(y, x)
+
+    names = debug.activations(looped, ts.tensor([1.0])).names
+    assert names == ("outer/inner[0]", "outer/inner[1]", "outer")
     with pytest.raises(ts.UsageError, match="named_scope: the name cannot be 3"):
         debug.activations(lambda x: ts.named_scope(3)(ts.exp)(x), X)  # type: ignore[arg-type]
     with pytest.raises(ts.UsageError, match="the function has no scopes"):

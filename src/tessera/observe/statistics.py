@@ -32,6 +32,7 @@ from .instrument import as_f32, every_float, measured, recorded, tidy
 
 COLUMNS = ("norm", "max_abs", "mean", "zeros", "nonfinite")
 HEADS = ("norm", "max abs", "mean", "zeros", "not finite")
+Visit = tuple[str, tuple[int, ...]]  # a scope, and which of the times that it was entered
 
 
 class Statistics:
@@ -136,10 +137,12 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
     """
     run = recorded("activations", fn, args, kwargs)
     names: dict[tuple[Node | None, Node], list[str]] = {}
+    met: set[Visit] = set()
 
     def ends(graph: Graph, loop: Node | None) -> list[Node]:
-        last = _last_of_visits(graph, loop)
-        for path, n in last:
+        last = [(v, n) for v, n in _last_of_visits(graph, loop) if v not in met]
+        met.update(v for v, _ in last)  # a gradient computes the values of a loop's body again
+        for (path, _), n in last:
             names.setdefault((loop, n), []).append(path)
         return [n for _, n in last]
 
@@ -164,16 +167,16 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
     return Statistics(tuple(n for n, _ in rows), as_tensor(np.stack([r for _, r in rows])))
 
 
-def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[str, Node]]:
-    """(scope, its last value) each time that the program enters a scope."""
-    around = _visits(loop) if loop is not None else []
+def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[Visit, Node]]:
+    """(visit of a scope, its last value) each time that the program enters one."""
+    around = f"{loop.scope}/" if loop is not None else ""
     last = {v: n for n in every_float(graph, loop) if n.op != "input" for v in _visits(n)}
     place = {n: i for i, n in enumerate(graph.nodes)}
-    rows = [(path, n) for (path, numbers), n in last.items() if (path, numbers) not in around]
-    return sorted(rows, key=lambda row: (place[row[1]], -row[0].count("/")))
+    rows = [(v, n) for v, n in last.items() if not around.startswith(f"{v[0]}/")]
+    return sorted(rows, key=lambda row: (place[row[1]], -row[0][0].count("/")))
 
 
-def _visits(n: Node) -> list[tuple[str, tuple[int, ...]]]:
+def _visits(n: Node) -> list[Visit]:
     """Of a node in `a/b/c` a, a/b and a/b/c, each with its visits; none of a gradient's node."""
     if not isinstance(n.scope, Scope):
         return []

@@ -127,6 +127,12 @@ def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle)
             y = ts.sum(ts.scan(body, x, ts.tensor([1.0, 0.0]), policy="recompute")[0])
         return y, ts.grad(y, x)
 
+    def halved(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:  # a gradient leaves the scope as it is
+        with ts.named_scope("outer"):
+            return ts.grad(ts.sum(x * w), w) * 0.5
+
+    ends = graph.trace(halved, dist.tensor((2, 4), "[2@dp, 4]", MESH), ts.ones(4)).outputs
+    assert [n.scope for n in ends] == ["outer"]
     names = debug.activations(looped, ts.tensor([1.0])).names
     assert names == ("outer/inner[0]", "outer/inner[1]", "outer")
     with pytest.raises(ts.UsageError, match="named_scope: the name cannot be 3"):

@@ -41,8 +41,8 @@ def laid(b: Builder, g: Node, at: Node, goal: Goal) -> Node:
     """The gradient `g` in the layout `goal`, as of the line of `at`."""
     if goal is None or g.type is goal:
         return g
-    b.loc, b.scope = at.loc, "grad"
+    before, b.loc, b.scope = b.scope, at.loc, "grad"
     to = goal if goal.mesh is not None else goal.on(g.type.mesh)
     g = b.summed(g, to, "for the gradient")
-    b.loc, b.scope = None, ""
+    b.loc, b.scope = None, before
     return g

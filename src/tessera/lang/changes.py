@@ -4,7 +4,8 @@ attributes of modules its tensors. When it ends, all is as it was before."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import ref
@@ -155,6 +156,22 @@ class Changes:
             if now.get(a.name) is a.last:
                 now.pop(a.name)
                 now.update(a.before)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, all is as it was before, and may be used and changed."""
+        mine = [(o, o.box.opened()) for o in self.boxes.values()]
+        put = [a for a in self.assigned.values() if a.holder.__dict__.get(a.name) is a.last]
+        self.undo()
+        try:
+            yield
+        finally:
+            for o, content in mine:
+                o.content = o.box.opened()
+                assert content._node is not None
+                o.box.bind(content._node, content._trace)
+            for a in put:
+                a.holder.__dict__[a.name] = a.last
 
     def clear(self) -> None:
         """Lets go of all of it."""

@@ -78,13 +78,14 @@ here = HERE.get
 
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Runs one op on tensors that have values, as a cached one-op program."""
+    args = [a.now() for a in args]
     types = tuple([a.type for a in args])
     now = settings()
     how = now.program, now.strict, now.ordered
     program = _program(engine(), *how, op, types, tuple(attrs.items()))
     results = []
     loc = caller()
-    made_of = None if now.no_grad else [a.now() for a in args]
+    made_of = None if now.no_grad else args
     given = [_number_of(a) if a._data is None else a._data for a in args]
     for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
         out = Tensor(data, t)

@@ -25,6 +25,7 @@ from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
+from ..core.turns import TURN
 from ..core.ways import Way
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
@@ -198,13 +199,14 @@ class Jit(Generic[P, R]):
         return padding.called(fn, self.name, self._signature, self._pads, args, kwargs)
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        entry, leaves, spec = self._entry(args, kwargs)
-        if entry.checks:
+        with TURN:  # until the arguments are taken
+            entry, leaves, spec = self._entry(args, kwargs)
             tensors = entry.pick(leaves)
-            for at, check in entry.checks:
-                check(tensors[at])
-        if entry.straight is not None:
-            return self._straight(entry, leaves, args, kwargs)  # type: ignore[no-any-return]
+            data = None if entry.straight is None else self._taken(entry, tensors)
+        for at, check in entry.checks:
+            check(tensors[at])
+        if data is not None:
+            return self._straight(entry, tensors, data, args, kwargs)  # type: ignore[no-any-return]
         return self._cut(entry, leaves, spec, args, kwargs)  # type: ignore[no-any-return]
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Schedule:
@@ -213,15 +215,15 @@ class Jit(Generic[P, R]):
         The function is recorded; its program is neither compiled nor run, and the later call does
         not record again. If the function reads a value on the host, that value is computed.
         """
-        with self.in_force():
+        with TURN, self.in_force():
             self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
-        return self.schedule
+            return self.schedule
 
     def straight(self, *args: P.args, **kwargs: P.kwargs) -> Straight | None:
         """What a call with these arguments runs, for who calls with tensors of their types alone:
         from the arguments' data the results' data, and the results' types. None where a call is
         more than one program of its arguments."""
-        with self.in_force():
+        with TURN, self.in_force():
             entry, _, _ = self._entry(args, kwargs)
         root, pick = entry.root, entry.straight
         program = root.program() if pick is not None else None
@@ -278,12 +280,19 @@ class Jit(Generic[P, R]):
         return more
 
     # -- running ----------------------------------------------------------------------------------
-    def _straight(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-        """Runs a recording that is one program."""
-        data, program = list(map(_data_of, entry.pick(leaves))), entry.root.program()
+    def _taken(self, entry: Entry, tensors: Sequence[Any]) -> list[Any]:
+        """The arrays in `tensors`, of a call of a recording that is one program."""
+        data = list(map(_data_of, tensors))
         if None.__class__ in map(type, data):
-            program.start()  # or the first of these would start the devices, and too few
-            data = [t.stored for t in entry.pick(leaves)]
+            entry.root.program().start()  # or these would start the devices, and too few
+            data = [t.stored for t in tensors]
+        return data
+
+    def _straight(
+        self, entry: Entry, tensors: Sequence[Any], data: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Runs a recording that is one program on the arrays `data` of its `tensors`."""
+        program = entry.root.program()
         assert entry.straight is not None
         if entry.have == program.wants:
             entry.have = None  # from now on nothing needs to be moved
@@ -292,7 +301,6 @@ class Jit(Generic[P, R]):
             program(entry.straight(data), entry.have, done)
         finally:  # what was given up is gone: its successors are put in place, whatever happens
             for outs in done:
-                tensors = entry.pick(leaves)
                 out = entry.root.written.give(outs, program.types, args, kwargs, tensors)
         return out
 
@@ -302,8 +310,10 @@ class Jit(Generic[P, R]):
         own = len(spec_paths(spec))
         leaves, more = leaves[:own], leaves[own:]
         while True:
-            tensors = entry.pick(leaves + more)
-            run, drawn = Run(entry.root, source_of(tensors)), random.state()
+            with TURN:
+                tensors = entry.pick(leaves + more)
+                values = [t.now() for t in tensors]
+            run, drawn = Run(entry.root, source_of(values)), random.state()
             try:
                 run.go()
             finally:
@@ -313,7 +323,8 @@ class Jit(Generic[P, R]):
                     random.set_state(drawn)
             if run.done:
                 return out
-            more = self._record(entry, leaves, more, spec, run.values)
+            with TURN:
+                more = self._record(entry, leaves, more, spec, run.values)
 
     def _marks(self, args: Any, kwargs: Any) -> list[bool]:
         """Per leaf: is its argument donated?"""

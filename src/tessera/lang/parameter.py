@@ -21,6 +21,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
+from ..core.turns import TURN
 from .changes import nearby
 from .create import first_values
 from .moving import moved
@@ -116,21 +117,36 @@ class Parameter(Tensor):
     # -- what is in it ----------------------------------------------------------------------------
     def now(self) -> Tensor:
         """The current value, as a tensor that does not change when the parameter does."""
-        if self._trace is not None:
-            assert self._node is not None
-            return symbolic(self._node, self._trace)
-        if self._value is None:
-            self._value = v = Tensor(self._data, self.type)
-            v.name, v.box = self.name, self
-            if self._data is None:
-                assert self._first is not None
-                v._pending = partial(self._first_of, self._first, v)
-        return self._value
+        value = self._value
+        if value is not None and self._trace is None:
+            return value
+        with TURN:
+            if self._trace is not None:
+                assert self._node is not None
+                return symbolic(self._node, self._trace)
+            if self._value is None:
+                v = Tensor(self._data, self.type)
+                v.name, v.box = self.name, self
+                if self._data is None:
+                    assert self._first is not None
+                    v._pending = partial(self._first_of, self._first, v)
+                self._value = v
+            return self._value
+
+    @property
+    def stored(self) -> Any:
+        """For the engine: the array that is in it."""
+        data = self._data
+        if data is None:
+            with TURN:
+                return super().stored
+        return data
 
     def _first_of(self, first: First, copy: Tensor) -> Any:
         """The first data of a `copy` of what was in the box: the box's, while it is like it."""
-        alike = self._value is copy and self._data is None and self.type is copy.type
-        return self.stored if alike else first(copy)
+        with TURN:
+            alike = self._value is copy and self._data is None and self.type is copy.type
+            return self.stored if alike else first(copy)
 
     @property
     def data(self) -> Tensor:
@@ -152,9 +168,10 @@ class Parameter(Tensor):
         """
         recorder = current()
         if recorder is None:
-            if value._trace is not None:
-                value._trace.check(value)
-            self._take(value)
+            with TURN:
+                if value._trace is not None:
+                    value._trace.check(value)
+                self._take(value)
             return
         inner = recorder.parent is not None and self._trace is not recorder
         if inner and id(self) not in recorder.root.changes.born:
@@ -188,8 +205,9 @@ class Parameter(Tensor):
 
     def fill(self, data: Any, type: TensorType) -> None:
         """For the engine: sets the engine's array `data` as the value after a program has run."""
-        self._value = None
-        self._data, self.type, self._pending = data, type, None
+        with TURN:
+            self._value = None
+            self._data, self.type, self._pending = data, type, None
 
     def _take(self, value: Tensor) -> None:
         """Takes on the value of `value`, in this parameter's mesh, where it has one; what needs to
@@ -255,11 +273,12 @@ class Parameter(Tensor):
         other = Parameter.__new__(Parameter)
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
         other.frozen, other._first, other._again = self.frozen, self._first, self._again
-        if self._trace is None and self._again is None:
-            self.stored  # noqa: B018  # here now, to be copied
-        other.close(self.opened())
-        if self._data is not None:  # what is donated of one is still there of the other
-            other._data = self.copied()
+        with TURN:
+            if self._trace is None and self._again is None:
+                self.stored  # noqa: B018  # here now, to be copied
+            other.close(self.opened())
+            if self._data is not None:  # what is donated of one is still there of the other
+                other._data = self.copied()
         return other
 
     # -- in a recording ---------------------------------------------------------------------------

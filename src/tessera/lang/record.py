@@ -22,13 +22,14 @@ from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
+from ..core.turns import TURN, given_up
 from ..core.within import within
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, entered
 from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
 from .changes import Box, Changes
-from .eager import HERE, here
+from .eager import EAGER, HERE, here
 from .gradients import Goal, derived
 from .host_outputs import Act, HostOutput
 from .tensor import ON_READ, Tensor, Trace
@@ -413,13 +414,25 @@ def need_before_recording(what: str, **chosen: Any) -> None:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    token = HERE.set(recorder)
+    with TURN:
+        token = HERE.set(recorder)
+        try:
+            yield recorder
+        finally:
+            HERE.reset(token)
+            if recorder.parent is None:
+                recorder.changes.undo()
+
+
+@contextmanager
+def outside(recorder: Recorder) -> Iterator[None]:
+    """Inside, in the middle of a recording, all is as if there was none, for other threads too."""
+    token = HERE.set(EAGER)
     try:
-        yield recorder
+        with recorder.root.changes.aside(), given_up():
+            yield
     finally:
         HERE.reset(token)
-        if recorder.parent is None:
-            recorder.changes.undo()
 
 
 @within("ts.named_scope")

@@ -176,8 +176,9 @@ class Tensor:
         if self._data is None:
             if self._trace is not None:
                 self._trace.check(self)
-            if self._pending is not None:
-                self._data = self._pending()
+            pending = self._pending  # another thread may be here, too
+            if pending is not None:
+                self._data = pending()
                 self._pending = None
             elif self._node is not None:
                 raise fail(
@@ -234,11 +235,12 @@ class Tensor:
     @whole
     def numpy(self) -> np.ndarray[Any, Any]:
         """The whole value on the host. Inside a recorded function this cuts the program here."""
-        if self._trace is not None:
-            return self._trace.read(self)
+        now = self.now()
+        if now._trace is not None:
+            return now._trace.read(now)
         for noted in ON_READ:
             noted(self)
-        value: np.ndarray[Any, Any] = engine().fetch(self.stored, self.type)
+        value: np.ndarray[Any, Any] = engine().fetch(now.stored, now.type)
         return value
 
     def item(self) -> Any:

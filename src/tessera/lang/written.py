@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.context import settings
 from ..core.layout import TensorType
+from ..core.turns import TURN
 from .captured_names import Left
 from .captured_places import Place
 from .host_outputs import HostOutput
@@ -61,12 +62,13 @@ class Written:
         rest = made[len(self.slots) :]
         taken = len(rest) - sum(len(output.tensors) for output in self.host_outputs)
         pending = Pending(self.edits, self.put, (args, kwargs))
-        try:
-            self._put_all(rest[:taken], pending, tensors)
-        except BaseException:
-            with contextlib.suppress(Exception):  # of another thread, say: all weights or none
+        with TURN:
+            try:
                 self._put_all(rest[:taken], pending, tensors)
-            raise
+            except BaseException:
+                with contextlib.suppress(Exception):  # of another thread, say: all weights or none
+                    self._put_all(rest[:taken], pending, tensors)
+                raise
         for i, k in self.same:
             leaves[i] = tensors[k]
         left = iter(rest[taken:])

@@ -21,6 +21,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.peers import SPACES, no_name, unfit_call
+from ..core.turns import TURN
 from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
 from ..lang.host_data import is_array
@@ -262,7 +263,8 @@ class Module:
     # -- from and to dicts ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
         """A dict of all parameters and buffers by name. The values do not change in later steps."""
-        return {str(n): t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
+        with TURN:
+            return {str(n): t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
 
     def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
         """Writes tensors into the parameters that `parameters()` names, and into buffers if given.

@@ -46,15 +46,18 @@ def _programs(
 
     @jit
     def full(model: Any, ids: Tensor, at: Tensor) -> Tensor:
-        return F.take(_logits(model(ids), window)[0], at, 0)[0]
+        with _inference(model):
+            return F.take(_logits(model(ids), window)[0], at, 0)[0]
 
     @jit
     def prefill(model: GPT, ids: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
-        return model.prefill(ids, at, window)
+        with _inference(model):
+            return model.prefill(ids, at, window)
 
     @jit(donate="cache")
     def decode(model: GPT, ids: Tensor, cache: Cache, at: Tensor) -> tuple[Tensor, Cache]:
-        return model.decode(ids, cache, at)
+        with _inference(model):
+            return model.decode(ids, cache, at)
 
     return full, prefill, decode
 
@@ -113,22 +116,21 @@ def generate(
     def on(*values: int) -> Tensor:
         return tensor(np.array(values, np.int32), mesh=mesh)
 
-    with _inference(model):
-        for _ in range(tokens):
-            seen = ids[-window:]
-            at = on(len(seen) - 1)
-            padded = np.zeros((1, window), np.int32)
-            padded[0, : len(seen)] = seen
-            if not cached or len(ids) > window:
-                logits = full(model, tensor(padded, mesh=mesh), at)
-            elif kept is None:
-                logits, kept = prefill(model, tensor(padded, mesh=mesh), at)
-            else:
-                logits, kept = decode(model, on(ids[-1]), kept, at)
-            chosen = sample(to_host(logits).reshape(-1), draw, temperature, top_k)
-            if chosen in stops:
-                break
-            ids.append(chosen)
+    for _ in range(tokens):
+        seen = ids[-window:]
+        at = on(len(seen) - 1)
+        padded = np.zeros((1, window), np.int32)
+        padded[0, : len(seen)] = seen
+        if not cached or len(ids) > window:
+            logits = full(model, tensor(padded, mesh=mesh), at)
+        elif kept is None:
+            logits, kept = prefill(model, tensor(padded, mesh=mesh), at)
+        else:
+            logits, kept = decode(model, on(ids[-1]), kept, at)
+        chosen = sample(to_host(logits).reshape(-1), draw, temperature, top_k)
+        if chosen in stops:
+            break
+        ids.append(chosen)
     return ids
 
 
@@ -209,16 +211,20 @@ def _has_cache(model: GPT) -> bool:
 
 @contextlib.contextmanager
 def _inference(model: object) -> Iterator[None]:
-    """The modules of `model` as after `eval()`, and then again as they were."""
+    """The modules of `model` as after `eval()`, and then again as they were. It is for functions
+    that are recorded: other threads, which may train the model, never see it."""
     every = list(model.modules()) if isinstance(model, Module) else []
-    trained = [m for m in every if m.__dict__.get("training")]
-    for module in trained:
-        module.training = False
+    before = [(m.__dict__, {"training": m.training}) for m in every if "training" in m.__dict__]
+    inside = [m.__dict__ for m in every if m.training]
+    for own in inside:
+        own["training"] = False
     try:
         yield
     finally:
-        for module in trained:
-            module.training = True
+        for own in inside:
+            del own["training"]
+        for own, was in before:
+            own |= was
 
 
 @checked

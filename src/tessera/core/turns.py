@@ -1,0 +1,25 @@
+"""Which thread may record a function, or take and change what is in weights? One at a time.
+
+While a function is recorded, the weights that it uses hold nodes of the recording. A thread that
+would use them waits for its end. No thread has the turn while a program of its own runs: what that
+calls on the host may want it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+TURN: Any = RLock()
+
+
+@contextmanager
+def given_up() -> Iterator[None]:
+    """Inside, others may have the turn of this thread."""
+    held = TURN._release_save()  # however often it was taken
+    try:
+        yield
+    finally:
+        TURN._acquire_restore(held)

@@ -1,0 +1,180 @@
+"""Several threads of one process: each gets what it would get alone."""
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import nn, op, optim
+from tessera.train.generate import generate
+
+X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def often() -> Iterator[None]:
+    """Threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call gives, of a thread of its own; all begin at once."""
+    results: list[Any] = [None] * len(calls)
+    begin = threading.Barrier(len(calls))
+
+    def run(i: int) -> None:
+        begin.wait()
+        try:
+            results[i] = calls[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not any(t.is_alive() for t in threads), "a thread waits for ever"
+    for r in results:
+        if isinstance(r, BaseException):
+            raise r
+    return results
+
+
+def deep() -> nn.Sequential:
+    ts.seed(0)
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(20)])
+
+
+def test_first_calls_of_one_function_record_it_once() -> None:
+    model, fn = deep(), ts.jit(lambda model, x: model(x))
+    want = deep()(ts.tensor(X)).numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = together(*[lambda: fn(model, X).numpy()] * 6)
+    assert all(np.allclose(g, want, atol=1e-5) for g in got)
+    assert len(fn.programs) == 1
+
+
+def test_weights_are_there_while_another_thread_records() -> None:
+    model, recorded, read = deep(), threading.Event(), threading.Event()
+    want = deep()(ts.tensor(X)).numpy()
+    weight = model.state_dict()["0.weight"].numpy()
+
+    @ts.jit
+    def slow(model: Any, x: ts.Tensor) -> ts.Tensor:
+        y = model(x)
+        recorded.set()
+        read.wait(0.2)  # others would have read by now, if they did not wait
+        return y
+
+    def reads(what: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            recorded.wait()
+            value = what()
+            read.set()
+            return value
+
+        return run
+
+    got, *others, read_there = together(
+        lambda: slow(model, X).numpy(),
+        reads(lambda: model(ts.tensor(X)).numpy()),
+        reads(lambda: ts.jit(lambda x: model(x))(X).numpy()),
+        reads(lambda: model.parameters()["0.weight"].numpy()),
+    )
+    assert all(np.allclose(g, want, atol=1e-5) for g in [got, *others])
+    assert (read_there == weight).all()
+
+
+def trained(model: nn.Module, steps: int) -> list[float]:
+    opt = optim.AdamW(1e-2)
+    state = opt.init(model)
+
+    @ts.jit(donate=("model", "state"))
+    def step(model: Any, state: Any) -> ts.Tensor:
+        loss, grads = ts.value_and_grad(lambda model: (model(X) ** 2).mean())(model)
+        opt.update(model, grads, state)
+        return loss
+
+    return [step(model, state).item() for _ in range(steps)]
+
+
+def test_one_thread_trains_what_another_evaluates() -> None:
+    want, model = trained(deep(), 30), deep()
+    evaluate = ts.jit(lambda model: (model(X) ** 2).mean())
+    ended = threading.Event()
+
+    def train() -> list[float]:
+        try:
+            return trained(model, 30)
+        finally:
+            ended.set()
+
+    def look() -> list[float]:
+        found = [evaluate(model).item()]
+        while not ended.is_set():
+            found.append(evaluate(model).item())
+        return found
+
+    got, *seen = together(train, look, look)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    all_steps = np.array([*want, evaluate(model).item()])
+    for value in seen[0] + seen[1]:  # no weights of two steps at once
+        assert np.isclose(all_steps, value, rtol=1e-4).any()
+
+
+def test_a_value_is_read_while_a_callback_calls_a_compiled_function() -> None:
+    model, inner = nn.Linear(8, 8), ts.jit(lambda model, x: model(x) * 2)
+
+    def call(x: Any) -> Any:
+        there: Any = jax.pure_callback(
+            lambda v: np.asarray(inner(model, np.asarray(v)).numpy()),
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            x,
+        )
+        return there
+
+    hosted = op.from_jax("ij -> ij")(call)
+
+    @ts.jit
+    def outer(model: Any, x: ts.Tensor) -> ts.Tensor:
+        y = hosted(model(x))
+        return y + 1 if y.sum().item() > 0 else y - 1
+
+    [got] = together(lambda: outer(model, X).numpy())
+    y = (model(model(ts.tensor(X))) * 2).numpy()
+    np.testing.assert_allclose(got, y + np.sign(y.sum()), atol=1e-5)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        self.embed, self.drop, self.out = nn.Embedding(16, 16), nn.Dropout(0.5), nn.Linear(16, 16)
+
+    def __call__(self, ids: ts.Tensor) -> ts.Tensor:
+        x = self.drop(self.embed(ids))
+        return self.out(nn.dropout(x, 0.5) if self.training else x)
+
+
+def test_texts_are_generated_while_the_model_trains() -> None:
+    ts.seed(0)
+    model, apply = Dropping(), ts.jit(lambda model, ids: model(ids))
+    texts = lambda: [generate(model, [i], 6, window=8, temperature=0.0) for i in range(3)]  # noqa: E731
+    ids = np.zeros((1, 64), np.int32)
+    drops = lambda: [bool(apply(model, ids).numpy().std(1).any()) for _ in range(60)]  # noqa: E731
+    model.eval()
+    want = texts()
+    model.train()
+    dropped, *got = together(drops, texts, texts, texts)
+    assert got == [want] * 3
+    assert all(dropped)
+    assert model.training and "training" not in model.__dict__

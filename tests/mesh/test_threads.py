@@ -1,5 +1,6 @@
 """Several threads of one process: each gets what it would get alone."""
 
+import copy
 import sys
 import threading
 import warnings
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import nn, op, optim
+from tessera import dist, nn, op, optim
 from tessera.train.generate import generate
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -96,39 +97,46 @@ def test_weights_are_there_while_another_thread_records() -> None:
     assert (read_there == weight).all()
 
 
-def trained(model: nn.Module, steps: int) -> list[float]:
+def trained(model: nn.Module, x: ts.Tensor, steps: int) -> list[float]:
     opt = optim.AdamW(1e-2)
     state = opt.init(model)
 
     @ts.jit(donate=("model", "state"))
-    def step(model: Any, state: Any) -> ts.Tensor:
-        loss, grads = ts.value_and_grad(lambda model: (model(X) ** 2).mean())(model)
-        opt.update(model, grads, state)
+    def step(model: Any, state: Any, x: ts.Tensor) -> ts.Tensor:
+        loss, grads = ts.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+        weights, new = opt.update(model, grads, state)
+        model.load_parameters(weights)
+        state.update(new)
         return loss
 
-    return [step(model, state).item() for _ in range(steps)]
+    return [step(model, state, x).item() for _ in range(steps)]
 
 
-def test_one_thread_trains_what_another_evaluates() -> None:
-    want, model = trained(deep(), 30), deep()
-    evaluate = ts.jit(lambda model: (model(X) ** 2).mean())
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_thread_trains_what_another_evaluates(devices: int) -> None:
+    mesh, plan = dist.Mesh(("dp",), devices=devices), dist.strategy("data_parallel")
+    model, x = deep(), ts.tensor(X, mesh=mesh)
+    dist.place(model, plan, mesh=mesh)
+    want = trained(copy.deepcopy(model), x, 100)
+    evaluate = ts.jit(lambda model, x: (model(x) ** 2).mean())
     ended = threading.Event()
 
     def train() -> list[float]:
         try:
-            return trained(model, 30)
+            return trained(model, x, 100)
         finally:
             ended.set()
 
     def look() -> list[float]:
-        found = [evaluate(model).item()]
+        found = [evaluate(model, x).item()]
         while not ended.is_set():
-            found.append(evaluate(model).item())
+            found.append(evaluate(model, x).item())
         return found
 
     got, *seen = together(train, look, look)
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    all_steps = np.array([*want, evaluate(model).item()])
+    assert want[-1] < want[0] / 2
+    all_steps = np.array([*want, evaluate(model, x).item()])
     for value in seen[0] + seen[1]:  # no weights of two steps at once
         assert np.isclose(all_steps, value, rtol=1e-4).any()
 

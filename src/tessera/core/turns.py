@@ -13,6 +13,9 @@ from threading import RLock
 from typing import Any
 
 TURN: Any = RLock()
+GIVING: Any = RLock()
+"""Is held by a call that gives up what it takes of weights, until new values are there; so whoever
+found them given up waits for it. It is taken before the turn."""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from inspect import isfunction
 from operator import attrgetter
@@ -19,13 +19,13 @@ from weakref import ref
 
 from ..core.checks import function_of
 from ..core.context import Settings, replaced, settings
-from ..core.errors import TraceWarning, UsageError, caller, fail, lines_up
+from ..core.errors import DonatedError, TraceWarning, UsageError, caller, fail, lines_up
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
-from ..core.turns import TURN
+from ..core.turns import GIVING, TURN
 from ..core.ways import Way
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
@@ -199,6 +199,13 @@ class Jit(Generic[P, R]):
         return padding.called(fn, self.name, self._signature, self._pads, args, kwargs)
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self._donate:
+            with suppress(DonatedError):  # by another thread, which puts others there
+                return self._run_now(args, kwargs)
+        with GIVING:
+            return self._run_now(args, kwargs)
+
+    def _run_now(self, args: Any, kwargs: Any) -> R:
         with TURN:  # until the arguments are taken
             entry, leaves, spec = self._entry(args, kwargs)
             tensors = entry.pick(leaves)

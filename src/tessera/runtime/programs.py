@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 from weakref import WeakSet
 
 from ..core.mesh import Mesh
 from . import malloc
+from .jax_private import ArrayImpl
 from .throttle import LARGE, queue_of
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -25,6 +26,9 @@ FASTEST = 16_384  # maps a second, more than a compiler makes
 ASKING = 50  # so much more time goes into compiling than into asking for the size of the heap
 UNTIDY_S = 1.0  # of compiling leave so much behind that to tidy the heap is worth its 0.05 s
 _clock = count()
+_launch = RLock()
+"""Over several devices the engine reads what another thread gives up meanwhile, and the process
+ends: so one launch at a time."""
 
 
 class Program:
@@ -44,12 +48,18 @@ class Program:
         if not self.used % malloc.LAUNCHES:
             malloc.look()
         run = self._run or BOOK.compile(self, arrays)  # others may let go of it from here on
-        if self._queue is not None:
-            if self.large is None:
-                self._queue.enter()
-            else:
-                self._queue.enter_alone(*self.large)
-        return run(*arrays)
+        if self._queue is None:
+            return run(*arrays)
+        if self.large is None:
+            self._queue.enter()
+        else:
+            self._queue.enter_alone(*self.large)
+        if not self._queue.is_shared:
+            return run(*arrays)
+        with _launch:
+            if any(a.is_deleted() for a in arrays if isinstance(a, ArrayImpl)):
+                raise RuntimeError("Array has been deleted")  # by now, by another thread
+            return run(*arrays)
 
     def trace(self, *arrays: Any) -> Any:
         return (self._run or self._make()).trace(*arrays)

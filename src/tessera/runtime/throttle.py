@@ -47,6 +47,7 @@ class Queue:
         self._lock = Lock()
         self._last: Any = None
         self._few = len(jax.local_devices()) == 1  # a launch then waits for room where it is made
+        self.is_shared = len(devices) > 1  # between the devices of a program
         if not self._few:
             self._last = _mark(self._from)  # is compiled here, not while a step is measured
 

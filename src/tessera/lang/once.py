@@ -89,13 +89,13 @@ class Once:
 
 
 def unused(recorder: Recorder, results: Iterable[Node]) -> list[str]:
-    """Where a tensor was to be changed in place, in vain; `results` are used besides."""
-    used = {*results, *(arg for n in recorder.builder.nodes for arg in n.args)}
+    """What to say of what was made in vain in the place of an old value; `results` are used."""
+    ends, nodes = set(results), recorder.builder.nodes
+    last = {arg: i for i, n in enumerate(nodes) for arg in n.args}
     return [
-        f"makes a new tensor at {at} that nothing uses: += and the like do not change a tensor in"
-        " place; put the result where the old one is kept: weights[name] = w - g"
-        for n, at in recorder.renewed
-        if n not in used
+        said
+        for made, place, said in recorder.renewed
+        if not any(n in ends or last.get(n, -1) >= place for n in made)
     ]
 
 

@@ -28,7 +28,12 @@ def _anew(name: str, plain: Callable[[Tensor, Like], Tensor]) -> None:
         out = plain(x, y)
         recorder = current()
         if recorder is not None and isinstance(out, Tensor) and out._node is not None:
-            recorder.renewed.append((out._node, caller() or "here"))
+            recorder.renew(
+                [out],
+                f"makes a new tensor at {caller() or 'here'} that nothing uses: += and the like do"
+                " not change a tensor in place; put the result where the old one is kept:"
+                " weights[name] = w - g",
+            )
         return out
 
 

@@ -164,7 +164,8 @@ class Recorder:
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met
-        self.renewed: list[tuple[Node, str]] = []  # what `x += y` made, and where
+        # (what takes an old value's place, nodes by then, what to say if nothing uses it)
+        self.renewed: list[tuple[list[Node], int, str]] = []
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
         self.own: set[int] = set()  # ids of modules that are made while it is recorded
@@ -205,6 +206,11 @@ class Recorder:
         assert opened is not None
         opened.given = node
         box.bind(node, self)
+
+    def renew(self, made: Sequence[Tensor], said: str) -> None:
+        """Notes that one of `made` is to be used from now on; `said` is the warning if none is."""
+        nodes = list(map(self.node, made))
+        self.renewed.append((nodes, len(self._builder.nodes), said))
 
     def bear(self, made: Any) -> None:
         """Notes that the module or parameter `made` is the recorded function's own."""

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 
 import tessera as ts
-from tessera import nn
+from tessera import nn, optim
 
 from .rows import row
 
 X = ts.tensor([1.0, 2.0])
 CALLS = 4
+SGD = optim.Momentum(0.1)
+STATE = SGD.init({"w": X})
 
 
 def steps(state: Any) -> list[Callable[[ts.Tensor], ts.Tensor]]:
@@ -244,6 +246,19 @@ def _(x: ts.Tensor) -> Any:
     for w in weights:
         w -= 0.1 * x
     return weights[0]
+
+
+@_once("drops the new weights", "computes new weights, Momentum.update at")
+def _(x: ts.Tensor) -> Any:
+    state = SGD.init({"w": x})
+    SGD.update({"w": x}, {"w": x}, state)
+    return x * 2
+
+
+@_once("drops the new state", "computes a new state, Momentum.update at")
+def _(x: ts.Tensor) -> Any:
+    weights, _ = SGD.update({"w": x}, {"w": x}, STATE)
+    return weights["w"]
 
 
 @row("adds up in place what it uses")

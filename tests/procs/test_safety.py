@@ -258,6 +258,47 @@ def test_a_program_that_one_rank_alone_runs_is_told_from_the_others(tmp_path: Pa
     assert "rank 1 : is in step: one all_reduce" in first.out
 
 
+THREADS = """
+import threading
+f = ts.jit(lambda x: x.sum())
+ran, go_on = threading.Event(), threading.Event()
+
+def run():
+    try:
+        print(f(X).item(), flush=True)
+    except ts.UsageError as error:
+        print(error, flush=True)
+    ran.set()
+
+def begun():
+    ran.clear()
+    thread = threading.Thread(target=lambda: (run(), go_on.wait()), name="other")
+    thread.start()
+    ran.wait()
+    return thread
+
+run()
+go_on.set()
+begun().join()
+run()  # the other has ended
+go_on.clear()
+thread = begun()
+run()
+go_on.set()
+thread.join()
+"""
+
+
+def test_threads_that_take_turns_in_a_program_of_many_processes_are_refused(tmp_path: Path) -> None:
+    ended = run_ranks(THREADS, tmp_path, limit_s=80)
+    assert [e.code for e in ended] == [0, 0], [e.out + e.err for e in ended]
+    for e in ended:
+        *sums, error = e.out.split("\n", 4)
+        assert sums == ["28.0"] * 4
+        assert "two threads run programs over several processes" in error
+        assert "threads : other, MainThread" in error
+
+
 GIVEN = """
 from tessera import nn
 import json

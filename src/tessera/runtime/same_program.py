@@ -12,7 +12,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread, current_thread, main_thread
 from typing import Any
+from weakref import WeakSet
 
 import jax
 
@@ -28,6 +30,9 @@ from .store import wait_for
 Run = Callable[..., list[Any]]
 _LOC = re.compile(r"  # (\S+:\d+)")
 _counts: dict[tuple[int, ...], int] = {}
+_last: Thread | None = None  # that ran a program over several processes
+_mixed = ""  # the names of two that took turns
+_ran: WeakSet[Thread] = WeakSet()  # all that did
 # A wait in the store ends by itself, with an error: the watch ends the process so much later.
 _RAISES_S = 10.0
 
@@ -62,6 +67,8 @@ def guarded(
 
     def call(*args: Any) -> list[Any]:
         nonlocal agreed
+        if own or not whole:
+            need_one_thread(schedule.name)
         first = not agreed
         if first:
             agree(schedule, group)
@@ -82,6 +89,28 @@ def guarded(
         return outs
 
     return call
+
+
+def need_one_thread(name: str) -> None:
+    """Raises UsageError where threads take turns in running what several processes do together: the
+    next process may run it in another order, and a collective would meet another one there. Then
+    none of them goes on. A thread may follow the main thread, or one that has ended."""
+    global _last, _mixed
+    me, last = current_thread(), _last
+    if me is last and not _mixed:
+        return
+    if last is not None and last.is_alive() and (me in _ran or last is not main_thread()):
+        _mixed = _mixed or f"{last.name}, {me.name}"
+    if _mixed:
+        raise fail(
+            UsageError,
+            f"{name}: two threads run programs over several processes",
+            [("threads", _mixed)],
+            fix="call them from one thread, so that all processes run them in one order; what is on"
+            " the process's own devices may run in any",
+        )
+    _ran.add(me)
+    _last = me
 
 
 def agree(schedule: Schedule, group: Sequence[int]) -> None:

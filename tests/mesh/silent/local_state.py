@@ -49,7 +49,7 @@ for name, found in ALONG.items():
         body = ts.distribute(found, strategy="data_parallel", mesh=MESH, batch="x")
         if "mean moved" in name:  # which is told of as any number made of sums
             warnings.simplefilter("ignore", ts.StrategyWarning)
-        np.testing.assert_allclose(body(X, w).numpy(), want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(body(X, w).numpy(), want, rtol=1e-5, atol=1e-5)
 
 
 SET: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {

@@ -230,10 +230,10 @@ def _() -> None:
         spread = ts.distribute(row_gradients, strategy="data_parallel", mesh=mesh(), batch=batch)
         got = spread(X, w)
         assert got.type.dims[0][0].axes == ("dp",)
-        np.testing.assert_allclose(got.numpy(), want, atol=1e-6)
+        np.testing.assert_allclose(got.numpy(), want, atol=5e-6)
     stages = dist.Mesh(("pp",), devices=2)
     piped = ts.pipeline.run(mesh_axes=("pp",), schedule="GPipe", microbatches=4, mesh=stages)
-    np.testing.assert_allclose(piped(row_gradients)(X, w).numpy(), want, atol=1e-6)
+    np.testing.assert_allclose(piped(row_gradients)(X, w).numpy(), want, atol=5e-6)
 
     def step(x: Any, w: Any) -> Any:
         return dist.all_reduce(clipped_rows(x, w), "dp", op="mean")

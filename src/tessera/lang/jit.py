@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from inspect import isfunction
 from operator import attrgetter
@@ -199,9 +199,11 @@ class Jit(Generic[P, R]):
         return padding.called(fn, self.name, self._signature, self._pads, args, kwargs)
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not self._donate:
-            with suppress(DonatedError):  # by another thread, which puts others there
+        try:
+            if not self._donate:
                 return self._run_now(args, kwargs)
+        except DonatedError:  # by another thread, which puts others there
+            pass
         with GIVING:
             return self._run_now(args, kwargs)
 

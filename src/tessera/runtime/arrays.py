@@ -26,7 +26,7 @@ from ..core.wording import ranks_text
 from ..ir.graph.oracle import FOLD
 from ..lang.engine import Parts
 from .devices import jax_mesh, start
-from .jax_private import ArrayImpl, service
+from .jax_private import ArrayImpl, gone, service
 from .same_values import compare_values, differ
 from .store import ended
 
@@ -286,11 +286,8 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
 def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
     """Raises DonatedError if one of `arrays`, of these types, was given up: on more devices than
     one the engine reads its memory all the same, and the process ends."""
-    try:
-        if not any(map(ArrayImpl.is_deleted, arrays)):
-            return
-    except TypeError:  # numbers on the host are among them
-        pass
+    if not gone(arrays):
+        return
     for a, t in zip(arrays, types, strict=True):
         if isinstance(a, ArrayImpl) and a.is_deleted():
             raise donated(t)

@@ -30,12 +30,21 @@ __all__ = [
     "block_copy",
     "connect",
     "cpu_collectives",
+    "gone",
     "keep_programs",
     "place",
     "service",
 ]
 Array = Any
 Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
+
+
+def gone(arrays: Sequence[Array]) -> bool:
+    """Whether the memory of one of these was given up; of numbers on the host it never is."""
+    try:
+        return any(map(ArrayImpl.is_deleted, arrays))
+    except TypeError:
+        return any(isinstance(a, ArrayImpl) and a.is_deleted() for a in arrays)
 
 
 def service() -> Any:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from ..core.mesh import Mesh
 from . import malloc
-from .jax_private import ArrayImpl
+from .jax_private import gone
 from .throttle import LARGE, queue_of
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -57,7 +57,7 @@ class Program:
         if not self._queue.is_shared:
             return run(*arrays)
         with _launch:
-            if any(a.is_deleted() for a in arrays if isinstance(a, ArrayImpl)):
+            if gone(arrays):
                 raise RuntimeError("Array has been deleted")  # by now, by another thread
             return run(*arrays)
 

@@ -313,7 +313,7 @@ def test_arguments_by_name() -> None:
     scaled = ts.op(index="b -> b")(lambda x, *, by=2.0: x * by)
     name = repr(scaled).split()[1].rstrip(":")
     assert error(lambda: scaled(W, by=3.0))[0] == f"{name}: by is no argument of its index"
-    assert error(lambda: gated(X, b=W))[0] == "gated_: w is missing"
+    assert error(lambda: gated(X, b=W))[0] == "gated_: there is no argument 'b'"
 
 
 def test_the_oracle_and_another_process_know_the_name_only() -> None:

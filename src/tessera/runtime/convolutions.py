@@ -47,7 +47,7 @@ def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int])
     if groups == 1 and places == 1:
         return partial(_by_product, how)
     if groups == 1 and made_places == 1:
-        return partial(_of_whole_images, how)
+        return partial(_of_whole_images, how, of_weight)
     if groups > 1 and x[-1] == 1 and not of_weight:
         return _in_f32(partial(_by_place_of_kernel, how)) if places <= TERMS else None
     if groups > 1 and x[0] == 1 and of_weight and made_places <= TERMS:
@@ -96,14 +96,21 @@ def _by_product(how: Sequence[Any], x: Array, w: Array) -> Array:
     return _around(how, y) if how else y
 
 
-def _of_whole_images(how: Sequence[Any], x: Array, w: Array) -> Array:
+def _of_whole_images(how: Sequence[Any], of_weight: bool, x: Array, w: Array) -> Array:
     """A result of one place: one sum over places and channels. So are the weights of a kernel of
-    one place, where w is the gradient of the result."""
+    one place, where w is the gradient of the result: those lie in memory by images, places and
+    channels. As one dim, what is added up stays as it lies; of several dims the compiler would
+    write a copy in their order, and compute x again for it."""
     dilation = how[2]
     x = _cut(_around(how, x), [0] * len(dilation), w.shape[:-3], dilation)
-    of_x = (*range(1, x.ndim - 2), x.ndim - 1)
-    y = _dot(x, w, of_x, (*range(w.ndim - 2),))
-    return y.reshape(x.shape[0], *(1 for _ in dilation), *w.shape[-2:])
+    images, last = x.shape[0], x.ndim - 1
+    if of_weight:
+        x = lax.transpose(x, (last, *range(1, last), 0)).reshape(-1, images)
+        w = lax.transpose(w, (last - 2, *range(last - 2), last - 1, last))
+        y = _dot(x, w.reshape(-1, w.shape[-1]), (0,), (0,))
+    else:
+        y = _dot(x, w, (*range(1, last - 1), last), tuple(range(last - 1)))
+    return y.reshape(images, *(1 for _ in dilation), 1, y.shape[-1])
 
 
 def _dot(x: Array, w: Array, of_x: Sequence[int], of_w: Sequence[int]) -> Array:

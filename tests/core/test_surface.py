@@ -49,6 +49,11 @@ def surface() -> Iterator[tuple[str, Any]]:
         yield f"Tensor.{name}", getattr(ts.Tensor, name)
 
 
+@pytest.mark.parametrize("module", [ts, dist, op, graph, nn, ts.linalg])
+def test_completion_offers_the_public_names(module: Any) -> None:
+    assert dir(module) == sorted(module.__all__)
+
+
 def calls(name: str, bad: Any, x: ts.Tensor, ids: ts.Tensor) -> list[tuple[Any, ...]]:
     """Arguments with `bad` among them, in each place."""
     if name.startswith("Tensor."):

@@ -40,8 +40,9 @@ def public(
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a public module, which users write as `module` and whose globals are
     `there`; `renamed` are its old names. Its functions and classes answer for wrong arguments, and
-    the module for being called, unless it can be."""
+    the module for being called, unless it can be. What completes names offers the public ones."""
     SPACES[module] = there["__all__"]
+    there["__dir__"] = lambda: sorted(there["__all__"])
     for name in there["__all__"]:
         there[name] = checked(there[name])
     old = renamed_names(module, renamed or {}, there)

@@ -251,6 +251,11 @@ module 'tessera.optim' has no attribute 'adamw'
   at  : AT
   fix : write optim.AdamW
 """)
+row('optim.chain', ts.UnknownNameError, lambda: ts.optim.chain, """
+module 'tessera.optim' has no attribute 'chain'
+  at  : AT
+  fix : if optax has it: optim.from_optax(optax.chain(...)); a rate: lr=optax.chain(...)
+""")
 row('ts.dist.init_process_group()', ts.UnknownNameError, lambda: ts.dist.init_process_group(), """
 module 'tessera.dist' has no attribute 'init_process_group'
   at  : AT

@@ -198,6 +198,8 @@ INSTEAD: dict[str, str] = {
     "constant_schedule": "optim.constant", "LinearLR": "optim.linear",
     "MultiStepLR": "optim.piecewise_constant", "SequentialLR": "optim.join_schedules",
     "piecewise_constant_schedule": "optim.piecewise_constant",
+    "l2_loss": "0.5 * (x - y) ** 2", "squared_error": "(x - y) ** 2",
+    "softmax_cross_entropy": "nn.cross_entropy",
     # many devices
     "init_process_group": "dist.Mesh", "init_device_mesh": "dist.Mesh", "DeviceMesh": "dist.Mesh",
     "get_world_size": "mesh.size", "get_rank": "dist.process_index",

@@ -105,7 +105,10 @@ def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
         if plain in INSTEAD or plain in SPACES["x"] or plain in SPACES["ts"]:
             return f"tensors do not change: x = {new}"
     public_names = [n for n in have if not n.startswith("_")]
-    if owner in _OF_TENSORS and not get_close_matches(name, public_names, 1, 0.7):
+    unlike = not get_close_matches(name, public_names, 1, 0.7)
+    if owner == "optim" and unlike:
+        return f"if optax has it: optim.from_optax(optax.{name}(...)); a rate: lr=optax.{name}(...)"
+    if owner in _OF_TENSORS and unlike:
         for space in spaces:
             if like := get_close_matches(name, list(SPACES[space]), 1, 0.85):
                 return f"the name most like it is {space}.{like[0]}"

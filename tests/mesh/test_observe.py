@@ -80,6 +80,33 @@ def test_padding_is_nobodys_nan(mesh: dist.Mesh) -> None:
     assert (row["max_abs"], row["mean"], row["zeros"], row["nonfinite"]) == (1, 1, 0, 0)
 
 
+def test_what_is_shown_of_an_object_is_its_text() -> None:
+    x = ts.ones((2, 4))
+    f = ts.jit(lambda x: debug.statistics({"x": x * 2.0}))
+    with dist.profile() as profile:
+        found = f(x)
+    for value in (found, profile, f.graph, f.schedule, ts.graph.trace(lambda x: x + 1.0, x)):
+        assert repr(value) == str(value)
+
+    def recorded(x: ts.Tensor) -> None:
+        assert repr(debug.statistics(x)) == "statistics in a program that is being recorded"
+
+    ts.jit(recorded)(x)
+
+
+def test_a_function_of_rows_has_the_scopes_and_lines_of_one() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), ts.ones((3, 2, 4))
+    rows = debug.activations(ts.vmap(model), x)
+    assert rows.names == debug.activations(model, x).names
+    np.testing.assert_allclose(rows.values.numpy(), debug.activations(model, x).values.numpy())
+
+    def line(x: ts.Tensor) -> ts.Tensor:
+        return ts.exp(x)
+
+    (node,) = [n for n in ts.graph.trace(ts.vmap(line), x).nodes if n.op == "exp"]
+    assert node.loc.endswith(f":{line.__code__.co_firstlineno + 1}")
+
+
 def test_statistics_are_those_of_the_whole_gradient(mesh: dist.Mesh) -> None:
     model, ids = made(mesh, dist.strategy("zero_redundancy_optimizer", stage=3) + TP)
     _, grads, norm, found = step(model, ids)

@@ -41,8 +41,6 @@ def laid(b: Builder, g: Node, at: Node, goal: Goal) -> Node:
     """The gradient `g` in the layout `goal`, as of the line of `at`."""
     if goal is None or g.type is goal:
         return g
-    before, b.loc, b.scope = b.scope, at.loc, "grad"
     to = goal if goal.mesh is not None else goal.on(g.type.mesh)
-    g = b.summed(g, to, "for the gradient")
-    b.loc, b.scope = None, before
-    return g
+    with b.at(at.loc, "grad"):
+        return b.summed(g, to, "for the gradient")

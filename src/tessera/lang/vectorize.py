@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ..core.checks import shown
@@ -173,18 +174,22 @@ def _need_pure(r: Recorder) -> None:
 def _applied(graph: Graph, have: dict[Node, list[Rows]], rows: int) -> None:
     """Fills `have` with what each node of `graph` is for all rows."""
     local = any(n.op == reinterpret.name for n in graph.nodes)  # else layouts change no value
+    recorder = current()
     for n in graph.nodes:
-        if n in have:
-            continue
-        args = [have[a][0] for a in n.args]
-        if n.op in NAMES or n.op == reinterpret.name:
-            have[n] = [_laid(n, *args[0])] if local else args
-        elif n.op == item.name:
-            have[n] = [have[n.args[0]][n.attrs["index"]]]
-        elif not any(has for _, has in args):
-            have[n] = [(t, False) for t in emit_many(n.op, *(t for t, _ in args), **n.attrs)]
-        else:
-            have[n] = [(t, True) for t in _node_of_rows(n, args, rows)]
+        if n not in have:
+            with recorder.builder.at(n.loc, n.scope) if recorder is not None else nullcontext():
+                have[n] = _of_node(n, [have[a] for a in n.args], rows, local)
+
+
+def _of_node(n: Node, given: list[list[Rows]], rows: int, local: bool) -> list[Rows]:
+    if n.op == item.name:
+        return [given[0][n.attrs["index"]]]
+    args = [values[0] for values in given]
+    if n.op in NAMES or n.op == reinterpret.name:
+        return [_laid(n, *args[0])] if local else args
+    if any(has for _, has in args):
+        return [(t, True) for t in _node_of_rows(n, args, rows)]
+    return [(t, False) for t in emit_many(n.op, *(t for t, _ in args), **n.attrs)]
 
 
 def _laid(n: Node, t: Tensor, has: bool) -> Rows:

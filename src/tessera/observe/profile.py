@@ -147,6 +147,8 @@ class Profile:
             text += _bound(s, [t for t in self.timed if t.run[0] == id(s)])
         return "\n".join(text)
 
+    __repr__ = __str__
+
     def events(self) -> list[dict[str, Any]]:
         """The steps as events of the Chrome trace format, one row a device and stream."""
         if not self.timed:

@@ -69,6 +69,10 @@ class Statistics:
         ]  # fmt: skip
         return "\n".join(columns([("name", *HEADS), *rows], 1))
 
+    def __repr__(self) -> str:
+        recorded = self.values._trace is not None  # a debugger may ask then too
+        return "statistics in a program that is being recorded" if recorded else str(self)
+
 
 register(Statistics)
 

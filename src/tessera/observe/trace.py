@@ -20,7 +20,7 @@ from ..lang.tree import tree_map
 from ..passes.plan import plan, prepared, scheduled
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Trace(Graph):
     """The Graph as recorded, and with it the later stages of the same program.
 

@@ -69,10 +69,5 @@ def one_line(scope: str) -> Iterator[None]:
         yield
         return
     b = recorder.builder
-    before = b.loc, b.scope
-    b.loc = caller() if b.loc is None else b.loc
-    b.scope = entered(b.scope, scope)
-    try:
+    with b.at(caller() if b.loc is None else b.loc, entered(b.scope, scope)):
         yield
-    finally:
-        b.loc, b.scope = before

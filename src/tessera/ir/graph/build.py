@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
 from ...core.dtypes import DType
@@ -46,6 +47,16 @@ class Builder:
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
         self._moved: dict[tuple[Node, TensorType, bool, bool], Node] = {}
+
+    @contextmanager
+    def at(self, loc: str | None, scope: str) -> Iterator[None]:
+        """What is added inside is of this line and scope, such as those of a node it is made of."""
+        before = self.loc, self.scope
+        self.loc, self.scope = loc, scope
+        try:
+            yield
+        finally:
+            self.loc, self.scope = before
 
     def input(self, type: TensorType, name: str = "") -> Node:
         node = input_node(type, name or f"x{len(self.inputs)}")

@@ -173,6 +173,8 @@ class Graph:
     def __str__(self) -> str:
         return self.text
 
+    __repr__ = __str__
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self  # it never changes
 

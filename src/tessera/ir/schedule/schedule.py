@@ -324,6 +324,8 @@ class Schedule:
     def __str__(self) -> str:
         return self.text
 
+    __repr__ = __str__
+
     @property
     def hash(self) -> str:
         """The hash of its text without the comments.

@@ -341,10 +341,9 @@ class _Merge:
         given = {p: value(p) for p in leaves}
         for p in own:
             if p not in self.alike:
-                before, b.scope, b.loc = (b.scope, b.loc), p.node.scope, p.node.loc
                 args = [self.alike.get(a) or given[a] for a in p.args]
-                self.alike[p] = b(p.node.op, *args, **p.node.attrs)
-                b.scope, b.loc = before
+                with b.at(p.node.loc, p.node.scope):
+                    self.alike[p] = b(p.node.op, *args, **p.node.attrs)
         return self.alike.get(part) or given[part]
 
     def _everywhere(self, owner: int, part: Part) -> Node:

@@ -130,6 +130,8 @@ def test_one_thread_trains_what_another_evaluates(devices: int) -> None:
     def look() -> list[float]:
         found = [evaluate(model, x).item()]
         while not ended.is_set():
+            for weight in model.parameters().values():
+                assert np.isfinite(weight.numpy()).all() and (weight * 0.0).sum().item() == 0.0
             found.append(evaluate(model, x).item())
         return found
 

@@ -18,6 +18,24 @@ GIVING: Any = RLock()
 found them given up waits for it. It is taken before the turn."""
 
 
+LAUNCH = RLock()
+"""Over several devices the engine reads what another thread gives up meanwhile, and the process
+ends: so one launch, or one look at an array, at a time."""
+LONGEST_S = 60.0
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Inside, what another thread had given up of weights is there again, so who found nothing
+    there looks once more. The wait has an end: a program may call on the host who waits for it."""
+    held = GIVING.acquire(timeout=LONGEST_S)
+    try:
+        yield
+    finally:
+        if held:
+            GIVING.release()
+
+
 @contextmanager
 def given_up() -> Iterator[None]:
     """Inside, others may have the turn of this thread."""

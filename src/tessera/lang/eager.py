@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..core.context import settings
-from ..core.errors import caller
+from ..core.errors import DonatedError, caller
 from ..core.layout import TensorType, plain
 from ..core.options import ProgramOptions
+from ..core.turns import put_back
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from .engine import Engine, Program, engine
@@ -53,6 +54,13 @@ class Eager:
     """The trace of what runs at once."""
 
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+        try:
+            return self._applied(op, args, attrs)
+        except DonatedError:
+            with put_back():
+                return self._applied(op, args, attrs)
+
+    def _applied(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         if op == "full":
             return [full_now(attrs)]
         if op == "redistribute":

@@ -25,7 +25,7 @@ from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
-from ..core.turns import GIVING, TURN
+from ..core.turns import GIVING, TURN, put_back
 from ..core.ways import Way
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
@@ -199,13 +199,14 @@ class Jit(Generic[P, R]):
         return padding.called(fn, self.name, self._signature, self._pads, args, kwargs)
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            if not self._donate:
+        if self._donate:
+            with GIVING:
                 return self._run_now(args, kwargs)
-        except DonatedError:  # by another thread, which puts others there
-            pass
-        with GIVING:
+        try:
             return self._run_now(args, kwargs)
+        except DonatedError:
+            with put_back():
+                return self._run_now(args, kwargs)
 
     def _run_now(self, args: Any, kwargs: Any) -> R:
         with TURN:  # until the arguments are taken

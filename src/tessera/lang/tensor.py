@@ -15,11 +15,12 @@ from weakref import ref
 import numpy as np
 
 from ..core.dtypes import DType
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DonatedError, DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.peers import asking
+from ..core.turns import put_back
 from ..ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
 from .engine import engine
@@ -240,6 +241,14 @@ class Tensor:
             return now._trace.read(now)
         for noted in ON_READ:
             noted(self)
+        try:
+            return self._fetched()
+        except DonatedError:
+            with put_back():
+                return self._fetched()
+
+    def _fetched(self) -> np.ndarray[Any, Any]:
+        now = self.now()
         value: np.ndarray[Any, Any] = engine().fetch(now.stored, now.type)
         return value
 

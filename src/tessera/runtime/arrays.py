@@ -22,6 +22,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import BackendError, DonatedError, LayoutError, UsageError, caller, fail
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
+from ..core.turns import LAUNCH
 from ..core.wording import ranks_text
 from ..ir.graph.oracle import FOLD
 from ..lang.engine import Parts
@@ -178,13 +179,13 @@ def blocks(
     one, so that all processes have a part of the work."""
     if t.mesh is None:
         mine = turn % jax.process_count() == jax.process_index()
-        return [((0,) * t.rank, np.array(data).reshape(t.shape))] if mine else []
+        return [((0,) * t.rank, _copied(data).reshape(t.shape))] if mine else []
     where, shape = data.sharding, data.shape
     parts = math.prod(shape) // max(1, math.prod(where.shard_shape(shape)))
     found: list[tuple[tuple[int, ...], np.ndarray[Any, Any]]] = []
     for s in data.addressable_shards:
         if s.replica_id == turn % max(1, len(where.device_set) // max(1, parts)):
-            found += _folds_of(t, [i.start or 0 for i in s.index], np.array(s.data))
+            found += _folds_of(t, [i.start or 0 for i in s.index], _copied(s.data))
     return found
 
 
@@ -266,7 +267,8 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             fix="read it in all processes: dist.to_host(x)",
         )
     try:
-        x = np.asarray(data).reshape(_flat_shape(t))
+        one = len(data.sharding.device_set) == 1
+        x = (np.asarray(data) if one else _copied(data)).reshape(_flat_shape(t))
     except RuntimeError as error:
         if "deleted" in str(error):
             raise donated(t) from None
@@ -281,6 +283,14 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     own = tuple(t.sizes[a] for a in t.varying)
     sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
     return x[sizes].reshape((*own, *t.shape))
+
+
+def _copied(data: Array) -> np.ndarray[Any, Any]:
+    """Its value in memory of the host's own. Who looks at memory of a device, and ends that while
+    another thread gives it up to a program over several devices, ends the process."""
+    data.block_until_ready()  # not in the turn: a program may wait for calls on the host
+    with LAUNCH:
+        return np.array(data)
 
 
 def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:

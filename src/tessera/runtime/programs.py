@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
 from ..core.mesh import Mesh
+from ..core.turns import LAUNCH
 from . import malloc
 from .jax_private import gone
 from .throttle import LARGE, queue_of
@@ -26,9 +27,6 @@ FASTEST = 16_384  # maps a second, more than a compiler makes
 ASKING = 50  # so much more time goes into compiling than into asking for the size of the heap
 UNTIDY_S = 1.0  # of compiling leave so much behind that to tidy the heap is worth its 0.05 s
 _clock = count()
-_launch = RLock()
-"""Over several devices the engine reads what another thread gives up meanwhile, and the process
-ends: so one launch at a time."""
 
 
 class Program:
@@ -56,7 +54,7 @@ class Program:
             self._queue.enter_alone(*self.large)
         if not self._queue.is_shared:
             return run(*arrays)
-        with _launch:
+        with LAUNCH:
             if gone(arrays):
                 raise RuntimeError("Array has been deleted")  # by now, by another thread
             return run(*arrays)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tessera as ts
 from tessera.core.dtypes import uint32
 from tessera.core.errors import ShapeError
 from tessera.core.layout import plain
@@ -19,6 +20,9 @@ from tessera.ir.graph.text import parse, to_text
 from tessera.ir.graph.verify import verify
 from tessera.ops.random import GOLDEN, threefry
 from tests.core.strategies import layouts, meshes, shapes
+from tests.core.test_lang import Oracle, oracle
+
+__all__ = ["oracle"]
 
 ONES = 0xFFFFFFFF
 KEY = np.array([7, 11], np.uint32)
@@ -103,3 +107,12 @@ def test_the_key_is_two_words() -> None:
 
 def test_cost_is_above_zero() -> None:
     assert bits((4, 4)).flops == 80 * 16
+
+
+def test_a_normal_number_is_that_of_box_and_muller(oracle: Oracle) -> None:
+    ts.seed(5)
+    u = [ts.random.uniform((100_000,)).numpy().astype(np.float64) for _ in range(2)]
+    ts.seed(5)
+    got = ts.random.normal((100_000,), mean=1.0, std=2.0).numpy()
+    want = 1 + 2 * np.sqrt(-2 * np.log(1 - u[0])) * np.cos(2 * np.pi * u[1])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)

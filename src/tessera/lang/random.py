@@ -197,8 +197,28 @@ def normal(
     """
     mean, std = number("normal", "mean", mean), number("normal", "std", std)
     radius = functions.sqrt(functions.log(1.0 - uniform(shape, like=like)) * -2.0)
-    angle = uniform(shape, like=like) * (2.0 * math.pi)
-    return (radius * functions.cos(angle) * std + mean).to(dtype_of(dtype))
+    return (radius * _cos_of_turns(uniform(shape, like=like)) * std + mean).to(dtype_of(dtype))
+
+
+# Of sin(2πt) / t in t², for t up to a quarter: a fit by Chebyshev polynomials, to 1.7e-7.
+SINE = (
+    6.283185280261415,
+    -41.3416806680635,
+    81.60248074288846,
+    -76.58128455989063,
+    39.760722079873,
+)
+
+
+def _cos_of_turns(u: Tensor) -> Tensor:
+    """cos(2πu) for u from 0 to 1. An engine's cosine is for all numbers, and takes ten times as
+    long; and the angle is rounded before."""
+    t = functions.abs(u - 0.5) - 0.25  # no rounding: cos(2πu) is sin(2πt)
+    square = t * t
+    total = square * SINE[-1] + SINE[-2]
+    for term in SINE[-3::-1]:
+        total = total * square + term
+    return total * t
 
 
 def bernoulli(shape: Sequence[int], p: float, like: TensorType | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -143,6 +144,7 @@ def beyond(dtype: DType) -> float:
     return int(info.min if dtype.kind == "int" else info.max)
 
 
+@cache
 def largest(dtype: DType) -> float:
     """The largest finite number of a float dtype."""
     return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]  # it has no types

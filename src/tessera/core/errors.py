@@ -118,13 +118,19 @@ def caller(frame: FrameType | None = None) -> str:
     """
     frame = frame or sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if code.co_filename.startswith("<doctest") or _is_typed(frame):
-            return ""
-        if _is_users(frame):
-            return _place(code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if file not in _INNER:
+            if file.startswith("<doctest") or _is_typed(frame):
+                return ""
+            if _is_users(frame):
+                return _place(file, frame.f_lineno)
+            if not file.startswith("<"):
+                _INNER.add(file)  # each op asks, from twenty of our frames
         frame = frame.f_back
     return ""
+
+
+_INNER: set[str] = set()  # files of which it was found that they are no user's
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -85,7 +85,7 @@ def fitting(name: str, value: object, dtype: DType) -> float:
                 f"{name}: {x} does not fit {dtype}",
                 fix=f"use a whole number from {info.min} to {info.max}, or another dtype",
             )
-    elif dtype.is_float and math.isfinite(x):
+    elif dtype.is_float and math.isfinite(x) and abs(x) > largest(dtype):
         with np.errstate(over="ignore"):
             fits = np.isfinite(np.float64(x).astype(dtype.numpy))
         if not fits:

@@ -175,7 +175,7 @@ def uniform(
     b = emit("shift_right", bits(shape, like), scalar(8, uint32))
     unit = b.to(int32).to(f32) * (1.0 / 2**24)
     kind = dtype_of(dtype)
-    made = (unit * (high - low) + low).to(kind)
+    made = (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).to(kind)
     if not kind.is_float or low >= high or (kind is f32 and (low, high) == (0.0, 1.0)):
         return made
     end = np.asarray(high, kind.numpy)  # to which the last values may be rounded
@@ -197,7 +197,10 @@ def normal(
     """
     mean, std = number("normal", "mean", mean), number("normal", "std", std)
     radius = functions.sqrt(functions.log(1.0 - uniform(shape, like=like)) * -2.0)
-    return (radius * _cos_of_turns(uniform(shape, like=like)) * std + mean).to(dtype_of(dtype))
+    made = radius * _cos_of_turns(uniform(shape, like=like))
+    if (mean, std) != (0.0, 1.0):
+        made = made * std + mean
+    return made.to(dtype_of(dtype))
 
 
 # Of sin(2πt) / t in t², for t up to a quarter: a fit by Chebyshev polynomials, to 1.7e-7.

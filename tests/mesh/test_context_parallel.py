@@ -118,6 +118,24 @@ def test_logits_come_in_the_order_of_the_tokens() -> None:
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 
+@pytest.mark.parametrize("given", ["ids", "labels", "mask"])
+def test_the_order_is_one_where_only_some_of_the_arguments_have_a_mesh(given: str) -> None:
+    """Weights that nothing was said of, and the other arguments, are arrays of the host."""
+    mesh, found = dist.Mesh(("cp",), devices=4), []
+    mask = (np.arange(32) >= np.array([[0], [5], [17], [31]])).astype(np.int32)
+    for context in (None, "ring"):
+        ts.seed(3)
+        model = nn.GPT(nn.GPTConfig(**SMALL, context=context))
+        args: dict[str, Any] = {"ids": IDS, "labels": LABELS, "mask": mask}
+        if context is not None:
+            args[given] = ts.tensor(args[given], mesh=mesh)
+        plain = model.loss(args["ids"], args["labels"]).item()
+        masked = model.loss(args["ids"], args["labels"], args["mask"]).item()
+        logits = model(args["ids"], args["mask"]).numpy() * mask[:, :, None]
+        found.append([plain, masked, *logits.reshape(-1)])
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-5)
+
+
 THERE = (np.arange(32) >= np.array([[0], [5], [17], [31]])).astype(np.int32)
 STARTS = np.arange(32) // np.array([[7], [32], [16], [3]]) * np.array([[7], [32], [16], [3]])
 SEES = RNG.uniform(size=(4, 1, 32, 32)) < 0.5

@@ -211,30 +211,32 @@ class GPT(Module):
         ids = checked_ids(ids, self.config)
         size = None if self.config.positions == "rotary" else self.config.seq
         told = said_of_tokens("GPT", ids.shape, attention_mask, position_ids, size)
-        told = self._told(told)
-        x = self._embedded(ids)
+        # One of them says for all whether they are reordered: weights and masks may have no mesh.
+        where = next((t for t in (ids, *told.values()) if t.mesh is not None), self.embed.weight)
+        told = self._told(told, where)
+        x = self._embedded(self._placed(ids, where))
         if self.config.positions == "learned" and "positions" in told:
             x = x + fn.embedding(told["positions"], self.position)
         elif self.config.positions == "learned":
-            x = x + self._placed(self.position[: ids.shape[1]], 0)
+            x = x + self._placed(self.position[: ids.shape[1]], where, 0)
         x, *aux = self._layers(x, ids.shape[1], shared=told)
         return (x, *aux) if aux else x
 
-    def _told(self, told: Told) -> Told:
+    def _told(self, told: Told, where: Tensor) -> Told:
         """`told` with its sequences in the order and layout that `context` wants."""
-        placed = {name: self._placed(t) for name, t in told.items() if name != "scores"}
+        placed = {name: self._placed(t, where) for name, t in told.items() if name != "scores"}
         if "scores" in told:
             m = told["scores"]
-            m = m if m.shape[2] == 1 else self._placed(m, 2)
+            m = m if m.shape[2] == 1 else self._placed(m, where, 2)
             if self.config.context == "ring":
-                m = zigzag(m, self._devices(m), 3)
+                m = zigzag(m, self._devices(where), 3)
             placed["scores"] = m
         return placed
 
     def _embedded(self, ids: Tensor) -> Tensor:
         c = self.config
         # Whole from the start: a residual stream that is partial is completed in every layer anew.
-        x = F.complete(split_sequence(self.embed(self._placed(ids)), c.sequence_parallel))
+        x = F.complete(split_sequence(self.embed(ids), c.sequence_parallel))
         return x * math.sqrt(c.d) if c.embed_scale else x
 
     def _layers(
@@ -296,16 +298,15 @@ class GPT(Module):
     def _logits(self, x: Tensor) -> Tensor:
         return fn.soft_cap(fn.linear(x, self._head(), self.head_bias), self.config.logit_cap)
 
-    def _devices(self, x: Tensor) -> int:
-        """Over how many devices `context` splits the sequence."""
-        if self.config.context is None:
-            return 1
-        where = x if x.mesh is not None else self.embed.weight
-        return axis_size("GPT", where, self.config.context_axis)
+    def _devices(self, where: Tensor) -> int:
+        """Over how many devices of the mesh of `where` `context` splits the sequence."""
+        c = self.config
+        return 1 if c.context is None else axis_size("GPT", where, c.context_axis)
 
-    def _placed(self, x: Tensor, dim: int = 1) -> Tensor:
-        """`x` with its sequence, `dim`, in the order and layout that `context` wants."""
-        c, n = self.config, self._devices(x)
+    def _placed(self, x: Tensor, where: Tensor, dim: int = 1) -> Tensor:
+        """`x` with its sequence, `dim`, in the order and layout that `context` wants on the mesh of
+        `where`."""
+        c, n = self.config, self._devices(where)
         if n == 1:
             return x
         fix = f"make it a multiple of {2 * n if c.context == 'ring' else n}"
@@ -313,7 +314,7 @@ class GPT(Module):
         divides("GPT", x.shape[dim], n, text, fix, x=x.type)
         if c.context == "ring":
             x = zigzag(x, n, dim)
-        mesh = x.mesh or self.embed.weight.mesh
+        mesh = x.mesh or where.mesh
         return split_sequence(F.relayout(x, x.type.on(mesh)), c.context_axis, dim)
 
     def __call__(
@@ -342,7 +343,7 @@ class GPT(Module):
         """The same loss from the result of `features`."""
         x, *aux = features if isinstance(features, tuple) else (features,)
         loss = linear_cross_entropy(
-            x, self._head(), self._placed(as_tensor(labels)), bias=self.head_bias,
+            x, self._head(), self._placed(as_tensor(labels), x), bias=self.head_bias,
             cap=self.config.logit_cap,
         )  # fmt: skip
         share = self.config.aux_weight

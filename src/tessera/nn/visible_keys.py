@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ..core.checks import integers
 from ..core.dtypes import bool_, int32
-from ..core.errors import ShapeError, fail
+from ..core.errors import DTypeError, ShapeError, fail
 from ..lang import functions as F
 from ..lang.index_bounds import check_ids
 from ..lang.operands import as_tensor
@@ -35,10 +35,11 @@ def said_of_tokens(
 ) -> Told:
     """What `attention_mask` and `position_ids` say of tokens [B, S], as transformers reads them.
 
-    A mask [B, S] is 0 where a token is padding; positions then count the tokens that are there. A
-    mask [B, H, S, S] is that of `nn.attention`, and hides alone. Positions without a mask begin a
-    new document where they do not go on by one. Raises ShapeError or DTypeError; ShapeError also
-    where the host knows that a position is not below `size`.
+    A mask [B, S] is 0 or False where a token is padding, 1 or True where one is there; positions
+    then count the tokens that are there. A mask [B, H, S, S] is that of `nn.attention`, and hides
+    alone. Positions without a mask begin a new document where they do not go on by one. Raises
+    ShapeError or DTypeError; ShapeError also where the host knows that a position is not below
+    `size`, or a mask's number not 0 or 1.
     """
     told: Told = {}
     at = None if position_ids is None else _positions(name, as_tensor(position_ids), shape, size)
@@ -46,6 +47,7 @@ def said_of_tokens(
         m = as_tensor(attention_mask)
         scores = (shape[0], m.shape[1] if m.ndim == 4 else 1, shape[1], shape[1])
         if m.shape == shape:
+            _says_what_is_there(name, m)
             told["there"] = m if m.dtype is bool_ else m != 0
             if at is None:
                 there = told["there"].to(int32)
@@ -62,6 +64,19 @@ def said_of_tokens(
     elif at is not None:
         told["documents"] = F.pad(F.cumsum((at[:, 1:] - at[:, :-1] != 1).to(int32), 1), (1, 0))
     return told if at is None else {**told, "positions": at}
+
+
+def _says_what_is_there(name: str, m: Tensor) -> None:
+    """Raises DTypeError or ShapeError where `m` [B, S] may mean something else."""
+    if m.dtype.is_float:  # of one that is added to scores, 0 would be padding
+        raise fail(
+            DTypeError,
+            f"{name}: a float attention mask of tokens may be one that is added to scores",
+            [("attention_mask", m.type)],
+            fix="give truths: mask != 0 where 0 is padding, mask == 0 where -inf is",
+        )
+    if m.dtype is not bool_:
+        check_ids(name, "attention mask", m, 2)
 
 
 def _positions(name: str, at: Tensor, shape: tuple[int, ...], size: int | None) -> Tensor:

@@ -32,6 +32,15 @@ row("a label of -1", error=ts.ShapeError, says="or -100")(
 row("a label above the classes of a head", error=ts.ShapeError, says="label 4 at [7]")(
     lambda: nn.linear_cross_entropy(TABLE, ts.tensor(LOGITS[:, :4]), [0, 1, 2, 3, 0, 1, 2, 4])
 )
+GPT = nn.GPTConfig(vocab=8, seq=4, d=8, layers=1, heads=2)
+row("a float mask of tokens, 0 or minus infinity", error=ts.DTypeError, says="mask == 0")(
+    lambda: nn.GPT(GPT)([[1, 2, 3]], attention_mask=np.array([[0.0, 0.0, -np.inf]], np.float32))
+)
+row("the numbers of documents as a mask", error=ts.ShapeError, says="attention mask 2 at [0, 2]")(
+    lambda: ts.jit(lambda model, ids, mask: model.loss(ids, ids, mask))(
+        nn.GPT(GPT), np.array([[1, 2, 3]]), np.array([[1, 1, 2]])
+    )
+)
 row("a token above the vocabulary", error=ts.ShapeError, says="id 8 at [0, 1] is outside 0 to 7")(
     lambda: nn.Embedding(8, 4)(ts.tensor([[1, 8], [2, 3]]))
 )

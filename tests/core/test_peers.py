@@ -339,6 +339,13 @@ def test_a_public_module_is_no_function(name: str) -> None:
         module(ts.sum)
 
 
+def test_a_module_within_a_public_one_is_no_function_either() -> None:
+    with pytest.raises(ts.UsageError, match=r"write nn\.attention\(q, k, v\) of \[B, H, S, D\]"):
+        nn.dot_product_attention(X, X, X)
+    with pytest.raises(ts.UsageError, match=r"^base: a module is not a function"):
+        optim.base()
+
+
 def test_functions_are_found_where_pytorch_has_them() -> None:
     from tessera.nn import functional
 

@@ -49,6 +49,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "ffn_dim": ("hidden",), "dim_feedforward": ("hidden",), "nhead": ("heads",),
     "max_seq_len": ("seq",), "seq_len": ("seq",), "context_length": ("seq",),
     "layer_norm_epsilon": ("norm_eps",), "resid_pdrop": ("dropout",),
+    "theta": ("base",), "rope_theta": ("base",),
     "hidden_dropout": ("dropout",), "residual_dropout": ("dropout",),
     "max_new_tokens": ("tokens",), "max_tokens": ("tokens",), "eos_token_id": ("stop",),
     "stop_token_ids": ("stop",), "use_cache": ("cache",), "generator": ("seed", "draw"),

@@ -344,6 +344,8 @@ ADVICE: dict[str, str] = {
     "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",
     "TransformerEncoderLayer": "write block = nn.TransformerBlock(config), which is causal unless"
     f" called as {_ENCODER.format('block', 'x')}",
+    "dot_product_attention": "write nn.attention(q, k, v) of [B, H, S, D]: JAX has the heads after"
+    " the sequence, q.transpose(1, 2)",
     "MultiheadAttention": "write nn.attention(q, k, v), which sees both ways, between products of"
     " your own; nn.TransformerBlock has all of it, and is causal",
     **dict.fromkeys(

@@ -40,7 +40,8 @@ def public(
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a public module, which users write as `module` and whose globals are
     `there`; `renamed` are its old names. Its functions and classes answer for wrong arguments, and
-    the module for being called, unless it can be. What completes names offers the public ones."""
+    the module and those within it for being called, unless they can be. What completes names
+    offers the public ones."""
     SPACES[module] = there["__all__"]
     there["__dir__"] = lambda: sorted(there["__all__"])
     for name in there["__all__"]:
@@ -48,6 +49,10 @@ def public(
     old = renamed_names(module, renamed or {}, there)
     if type(sys.modules[there["__name__"]]) is ModuleType:
         not_callable(there["__name__"], there["__all__"])
+    for name, inner in there.items():
+        full = f"{there['__name__']}.{name}"
+        if name not in there["__all__"] and type(inner) is ModuleType and inner.__name__ == full:
+            not_callable(full, there["__all__"], module)  # nn.dot_product_attention(x), of JAX
 
     def __getattr__(name: str) -> Any:
         if name in (renamed or {}):
@@ -57,12 +62,14 @@ def public(
     return __getattr__
 
 
-def not_callable(module: str, have: Sequence[str] = ()) -> None:
-    """Makes a call of the module named `module`, which has the names `have`, an error of ours."""
+def not_callable(module: str, have: Sequence[str] = (), owner: str = "") -> None:
+    """Makes a call of the module named `module` an error of ours: it has the names `have`, or its
+    `owner`, as users write that, has them."""
     name = module.rpartition(".")[2]
 
     def call(*args: object, **kwargs: object) -> NoReturn:
         fix = f"it has {', '.join([n for n in have if not n[0].isupper()][:6])}"
+        fix = _instead(owner, name, tuple(have)) if owner else fix
         raise fail(
             UsageError,
             f"{name}: a module is not a function",

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray,
     "rms_norm of whole numbers": (
         nn.rms_norm, lambda x: x / np.sqrt((x * x).mean(-1, keepdims=True)), (WHOLE,),
     ),
+    "rotary of whole numbers": (nn.rotary, turned, (WHOLE,)),
     "attention of whole numbers": (
         lambda q: nn.attention(q, q, q, causal=True), lambda q: attended(q, q, q), (HEADS,),
     ),

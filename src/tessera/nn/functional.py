@@ -215,9 +215,9 @@ def rotary(
     `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
     ones); the first R elements of D are turned, and multiplied by `scale`. Raises ShapeError if
     D is odd, `x` has fewer than 2 dims, `positions` do not fit, or there are more rates than
-    pairs.
+    pairs; UsageError if `base` is not above 0. Of whole numbers the result is f32.
     """
-    t = as_tensor(x)
+    t = as_float("rotary", x)
     if t.ndim < 2 or t.shape[-1] % 2:
         raise fail(
             ShapeError,
@@ -226,7 +226,7 @@ def rotary(
             fix="give [..., S, D] with an even D",
         )
     seq, d = t.shape[-2], t.shape[-1]
-    base = number("rotary", "base", base)
+    base = number("rotary", "base", base, above=0, below=math.inf)
     at = F.arange(seq, dtype=f32) if positions is None else _positions(as_tensor(positions), t)
     if rates is None:
         rates = F.exp(F.arange(d // 2, dtype=f32) * (-2.0 * math.log(base) / max(1, d)))

@@ -57,6 +57,25 @@ moe: hidden=8 is for weights that it makes itself
   fix : leave it out, or give a number of experts
 """)
 
+BLOCK = ts.nn.TransformerBlock(ts.nn.GPTConfig(d=8, heads=2, layers=1))
+row("a mask of a block by place", ts.UsageError, lambda: BLOCK(
+    ts.ones((2, 4, 8)), np.ones((2, 4), bool)), """
+TransformerBlock: own cannot be an object of type ndarray
+  at  : AT
+  fix : give a mask by name: attention_mask=
+""")
+row("a block of one sequence", ts.ShapeError, lambda: BLOCK(ts.ones((4, 8))), """
+TransformerBlock: x has 2 dims, not 3
+  x   : f32[4, 8]
+  at  : AT
+  fix : give a batch: x[None] for one sequence
+""")
+row("a rotation by no base", ts.UsageError, lambda: ts.nn.rotary(ts.ones((4, 8)), base=0), """
+rotary: base cannot be 0
+  at  : AT
+  fix : give a number above 0
+""")
+
 # -- a model that decodes --------------------------------------------------------------------------
 GPT = ts.nn.GPT(ts.nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=2))
 IN_TURN = np.zeros((2, 4), np.int32)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import divides
+from ..core.checks import divides, mapping, ranked
 from ..lang import functions as F
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
@@ -138,9 +138,14 @@ class TransformerBlock(Module):
         """[B, S, d] to [B, S, d]; with experts, to that and their auxiliary loss. With a cache
         (`Attention` says when), to the first of that and the cache. `attention_mask` and
         `position_ids` are those of `GPT`."""
+        name, fix = "TransformerBlock", "give a batch: x[None] for one sequence"
+        x = as_tensor(x)
+        ranked(name, "x", x.type, 3, fix)
+        if own is not None:
+            mapping(name, "own", own, "give a mask by name: attention_mask=")
         a, m = self.attention, self.__dict__.get("moe") or self.mlp
         if attention_mask is not None or position_ids is not None:
-            name, shape = "TransformerBlock", x.shape[:2]
+            shape = x.shape[:2]
             size = a.config.seq if a.config.positions == "alibi" else None
             told = said_of_tokens(name, shape, attention_mask, position_ids, size)
             own = {**(own or {}), **told}

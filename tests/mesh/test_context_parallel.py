@@ -108,6 +108,15 @@ def test_outside_a_function_too() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_a_ring_outside_of_functions_takes_sequences_of_all_lengths() -> None:
+    """Warnings are errors here: how often its own body is recorded is none."""
+    mesh = dist.Mesh(("cp",), devices=2)
+    for seq in (4, 8, 12, 16):
+        x = ts.ones((1, 1, seq, 2)).numpy()
+        t = ts.tensor(x, mesh=mesh, layout=f"[1, 1, {seq}@cp, 2]")
+        np.testing.assert_allclose(nn.ring_attention(t, t, t).numpy(), x, rtol=1e-6)
+
+
 def test_logits_come_in_the_order_of_the_tokens() -> None:
     found = []
     for axes, context in (({"dp": 1}, None), ({"dp": 2, "cp": 4}, "ring")):

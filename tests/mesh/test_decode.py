@@ -101,9 +101,21 @@ def test_texts_of_all_lengths_share_two_programs() -> None:
     model = made(positions="rotary")
     for prompt in ([1], [1, 2, 3], [1, 2, 3, 4, 5]):
         generate(model, prompt, 10, window=16)
-    programs: Any = _programs(16, None, model.config)
+    programs: Any = _programs(16, None, model.config, None)
     counts = [sum(map(len, f._entries.values())) for f in programs]
     assert counts == [0, 1, 1]
+
+
+def test_models_of_several_kinds_may_share_a_window() -> None:
+    """Warnings are errors here. A function that is made for each call is worth one."""
+    model = made(positions="rotary")
+    for kind in (ts.f32, ts.bf16, ts.f16):
+        generate(made(positions="rotary").to(kind), [1, 2], 2, window=8)
+    for fn in (lambda x: model(x), lambda x: model(x) * 2, lambda x: model(x) * 3, ts.jit(model)):
+        generate(fn, [1, 2], 2, window=8)
+    with pytest.warns(ts.TraceWarning, match="^generate is recorded for the third time"):
+        for _ in range(3):
+            generate(lambda x: model(x), [1, 2], 2, window=8)
 
 
 def test_the_window_is_as_long_as_the_text_will_be() -> None:

@@ -66,12 +66,13 @@ class Jit(Generic[P, R]):
         donate: str | int | Sequence[str | int] | None,
         reduce_partial: bool,
         pad: padding.Pads | None = None,
+        quiet: bool = False,  # of this package: how often it is recorded is no concern of a user
     ):
         # A model's attributes may change: they are not copied.
         functools.update_wrapper(self, fn, updated=("__dict__",) if isfunction(fn) else ())
         self.fn = fn
         self.name = getattr(fn, "__name__", "function")
-        self.reduce_partial = reduce_partial
+        self.reduce_partial, self._quiet = reduce_partial, quiet
         self._signature = signature_of("jit", fn)
         self._donate = self._names(donate)
         self._pads = padding.checked(self.name, self._signature, pad or {}, self._donate)
@@ -423,7 +424,7 @@ class Jit(Generic[P, R]):
         self._recordings += not along_a_cut
         # One recording for each size that arguments are padded to is what was asked for.
         many = 3 + padding.count(self._pads)
-        if self._recordings == many and not along_a_cut:
+        if self._recordings == many and not along_a_cut and not self._quiet:
             before = [e for k, same in self._entries.items() if k[0] == spec for e in same]
             structures = dict.fromkeys([*(k[0] for k in self._entries), spec])
             names = [list(map(path_name, call_paths(self._signature, s))) for s in structures]

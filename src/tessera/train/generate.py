@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..core.mesh import Mesh
 from ..core.peers import checked
 from ..lang import functions as F
 from ..lang.create import tensor
-from ..lang.jit import jit
+from ..lang.jit import Jit
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from ..lang.to_host import to_host
@@ -35,31 +36,34 @@ from ..nn.transformer import GPT
 
 @lru_cache(maxsize=16)
 def _programs(
-    window: int, mesh: Mesh | None, config: GPTConfig | None
+    window: int, mesh: Mesh | None, config: GPTConfig | None, code: CodeType | None
 ) -> tuple[Callable[..., Any], ...]:
-    """Compiled functions of a model, an `nn.GPT` if it has a `config`.
+    """Compiled functions of a model, an `nn.GPT` if it has a `config`, a function if it has `code`.
+    One that is made anew for each call is compiled anew, which a warning says.
 
     Of i32[1, window] and the place `at` i32[1] of the last token: the logits f32[V] there; the same
     with the cache after it. Of one id i32[1], the cache before it and its place: its logits and the
     cache after it.
     """
 
-    @jit
     def full(model: Any, ids: Tensor, at: Tensor) -> Tensor:
         with _inference(model):
             return F.take(_logits(model(ids), window)[0], at, 0)[0]
 
-    @jit
     def prefill(model: GPT, ids: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
         with _inference(model):
             return model.prefill(ids, at, window)
 
-    @jit(donate="cache")
     def decode(model: GPT, ids: Tensor, cache: Cache, at: Tensor) -> tuple[Tensor, Cache]:
         with _inference(model):
             return model.decode(ids, cache, at)
 
-    return full, prefill, decode
+    full.__name__ = "generate"
+    return (
+        Jit(full, (), True, quiet=code is None),
+        Jit(prefill, (), True, quiet=True),
+        Jit(decode, "cache", True, quiet=True),
+    )
 
 
 @checked
@@ -109,7 +113,7 @@ def generate(
     window = _window(config, len(ids) + tokens) if window is None else window
     whole("generate", "window", window, 1, None if config is None else config.seq)
     cached = flag("generate", "cache", cache) and isinstance(model, GPT) and _has_cache(model)
-    full, prefill, decode = _programs(window, mesh, config)
+    full, prefill, decode = _programs(window, mesh, config, getattr(model, "__code__", None))
     draw = np.random.Generator(np.random.Philox(seed))
     kept: Cache | None = None
 

@@ -63,7 +63,8 @@ class Local(Generic[P, R]):
         self.batch = batch
         self._kind, self._signature = name, signature_of(name, fn)
         inside = functools.wraps(fn)(lambda *args, **kwargs: self._inside(args, kwargs))
-        self._compiled: Jit[P, R] = Jit(inside, (), True)
+        ours = str(getattr(fn, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+        self._compiled: Jit[P, R] = Jit(inside, (), True, quiet=ours)
         takes = self._signature.parameters
         for said, names, more in (("layouts", layouts, ("return",)), ("batch", batch or (), ())):
             unknown = [k for k in names if k not in takes and k not in more]

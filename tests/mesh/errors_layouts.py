@@ -237,6 +237,13 @@ class Halves(dist.AxisStrategy):
         return t.with_dtype(ts.bf16)
 
 
+row("a batch over an unknown axis", ts.StrategyError,
+    lambda: dist.place(X, dist.strategy("data_parallel", "ep"), MESH, kind="batch"), """
+strategy 'data_parallel': axis 'ep' is not an axis of the mesh
+  mesh : dp=2 tp=4
+  at   : AT
+  fix  : say dist.strategy('data_parallel', axis="...") with an axis of the mesh
+""")
 row("an own strategy over an unknown axis", ts.StrategyError,
     lambda: dist.place({"w": X}, Halves("ep"), MESH), """
 strategy 'Halves': axis 'ep' is not an axis of the mesh

@@ -61,7 +61,8 @@ class Strategy:
     def batch(self, t: TensorType) -> TensorType:
         """The layout of a batch [B, ...]: split over every data-parallel axis."""
         for p in self.parts:
-            if p.axis in t.sizes and p.axis not in t.split_axes:
+            p._check_axis(t)
+            if p.axis not in t.split_axes:
                 t = p._checked(t, p.lay_batch(t))
         return t
 
@@ -76,13 +77,7 @@ class Strategy:
                     fix="lay the model out first: dist.place(model, strategy, mesh); what a step"
                     " makes itself lies on the mesh in force: with mesh:",
                 )
-            if p.axis not in t.sizes:
-                raise fail(
-                    StrategyError,
-                    f"strategy {p.kind!r}: axis {p.axis!r} is not an axis of the mesh",
-                    [("mesh", t.mesh.text())],
-                    fix=f"say {p._call} with an axis of the mesh",
-                )
+            p._check_axis(t)
             if p.axis not in t.split_axes:
                 t = p._checked(t, p.lay_weight(name, t))
         for p in self.parts:
@@ -169,6 +164,16 @@ class AxisStrategy(Strategy):
         """`t` with `dim` split over the axis while it rests, and put together for each use."""
         t = self.split(t, dim)
         return t.with_rest((*t.rest, self.axis))
+
+    def _check_axis(self, t: TensorType) -> None:
+        """Raises StrategyError unless the mesh of `t` has its axis."""
+        if t.mesh is not None and self.axis not in t.sizes:
+            raise fail(
+                StrategyError,
+                f"strategy {self.kind!r}: axis {self.axis!r} is not an axis of the mesh",
+                [("mesh", t.mesh.text())],
+                fix=f"say {self._call} with an axis of the mesh",
+            )
 
     def _checked(self, t: TensorType, new: TensorType) -> TensorType:
         """`new`, which it made of `t`. Raises StrategyError if that is another tensor's layout."""

@@ -339,6 +339,22 @@ def test_a_public_module_is_no_function(name: str) -> None:
         module(ts.sum)
 
 
+@pytest.mark.parametrize(
+    ("thing", "name", "says"),
+    [
+        (nn.GPTConfig(), "n_embd", "write d$"),
+        (dist.Mesh.parse("dp=2"), "axis_names", "write axes$"),
+        (dist.Mesh.parse("dp=2"), "devices", "write mesh.device_ids$"),
+        (optim.LossScale(), "step", r"write optim\.apply_if_finite"),
+        (optim.constant(0.1), "get_last_lr", r"write schedule\("),
+    ],
+)
+def test_objects_of_public_classes_offer_names(thing: Any, name: str, says: str) -> None:
+    with pytest.raises(ts.UnknownNameError, match=f"{name}'\n(.*\n)*.*fix : {says}"):
+        getattr(thing, name)
+    assert copy.deepcopy(thing) == thing
+
+
 def test_a_module_within_a_public_one_is_no_function_either() -> None:
     with pytest.raises(ts.UsageError, match=r"write nn\.attention\(q, k, v\) of \[B, H, S, D\]"):
         nn.dot_product_attention(X, X, X)

@@ -344,6 +344,12 @@ ADVICE: dict[str, str] = {
     "Tensor.real": "tensors are real; an optimizer of optax: optim.from_optax(tx)",
     "TransformerEncoderLayer": "write block = nn.TransformerBlock(config), which is causal unless"
     f" called as {_ENCODER.format('block', 'x')}",
+    "Mesh.devices": "write mesh.device_ids", "Mesh.ndim": "write len(mesh.axes)",
+    "Mesh.get_group": 'name an axis where one is needed: dist.all_reduce(x, axis="dp")',
+    "LossScale.step": "write optim.apply_if_finite(finite, (new, state), (old, old_state))",
+    "Schedule.step": "give it to an optimizer, whose state counts: optim.AdamW(lr=schedule)",
+    "Schedule.get_last_lr": 'write schedule(state["step"])',
+    "DataLoader.set_epoch": "leave it out: each epoch has an order of its own",
     "dot_product_attention": "write nn.attention(q, k, v) of [B, H, S, D]: JAX has the heads after"
     " the sequence, q.transpose(1, 2)",
     "MultiheadAttention": "write nn.attention(q, k, v), which sees both ways, between products of"

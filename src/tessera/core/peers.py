@@ -95,12 +95,21 @@ def no_name(
     return fail(UnknownNameError, text, list(operands), fix=_instead(owner, name, tuple(have)))
 
 
+def _no_attribute(self: object, name: str) -> Any:
+    kind = type(self)
+    if hasattr(kind, name):  # a property that failed: its own error
+        return object.__getattribute__(self, name)
+    raise no_name(f"{kind.__name__!r} object", kind.__name__, name, dir(self))
+
+
 @functools.cache
 def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
     """What to write for `name`."""
     advice = ADVICE.get(f"{owner}.{name}") or ADVICE.get(name)
     if advice is not None:
         return advice
+    if here := [n for n in ARGUMENTS.get(name, ()) if n in have]:  # config.n_embd is config.d
+        return f"write {here[0]}"
     if name in INSTEAD:
         return f"write {INSTEAD[name]}"
     spaces = sorted(SPACES, key=lambda s: _FIRST.find(f" {s} ") % 999)
@@ -129,8 +138,11 @@ def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
 # -- arguments ------------------------------------------------------------------------------------
 def checked(what: F) -> F:
     """The function `what` with an error of ours for arguments that it does not take, or lacks; a
-    class with such methods. The module that defines a function has the new one then."""
+    class with such methods, and one for attributes that its objects lack. The module that defines a
+    function has the new one then."""
     if isinstance(what, type):
+        if not (issubclass(what, BaseException) or hasattr(what, "__getattr__")):
+            what.__getattr__ = _no_attribute  # type: ignore[attr-defined]
         for name, method in list(vars(what).items()):
             if name == "__init__" or (not name.startswith("_") and name not in _FREQUENT):
                 _check_method(what, name, method)

@@ -142,6 +142,12 @@ def text(what: Any, **more: Any) -> Callable[[], Any]:
     return lambda: generate(lambda ids: what, [1], 2, window=8, **more)
 
 
+row("the logits of several texts", ts.ShapeError, lambda: sample(
+    np.zeros((2, 8)), np.random.default_rng(0), 0.0), """
+sample: logits are those of one token, [V], not [2, 8]
+  at  : AT
+  fix : of several texts give one at a time: [sample(x, draw) for x in logits.numpy()]
+""")
 row("logits of the last token", ts.UsageError, text(ts.zeros((1, 16))), """
 generate: the model gave f32[1, 16], not logits [1, 8, V]
   at  : AT

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import MOST, flag, function_of, instance, number, unfit, whole
-from ..core.errors import UsageError, fail, warn_no_effect
+from ..core.errors import ShapeError, UsageError, fail, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
 from ..core.peers import checked
@@ -26,7 +26,7 @@ from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.jit import Jit
 from ..lang.operands import as_tensor
-from ..lang.tensor import Tensor
+from ..lang.tensor import Like, Tensor
 from ..lang.to_host import to_host
 from ..nn.cache import Cache
 from ..nn.gpt_config import GPTConfig
@@ -233,11 +233,12 @@ def _inference(model: object) -> Iterator[None]:
 
 @checked
 def sample(
-    logits: NDArray[Any], draw: np.random.Generator, temperature: float = 1.0, top_k: int = 0
+    logits: Like, draw: np.random.Generator, temperature: float = 1.0, top_k: int = 0
 ) -> int:
     """One index drawn with softmax(logits / temperature) among the `top_k` largest (0: all).
 
-    Temperature 0 takes the largest. Raises UsageError for numbers below 0, and for logits that say
+    Temperature 0 takes the largest. `logits` are an array, or what makes one. Raises ShapeError if
+    they are not those of one token, UsageError for numbers below 0, and for logits that say
     nothing: a NaN, or infinities where finite ones are needed.
 
     >>> draw = np.random.Generator(np.random.Philox(0))
@@ -249,17 +250,24 @@ def sample(
     number("sample", "temperature", temperature, least=0)
     whole("sample", "top_k", top_k, 0)
     instance("sample", "draw", draw, np.random.Generator, "give np.random.default_rng(0)")
-    largest = float(logits.max())
+    x = logits if isinstance(logits, np.ndarray) else as_tensor(logits).numpy()
+    if x.ndim != 1 or not x.size:
+        raise fail(
+            ShapeError,
+            f"sample: logits are those of one token, [V], not {list(x.shape)}",
+            fix="of several texts give one at a time: [sample(x, draw) for x in logits.numpy()]",
+        )
+    largest = float(x.max())
     if not math.isfinite(largest) and (temperature or largest != math.inf):
         raise fail(
             UsageError,
             f"sample: no token can be chosen, as the largest logit is {largest}",
-            [("logits", f"{int(np.isnan(logits).sum())} of {logits.size} are NaN")],
+            [("logits", f"{int(np.isnan(x).sum())} of {x.size} are NaN")],
             fix="find where it begins: ts.debug.nan_origin(model, ids)",
         )
     if temperature == 0:
-        return int(logits.argmax())
-    z = logits.astype(np.float64) / temperature
+        return int(x.argmax())
+    z = x.astype(np.float64) / temperature
     if 0 < top_k < z.size:
         z[np.argpartition(z, -top_k)[:-top_k]] = -np.inf
     p = np.exp(z - z.max())

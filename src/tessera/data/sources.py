@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from ..core.checks import existing, shown, unfit
 from ..core.errors import UsageError, fail
+from ..lang.host_data import is_array, is_host_array, lent
+from ..lang.tensor import Tensor
 from .corpus import collect
 
 _SAMPLES, _SAMPLE = 256, 4096
@@ -161,6 +163,15 @@ def _row(x: object, name: str) -> NDArray[Any]:
     )
 
 
+def _on_host(x: Any) -> NDArray[Any]:
+    """The array `x`, of any library."""
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, Tensor):
+        return x.numpy()
+    return lent(x, "dataloader") if is_host_array(x) else np.asarray(x)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How files are read: `dtype` of .bin files, `split` and `column` of tables, and what text
@@ -192,8 +203,8 @@ def open_source(data: Any, how: Reading) -> TokenSource:
         source = standard_library()
     elif isinstance(data, TokenSource):
         source = data
-    elif isinstance(data, np.ndarray):
-        source = TokenSource([data], name="array")
+    elif isinstance(data, Tensor) or is_array(data):
+        source = TokenSource([_on_host(data)], name="array")
     elif isinstance(data, (str, Path)):
         source = _open_path(Path(data), how)
     elif isinstance(data, (list, tuple)) and data and not any(x is None for x in data):

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tessera as ts
 from tessera.train.evaluate import mean_loss
@@ -20,6 +21,13 @@ def loader(**more: Any) -> ts.data.DataLoader:
 def starts(batches: Any, count: int | None = None) -> list[int]:
     """The first token of each of `count` batches of one `for`."""
     return [int(b["input_ids"].numpy()[0, 0]) for b in itertools.islice(batches, count)]
+
+
+@row("tokens that are arrays of other libraries")
+def _() -> None:
+    ids = np.arange(401, dtype=np.int32)
+    for tokens in (ts.tensor(ids), ts.tensor(ids).jax(), pytest.importorskip("torch").tensor(ids)):
+        assert starts(loader(data=tokens)) == starts(loader(data=ids))
 
 
 @row("a validation loop that ends after a few batches, twice")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
+from tessera.train import generate as generate_module
 from tessera.train.generate import generate, sample
 from tests.mesh.errors import row
 
@@ -142,6 +143,12 @@ def text(what: Any, **more: Any) -> Callable[[], Any]:
     return lambda: generate(lambda ids: what, [1], 2, window=8, **more)
 
 
+row("the module that has generate", ts.UsageError, lambda: generate_module(GPT, [1], 2), """
+generate: a module is not a function
+  module : tessera.train.generate
+  at     : AT
+  fix    : write from tessera.train.generate import generate
+""")
 row("the logits of several texts", ts.ShapeError, lambda: sample(
     np.zeros((2, 8)), np.random.default_rng(0), 0.0), """
 sample: logits are those of one token, [V], not [2, 8]

@@ -237,6 +237,7 @@ CALL_ADVICE: dict[str, str] = {
     "tessera.lang.random()": "write ts.random.uniform(shape) or ts.random.normal(shape)",
     "tessera.data()": "write ts.data.DataLoader(...)",
     "tessera.optim()": "write optim.AdamW(lr)",
+    "tessera.train.generate()": "write from tessera.train.generate import generate",
     "tessera.graph()": "write ts.graph.trace(f, x)",
     "normal": "the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name",
     "uniform": "the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name",

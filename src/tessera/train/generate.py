@@ -21,7 +21,7 @@ from ..core.checks import MOST, flag, function_of, instance, number, unfit, whol
 from ..core.errors import ShapeError, UsageError, fail, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
-from ..core.peers import checked
+from ..core.peers import checked, not_callable
 from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.jit import Jit
@@ -272,3 +272,6 @@ def sample(
         z[np.argpartition(z, -top_k)[:-top_k]] = -np.inf
     p = np.exp(z - z.max())
     return int(draw.choice(z.size, p=p / p.sum()))
+
+
+not_callable(__name__)  # from tessera.train import generate

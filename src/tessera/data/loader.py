@@ -86,7 +86,7 @@ class DataLoader:
             Windows(*how) if config.packing == "concat" else Packed(*how, config.buckets)
         )
         self.samples = self._samples.count
-        self.batch_size = batch_size
+        self._batch_size = batch_size
         if self.samples < (batch_size if config.drop_last else 1):
             raise fail(
                 UsageError,
@@ -178,6 +178,20 @@ class DataLoader:
             raise
         self._epoch, self._sample = epoch, sample
         return batch
+
+    @property
+    def batch_size(self) -> int:
+        """The rows of a batch, over all hosts."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: object) -> None:
+        raise fail(
+            UsageError,
+            "DataLoader: batch_size cannot be set",
+            fix="make another loader of that size, and give it the position of this one:"
+            " other.load_state_dict(loader.state_dict())",
+        )
 
     def __len__(self) -> int:
         """Batches an epoch, from its beginning."""

@@ -63,3 +63,9 @@ def _() -> None:
         return ts.sum(ts.where(keep, batch["labels"], 0).to("f32")) / ts.sum(keep.to("f32"))
 
     np.testing.assert_allclose(mean_loss(loss, held), kept.mean(), rtol=1e-6)
+
+
+@row("another size of a batch in the middle of a run", error=ts.UsageError,
+     says="load_state_dict(loader.state_dict())")  # fmt: skip
+def _() -> None:
+    loader().batch_size = 8

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core import devices
-from tessera.core.errors import BackendError, MeshError
+from tessera.core.errors import BackendError, MeshError, UsageError
 from tessera.core.mesh import Mesh, auto, current
 from tessera.core.mesh_input import balanced, ids_of, ids_text
 
@@ -124,7 +124,7 @@ def test_device_ids_are_a_copy_and_sizes_cannot_change() -> None:
     assert mesh.device_ids == [0, 1]
     with pytest.raises(TypeError):
         mesh.sizes["dp"] = 3  # type: ignore[index]  # that it cannot be written is the test
-    with pytest.raises(AttributeError):
+    with pytest.raises(UsageError, match=r"^Mesh: axes cannot be set"):
         mesh.axes = ("tp",)  # type: ignore[misc]  # frozen
 
 

@@ -355,6 +355,17 @@ def test_objects_of_public_classes_offer_names(thing: Any, name: str, says: str)
     assert copy.deepcopy(thing) == thing
 
 
+def test_objects_that_are_values_say_how_to_make_another() -> None:
+    config, loss_scale, mesh = nn.GPTConfig(), optim.LossScale(), dist.Mesh.parse("dp=2")
+    for thing, name, fix in (
+        (config, "d", r"make another one: dataclasses\.replace\(x, d=\.\.\.\)"),
+        (loss_scale, "step", "make another one"),
+        (mesh, "axes", "make another one"),
+    ):
+        with pytest.raises(ts.UsageError, match=f"{name} cannot be set(.|\n)*fix : {fix}$"):
+            setattr(thing, name, 3)
+
+
 def test_a_module_within_a_public_one_is_no_function_either() -> None:
     with pytest.raises(ts.UsageError, match=r"write nn\.attention\(q, k, v\) of \[B, H, S, D\]"):
         nn.dot_product_attention(X, X, X)

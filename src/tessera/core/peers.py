@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
@@ -102,6 +103,24 @@ def _no_attribute(self: object, name: str) -> Any:
     raise no_name(f"{kind.__name__!r} object", kind.__name__, name, dir(self))
 
 
+def _set(frozen: type) -> Callable[[Any, str, Any], None]:
+    """`__setattr__` of the dataclass `frozen`; classes made of it may have attributes more."""
+    mine = {f.name for f in fields(frozen)}
+    by_field = frozen.__dataclass_params__.init  # type: ignore[attr-defined]
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        if type(self) is not frozen and name not in mine:
+            object.__setattr__(self, name, value)
+            return
+        how = f": dataclasses.replace(x, {name}=...)" if by_field and name in mine else ""
+        kind = type(self).__name__
+        raise fail(
+            UsageError, f"{kind}: {name} cannot be set, it is a value", fix=f"make another one{how}"
+        )
+
+    return __setattr__
+
+
 @functools.cache
 def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
     """What to write for `name`."""
@@ -143,6 +162,9 @@ def checked(what: F) -> F:
     if isinstance(what, type):
         if not (issubclass(what, BaseException) or hasattr(what, "__getattr__")):
             what.__getattr__ = _no_attribute  # type: ignore[attr-defined]
+        own = getattr(vars(what).get("__setattr__"), "__qualname__", "")
+        if is_dataclass(what) and own == f"{what.__qualname__}.__setattr__":  # of a frozen one
+            what.__setattr__ = _set(what)  # type: ignore[method-assign]
         for name, method in list(vars(what).items()):
             if name == "__init__" or (not name.startswith("_") and name not in _FREQUENT):
                 _check_method(what, name, method)

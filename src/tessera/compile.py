@@ -252,8 +252,9 @@ class Engine:
         return processes_of(mesh)
 
     def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
-        every = tuple(range(jax.process_count()))
-        compare_facts(who, every if mesh is None else self.processes(mesh), facts, fix)
+        self.start(mesh)  # asked for the processes, the engine starts by itself, and alone
+        group = tuple(range(jax.process_count())) if mesh is None else processes_of(mesh)
+        compare_facts(who, group, facts, fix)
 
     def barrier(self) -> None:
         exchange.barrier()

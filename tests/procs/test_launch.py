@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tessera import checkpoint
 from tessera.launch.guard import TIES
 from tests.cases import LONG
 from tests.procs.launched import (
@@ -49,6 +51,10 @@ checkpoint.load(tensors=layer.parameters(), root="kept")""",
     "a weight is read": """\
 dist.to_host(dist.place(nn.Linear(4, 4), PLAN, MESH).weight)""",
     "ranks wait for each other": "dist.barrier()",
+    "a checkpoint of one process is loaded": """\
+like = {"w": dist.tensor((8,), mesh=MESH, layout="[8@dp]")}
+checkpoint.load(None, like, root="alone")
+assert dist.to_host(like["w"]).sum() == 28.0""",
     "loops run at once": """\
 total = lambda x: ts.scan(lambda c, r: (c * x + r, None), ts.tensor(1.0), ts.ones(3))[0]
 assert ts.value_and_grad(total)(ts.tensor(2.0))[1].item() == 17.0
@@ -91,6 +97,8 @@ def gone(which: Iterable[int]) -> bool:
 
 @pytest.mark.parametrize("name", ACTS)
 def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -> None:
+    alone = {"w": np.arange(8.0)}
+    checkpoint.save("t", alone, root=tmp_path / "alone", async_io=False, quiet=True)
     (tmp_path / "act.py").write_text(f"{ACT}{ACTS[name]}\nprint('done')\n")
     done = launch("-n", 2, "act.py", folder=tmp_path, TESSERA_DEVICES="2")
     assert (done.code, said(done.out, "done")) == (0, ["done", "done"]), done.err

@@ -318,6 +318,18 @@ def placed():
 def other_sizes():  # which the engine does not compare: it would end the process
     x = ts.tensor(np.ones(2 + RANK), mesh=MESH, layout=f"[{2 + RANK}@dp]")
     return x.sum().item()
+def later():  # when the values of a line have been compared often
+    for i in range(6):
+        x = ts.tensor(np.full(4, float(i == 4) * RANK), mesh=MESH).sum().item()
+    return x
+def later_sizes():
+    for i in range(6):
+        x = ts.tensor(np.ones(4 + RANK * (i == 4)), mesh=MESH).sum().item()
+    return x
+def between():  # it is not compared itself, and leaves the weights of the processes apart
+    f = ts.jit(lambda x, b: (x.sum() * b).sum())
+    for i in range(8):
+        f(X, np.full(7, float(i == 5) * RANK)).item()
 def at_once():  # a learning rate in an op outside of functions
     w = ts.tensor(np.ones(2), mesh=MESH)
     for _ in range(5):  # by now numbers have been compared often enough elsewhere
@@ -333,9 +345,11 @@ def alike():
     model = dist.place(nn.Linear(3, 2), PLAN, MESH)
     step = ts.jit(lambda m, x: m(x).sum())
     given = [dist.place(SAME + i, PLAN, MESH, kind="batch") for i in range(5)]
+    assert np.isnan(dist.to_host(ts.tensor([1.0, np.nan], mesh=MESH, layout="[2@dp]"))[1])
     return [step(model, x).item() for x in given]
 
-for fn in (weights, rows, number, placed, other_sizes, at_once, clipped, seed, alike):
+for fn in (weights, rows, number, placed, other_sizes, later, later_sizes, between, at_once,
+           clipped, seed, alike):
     try:
         found = fn()
     except ts.TesseraError as error:
@@ -353,9 +367,10 @@ def test_a_value_that_differs_between_processes_is_an_error_in_all(tmp_path: Pat
     assert len(found.pop("alike")) == 5
     for name, text in found.items():
         said = "UsageError: the processes of a mesh gave different values for one tensor\n"
-        assert text.startswith(said), name
+        assert str(text).startswith(said), name
         assert "the same seed, the same numbers, all rows of the batch" in text
     assert "rank 0 : 0.1 (checksum" in found["number"] and "rank 1 : 0.2" in found["number"]
+    assert re.search(r"rank 1 : 0, 0, 0, .* \(checksum .*; of those before it ", found["between"])
     assert "rank 0 : float32[2] 1, 1 (checksum" in found["other_sizes"]
     assert "rank 1 : float32[3] 1, 1, 1 (checksum" in found["other_sizes"]
 

@@ -2,9 +2,10 @@
 
 A value that lies on devices of several processes is one value. The engine takes from each process
 what its own devices hold, so weights that were drawn otherwise in each, or each one's own rows in
-place of the whole batch, would train on without a word. Each kind of value is compared the first
-times that it comes, by a sum of its bytes; what a line places or computes with, such as a number
-in an op outside of functions, the first times that it runs.
+place of the whole batch, would train on without a word. What is placed on a mesh is compared each
+time, by a sum of its bytes. What a program is called with is summed up each time, and the sums are
+compared the first times, and now and then: for each kind of array, and for each line outside of
+functions that computes with numbers.
 """
 
 from __future__ import annotations
@@ -26,39 +27,57 @@ from .jax_private import service
 from .same_program import comparison, gathered
 
 Array = np.ndarray[Any, Any]
-TIMES = 3  # that values of one shape and dtype, or of one line, are compared
-_seen: Counter[tuple[object, ...]] = Counter()
+TIMES, EACH = 3, 64  # of a kind the first values, the 4th, 8th, 16th, ... and each 64th
+FEW = 1 << 18  # bytes of a value that are summed up while it is not compared
+# Of a kind: how many there were, and a sum of those that were not compared yet.
+_seen: dict[tuple[object, ...], tuple[int, int]] = {}
 _rounds: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 def compare_values(
-    given: Sequence[tuple[Array, jax.sharding.Sharding]], at: str | None = None
+    given: Sequence[tuple[Array, jax.sharding.Sharding]],
+    at: str | None = None,
+    always: bool = False,
 ) -> None:
     """Raises UsageError, in all processes that hold a part of a value, where they gave different
     ones `at` a line; BackendError if one of them does not come."""
     if service() is None:
         return
     me = jax.process_index()
-    groups: dict[tuple[int, ...], list[Array]] = {}
+    groups: dict[tuple[int, ...], list[tuple[Array, int]]] = {}
     for x, where in given:
         devices: Iterable[Any] = where.device_set
         ranks = tuple(sorted({d.process_index for d in devices}))
         kind = (ranks, x.shape, x.dtype.str) if at is None else (ranks, at)
-        if me in ranks and len(ranks) > 1 and _seen[kind] < TIMES:
-            _seen[kind] += 1
-            groups.setdefault(ranks, []).append(x)
+        if me in ranks and len(ranks) > 1:
+            before = None if always else _skipped(kind, x)
+            if always or before is not None:
+                groups.setdefault(ranks, []).append((x, before or 0))
     for ranks, values in groups.items():
         _compare(ranks, values)
 
 
-def _compare(ranks: tuple[int, ...], values: Sequence[Array]) -> None:
-    said = _exchanged("values", ranks, [*map(_told, values)])
-    for i, x in enumerate(values):
+def _skipped(kind: tuple[object, ...], x: Array) -> int | None:
+    """A sum of the bytes of a kind that were not compared, 0 of none, where `x` is to be compared;
+    else None."""
+    n, total = _seen.get(kind, (0, 0))
+    n += 1
+    if n <= TIMES or n & (n - 1) == 0 or n % EACH == 0:
+        _seen[kind] = n, 0
+        return total
+    few = x.reshape(-1)[:: 1 + x.nbytes // FEW]
+    _seen[kind] = n, zlib.crc32(few.tobytes(), total)
+    return None
+
+
+def _compare(ranks: tuple[int, ...], values: Sequence[tuple[Array, int]]) -> None:
+    said = _exchanged("values", ranks, [_told(*row) for row in values])
+    for i, (x, _) in enumerate(values):
         own = {r: rows[i] if i < len(rows) else _NONE for r, rows in said.items()}
         if len({*map(tuple, own.values())}) > 1:
             alike = len({form for form, _ in own.values()}) == 1
             rows = {r: " ".join(row[alike:]) for r, row in own.items()}
-            raise differ(x if alike else None, rows)
+            raise _differ(x if alike else None, rows)
 
 
 def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fix: str) -> None:
@@ -89,24 +108,24 @@ def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
 _NONE = ["", "no such value"]
 
 
-def _told(x: Array) -> list[str]:
-    """The form of a value, and itself in a few words, which differ where values do."""
+def _told(x: Array, before: int) -> list[str]:
+    """The form of a value, and itself in a few words, which differ where values do, or the sums of
+    those `before` it."""
     few = ", ".join(f"{v:g}" for v in x.reshape(-1)[:3].astype(np.float64))
     more = ", …" if x.size > 3 else ""
-    return [
-        f"{x.dtype}{[*x.shape]}",
-        f"{few}{more} (checksum {zlib.crc32(x.tobytes()):08x})",
-    ]
+    said = f"checksum {zlib.crc32(x.tobytes()):08x}"
+    said += f"; of those before it {before:08x}" if before else ""
+    return [f"{x.dtype}{[*x.shape]}", f"{few}{more} ({said})"]
 
 
-def differ(x: Array | None, own: dict[int, str] | None = None) -> UsageError:
+def _differ(x: Array | None, own: dict[int, str]) -> UsageError:
     """The error that a value, of the form of `x`, is another one in some process, which has its
     `own`."""
     rows: list[tuple[str, object]] = []
     if x is not None:
         rows.append(("value", f"{x.dtype}{[*x.shape]}"))
     alike: dict[str, list[int]] = {}
-    for rank, text in (own or {}).items():
+    for rank, text in own.items():
         alike.setdefault(text, []).append(rank)
     rows += [(ranks_text(ranks), text) for text, ranks in alike.items()]
     return fail(

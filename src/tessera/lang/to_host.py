@@ -51,12 +51,13 @@ _turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 def _read(who: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
     """`xs`, whose mesh has devices of the processes `group`, where this one can read them."""
+    if process_index() in group:
+        xs = [*map(on_its_devices, xs)]
     if len(group) == process_count():
-        return [on_each_host(x) if x.type.split_axes or x.type.partial else x for x in xs]
+        return xs
     _turns[who, group] += 1
     name, turn, limit_s = f"{who}/{group}", _turns[who, group], limits().collective_s
     if process_index() in group:
-        xs = [redistribute_now(x, x.type.complete().replicated()) for x in xs]
         if process_index() == group[0]:
             said = [x.numpy().tolist() for x in xs]
             engine().from_first(name, turn, said, limit_s, group[0])
@@ -68,6 +69,21 @@ def _read(who: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
 def _here(value: Any, t: TensorType) -> Tensor:
     """A tensor on no mesh, whatever mesh is in force."""
     return Tensor(engine().place(np.asarray(value, t.dtype.numpy).reshape(t.shape), t), t)
+
+
+def is_here(x: Tensor) -> bool:
+    """Whether this process has a device of its mesh."""
+    if process_count() == 1 or x.mesh is None:
+        return True
+    return process_index() in engine().processes(x.mesh)
+
+
+def on_its_devices(x: Tensor) -> Tensor:
+    """`x` where each process that has a device of its mesh can read it: whole, on all of them."""
+    t = x.type
+    if process_count() == 1 or t.mesh is None or not (t.split_axes or t.partial):
+        return x
+    return redistribute_now(x, t.complete().replicated())
 
 
 def on_each_host(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from .captured_places import Place
 from .host_outputs import HostOutput
 from .mutations import Edit, Pending
 from .tensor import Past, Tensor, wrapped
+from .to_host import is_here, on_its_devices
 from .tree import Spec, unflatten
 
 
@@ -73,7 +74,9 @@ class Written:
             leaves[i] = tensors[k]
         left = iter(rest[taken:])
         for output in self.host_outputs:
-            output.run([next(left) for _ in output.tensors])
+            values = [on_its_devices(next(left)) for _ in output.tensors]
+            if all(map(is_here, values)):
+                output.run(values)
         return unflatten(self.spec, leaves)
 
     def _put_all(self, values: list[Tensor], pending: Pending, tensors: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tessera import __version__
 from tessera.launch.cli import app, tt_run
 
 PYTHON = shlex.quote(sys.executable)
@@ -54,6 +55,11 @@ def bound(k: int, folder: Path) -> list[str]:
         f"TT_MESH_GRAPH_DESC_PATH={folder}/mesh.textproto", "NAME=two words",
         f"TT_VISIBLE_DEVICES={2 * k},{2 * k + 1}", *(v.format(k) for v in OWN),
     ]  # fmt: skip
+
+
+def test_the_version_is_shown() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"tessera {__version__}\n")
 
 
 def test_local_ranks() -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +29,19 @@ app.add_typer(mesh, name="mesh")
 app.add_typer(ckpt, name="ckpt")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tessera {version('tessera')}")
+        raise typer.Exit
+
+
 @app.callback()
-def tessera() -> None:
+def tessera(
+    shows_version: Annotated[
+        bool,
+        typer.Option("--version", help="Shows the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
     """Tensor programs on a named mesh of devices."""
 
 

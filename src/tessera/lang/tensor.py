@@ -14,6 +14,7 @@ from weakref import ref
 
 import numpy as np
 
+from ..core.devices import process_count
 from ..core.dtypes import DType
 from ..core.errors import DonatedError, DTypeError, ShapeError, UsageError, fail
 from ..core.interrupts import whole
@@ -191,6 +192,8 @@ class Tensor:
         return self._data
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if process_count() > 1:
+            engine().fetch(self.stored, self.type)  # says why it cannot be read here, and the fix
         return _unpickled, (type(self), self.stored, self.type, self.name, self.frozen)
 
     def __copy__(self) -> Tensor:

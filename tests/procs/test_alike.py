@@ -49,6 +49,15 @@ said(lambda: checkpoint.load("s1", like, root=ROOT, only="wv"[RANK]))
 print(checkpoint.load("s1", root=ROOT).tensors["w"].sum().item() if RANK else "")
 checkpoint.load("s2", like, root=ROOT)
 print(dist.to_host(like["w"]).sum(), dist.to_host(like["v"]).sum())
+for file in (ROOT / "s2").glob("data-*-00001-*.bin") if RANK else ():
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+dist.barrier()
+try:
+    checkpoint.load("s2", like, root=ROOT)  # of which the first has what it needs
+except ts.CheckpointError as error:
+    print(str(error).splitlines()[0])
+    checkpoint.load("s1", like, root=ROOT)
+print(dist.to_host(like["w"]).sum())
 """
 LOADED = """\
 checkpoint.load: the processes of a mesh differ
@@ -113,7 +122,8 @@ def test_what_they_load_as_one_is_one(tmp_path: Path) -> None:
         for want, line in zip(LOADED.splitlines(), out.splitlines()):
             assert line.startswith(want.partition("{")[0])
         assert "rank 0 : names: 1: w (checksum " in out and "rank 1 : names: 1: v (" in out
-        assert out.endswith(f"{'28.0' if k else ''}\n56.0 -56.0\n")
+        wrong = "checkpoint: 's2' is damaged" if k else LOADED.splitlines()[0]
+        assert out.endswith(f"{'28.0' if k else ''}\n56.0 -56.0\n{wrong}\n28.0\n"), out
 
 
 @pytest.mark.parametrize("waits", [True, pytest.param(False, marks=LONG)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Timer
@@ -14,6 +14,7 @@ from ..core.devices import process_count, process_index
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import CheckpointError, UsageError, fail, warn_no_effect
 from ..core.layout import TensorType
+from ..core.mesh import Mesh
 from ..core.wording import digest, nearest
 from ..lang import random
 from ..lang.create import tensor
@@ -110,7 +111,39 @@ def load(
     wait()
     storage = Storage(root)
     asked = () if only is None else patterns("checkpoint.load", only)
-    return loaded(storage, named(storage, tag), tensors, optimizer, asked, want, restore_random)
+
+    def run() -> Checkpoint:
+        return loaded(storage, named(storage, tag), tensors, optimizer, asked, want, restore_random)
+
+    return run() if process_count() == 1 else _in_all(run, tensors, optimizer)
+
+
+def _in_all(run: Callable[[], Checkpoint], tensors: Any, optimizer: Any) -> Checkpoint:
+    """What `run` gives. Raises CheckpointError in all processes of a mesh where one cannot read
+    what its devices hold: who takes an earlier checkpoint then does not do so alone."""
+    found, wrong = None, None
+    try:
+        found = run()
+    except CheckpointError as error:
+        wrong = error
+    rows = [*leaves("tensors", tensors), *leaves("optimizer", optimizer)]
+    for mesh in _meshes(rows):
+        told = "; ".join(line.strip() for line in str(wrong or "none").splitlines()[:4])
+        try:
+            fix = "mend it, or load an earlier one in all of them"
+            engine().alike("checkpoint.load", mesh, {"error": told}, fix)
+        except UsageError as error:
+            wrong = wrong or CheckpointError(str(error))
+    if wrong is not None:
+        raise wrong
+    assert found is not None
+    return found
+
+
+def _meshes(rows: Sequence[tuple[str, Any]]) -> list[Mesh]:
+    """Those of the tensors among `rows`, once each."""
+    every = dict.fromkeys(x.mesh for _, x in rows if isinstance(x, Tensor))
+    return [mesh for mesh in every if mesh is not None]
 
 
 def loaded(
@@ -176,9 +209,8 @@ def _see_alike(read: _Read, rows: Sequence[tuple[str, Any]]) -> None:
         "names": digest([name.partition("/")[2] for name, _ in rows if read.wanted(name)]),
     }
     fix = "name the same tag and names in all of them, in a folder that all see"
-    for mesh in dict.fromkeys(x.mesh for _, x in rows if isinstance(x, Tensor)):
-        if mesh is not None:
-            engine().alike("checkpoint.load", mesh, facts, fix)
+    for mesh in _meshes(rows):
+        engine().alike("checkpoint.load", mesh, facts, fix)
 
 
 def _put(old: Any, new: Any) -> Any:

@@ -244,7 +244,7 @@ for turn in range(4):
     step(X).item()
     if RANK == 0 and turn == 1:
         try:
-            check(X).item()
+            check(X).item()  # alone
         except ts.BackendError as error:
             print(error, flush=True)
             os._exit(1)  # the other one is in the engine, and would be waited for
@@ -256,6 +256,8 @@ def test_a_program_that_one_rank_alone_runs_is_told_from_the_others(tmp_path: Pa
     assert first.code == 1, first.out + first.err
     assert "check: a collective took longer than 3 s: rank 1 did not arrive" in first.out
     assert "rank 1 : is in step: one all_reduce" in first.out
+    assert f"program is compared at {line_of('alone', ALONE)}\n" in first.out
+    assert "fix    : run that line in all of them, also where it is the first read" in first.out
 
 
 THREADS = """

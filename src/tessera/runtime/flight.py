@@ -218,8 +218,9 @@ class Flight:
         gone = ended(record.group)
         return _missing(self.others(gone), record) if gone else []
 
-    def late(self, record: Record, waited_s: float) -> BackendError:
-        """The error that names who has not come to `record`; writes the dump."""
+    def late(self, record: Record, waited_s: float, fix: str = "") -> BackendError:
+        """The error that names who has not come to `record`; writes the dump. `fix` is what to do
+        before one looks at that."""
         ranks = self.others(record.group)
         missing = _missing(ranks, record)
         path = write_dump(ranks, record.told(), missing, waited_s)
@@ -236,7 +237,7 @@ class Flight:
             f"{record.program}: a collective {what}",
             [*rows, ("dump", path)],
             at="",
-            fix=f"see what they did last: tessera flight {path}",
+            fix=f"{fix}see what they did last: tessera flight {path}",
         )
 
     def _expire(self, record: Record) -> None:

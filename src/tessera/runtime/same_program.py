@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import jax
 
-from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.errors import BackendError, TesseraError, UsageError, caller, fail
 from ..core.limits import limits
 from ..core.mesh import Mesh
 from ..core.wording import nth, ranks_text
@@ -35,6 +35,7 @@ _mixed = ""  # the names of two that took turns
 _ran: WeakSet[Thread] = WeakSet()  # all that did
 # A wait in the store ends by itself, with an error: the watch ends the process so much later.
 _RAISES_S = 10.0
+IN_ALL = "run that line in all of them, also where it is the first read of a tensor; "
 
 
 def processes_of(mesh: Mesh | None) -> tuple[int, ...]:
@@ -128,7 +129,7 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
         client.key_value_set_bytes(f"{path}/hash/{me}", schedule.hash.encode())
         hashes = gathered(path + "/hash/", key, limit_s)
         if hashes is None:
-            raise flight().late(record, limit_s)
+            raise flight().late(record, limit_s, IN_ALL)
         if len(set(hashes.values())) > 1:
             client.key_value_set_bytes(f"{path}/text/{me}", zlib.compress(schedule.text.encode()))
             texts = _texts(path + "/text/", hashes, limit_s)
@@ -141,7 +142,7 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
 def comparison(name: str, what: str, group: tuple[int, ...]) -> Iterator[Record]:
     """Around what the processes of `group` tell each other, on the record of this one. Raises
     BackendError where the coordination service cannot be reached."""
-    record = flight().begin(name, "", what, "", group, 0)
+    record = flight().begin(name, "", what, caller() or "", group, 0)
     record.limit_s += _RAISES_S
     try:
         yield record

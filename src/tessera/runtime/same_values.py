@@ -24,7 +24,7 @@ from ..core.limits import limits
 from ..core.wording import differences, ranks_text
 from .flight import flight
 from .jax_private import service
-from .same_program import comparison, gathered
+from .same_program import IN_ALL, comparison, gathered
 
 Array = np.ndarray[Any, Any]
 TIMES, EACH = 3, 64  # of a kind the first values, the 4th, 8th, 16th, ... and each 64th
@@ -96,11 +96,11 @@ def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
     place, me = f"tessera/values/{who}/{','.join(map(str, ranks))}", jax.process_index()
     path = f"{place}/{turn}/"
     limit_s = limits().collective_s
-    with comparison(who, f"{who} is compared", ranks) as record:
+    with comparison(who, "what each has is compared", ranks) as record:
         service().key_value_set_bytes(f"{path}{me}", json.dumps(mine).encode())
         found = gathered(path, ranks, limit_s)
         if found is None:
-            raise flight().late(record, limit_s)
+            raise flight().late(record, limit_s, IN_ALL)
         service().key_value_delete(f"{place}/{turn - 1}/{me}")  # which all have read
         return {rank: json.loads(text) for rank, text in found.items()}
 

@@ -117,6 +117,10 @@ class Executable:
         if have is not None and have != self.wants:
             copy = mover()
             if jax.process_count() > 1:
+                args = [  # what lies on no mesh each process has, wherever it has put it
+                    np.asarray(a) if h.mesh is None and h is not w else a
+                    for a, h, w in zip(args, have, self.wants, strict=True)
+                ]
                 rows = zip(args, self.wants, strict=True)
                 compare_values(
                     [(a, arrays.sharding(w)) for a, w in rows if _is_number(a)], caller()

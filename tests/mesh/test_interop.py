@@ -57,6 +57,15 @@ def test_an_array_of_one_device_goes_anywhere() -> None:
     np.testing.assert_array_equal(ts.jit(lambda x: x + 1.0)(array).numpy(), VALUE + 1)
 
 
+def test_an_array_that_was_put_on_one_device_comes_to_a_mesh() -> None:
+    array = jax.device_put(VALUE, jax.devices()[3])
+    for t in (ts.tensor(array, mesh=MESH), ts.from_jax(array, MESH)):
+        assert (t.layout, t.mesh) == ("[8, 4]", MESH)
+        np.testing.assert_array_equal((t + 1).numpy(), VALUE + 1)
+    with MESH:
+        np.testing.assert_array_equal(ts.sum(ts.tensor(array), 0).numpy(), VALUE.sum(0))
+
+
 def test_an_array_keeps_its_dtype_and_names_its_own_axes() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:6]).reshape(3, 2), ("rows", "cols"))
     array = jax.numpy.zeros((6, 4), jax.numpy.bfloat16)

@@ -317,6 +317,11 @@ def number():
     return ts.jit(lambda x, rate: (x * rate).sum())(X, ts.tensor(0.1 * (1 + RANK))).item()
 def placed():
     return ts.tensor(np.full(2, RANK), mesh=MESH, layout="[2@dp]").sum().item()
+def of_jax():
+    return ts.tensor(jax.numpy.full(3, RANK), mesh=MESH).sum().item()
+def of_jax_here():  # which it has put on a device of its own
+    own = jax.device_put(np.full(5, float(RANK)), jax.local_devices()[0])
+    return (ts.tensor(np.ones(5), mesh=MESH) * own).sum().item()
 def other_sizes():  # which the engine does not compare: it would end the process
     x = ts.tensor(np.ones(2 + RANK), mesh=MESH, layout=f"[{2 + RANK}@dp]")
     return x.sum().item()
@@ -350,8 +355,8 @@ def alike():
     assert np.isnan(dist.to_host(ts.tensor([1.0, np.nan], mesh=MESH, layout="[2@dp]"))[1])
     return [step(model, x).item() for x in given]
 
-for fn in (weights, rows, number, placed, other_sizes, later, later_sizes, between, at_once,
-           clipped, seed, alike):
+for fn in (weights, rows, number, placed, of_jax, of_jax_here, other_sizes, later, later_sizes,
+           between, at_once, clipped, seed, alike):
     try:
         found = fn()
     except ts.TesseraError as error:

@@ -177,8 +177,11 @@ def tensor(
     """
     asked = mesh_or_none("tensor", mesh)
     mesh = asked or settings().mesh
-    if isinstance(data, Tensor) or (engine_array(data) and layout is None):
-        t = data.now() if isinstance(data, Tensor) else Tensor(data, engine().adopt(data, mesh))
+    lies = engine().adopt(data, mesh) if engine_array(data) and layout is None else None
+    if lies is not None and lies.mesh is None and mesh is not None:
+        lies = None  # on one device: it is placed, as other values of the host are
+    if isinstance(data, Tensor) or lies is not None:
+        t = data.now() if lies is None else Tensor(data, lies)
         if dtype is not None:
             t = t.to(dtype)
         if asked is not None and t.mesh not in (None, asked):

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..core.devices import need_devices
 from ..core.dtypes import dtype_of
 from ..core.errors import BackendError, DonatedError, LayoutError, UsageError, fail
-from ..core.layout import Factor, TensorType, ways
+from ..core.layout import Factor, TensorType, plain, ways
 from ..core.mesh import Mesh
 from ..core.turns import LAUNCH
 from ..ir.graph.oracle import FOLD
@@ -312,7 +312,8 @@ def donated(t: TensorType) -> DonatedError:
 
 
 def adopt(data: Array, mesh: Mesh | None) -> TensorType:
-    """The type of a JAX array that came from outside, its axes named as its sharding names them.
+    """The type of a JAX array that came from outside, its axes named as its sharding names them;
+    one that lies on one device has no mesh.
 
     Raises LayoutError if its sharding has no such form, UsageError if JAX is tracing it.
     """
@@ -339,7 +340,7 @@ def adopt(data: Array, mesh: Mesh | None) -> TensorType:
         )
         return TensorType(dtype_of(data.dtype), dims, (), mesh)
     if len(where.device_set) == 1 or where.is_fully_replicated:
-        return TensorType(dtype_of(data.dtype), tuple((Factor(n),) for n in data.shape), (), mesh)
+        return plain(dtype_of(data.dtype), data.shape)
     raise fail(
         LayoutError,
         f"from_jax: a sharding of kind {type(where).__name__} has no named axes",

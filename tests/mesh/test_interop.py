@@ -66,6 +66,25 @@ def test_an_array_that_was_put_on_one_device_comes_to_a_mesh() -> None:
         np.testing.assert_array_equal(ts.sum(ts.tensor(array), 0).numpy(), VALUE.sum(0))
 
 
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        dist.Mesh(("dp",), devices=[4, 5, 6, 7]),
+        dist.Mesh(("dp",), devices=[3, 2, 1, 0]),
+        dist.Mesh(("dp",), devices=8).fold(onto=4),
+        dist.Mesh(("x",), devices=4),
+        MESH,
+    ],
+    ids=lambda m: f"{m.text()} {m.device_ids[0]}",
+)
+def test_an_array_of_another_mesh_comes_to_the_one_that_is_given(mesh: dist.Mesh) -> None:
+    four = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("dp",))
+    for spec in (PartitionSpec("dp"), PartitionSpec()):
+        t = ts.from_jax(jax.device_put(VALUE, NamedSharding(four, spec)), mesh)
+        assert (t.layout, t.mesh) == ("[8, 4]", mesh)
+        np.testing.assert_array_equal((t + 1).numpy(), VALUE + 1)
+
+
 def test_an_array_keeps_its_dtype_and_names_its_own_axes() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:6]).reshape(3, 2), ("rows", "cols"))
     array = jax.numpy.zeros((6, 4), jax.numpy.bfloat16)

@@ -313,7 +313,7 @@ def donated(t: TensorType) -> DonatedError:
 
 def adopt(data: Array, mesh: Mesh | None) -> TensorType:
     """The type of a JAX array that came from outside, its axes named as its sharding names them;
-    one that lies on one device has no mesh.
+    one that lies on one device has no mesh. The mesh is `mesh` where the array lies as that says.
 
     Raises LayoutError if its sharding has no such form, UsageError if JAX is tracing it.
     """
@@ -328,17 +328,20 @@ def adopt(data: Array, mesh: Mesh | None) -> TensorType:
     where = data.sharding
     if isinstance(where, NamedSharding):
         jmesh = where.mesh
-        if mesh is None:
-            mesh = Mesh(
-                tuple(map(str, jmesh.axis_names)),
-                devices=np.vectorize(lambda d: d.id)(jmesh.devices),
-            )
+        own = Mesh(
+            tuple(map(str, jmesh.axis_names)),
+            devices=np.vectorize(lambda d: d.id)(jmesh.devices),
+        )
         rows = [*where.spec, *[None] * (data.ndim - len(where.spec))]
         dims = tuple(
             (Factor(n, () if r is None else (r,) if isinstance(r, str) else tuple(r)),)
             for n, r in zip(data.shape, rows, strict=True)
         )
-        return TensorType(dtype_of(data.dtype), dims, (), mesh)
+        t = TensorType(dtype_of(data.dtype), dims, (), own)
+        if mesh is None or mesh.onto is not None or not {*t.split_axes}.issubset(mesh.axes):
+            return t
+        asked = t.on(mesh)
+        return asked if where.is_equivalent_to(sharding(asked), data.ndim) else t
     if len(where.device_set) == 1 or where.is_fully_replicated:
         return plain(dtype_of(data.dtype), data.shape)
     raise fail(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.devices import device_count, process_count, process_index
-from ..core.layout import TensorType, plain
+from ..core.layout import Factor, TensorType, plain
 from ..core.limits import limits
 from ..core.mesh import Mesh
 from .eager import redistribute_now
@@ -84,6 +84,16 @@ def on_its_devices(x: Tensor) -> Tensor:
     if process_count() == 1 or t.mesh is None or not (t.split_axes or t.partial):
         return x
     return redistribute_now(x, t.complete().replicated())
+
+
+def value_here(x: Tensor) -> np.ndarray[Any, Any]:
+    """The whole value, in each process that has a device of its mesh. What each device has of its
+    own comes with a leading dim for each axis, as by `numpy`."""
+    t = x.type
+    if process_count() > 1 and t.mesh is not None and t.mesh.onto is None and t.varying:
+        rows = [(Factor(t.sizes[a], (a,)),) for a in t.varying]  # as the array lies
+        x = Tensor(x.stored, t.with_varying(()).with_dims((*rows, *t.dims)))
+    return on_its_devices(x).numpy()
 
 
 def on_each_host(x: Tensor) -> Tensor:

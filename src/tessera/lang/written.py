@@ -14,10 +14,10 @@ from ..core.layout import TensorType
 from ..core.turns import TURN
 from .captured_names import Left
 from .captured_places import Place
-from .host_outputs import HostOutput
+from .host_outputs import HostOutput, HostValue
 from .mutations import Edit, Pending
 from .tensor import Past, Tensor, wrapped
-from .to_host import is_here, on_its_devices
+from .to_host import is_here, value_here
 from .tree import Spec, unflatten
 
 
@@ -74,9 +74,9 @@ class Written:
             leaves[i] = tensors[k]
         left = iter(rest[taken:])
         for output in self.host_outputs:
-            values = [on_its_devices(next(left)) for _ in output.tensors]
+            values = [next(left) for _ in output.tensors]
             if all(map(is_here, values)):
-                output.run(values)
+                output.act([HostValue(value_here(v), v.type) for v in values])
         return unflatten(self.spec, leaves)
 
     def _put_all(self, values: list[Tensor], pending: Pending, tensors: Sequence[Any]) -> None:

@@ -27,7 +27,7 @@ from ..lang.engine import engine
 from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, symbolic
 from ..lang.segments import Recording, Segment
 from ..lang.tensor import Tensor
-from ..lang.to_host import on_its_devices
+from ..lang.to_host import value_here
 from ..lang.trace import Given, record_call
 from ..ops.op import infer, op_named
 
@@ -165,7 +165,7 @@ def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tu
 def _fetched(data: Any, t: TensorType, loops: int) -> Array:
     """The value on the host: dims of loops, those of a value that each device has its own of, and
     the value's."""
-    x: Array = on_its_devices(Tensor(data, t)).numpy()
+    x: Array = value_here(Tensor(data, t))
     own = range(len(t.varying))
     return np.moveaxis(x, own, [loops + i for i in own])
 

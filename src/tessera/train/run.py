@@ -22,11 +22,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from shutil import rmtree
 from signal import Signals
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 import numpy as np
 from rich.console import Console
@@ -116,8 +118,9 @@ class Run:
             instance("Run", "console", console, Console, "give a rich.console.Console(file=...)")
         self._weights = weights
         if process_index():
-            self._own = TemporaryDirectory(prefix="tessera-run-")
-            self.folder, spare, trackers = Path(self._own.name), None, ()
+            own = Path(mkdtemp(prefix="tessera-run-"))
+            finalize(self, rmtree, own, ignore_errors=True)
+            self.folder, spare, trackers = own, None, ()
             console = Console(quiet=True)
         self.progress = TrainProgress(steps, console=console)
         self._files = Files(self.folder, spare, self.progress.note)

@@ -28,7 +28,7 @@ from .same_program import IN_ALL, comparison, gathered
 
 Array = np.ndarray[Any, Any]
 TIMES, EACH = 3, 64  # of a kind the first values, the 4th, 8th, 16th, ... and each 64th
-FEW = 1 << 18  # bytes of a value that are summed up while it is not compared
+FEW = 1 << 16  # bytes of a value that are summed up while it is not compared
 # Of a kind: how many there were, and a sum of those that were not compared yet.
 _seen: dict[tuple[object, ...], tuple[int, int]] = {}
 _rounds: Counter[tuple[str, tuple[int, ...]]] = Counter()

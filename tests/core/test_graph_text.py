@@ -260,6 +260,8 @@ X = '  %0 = input "x" : f32[4]\n'
         (HEAD + X + "  %1 = neg %0 k=1 k=2 : f32[4]", "line 3: attribute 'k' is given twice"),
         (HEAD + X + "  %1 = neg %0 k=(1 : f32[4]", "line 3: expected ')', found ':'"),
         (HEAD + X + "  %1 = neg %0 ! : f32[4]", "line 3: cannot read '! : f32[4]'"),
+        (HEAD + X + f"  %1 = neg %{'9' * 5000} : f32[4]", "line 3: cannot read '%9999"),
+        (HEAD + X + f"  %1 = sum %0 dims=({'9' * 5000},) : f32[4]", "line 3: cannot read '9999"),
         (HEAD + X + "  %1 = neg %0 : f32[4]  # what is this",
          "line 3: a comment holds file:line, scope and reason, not 'what is this'"),
         (HEAD + X + "    %1 = neg %0 : f32[4]", "line 3: expected a word, found '%1'"),

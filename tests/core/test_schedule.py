@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -233,6 +234,10 @@ def test_the_text_whole() -> None:
         ("  return b3", "  returns b3", "expected buffers: return b3 b4"),
         ("  return b3", "  return b3\n  return b2", "the schedule has ended above"),
         ("(b1) -> (b2)", "(b1) to (b2)", "expected step s1"),
+        ("(b1) -> (b2)", f"(b{'9' * 5000}) -> (b2)", "expected step s1"),
+        ("  b1 : ", f"  b{'9' * 5000} : ", "expected step s0"),
+        ("  return b3", f"  return b{'9' * 5000}", "expected buffers: return b3 b4"),
+        ("sum %0", f"sum %{'9' * 5000}", "cannot read"),
     ],
 )
 def test_bad_text_is_named_with_its_line(old: str, new: str, why: str) -> None:
@@ -289,6 +294,14 @@ def test_a_loop_that_its_body_does_not_fit_is_named(old: str, new: str, why: str
     assert old in text
     with pytest.raises(ts.GraphError, match=why):
         verify_schedule(parse(text.replace(old, new)))
+
+
+def test_a_text_without_comments_is_the_same_schedule() -> None:
+    s = parse(TEXT.replace("LINE", "1"))
+    again = parse(re.sub("  #.*", "", s.text))
+    verify_schedule(again)
+    assert (again.buffers, again.outputs) == (s.buffers, s.outputs)
+    assert [st.kind for st in again.steps] == [st.kind for st in s.steps]
 
 
 def test_a_step_shares_what_a_step_of_its_kind_runs() -> None:

@@ -191,8 +191,8 @@ _TOKEN = re.compile(
     r"""\s*(?:
       (?P<string>"(?:[^"\\]|\\.)*")
     | (?P<type>\w+\[[^\]]*\](?:\ (?:\+|max\ |min\ )\w+\b(?!=))*(?:\ varying\ \w+(?:,\w+)*)?)
-    | (?P<node>%\d+)
-    | (?P<number>-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf\b|nan\b))
+    | (?P<node>%\d{1,18}(?!\d))
+    | (?P<number>-?(?:\d{1,99}(?!\d)(?:\.\d+)?(?:e[+-]?\d+)?|inf\b|nan\b))
     | (?P<word>[A-Za-z_][\w.]*)
     | (?P<mark>[=:(),])
     | \#\ ?(?P<comment>.*)

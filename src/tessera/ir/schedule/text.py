@@ -102,14 +102,16 @@ def _buffers(ids: tuple[int, ...]) -> str:
     return " ".join(f"b{b}" for b in ids)
 
 
+_N = r"\d{1,18}"  # a number, and none that Python would refuse to read
 _LINE = re.compile(
-    r"s(?P<number>\d+) (?P<kind>compute|collective|send|region|loop length=(?P<length>\d+|None)"
-    r" consts=(?P<consts>\d+) carries=(?P<carries>\d+)(?P<reverse> reverse)?"
-    r" gives=(?P<gives>[\d,]*))"
-    r" stage=(?P<stage>\d+) \((?P<reads>(?:b\d+ ?)*)\) -> \((?P<writes>(?:b\d+ ?)*)\)"
-    r"(?: after (?P<after>(?:s\d+ ?)+?))?(?: note (?P<note>[^#]*?))?(?: as s(?P<like>\d+))?"
-    r"(?:  # (?P<loc>\S*)(?:  (?P<scope>\S+))?)?\Z"
+    rf"s(?P<number>{_N}) (?P<kind>compute|collective|send|region|loop length=(?P<length>{_N}|None)"
+    rf" consts=(?P<consts>{_N}) carries=(?P<carries>{_N})(?P<reverse> reverse)?"
+    rf" gives=(?P<gives>(?:{_N},?)*))"
+    rf" stage=(?P<stage>{_N}) \((?P<reads>(?:b{_N} ?)*)\) -> \((?P<writes>(?:b{_N} ?)*)\)"
+    rf"(?: after (?P<after>(?:s{_N} ?)+?))?(?: note (?P<note>[^#]*?))?(?: as s(?P<like>{_N}))?"
+    r"(?:  # (?P<loc>\S*)(?:  (?P<scope>\S+))?)?\s*\Z"
 )
+_BUFFER = re.compile(rf"  b({_N}) : (.*?)(?: on (.*?))?( donated)?(?:  #.*)?\s*\Z")
 
 _TABLE = re.compile(r"(pipeline=(?!(?:True|False)\b).*? microbatches=\d+)? ?(.*)\Z")
 
@@ -158,7 +160,7 @@ class _Parser:
         self.at = 1
         types: list[TensorType] = []
         donated: list[int] = []
-        while m := re.match(r"  b(\d+) : (.*?)(?: on (.*?))?( donated)?  # ", self._line()):
+        while m := _BUFFER.match(self._line()):
             if int(m[1]) != len(types):
                 self.wrong(f"expected b{len(types)}, found b{m[1]}")
             where = self._mesh(m[3]) if m[3] else mesh
@@ -167,7 +169,7 @@ class _Parser:
             self.at += 1
         while not self._line().startswith("  return"):
             steps.append(self._step(steps, types))
-        last = re.fullmatch(r"  return((?: b\d+)*) *", self._line())
+        last = re.fullmatch(rf"  return((?: b{_N})*) *", self._line())
         if last is None:
             self.wrong("expected buffers: return b3 b4")
         outputs = self._ids(last[1])

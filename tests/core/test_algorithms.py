@@ -349,6 +349,7 @@ def test_ways_follow_the_wires() -> None:
         (lambda: Topology("x", ()), "it has no levels"),
         (lambda: cluster("h100").coords(32), "there is no device 32"),
         (lambda: cluster("h100").of(1, 2, 3), "3 sizes for 2 levels"),
+        (lambda: cluster("h100").of(0), "at     : test_algorithms.py:"),
         (lambda: cluster("cray"), "'cray' is not described"),
         (lambda: price(RING, flat(2, WIRE)), "there is no device 2"),
         (lambda: price(RING, flat(8, WIRE), [[0, 1], [2, 3]]), "not distinct devices, 4 a group"),
@@ -387,6 +388,20 @@ def test_ways_follow_the_wires() -> None:
             lambda: choose("all_reduce", 1, flat(8, WIRE), algorithm="star"),
             "the name cannot be 'star'",
         ),
+        (lambda: price("ring", "h100"), "price: the algorithm cannot be 'ring'"),
+        (lambda: price(RING, "cray"), "'cray' is not described"),
+        (lambda: price(RING, 8), "8 is not described"),
+        (lambda: explain("all_reduce", 1, ["h100"]), "['h100'] is not described"),
+        (lambda: verify("ring"), "verify: the algorithm cannot be 'ring'"),
+        (lambda: order("ring"), "order: the algorithm cannot be 'ring'"),
+        (lambda: text("ring"), "text: the algorithm cannot be 'ring'"),
+        (lambda: picture(RING.name), "picture: the algorithm cannot be 'ring'"),
+        (lambda: parse(RING), "algorithm: the text cannot be an object of type Algorithm"),
+        (
+            lambda: build("all_reduce", "hierarchical", shape=(2, 3), levels="ring"),
+            "levels : ('ring',)",
+        ),
+        (lambda: build("all_reduce", "hierarchical", shape=8, n=4), "needs the shape"),
     ],
 )
 def test_bad_input_is_said(make: Callable[[], Any], said: str) -> None:
@@ -500,6 +515,11 @@ def test_what_a_table_looks_like() -> None:
         ('all_reduce "x"  n=2 chunks=1\n  1: 0>1 +0', "cannot read round 0"),
         ('all_reduce "x"  n=2 chunks=1\n  0: 0>1 0', "cannot read round 0"),
         ('all_reduce "x"  n=2 chunks=1\n  0: 0>1 +0', "rank 0 ends without rank 1 in chunk 0"),
+        ('all_reduce "x"  n=2000 chunks=1', "n=2000 chunks=1 is more than a table holds"),
+        ('all_reduce "x"  n=2 chunks=99999999', "more than a table holds"),
+        ('all_reduce "x"  n=2 chunks=' + "9" * 5000, "cannot read the first line"),
+        ('all_reduce "x"  n=2 chunks=1\n  0: 0>1 +0-999999999', "transfer : 0 > 1 add 0, 1"),
+        ('all_reduce "x"  n=2 chunks=1\n  0: 0>1 +' + "9" * 5000, "cannot read round 0"),
     ],
 )
 def test_bad_text_is_said(source: str, said: str) -> None:

@@ -169,7 +169,7 @@ def test_statements_set_and_take_back() -> None:
         (lambda: schedule.algorithm(3), "the algorithm cannot be 3"),  # type: ignore[arg-type]
         (lambda: schedule.algorithm("ring/4"), "not cut into segments"),
         (lambda: schedule.algorithm("hierarchical(x)"), "is not an algorithm"),
-        (lambda: schedule(algorithm="ring", topology=4), "topology cannot be 4"),
+        (lambda: schedule(algorithm="ring", topology=4), "topology: 4 is not described"),
         (lambda: schedule(algorithm=["ring"]), "the algorithm cannot be"),
     ],
 )

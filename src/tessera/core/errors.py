@@ -22,7 +22,7 @@ from typing import TypeVar
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Library frames that may stand between a user's line and ours.
 _THREADS = (f"{os.sep}threading.py", f"{os.sep}futures{os.sep}thread.py")
-_BETWEEN = ("contextlib.py", "functools.py", *_THREADS)
+_BETWEEN = ("contextlib.py", "functools.py", f"{os.sep}dataclasses.py", *_THREADS)
 _PEERS = tuple(f"site-packages{os.sep}{name}{os.sep}" for name in ("jax", "optax", "torch"))
 # Code that libraries make from text: the methods of dataclasses and named tuples, what JAX traces.
 _GENERATED = ("__init__", "__new__", "__eq__", "__repr__", "__hash__", "<lambda>")

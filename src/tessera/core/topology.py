@@ -251,13 +251,15 @@ CLUSTERS: dict[str, Topology] = {
 }
 
 
-def cluster(name: str) -> Topology:
-    """The described cluster `name`; `.of(hosts)` gives it another size.
+def cluster(name: str | Topology) -> Topology:
+    """The described cluster `name`; `.of(hosts)` gives it another size. A Topology is itself.
 
     >>> cluster("h100").of(16).size
     128
     """
-    if name not in CLUSTERS:
+    if isinstance(name, Topology):
+        return name
+    if not isinstance(name, str) or name not in CLUSTERS:
         raise fail(
             UsageError,
             f"topology: {name!r} is not described",

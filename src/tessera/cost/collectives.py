@@ -26,11 +26,11 @@ from typing import Literal
 
 from ..core.checks import number, one_of
 from ..core.errors import UsageError, fail
-from ..core.topology import Link, Port, Topology
+from ..core.topology import Link, Port, Topology, cluster
 from ..ir.graph.text import size_text
 from ..ir.schedule.algorithms.build import FLAT, build, can_segment
 from ..ir.schedule.algorithms.check import in_pairs
-from ..ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective
+from ..ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective, need_algorithm
 
 Groups = tuple[tuple[int, ...], ...]
 # Above this many ranks only those are tried whose tables stay small.
@@ -58,14 +58,16 @@ class Cost:
 
 
 def price(
-    algorithm: Algorithm, topology: Topology, groups: Sequence[Sequence[int]] | None = None
+    algorithm: Algorithm, topology: Topology | str, groups: Sequence[Sequence[int]] | None = None
 ) -> Cost:
-    """What `algorithm` costs where rank i of each group is device group[i] of `topology`.
+    """What `algorithm` costs where rank i of each group is device group[i] of `topology`, which may
+    be the name of a cluster.
 
     `groups` are as `mesh.groups(axis)` gives them, all at work at once; left out, one group of the
     first n devices. Raises UsageError if they do not fit the algorithm or the topology.
     """
-    return _price(algorithm, topology, _groups(algorithm.n, topology, groups))
+    a, links = need_algorithm("price", algorithm), cluster(topology)
+    return _price(a, links, _groups(a.n, links, groups))
 
 
 def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) -> Groups:
@@ -184,7 +186,7 @@ class Choice:
 def choose(
     collective: Collective,
     size_bytes: float,
-    topology: Topology,
+    topology: Topology | str,
     groups: Sequence[Sequence[int]] | None = None,
     *,
     algorithm: str | Algorithm | None = None,
@@ -202,13 +204,14 @@ def choose(
 def candidates(
     collective: Collective,
     size_bytes: float,
-    topology: Topology,
+    topology: Topology | str,
     groups: Sequence[Sequence[int]] | None = None,
     *,
     algorithm: str | Algorithm | None = None,
     order: Literal["any", "pairs"] = "any",
 ) -> list[Choice]:
     """All that `choose` compares, fastest first; of equals the engine's own comes first."""
+    topology = cluster(topology)
     one_of("choose", "the collective", collective, COLLECTIVES)
     number("choose", "size_bytes", size_bytes, least=0, below=math.inf)
     one_of("choose", "order", order, ("any", "pairs"))
@@ -305,7 +308,7 @@ def nesting(topology: Topology, groups: Sequence[Sequence[int]]) -> tuple[int, .
 def explain(
     collective: Collective,
     size_bytes: float,
-    topology: Topology,
+    topology: Topology | str,
     groups: Sequence[Sequence[int]] | None = None,
     *,
     algorithm: str | Algorithm | None = None,
@@ -313,7 +316,7 @@ def explain(
 ) -> str:
     """The candidates as a table with their times, the chosen one first."""
     found = candidates(collective, size_bytes, topology, groups, algorithm=algorithm, order=order)
-    n = found[0].algorithm.n
+    n, topology = found[0].algorithm.n, cluster(topology)
     groups_text = (
         f", {len(groups)} groups at once" if groups is not None and len(groups) > 1 else ""
     )

@@ -88,7 +88,7 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
     given = dict(settings().program.schedule.algorithm or ()) if collectives else {}
     chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
     here = settings().program.schedule.topology if collectives else _links_of_mesh()
-    where = _topology(topology) or here
+    where = here if topology is None else cluster(topology)
     _need_topology(chosen.values(), where)
     _set(algorithm=tuple({**given, **chosen}.items()), topology=where)
 
@@ -105,14 +105,6 @@ def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
             sizes = re.findall(r"(\d+):", name)
             named(on or "all_reduce", name, math.prod(map(int, sizes)) if sizes else 8)
     return tuple(table.items())
-
-
-def _topology(given: object) -> Topology | None:
-    if given is None or isinstance(given, Topology):
-        return given
-    if not isinstance(given, str):
-        raise unfit("schedule", "topology", given, "give a Topology or the name of a cluster")
-    return cluster(given)
 
 
 def _links_of_mesh() -> Topology | None:
@@ -181,7 +173,7 @@ def options(
     ):
         raise unfit("schedule", "tile", tile, "give sizes, e.g. (128, 128)")
     tables = None if algorithm is None else _algorithms(algorithm)
-    where = _topology(topology)
+    where = None if topology is None else cluster(topology)
     _need_topology(dict(tables or ()).values(), where)
     for name, given in (("tile", sizes), ("warps", warps)):
         if given is not None:

@@ -67,7 +67,7 @@ def inspect_schedule(
 ) -> ScheduleInspection:
     """The collectives of the last recording of `fn`, priced on `topology`, or on the one that its
     algorithms were chosen for."""
-    where = cluster(topology) if isinstance(topology, str) else topology
+    where = None if topology is None else cluster(topology)
     if isinstance(fn, Pipe):
         return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))
     schedule = fn.schedule

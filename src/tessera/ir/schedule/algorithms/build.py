@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import assert_never
 
-from ....core.checks import one_of, whole
+from ....core.checks import one_of, sizes, whole
 from ....core.errors import UsageError, fail
 from . import flat as flat
 from .nest import nested
@@ -47,7 +47,7 @@ from .table import (
 FLAT = ("ring", "line", "direct", "halving", "tree", "double_tree")
 NAMES = (*FLAT, "hierarchical", "engine")
 # A table names every transfer: beyond this it says little that a formula would not (cost/).
-MOST_RANKS = 1024
+MOST_RANKS, MOST_SEGMENTS = 1024, 4096
 # What the engine's own is verified and priced as.
 _ENGINE: dict[Collective, str] = {
     "all_reduce": "ring",
@@ -80,9 +80,9 @@ def build(
     """
     kind: Collective = one_of("algorithm", "the collective", collective, COLLECTIVES)
     one_of("algorithm", "the name", name, NAMES)
-    sizes = _shape(name, n, shape)
-    count = math.prod(sizes) if sizes else whole("algorithm", "n", n, 1, MOST_RANKS)
-    whole("algorithm", "segments", segments, 1, 4096)
+    nest = _shape(name, n, shape)
+    count = math.prod(nest) if nest else whole("algorithm", "n", n, 1, MOST_RANKS)
+    whole("algorithm", "segments", segments, 1, MOST_SEGMENTS)
     whole("algorithm", "root", root, 0, count - 1)
     if root and kind != "broadcast":
         raise fail(
@@ -92,7 +92,8 @@ def build(
             fix="leave root out; only a broadcast has one",
         )
     if name == "hierarchical":
-        return _hierarchical(kind, sizes, segments, root, tuple(levels))
+        each = (levels,) if isinstance(levels, str) else tuple(levels)
+        return _hierarchical(kind, nest, segments, root, each)
     if levels:
         raise fail(
             UsageError,
@@ -162,25 +163,27 @@ def can_segment(collective: Collective, name: str) -> bool:
 def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
     """The sizes of the levels of `hierarchical`, () for all others. Raises UsageError if they do
     not fit the name or n."""
+    given = sizes("algorithm", shape)
     if name != "hierarchical":
-        if len(tuple(shape)):
+        if given:
             raise fail(
                 UsageError,
                 f"algorithm: {name} has no shape",
-                [("shape", tuple(shape))],
+                [("shape", given)],
                 fix="give n; a shape belongs to hierarchical",
             )
         return ()
-    sizes = tuple(whole("algorithm", "a size of the shape", s, 1, MOST_RANKS) for s in shape)
-    if not sizes or (n is not None and n != math.prod(sizes)):
+    for size in given:
+        whole("algorithm", "a size of the shape", size, 1, MOST_RANKS)
+    if not given or (n is not None and n != math.prod(given)):
         raise fail(
             UsageError,
             "algorithm: hierarchical needs the shape of its nesting",
-            [("n", n), ("shape", sizes)],
+            [("n", n), ("shape", given)],
             fix="shape=(hosts, devices of a host), with n left out or their product",
         )
-    whole("algorithm", "n", math.prod(sizes), 1, MOST_RANKS)
-    return sizes
+    whole("algorithm", "n", math.prod(given), 1, MOST_RANKS)
+    return given
 
 
 @lru_cache(maxsize=32)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from ....core.errors import GraphError, UsageError, fail
-from .table import Algorithm, Transfer
+from .table import Algorithm, Transfer, need_algorithm
 
 # A rank's number, or two of these that are added; the one with the smallest rank is first, because
 # a + b and b + a are the same bits.
@@ -56,7 +56,7 @@ def verify(algorithm: Algorithm) -> None:
     and after the last round, at each rank, all that the collective owes it, from every rank that
     gives.
     """
-    a = algorithm
+    a = need_algorithm("verify", algorithm)
     reduces = a.collective in ("all_reduce", "reduce_scatter")
     held = [dict.fromkeys(a.starts(r), 1 << r) for r in range(a.n)]
     for k, moves in enumerate(a.rounds):
@@ -159,7 +159,7 @@ def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
     Raises UsageError for a collective that adds nothing, GraphError where two ranks would end with
     sums in different orders: then they might differ in their last bits.
     """
-    a = algorithm
+    a = need_algorithm("order", algorithm)
     if a.collective not in ("all_reduce", "reduce_scatter"):
         raise fail(
             UsageError,

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
+from ....core.checks import instance
+
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 Action = Literal["copy", "add"]
@@ -120,6 +122,12 @@ class Algorithm:
 
 
 # ---- putting rounds together -------------------------------------------------------------------
+def need_algorithm(name: str, value: object) -> Algorithm:
+    """`value`, which must be an Algorithm. Raises UsageError."""
+    fix = 'make the table: build("all_reduce", "ring", 8), or parse(text)'
+    return instance(name, "the algorithm", value, Algorithm, fix)
+
+
 def table(rounds: Iterable[Iterable[Hop]]) -> tuple[Round, ...]:
     """Rounds of single hops as rounds of transfers: hops between the same two ranks become one
     transfer."""

@@ -16,18 +16,29 @@ from __future__ import annotations
 import re
 from typing import cast
 
+from ....core.checks import string
 from ....core.errors import GraphError, fail
+from .build import MOST_RANKS, MOST_SEGMENTS
 from .check import replay, verify
-from .table import COLLECTIVES, Action, Algorithm, Collective, Round, Transfer
+from .table import (
+    COLLECTIVES,
+    Action,
+    Algorithm,
+    Collective,
+    Round,
+    Transfer,
+    need_algorithm,
+)
 
 _MARK: dict[Action, str] = {"add": "+", "copy": "="}
-_HEAD = re.compile(r'(\w+) "([^"]*)"  n=(\d+) chunks=(\d+)(?: root=(\d+))?( native)?')
-_MOVE = re.compile(r"(\d+)>(\d+) ([+=])(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
+_N = r"\d{1,9}"
+_HEAD = re.compile(rf'(\w+) "([^"]*)"  n=({_N}) chunks=({_N})(?: root=({_N}))?( native)?')
+_MOVE = re.compile(rf"({_N})>({_N}) ([+=])({_N}(?:-{_N})?(?:,{_N}(?:-{_N})?)*)")
 
 
 def text(algorithm: Algorithm) -> str:
     """The table as text that `parse` reads back."""
-    a = algorithm
+    a = need_algorithm("text", algorithm)
     root = f" root={a.root}" if a.root else ""
     head = f'{a.collective} "{a.name}"  n={a.n} chunks={a.chunks}{root}{" native" * a.native}'
     wide = len(str(max(a.steps - 1, 0)))
@@ -52,6 +63,7 @@ def _runs(chunks: tuple[int, ...]) -> str:
 
 def parse(source: str) -> Algorithm:
     """The verified table that `source` describes. Raises GraphError with the line that is wrong."""
+    string("algorithm", "the text", source)
     lines = [line for line in source.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0].strip()) if lines else None
     if head is None or head[1] not in COLLECTIVES or int(head[3]) < 1:
@@ -61,11 +73,20 @@ def parse(source: str) -> Algorithm:
             [("line", repr(lines[0]) if lines else "there is none")],
             fix='write for instance: all_reduce "mine"  n=4 chunks=4',
         )
-    rounds = tuple(_round(line, k) for k, line in enumerate(lines[1:]))
+    n, chunks = int(head[3]), int(head[4])
+    blocks = {"all_reduce": 1, "broadcast": 1, "all_to_all": n**2}.get(head[1], n)
+    most = 2 * MOST_SEGMENTS * blocks
+    if n > MOST_RANKS or chunks > most:
+        raise fail(
+            GraphError,
+            f"algorithm: n={n} chunks={chunks} is more than a table holds",
+            [("line", repr(lines[0]))],
+            fix=f"write n up to {MOST_RANKS}, and for it chunks up to {most}",
+        )
+    rounds = tuple(_round(line, k, chunks) for k, line in enumerate(lines[1:]))
     algorithm = Algorithm(
-        cast(Collective, head[1]), head[2], int(head[3]), int(head[4]), rounds,
-        int(head[5] or 0), bool(head[6]),
-    )  # fmt: skip
+        cast(Collective, head[1]), head[2], n, chunks, rounds, int(head[5] or 0), bool(head[6])
+    )
     if algorithm.root >= algorithm.n:
         raise fail(
             GraphError,
@@ -73,11 +94,10 @@ def parse(source: str) -> Algorithm:
             [("line", repr(lines[0]))],
             fix=f"name one from 0 to {algorithm.n - 1}",
         )
-    blocks = {"all_reduce": 1, "broadcast": 1, "all_to_all": algorithm.n**2}
-    if algorithm.chunks % blocks.get(algorithm.collective, algorithm.n) or not algorithm.chunks:
+    if chunks % blocks or not chunks:
         raise fail(
             GraphError,
-            f"algorithm: {algorithm.chunks} chunks are not whole blocks",
+            f"algorithm: {chunks} chunks are not whole blocks",
             [("line", repr(lines[0]))],
             fix="cut a scattered or gathered tensor into a multiple of n, an exchange of n * n",
         )
@@ -85,7 +105,7 @@ def parse(source: str) -> Algorithm:
     return algorithm
 
 
-def _round(line: str, k: int) -> Round:
+def _round(line: str, k: int, chunks: int) -> Round:
     """The line of round `k` as transfers. Raises GraphError if it is not written so."""
     number, colon, rest = line.partition(":")
     moves = [m.strip() for m in re.split(r"\s{2,}", rest.strip())]
@@ -101,15 +121,16 @@ def _round(line: str, k: int) -> Round:
     for m in found:
         assert m is not None
         op: Action = "add" if m[3] == "+" else "copy"
-        made.append(Transfer(int(m[1]), int(m[2]), tuple(_chunks(m[4])), op))
+        made.append(Transfer(int(m[1]), int(m[2]), tuple(_chunks(m[4], chunks)), op))
     return tuple(sorted(made, key=lambda t: (t.src, t.dst, t.op)))
 
 
-def _chunks(runs: str) -> list[int]:
+def _chunks(runs: str, among: int) -> list[int]:
+    """Those that `runs` names; of a run that goes beyond `among` chunks only the first too many."""
     found: list[int] = []
     for run in runs.split(","):
         low, _, high = run.partition("-")
-        found.extend(range(int(low), int(high or low) + 1))
+        found.extend(range(int(low), min(int(high or low), max(among, int(low))) + 1))
     return found
 
 
@@ -128,7 +149,7 @@ def picture(algorithm: Algorithm) -> str:
     2       ##11    11##    ##11    11##
     3       ####    ####    ####    ####
     """
-    a = algorithm
+    a = need_algorithm("picture", algorithm)
     sums = a.collective in ("all_reduce", "reduce_scatter")
     wide = max(a.chunks, 6)
     rows = [" " * 8 + "  ".join(f"{f'rank {r}':<{wide}}" for r in range(a.n)).rstrip()]

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera import GraphError, UsageError
 from tessera.core.dtypes import bf16, f32, int32, uint32
 from tessera.core.layout import parse_type, plain
 from tessera.core.mesh import Mesh
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
-from tessera.ir.graph.text import to_text
+from tessera.ir.graph.text import parse, to_text
 from tessera.ir.graph.verify import verify
 from tessera.ir.schedule.pipelines.stages import on_mesh
 from tessera.ops.op import OPS
@@ -49,6 +50,30 @@ def equal(graph: Graph, small: Graph, *values: Any) -> None:
             np.testing.assert_allclose(
                 np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6
             )
+
+
+def test_the_part_of_a_graph_begins_at_any_of_its_nodes() -> None:
+    b = Builder()
+    x, w = b.input(plain(f32, (4,)), "x"), b.input(plain(f32, (4,)), "w")
+    y = b("exp", b("mul", x, w))
+    graph = b.graph([b("tanh", y)])
+    part = graph.part([y], graph.outputs)
+    verify(part)
+    assert ops(part) == ["tanh"] and part.inputs != (y,)
+    np.testing.assert_allclose(evaluate(part, [np.ones(4)])[0], np.tanh(1.0), rtol=1e-6)
+    with pytest.raises(UsageError, match=r"need a node that is none of the inputs\n  node : w"):
+        graph.part([x], graph.outputs)
+    with pytest.raises(UsageError, match="need a node that is none of the inputs"):
+        graph.part([x, w], [b("neg", x)])
+    with pytest.raises(UsageError, match="part: inputs cannot be <mul"):
+        graph.part(y.args[0], graph.outputs)  # type: ignore[arg-type]
+
+
+def test_an_op_that_does_not_exist_is_not_passed_over() -> None:
+    graph = parse('graph g  v1\n  %0 = input "x" : f32[4]\n  %1 = expo %0 : f32[4]\n  return %1')
+    for run in (simplify, lambda g: g.flops, verify):
+        with pytest.raises(GraphError, match="op 'expo' does not exist"):
+            run(graph)
 
 
 # ---- dead code ---------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from ...core.checks import unfit
 from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import wire_bytes
 from ...ops.control import turns
-from ...ops.op import BODIES, INPUT, OPS, Op
+from ...ops.op import BODIES, INPUT, OPS, Op, op_named
 from ...ops.redistribute import COLLECTIVES, all_gather
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
@@ -64,8 +65,9 @@ class Node:
 
     @property
     def kind(self) -> Op:
-        """Its op as a value, which holds all that is known about it."""
-        return OPS.get(self.op, INPUT)
+        """Its op as a value, which holds all that is known about it. Raises GraphError where a text
+        names an op that does not exist."""
+        return OPS.get(self.op) or (INPUT if self.op == "input" else op_named(self.op))
 
     @property
     def is_collective(self) -> bool:
@@ -241,14 +243,31 @@ class Graph:
     ) -> Graph:
         """The part of this graph that computes `outputs` from `inputs`.
 
-        Each key of `swap` is a node that is replaced by its value, which is one of `inputs`.
+        A node among `inputs` that is computed here is an input of the part. Each key of `swap` is a
+        node that is replaced by its value, which is one of `inputs`. Raises UsageError where
+        `outputs` need more than these.
         """
-        new = {n: n for n in inputs} | dict(swap)
+        for what, given in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(given, Sequence) or not all(isinstance(n, Node) for n in given):
+                raise unfit("part", what, given, "give a list of nodes of graph.nodes")
+        stands = {
+            n: n if n.op == "input" else input_node(n.type, f"input{i}")
+            for i, n in enumerate(inputs)
+        }
+        new = stands | {n: stands[value] for n, value in swap.items()}
         need = reachable(outputs, new)
-        nodes = (*inputs, *copied([n for n in self.nodes if n in need], new))
-        return replace(
-            self, nodes=nodes, inputs=tuple(inputs), outputs=tuple([new[o] for o in outputs])
-        )
+        here = [n for n in self.nodes if n in need]
+        more = [n for n in here if n.op == "input"] or [*need.difference(here)]
+        if more:
+            raise fail(
+                UsageError,
+                "part: the outputs need a node that is none of the inputs",
+                [("node", more[0].attrs.get("name", more[0]))],
+                fix="name it among the inputs, or other inputs from which they follow",
+            )
+        nodes = (*stands.values(), *copied(here, new))
+        ends = tuple(stands.values()), tuple([new[o] for o in outputs])
+        return replace(self, nodes=nodes, inputs=ends[0], outputs=ends[1])
 
 
 def _keyed(value: object) -> object:

@@ -11,6 +11,7 @@ from ..core.checks import function_of
 from ..core.layout import TensorType
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
+from ..ops.index_string import common_mesh
 from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
 from .host_data import is_array
@@ -113,6 +114,8 @@ def _recorded(
             for n, t in zip(outs, whole, strict=True)
         ]
     graph = recorder.builder.graph(outs)
+    common_mesh(name, [n.type for n in graph.inputs], "input")
+    common_mesh(name, [n.type for n in graph.outputs], "result")
     if not recorder.piped:
         warn_if_unused(recorder, "", *chosen)
     known = {**given, **{n: t for t, n in recorder.captured}}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, nn, op, schedule
+from tessera import dist, graph, nn, op, pipeline, schedule
 from tessera.train import recipe
 from tests.core.test_lang import Oracle, oracle
 
@@ -67,8 +67,11 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "named_scope": (lambda: ts.named_scope("mlp") and None, "write with ts.named_scope(...):"),
     "profile": (lambda: dist.profile() and None, "with dist.profile() as p: step(batch)"),
     "elastic": (lambda: dist.elastic() and None, "with dist.elastic(): for step in"),
-    "tile": (lambda: schedule(tile=64), "schedule: tile=(64,) has no effect"),
-    "warps": (lambda: schedule(warps=4), "schedule: warps=4 has no effect"),
+    "schedule": (lambda: schedule(overlap=True) and None, "write @schedule(...) above the"),
+    "stage": (lambda: graph.stage("a") and None, "graph.stage(...) has no effect: no function was"),
+    "jit": (lambda: ts.jit(donate=("x",)) and None, "write @ts.jit(...) above the function"),
+    "tile": (lambda: schedule(tile=64)(abs), "schedule: tile=(64,) has no effect"),
+    "warps": (lambda: schedule(warps=4)(abs), "schedule: warps=4 has no effect"),
     "no pipeline": (
         lambda: schedule(pipeline=True)(lambda x: x * 2.0)(X),
         "schedule: pipeline=True has no effect: <lambda> calls no pipeline",
@@ -175,3 +178,24 @@ def test_a_model_routes_as_its_configuration_says(oracle: Oracle) -> None:
     assert {n: w.shape for n, w in layer.named_parameters()} == {
         n: w.shape for n, w in same.named_parameters()
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("schedule", lambda: schedule(overlap=True)),
+        ("graph.stage", lambda: graph.stage("encoder")),
+        ("graph.training_step", lambda: graph.training_step(module="Small")),
+        ("graph.pipeline", lambda: graph.pipeline(stages=[lambda x: x, lambda x: x])),
+        ("pipeline.run", lambda: pipeline.run(microbatches=2)),
+        ("ts.jit", lambda: ts.jit(donate=("x",))),
+        ("ts.distribute", lambda: ts.distribute(strategy="data_parallel")),
+        ("ts.op", lambda: ts.op(index="a -> a")),
+    ],
+)
+def test_what_stands_above_a_function_is_no_context(name: str, made: Callable[[], Any]) -> None:
+    with pytest.raises(ts.UsageError) as error, made():
+        raise AssertionError
+    text = str(error.value)
+    assert text.startswith(f"{name}(...) is for a function, and not for a block of code")
+    assert f"write @{name}(" in text

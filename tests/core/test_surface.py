@@ -69,7 +69,7 @@ def outcome(call: Callable[[], Any]) -> str:
             made = call()
             if isinstance(made, ts.Tensor):
                 made.numpy()
-            if isinstance(made, within.Within):
+            if isinstance(made, within.Within | within.Above):
                 with made:
                     pass
             if isinstance(made, elastic):

@@ -1,4 +1,5 @@
-"""What becomes of a choice that holds inside of `with`, where that was forgotten? A warning."""
+"""What becomes of a choice that holds inside of `with`, where that was forgotten? A warning. And of
+one that stands above a function, where no function follows? A warning, and an error in a `with`."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from inspect import isfunction, ismethod
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
-from .errors import warn_no_effect
+from .errors import UsageError, fail, warn_no_effect
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Within(ContextDecorator, AbstractContextManager[T], Generic[T]):
@@ -96,3 +98,39 @@ def within(
         return call
 
     return decorate
+
+
+class Above:
+    """What stands above a function, `@name(...)`."""
+
+    def __init__(self, wrap: Callable[[Any], Any], name: str, fix: str) -> None:
+        self._wrap, self._name, self._fix, self._used = wrap, name, fix, False
+
+    def __call__(self, fn: Any) -> Any:
+        self._used = True
+        return self._wrap(fn)
+
+    def __enter__(self) -> NoReturn:
+        self._used = True
+        what = f"{self._name}(...) is for a function, and not for a block of code"
+        raise fail(UsageError, what, fix=self._fix)
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def __del__(self) -> None:
+        if not (self._used or sys.is_finalizing()):
+            warn_no_effect(
+                f"{self._name}(...)",
+                "no function was given to it",
+                means="it is for the function below it",
+                fix=self._fix,
+            )
+
+
+def above(name: str, wrap: F, fix: str = "") -> F:
+    """`wrap`, which makes something of a function, as what `name(...)` gives.
+
+    >>> above("ts.twice", lambda fn: lambda x: fn(fn(x)))(abs)(-3)
+    3
+    """
+    return cast(F, Above(wrap, name, fix or f"write @{name}(...) above the function"))

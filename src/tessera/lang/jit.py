@@ -27,6 +27,7 @@ from ..core.peers import no_name
 from ..core.renamed import renamed_arguments
 from ..core.turns import GIVING, TURN, put_back
 from ..core.ways import Way
+from ..core.within import above
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Schedule
@@ -491,6 +492,6 @@ def jit(
     [2.0, 4.0]
     """
     if fn is None:
-        return lambda f: Jit(f, donate, reduce_partial, pad)
+        return above("ts.jit", lambda f: Jit(f, donate, reduce_partial, pad))
     function_of("jit", "the function", fn, "put @ts.jit above a function, or call ts.jit(function)")
     return Jit(fn, donate, reduce_partial, pad)

@@ -18,6 +18,7 @@ from ..core.errors import UsageError, fail, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.options import ScheduleOptions
 from ..core.topology import Topology, cluster
+from ..core.within import above
 from ..ir.schedule.algorithms.build import NAMES, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
@@ -221,4 +222,9 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
         function_of("schedule", "what is scheduled", f)
         return (f if isinstance(f, (Jit, TrainingStep)) else jit(f)).under(chosen)
 
-    return wrap if fn is None else wrap(fn)
+    if fn is not None:
+        return wrap(fn)
+    fix = (
+        "write @schedule(...) above the function, or from there on: schedule.bucket_bytes(1 << 22)"
+    )
+    return above("schedule", wrap, fix)

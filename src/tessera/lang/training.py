@@ -19,6 +19,7 @@ from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
 from ..core.renamed import renamed_arguments
 from ..core.ways import Way
+from ..core.within import above
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
@@ -338,7 +339,7 @@ def training_step(
     def decorate(fn: Callable[P, R]) -> TrainingStep[P, R]:
         return TrainingStep(_function("training_step", fn), module, laid_by)
 
-    return decorate
+    return above("graph.training_step", decorate)
 
 
 def stage(name: str) -> Callable[[Callable[P, R]], Stage[P, R]]:
@@ -349,7 +350,12 @@ def stage(name: str) -> Callable[[Callable[P, R]], Stage[P, R]]:
     own (guide 3, 4.4). Raises UsageError if `name` is not a non-empty string.
     """
     _named("stage", "name", name)
-    return lambda fn: Stage(_function("stage", fn), name)
+
+    def decorate(fn: Callable[P, R]) -> Stage[P, R]:
+        return Stage(_function("stage", fn), name)
+
+    fix = 'write @graph.stage("a") above the function; for a name alone: with ts.named_scope("a"):'
+    return above("graph.stage", decorate, fix)
 
 
 def _named(who: str, what: str, name: object, empty: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.checks import function_of, string, unfit, whole
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
+from ..core.within import above
 from ..ops.user import Groups, add_function, parse_groups
 from .captured_code import look
 from .checks import bound, signature_of
@@ -161,7 +162,7 @@ def user_op(
     def decorate(fn: Callable[..., Any]) -> UserOp:
         return UserOp(function_of(who, "the function", fn), grad, name, groups, dtypes, told)
 
-    return decorate
+    return above("ts.op", decorate)
 
 
 def _words(letters: str) -> list[str]:

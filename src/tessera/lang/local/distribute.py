@@ -15,6 +15,7 @@ from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, StrategyError, UsageError, fail
 from ...core.mesh import Mesh, auto
+from ...core.within import above
 from ...ops.local import as_local
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
@@ -402,7 +403,7 @@ def distribute(
         said = None if names is None else tuple(names)
         return Local(f, chosen, axes, where, layouts or {}, said, "distribute")
 
-    return wrap if fn is None else wrap(fn)
+    return above("ts.distribute", wrap) if fn is None else wrap(fn)
 
 
 @overload

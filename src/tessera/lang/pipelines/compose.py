@@ -9,6 +9,7 @@ from typing import Any
 from ...core.checks import axes_of, function_of, unfit, whole
 from ...core.errors import UsageError, fail
 from ...core.mesh import Mesh
+from ...core.within import above
 from ...ir.schedule.pipelines.orders import known_order
 from ..training import Stage
 from .pipe import Pipe
@@ -62,7 +63,7 @@ def pipeline(
         functools.update_wrapper(made, fn, updated=())
         return made
 
-    return wrap
+    return above("graph.pipeline", wrap)
 
 
 def compose(
@@ -113,4 +114,4 @@ def run(
         functools.update_wrapper(made, fn, updated=())
         return made
 
-    return wrap
+    return above("pipeline.run", wrap)

@@ -21,7 +21,14 @@ import jax
 import numpy as np
 
 from .core.devices import LOST, need_devices, set_device_provider
-from .core.errors import BackendError, DonatedError, TesseraError, caller, fail
+from .core.errors import (
+    BackendError,
+    DonatedError,
+    TesseraError,
+    caller,
+    fail,
+    warn_no_effect,
+)
 from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
@@ -52,6 +59,7 @@ from .runtime.same_program import guarded, processes_of
 from .runtime.same_values import compare_facts, compare_values
 from .runtime.send import mover
 from .runtime.stepped import Stepped
+from .runtime.transports import transports
 
 
 class Executable:
@@ -212,10 +220,19 @@ def _buffer(t: TensorType) -> tuple[object, ...]:
     return t.dtype, arrays.array_shape(t)
 
 
-def _traced(s: Schedule) -> Schedule:
-    """`s`, whose collectives and sends are printed where its options ask for that."""
+def _told(s: Schedule) -> Schedule:
+    """`s`, whose collectives and sends are printed where its options ask for that. A transport that
+    they ask for and that is not there gives an OptionWarning."""
     for line in trace_lines(s) if s.options.comm_trace else ():
         print(line)
+    asked = s.options.schedule.backend
+    if asked not in (None, "auto") and not (found := transports()[asked]).available:
+        warn_no_effect(
+            f"schedule: comm_backend={asked!r}",
+            found.why,
+            means="what carries data between devices",
+            fix=found.fix or "leave it out; ts.distributed.transports() says what is there",
+        )
     return s
 
 
@@ -231,12 +248,12 @@ class Engine:
         graph = prepared(graph)
         # The engine warns of what no result can take over.
         taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
-        made = Executable(_traced(scheduled(graph)), taken, measure)
+        made = Executable(_told(scheduled(graph)), taken, measure)
         made.start()
         return made
 
     def step_by_step(self, schedule: Schedule) -> Executable:
-        return Executable(_traced(scheduled(schedule)))
+        return Executable(_told(scheduled(schedule)))
 
     def place(self, value: np.ndarray[Any, Any], type: TensorType) -> Any:
         need_devices("a placement", type.mesh.physical.ids if type.mesh is not None else ())

@@ -246,7 +246,11 @@ def test_the_decorator_compiles_under_its_choices() -> None:
     def scheduled(w: Any, x: Any) -> Any:
         return step(w, x)
 
-    loss, _ = scheduled(w, x)
+    with pytest.warns(ts.OptionWarning) as said:
+        loss, _ = scheduled(w, x)
+    (m,) = said
+    assert str(m.message).startswith("schedule: comm_backend='nccl' has no effect: it joins NVIDIA")
+    assert m.filename == __file__
     np.testing.assert_allclose(loss.numpy(), ts.jit(step)(w, x)[0].numpy(), rtol=1e-6)
     assert str(scheduled.compiled.schedule.options) == (
         "overlap=True bucket_bytes=65536 backend=nccl epoch=soft"

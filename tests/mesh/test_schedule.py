@@ -198,7 +198,13 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     p.save(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["pid"] for e in trace} == set(MESH.device_ids)
-    assert all(e["dur"] >= 0 and e["ph"] == "X" for e in trace)
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    steps = [e for e in trace if e["ph"] != "M"]
+    assert all(e["dur"] >= 0 and e["ph"] == "X" for e in steps)
+    assert all(names[e["pid"], e["tid"]] == e["cat"] for e in steps)  # each row has its name
+    assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {
+        f"device {d}" for d in MESH.device_ids
+    }
     with pytest.raises(ts.UsageError, match="cannot be written"):
         p.save(tmp_path / "trace.json" / "below-a-file.json")
 
@@ -209,6 +215,13 @@ def test_a_profile_of_a_call_and_of_nothing() -> None:
     assert p.runs == 2 and p.totals_s["transfer"] > 0
     with dist.profile() as empty:
         pass
+    with dist.profile() as beside:
+        fn = ts.jit(step)
+        loss, _ = fn(w, x)
+        for _ in range(3):
+            loss = loss + 1.0
+    moved = [r for r in beside.rows if r.transfer_s]
+    assert beside.runs == 1 and sum(r.received_bytes for r in moved) == fn.graph.wire_bytes
     assert str(empty) == "profile: nothing was measured; call a compiled function inside it"
     assert empty.events() == [] and empty.rows == []
     for bad in ((3,), (step, w, x)):

@@ -26,10 +26,11 @@ from ..core.wording import columns
 from ..ir.graph.text import size_text
 from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
-from ..ir.schedule.schedule import Collective, Schedule, Send, Step
+from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..lang.checks import asked_function
 
 SCOPES = 3  # levels of scope that compute is told apart by
+KINDS = [s.kind for s in (Compute, Collective, Send, Loop, Region)]  # the streams of a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,10 @@ class Profile:
     # -- the report -------------------------------------------------------------------------------
     @property
     def runs(self) -> int:
-        """How often the program was run that was run most often."""
-        return max((n + 1 for n in self._runs.values()), default=0)
+        """How often the largest program was run: beside it, small ones make weights and add numbers
+        up."""
+        size = {k: sum(len(s.graph.nodes) for s in p.steps) for k, p in self._programs.items()}
+        return max(((size[k], n + 1) for k, n in self._runs.items()), default=(0, 0))[1]
 
     @property
     def rows(self) -> list[Row]:
@@ -150,11 +153,17 @@ class Profile:
     __repr__ = __str__
 
     def events(self) -> list[dict[str, Any]]:
-        """The steps as events of the Chrome trace format, one row a device and stream."""
+        """The steps as events of the Chrome trace format, one row a device and stream: rows are
+        numbers there, and events of their own name them."""
         if not self.timed:
             return []
         zero = min(t.start_s for t in self.timed)
+        rows = dict.fromkeys((d, t.step.kind) for t in self.timed for d in t.ready_s)
         out: list[dict[str, Any]] = []
+        for device, kind in sorted(rows, key=lambda row: (row[0], KINDS.index(row[1]))):
+            for what, name in (("process_name", f"device {device}"), ("thread_name", kind)):
+                at = {"ph": "M", "pid": device, "tid": KINDS.index(kind)}
+                out.append({"name": what, **at, "args": {"name": name}})
         for t in self.timed:
             what, where = _label(t.step)
             for device, ready in sorted(t.ready_s.items()):
@@ -163,7 +172,7 @@ class Profile:
                     "cat": t.step.kind,
                     "ph": "X",
                     "pid": device,
-                    "tid": t.step.kind,
+                    "tid": KINDS.index(t.step.kind),
                     "ts": (t.start_s - zero) * 1e6,
                     "dur": (ready - t.start_s) * 1e6,
                     "args": {

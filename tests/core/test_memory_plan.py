@@ -304,6 +304,28 @@ def test_what_takes_no_arguments_place_is_a_result() -> None:
     assert memory_plan(graph, given, donated=False).results == 16 * KIB + 8 * KIB + 4
 
 
+def test_what_is_handed_back_twice_is_there_twice() -> None:
+    b = Builder()
+    x = b.input(parse_type("f32[64]"), "x")
+    y = b("neg", x)
+    for ends, size in (([y, y], 512), ([x, y], 512), ([x, x], 512), ([y], 256)):
+        assert memory_plan(b.graph(ends), donated=False).results == size
+    for ends, size in (([x, y], 256), ([x], 0), ([x, x], 256), ([y, y], 256)):
+        assert memory_plan(b.graph(ends)).results == size
+
+
+def test_what_is_no_program_has_no_plan() -> None:
+    g = ts.graph.trace(lambda x: x + 1.0, parse_type("f32[4]"))
+    for make, said in (
+        (lambda: memory_plan(ts.tanh), "memory_plan: takes a Graph, not a function"),
+        (lambda: stage_plans(g), "stage_plans: takes a Schedule, not a Trace"),
+        (lambda: planned(3), "planned: the step cannot be 3"),
+        (lambda: planned_memory(g, [g]), "planned_memory: what is held cannot be"),
+    ):
+        with pytest.raises(ts.UsageError, match=said):
+            make()
+
+
 def test_gradients_and_activations_wait_and_the_rest_is_worked_on() -> None:
     b = Builder("f")
     x, w = b.input(parse_type("f32[128, 64]")), square(b)

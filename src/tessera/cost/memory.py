@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from ..core.flags import MULTIPLIES_BF16
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
-from ..ir.graph.node import Graph
+from ..ir.graph.node import Graph, need_graph
 from ..ir.schedule.donation import donation_aliases
-from ..ir.schedule.schedule import Schedule, Send, Step
+from ..ir.schedule.schedule import Schedule, Send, Step, need_schedule
 from .liveness import Liveness
 from .program import of_graph, of_schedule
 
@@ -94,16 +94,20 @@ def memory_plan(
     device multiplies narrow floats as f32; None: as this CPU does.
     """
     widens = not MULTIPLIES_BF16 if widens is None else widens
-    p = of_schedule(program) if isinstance(program, Schedule) else of_graph(program)
+    if isinstance(program, Schedule):
+        p = of_schedule(program)
+    else:
+        p = of_graph(need_graph("memory_plan", program))
     rows, batch = _categories([n.type for n in p.given], held or {})
     free = Counter(n.type for n in p.given if donated)
     given = set(p.given)
-    free.subtract(n.type for n in p.results if n in given)
+    stays = given.intersection(p.results) if donated else set()
+    free.subtract(n.type for n in stays)
     results = 0
-    for n in dict.fromkeys(p.results):
-        if n in given:
-            continue
-        if free[n.type] > 0:
+    for n in p.results:  # what is handed back twice is there twice
+        if n in stays:
+            stays.discard(n)
+        elif free[n.type] > 0:
             free[n.type] -= 1
         else:
             results += n.type.local_bytes
@@ -160,6 +164,7 @@ def stage_plans(
     Between steps are the buffers, whose lifetimes are in the schedule; a running step adds what it
     needs inside. The other arguments are as in `memory_plan`.
     """
+    need_schedule("stage_plans", schedule)
     widens = not MULTIPLIES_BF16 if widens is None else widens
     gradients = list(gradients)
     ranks: dict[Mesh, int] = {}

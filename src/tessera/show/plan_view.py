@@ -26,6 +26,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..core.checks import function_of, mapping
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
@@ -199,6 +200,7 @@ def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[M
 
 
 def _kinds(held: Mapping[str, Any]) -> tuple[dict[str, list[TensorType]], list[TensorType]]:
+    mapping("planned_memory", "what is held", held, 'give {"weights": weights, "optimizer": state}')
     given = {name: _types(tree) for name, tree in held.items() if name != "gradients"}
     return given, _types(held.get("gradients", ()))
 
@@ -270,6 +272,8 @@ def planned(step: Callable[..., Any], *args: Any) -> Graph:
 
     What the function changes in its arguments counts as a result of it.
     """
+
+    function_of("planned", "the step", step)
 
     def whole(*given: Any) -> Any:
         return step(*given), given

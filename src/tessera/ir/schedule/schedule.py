@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
+from ...core.errors import UsageError, fail
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
@@ -334,3 +335,14 @@ class Schedule:
         """
         bare = "\n".join(line.partition("  # ")[0].rstrip() for line in self.text.split("\n"))
         return hashlib.sha256(bare.encode()).hexdigest()[:16]
+
+
+def need_schedule(name: str, value: object) -> Schedule:
+    """`value`, which must be a Schedule. Raises UsageError."""
+    if not isinstance(value, Schedule):
+        raise fail(
+            UsageError,
+            f"{name}: takes a Schedule, not a {type(value).__name__}",
+            fix="take the .schedule of a compiled function, or read a text: schedule.parse(text)",
+        )
+    return value

@@ -8,7 +8,7 @@ from ...core.errors import GraphError, UsageError, fail
 from ...core.layout import same_type, ways
 from ..graph.verify import verify as verify_graph
 from .algorithms.build import named
-from .schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from .schedule import Collective, Compute, Loop, Region, Schedule, Send, Step, need_schedule
 
 
 def verify_schedule(s: Schedule) -> None:
@@ -25,12 +25,7 @@ def verify_schedule(s: Schedule) -> None:
     All devices run the steps in this one order, so they come to the collectives of a group in one
     order.
     """
-    if not isinstance(s, Schedule):
-        raise fail(
-            UsageError,
-            f"verify: takes a Schedule, not a {type(s).__name__}",
-            fix="take the .schedule of a compiled function, or read a text: schedule.parse(text)",
-        )
+    need_schedule("verify", s)
     filled = set(s.inputs)
     for i, step in enumerate(s.steps):
         _step(s, i, step, filled)

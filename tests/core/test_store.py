@@ -392,6 +392,15 @@ def test_a_capture_replays_one_program_and_takes_nothing_else(oracle: Oracle) ->
         runs.replay(X)
     with pytest.raises(ts.UsageError, match="was captured with other arguments"):
         runs.replay([X], 2.0)
+    mesh = dist.Mesh(("pp", "dp"), shape=(2, 2))
+    one, two = (ts.tensor(X, mesh=mesh.slice(pp=i)) for i in (0, 1))
+    there = (
+        r"x   : captured f32\[2, 4, 8\] on dp=2, devices 0, 1, given f32\[2, 4, 8\] on dp=2, dev"
+    )
+    with pytest.raises(ts.UsageError, match=there):
+        graph.capture(lambda x: x * 2.0, one).replay(two)
+    with pytest.raises(ts.UsageError, match=r"given f32\[2, 4, 8\] on no mesh"):
+        graph.capture(lambda x: x * 2.0, one).replay(X)
 
 
 def test_a_step_says_that_it_is_not_copied() -> None:

@@ -158,7 +158,10 @@ def test_a_replay_gives_what_another_form_holds_then(form: Any, pair: ttnn.MeshD
 def test_wrong_orders(device: ttnn.MeshDevice) -> None:
     trace = ttnn.begin_trace_capture(device)
     with pytest.raises(ttnn.TTNNError, match="a trace is being captured on this mesh"):
+        ttnn.begin_trace_capture(device)
+    with pytest.raises(ttnn.TTNNError, match="on a mesh that shares its devices") as error:
         ttnn.begin_trace_capture(device.create_submesh((1, 1)))
+    assert f"captures : {trace} on {device}" in str(error.value)
     with pytest.raises(ttnn.TTNNError, match="this trace is being captured"):
         ttnn.execute_trace(device, trace)
     ttnn.end_trace_capture(device, trace)

@@ -58,7 +58,7 @@ class Capture(Generic[R]):
             )
         names = call_paths(self._signature, spec)
         wrong = [
-            (path_name(path), f"captured {_kind(a)}, given {_kind(b)}")
+            (path_name(path), f"captured {_kind(a, b)}, given {_kind(b, a)}")
             for path, a, b in zip(names, self._leaves, leaves, strict=True)
             if not _same(a, b)
         ]
@@ -112,9 +112,14 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _kind(x: Any) -> str:
-    t = _type(x)
-    return shown(x) if t is None else str(t)
+def _kind(x: Any, other: Any = None) -> str:
+    """`x` in a few words; with its mesh, where the type of `other` differs in nothing else."""
+    t, that = _type(x), _type(other)
+    if t is None:
+        return shown(x)
+    if that is None or str(that) != str(t):
+        return str(t)
+    return f"{t} on {t.mesh.text_beside(that.mesh) if t.mesh is not None else 'no mesh'}"
 
 
 def _shown(leaves: list[Any]) -> str:

@@ -144,12 +144,14 @@ def begin_trace_capture(mesh_device: MeshDevice, cq_id: int | None = None) -> Me
     """Begins to write down what runs on a mesh and its parts. Raises TTNNError if a capture is
     under way there."""
     mesh_device.queue(cq_id)
-    if any(d.capture is not None for d in _family(mesh_device)):
-        raise wrong(
-            "begin_trace_capture: a trace is being captured on this mesh, or on a part of it",
-            [("device", mesh_device)],
-            fix="end it first: ttnn.end_trace_capture(device, trace_id)",
-        )
+    for d in _family(mesh_device):
+        if d.capture is not None:
+            where = "this mesh" if d is mesh_device else "a mesh that shares its devices"
+            raise wrong(
+                f"begin_trace_capture: a trace is being captured on {where}",
+                [("device", mesh_device), ("captures", f"{d.capture.id} on {d}")],
+                fix="end that first: ttnn.end_trace_capture(device, trace_id)",
+            )
     capture = Capture(mesh_device)
     mesh_device.capture = capture
     _under_way.add(capture.id.number)

@@ -444,9 +444,9 @@ def test_inspect_says_what_is_sent() -> None:
     with pytest.raises(ts.UsageError, match="the pipeline has not been called yet"):
         dist.inspect(pipe)
     pipe(made(8, 4))
-    # the batch to the first stage, and 4 microbatches of 2 x 4 to the second
-    assert dist.inspect(pipe).sent == (5, 2 * 8 * 4 * 4)
-    assert "5 values go from mesh to mesh, 256 B to a device" in str(dist.inspect(pipe))
+    # 4 microbatches of 2 x 4 to the second stage; the first has the batch, as the whole mesh does
+    assert dist.inspect(pipe).sent == (4, 8 * 4 * 4)
+    assert "4 values go from mesh to mesh, 128 B to a device" in str(dist.inspect(pipe))
 
 
 @pytest.mark.parametrize("text", ["[8@dp, 6]", "[8, 6@dp] ", "[8, 6] +dp", "[(2·4@dp), 6]"])

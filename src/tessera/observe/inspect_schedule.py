@@ -28,8 +28,9 @@ class ScheduleInspection:
     @property
     def sent(self) -> tuple[int, int]:
         """How many values go from one mesh to another, and the bytes that a device gets of all."""
-        types = [t for s in self.schedule.steps if isinstance(s, Send) for t in s.types]
-        return len(types), sum(t.local_bytes for t in types)
+        sends = (s for s in self.schedule.steps if isinstance(s, Send))
+        sizes = [size for s in sends for size in self.schedule.received(s) if size]
+        return len(sizes), sum(sizes)
 
     def __str__(self) -> str:
         where = f", priced on {self.topology.name}" if self.topology is not None else ""

@@ -178,7 +178,7 @@ class Profile:
                     "args": {
                         "step": f"s{t.index} of {t.schedule.name}",
                         "scope": where,
-                        "bytes": _bytes(t.step),
+                        "bytes": _bytes(t),
                         "lines": ", ".join(sorted({n.loc for n in t.step.nodes if n.loc})[:4]),
                     },
                 })  # fmt: skip
@@ -228,11 +228,11 @@ def _moves(step: Step) -> bool:
     return isinstance(step, Collective | Send)
 
 
-def _bytes(step: Step) -> int:
+def _bytes(timed: Timed) -> int:
     """What one device receives."""
-    if isinstance(step, Send):
-        return sum(t.local_bytes for t in step.types)
-    return step.graph.wire_bytes
+    if isinstance(timed.step, Send):
+        return sum(timed.schedule.received(timed.step))
+    return timed.step.graph.wire_bytes
 
 
 def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:
@@ -242,7 +242,7 @@ def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -
         each.setdefault((id(t.schedule), t.index), []).append(t)
     took = sum(median(t.took_s for t in ts) * len(ts) for ts in each.values()) / runs
     wait = sum(median(t.wait_s for t in ts) * len(ts) for ts in each.values()) / runs
-    received = sum(_bytes(ts[0].step) * len(ts) for ts in each.values()) // runs
+    received = sum(_bytes(ts[0]) * len(ts) for ts in each.values()) // runs
     count = len(timed) / runs
     # A compute step lasts until its last device is done: the others' wait is part of it.
     if comm:

@@ -77,8 +77,9 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
         for step in program.steps:
             if isinstance(step, Send):
                 key = ("send", program.along(step), step.note or "to another stage")
-                size = sum(t.local_bytes for t in step.types)
-                add(key, len(step.types), share(step.mesh) * size)
+                sizes = [size for size in program.received(step) if size]
+                if sizes:
+                    add(key, len(sizes), share(step.mesh) * sum(sizes))
     rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
 

@@ -47,8 +47,9 @@ def _steps(s: Schedule, times: int) -> Iterator[Row]:
                 yield from (_row(n, times) for n in step.nodes)
             case Send():
                 axes, why = ",".join(s.along(step)), f"# {step.note}" if step.note else ""
-                for t in step.types:
-                    yield step.kind, axes, size_text(t.local_bytes), str(t), why
+                for t, size in zip(step.types, s.received(step), strict=True):
+                    if size:
+                        yield step.kind, axes, size_text(size), str(t), why
             case Loop():
                 yield from _steps(step.body, times * step.times)
             case Region():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
 from ...core.errors import UsageError, fail
@@ -234,6 +234,12 @@ class Schedule:
             a for a in (self.mesh.axes if self.mesh else ()) if any(a not in m for m in ends)
         )
 
+    def received(self, step: Send) -> tuple[int, ...]:
+        """The bytes that a device gets of each value that `step` sends: 0 where every device that
+        is sent to holds its block already."""
+        ends = zip((self.buffers[b].mesh for b in step.reads), step.types, strict=True)
+        return tuple([0 if _holds(mesh, t.mesh) else t.local_bytes for mesh, t in ends])
+
     @cached_property
     def graph(self) -> Graph:
         """The steps as one graph, in their order; of a schedule on one mesh."""
@@ -335,6 +341,15 @@ class Schedule:
         """
         bare = "\n".join(line.partition("  # ")[0].rstrip() for line in self.text.split("\n"))
         return hashlib.sha256(bare.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1024)
+def _holds(a: Mesh | None, b: Mesh | None) -> bool:
+    """Whether the devices of `b` hold their blocks of a value that lies alike on `a`."""
+    if a is None or b is None:
+        return a is b
+    there = set(a.ids)
+    return all(d in there and a.coords(d).items() >= b.coords(d).items() for d in b.ids)
 
 
 def need_schedule(name: str, value: object) -> Schedule:

@@ -99,6 +99,15 @@ def big(mb: float) -> TensorType:
     return parse_type(f"f32[{int(mb * 2**18)}] +dp", dist.Mesh.parse("dp=16"))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32"])
+@pytest.mark.parametrize("fold", [ts.sum, ts.max, ts.min])
+def test_what_is_sent_is_what_the_graph_receives(dtype: str, fold: Any) -> None:
+    x = parse_type(f"{dtype}[8@dp, 256]", dist.Mesh(("dp",), devices=8))
+    s = graph.trace(lambda x: fold(x, 0), x).schedule
+    (row,) = collective_costs(s)
+    assert row.sent_bytes == sum(n.wire_bytes * k for n, k in s.collectives()) > 0
+
+
 def test_cheapest_is_what_cost_chooses_for_each_size() -> None:
     hosts = cluster("pcie").of(2, 8)
     found = set()

@@ -47,7 +47,7 @@ def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType)
         case "reduce_scatter":
             return (n - 1) * dst.local_bytes
         case "all_reduce":
-            return 2 * (n - 1) * _travelling(src, axes) // n
+            return 2 * (n - 1) * travelling(src, axes) // n
         case "all_to_all":
             return (n - 1) * src.local_bytes // n
         case "permute" | "broadcast":
@@ -56,7 +56,7 @@ def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType)
             return 0
 
 
-def _travelling(t: TensorType, axes: Iterable[str]) -> int:
+def travelling(t: TensorType, axes: Iterable[str]) -> int:
     """The bytes of a block on its way through an all_reduce: a maximum or minimum of floats goes as
     numbers of 32 bits in the order of the floats, as no transport knows NaN."""
     wide = t.dtype.is_float and any(k != "sum" for a, k in t.partial if a in set(axes))

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ..core.layout import ways
+from ..core.reshard import travelling
 from ..core.topology import Topology
 from ..ir.graph.node import Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
-from ..ops.redistribute import all_gather
+from ..ops.redistribute import all_gather, all_reduce
 from .collectives import price
 
 
@@ -52,7 +53,9 @@ class CollectiveCost:
 
 
 def whole_bytes(n: Node) -> int:
-    """The S of the formulas: a rank's whole tensor, of an all_gather its result."""
+    """The S of the formulas: a rank's whole tensor as it travels, of an all_gather its result."""
+    if n.op == all_reduce.name:
+        return travelling(n.args[0].type, n.attrs["axes"])
     return (n.type if n.op == all_gather.name else n.args[0].type).local_bytes
 
 

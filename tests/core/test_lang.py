@@ -403,6 +403,8 @@ w : f32[6@tp, 8] +dp
 └──────┴────────────┴─────────────┴────────────┴────────────┘"""
     )
     assert found.holds[1] == (((2, 4),), ((0, 8),))
+    with pytest.raises(ts.UsageError, match="inspect: what is looked at cannot be"):
+        dist.inspect(graph.trace(ts.sum, t))  # type: ignore[call-overload]
 
 
 def test_inspect_of_pieces_copies_and_many_devices() -> None:

@@ -67,6 +67,18 @@ def test_values_come_and_go(layout: str, onto: str) -> None:
         np.testing.assert_allclose(ts.sum(moved, dim=0).numpy(), x.sum(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["[6@dp, 4@tp]", "[6, 4@tp]", "[6, 4]", "[6@(dp,tp), 4]"])
+@pytest.mark.parametrize("onto", FOLDS)
+def test_inspect_says_what_a_device_holds(layout: str, onto: str) -> None:
+    mesh = MESH.fold(onto)
+    t = ts.tensor(np.ones((6, 4), np.float32), mesh=mesh, layout=layout) + 1.0
+    for x in (t, ts.sum(t, (0, 1))):
+        (said,) = [line for line in str(dist.inspect(x)).splitlines() if "  a device" in line]
+        (block,) = {b.data.nbytes for b in x.stored.addressable_shards}
+        places = mesh.size // mesh.physical.size
+        assert said == f"  a device  {places} places, {block:,} bytes"
+
+
 # -- the program is what the schedule says --------------------------------------------------------
 WIDE = dist.Mesh.parse("dp=4 tp=2")
 PARTLY = ["dp=2", "dp=2,tp=1"]  # a device takes some of the places along an axis

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, overload
 
 from ..core.checks import unfit
 from ..core.layout import TensorType
 from ..core.topology import Topology
+from ..ir.graph.node import Graph
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..ir.schedule.schedule import Schedule
 from ..lang.jit import Jit
@@ -41,7 +43,13 @@ class Inspection:
         rows = [f"{self.name or 'tensor'} : {t}", f"  global    {t.shape}, {t.nbytes:,} bytes"]
         if t.mesh is not None:
             rows.append(f"  mesh      {t.mesh.text()}")
-            rows.append(f"  a device  {t.local_shape}, {t.local_bytes:,} bytes")
+            one = "a device" if t.mesh.onto is None else "a place "
+            rows.append(f"  {one}  {t.local_shape}, {t.local_bytes:,} bytes")
+            if t.mesh.onto is not None:
+                own = {*t.split_axes, *t.partial_axes, *t.varying}
+                rows[-2] += f", folded onto {t.mesh.onto.text()}"
+                size = t.local_bytes * math.prod(t.mesh.folds[a] for a in own)
+                rows.append(f"  a device  {t.mesh.size // t.mesh.onto.size} places, {size:,} bytes")
             for i, dim in enumerate(t.dims):
                 axes = [a for f in dim for a in f.axes]
                 if axes:
@@ -102,7 +110,7 @@ def inspect(
         compiled = getattr(t, "compiled", t)  # of what @schedule(...) gives
     if isinstance(compiled, Jit | Pipe):
         return inspect_schedule(compiled, topology)
-    if callable(t) or isinstance(t, Schedule):
+    if callable(t) or isinstance(t, Schedule | Graph):
         raise unfit(
             "inspect",
             "what is looked at",

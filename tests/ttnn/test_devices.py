@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera import ttnn
+from tessera import UsageError, ttnn
 from tessera.core.machine.mesh_graph_text import write
 from tessera.core.machine.presets import preset as described
 from tessera.ttnn import processes
@@ -130,6 +130,14 @@ def test_pictures(
     assert "Tensor(storage: DEVICE)" in text and "[:, :, :, 32:64]" in text
     colours = {line.split('"')[1] for line in (tmp_path / "x.svg").read_text().split("<rect fill=")}
     assert len(colours) >= 3  # two parts, and what is around
+    blocked = tmp_path / "x.svg" / "y.svg"  # below a file
+    with pytest.raises(UsageError, match=r"visualize: .* cannot be written: "):
+        ttnn.visualize_tensor(x, svg=blocked)
+    with pytest.raises(UsageError, match=r"dump_tensor: .* cannot be written: "):
+        ttnn.dump_tensor(blocked.with_suffix(".tensorbin"), x)
+    with pytest.raises(UsageError, match=r"dump_tensor: .* cannot be written: "):
+        ttnn.as_tensor(data, cache_file_name=blocked, device=pair)
+    capsys.readouterr()
     ttnn.visualize_system_mesh()
     text = capsys.readouterr().out
     assert "SystemMesh Global Shape: (2, 4) | Local Shape: (2, 4)" in text

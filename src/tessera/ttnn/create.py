@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checks import file_access
+from ..core.files import write_whole
 from .asked import kinds
 from .configs import BufferType, MemoryConfig
 from .device import MeshDevice
@@ -156,7 +158,8 @@ SUFFIX, MAGIC = ".tensorbin", b"tessera-ttnn 1\n"
 
 
 def dump_tensor(file_name: str | Path, tensor: Tensor) -> None:
-    """Writes a tensor into a file, whose name ends with ".tensorbin". Raises TTNNError if not."""
+    """Writes a tensor into a file, whose name ends with ".tensorbin" (TTNNError if not), whole or
+    not at all. Its folder is made. Raises UsageError if it cannot be written."""
     path = _named("dump_tensor", file_name)
     if not isinstance(tensor, Tensor):
         raise wrong(
@@ -182,7 +185,8 @@ def dump_tensor(file_name: str | Path, tensor: Tensor) -> None:
     body = io.BytesIO()
     for part in distinct:
         body.write(np.ascontiguousarray(part).tobytes())
-    path.write_bytes(MAGIC + json.dumps(facts).encode() + b"\n" + body.getvalue())
+    with file_access("dump_tensor", path, "written", "name a file in a folder of your own"):
+        write_whole(path, MAGIC + json.dumps(facts).encode() + b"\n" + body.getvalue())
 
 
 def _same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
@@ -255,7 +259,6 @@ def as_tensor(
         cut = "" if mesh_mapper is None else f"_{_mapper_text(mesh_mapper)}"
         path = Path(f"{cache_file_name}_dtype_{kind}_layout_{form}{cut}{SUFFIX}")
         if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
             dump_tensor(path, make())
         made = load_tensor(path)
     if device is not None:

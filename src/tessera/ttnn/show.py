@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..core.checks import file_access
+from ..core.files import write_whole
 from . import asked
 from .configs import StorageType
 from .device import MeshDevice
@@ -174,7 +175,8 @@ def _show(picture: RenderableType, shape: Sequence[int], svg: str | Path | None)
     console = Console(width=max(width, 80), record=svg is not None, highlight=False)
     console.print(picture)
     if svg is not None:
-        console.save_svg(fspath(svg), title="ttnn")
+        with file_access("visualize", svg, "written", "name a file in a folder of your own"):
+            write_whole(Path(svg), console.export_svg(title="ttnn").encode())
 
 
 def visualize_mesh_device(

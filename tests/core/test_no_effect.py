@@ -70,6 +70,14 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "schedule": (lambda: schedule(overlap=True) and None, "write @schedule(...) above the"),
     "stage": (lambda: graph.stage("a") and None, "graph.stage(...) has no effect: no function was"),
     "jit": (lambda: ts.jit(donate=("x",)) and None, "write @ts.jit(...) above the function"),
+    "a nesting of other sizes": (
+        lambda: schedule(algorithm="hierarchical(2:ring x 4:ring)")(lambda x: x * 2.0)(X),
+        "schedule: algorithm='hierarchical(2:ring x 4:ring)' has no effect: no collective of <lam",
+    ),
+    "links of a tensor": (
+        lambda: dist.inspect(X, topology="h100"),
+        "inspect: topology='h100' has no effect: a tensor is looked at",
+    ),
     "tile": (lambda: schedule(tile=64)(abs), "schedule: tile=(64,) has no effect"),
     "warps": (lambda: schedule(warps=4)(abs), "schedule: warps=4 has no effect"),
     "no pipeline": (
@@ -122,6 +130,9 @@ HEARD: dict[str, Callable[[], object]] = {
     "a model of the configuration": lambda: trained(
         recipe.make_model, mixed_precision=True, gradient_checkpointing=True, dropout=0.1
     ),
+    "a nesting of these sizes": lambda: schedule(algorithm="hierarchical(2:ring x 2:tree)")(
+        lambda x: x.sum()
+    )(ts.tensor(X, mesh=EP, layout="[16@ep, 8]")),
     "keys that go together": lambda: begun(
         optimizer="momentum", momentum=0.5, schedule="linear", min_learning_rate=1e-5
     ),

@@ -11,7 +11,9 @@ from typing import Any
 from ..core.checks import shown
 from ..core.context import replaced, settings
 from ..core.errors import warn_no_effect
+from ..core.layout import ways
 from ..core.options import ScheduleOptions
+from ..ir.schedule.algorithms.build import nest_size
 from .record import Recorder, current
 
 # Choices that are read while a function is recorded; all others are settled when that begins.
@@ -100,6 +102,17 @@ class Chosen:
                 if cut
                 else "leave it out",
             )
+        nests = {name: size for _, name in o.algorithm or () if (size := nest_size(name))}
+        moves = recorder.builder.graph(()).collectives() if nests and not table else ()
+        found = {ways(n.attrs["axes"], n.type.sizes) for n, _ in moves}
+        for name, size in nests.items():
+            if not table and size not in found:
+                warn_no_effect(
+                    f"schedule: algorithm={name!r}",
+                    f"no collective of {self.name} is among {size} devices",
+                    means="the table of a collective, level by level",
+                    fix='give sizes whose product is that of the axes, or "hierarchical" alone',
+                )
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
         if o.epoch == "hard" and max(buckets, default=1) == 1:
             warn_no_effect(

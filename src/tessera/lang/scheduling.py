@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
@@ -19,7 +17,7 @@ from ..core.kinds import is_whole
 from ..core.options import ScheduleOptions
 from ..core.topology import Topology, cluster
 from ..core.within import above
-from ..ir.schedule.algorithms.build import NAMES, named
+from ..ir.schedule.algorithms.build import NAMES, named, nest_size
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..passes.algorithms import CHEAPEST
 from .jit import Jit, jit
@@ -103,8 +101,7 @@ def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
         if not isinstance(name, str):
             raise unfit("schedule", "the algorithm", name, "use " + ", ".join((*NAMES, CHEAPEST)))
         if name not in ("hierarchical", CHEAPEST):
-            sizes = re.findall(r"(\d+):", name)
-            named(on or "all_reduce", name, math.prod(map(int, sizes)) if sizes else 8)
+            named(on or "all_reduce", name, nest_size(name) or 8)
     return tuple(table.items())
 
 

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, overload
 
-from ..core.checks import unfit
+from ..core.checks import shown, unfit
+from ..core.errors import warn_no_effect
 from ..core.layout import TensorType
 from ..core.topology import Topology
 from ..ir.graph.node import Graph
@@ -116,6 +117,13 @@ def inspect(
             "what is looked at",
             t,
             "give a tensor, or a function of ts.jit that was called; of a plan: print(plan.text)",
+        )
+    if topology is not None:
+        warn_no_effect(
+            f"inspect: topology={shown(topology)}",
+            "a tensor is looked at, and nothing moves",
+            means="the links on which collectives are priced",
+            fix="leave it out, or give a function of ts.jit that was called",
         )
     t = as_tensor(t)
     holds = {}

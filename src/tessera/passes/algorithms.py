@@ -7,7 +7,6 @@ the schedule says what runs.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never, cast
@@ -20,7 +19,7 @@ from ..cost.collectives import choose, nesting
 from ..cost.schedule_collectives import whole_bytes
 from ..ir.graph.node import Emit, Graph, Node
 from ..ir.schedule.algorithms import table
-from ..ir.schedule.algorithms.build import MOST_RANKS, named
+from ..ir.schedule.algorithms.build import MOST_RANKS, named, nest_size
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..ops.op import OPS
 from ..ops.redistribute import all_reduce
@@ -123,10 +122,7 @@ class _Chooser:
             want = f"hierarchical({' x '.join(f'{k}:ring' for k in shape)})"
         if "/" in want and n.op != all_reduce.name:
             want = re.sub(r"/\d+", "", want)  # only these are cut into segments, in a schedule
-        if (
-            "(" in want
-            and math.prod(int(p.split(":")[0]) for p in want[13:-1].split(" x ")) != count
-        ):
+        if nest_size(want) not in (None, count):
             return ""
         if self.topology is None or "(" in want or "/" in want:
             return named(n.op, want, count).name

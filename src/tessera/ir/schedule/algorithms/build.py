@@ -48,6 +48,7 @@ FLAT = ("ring", "line", "direct", "halving", "tree", "double_tree")
 NAMES = (*FLAT, "hierarchical", "engine")
 # A table names every transfer: beyond this it says little that a formula would not (cost/).
 MOST_RANKS, MOST_SEGMENTS = 1024, 4096
+_COUNT = r"\d{1,9}"
 # What the engine's own is verified and priced as.
 _ENGINE: dict[Collective, str] = {
     "all_reduce": "ring",
@@ -125,7 +126,7 @@ def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
     bases, segments = zip(*(_cut(base) for _, _, base in parts))
     if not nest:
         return build(collective, bases[0], n, segments=segments[0], root=root)
-    if not all(size.isdecimal() for size, _, _ in parts):
+    if not all(re.fullmatch(_COUNT, size) for size, _, _ in parts):
         raise fail(
             UsageError,
             f"algorithm: {name!r} is not an algorithm",
@@ -135,6 +136,16 @@ def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
     shape = [int(size) for size, _, _ in parts]
     cut = segments[0]
     return build(collective, "hierarchical", n, segments=cut, root=root, shape=shape, levels=bases)
+
+
+def nest_size(name: str) -> int | None:
+    """How many ranks the nesting that `name` writes out is for; None for any other name.
+
+    >>> nest_size("hierarchical(2:ring x 4:halving)"), nest_size("ring")
+    (8, None)
+    """
+    sizes = re.findall(rf"[( ]({_COUNT}):", name)
+    return math.prod(map(int, sizes)) if sizes else None
 
 
 @lru_cache(maxsize=1024)
@@ -150,7 +161,7 @@ def received_share(collective: str, name: str, n: int) -> float:
 
 def _cut(name: str) -> tuple[str, int]:
     base, slash, segments = name.partition("/")
-    return (base, int(segments)) if slash and segments.isdecimal() else (name, 1)
+    return (base, int(segments)) if slash and re.fullmatch(_COUNT, segments) else (name, 1)
 
 
 def can_segment(collective: Collective, name: str) -> bool:

@@ -3,6 +3,7 @@ program?"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -193,10 +194,13 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     assert text.splitlines()[0].split() == [
         "what", "where", "times", "receives", "transfer", "wait", "compute"
     ]  # fmt: skip
-    assert "3 measured" in text and "% of it transfer" in text
+    assert repr(p) == text and "3 measured" in text and "% of it transfer" in text
 
     p.save(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    p.save(tmp_path / "trace.json.gz")
+    packed = gzip.decompress((tmp_path / "trace.json.gz").read_bytes())
+    assert json.loads(packed)["traceEvents"] == trace
     assert {e["pid"] for e in trace} == set(MESH.device_ids)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
     steps = [e for e in trace if e["ph"] != "M"]

@@ -9,6 +9,7 @@ bound.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -76,13 +77,13 @@ class Row:
     compute_s: float
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
     """What was measured: `str()` is the table, `.rows` its lines, `.save(path)` a Chrome trace."""
 
-    timed: list[Timed] = field(default_factory=list, repr=False)
-    _runs: dict[int, int] = field(default_factory=dict, repr=False)
-    _programs: dict[int, Schedule] = field(default_factory=dict, repr=False)
+    timed: list[Timed] = field(default_factory=list)
+    _runs: dict[int, int] = field(default_factory=dict)
+    _programs: dict[int, Schedule] = field(default_factory=dict)
     _now: tuple[int, int] = (0, 0)
 
     # -- what the executor tells ------------------------------------------------------------------
@@ -185,10 +186,12 @@ class Profile:
         return out
 
     def save(self, path: str | Path) -> None:
-        """Writes the trace for chrome://tracing or ui.perfetto.dev. Raises UsageError."""
+        """Writes the trace for chrome://tracing or ui.perfetto.dev, packed where the name ends with
+        ".gz". Raises UsageError."""
         shown = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
-        with file_access("profile", path, "written", "name a file in a folder that exists"):
-            write_whole(Path(path), json.dumps(shown).encode())
+        with file_access("profile", path, "written", "name a file in a folder of your own"):
+            data = json.dumps(shown).encode()
+            write_whole(Path(path), gzip.compress(data) if Path(path).suffix == ".gz" else data)
 
 
 def _bound(s: Schedule, timed: Sequence[Timed]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, op
+from tessera import dist, graph, nn, op
 from tessera.core.layout import plain
 from tessera.lang import store
 from tests.core.test_lang import Oracle, oracle
@@ -401,6 +401,11 @@ def test_a_capture_replays_one_program_and_takes_nothing_else(oracle: Oracle) ->
         graph.capture(lambda x: x * 2.0, one).replay(two)
     with pytest.raises(ts.UsageError, match=r"given f32\[2, 4, 8\] on no mesh"):
         graph.capture(lambda x: x * 2.0, one).replay(X)
+
+
+def test_a_module_has_its_weights_already() -> None:
+    with pytest.raises(ts.UsageError, match=r"a call of Linear makes no weights: it has its own"):
+        graph.parameters(nn.Linear(8, 3), X)
 
 
 def test_a_step_says_that_it_is_not_copied() -> None:

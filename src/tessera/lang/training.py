@@ -392,8 +392,15 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
     """The weights that `fn(*args, **kwargs)` makes, as a dict by name, without running it.
 
     Arguments may be types in place of tensors. For a training step these are all its weights.
+    Raises UsageError for a module, which has them already.
     """
     function_of("parameters", "the function", fn)
+    if callable(getattr(type(fn), "parameters", None)):
+        raise fail(
+            UsageError,
+            f"parameters: a call of {type(fn).__name__} makes no weights: it has its own",
+            fix="take these: model.parameters()",
+        )
     seen: dict[str, Slot] = {}
     with store.collected_by(Collector(seen)):
         trace(fn, *args, **kwargs)

@@ -47,11 +47,13 @@ def test_a_tensor_goes_to_the_host_and_comes_back_as_it_was(
         else:
             assert isinstance(there, np.ndarray)
         assert away[n].type is t.type
-    assert away["note"] == "kept" and held(away) == Held(0, 4 * (96 + 24))
+    near = sum(s.data.nbytes for t in before.values() for s in t.stored.addressable_shards)
+    assert near >= 4 * (96 + 24)
+    assert away["note"] == "kept" and held(away) == Held(0, near if kinds else 4 * (96 + 24))
     for n, t in before.items():
         np.testing.assert_array_equal(away[n].numpy(), t.numpy())
         assert away[n].stored.sharding == where[n]
-    assert held(away) == Held(4 * (96 + 24), 0)
+    assert held(away) == Held(near, 0)
 
 
 def test_fetching_leaves_the_copy_where_it_is() -> None:
@@ -86,6 +88,24 @@ def test_what_is_not_made_yet_is_nowhere() -> None:
     assert held({"w": dist.tensor((4, 4))}) == Held(0, 0)
 
 
+@pytest.mark.parametrize("layout", ["[6@dp, 4@tp]", "[6, 4@tp]", "[6, 4]", "[5@dp, 4]"])
+@pytest.mark.parametrize("onto", [None, "dp=1", "dp=1,tp=2"])
+def test_what_is_held_is_what_the_devices_have(layout: str, onto: str | None) -> None:
+    mesh = dist.Mesh.parse("dp=2 tp=4")
+    mesh = mesh if onto is None else mesh.fold(onto)
+    shape = (5 if "5" in layout else 6, 4)
+    x = ts.tensor(np.ones(shape, np.float32), mesh=mesh, layout=layout) + 1.0
+    assert held(x) == Held(sum(s.data.nbytes for s in x.stored.addressable_shards), 0)
+
+
+def test_a_tensor_in_two_places_is_moved_once() -> None:
+    x = ts.ones((4, 4)) + 1.0
+    there = offload({"a": x, "b": [x]})
+    assert there["a"] is there["b"][0] and held(there) == Held(0, 64)
+    again = memory.fetched(there)
+    assert again["a"] is again["b"][0] and held(again) == Held(64, 0)
+
+
 def test_what_waits_in_host_memory_does_so_after_a_load_a_move_and_a_way_back(
     mesh: dist.Mesh, tmp_path: Path
 ) -> None:
@@ -103,7 +123,7 @@ def test_what_waits_in_host_memory_does_so_after_a_load_a_move_and_a_way_back(
     elastic.restore(5)
     assert both["count"].mesh.physical.size < 8
     for waits in (found, there, both["m"]):
-        assert held(waits) == Held(0, 480)
+        assert held(waits).device == 0 and held(waits).host >= 480
         assert all((t.numpy() == want[n]).all() for n, t in waits.items())
 
 

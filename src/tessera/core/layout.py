@@ -280,6 +280,19 @@ class TensorType:
         return math.prod(self.local_shape) * self.dtype.bytes
 
     @cached_property
+    def device_bytes(self) -> int:
+        """The bytes on one device: of a folded mesh those of all of its places, alike ones once."""
+        if self.mesh is None or self.mesh.onto is None:
+            return self.local_bytes
+        own = {*self.split_axes, *self.partial_axes, *self.varying}
+        return self.local_bytes * math.prod(self.mesh.folds[a] for a in own)
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """The bytes on all devices together."""
+        return self.device_bytes * (1 if self.mesh is None else self.mesh.physical.size)
+
+    @cached_property
     def split_axes(self) -> tuple[str, ...]:
         """The axes over which some dim is split, in dim order."""
         return tuple(a for d in self.dims for a in dim_axes(d))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -47,10 +46,9 @@ class Inspection:
             one = "a device" if t.mesh.onto is None else "a place "
             rows.append(f"  {one}  {t.local_shape}, {t.local_bytes:,} bytes")
             if t.mesh.onto is not None:
-                own = {*t.split_axes, *t.partial_axes, *t.varying}
                 rows[-2] += f", folded onto {t.mesh.onto.text()}"
-                size = t.local_bytes * math.prod(t.mesh.folds[a] for a in own)
-                rows.append(f"  a device  {t.mesh.size // t.mesh.onto.size} places, {size:,} bytes")
+                places = t.mesh.size // t.mesh.onto.size
+                rows.append(f"  a device  {places} places, {t.device_bytes:,} bytes")
             for i, dim in enumerate(t.dims):
                 axes = [a for f in dim for a in f.axes]
                 if axes:

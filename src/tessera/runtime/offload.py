@@ -36,11 +36,12 @@ class HostCopy:
         self._loose = not data.committed
         if has_host_memory(data):
             self._host: Any = jax.device_put(data, data.sharding.with_memory_kind(KIND))
+            self.bytes: int = type.held_bytes  # copies of what devices hold alike, too
         else:
             data.copy_to_host_async()
             self._host = data
             self._where = data.sharding
-        self.bytes: int = data.nbytes
+            self.bytes = data.nbytes
 
     def wait(self) -> None:
         """Returns when the copy is in host memory, and the device's is no longer needed."""

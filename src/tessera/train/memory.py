@@ -71,12 +71,26 @@ def offload(tree: Any) -> Any:
 
     Copies are started, not waited for; everything that is no tensor stays as it is.
     """
-    return tree_map(lambda t: away(t)[0] if isinstance(t, Tensor) else t, tree)
+    return _each(lambda t: away(t)[0], tree)
 
 
 def fetched(tree: Any) -> Any:
     """The same tree with its tensors on the devices; the copies in host memory stay behind."""
-    return tree_map(lambda t: back(t) if isinstance(t, Tensor) else t, tree)
+    return _each(back, tree)
+
+
+def _each(move: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The tree with each tensor moved; one that stands in several places stays one."""
+    moved: dict[int, Tensor] = {}
+
+    def one(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        if id(t) not in moved:
+            moved[id(t)] = move(t)
+        return moved[id(t)]
+
+    return tree_map(one, tree)
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ def held(tree: Any) -> Held:
             if copy is not None:
                 host += copy.bytes
             elif t._data is not None:
-                device += t.stored.nbytes
+                device += t.type.held_bytes
     return Held(device, host)
 
 

@@ -133,3 +133,13 @@ def test_norms_are_over_the_dims_that_their_weights_have(oracle: Oracle) -> None
                 norm(x, wrong)
     with pytest.raises(ts.ShapeError, match="follows from them"):
         nn.layer_norm(x, w[0], b)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [ts.any, ts.all, ts.var, ts.std, ts.logsumexp, ts.nn.softmax, ts.nn.log_softmax],
+    ids=lambda f: f.__name__,
+)
+def test_a_dim_that_is_not_there_is_that_of_the_function_called(call: Any) -> None:
+    with pytest.raises(ts.ShapeError, match=rf"^{call.__name__}: there is no dim 5\n  x   : f32"):
+        call(ts.ones((2, 3)), dim=5)

@@ -181,11 +181,12 @@ def var(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float 
     the dtype of `x`, or f32 for integers. Raises ShapeError if `x` has no such dim.
     """
     t = widened(_float("var", x))
+    dims = dims_of("var", t, dim)
     w = t.to(f32)
-    d = w - mean(w, dim, True)
-    count = math.prod(t.shape[i] for i in dims_of("var", t, dim))
+    d = w - mean(w, dims, True)
+    count = math.prod(t.shape[i] for i in dims)
     rest = count - number("var", "correction", correction)
-    out = mean(d * d, dim, keepdims)
+    out = mean(d * d, dims, keepdims)
     out = out if rest == count else out * (count / rest if rest > 0 else math.nan)
     return out.to(t.dtype)
 
@@ -197,7 +198,8 @@ def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float 
     `correction` is 0 as in NumPy (PyTorch's default is 1). The gradient where it is 0 is 0, as in
     PyTorch. Raises ShapeError if `x` has no such dim.
     """
-    v = var(x, dim, keepdims=keepdims, correction=correction)
+    dims = dims_of("std", as_tensor(x), dim)
+    v = var(x, dims, keepdims=keepdims, correction=correction)
     none = v == 0.0
     return where(none, 0.0, sqrt(where(none, 1.0, v)))
 
@@ -209,7 +211,8 @@ def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     `keepdims` keeps these dims with size 1. Of no elements it is False. Raises ShapeError if `x`
     has no such dim.
     """
-    return reduce("max", _truth(x).to(uint8), dim, keepdims) != 0
+    dims = dims_of("any", as_tensor(x), dim)
+    return reduce("max", _truth(x).to(uint8), dims, keepdims) != 0
 
 
 @method("all")
@@ -219,7 +222,8 @@ def all(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     `keepdims` keeps these dims with size 1. Of no elements it is True. Raises ShapeError if `x` has
     no such dim.
     """
-    return reduce("min", _truth(x).to(uint8), dim, keepdims) != 0
+    dims = dims_of("all", as_tensor(x), dim)
+    return reduce("min", _truth(x).to(uint8), dims, keepdims) != 0
 
 
 def _truth(x: Like) -> Tensor:
@@ -230,7 +234,7 @@ def _truth(x: Like) -> Tensor:
 def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """`log(sum(exp(x)))` along `dim` (None: all dims), computed in f32 without overflow."""
     t = widened(_float("logsumexp", x))
-    return _logsumexp(t.to(f32), dim, keepdims).to(t.dtype)
+    return _logsumexp(t.to(f32), dims_of("logsumexp", t, dim), keepdims).to(t.dtype)
 
 
 def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:

@@ -23,6 +23,7 @@ from ..lang.elementwise import as_float
 from ..lang.index_bounds import check_ids
 from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor, emit
+from ..lang.shaping import dims_of
 from ..lang.tensor import Like, Tensor
 from .at_once import rows_at_once
 
@@ -53,19 +54,21 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
     """`exp(x) / sum(exp(x))` along `dim`, computed in f32, in the dtype of `x`; of whole numbers in
     f32."""
     t = as_float("softmax", x)
+    dims = dims_of("softmax", t, dim)
     w = wide(t)
-    e = F.exp(w - F.stop_gradient(F.reduce("max", w, dim, True)))
+    e = F.exp(w - F.stop_gradient(F.reduce("max", w, dims, True)))
     # Times the reciprocal, not divided by a broadcast: compilers rewrite only one of the two,
     # and differently for one device and for many.
-    return (e * (1.0 / F.sum(e, dim, True))).to(t.dtype)
+    return (e * (1.0 / F.sum(e, dims, True))).to(t.dtype)
 
 
 def log_softmax(x: Like, dim: int = -1) -> Tensor:
     """The logarithm of the softmax of `x` along `dim`, computed in f32, in the dtype of `x`."""
     t = as_float("log_softmax", x)
+    dims = dims_of("log_softmax", t, dim)
     w = wide(t)
-    z = w - F.stop_gradient(F.reduce("max", w, dim, True))
-    return (z - F.log(F.sum(F.exp(z), dim, True))).to(t.dtype)
+    z = w - F.stop_gradient(F.reduce("max", w, dims, True))
+    return (z - F.log(F.sum(F.exp(z), dims, True))).to(t.dtype)
 
 
 def relu(x: Like) -> Tensor:

@@ -8,10 +8,10 @@ puts into them is put into the caller's module too.
 from __future__ import annotations
 
 import fnmatch
-import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -20,16 +20,17 @@ from ..core.checks import alike, flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
-from ..core.peers import SPACES, no_name, unfit_call
+from ..core.peers import SPACES
 from ..core.turns import TURN
 from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
 from ..lang.host_data import is_array
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
-from ..lang.record import current, named_scope
+from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import register
+from .module_calls import no_attribute, not_callable, scoped, seen
 from .weight_names import WeightName
 
 
@@ -75,9 +76,9 @@ class Module:
         register(cls)
         for name, made in list(cls.__dict__.items()):
             if name == "__call__":
-                cls.__call__ = _scoped(made)  # type: ignore[method-assign]
-            elif type(made) is _FUNCTION and not name.startswith("_"):
-                setattr(cls, name, _seen(made))
+                cls.__call__ = scoped(made, Module)  # type: ignore[method-assign]
+            elif type(made) is FunctionType and not name.startswith("_"):
+                setattr(cls, name, seen(made, Module))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls)
@@ -375,59 +376,8 @@ def load_with_dtypes(model: Module, values: Mapping[str, Any]) -> None:
 SPACES["model"] = vars(Module).keys()
 
 
-def _no_attribute(self: Module, name: str) -> Any:
-    if hasattr(type(self), name):  # a property that failed: its own error
-        return object.__getattribute__(self, name)
-    have = (*self.__dict__, *dir(type(self)))
-    raise no_name(f"{type(self).__name__!r} object", "Module", name, have)
-
-
-def _not_callable(self: Module, *args: Any, **kwargs: Any) -> Any:
-    has = "forward" if hasattr(type(self), "forward") else "its method"
-    raise fail(
-        UsageError,
-        f"{type(self).__name__}: there is no __call__ to call",
-        fix=f"name {has} __call__",
-    )
-
-
-Module.__getattr__ = _no_attribute  # type: ignore[attr-defined]  # unseen by type checkers
-Module.__call__ = _not_callable  # type: ignore[method-assign]
-_FUNCTION = type(lambda: None)
-
-
-def _met(module: Module) -> None:
-    recorder = current()
-    if recorder is not None and isinstance(module, Module):
-        root = recorder.root
-        if id(module) not in root.changes.born:
-            root.met[id(module)] = module
-
-
-def _scoped(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def run(self: Module, *args: Any, **kwargs: Any) -> Any:
-        _met(self)
-        try:
-            with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
-                return call(self, *args, **kwargs)
-        except TypeError as error:
-            name = type(self).__name__
-            wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
-            if wrong_call is None:
-                raise
-        raise wrong_call
-
-    return run
-
-
-def _seen(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(self: Module, *args: Any, **kwargs: Any) -> Any:
-        _met(self)
-        return method(self, *args, **kwargs)
-
-    return run
+Module.__getattr__ = no_attribute  # type: ignore[attr-defined]  # unseen by type checkers
+Module.__call__ = not_callable  # type: ignore[method-assign]
 
 
 def direct(value: Any) -> Iterator[Tensor]:

@@ -1,0 +1,67 @@
+"""What is around a call of a module, or of a method of it? Its name is a scope of what is recorded,
+and the recording knows that the module was used. And what is said where there is nothing to call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..core.errors import UsageError, fail
+from ..core.peers import no_name, unfit_call
+from ..lang.record import current, named_scope
+
+
+def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
+    """The `__call__` of a module, which is a `base`, in a scope of its name."""
+
+    @functools.wraps(call)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _met(self, base)
+        try:
+            with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
+                return call(self, *args, **kwargs)
+        except TypeError as error:
+            name = type(self).__name__
+            wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
+            if wrong_call is None:
+                raise
+        raise wrong_call
+
+    return run
+
+
+def seen(method: Callable[..., Any], base: type) -> Callable[..., Any]:
+    """Another method of a module."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _met(self, base)
+        return method(self, *args, **kwargs)
+
+    return run
+
+
+def _met(module: object, base: type) -> None:
+    recorder = current()
+    if recorder is not None and isinstance(module, base):
+        root = recorder.root
+        if id(module) not in root.changes.born:
+            root.met[id(module)] = module
+
+
+def no_attribute(self: Any, name: str) -> Any:
+    if hasattr(type(self), name):  # a property that failed: its own error
+        return object.__getattribute__(self, name)
+    have = (*self.__dict__, *dir(type(self)))
+    raise no_name(f"{type(self).__name__!r} object", "Module", name, have)
+
+
+def not_callable(self: Any, *args: Any, **kwargs: Any) -> Any:
+    has = "forward" if hasattr(type(self), "forward") else "its method"
+    raise fail(
+        UsageError,
+        f"{type(self).__name__}: there is no __call__ to call",
+        fix=f"name {has} __call__",
+    )

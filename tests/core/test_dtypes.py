@@ -8,6 +8,7 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from tessera.core.dtypes import (
     ALL,
@@ -18,6 +19,7 @@ from tessera.core.dtypes import (
     dtype_of,
     f16,
     f32,
+    fp8_e4m3,
     held_as,
     int8,
     int32,
@@ -47,6 +49,8 @@ def test_a_dtype_is_its_name(dtype: object) -> None:
     [
         (float, f32), (int, int32), (bool, bool_), ("bfloat16", bf16), (np.bool_, bool_),
         (ml_dtypes.bfloat16, bf16), ("half", f16), (np.uint8, uint8), (np.dtype("uint32"), uint32),
+        (torch.bfloat16, bf16), (torch.float, f32), (torch.float8_e4m3fn, fp8_e4m3),
+        (torch.bool, bool_),
     ],
 )  # fmt: skip
 def test_other_names(name: object, dtype: object) -> None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def test_local_ranks() -> None:
         f" LOCAL_WORLD_SIZE=2 {PYTHON} train.py -n 'x y'"
         for k in range(2)
     ]
+
+
+def test_the_number_is_written_as_for_mpirun_and_the_command_as_a_module() -> None:
+    want = said("--dry-run", "-n", "2", "train.py")
+    assert said("--dry-run", "-np", "2", "train.py") == want
+    command = (sys.executable, "-m", "tessera", "run", "--dry-run", "--nproc", "2", "train.py")
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert len(shown.stdout.splitlines()) == 2
 
 
 def test_local_ranks_of_a_file(folder: Path) -> None:

@@ -76,7 +76,8 @@ _NARROWED = {"float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "
 
 
 def dtype_of(value: object) -> DType:
-    """The DType for a DType, a name, a NumPy dtype or scalar type, or a Python scalar type.
+    """The DType for a DType, a name, a dtype or scalar type of NumPy or JAX, a dtype of PyTorch, or
+    a Python scalar type.
 
     Raises DTypeError for anything else, so for types of 64 bits: who asks for one and gets another
     must hear of it. What data of such a type become, `held_as` says.
@@ -89,8 +90,8 @@ def dtype_of(value: object) -> DType:
     if not name and value is not None:  # to NumPy, None is float64
         try:
             name = np.dtype(value).name  # type: ignore[call-overload]  # anything, errors below
-        except (TypeError, ValueError):  # a tensor has a dtype that NumPy does not know
-            name = str(value)
+        except (TypeError, ValueError):  # a dtype that NumPy does not know
+            name = str(value).removeprefix("torch.")
     found = BY_NAME.get(name)
     if found is not None:
         return found

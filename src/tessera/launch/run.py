@@ -34,7 +34,7 @@ def run(
         list[str], typer.Argument(help="A Python file or a program, and its arguments.")
     ],
     nproc: Annotated[
-        int | None, typer.Option("-n", "--nproc", help="How many processes.", min=1)
+        int | None, typer.Option("-n", "-np", "--nproc", help="How many processes.", min=1)
     ] = None,
     elastic: Annotated[
         str | None,

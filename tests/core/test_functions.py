@@ -137,9 +137,23 @@ def test_norms_are_over_the_dims_that_their_weights_have(oracle: Oracle) -> None
 
 @pytest.mark.parametrize(
     "call",
-    [ts.any, ts.all, ts.var, ts.std, ts.logsumexp, ts.nn.softmax, ts.nn.log_softmax],
+    [
+        ts.any, ts.all, ts.var, ts.std, ts.logsumexp, nn.softmax, nn.log_softmax, nn.glu,
+        nn.normalize, nn.cosine_similarity,
+    ],
     ids=lambda f: f.__name__,
-)
+)  # fmt: skip
 def test_a_dim_that_is_not_there_is_that_of_the_function_called(call: Any) -> None:
+    x = ts.ones((2, 3))
+    args = (x, x) if call is nn.cosine_similarity else (x,)
     with pytest.raises(ts.ShapeError, match=rf"^{call.__name__}: there is no dim 5\n  x   : f32"):
-        call(ts.ones((2, 3)), dim=5)
+        call(*args, dim=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("shape", "reshape"), ("dtype", "x.to"), ("data", "make a new tensor")]
+)
+def test_a_tensor_does_not_change(name: str, fix: str) -> None:
+    x = ts.ones((2, 3))
+    with pytest.raises(ts.UsageError, match=f"^Tensor.{name} cannot be set\n(.*\n)*.*{fix}"):
+        setattr(x, name, getattr(x, name))

@@ -29,13 +29,11 @@ def _no_attribute(x: Tensor, name: str) -> Any:
 class _NotSet:
     """An attribute that a user of PyTorch sets, and that would change nothing here."""
 
-    def __init__(self, name: str, read: property | None, fix: str) -> None:
-        self.name, self.read, self.fix = name, read, fix
+    def __init__(self, name: str, fix: str) -> None:
+        self.name, self.fix = name, fix
 
     def __get__(self, x: Tensor | None, owner: type) -> Any:
-        if self.read is None:
-            raise AttributeError(self.name)  # `_no_attribute` says what to write
-        return self.read.__get__(x, owner) if x is not None else self
+        raise AttributeError(self.name)  # `_no_attribute` says what to write
 
     def __set__(self, x: Tensor, value: object) -> None:
         raise fail(
@@ -50,8 +48,11 @@ for _name, _fix in (
     ("data", "make a new tensor; a module's weight is assigned: model.weight = tensor"),
     ("grad", "leave it out: gradients are values: grads = ts.grad(loss, model)"),
     ("requires_grad", "leave it out: ts.grad takes any tensor; a weight is nn.Parameter(x)"),
+    ("shape", "make a tensor of another shape: x = x.reshape(shape)"),
+    ("dtype", "make a tensor of another dtype: x = x.to(dtype)"),
 ):
-    setattr(Tensor, _name, _NotSet(_name, vars(Tensor).get(_name), _fix))
+    _not_set, _read = _NotSet(_name, _fix), vars(Tensor).get(_name)
+    setattr(Tensor, _name, _not_set if _read is None else _read.setter(_not_set.__set__))
 
 
 def _for_torch(kind: type, f: Any, types: Any, args: tuple[Any, ...] = (), how: Any = None) -> Any:

@@ -7,6 +7,7 @@ from ..core.dtypes import f32
 from ..lang import functions as F
 from ..lang.elementwise import as_float
 from ..lang.operands import as_tensor
+from ..lang.shaping import dims_of
 from ..lang.tensor import Like, Tensor
 from .functional import rounded_once
 
@@ -90,5 +91,6 @@ def glu(x: Like, dim: int = -1) -> Tensor:
 
     Raises ShapeError if `dim` does not divide by 2.
     """
-    a, gate = F.split(as_tensor(x), 2, dim)
+    t = as_tensor(x)
+    a, gate = F.split(t, 2, *dims_of("glu", t, (dim,)))
     return a * F.sigmoid(gate)

@@ -6,7 +6,7 @@ from ..core.checks import number
 from ..lang import functions as F
 from ..lang import norms
 from ..lang.elementwise import as_float
-from ..lang.shaping import Dims
+from ..lang.shaping import Dims, dims_of
 from ..lang.tensor import Like, Tensor
 from .functional import wide
 from .losses import pair, reduced
@@ -58,7 +58,7 @@ def normalize(x: Like, p: float = 2.0, dim: Dims = -1, eps: float = 1e-12) -> Te
     """
     t = as_float("normalize", x)
     least = number("normalize", "eps", eps, least=0)
-    size = norms.vector_norm(wide(t), p, dim, True)
+    size = norms.vector_norm(wide(t), p, dims_of("normalize", t, dim), True)
     return (wide(t) / F.maximum(size, least)).to(t.dtype)
 
 
@@ -69,6 +69,7 @@ def cosine_similarity(x: Like, y: Like, dim: int = -1, eps: float = 1e-8) -> Ten
     no such dim.
     """
     a, b = wide(x), wide(y)
+    dims_of("cosine_similarity", a if a.ndim >= b.ndim else b, dim)
     least = number("cosine_similarity", "eps", eps, least=0)
     sizes = [F.maximum(norms.vector_norm(t, 2, dim, True), least) for t in (a, b)]
     return F.sum((a / sizes[0]) * (b / sizes[1]), dim).to(as_float("cosine_similarity", x).dtype)

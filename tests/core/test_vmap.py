@@ -243,6 +243,16 @@ def test_tangents_that_do_not_fit_are_refused(oracle: Oracle) -> None:
         assert said in str(e.value)
 
 
+@pytest.mark.parametrize(
+    "call", [lambda x: ts.jvp(ts.abs, (x,), (x,)), lambda x: ts.vjp(ts.abs, x)], ids=["jvp", "vjp"]
+)
+def test_what_is_said_is_of_the_function_called(
+    call: Any, request: pytest.FixtureRequest, oracle: Oracle
+) -> None:
+    with pytest.raises(UsageError, match=f"^{request.node.callspec.id}: the function gave a value"):
+        call(ts.tensor([1, 2]))
+
+
 def test_tangents_and_gradients_fit_by_name(oracle: Oracle) -> None:
     def twice_and_thrice(d: dict[str, ts.Tensor]) -> dict[str, ts.Tensor]:
         return {"x": d["a"] * 2, "y": d["b"] * 3}

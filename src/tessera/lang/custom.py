@@ -273,13 +273,20 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     >>> pull(ts.tensor([1.0, 2.0]))[0].numpy().tolist()
     [1.0, 2.0]
     """
-    fn = asked_function("vjp", "the function", fn)
+    return pulled_back("vjp", fn, xs)
+
+
+def pulled_back(
+    who: str, fn: Callable[..., Any], xs: tuple[Any, ...]
+) -> tuple[Any, Callable[[Any], Any]]:
+    """`vjp(fn, *xs)`, for a user who has called `who`."""
+    fn = asked_function(who, "the function", fn)
     xs = own(xs)
-    _see_twice("vjp", xs, {*range(len(xs))})
+    _see_twice(who, xs, {*range(len(xs))})
     with replaced(op_by_op=True):
         value = fn(*xs)
     outs, spec = flatten(value)
-    _floats("vjp: the function", outs, "return float tensors")
+    _floats(f"{who}: the function", outs, "return float tensors")
 
     @under_no_grad
     def pull(*g: Any) -> Any:

@@ -18,7 +18,7 @@ from ..ops.custom import custom
 from ..ops.elementwise import stop_gradient
 from ..ops.redistribute import NAMES
 from . import functions as F
-from .custom import along, tensors, under_no_grad, vjp
+from .custom import along, pulled_back, tensors, under_no_grad
 from .grad import apart
 from .record import current
 from .tape import history
@@ -54,7 +54,7 @@ def jvp(
         "give a tensor like each of the primals, in the same structure", dtypes=False,
     )  # fmt: skip
     xs = [apart(x) if x.dtype.is_float else x for x in xs]  # where the way to the value begins
-    value, pull = vjp(fn, *unflatten(spec, xs))
+    value, pull = pulled_back("jvp", fn, unflatten(spec, xs))
     _need_linear(flatten(value)[0], xs)
     # What is pulled back is linear in what is given: its slope by that, along the tangents. Any
     # values would do; these lie where they are needed, and zeros would be made anew there.

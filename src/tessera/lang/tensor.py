@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from threading import active_count
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Union
 from weakref import ref
 
@@ -21,7 +22,7 @@ from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.peers import asking
-from ..core.turns import put_back
+from ..core.turns import LAUNCH, put_back
 from ..ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
 from .engine import engine
@@ -252,7 +253,11 @@ class Tensor:
 
     def _fetched(self) -> np.ndarray[Any, Any]:
         now = self.now()
-        value: np.ndarray[Any, Any] = engine().fetch(now.stored, now.type)
+        data, mesh = now.stored, now.mesh
+        if now.box is not None and mesh is not None and mesh.physical.size > 1 < active_count():
+            with LAUNCH:  # of a weight a copy, which no other thread gives up while it is read
+                data = engine().alive(data, now.type).copy()
+        value: np.ndarray[Any, Any] = engine().fetch(data, now.type)
         return value
 
     def item(self) -> Any:

@@ -254,7 +254,8 @@ class Tensor:
     def _fetched(self) -> np.ndarray[Any, Any]:
         now = self.now()
         data, mesh = now.stored, now.mesh
-        if now.box is not None and mesh is not None and mesh.physical.size > 1 < active_count():
+        over = mesh.physical.size if now.box is not None and mesh is not None else 1
+        if over > 1 and active_count() > 1 and process_count() == 1:  # of several one thread calls
             with LAUNCH:  # of a weight a copy, which no other thread gives up while it is read
                 data = engine().alive(data, now.type).copy()
         value: np.ndarray[Any, Any] = engine().fetch(data, now.type)

@@ -63,6 +63,14 @@ def instance(
     raise unfit(name, what, value, fix, error)
 
 
+def taken(name: str, value: object, kind: type[T], fix: str) -> T:
+    """`value`, which is the `kind` that `name` takes. Raises UsageError."""
+    if isinstance(value, kind):
+        return value
+    given = type(value).__name__
+    raise fail(UsageError, f"{name}: takes a {kind.__name__}, not a {given}", fix=fix)
+
+
 def mapping(name: str, what: str, value: object, fix: str) -> Mapping[Any, Any]:
     """A dict, or what is like one. Raises UsageError."""
     if isinstance(value, Mapping):

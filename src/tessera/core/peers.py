@@ -96,11 +96,15 @@ def no_name(
     return fail(UnknownNameError, text, list(operands), fix=_instead(owner, name, tuple(have)))
 
 
-def _no_attribute(self: object, name: str) -> Any:
-    kind = type(self)
-    if hasattr(kind, name):  # a property that failed: its own error
-        return object.__getattribute__(self, name)
-    raise no_name(f"{kind.__name__!r} object", kind.__name__, name, dir(self))
+def no_attribute(owner: str) -> Callable[[Any, str], Any]:
+    """The `__getattr__` of objects of the kind `owner`."""
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if hasattr(type(self), name):  # a property that failed: its own error
+            return object.__getattribute__(self, name)
+        raise no_name(f"{type(self).__name__!r} object", owner, name, dir(self))
+
+    return __getattr__
 
 
 def _set(frozen: type) -> Callable[[Any, str, Any], None]:
@@ -161,7 +165,7 @@ def checked(what: F) -> F:
     function has the new one then."""
     if isinstance(what, type):
         if not (issubclass(what, BaseException) or hasattr(what, "__getattr__")):
-            what.__getattr__ = _no_attribute  # type: ignore[attr-defined]
+            what.__getattr__ = no_attribute(what.__name__)  # type: ignore[attr-defined]
         own = getattr(vars(what).get("__setattr__"), "__qualname__", "")
         if is_dataclass(what) and own == f"{what.__qualname__}.__setattr__":  # of a frozen one
             what.__setattr__ = _set(what)  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ found them given up waits for it. It is taken before the turn."""
 LAUNCH = RLock()
 """Over several devices the engine reads what another thread gives up meanwhile, and the process
 ends: so one launch, or one look at an array, at a time."""
-LONGEST_S = 60.0
+LONGEST_S = 60.0  # that `put_back` waits for the other thread
 
 
 @contextmanager

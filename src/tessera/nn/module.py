@@ -20,7 +20,7 @@ from ..core.checks import alike, flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
-from ..core.peers import SPACES
+from ..core.peers import SPACES, no_attribute
 from ..core.turns import TURN
 from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
@@ -30,7 +30,7 @@ from ..lang.parameter import Parameter, fits
 from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import register
-from .module_calls import no_attribute, not_callable, scoped, seen
+from .module_calls import not_callable, scoped, seen
 from .weight_names import WeightName
 
 
@@ -376,7 +376,7 @@ def load_with_dtypes(model: Module, values: Mapping[str, Any]) -> None:
 SPACES["model"] = vars(Module).keys()
 
 
-Module.__getattr__ = no_attribute  # type: ignore[attr-defined]  # unseen by type checkers
+Module.__getattr__ = no_attribute("Module")  # type: ignore[attr-defined]  # unseen by type checkers
 Module.__call__ = not_callable  # type: ignore[method-assign]
 
 

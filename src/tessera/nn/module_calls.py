@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import UsageError, fail
-from ..core.peers import no_name, unfit_call
+from ..core.peers import unfit_call
 from ..lang.record import current, named_scope
 
 
@@ -49,13 +49,6 @@ def _met(module: object, base: type) -> None:
         root = recorder.root
         if id(module) not in root.changes.born:
             root.met[id(module)] = module
-
-
-def no_attribute(self: Any, name: str) -> Any:
-    if hasattr(type(self), name):  # a property that failed: its own error
-        return object.__getattribute__(self, name)
-    have = (*self.__dict__, *dir(type(self)))
-    raise no_name(f"{type(self).__name__!r} object", "Module", name, have)
 
 
 def not_callable(self: Any, *args: Any, **kwargs: Any) -> Any:

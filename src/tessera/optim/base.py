@@ -23,7 +23,7 @@ from ..core.context import settings
 from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, caller, fail
 from ..core.layout import TensorType, plain
-from ..core.peers import no_name
+from ..core.peers import no_attribute
 from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..lang import functions as F
@@ -337,13 +337,7 @@ def _set(self: Any, name: str, value: Any) -> None:
     )
 
 
-def _no_attribute(self: Optimizer, name: str) -> Any:
-    if hasattr(type(self), name):  # a property that failed: its own error
-        return object.__getattribute__(self, name)
-    raise no_name(f"{type(self).__name__!r} object", "Optimizer", name, dir(type(self)))
-
-
-Optimizer.__getattr__ = _no_attribute  # type: ignore[attr-defined]  # unseen by type checkers
+Optimizer.__getattr__ = no_attribute("Optimizer")  # type: ignore[attr-defined]  # unseen
 _WITHIN: dict[str, Callable[[float], bool]] = {
     ">= 0": lambda x: 0 <= x < float("inf"),
     "> 0": lambda x: 0 < x < float("inf"),

@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ...core.checks import unfit
+from ...core.checks import taken, unfit
 from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
@@ -281,13 +281,8 @@ def _keyed(value: object) -> object:
 
 def need_graph(name: str, value: object) -> Graph:
     """`value`, which must be a Graph. Raises UsageError."""
-    if not isinstance(value, Graph):
-        raise fail(
-            UsageError,
-            f"{name}: takes a Graph, not a {type(value).__name__}",
-            fix="record one with graph.trace(fn, ...), or take the .graph of a compiled function",
-        )
-    return value
+    fix = "record one with graph.trace(fn, ...), or take the .graph of a compiled function"
+    return taken(name, value, Graph, fix)
 
 
 def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
-from ...core.errors import UsageError, fail
+from ...core.checks import taken
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
@@ -354,10 +354,5 @@ def _holds(a: Mesh | None, b: Mesh | None) -> bool:
 
 def need_schedule(name: str, value: object) -> Schedule:
     """`value`, which must be a Schedule. Raises UsageError."""
-    if not isinstance(value, Schedule):
-        raise fail(
-            UsageError,
-            f"{name}: takes a Schedule, not a {type(value).__name__}",
-            fix="take the .schedule of a compiled function, or read a text: schedule.parse(text)",
-        )
-    return value
+    fix = "take the .schedule of a compiled function, or read a text: schedule.parse(text)"
+    return taken(name, value, Schedule, fix)

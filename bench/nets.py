@@ -5,13 +5,15 @@ in turn: ours is one device, PyTorch has a thread for each core. The convnets ha
 images of 32 x 32: one is residual, the other depthwise, with pooling and exact GELU. The experts
 serve every choice of two of eight for each token, in PyTorch as its users write it: a loop over the
 experts that picks each one's tokens and adds their results back.
-Run it: `python bench/nets.py convnet` (or `depthwise`, `moe`) prints one line of JSON.
+Run it: `python bench/nets.py convnet` (or `depthwise`, `moe`) prints one line of JSON. On a GPU
+both sides use it, f32 with TF32 products; BENCH_LARGE=1 takes sizes that fill one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -117,14 +119,15 @@ class Mixed(nn.Module):
 
 
 def ours(
-    model: Any, x: ts.Tensor, labels: ts.Tensor, measure: bool = False
+    model: Any, x: ts.Tensor, labels: ts.Tensor, measure: bool = False, dtype: str = "f32"
 ) -> tuple[Callable[[], float], Any]:
-    """(run one step and give its loss, the compiled step)."""
+    """(run one step and give its loss, the compiled step); products are of `dtype`."""
     opt = ts.optim.AdamW(lr=RATE, weight_decay=0.0)
 
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, x: ts.Tensor, labels: ts.Tensor) -> Any:
-        loss = model.loss(x, labels)
+        with ts.autocast(dtype):
+            loss = model.loss(x, labels)
         weights = model.parameters()
         new, state = opt.update(weights, ts.grad(loss, weights), state)
         model.load_parameters(new)
@@ -142,13 +145,24 @@ def ours(
     return run, step
 
 
+def peak() -> Callable[[], float] | None:
+    """What a GPU's allocator had given out at most, in MB; None on a CPU."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return None
+    return lambda: (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e6
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("net", choices=("convnet", "depthwise", "moe"))
     ap.add_argument("--rounds", type=int, default=8)
     ap.add_argument("--measure", action="store_true", help="our step in the best of its ways")
+    ap.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of products")
+    ap.add_argument("--compiled", action="store_true", help="PyTorch's step by torch.compile")
     ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
     a = ap.parse_args()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     start_few(1)
     rng = np.random.default_rng(0)
     ts.seed(0)
@@ -164,12 +178,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {n: w.numpy() for n, w in model.parameters().items()}
         np.savez(Path(folder) / "given.npz", __x=x, __labels=labels, **given)
-        with Workers([[str(HERE / "peers/torch_nets.py"), a.net, folder]], a.limit) as peer:
-            run, step = ours(model, ts.tensor(x), ts.tensor(labels.astype(np.int32)), a.measure)
-            found = in_turn({"ours": timed(run), "peer": peer.step}, a.rounds, warm=2)
+        how = "compiled" if a.compiled else "eager"
+        torch_nets = [str(HERE / "peers/torch_nets.py"), a.net, folder, a.dtype, how]
+        with Workers([torch_nets], a.limit) as peer:
+            given_x, given_labels = ts.tensor(x), ts.tensor(labels.astype(np.int32))
+            run, step = ours(model, given_x, given_labels, a.measure, a.dtype)
+            found = in_turn({"ours": timed(run, peak()), "peer": peer.step}, a.rounds, warm=3)
     our, theirs = found["ours"], found["peer"]
     print(json.dumps({
-        "net": a.net + " measured" * a.measure, "torch": peer.about["torch"],
+        "net": a.net + " measured" * a.measure + " compiled" * a.compiled, "dtype": a.dtype,
+        "torch": peer.about["torch"],
         "ours_s": our.median_s, "ours_min_s": min(our.wall_s),
         "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
         "speed_ratio": ratio(theirs.wall_s, our.wall_s),

@@ -44,8 +44,8 @@ class Steps:
         return statistics.median(self.wall_s)
 
 
-def timed(run: Callable[[], float]) -> Callable[[], Taken]:
-    """`run` as a side of `in_turn`."""
+def timed(run: Callable[[], float], peak: Callable[[], float] | None = None) -> Callable[[], Taken]:
+    """`run` as a side of `in_turn`; `peak` is what an allocator says in place of the process."""
     count = itertools.count()
 
     def step() -> Taken:
@@ -54,7 +54,7 @@ def timed(run: Callable[[], float]) -> Callable[[], Taken]:
         begin, worked = time.perf_counter(), time.process_time()
         value = run()
         took_s, worked_s = time.perf_counter() - begin, time.process_time() - worked
-        return Taken(took_s, value, worked_s, peak_mb())
+        return Taken(took_s, value, worked_s, (peak or peak_mb)())
 
     return step
 
@@ -95,11 +95,11 @@ def apart(*sides: Steps, at_most: float) -> float:
     return far
 
 
-def serve(step: Callable[[], float], **about: Any) -> None:
+def serve(step: Callable[[], float], peak: Callable[[], float] | None = None, **about: Any) -> None:
     """In a worker: prints `about`, then what one step took for each line read."""
     print(json.dumps(about), flush=True)
     for _ in sys.stdin:
-        print(json.dumps(timed(step)()), flush=True)
+        print(json.dumps(timed(step, peak)()), flush=True)
 
 
 class Workers:

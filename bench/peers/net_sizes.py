@@ -1,7 +1,9 @@
-"""The sizes of the networks of `bench/nets.py`, which both sides read."""
+"""The sizes of the networks of `bench/nets.py`, which both sides read: those of a CPU, or of a GPU
+where BENCH_LARGE is set."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 RATE = 1e-4
@@ -44,4 +46,9 @@ class MoESizes:
     layers: int = 4
 
 
-CONVNET, DEPTHWISE, MOE = ConvNetSizes(), DepthwiseSizes(), MoESizes()
+if os.environ.get("BENCH_LARGE"):
+    CONVNET = ConvNetSizes(batch=512, widths=(64, 128, 256))
+    DEPTHWISE = DepthwiseSizes(batch=256, width=128, wide=512)
+    MOE = MoESizes(batch=32, seq=512, vocab=8192, width=1024, hidden=2048)
+else:
+    CONVNET, DEPTHWISE, MOE = ConvNetSizes(), DepthwiseSizes(), MoESizes()

@@ -1,6 +1,7 @@
-"""PyTorch's side of `bench/nets.py`: `torch_nets.py convnet|depthwise|moe FOLDER`.
+"""PyTorch's side of `bench/nets.py`: `torch_nets.py convnet|depthwise|moe FOLDER f32|bf16 HOW`.
 
-It takes its weights and batch from FOLDER/given.npz and does one step for each line it reads.
+It takes its weights and batch from FOLDER/given.npz and does one step for each line it reads, on a
+GPU where there is one. HOW is eager or compiled.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Experts(nn.Module):
         for e in range(MOE.experts):
             at, choice = torch.where(ids == e)
             y = F.gelu(rows[at] @ self.up[e], approximate="tanh") @ self.down[e]
-            out.index_add_(0, at, y * gates[at, choice, None])
+            out.index_add_(0, at, (y * gates[at, choice, None]).to(out.dtype))
         return out.reshape(x.shape)
 
 
@@ -123,12 +124,16 @@ class Mixed(nn.Module):
 
 
 def main() -> None:
-    net, folder = sys.argv[1], Path(sys.argv[2])
+    net, folder, dtype, how = sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as on the other side
+    torch.backends.cudnn.benchmark = True
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = {"convnet": ConvNet, "depthwise": Depthwise, "moe": Mixed}[net]()
     with np.load(folder / "given.npz") as file:
         given = {name: torch.from_numpy(file[name]) for name in file.files}
-    x, labels = given.pop("__x"), given.pop("__labels").flatten()
+    x, labels = given.pop("__x").to(where), given.pop("__labels").flatten().to(where)
+    model = model.to(where)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):  # [in, out] there, [out, in] here
             given[f"{name}.weight"] = given[f"{name}.weight"].T
@@ -142,14 +147,18 @@ def main() -> None:
         x = x.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
 
+    forward = torch.compile(model) if how == "compiled" else model
+
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(x), labels)
+        with torch.autocast(where, torch.bfloat16, enabled=dtype == "bf16"):
+            loss = F.cross_entropy(forward(x), labels)
         loss.backward()
         optimizer.step()
         return float(loss.item())
 
-    serve(step, torch=torch.__version__)
+    peak = (lambda: torch.cuda.max_memory_allocated() / 1e6) if where == "cuda" else None
+    serve(step, peak, torch=torch.__version__)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ from .core.errors import (
 from .core.flags import prepare
 from .core.peers import public
 from .core.ranks import rank_of
+from .core.version import VERSION
 from .lang import functions as _functions
 from .lang import linalg, random
 from .lang.ambient import autocast, no_grad, strict
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
     from .core.mesh import Mesh
     from .lang.engine import Engine
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "BackendError", "CheckpointError", "DTypeError", "DeviceLostError", "DonatedError",
     "EngineWarning", "EnvironmentVariableWarning",

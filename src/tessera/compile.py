@@ -22,7 +22,6 @@ import numpy as np
 
 from .core.devices import LOST, need_devices, set_device_provider
 from .core.errors import (
-    BackendError,
     DonatedError,
     TesseraError,
     caller,
@@ -166,14 +165,7 @@ class Executable:
             arrays.alive(args, self.wants)
         if "donated" in first or "donate the same buffer" in first:
             return self._twice()
-        full = "RESOURCE_EXHAUSTED" in first
-        return fail(
-            BackendError,
-            f"{self.schedule.name}: the engine failed: {first}",
-            fix="use smaller tensors, or split them over more devices"
-            if full
-            else "the text above is the engine's own report",
-        )
+        return devices.failed(self.schedule.name, error)
 
 
 def determinism_of(

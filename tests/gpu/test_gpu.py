@@ -82,6 +82,48 @@ def test_a_broadcast_is_the_one_of_the_hardware() -> None:
     assert "collective_broadcast" in line and "[5, 0, 1, 2, 3, 4, 6, 7]" in text
 
 
+# -- convolutions ----------------------------------------------------------------------------------
+def gradients(*how: int) -> Any:
+    """A convolution's result and gradients; `how` is its stride, pads, dilation and groups."""
+    return lambda x, w: (y := ts.nn.conv2d(x, w, None, *how), *ts.grad(ts.sin(y).sum(), [x, w]))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_library_of_a_gpu_is_asked_for_gradients_of_convolutions(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the engine knows them: groups with the images, a kernel that is reversed last."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    def text(w: tuple[int, ...], *how: int) -> str:
+        given = [ts.ones(s, getattr(ts, dtype)) for s in ((32, 8, 16, 16), w)]
+        return for_cuda(simplify(graph.trace(gradients(*how), *given)))
+
+    depthwise = text((8, 1, 3, 3), 1, 1, 1, 8)
+    assert "batch_group_count = 8" in depthwise and "optimization_barrier" not in depthwise
+    assert text((4, 8, 1, 1)).count("stablehlo.convolution") == 3  # whichever a CPU would take
+    strided = text((4, 8, 3, 3), 2, 1)
+    assert re.search(r"(%\d+) = stablehlo.reverse.*\n.*stablehlo.convolution\(%\d+, \1\)", strided)
+
+
+@needs_gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize(
+    "stride, pads, places", [(1, 1, 3), (2, 1, 3), (2, 0, 2), (3, 2, 5), (2, 0, 1)]
+)
+def test_gradients_of_convolutions_on_the_gpu_equal_the_oracle(
+    stride: int, pads: int, places: int, groups: int
+) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (3, 8, 19, 19), (16, 8 // groups, places, places)
+    given = [rng.standard_normal(s, np.float32) for s in shapes]
+    run = gradients(stride, pads, 1, groups)
+    want = graph.evaluate(graph.trace(run, *map(ts.tensor, given)), given)
+    for got, expected in zip(ts.jit(run)(*map(ts.tensor, given)), want, strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, atol=1e-3)
+
+
 @needs_gpu
 @pytest.mark.usefixtures("exact")
 def test_a_step_on_the_gpu_equals_the_oracle() -> None:
@@ -208,6 +250,19 @@ def test_blocks_are_large_where_devices_are_no_cpus(monkeypatch: pytest.MonkeyPa
     assert loops()
     monkeypatch.setattr("tessera.nn.at_once.platform", lambda: "gpu")
     assert not loops()
+
+
+def test_tiles_of_attention_are_counted_by_the_scores_that_exist_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By causality those of a chunk of queries, a quarter here."""
+    for module in ("at_once", "flash"):
+        monkeypatch.setattr(f"tessera.nn.{module}.platform", lambda: "gpu")
+    q = parse_type("f32[8, 12, 1024, 64]", None)
+    for causal in (True, False):
+        attend = partial(ts.nn.flash_attention, causal=causal, implementation="tiles")
+        text = graph.trace(lambda q, f=attend: f(q, q, q), q).text
+        assert (" = scan " in text) is not causal
 
 
 # -- which level of determinism a GPU keeps --------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 
 import tessera as ts
 from tessera.runtime import programs
+from tessera.runtime.devices import failed
 from tests.compilations import compilations
 
 SOAK = Path(__file__).parents[2] / "bench" / "soak"
@@ -29,6 +30,38 @@ def test_steps_that_nobody_reads_end() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == 7
+
+
+STARTS = "import tessera as ts\nts.ones((2,)).numpy()"
+
+
+@pytest.mark.parametrize("asked", ["rocm", "nonsense"])
+def test_a_backend_that_does_not_start_is_an_error_of_ours(asked: str) -> None:
+    here = {**os.environ, "JAX_PLATFORMS": asked, "PYTHONPATH": str(SOAK.parents[1] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS],
+        env=here, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (
+        f"BackendError: start: the engine's backend does not start\n  JAX_PLATFORMS : {asked}\n"
+        in (done.stderr)
+    )
+    assert "or take the CPU: JAX_PLATFORMS=cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "said, fix",
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying", "use smaller tensors"),
+        ("NOT_FOUND: All configs failed during profiling", "too little memory to try kernels"),
+        ("NOT_FOUND: Failed to get configs for: 2 out of 3", "too little memory to try kernels"),
+        ("INTERNAL: cuDNN", "the text above is the engine's own report"),
+    ],
+)
+def test_what_the_engine_says_comes_with_a_way_out(said: str, fix: str) -> None:
+    error = failed("step", RuntimeError(said + "\nmore of it"), [("tensor", "f32[2]")])
+    first, *_, last = str(error).splitlines()
+    assert first == f"step: the engine failed: {said}" and last.startswith(f"  fix    : {fix}")
 
 
 def maps() -> int:

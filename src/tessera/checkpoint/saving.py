@@ -33,6 +33,7 @@ from ..core.errors import (
     fail,
 )
 from ..core.mesh import Mesh
+from ..core.version import VERSION
 from ..core.wording import digest
 from ..lang import random
 from ..lang.checks import mesh_or_none
@@ -213,7 +214,7 @@ def taken(what: Save, alone: bool = False) -> Job:
     about = {
         "tag": what.tag, "step": step, "mesh": where.text() if where is not None else "",
         "processes": 1 if alone else process_count(), "numerics": settings().program.determinism,
-        "versions": {name: version(name) for name in ("tessera", "jax", "numpy")},
+        "versions": {"tessera": VERSION, **{name: version(name) for name in ("jax", "numpy")}},
         "metrics": numbers(what.metrics), "random": random.state(), "values": values,
         "state": _json(what.state),
     }  # fmt: skip

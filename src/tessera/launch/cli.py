@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 
 from ..core.errors import TesseraError
+from ..core.version import VERSION
 from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
 from . import commands
@@ -31,7 +31,7 @@ app.add_typer(ckpt, name="ckpt")
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"tessera {version('tessera')}")
+        typer.echo(f"tessera {VERSION}")
         raise typer.Exit
 
 

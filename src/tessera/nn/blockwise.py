@@ -157,6 +157,11 @@ def pulled(
 
 
 # -- parts ----------------------------------------------------------------------------------------
+def largest_chunk(q: Tensor, keys: Tensor, how: Scores) -> int:
+    """The scores of one head's largest chunk of queries: no others exist with them."""
+    return max((stop - start) * seen for start, stop, seen in _chunks(q, [keys], how))
+
+
 def _chunks(q: Tensor, keys: Sequence[Tensor], how: Scores) -> list[tuple[int, int, int]]:
     """(start, stop, the keys that are seen) of each chunk of queries."""
     seq, count = q.shape[3], keys[0].shape[3]

@@ -30,7 +30,7 @@ from ..lang.loop import map_chunks
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .at_once import scores_at_once
-from .blockwise import NONE, Scores, attend, extras, pulled
+from .blockwise import NONE, Scores, attend, extras, largest_chunk, pulled
 from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of
 
@@ -215,7 +215,7 @@ def _tiles(how: Scores) -> Any:
 
     def by_rows(fn: Callable[..., list[Tensor]], q: Tensor, *others: list[Tensor]) -> list[Tensor]:
         """`fn(q, *others)`, the lists in place."""
-        every = [q, *itertools.chain(*others)]
+        every, keys = [q, *itertools.chain(*others)], others[-2][0]
         cut = [x.shape[0] == q.shape[0] for x in every]
 
         def some(*parts: Tensor) -> list[Tensor]:
@@ -223,7 +223,10 @@ def _tiles(how: Scores) -> Any:
             now = iter([next(mine) if c else x for c, x in zip(cut, every, strict=True)])
             return fn(next(now), *([next(now) for _ in xs] for xs in others))
 
-        of_row = math.prod(q.type.local_shape[1:4]) * others[-2][0].shape[3]
+        # A core's cache has room besides those of a chunk; elsewhere it is memory that counts.
+        sizes = q.type.local_shape
+        one = sizes[3] * keys.shape[3] if platform() == "cpu" else largest_chunk(q, keys, how)
+        of_row = math.prod(sizes[1:3]) * one
         count = max(1, (how.most or 1) // max(1, of_row))
         made: list[Tensor] = map_chunks(some, *itertools.compress(every, cut), rows=count)
         return made

@@ -25,7 +25,7 @@ from ..core.mesh import Mesh
 from ..core.turns import LAUNCH
 from ..ir.graph.oracle import FOLD
 from ..lang.engine import Parts
-from .devices import jax_mesh, start
+from .devices import failed, jax_mesh, start
 from .jax_private import ArrayImpl, gone
 from .same_values import compare_values
 
@@ -268,12 +268,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     except RuntimeError as error:
         if "deleted" in str(error):
             raise donated(t) from None
-        raise fail(
-            BackendError,
-            f"read: the engine failed: {str(error).splitlines()[0]}",
-            [("tensor", t)],
-            fix="the text above is the engine's own report",
-        ) from None
+        raise failed("read", error, [("tensor", t)]) from None
     for _, kind in t.partial:
         x = FOLD[kind].reduce(x, axis=0, dtype=x.dtype)  # whole numbers wrap around as anywhere
     own = tuple(t.sizes[a] for a in t.varying)

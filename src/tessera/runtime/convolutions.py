@@ -36,14 +36,23 @@ def conv(x: Array, w: Array, *how: Any) -> Array:
     w = lax.transpose(w, (*range(3, w.ndim), 2, 0, 1))
     made = partial(_last, how)
     own = _for_cpu(how, made, x.shape, w.shape)
-    out = lax.platform_dependent(x, w, cpu=own, default=made) if own else made(x, w)
+    if own is None:
+        out = made(x, w)
+    else:
+        dtype = _sums(x) or x.dtype
+        on_cpu = partial(_as, dtype, own)  # both give the same type
+        out = lax.platform_dependent(x, w, cpu=on_cpu, default=made)
     return lax.transpose(out, (0, out.ndim - 2, out.ndim - 1, *range(1, out.ndim - 2)))
+
+
+def _as(dtype: Any, made: Made, x: Array, w: Array) -> Array:
+    return made(x, w).astype(dtype)
 
 
 def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int]) -> Made | None:
     """What a CPU computes faster than by one call of its library, where that is known."""
     groups, places, made_places = w[-2], math.prod(w[:-3]), math.prod(_sizes(how, x, w))
-    of_weight = places >= PLACES and places > made_places
+    of_weight = _of_weight(how, x, w)
     if groups == 1 and places == 1:
         return partial(_by_product, how)
     if groups == 1 and made_places == 1:
@@ -63,6 +72,11 @@ def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int])
         k for k in range(1, groups + 1) if groups % k == 0 and (k == 1 or k * most <= CHANNELS)
     )
     return partial(_in_bundles, _all_pairs if of_weight else _with_zeros, together, made)
+
+
+def _of_weight(how: Sequence[Any], x: Sequence[int], w: Sequence[int]) -> bool:
+    places = math.prod(w[:-3])
+    return places >= PLACES and places > math.prod(_sizes(how, x, w))
 
 
 def _in_f32(made: Made) -> Made:
@@ -202,17 +216,32 @@ def _in_parts(parts: int, made: Made, x: Array, w: Array) -> Array:
     return reduce(add, (made(*part) for part in each))
 
 
+def _sums(x: Array) -> Any:
+    """The dtype of sums, where it is not that of `x`: f32 on all devices; but a GPU's library
+    rounds them itself, and has no other result."""
+    wide = x.dtype.itemsize < 4 and jax.default_backend() == "cpu"
+    return jnp.float32 if wide else None
+
+
 def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
     """That of x [N, *sizes, groups, in] with w [*kernel, in, groups, out]. XLA counts groups
-    itself, which lie side by side with the channels."""
+    itself, which lie side by side with the channels; or with images, where w is the gradient of a
+    result: only so does it ask a GPU's library for the gradient of a weight with groups."""
     stride, pads, dilation, spread = how
     (groups, outs), rank = w.shape[-2:], x.ndim - 1
     order = (0, rank - 1, *range(1, rank - 1))
-    # Sums are f32 on all devices; a GPU's library rounds them itself, and has no other result.
-    wide = x.dtype.itemsize < 4 and jax.default_backend() == "cpu"
+    if by_batch := groups > 1 and _of_weight(how, x.shape, w.shape):
+        x = jnp.moveaxis(x, -2, 0).reshape(-1, *x.shape[1:-2], x.shape[-1])
+    else:
+        x = x.reshape(*x.shape[:-2], -1)
+    w = w.reshape(*w.shape[:-2], groups * outs)
+    if any(s > 1 for s in spread) and jax.default_backend() == "gpu":
+        # The engine asks the library for the gradient of images where a kernel is reversed last.
+        places = range(rank - 2)
+        w = lax.rev(lax.optimization_barrier(lax.rev(w, places)), places)
     out = lax.conv_general_dilated(
-        lax.reshape(x, (*x.shape[:-2], groups * x.shape[-1])),
-        lax.reshape(w, (*w.shape[:-2], groups * outs)),
+        x,
+        w,
         stride,
         pads,
         lhs_dilation=spread,
@@ -220,7 +249,8 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
         dimension_numbers=lax.ConvDimensionNumbers(
             order, (rank - 1, rank - 2, *range(rank - 2)), order
         ),
-        feature_group_count=groups,
-        preferred_element_type=jnp.float32 if wide else None,
+        feature_group_count=1 if by_batch else groups,
+        batch_group_count=groups if by_batch else 1,
+        preferred_element_type=_sums(x),
     )
-    return lax.reshape(out, (*out.shape[:-1], groups, outs))
+    return out.reshape(*out.shape[:-1], groups, outs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 
@@ -42,8 +42,11 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         jax.config.update("jax_num_cpu_devices", _visible() or count)
         _show_only(visible_ids())
         keep_pages()
-        with _batch():
-            jax.devices()
+        try:
+            with _batch():
+                jax.devices()
+        except (RuntimeError, AssertionError) as error:
+            raise _not_started(error) from None
         _started.append(True)
     _warn_of_others()
     kept_programs.folder()
@@ -53,7 +56,8 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
         ids = visible_ids()
         processes = place()[1]
         each = -(-needed // processes)
-        more = f"{environment.DEVICES}={each} (virtual CPU devices" + (
+        cpu = "" if jax.default_backend() == "cpu" else "JAX_PLATFORMS=cpu "
+        more = f"{cpu}{environment.DEVICES}={each} (virtual CPU devices" + (
             f" of each process; tessera run --devices {each})" if processes > 1 else ")"
         )
         if not _started:
@@ -67,6 +71,35 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             + ([("visible", ",".join(map(str, ids)))] if ids else []),
             fix=f"{_smaller(mesh, have)}, or {'more visible devices' if ids else more}",
         )
+
+
+def failed(what: str, error: Exception, rows: Sequence[tuple[str, object]] = ()) -> BackendError:
+    """The engine's `error` while it did `what`, as one of ours: its first line, and what to do."""
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    fix = next((fix for words, fix in _WAYS_OUT.items() if words in first), _OWN)
+    return fail(BackendError, f"{what}: the engine failed: {first}", rows, fix=fix)
+
+
+_OWN = "the text above is the engine's own report"
+_LESS = "use smaller tensors, or split them over more devices"
+_OTHERS = "nvidia-smi names the programs that hold memory of a GPU"
+_WAYS_OUT = {
+    "RESOURCE_EXHAUSTED": _LESS,
+    # A GPU's kernels are tried before a program runs.
+    "configs": f"too little memory to try kernels may be the cause: {_LESS}; {_OTHERS}",
+}
+
+
+def _not_started(error: Exception) -> BackendError:
+    asked = os.environ.get("JAX_PLATFORMS")
+    said = str(error) or "it has no such backend"  # jax.config alone knows the name then
+    return fail(
+        BackendError,
+        "start: the engine's backend does not start",
+        [("JAX_PLATFORMS", asked)] * bool(asked) + [("engine", said.splitlines()[0])],
+        fix=("leave JAX_PLATFORMS out, which takes what is there, or " if asked else f"{_OTHERS}; ")
+        + "take the CPU: JAX_PLATFORMS=cpu; tessera doctor says what is missing",
+    )
 
 
 @contextmanager

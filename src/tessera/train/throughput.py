@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import number, whole
+from ..core.devices import platform
 from ..core.dtypes import f32
 from ..ir.graph.node import Graph
 from ..lang.create import tensor
@@ -48,20 +49,26 @@ def product_flops(graph: Graph) -> int:
 
 
 @cache
-def gemm_peak(size: int = 1024, dtype: Any = f32, seconds: float = 1.0) -> float:
-    """The fastest FLOP/s that this machine reached in products of `size` x `size` matrices.
+def gemm_peak(size: int | None = None, dtype: Any = f32, seconds: float = 1.0) -> float:
+    """The fastest FLOP/s that this machine reached in products of `size` x `size` matrices (None:
+    1024 on a CPU, elsewhere 8192).
 
-    One program on one device, which on a CPU uses every core. Products of a few milliseconds, the
-    best of what fits into `seconds`: a busy machine lets some of them pass undisturbed. It is
-    measured once in a process.
+    One program on one device, which on a CPU uses every core. Runs of a few milliseconds, the best
+    of what fits into `seconds`: a busy machine lets some of them pass undisturbed. It is measured
+    once in a process.
     """
+    on_cpu = platform() == "cpu"
+    if size is None:
+        size = 1024 if on_cpu else 8192
+    count = 1 if on_cpu else 4  # of products in a run: reading a number from a GPU takes time
     whole("gemm_peak", "size", size, 1)
     number("gemm_peak", "seconds", seconds, above=0)
 
     @jit
     def product(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        y = x @ w
-        return y, y[0, 0]
+        for _ in range(count):
+            x = x @ w
+        return x, x[0, 0]
 
     # Rows that average: the values keep their size however often they are multiplied.
     w = tensor(np.full((size, size), 1.0 / size, np.float32), dtype=dtype)
@@ -73,4 +80,4 @@ def gemm_peak(size: int = 1024, dtype: Any = f32, seconds: float = 1.0) -> float
         x, one = product(x, w)
         one.item()
         best = min(best, time.perf_counter() - before)
-    return 2.0 * size**3 / best
+    return 2.0 * size**3 * count / best

@@ -118,30 +118,37 @@ def dot_in_blocks(
     contract: Contract, matrix: str, dtype: DType, x: Array, w: Array, counts: Array
 ) -> Array:
     """As `dot_by_tiles`."""
-    of, rows = _blocks(counts, len(x))
+    of, rows, places = _blocks(counts, len(x))
     y = contract(("nrd", f"n{matrix}"), "nrh", (_at(x, rows), w[of]), dtype)
-    return jnp.zeros((len(x), y.shape[-1]), y.dtype).at[rows].set(y, mode="drop")
+    # Taken from their places, and not put into zeros: the engine makes all zeros of a program at
+    # once, when it begins, and their memory is needed until each has been written to.
+    return _at(y.reshape(-1, y.shape[-1]), places)
 
 
 def contract_in_blocks(contract: Contract, x: Array, y: Array, counts: Array) -> Array:
     """As `contract_by_tiles`."""
-    of, rows = _blocks(counts, len(x))
+    of, rows, _ = _blocks(counts, len(x))
     each = contract(("nrd", "nrh"), "ndh", (_at(x, rows), _at(y, rows)), f32)
     mine = (of[:, None] == jnp.arange(len(counts))).astype(each.dtype)
     return contract(("ne", "ndh"), "edh", (mine, each), f32)
 
 
-def _blocks(counts: Array, rows: int) -> tuple[Array, Array]:
-    """(the run of each block, its rows): what fills a block up is `rows`, beyond the last."""
+def _blocks(counts: Array, rows: int) -> tuple[Array, Array, Array]:
+    """(the run of each block, its rows, the place in all blocks of each row): what fills a block
+    up is `rows`, beyond the last; a row that no run has is placed beyond all."""
     runs = len(counts)
     size = max(8, -(-rows // (2 * runs)))
     needs = (counts + (size - 1)) // size
     ends, stops = jnp.cumsum(needs), jnp.cumsum(counts)
-    n = jnp.arange(-(-rows // size) + runs)
-    of = jnp.minimum(jnp.sum(n[:, None] >= ends, 1), runs - 1)
-    begin = (stops - counts)[of] + (n - (ends - needs)[of]) * size
-    at = begin[:, None] + jnp.arange(size)
-    return of, jnp.where((at < stops[of][:, None]) & (n < ends[-1])[:, None], at, rows)
+    starts, firsts = stops - counts, ends - needs  # rows, blocks
+    n, r = jnp.arange(-(-rows // size) + runs), jnp.arange(rows)
+    of, run = (
+        jnp.minimum(jnp.sum(i[:, None] >= x, 1), runs - 1) for i, x in ((n, ends), (r, stops))
+    )
+    at = (starts[of] + (n - firsts[of]) * size)[:, None] + jnp.arange(size)
+    at = jnp.where((at < stops[of][:, None]) & (n < ends[-1])[:, None], at, rows)
+    places = jnp.where(r < stops[-1], firsts[run] * size + r - starts[run], len(n) * size)
+    return of, at, places
 
 
 def _at(x: Array, rows: Array) -> Array:

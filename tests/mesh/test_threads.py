@@ -13,6 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, op, optim
+from tessera.lang.tree import flatten
 from tessera.train.generate import generate
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -97,9 +98,10 @@ def test_weights_are_there_while_another_thread_records() -> None:
     assert (read_there == weight).all()
 
 
-def trained(model: nn.Module, x: ts.Tensor, steps: int) -> list[float]:
+def trained(model: nn.Module, x: ts.Tensor, steps: int, state: Any = None) -> list[float]:
     opt = optim.AdamW(1e-2)
-    state = opt.init(model)
+    state = {} if state is None else state
+    state.update(opt.init(model))
 
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, x: ts.Tensor) -> ts.Tensor:
@@ -141,6 +143,33 @@ def test_one_thread_trains_what_another_evaluates(devices: int) -> None:
     all_steps = np.array([*want, evaluate(model, x).item()])
     for value in seen[0] + seen[1]:  # no weights of two steps at once
         assert np.isclose(all_steps, value, rtol=1e-4).any()
+
+
+def test_what_a_step_gives_up_while_another_thread_reads_it_is_an_error_at_most() -> None:
+    """Of an optimizer's state, too: the engine would end the process, or wait for ever."""
+    mesh = dist.Mesh(("dp",), devices=2)
+    model, state, ended = deep(), {}, threading.Event()
+    dist.place(model, dist.strategy("data_parallel"), mesh=mesh)
+
+    def train() -> list[float]:
+        try:
+            return trained(model, ts.tensor(X, mesh=mesh), 100, state)
+        finally:
+            ended.set()
+
+    def look() -> int:
+        read = 0
+        while not ended.is_set():
+            for moment in [t for t in flatten(dict(state))[0] if isinstance(t, ts.Tensor)]:
+                try:
+                    assert np.isfinite(moment.numpy()).all()
+                except ts.DonatedError:
+                    continue
+                read += 1
+        return read
+
+    _, *read = together(train, look, look)
+    assert all(read)
 
 
 def test_a_value_is_read_while_a_callback_calls_a_compiled_function() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from threading import active_count
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Union
 from weakref import ref
 
@@ -22,7 +21,7 @@ from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.peers import asking
-from ..core.turns import LAUNCH, put_back
+from ..core.turns import put_back
 from ..ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
 from .engine import engine
@@ -253,12 +252,7 @@ class Tensor:
 
     def _fetched(self) -> np.ndarray[Any, Any]:
         now = self.now()
-        data, mesh = now.stored, now.mesh
-        over = mesh.physical.size if now.box is not None and mesh is not None else 1
-        if over > 1 and active_count() > 1 and process_count() == 1:  # of several one thread calls
-            with LAUNCH:  # of a weight a copy, which no other thread gives up while it is read
-                data = engine().alive(data, now.type).copy()
-        value: np.ndarray[Any, Any] = engine().fetch(data, now.type)
+        value: np.ndarray[Any, Any] = engine().fetch(now.stored, now.type)
         return value
 
     def item(self) -> Any:

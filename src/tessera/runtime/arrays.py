@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from threading import active_count
 from typing import Any
 
 import jax
@@ -262,8 +263,9 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             [("tensor", f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}")],
             fix="read it in all processes: dist.to_host(x)",
         )
+    one = len(data.sharding.device_set) == 1
+    data = data if one else _kept(data, t)
     try:
-        one = len(data.sharding.device_set) == 1
         x = (np.asarray(data) if one else _copied(data)).reshape(_flat_shape(t))
     except RuntimeError as error:
         if "deleted" in str(error):
@@ -274,6 +276,15 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     own = tuple(t.sizes[a] for a in t.varying)
     sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
     return x[sizes].reshape((*own, *t.shape))
+
+
+def _kept(data: Array, t: TensorType) -> Array:
+    """`data`, or where another thread may give it up meanwhile, a copy that none does."""
+    if active_count() == 1 or jax.process_count() > 1:  # of several processes one thread calls
+        return data
+    with LAUNCH:
+        alive([data], [t])
+        return data.copy()
 
 
 def _copied(data: Array) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,21 @@ if HIDDEN:
         sys.modules[hidden] = None  # type: ignore[assignment]  # the documented way to block one
 
 
-@pytest.fixture(autouse=HIDDEN)
-def engine_without_jax() -> Iterator[None]:
+@pytest.fixture
+def oracle() -> Iterator[Any]:
+    """The engine of this test: one of NumPy."""
     import tessera as ts
     from tessera.lang.engine import set_engine
-    from tests.core.test_lang import Oracle
+    from tests.core.numpy_engine import Oracle
 
     made = Oracle()
     set_engine(lambda: made)
-    yield
+    yield made
     set_engine(ts._load_engine)
+
+
+if HIDDEN:
+
+    @pytest.fixture(autouse=True)
+    def engine_without_jax(oracle: Any) -> None:
+        """The engine of every test where there is no other."""

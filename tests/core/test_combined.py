@@ -10,10 +10,9 @@ import pytest
 
 import tessera as ts
 from tessera import nn
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
 torch = pytest.importorskip("torch")
-__all__ = ["oracle"]
 RNG = np.random.default_rng(1)
 X, Y = RNG.normal(size=(2, 4, 6)).astype(np.float32) * 3
 EDGES = np.array([-8.0, -6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0, 8.0, 90.0, -90.0], np.float32)

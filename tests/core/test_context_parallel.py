@@ -19,9 +19,8 @@ from tessera.ir.graph.verify import verify
 from tessera.nn import blockwise
 from tessera.nn.context_parallel import split_sequence, whole_sequence, zigzag_positions
 from tessera.passes.simplify import simplify
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 RNG = np.random.default_rng(11)
 ATTENTION = {"ring": nn.ring_attention, "all_to_all": nn.all_to_all_attention}
 

@@ -18,9 +18,8 @@ from tessera.ir.graph.build import Builder
 from tessera.ir.graph.oracle import computed
 from tessera.ops.op import op_named
 from tessera.passes.differentiate import differentiate
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 ONE = {"stride": (1,), "pads": ((1, 1),), "dilation": (1,), "spread": (1,)}
 RNG = np.random.default_rng(5)

@@ -12,9 +12,8 @@ import tessera as ts
 from tessera import graph, nn, op
 from tessera.core.layout import plain
 from tessera.ir.graph.verify import verify
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 RNG = np.random.default_rng(11)
 
 

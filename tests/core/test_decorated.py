@@ -11,10 +11,9 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, pipeline, schedule
+from tests.core.numpy_engine import Oracle
 from tests.core.option_rows import STAGES, body, pipe_arguments, piped, sharded
-from tests.core.test_lang import Oracle, oracle
 
-__all__ = ["oracle"]
 CHOICES: dict[str, Any] = {
     "pipeline": False, "microbatches": 8, "overlap": False, "bucket_bytes": 1 << 20,
     "prefetch": 1, "algorithm": "ring", "epoch": "hard", "tile": 64, "warps": 4,

@@ -7,9 +7,8 @@ import pytest
 
 import tessera as ts
 from tessera.lang.random import _below
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 NO_ID = -(2**31)
 
 

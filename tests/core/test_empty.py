@@ -19,7 +19,7 @@ from tessera.core.reshard import steps_between
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
 from tessera.lang.record import Recorder, recording
-from tests.core.test_lang import Oracle, oracle  # noqa: F401  # a fixture
+from tests.core.numpy_engine import Oracle
 
 MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 Fn = Callable[..., Any]
@@ -85,7 +85,7 @@ def layouts(shape: tuple[int, ...]) -> list[TensorType]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_and_gradients_are_pytorchs_in_every_layout(name: str, oracle: Oracle) -> None:  # noqa: F811
+def test_values_and_gradients_are_pytorchs_in_every_layout(name: str, oracle: Oracle) -> None:
     ours, theirs, shapes = CALLS[name]
     values = [f32(*s) for s in shapes]
     given = [torch.tensor(v, requires_grad=True) for v in values]
@@ -128,14 +128,14 @@ def test_a_change_of_layout_of_nothing_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("fn", [ts.max, ts.min, ts.argmax, ts.argmin])
-def test_the_largest_of_none_is_an_error_as_in_numpy(fn: Fn, oracle: Oracle) -> None:  # noqa: F811
+def test_the_largest_of_none_is_an_error_as_in_numpy(fn: Fn, oracle: Oracle) -> None:
     x = ts.zeros((3, 0))
     with pytest.raises(ts.ShapeError, match="dim 1 has no elements"):
         fn(x, 1)
     assert fn(x, 0).shape == (0,)
 
 
-def test_sizes_below_0_are_refused(oracle: Oracle) -> None:  # noqa: F811
+def test_sizes_below_0_are_refused(oracle: Oracle) -> None:
     for make in (lambda: ts.zeros((-1, 2)), lambda: ts.arange(-1), lambda: ts.eye(-1)):
         with pytest.raises(ts.TesseraError):
             make()
@@ -145,7 +145,7 @@ def test_sizes_below_0_are_refused(oracle: Oracle) -> None:  # noqa: F811
         ts.zeros((0, 4)).reshape(2, 2)
 
 
-def test_a_loop_over_nothing_gives_its_start(oracle: Oracle) -> None:  # noqa: F811
+def test_a_loop_over_nothing_gives_its_start(oracle: Oracle) -> None:
     x = ts.zeros((0, 3))
     total, rows = ts.scan(lambda c, row: (c + ts.sum(row), row * 2.0), ts.tensor(5.0), x)
     assert (total.item(), rows.shape) == (5.0, (0, 3))

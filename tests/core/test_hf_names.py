@@ -17,9 +17,7 @@ from tessera.interop.hf_models import KNOWN
 from tessera.interop.hf_names import LAYER
 from tessera.interop.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
-from tests.core.test_lang import Oracle, oracle
-
-__all__ = ["oracle"]
+from tests.core.numpy_engine import Oracle
 
 LLAMA = {
     "hidden_size": 24, "vocab_size": 10, "num_hidden_layers": 2, "num_attention_heads": 6,

@@ -10,9 +10,8 @@ import pytest
 
 import tessera as ts
 from tessera import debug, dist, op
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 
 

@@ -21,10 +21,9 @@ from tessera.ir.graph.oracle import computed
 from tessera.ir.graph.verify import verify
 from tessera.ops.op import op_named
 from tessera.passes.differentiate import differentiate
+from tests.core.numpy_engine import Oracle
 from tests.core.table import apart, positive
-from tests.core.test_lang import Oracle, oracle
 
-__all__ = ["oracle"]
 MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 RNG = np.random.default_rng(9)
 

@@ -35,9 +35,7 @@ from tessera.data.prefetch import Ahead
 from tessera.data.shuffle import Order, permuted
 from tessera.train.config import ALIASES
 from tessera.train.config import KEYS as TRAINING_KEYS
-from tests.core.test_lang import oracle
 
-__all__ = ["oracle"]
 pytestmark = pytest.mark.usefixtures("oracle")
 S = 4
 

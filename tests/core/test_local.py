@@ -18,9 +18,8 @@ from tessera.ir.graph.text import parse
 from tessera.ir.graph.verify import verify
 from tessera.passes.simplify import simplify
 from tests.core.local_cases import CASES, MESH, Array, Case, N
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 RNG = np.random.default_rng(3)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import tessera as ts
 from tessera import nn
-from tests.core.test_lang import Oracle, oracle  # noqa: F401  # a fixture
+from tests.core.numpy_engine import Oracle
 
 RNG = np.random.default_rng(11)
 LOGITS = RNG.normal(size=(3, 4, 7)).astype(np.float32)
@@ -24,7 +24,7 @@ SOME = np.where(RNG.uniform(size=(3, 4)) < 0.3, -100, LABELS)
     ("labels", "weight", "smoothing"),
     list(itertools.product((LABELS, SOME), (None, WEIGHT), (0.0, 0.1, 1.0))),
 )
-def test_cross_entropy(labels: Any, weight: Any, smoothing: float, oracle: Oracle) -> None:  # noqa: F811
+def test_cross_entropy(labels: Any, weight: Any, smoothing: float, oracle: Oracle) -> None:
     x = torch.tensor(LOGITS, requires_grad=True)
     want = torch.nn.functional.cross_entropy(
         x.reshape(-1, 7), torch.tensor(labels).reshape(-1), label_smoothing=smoothing,
@@ -46,7 +46,7 @@ def test_cross_entropy(labels: Any, weight: Any, smoothing: float, oracle: Oracl
         )
 
 
-def test_labels_of_any_whole_dtype(oracle: Oracle) -> None:  # noqa: F811
+def test_labels_of_any_whole_dtype(oracle: Oracle) -> None:
     want = nn.cross_entropy(LOGITS, LABELS).item()
     for dtype in (ts.uint8, ts.int8, ts.uint32):
         assert nn.cross_entropy(LOGITS, ts.tensor(LABELS, dtype=dtype)).item() == want
@@ -71,7 +71,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_attention_with_a_mask(name: str, oracle: Oracle) -> None:  # noqa: F811
+def test_attention_with_a_mask(name: str, oracle: Oracle) -> None:
     mask = MASKS[name]
     theirs = [torch.tensor(x, requires_grad=True) for x in (Q, K, V)]
     full = np.ascontiguousarray(np.broadcast_to(mask, (2, 4, 5, 6)))
@@ -86,13 +86,13 @@ def test_attention_with_a_mask(name: str, oracle: Oracle) -> None:  # noqa: F811
             np.testing.assert_allclose(a.numpy(), b.grad.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_causal_queries_before_the_first_key_give_zeros(oracle: Oracle) -> None:  # noqa: F811
+def test_causal_queries_before_the_first_key_give_zeros(oracle: Oracle) -> None:
     got = nn.attention(*(ts.tensor(x) for x in (K, K[:, :, :2], V[:, :, :2])), causal=True).numpy()
     assert (got[:, :, :4] == 0).all() and (got[:, :, 4] == V[:, :, 0]).all()
 
 
 def test_causal_queries_whose_keys_are_hidden_see_none_of_the_later_ones(
-    oracle: Oracle,  # noqa: F811
+    oracle: Oracle,
 ) -> None:
     """Left padding: the first queries see padding alone."""
     there = np.arange(6) >= 2
@@ -103,7 +103,7 @@ def test_causal_queries_whose_keys_are_hidden_see_none_of_the_later_ones(
         assert (ts.grad((got * got)[:, :, :2].sum(), v).numpy() == 0).all()
 
 
-def test_masks_that_mean_nothing_are_refused(oracle: Oracle) -> None:  # noqa: F811
+def test_masks_that_mean_nothing_are_refused(oracle: Oracle) -> None:
     q, k, v = (ts.tensor(x) for x in (Q, K, V))
     with pytest.raises(ts.ShapeError, match="does not broadcast to the scores"):
         nn.attention(q, k, v, mask=np.ones((2, 6), bool))

@@ -20,9 +20,8 @@ from tessera.nn.experts.routing import Router, choose
 from tessera.nn.experts.transport import TRANSPORTS
 from tessera.nn.stack import Stack
 from tests.core.moe_reference import EXPERTS, HIDDEN, D, K, X, by_loops, drawn
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 W = drawn()
 PLAIN = drawn(gated=False, shared=False)
 

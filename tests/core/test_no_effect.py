@@ -12,9 +12,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, nn, op, pipeline, schedule
 from tessera.train import recipe
-from tests.core.test_lang import Oracle, oracle
-
-__all__ = ["oracle"]
+from tests.core.numpy_engine import Oracle
 
 EP = dist.Mesh(("ep",), devices=4)
 X = np.ones((16, 8), np.float32)

@@ -18,10 +18,9 @@ from tessera import debug, dist, graph, nn
 from tessera.core.layout import plain
 from tessera.observe.compare import Comparison
 from tessera.observe.compare_runs import RunComparison
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 from tests.core.test_surface import NONSENSE, outcome
 
-__all__ = ["oracle"]
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 X = np.linspace(-1, 95, 64).reshape(8, 8).astype("f4")
 

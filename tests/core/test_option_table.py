@@ -20,10 +20,9 @@ from tessera.data.config import KEYS as DATA
 from tessera.lang.scheduling import options
 from tessera.nn.experts.transport import Transport
 from tessera.train.config import KEYS
+from tests.core.numpy_engine import Oracle
 from tests.core.option_rows import ROWS, seen
-from tests.core.test_lang import Oracle, oracle
 
-__all__ = ["oracle"]
 for more in ("programs", "models", "machines", "graphs", "dist", "data"):
     importlib.import_module(f"tests.core.option_rows_{more}")  # its rows
 MODULES = (

@@ -18,9 +18,8 @@ from tessera import dist, nn, op, optim
 from tessera.core.peer_arguments import ARGUMENT_ADVICE, ARGUMENTS
 from tessera.core.peer_names import ADVICE, INSTEAD
 from tessera.train.generate import generate, sample
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 HERE = {"ts": ts, "nn": nn, "optim": optim, "dist": dist, "np": np}
 KINDS = {
     "x": ts.Tensor, "model": nn.Module, "optimizer": optim.Optimizer, "mesh": dist.Mesh,

@@ -27,9 +27,6 @@ from tessera.ir.schedule.pipelines.stages import balanced
 from tessera.ir.schedule.schedule import Region, Schedule, Send
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
-from tests.core.test_lang import oracle
-
-__all__ = ["oracle"]
 
 MESH = dist.Mesh.parse("dp=2 pp=2")
 W = {k: np.ones((8, 8), np.float32) for k in "abc"}

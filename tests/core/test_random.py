@@ -19,10 +19,8 @@ from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.text import parse, to_text
 from tessera.ir.graph.verify import verify
 from tessera.ops.random import GOLDEN, threefry
+from tests.core.numpy_engine import Oracle
 from tests.core.strategies import layouts, meshes, shapes
-from tests.core.test_lang import Oracle, oracle
-
-__all__ = ["oracle"]
 
 ONES = 0xFFFFFFFF
 KEY = np.array([7, 11], np.uint32)

@@ -19,9 +19,8 @@ from tessera.core.options import ProgramOptions
 from tessera.core.renamed import RENAMED
 from tessera.nn.conv_layers import OLD_NAMES
 from tessera.observe.nan_origin import Found
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 PAGE = Path(__file__).parents[2] / "docs" / "renamed.md"
 ROWS = re.findall(r"^\| `(.+?)`.*? \| `(.+?)` \|", PAGE.read_text(), re.M)
 HERE = {"ts": ts} | {name: getattr(ts, name) for name in ts.__all__} | {"Found": Found}

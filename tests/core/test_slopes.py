@@ -12,7 +12,7 @@ import torch
 
 import tessera as ts
 from tessera import nn
-from tests.core.test_lang import Oracle, oracle  # noqa: F401  # a fixture
+from tests.core.numpy_engine import Oracle
 
 Array = np.ndarray[Any, np.dtype[Any]]
 POINTS = np.array([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 1e-30], np.float32)
@@ -82,13 +82,13 @@ def slopes(ours: Any, theirs: Any, *points: Array) -> tuple[list[Array], list[Ar
 
 
 @pytest.mark.parametrize("name", ONE)
-def test_one_argument(name: str, oracle: Oracle) -> None:  # noqa: F811
+def test_one_argument(name: str, oracle: Oracle) -> None:
     with np.errstate(all="ignore"):
         same(*slopes(*ONE[name], POINTS), name)
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_two_arguments(name: str, oracle: Oracle) -> None:  # noqa: F811
+def test_two_arguments(name: str, oracle: Oracle) -> None:
     with np.errstate(all="ignore"):
         same(*slopes(*TWO[name], *PAIRS), name)
 
@@ -97,18 +97,18 @@ def test_two_arguments(name: str, oracle: Oracle) -> None:  # noqa: F811
     "name",
     ["asinh", "sinh", "cosh", "atanh", "atan", "asin", "acos", "tan", "erfc", "erfinv"],
 )
-def test_where_one_formula_goes_over_to_another(name: str, oracle: Oracle) -> None:  # noqa: F811
+def test_where_one_formula_goes_over_to_another(name: str, oracle: Oracle) -> None:
     with np.errstate(all="ignore"):
         same(*slopes(getattr(ts, name), getattr(torch, name), EDGES), name)
 
 
-def test_acosh_from_its_first_point_to_infinity(oracle: Oracle) -> None:  # noqa: F811
+def test_acosh_from_its_first_point_to_infinity(oracle: Oracle) -> None:
     points = np.append(EDGES[EDGES >= 0.5], np.float32(np.inf))
     with np.errstate(all="ignore"):
         same(*slopes(ts.acosh, torch.acosh, points), "acosh")
 
 
-def test_an_angle_of_tiny_and_of_huge_points(oracle: Oracle) -> None:  # noqa: F811
+def test_an_angle_of_tiny_and_of_huge_points(oracle: Oracle) -> None:
     """Their squares are 0 or infinite in f32, and PyTorch's slopes NaN or 0."""
     x = [ts.tensor(np.array([0.0, size], np.float32)) for size in (1e-30, 1e30)]
     for t, want in zip(x, (1e30, 1e-30), strict=True):
@@ -116,7 +116,7 @@ def test_an_angle_of_tiny_and_of_huge_points(oracle: Oracle) -> None:  # noqa: F
         np.testing.assert_allclose(g.numpy(), [want, 0.0], rtol=1e-5)
 
 
-def test_binary_cross_entropy_of_certain_probabilities(oracle: Oracle) -> None:  # noqa: F811
+def test_binary_cross_entropy_of_certain_probabilities(oracle: Oracle) -> None:
     theirs: Any = torch.nn.functional.binary_cross_entropy
     for target in (0.0, 0.3, 1.0):
         y = np.full_like(PROBS, target)
@@ -140,7 +140,7 @@ def test_binary_cross_entropy_of_certain_probabilities(oracle: Oracle) -> None: 
     )
 
 
-def test_a_maximum_with_a_nan_hands_the_gradient_on(oracle: Oracle) -> None:  # noqa: F811
+def test_a_maximum_with_a_nan_hands_the_gradient_on(oracle: Oracle) -> None:
     x, y = np.array([np.nan, 1.0], np.float32), np.array([1.0, np.nan], np.float32)
     for ours, theirs in (TWO["maximum"], TWO["minimum"]):
         same(*slopes(ours, theirs, x, y), "")

@@ -9,9 +9,8 @@ import pytest
 
 import tessera as ts
 from tessera import debug, dist, graph
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 X = np.linspace(-1, 95, 64).reshape(8, 8).astype("f4")
 

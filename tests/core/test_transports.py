@@ -10,9 +10,8 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, op
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 pytestmark = pytest.mark.usefixtures("oracle")
 RNG = np.random.default_rng(6)
 MESH = dist.Mesh(("ep",), devices=4)

@@ -17,10 +17,9 @@ from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
 from tessera.lang.operands import as_tensor, emit_many
 from tessera.lang.tree import flatten
+from tests.core.numpy_engine import Oracle
 from tests.core.table import ROWS, Row
-from tests.core.test_lang import Oracle, oracle
 
-__all__ = ["oracle"]
 RNG = np.random.default_rng(3)
 COUNT = 3
 # Ops that have no form for arguments that all have rows: these run row by row, in a loop.

@@ -19,9 +19,8 @@ from tessera.ir.schedule.schedule import Send
 from tessera.passes.simplify import simplify
 from tessera.train import recipe
 from tests.cases import LONG
-from tests.core.test_lang import Oracle, oracle
+from tests.core.numpy_engine import Oracle
 
-__all__ = ["oracle"]
 MESH = dist.Mesh.parse("dp=2,tp=2")
 BATCH, SEQ, WIDTH = 8, 16, 32
 ACTIVATION = (BATCH, SEQ, WIDTH)

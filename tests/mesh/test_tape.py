@@ -9,10 +9,13 @@ from weakref import ref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import tessera as ts
+from tessera import optim
 from tessera.lang.tape import history
+from tessera.lang.tree import flatten
 
 RNG = np.random.default_rng(0)
 
@@ -35,6 +38,41 @@ def test_a_plain_loop_of_updates_holds_one_step() -> None:
         w = w - 0.1 * m
     assert sum(r() is not None for r in olds) <= 6  # those of the last two steps
     assert w._made is not None
+
+
+def set_data(layer: ts.nn.Module, new: dict[str, ts.Tensor]) -> None:
+    for name, p in layer.parameters().items():
+        p.data = new[name]
+
+
+@pytest.mark.parametrize("optimizer", [
+    optim.Momentum(0.1), optim.AdamW(0.1), optim.from_optax(optax.MultiSteps(optax.adam(0.1), 2)),
+])  # fmt: skip
+@pytest.mark.parametrize("put", [ts.nn.Module.load_parameters, set_data])
+def test_a_loop_that_sets_parameters_holds_one_step(optimizer: Any, put: Any) -> None:
+    layer, scaler, olds = ts.nn.Linear(3, 2), optim.LossScale(growth_interval=2), []
+    x, state, scale = ts.ones((4, 3)), optimizer.init(layer), scaler.init()
+    for _ in range(8):
+        grads = ts.grad(scaler.scale((layer(x) ** 2).mean(), scale), layer)
+        grads, finite = scaler.unscale(grads, scale)
+        new, state = optimizer.update(layer, grads, state)
+        put(layer, new)
+        scale = scaler.update(finite, scale)
+        olds += [ref(t) for t in (*flatten(state)[0], *scale.values(), *grads.values(), finite)]
+    alive = sum(r() is not None for r in olds)
+    assert alive <= 2 * len(olds) // 8, f"{alive} of {len(olds)}"
+
+
+def test_a_gradient_that_is_kept_stays_whole_when_parameters_are_set() -> None:
+    layer, x = ts.nn.Linear(3, 2), ts.ones((4, 3))
+    old = layer.weight.now()
+    slope = ts.grad((layer(x) ** 3).sum(), layer)["weight"]
+    moment = 0.9 * slope
+    layer.weight = layer.weight - 0.1 * moment
+    ts.grad((layer(x) ** 2).sum(), layer)
+    assert ts.grad(slope.sum(), old).numpy().any()
+    with pytest.raises(ts.GraphError, match="was let go of, by an earlier gradient"):
+        ts.grad(moment.sum() + old.sum(), old)
 
 
 @pytest.mark.parametrize("how", ["stop_gradient", "detach", "no_grad", "decorated"])

@@ -97,7 +97,7 @@ def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tens
     given = [_number_of(a) if a._data is None else a._data for a in args]
     for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
         out = Tensor(data, t)
-        if made_of is not None:
+        if made_of is not None and t.dtype.is_float:  # through others no gradient flows
             out._made = made(op, made_of, attrs, i, loc)
         results.append(out)
     return results

@@ -255,6 +255,7 @@ class Parameter(Tensor):
         if alike and not any(t.box is self for t in near):
             shape, derived = {"shape": source.shape}, source._made and source._made.of_gradient
             value._made = Made("reshape", (source,), shape, 0, caller() or "", bool(derived))
+            value._past = source._past
         else:
             value._past = Past([ref(t) for t in near if t.box is None], False)
 

@@ -41,15 +41,23 @@ def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
 
 def let_go(weights: Iterable[Tensor]) -> None:
     """Ends the past of those `weights` that were made of an earlier gradient, and of what they were
-    made of that was, too, such as moments."""
+    made of that was, too, such as moments. Where a weight is cut from what it was made of, as a
+    parameter that was set is, the moments behind the cut go, and the gradients there stay."""
     for w in (w if w.of is None else w.of for w in weights):
-        if w._made is None or not any(a._made and a._made.of_gradient for a in w._made.args):
-            continue  # a value, or a gradient itself
-        order = history(w)
-        past = Past(_alive(order), False)
-        for t in order:
-            if t._made is not None and t._made.of_gradient:
-                t._made, t._past = None, past
+        if w._made is not None and any(a._made and a._made.of_gradient for a in w._made.args):
+            _cut(history(w))
+        elif w._past is not None:
+            for t in [t for r in w._past.tensors if (t := r()) is not None]:
+                if t._made is not None and t._made.of_gradient and not t._made.is_gradient:
+                    _cut([x for x in history(t) if not (x._made and x._made.is_gradient)])
+
+
+def _cut(order: list[Tensor]) -> None:
+    """Ends the past of those of `order`, each after its arguments, that were made of gradients."""
+    past = Past(_alive(order), False)
+    for t in order:
+        if t._made is not None and t._made.of_gradient:
+            t._made, t._past = None, past
 
 
 def constants(order: list[Tensor], wanted: set[int]) -> set[int]:

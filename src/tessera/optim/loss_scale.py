@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.checks import shown
+from ..core.context import replaced, settings
 from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
@@ -29,6 +30,7 @@ from ..lang.checks import annotated_fields
 from ..lang.create import tensor
 from ..lang.operands import emit
 from ..lang.parameter import trained
+from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import aligned, flatten, unflatten
 from .clipping import scaled, total
@@ -101,7 +103,9 @@ class LossScale:
 
     def update(self, finite: Tensor, state: State) -> State:
         """The state after a step; `finite` (bool[]) says whether its gradients were finite."""
-        with one_line("loss_scale"):
+        # Nobody asks for a gradient by a scale; outside of recordings each would hold all before.
+        now = settings().no_grad or current() is None
+        with one_line("loss_scale"), replaced(no_grad=now):
             _need_finite("LossScale.update", finite)
             scale, good = state["scale"], state["good"] + 1
             grow = good >= self.growth_interval

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -54,7 +55,8 @@ class Trained:
         self.c = {**SMALL, **config}
         weights = recipe.initialize_model_weights(self.c)
         state = recipe.initialize_optimizer_state(weights, self.c)
-        self.live = TrainState(weights, state, create_dataloader(self.c))
+        self.batches: Any = create_dataloader(self.c)
+        self.live = TrainState(weights, state, self.batches)
         self.step = recipe.make_step(self.c)
         self.said = io.StringIO()
         self.folder, self.steps = folder, steps
@@ -68,7 +70,7 @@ class Trained:
         with run, Guard(run, live, **{"every": 2, **guard}) as self.guard:
             for step in self.guard:
                 with run.step(step) as row:
-                    batch = next(live.loader)
+                    batch = next(self.batches)
                     self.seen.append(batch["input_ids"].numpy().tobytes())
                     row["loss"], live.weights, live.optimizer = self.step(
                         batch, live.weights, live.optimizer
@@ -251,6 +253,65 @@ def test_a_bad_loss_has_an_end(tmp_path: Path) -> None:
     with pytest.raises(LossError, match="there is no checkpoint to go back to"):
         Trained(tmp_path / "none")(loss_of=always, on_bad_loss="rollback", every=None)
     assert len(Trained(tmp_path / "go on")(loss_of=always, on_bad_loss="ignore").losses) == STEPS
+
+
+def test_a_run_that_begins_anew_goes_back_to_none_of_the_run_before(tmp_path: Path) -> None:
+    Trained(tmp_path, 4)()
+    checkpoint.wait()
+    anew = Trained(tmp_path, 8)
+    with pytest.raises(LossError, match="there is no checkpoint to go back to") as error:
+        anew(loss_of=bad_where({3}), resume=False, every=8, on_bad_loss="rollback")
+    assert "newest checkpoint : none" in str(error.value)
+
+
+def test_a_state_of_optax_goes_on(tmp_path: Path) -> None:
+    def trained(folder: Path, after: Any = None) -> bytes:
+        ts.seed(0)
+        optimizer, layer = optim.from_optax(optax.adamw(0.1)), nn.Linear(3, 2)
+        live = TrainState(layer, optimizer.init(layer))
+
+        @ts.jit
+        def step(layer: Any, state: Any, x: Any) -> Any:
+            loss = (layer(x) ** 2).mean()
+            weights, state = optimizer.update(layer, ts.grad(loss, layer), state)
+            layer.load_parameters(weights)
+            return loss, state
+
+        run = Run(folder, steps=6, tokens_per_step=1, console=Console(quiet=True), resume=True)
+        with run, Guard(run, live, every=2) as guard:
+            for i in guard:
+                with run.step(i) as row:
+                    row["loss"], live.optimizer = step(layer, live.optimizer, ts.ones((4, 3)) * i)
+                written()
+                if after is not None:
+                    after(i)
+        return layer.weight.numpy().tobytes()
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(Crash):
+        trained(tmp_path / "cut", crash_at(4))
+    assert trained(tmp_path / "cut") == whole
+
+
+def test_a_guard_says_where_a_loader_came_or_went(tmp_path: Path) -> None:
+    for first, second, says in (
+        (None, "loader", "step-00000002 has no position of a loader"),
+        ("loader", None, "has the position of a loader, which is not taken"),
+    ):
+        folder = tmp_path / str(first)
+        for steps, has in ((2, first), (4, second)):
+            one = Trained(folder, steps)
+            one.live.loader = one.batches if has else None
+            one()
+            checkpoint.wait()
+        assert says in one.said.getvalue()
+
+
+def test_a_run_that_goes_on_from_another_folder_misses_nothing_in_its_own(tmp_path: Path) -> None:
+    Trained(tmp_path / "a", 2)()
+    checkpoint.wait()
+    two = Trained(tmp_path / "b", 4)(resume=tmp_path / "a" / "checkpoints")
+    assert two.guard.begin == 2 and "is gone" not in two.said.getvalue()
 
 
 def test_rows_of_a_run_that_never_saved_do_not_stay(tmp_path: Path) -> None:

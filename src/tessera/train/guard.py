@@ -33,7 +33,6 @@ from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
 from ..nn.module import Module
 from .bad_loss import Judge, LossError
-from .config import TrainingConfig
 from .run import Preempted, Run
 from .safe_points import SafePoints
 from .saves import Saves, TrainState
@@ -98,7 +97,7 @@ class Guard:
             raise unfit(
                 "Guard", "live.weights", live.weights, "give a module, or a dict of tensors"
             )
-        if not isinstance(live.optimizer, dict):
+        if not isinstance(live.optimizer, (dict, tuple, list)):
             raise unfit("Guard", "live.optimizer", live.optimizer, "give optimizer.init(weights)")
         if not (live.loader is None or hasattr(live.loader, "load_state_dict")):
             fix = "give one that has state_dict() and load_state_dict(), or leave it out and take"
@@ -107,8 +106,7 @@ class Guard:
         self.run, self.live = run, live
         storage = Storage(root if root is not None else run.shared / "checkpoints")
         every = None if every is None else whole("Guard", "every", every, 1)
-        config = live.optimizer.get("config")
-        kept = config.keep if isinstance(config, TrainingConfig) else None
+        kept = None if live.config is None else live.config.keep
         self._resume = resume if isinstance(resume, bool) else Storage(resume)
         self._policy = one_of("Guard", "on_bad_loss", on_bad_loss, POLICIES)
         self._judge = Judge(None if spike is None else number("Guard", "spike", spike, above=1))
@@ -190,6 +188,7 @@ class Guard:
     def _stand(self, step: int) -> int:
         """What goes with a safe point after `step` steps, to which the state has been put."""
         self.skipped = int(self._safe.given["skipped"])
+        self.live.optimizer = self._safe.given["optimizer"]
         self.run.cut(step)
         self._saves.look()
         return step
@@ -271,7 +270,8 @@ class Guard:
         if kept_s and kept_s >= self._of_first(self._saved_s()):
             self.begin = self._stand(self._safe.first(None))
             return
-        self._go_on()
+        if not self._go_on():
+            self._saves.leave_out()
         if not self.begin:
             self.run.cut(0)
         self._safe.first(self.begin)
@@ -281,9 +281,10 @@ class Guard:
         found, _ = manifests(self._saves.storage) if self._resume is not False else ([], {})
         return found[-1].created_s if found else 0.0
 
-    def _go_on(self) -> None:
+    def _go_on(self) -> bool:
+        """Whether there is a checkpoint to go on from; the state is that of it then."""
         if self._resume is False:
-            return
+            return False
         places = [self._saves.storage]
         if isinstance(self._resume, Storage):
             places.append(self._resume)
@@ -296,8 +297,10 @@ class Guard:
             found = self._restore(place, tags)
             if found is not None:
                 self._stand_at(found)
+                if place is not self._saves.storage:
+                    self._saves.step = None
                 self._tell_begin(place, found, rest)
-                return
+                return True
             if rest:
                 self.run.progress.note(
                     f"run: {place.name} has only saves that did not end ({', '.join(rest)}): it"
@@ -315,6 +318,7 @@ class Guard:
                 f"Guard: there is no checkpoint to go on from in {self._resume.name!r}",
                 fix=fix,
             )
+        return False
 
     def _tell_begin(self, place: Storage, found: Checkpoint, rest: Sequence[str]) -> None:
         again = self.run.cut(self.begin)
@@ -347,11 +351,24 @@ class Guard:
             )
         if isinstance(live.weights, dict):
             live.weights.update(found.tensors)
-        live.optimizer.update(found.optimizer)
+        if isinstance(live.optimizer, dict):
+            live.optimizer.update(found.optimizer)
+        else:
+            live.optimizer = found.optimizer
         self._saves.step = self.begin = found.step
         self.skipped = int(about.get("skipped", 0))
-        if live.loader is not None and about.get("loader") is not None:
-            live.loader.load_state_dict(about["loader"])
+        position = about.get("loader")
+        if live.loader is not None and position is not None:
+            live.loader.load_state_dict(position)
+        elif live.loader is not None:
+            self.run.progress.note(
+                f"run: {found.tag} has no position of a loader: the data go on where yours stands"
+            )
+        elif position is not None:
+            self.run.progress.note(
+                f"run: {found.tag} has the position of a loader, which is not taken: the guard has"
+                " none, TrainState(weights, state, loader) gives it one"
+            )
 
     def _of_first(self, value: Any) -> Any:
         if process_count() == 1:
@@ -381,9 +398,8 @@ class Guard:
         if self._base == step:  # with other batches too: it is the weights that are bad
             self._bad_tags.add(step_tag(step))
         there = [
-            m.tag for m in reversed(manifests(self._saves.storage)[0])
-            if m.step is not None and m.step <= step
-        ]  # fmt: skip
+            m.tag for m in reversed(self._saves.made()) if m.step is not None and m.step <= step
+        ]
         tags = [tag for tag in there if tag not in self._bad_tags] or there
         batch = step + self.skipped
         found = self._restore(self._saves.storage, self._of_first(tags))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Keep
 from ..checkpoint.listing import manifests
@@ -15,21 +15,31 @@ from ..checkpoint.saving import Save, failures, pending, start
 from ..checkpoint.storage import Storage
 from ..core.errors import CheckpointError, TesseraError, UsageError, fail
 from ..lang.tensor import Tensor
+from ..lang.tree import flatten
 from .bad_loss import is_finite
 from .config import TrainingConfig
 from .run import Run
 from .saving import step_tag
 
+if TYPE_CHECKING:
+    from ..checkpoint.manifest import Manifest
+
 
 @dataclass
 class TrainState:
     """What a step changes: `weights` (a module, or a dict of tensors), `optimizer` (its state, a
-    dict), and `loader`, which has `state_dict()` and `load_state_dict()`. A step that makes new
-    dicts puts them back here."""
+    dict, of `optim.from_optax` a tuple), and `loader`, which has `state_dict()` and
+    `load_state_dict()`. A step that makes new ones puts them back here."""
 
     weights: Any
-    optimizer: dict[str, Any]
+    optimizer: Any
     loader: Any = None
+
+    @property
+    def config(self) -> TrainingConfig | None:
+        """The configuration of a recipe, which its optimizer's state has."""
+        found = self.optimizer.get("config") if isinstance(self.optimizer, dict) else None
+        return found if isinstance(found, TrainingConfig) else None
 
 
 class Saves:
@@ -44,6 +54,16 @@ class Saves:
         self._keep = keep
         self.owed = self._told_late = False  # a save that is still to be made
         self._mark: Any = None
+        self._others = set[str]()  # the ids of those of another run, which this one did not go on
+
+    def leave_out(self) -> None:
+        """Notes that what is there now is of another run."""
+        with suppress(CheckpointError):
+            self._others = {m.id for m in manifests(self.storage)[0]}
+
+    def made(self) -> list[Manifest]:
+        """The checkpoints of this run that can be read, the oldest first."""
+        return [m for m in manifests(self.storage)[0] if m.id not in self._others]
 
     def due(self, step: int) -> bool:
         """Whether it is time for a save after `step` steps: one that is owed waits for the one that
@@ -71,11 +91,11 @@ class Saves:
                 fix="put what a step gives back: loss, live.weights, live.optimizer = step(...)",
             )
         self._see_gone()
-        live, c = self.live, self.live.optimizer.get("config")
+        live, c = self.live, self.live.config
         position = live.loader.state_dict() if live.loader is not None else None
         numbers = {k: v for k, v in self.run.last.items() if is_finite(v) and k != "step"}
         state = {
-            "config": asdict(c) if isinstance(c, TrainingConfig) else None, "loader": position,
+            "config": None if c is None else asdict(c), "loader": position,
             "skipped": skipped,
         }  # fmt: skip
         start(Save(
@@ -87,12 +107,17 @@ class Saves:
     def look(self) -> None:
         """Marks the state as it is now: each step of an optimizer replaces the count of its
         steps."""
-        count = self.live.optimizer.get("step")
+        state = self.live.optimizer
+        first = next(iter(flatten(state)[0]), None)
+        count = state.get("step") if isinstance(state, dict) else first
         self._mark = count._data if isinstance(count, Tensor) else None
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> Any:
         """What of the optimizer's state is saved with the weights."""
-        return {name: x for name, x in self.live.optimizer.items() if name != "config"}
+        state = self.live.optimizer
+        if not isinstance(state, dict):
+            return state
+        return {name: x for name, x in state.items() if name != "config"}
 
     def _see_gone(self) -> None:
         """Says that what was saved last is there no longer, as where a drive has gone."""
@@ -121,6 +146,6 @@ class Saves:
     def newest(self) -> str | None:
         """The tag of the newest checkpoint that can be read."""
         with suppress(CheckpointError):
-            found, _ = manifests(self.storage)
+            found = self.made()
             return found[-1].tag if found else None
         return None

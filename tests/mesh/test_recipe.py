@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import tessera as ts
 from tessera import dist, nn, optim
@@ -19,7 +20,9 @@ from tessera.data import create_dataloader
 from tessera.train import recipe
 from tessera.train.accumulate import accumulated, micro_batches
 from tessera.train.config import ALIASES, KEYS, checked
+from tessera.train.guard import Guard, TrainState
 from tessera.train.memory import held, program_bytes
+from tessera.train.run import Run
 from tessera.train.saving import checkpoints, load_checkpoint, save_checkpoint
 from tests.cases import LONG
 
@@ -645,6 +648,27 @@ def test_what_the_configuration_says_now_holds_after_a_resume(
     assert load_checkpoint("old").optimizer_state["config"] == checked(c)
 
 
+@pytest.mark.parametrize(("before", "now", "want"), [
+    ({}, {"mixed_precision": "fp16"}, 2.0**15),
+    ({"loss_scale": 128.0}, {"loss_scale": 1024.0}, 1024.0),
+    ({"loss_scale": 128.0}, {"loss_scale": "dynamic"}, 2.0**15),
+    ({"mixed_precision": "fp16"}, {}, 1.0),
+    ({"mixed_precision": "fp16"}, {"loss_scale": "dynamic"}, 7.0),
+])  # fmt: skip
+def test_only_a_scale_that_follows_overflow_goes_on(
+    before: Tree, now: Tree, want: float, tmp_path: Path
+) -> None:
+    _, weights, state = begun(**before)
+    state["loss_scale"] = ts.tensor(7.0)
+    save_checkpoint(weights, state, 1, tmp_path)
+    _, *like = begun(**now)
+    assert load_checkpoint(tmp_path, like=like).optimizer_state["loss_scale"].item() == want
+    live = TrainState(*like)
+    run = Run(tmp_path / "run", steps=1, tokens_per_step=1, console=Console(quiet=True))
+    with run, Guard(run, live, root=tmp_path):
+        assert live.optimizer["loss_scale"].item() == want
+
+
 def test_a_crash_while_saving_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -676,6 +700,8 @@ def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, like=(more, other))
     with pytest.raises(ts.UsageError, match="optimizer_state cannot be"):
         save_checkpoint(weights, {}, 1, tmp_path)
+    with pytest.raises(ts.UsageError, match=r"like cannot be .*dict(.|\n)*like=\(weights, state\)"):
+        load_checkpoint(tmp_path, like=weights)  # type: ignore[arg-type]
     ts.checkpoint.save("own", weights, root=tmp_path / "own", async_io=False, quiet=True)
     with pytest.raises(ts.CheckpointError, match=r"'own' in .* has no configuration"):
         load_checkpoint(tmp_path / "own")

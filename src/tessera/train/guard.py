@@ -33,6 +33,7 @@ from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
 from ..nn.module import Module
 from .bad_loss import Judge, LossError
+from .precision import scale_of_now
 from .run import Preempted, Run
 from .safe_points import SafePoints
 from .saves import Saves, TrainState
@@ -352,7 +353,9 @@ class Guard:
         if isinstance(live.weights, dict):
             live.weights.update(found.tensors)
         if isinstance(live.optimizer, dict):
-            live.optimizer.update(found.optimizer)
+            c, was = live.config, about.get("config")
+            own = {} if c is None or was is None else scale_of_now(c, was, live.optimizer)
+            live.optimizer.update({**found.optimizer, **own})
         else:
             live.optimizer = found.optimizer
         self._saves.step = self.begin = found.step

@@ -7,6 +7,7 @@ weights, gradients, optimizer state and losses stay f32. fp16 needs a scale on t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -63,6 +64,17 @@ def moved_scale(c: TrainingConfig, finite: Tensor | None, state: State) -> State
         return {name: state[name] for name in ("loss_scale", "good_steps")}
     made = scaler_of(c).update(finite, _scale(state))
     return {"loss_scale": made["scale"], "good_steps": made["good"]}
+
+
+def scale_of_now(c: TrainingConfig, was: Mapping[str, Any], mine: State) -> State:
+    """What of a saved scale is not taken where a run goes on with `c`: all of it, for that of
+    `mine`, the state of now, unless the scale followed overflow in `was`, the configuration of
+    before, and still does."""
+    before = TrainingConfig(
+        loss_scale=was.get("loss_scale"), mixed_precision=was.get("mixed_precision", False)
+    )
+    taken = before.dynamic and c.dynamic
+    return {} if taken else {name: mine[name] for name in ("loss_scale", "good_steps")}
 
 
 def _scale(state: State) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from ..core.errors import CheckpointError, fail
 from ..lang.tensor import Tensor
 from .config import TrainingConfig, checked
 from .memory import offload
+from .precision import scale_of_now
 
 State = dict[str, Any]
 TAG = re.compile(r"step-(\d{8,})")
@@ -96,6 +97,9 @@ def load_checkpoint(
     the saved one. Raises CheckpointError if there is no such checkpoint, if it is damaged, or if
     `like` has other names or shapes.
     """
+    pair = isinstance(like, (tuple, list)) and len(like) == 2
+    if like is not None and not (pair and all(isinstance(x, Mapping) for x in like)):
+        raise unfit("load_checkpoint", "like", like, "give a pair: like=(weights, state)")
     checkpoint.wait()
     if not checkpoints(folder):
         _see_old(Path(folder))
@@ -113,6 +117,8 @@ def load_checkpoint(
         )
     state = found.optimizer if like is not None else _nested(found.optimizer)
     config = now if isinstance(now, TrainingConfig) else checked(about["config"])
+    if tensors is not None:
+        state = {**state, **scale_of_now(config, about["config"], tensors)}
     if config.offload_optimizer_state:
         state = offload(state)
     return Checkpoint(found.step, found.tensors, {**state, "config": config}, about.get("loader"))

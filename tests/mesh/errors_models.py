@@ -9,6 +9,7 @@ import numpy as np
 
 import tessera as ts
 from tessera.train import generate as generate_module
+from tessera.train import recipe
 from tessera.train.generate import generate, sample
 from tests.mesh.errors import row
 
@@ -366,4 +367,11 @@ clip_by_global_norm: max_norm has shape (2,), not ()
   max_norm : f32[2]
   at       : AT
   fix      : give it the shape ()
+""")
+row("a step of a recipe without its state", ts.UsageError,
+    lambda: recipe.make_step({})({}, {}), """
+step: state is missing
+  arguments : batch, weights, state
+  at        : AT
+  fix       : call it with (batch, weights, state)
 """)

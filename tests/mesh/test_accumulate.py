@@ -97,6 +97,13 @@ def test_a_loss_that_is_no_mean_of_rows_has_no_microbatches(loss: Any, said: str
         ts.jit(lambda b, w: accumulated(loss, b, w, 2))(data, ts.ones((6, 3)))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("given", [lambda x: (x.mean(), 1), lambda x: None, lambda x: x.mean(0)])
+def test_a_loss_that_is_none_says_so_at_once(given: Any, count: int) -> None:
+    with pytest.raises(ts.TesseraError, match=r"accumulated: the loss (cannot|is not)"):
+        accumulated(lambda b, w: given(b["x"] @ w), {"x": ts.ones((8, 6))}, ts.ones((6, 3)), count)
+
+
 def test_a_batch_norm_goes_on_from_microbatch_to_microbatch() -> None:
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)

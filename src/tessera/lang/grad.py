@@ -9,13 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ..core.checks import instance
 from ..core.context import Settings, replaced, settings
 from ..core.dtypes import DType, bf16, dtype_of, f16, f32
 from ..core.errors import (
     DTypeError,
     GraphError,
-    ShapeError,
     TraceWarning,
     UsageError,
     caller,
@@ -31,7 +29,7 @@ from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
 from .eager import made as made_of
 from .eager import run_graph
-from .gradient_checks import goals, need_current, need_reached
+from .gradient_checks import goals, need_current, need_loss, need_reached
 from .gradients import derived, laid
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
@@ -84,21 +82,7 @@ def grad_holding(
     fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
     if hasattr(loss, "__call__"):  # noqa: B004 (a type checker knows that no tensor is callable)
         fix = "of a function: loss, gradient = ts.value_and_grad(f)(weights, ...)"
-    instance("grad", "the loss", loss, Tensor, fix)
-    if loss.shape != ():
-        raise fail(
-            ShapeError,
-            "grad: the loss is not a scalar",
-            [("loss", loss.type)],
-            fix="reduce it first: loss.mean()",
-        )
-    if not loss.dtype.is_float:
-        raise fail(
-            DTypeError,
-            "grad: the loss is not a float",
-            [("loss", loss.type)],
-            fix="compute it from float tensors, without a cast to integers on the way",
-        )
+    need_loss("grad", loss, fix)
     if weights is None:
         weights = _named(loss)
     weights = trained(weights)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
-from ..core.checks import shown
+from ..core.checks import instance, shown
 from ..core.context import settings
-from ..core.errors import GraphError, LayoutError, UsageError, fail
+from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
 from ..core.layout import TensorType
 from ..ir.graph.node import Node
 from ..passes.differentiate import reached
@@ -15,6 +15,25 @@ from .record import current
 from .strategy import Strategy, layout_rule
 from .tensor import Tensor
 from .tree import Spec, aligned, path_name, spec_paths
+
+
+def need_loss(call: str, loss: Tensor, fix: str) -> None:
+    """Raises UsageError, ShapeError or DTypeError unless `loss` is one float."""
+    instance(call, "the loss", loss, Tensor, fix)
+    if loss.shape != ():
+        raise fail(
+            ShapeError,
+            f"{call}: the loss is not a scalar",
+            [("loss", loss.type)],
+            fix="reduce it first: loss.mean()",
+        )
+    if not loss.dtype.is_float:
+        raise fail(
+            DTypeError,
+            f"{call}: the loss is not a float",
+            [("loss", loss.type)],
+            fix="compute it from float tensors, without a cast to integers on the way",
+        )
 
 
 def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..core.checks import unfit, whole
+from ..core.checks import function_of, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.layout import Factor
@@ -22,6 +22,7 @@ from ..lang import functions as F
 from ..lang.eager import here
 from ..lang.functions import relayout
 from ..lang.grad import completed, grad, summed_in
+from ..lang.gradient_checks import need_loss
 from ..lang.local.view import View
 from ..lang.loop import row_blocks, scan, to_blocks
 from ..lang.operands import as_tensor, scalar
@@ -83,11 +84,19 @@ def accumulated(
     >>> loss.item(), grads["w"].numpy().tolist()
     (6.0, [3.0])
     """
+    fix = "it comes first: accumulated(loss_fn, batch, weights, count)"
+    function_of("accumulated", "loss_fn", loss_fn, fix)
+
+    def loss_of(part: Batch, weights: Any) -> Tensor:
+        loss = loss_fn(part, weights)
+        need_loss("accumulated", loss, "return the loss alone, a scalar tensor, from loss_fn")
+        return loss
+
     if whole("accumulated", "count", count, 1) == 1:
-        loss = loss_fn(batch, weights)
+        loss = loss_of(batch, weights)
         return loss, grad(goal(loss), weights, reduce_dtype=reduce_dtype)
     blocks = _blocks(batch, count)
-    means, buffers = _ahead(loss_fn, blocks, weights, count)
+    means, buffers = _ahead(loss_of, blocks, weights, count)
     leaves, spec = flatten(trained(weights))
 
     def one(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
@@ -98,7 +107,7 @@ def accumulated(
         if own is not None:
             own.batch = [recorder.node(t) for t in part.values()]
         with _holding(recorder, buffers, states) as states:
-            loss = loss_fn(part, weights) * (1.0 / count)
+            loss = loss_of(part, weights) * (1.0 / count)
         at_once = recorder.options.mesh_invariant
         found = flatten(grad(goal(loss), weights, reduce_partial=at_once))[0]
         sums = [s + g.to(f32) for s, g in zip(sums, found, strict=True)]

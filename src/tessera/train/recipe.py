@@ -31,6 +31,7 @@ from ..core.checks import unfit
 from ..core.dtypes import dtype_of
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
+from ..core.peers import asking
 from ..lang import random
 from ..lang.grad import apart
 from ..lang.jit import Jit, jit
@@ -423,6 +424,10 @@ class _Streamed:
         loss, grads, finite, scale = self._gradients(batch, weights, scale)
         weights, made = self._update(weights, grads, _own(state), finite)
         return loss, weights, {**state, **made, **scale}
+
+
+for _kind in (_Whole, _Streamed):  # with errors of ours for arguments that they lack
+    _kind.__call__ = asking(_kind.__call__, "step", of_object=True)  # type: ignore[method-assign]
 
 
 __all__ = [

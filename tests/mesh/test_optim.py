@@ -533,6 +533,11 @@ UsageError: AdamW: mask 'kernel' is in no weight's name, so nothing decays
   weights : w, b
   at      : FILE
   fix     : write what the names contain, or set weight_decay=0"""),
+    ("mask of no weight", lambda: optim.AdamW(mask=lambda name: None).init(W), """
+UsageError: AdamW: mask is true of no weight's name, so nothing decays
+  weights : w, b
+  at      : FILE
+  fix     : write what the names contain, or set weight_decay=0"""),
     ("not tensors", lambda: ADAM.init({"n": 3, "ids": weight(2, dtype=ts.int32), **W}), """
 UsageError: Adam.init: 2 leaves are not float tensors
   n   : int

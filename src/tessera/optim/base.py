@@ -136,7 +136,7 @@ class Optimizer(ABC):
         `strategy` does not fit.
         """
         weights = named(f"{self._name}.init", params)
-        if self.weight_decay and isinstance(self.mask, str):
+        if self.weight_decay and self.mask is not None:
             self._need_match(weights)
         laid_by = strategy_or_none(f"{self._name}.init", "the strategy", strategy)
         layout = None if laid_by is None else layout_rule(laid_by, "optimizer")
@@ -292,7 +292,11 @@ class Optimizer(ABC):
             return False
         if self.mask is None:
             return w.ndim >= 2 and not UNDECAYED.search(name)
-        return bool(re.search(self.mask, name) if isinstance(self.mask, str) else self.mask(name))
+        return self._selects(name)
+
+    def _selects(self, name: str) -> bool:
+        mask: Any = self.mask
+        return bool(re.search(mask, name) if isinstance(mask, str) else mask(name))
 
     def _check_mask(self) -> None:
         """Raises UsageError if `mask` is neither a function nor a regular expression."""
@@ -314,10 +318,11 @@ class Optimizer(ABC):
 
     def _need_match(self, weights: Iterable[str]) -> None:
         names = list(weights)
-        if not any(re.search(str(self.mask), n) for n in names):
+        if not any(map(self._selects, names)):
+            named = f" {self.mask!r} is in" if isinstance(self.mask, str) else " is true of"
             raise fail(
                 UsageError,
-                f"{self._name}: mask {self.mask!r} is in no weight's name, so nothing decays",
+                f"{self._name}: mask{named} no weight's name, so nothing decays",
                 [("weights", ", ".join(names[:5]))],
                 fix="write what the names contain, or set weight_decay=0",
             )

@@ -64,7 +64,7 @@ class TrainProgress:
         self,
         step: int,
         *,
-        loss: float,
+        loss: float | None,
         tokens_per_s: float | None = None,
         mfu: float | None = None,
     ) -> None:
@@ -95,13 +95,14 @@ class TrainProgress:
         self._bar.stop()
 
 
-def facts_text(loss: float, tokens_per_s: float | None, mfu: float | None) -> str:
+def facts_text(loss: float | None, tokens_per_s: float | None, mfu: float | None) -> str:
     """The text beside the bar; a number that is not known is left out.
 
-    >>> facts_text(4.25, None, None)
-    'loss 4.2500'
+    >>> facts_text(4.25, None, None), facts_text(None, None, 0.31)
+    ('loss 4.2500', 'MFU 31.0 %')
     """
-    return "  ".join(filter(None, (f"loss {loss:.4f}", speed_text(tokens_per_s, mfu))))
+    told = None if loss is None else f"loss {loss:.4f}"
+    return "  ".join(filter(None, (told, speed_text(tokens_per_s, mfu))))
 
 
 def speed_text(tokens_per_s: float | None = None, mfu: float | None = None) -> str:

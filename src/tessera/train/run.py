@@ -238,7 +238,8 @@ class Run:
         self.last = {"step": number, **row}
         self.tracker.log(number, {**row, "step_s": round(step_s, 6), **self._speed(step_s)})
         shown = self._speed(median(self._times[-SPEED_WINDOW:]))
-        self.progress.update(number, loss=row.get("loss", float("nan")), **shown)
+        loss = row.get("loss")
+        self.progress.update(number, loss=loss if isinstance(loss, (int, float)) else None, **shown)
 
     def _speed(self, step_s: float) -> dict[str, float]:
         found = {"tokens_per_s": round(self.tokens_per_step / step_s, 1)}

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -318,6 +319,38 @@ def test_rows_of_a_run_that_never_saved_do_not_stay(tmp_path: Path) -> None:
     with pytest.raises(Crash):
         Trained(tmp_path)(crash_at(1), every=None)
     assert len(Trained(tmp_path)(every=None).losses) == STEPS
+
+
+@pytest.mark.parametrize(("given", "write", "says"), [
+    ({}, lambda run, step: None, "does not write the row of the step"),
+    ({}, lambda run, step: step + 1, "does not write the row of the step"),
+    ({"spike": 2.0}, lambda run, step: step, "'loss' or 'grad_norm', but train_loss"),
+    ({}, lambda run, step: step, ""),
+    ({"on_bad_loss": "ignore"}, lambda run, step: None, ""),
+])  # fmt: skip
+def test_a_loss_that_nobody_sees_is_told_once(
+    given: Any, write: Any, says: str, tmp_path: Path
+) -> None:
+    one = Trained(tmp_path)
+    run = Run(tmp_path, steps=3, tokens_per_step=1, console=Console(quiet=True))
+    with warnings.catch_warnings(record=True) as caught, run, Guard(run, one.live, **given) as g:
+        warnings.simplefilter("always")
+        for step in g:
+            if (number := write(run, step)) is not None:
+                with run.step(number) as row:
+                    row["train_loss"] = 1.0
+    found = [str(w.message) for w in caught if issubclass(w.category, ts.OptionWarning)]
+    assert len(found) == bool(says) and all(says in text for text in found)
+
+
+@pytest.mark.parametrize("loss", [None, "unknown", True])
+def test_a_loss_may_be_any_value_of_a_row(loss: Any, tmp_path: Path) -> None:
+    said = io.StringIO()
+    run = Run(tmp_path, steps=1, tokens_per_step=1, console=Console(file=said))
+    with run, run.step(0) as row:
+        row["loss"] = loss
+    assert run.rows()[0]["loss"] is loss or run.rows()[0]["loss"] == loss
+    assert "1/1" in said.getvalue()
 
 
 def test_a_spike_is_a_bad_loss(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import TesseraError
+from ..core.errors import TesseraError, warn_no_effect
 
 WATCHED = ("loss", "grad_norm")
 RECENT = 50  # losses with which a new one is compared
@@ -37,6 +37,7 @@ class Judge:
     def __init__(self, spike: float | None) -> None:
         self._spike = spike
         self._losses: deque[float] = deque(maxlen=RECENT)
+        self._told = False
 
     def why(self, row: Mapping[str, Any]) -> str:
         """What is wrong with `row`, "" if nothing is."""
@@ -51,6 +52,27 @@ class Judge:
             return f"its loss is {loss:.4g}, and that of the steps before it {usual:.4g}"
         self._losses.append(loss)
         return ""
+
+    def warn_of_unseen(self, row: Mapping[str, Any], policy: str) -> None:
+        """Warns, once, that `row`, what a step has written, leaves `policy` without effect: there
+        is none, or more is asked for than to stop and it has no loss."""
+        asked = f"on_bad_loss={policy!r}"
+        asked += "" if self._spike is None else f", spike={self._spike}"
+        if not row:
+            why = "the loop does not write the row of the step that the guard gave out"
+        else:
+            there = ", ".join(name for name in row if name != "step") or "nothing"
+            why = f"the row of a step has no number called 'loss' or 'grad_norm', but {there}"
+        seen = any(isinstance(row.get(name), (int, float)) for name in WATCHED)
+        if self._told or seen or policy == "ignore" or (row and asked == "on_bad_loss='stop'"):
+            return
+        self._told = True
+        warn_no_effect(
+            f"Guard: {asked}",
+            why,
+            means="what comes after a loss that is no finite number, or too large",
+            fix='write with run.step(step) as row: row["loss"] = train_step(...)',
+        )
 
 
 def is_finite(value: object) -> bool:

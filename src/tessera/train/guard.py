@@ -246,6 +246,7 @@ class Guard:
         """What all processes do after `step`, as the first one says."""
         self._saves.settle()
         row = self.run.last if self.run.last.get("step") == step else {}
+        self._judge.warn_of_unseen(row, self._policy)
         save = self._saves.due(step + 1)
         bad = "" if self._policy == "ignore" else self._judge.why(row)
         heard = self._signals.heard

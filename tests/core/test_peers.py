@@ -365,6 +365,12 @@ def test_objects_that_are_values_say_how_to_make_another() -> None:
             setattr(thing, name, 3)
 
 
+def test_a_package_that_is_not_imported_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ts, "train", raising=False)
+    with pytest.raises(ts.UnknownNameError, match=r"from tessera\.train import"):
+        ts.train  # noqa: B018
+
+
 def test_a_module_within_a_public_one_is_no_function_either() -> None:
     with pytest.raises(ts.UsageError, match=r"write nn\.attention\(q, k, v\) of \[B, H, S, D\]"):
         nn.dot_product_attention(X, X, X)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
@@ -58,7 +59,14 @@ def public(
     def __getattr__(name: str) -> Any:
         if name in (renamed or {}):
             return old(name)
-        raise no_name(f"module {there['__name__']!r}", module, name, there["__all__"])
+        here = there["__name__"]
+        if any(Path(at, name, "__init__.py").is_file() for at in there.get("__path__", ())):
+            raise fail(
+                UnknownNameError,
+                f"module {here!r} has no attribute {name!r} until it is imported",
+                fix=f"import what you need of it: from {here}.{name} import ...",
+            )
+        raise no_name(f"module {here!r}", module, name, there["__all__"])
 
     return __getattr__
 

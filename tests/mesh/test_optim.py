@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -492,6 +493,9 @@ def test_schedule(ours: optim.Schedule, theirs: Callable[[int], Any]) -> None:
 def test_equal_schedules_are_equal() -> None:
     assert optim.cosine(1.0, 10) == optim.cosine(1.0, 10) != optim.cosine(1.0, 11)
     assert optim.AdamW(optim.cosine(1.0, 10)) == optim.AdamW(optim.cosine(1.0, 10))
+    joined = optim.join_schedules([optim.linear(0.0, 1.0, 3), optim.cosine(1.0, 9)], [3])
+    again = pickle.loads(pickle.dumps(optim.AdamW(joined)))
+    assert again == optim.AdamW(joined) and again.lr(5).item() == joined(5).item()
 
 
 # -- bad input ------------------------------------------------------------------------------------

@@ -57,6 +57,15 @@ class Schedule:
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.settings)})"
 
+    def __reduce__(self) -> Any:
+        """Copies and pickles by the call that makes it, as its rule is a function of that."""
+        return _made_by, (self.name, self.settings)
+
+
+def _made_by(name: str, settings: tuple[tuple[str, object], ...]) -> Schedule:
+    made: Schedule = globals()[name](**dict(settings))
+    return made
+
 
 def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
     """What `schedule` gives for `step`; one written in JAX, such as optax's, becomes ops. Raises

@@ -121,6 +121,7 @@ def test_models_of_several_kinds_may_share_a_window() -> None:
 def test_the_window_is_as_long_as_the_text_will_be() -> None:
     model = made(positions="rotary", rope=nn.Rope(scaling="dynamic", factor=4.0, original=6))
     assert generate(model, [1, 2], 4, seed=1) == generate(model, [1, 2], 4, seed=1, window=6)
+    assert len(generate(model, [1, 2], np.int64(4))) == 6
     with pytest.raises(ts.UsageError, match="generate: a function needs a window"):
         generate(lambda ids: model(ids), [1, 2], 4)
     with pytest.raises(ts.UsageError, match="generate: window cannot be 17"):

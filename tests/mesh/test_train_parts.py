@@ -76,6 +76,9 @@ def test_sampling_follows_temperature_and_top_k() -> None:
     np.testing.assert_allclose(cold, np.array([1, 4, 9, 16]) / 30, atol=0.02)
     assert {sample(logits, draw, top_k=2) for _ in range(200)} == {2, 3}
     assert sample(logits, draw, temperature=0.0) == 3
+    assert {sample(logits, draw, temperature=1e-320) for _ in range(20)} == {3}
+    with pytest.raises(UsageError, match=r"^sample: temperature cannot be inf"):
+        sample(logits, draw, temperature=float("inf"))
 
 
 @pytest.mark.parametrize(("prompt", "tokens", "window"), [([], 1, 4), ([1], -1, 4), ([1], 1, 0)])

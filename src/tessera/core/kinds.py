@@ -28,6 +28,19 @@ def is_number(value: object) -> TypeGuard[float]:
     return is_whole(value) or isinstance(value, (float, np.floating))
 
 
+def python_numbers(value: Any) -> Any:
+    """`value`, with Python's numbers in place of NumPy's, which have no `bit_length` and no JSON.
+
+    >>> python_numbers(np.int64(3)), python_numbers((np.float64(0.5), 2)), python_numbers(None)
+    (3, (0.5, 2), None)
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return type(value)(map(python_numbers, value)) if type(value) in (tuple, list) else value
+
+
 def is_string(value: object) -> TypeGuard[str]:
     return isinstance(value, str)
 

@@ -41,24 +41,40 @@ _KINDS: dict[str, kinds.Kind] = {
     "tuple[float, float]": (
         "two numbers, e.g. (0.9, 0.999)", lambda x: kinds.is_list(x, kinds.is_number, 2),
     ),
+    "tuple[int, ...]": (
+        "a tuple of whole numbers", lambda x: isinstance(x, tuple) and all(map(kinds.is_whole, x)),
+    ),
+    "tuple[float, ...]": (
+        "a tuple of numbers", lambda x: isinstance(x, tuple) and all(map(kinds.is_number, x)),
+    ),
     "Sequence[int]": ("a list of whole numbers", lambda x: kinds.is_list(x, kinds.is_whole)),
     "Sequence[float]": ("a list of numbers", lambda x: kinds.is_list(x, kinds.is_number)),
 }  # fmt: skip
 
 
-def annotated(name: str, annotations: Mapping[str, object], values: Mapping[str, object]) -> None:
-    """Raises UsageError if one of `values` is not what is written beside its name. Annotations
-    that say more than `_KINDS` are not looked at."""
+def annotated(
+    name: str, annotations: Mapping[str, object], values: Mapping[str, object]
+) -> dict[str, Any]:
+    """`values`, with Python's numbers in place of NumPy's. Raises UsageError if one is not what is
+    written beside its name. Annotations that say more than `_KINDS` are not looked at."""
+    found = dict(values)
     for what, value in values.items():
         legal = str(annotations.get(what)).split(" | ")
-        if set(legal) <= _KINDS.keys() and not any(_KINDS[k][1](value) for k in legal):
+        if not set(legal) <= _KINDS.keys():
+            continue
+        if not any(_KINDS[k][1](value) for k in legal):
             raise unfit(name, what, value, "give " + " or ".join(_KINDS[k][0] for k in legal))
+        found[what] = kinds.python_numbers(value)
+    return found
 
 
 def annotated_fields(settings: Any) -> None:
     """`annotated` of a dataclass that was just made."""
     types = {f.name: f.type for f in dataclasses.fields(settings)}
-    annotated(type(settings).__name__, types, {n: getattr(settings, n) for n in types})
+    values = {n: getattr(settings, n) for n in types}
+    for what, value in annotated(type(settings).__name__, types, values).items():
+        if value is not values[what]:
+            object.__setattr__(settings, what, value)
 
 
 def typed(fn: F) -> F:
@@ -68,8 +84,9 @@ def typed(fn: F) -> F:
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        annotated(name, types, bound(name, signature, args, kwargs).arguments)
-        return fn(*args, **kwargs)
+        given = bound(name, signature, args, kwargs)
+        given.arguments |= annotated(name, types, given.arguments)
+        return fn(*given.args, **given.kwargs)
 
     return cast(F, run)
 

@@ -206,7 +206,8 @@ def value_and_grad(
     """
     who = "value_and_grad"
     fn = asked_function(who, "the function", fn)
-    places: Any = argnums if isinstance(argnums, (tuple, list)) and argnums else (argnums,)
+    several = isinstance(argnums, (tuple, list)) and bool(argnums)
+    places: Any = argnums if several else (argnums,)
     for n in places:
         whole(who, "argnums", n)
     flag(who, "has_aux", has_aux)
@@ -227,7 +228,7 @@ def value_and_grad(
             raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
         by = [given[n] for n in places]
         loss = out[0] if has_aux else out
-        return out, grad(loss, by[0] if isinstance(argnums, int) else tuple(by))
+        return out, grad(loss, tuple(by) if several else by[0])
 
     return run
 

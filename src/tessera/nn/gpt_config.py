@@ -142,8 +142,6 @@ class GPTConfig:
         for what in ("query_scale", "attention_cap", "logit_cap"):
             if getattr(self, what) is not None:
                 number("GPTConfig", what, getattr(self, what), above=0, below=math.inf)
-        if not isinstance(self.windows, tuple):
-            raise unfit("GPTConfig", "windows", self.windows, "give a tuple of whole numbers")
         if self.local_rope is not None:
             instance("GPTConfig", "local_rope", self.local_rope, Rope, "give nn.Rope(base=...)")
         for window in self.windows:

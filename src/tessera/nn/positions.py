@@ -13,10 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..core.checks import flag, number, one_of, unfit, unread, whole
+from ..core.checks import flag, number, one_of, unread, whole
 from ..core.dtypes import f32
 from ..core.errors import UsageError, fail
 from ..lang import functions as F
+from ..lang.checks import annotated_fields
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 
@@ -62,14 +63,12 @@ class Rope:
     long: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        annotated_fields(self)
         for what in ("base", "factor", "low", "high", "attention"):
             if getattr(self, what) is not None:
                 number("Rope", what, getattr(self, what), above=0, below=math.inf)
         number("Rope", "partial", self.partial, above=0, most=1)
         flag("Rope", "truncate", self.truncate)
-        for what in ("short", "long"):
-            if not isinstance(getattr(self, what), tuple):
-                raise unfit("Rope", what, getattr(self, what), "give a tuple of numbers")
         for each in (*self.short, *self.long):
             number("Rope", "a factor of longrope", each, above=0, below=math.inf)
         whole("Rope", "original", self.original, 1)

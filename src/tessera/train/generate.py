@@ -104,8 +104,8 @@ def generate(
     ids = _ids("the prompt", prompt, most, f"give {several}")
     ends = [] if stop is None else stop
     stops = _ids("stop", ends, most, f"give an id from 0 to {most}, or several", one=True)
-    whole("generate", "tokens", tokens, 0)
-    number("generate", "temperature", temperature, least=0)
+    tokens = whole("generate", "tokens", tokens, 0)
+    number("generate", "temperature", temperature, least=0, below=math.inf)
     whole("generate", "top_k", top_k, 0)
     whole("generate", "seed", seed, 0)
     if not ids:
@@ -247,7 +247,7 @@ def sample(
     >>> {sample(np.array([0.0, 3.0, 2.5]), draw, top_k=2) for _ in range(50)} == {1, 2}
     True
     """
-    number("sample", "temperature", temperature, least=0)
+    number("sample", "temperature", temperature, least=0, below=math.inf)
     whole("sample", "top_k", top_k, 0)
     instance("sample", "draw", draw, np.random.Generator, "give np.random.default_rng(0)")
     x = logits if isinstance(logits, np.ndarray) else as_tensor(logits).numpy()
@@ -267,10 +267,11 @@ def sample(
         )
     if temperature == 0:
         return int(x.argmax())
-    z = x.astype(np.float64) / temperature
+    with np.errstate(over="ignore"):  # far below the largest
+        z = (x.astype(np.float64) - largest) / temperature
     if 0 < top_k < z.size:
         z[np.argpartition(z, -top_k)[:-top_k]] = -np.inf
-    p = np.exp(z - z.max())
+    p = np.exp(z)
     return int(draw.choice(z.size, p=p / p.sum()))
 
 

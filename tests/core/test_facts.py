@@ -134,7 +134,7 @@ def test_an_op_that_says_it_is_linear_is(op: str) -> None:
         match OPS[op].degree:
             case "each" | "joint":
                 tries = [(which, 2.0)]
-            case "product":
+            case "product" | "alone":
                 tries = [([i], 2.0) for i in which]
             case "quotient":
                 tries = [(which[:1], 2.0), (which[1:], 0.5)]

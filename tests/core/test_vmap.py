@@ -278,6 +278,11 @@ LINEAR: dict[str, Callable[..., Any]] = {
     "parts": lambda g, x: ts.concat([g[:2], g[2:]]) * ts.cos(x),
     "sums": lambda g, x: (g.reshape(1, 4, 5) @ ts.eye(5)).sum(0) * ts.cos(x),
     "dtypes": lambda g, x: (g.to(ts.f32) + g) / 2 * ts.cos(x),
+    "rows": lambda g, x: ts.take(g, ts.tensor([0, 1, 2, 3]), 0) * ts.cos(x),
+    "places": lambda g, x: ts.gather(g, ts.argsort(x, 1) * 0 + ts.arange(5), 1) * ts.cos(x),
+    "running sums": lambda g, x: (
+        (ts.cumsum(g, 0) - ts.cumsum(ts.pad(g, (0, 0, 1, 0))[:4], 0)) * ts.cos(x)
+    ),
 }
 OTHERS: dict[str, Callable[..., Any]] = {
     "clipped": lambda g, x: ts.clip(g, -0.1, 0.1),
@@ -287,6 +292,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "by itself": lambda g, x: ts.where(g > 0, g, 0.0),
     "constant": lambda g, x: ts.stop_gradient(g),
     "below": lambda g, x: 1.0 / g,
+    "places by itself": lambda g, x: ts.gather(x, ts.argsort(g, 1), 1),
 }
 
 

@@ -224,6 +224,21 @@ def test_experts_inside_a_data_parallel_body() -> None:
     np.testing.assert_allclose(loss(X, w).item(), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("capacity", [None, 1.25])
+def test_slopes_along_a_direction_are_those_of_the_gradients(capacity: float | None) -> None:
+    mesh = dist.Mesh.parse("dp=2 ep=4")
+    w = tensors(W, laid("ep"), mesh)
+    x, along = (ts.tensor(v, mesh=mesh, layout="[8@(dp,ep), 12, 16]") for v in (X, COTANGENT))
+
+    @ts.jit
+    def both(x: ts.Tensor, w: Any, along: ts.Tensor) -> Any:
+        y, slope = ts.jvp(lambda x: op.moe(x, w, k=K, capacity=capacity), (x,), (along,))
+        return (slope * x).sum(), (ts.grad((y * x.detach()).sum(), x) * along).sum()
+
+    slope, product = both(x, w, along)
+    np.testing.assert_allclose(slope.item(), product.item(), rtol=1e-3)
+
+
 class Block(nn.Module):
     """A residual layer of experts."""
 

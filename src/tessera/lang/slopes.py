@@ -132,6 +132,8 @@ def _linear(body: Graph, inputs: Iterable[Node]) -> list[bool] | None:
                 linear = len(places) == 1
             case "quotient":
                 linear = places == [0]
+            case "alone":
+                linear = len(places) == 1 and n.args[places[0]].type.dtype.is_float
             case "joint":
                 linear = all(a in on or _zero(a) for a in n.args if a.type.dtype.is_float)
             case _ if n.op == scan.name:

@@ -130,7 +130,7 @@ def _conv_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # before and after each spatial dim, and where they are negative cut it.
 conv = define(
     Op("conv", _conv_rule, _conv_local, _conv_grad, flops=_conv_flops,
-       attrs="stride pads dilation spread", memory="conv", invariance="library")
+       attrs="stride pads dilation spread", memory="conv", invariance="library", linear="alone")
 )  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def _take_batch(
 
 take = define(
     Op("take", _take_rule, _take_local, _take_grad, attrs="dim ids?",
-       batch=_take_batch, memory="expensive", invariance="moves")
+       batch=_take_batch, memory="expensive", invariance="moves", linear="alone")
 )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def _put_batch(
 
 put = define(
     Op("put", _put_rule, _put_local, _put_grad, attrs="dim into ids?", batch=_put_batch,
-       invariance="added")
+       invariance="added", linear="alone")
 )  # fmt: skip
 
 
@@ -280,7 +280,7 @@ def _take_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 take_along = define(
     Op("take_along", _take_along_rule, _take_along_local, _take_along_grad, attrs="dim ids?",
-       batch=next_dim("dim"), memory="expensive", invariance="moves")
+       batch=next_dim("dim"), memory="expensive", invariance="moves", linear="alone")
 )  # fmt: skip
 
 
@@ -310,5 +310,5 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 put_along = define(
     Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?",
-       batch=next_dim("dim"), invariance="added")
+       batch=next_dim("dim"), invariance="added", linear="alone")
 )  # fmt: skip

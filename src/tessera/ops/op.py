@@ -119,8 +119,9 @@ Memory = Literal[
 # place. "body": as its body does. "": it does not, and is refused.
 Invariance = Literal["each", "moves", "sums", "added", "library", "body", ""]
 # What it is of values that are added up over rows. "each": linear in each argument. "joint": linear
-# in all of them together. "product", "quotient": of its arguments. "": none of these.
-Linear = Literal["each", "joint", "product", "quotient", ""]
+# in all of them together. "product", "quotient": of its arguments. "alone": linear in each of its
+# floats while the others stay, and nothing is claimed of added values. "": none of these.
+Linear = Literal["each", "joint", "product", "quotient", "alone", ""]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def _dot_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 # Row r of run e times w[e], or (`turned`) its transpose.
 ragged_dot = define(
     Op("ragged_dot", _dot_rule, _dot_local, _dot_grad, flops=_flops, attrs="turned",
-       memory="product", invariance="sums")
+       memory="product", invariance="sums", linear="alone")
 )  # fmt: skip
 
 
@@ -97,5 +97,5 @@ def _contract_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 # For each run the product of its rows in x, transposed, with its rows in y: a sum over rows.
 ragged_contract = define(
     Op("ragged_contract", _contract_rule, _contract_local, _contract_grad, flops=_flops,
-       memory="product", invariance="sums", sums=True)
+       memory="product", invariance="sums", sums=True, linear="alone")
 )  # fmt: skip

@@ -170,7 +170,7 @@ def _cumsum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 cumsum = define(
     Op("cumsum", along_rule("cumsum", linear="each"),
        lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim",
-       batch=next_dim("dim"), invariance="sums")
+       batch=next_dim("dim"), invariance="sums", linear="alone")
 )  # fmt: skip
 
 

@@ -121,6 +121,31 @@ def test_a_gradient_that_stops_at_a_program_is_told() -> None:
     ts.grad((y * x).sum(), x)
 
 
+def test_buffers_that_a_program_has_set_are_constants(recwarn: pytest.WarningsRecorder) -> None:
+    x = ts.tensor(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
+    for m in (nn.BatchNorm(4), nn.MoE(4, 4, 2, k=1, balance="bias")):
+        ts.jit(lambda m, x: m(x))(m, x)  # it is an argument
+        ts.grad((m(x) * x).sum(), m)
+        ts.jit(lambda x, m=m: m(x))(x)  # it is from outside
+        ts.value_and_grad(lambda m: (m(x) * x).sum())(m)
+    constant = ts.jit(lambda x: ts.stop_gradient(ts.exp(x)))
+    ts.grad((constant(x) * x).sum(), x)
+    assert not [str(w.message) for w in recwarn]
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            self.weight, self.last = nn.Parameter(4), ts.zeros(4)
+
+        def __call__(self, x: ts.Tensor) -> ts.Tensor:
+            self.last = self.last + self.weight
+            return x * self.last
+
+    keeps = Keeps()
+    ts.jit(lambda m, x: m(x))(keeps, x)
+    with pytest.warns(ts.TraceWarning, match="which is compiled"):
+        ts.grad(keeps(x).sum(), keeps)
+
+
 def _cube(x: Any) -> Any:
     return (x**3).sum()
 

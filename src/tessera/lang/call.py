@@ -12,6 +12,7 @@ from ..core.errors import MeshError, ShapeError, fail
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
+from ..ops.elementwise import stop_gradient
 from .captured_names import Found, Outside
 from .captured_places import Place
 from .checks import bound
@@ -38,6 +39,7 @@ class Recorded:
     places: dict[int, Place]  # of the tensors from outside, by their ids
     left: list[Tensor]  # what was put into places outside
     once: list[str]  # what it did that a later call will not do
+    buffers: set[Node]  # the inputs that are buffers of modules among its arguments
 
     def _mine(self, values: Sequence[Any]) -> list[int]:
         """Which of `values` are tensors of the recording."""
@@ -76,14 +78,27 @@ class Recorded:
             leaves[i] = None
         for i in written_slots:
             put[i] = None
+        self._check_left()
+        nodes = [recorder.node(t) for t in results]
+        by, flows = Past([], False, recorder.builder.name), self._flows()
         written = Written(
             spec, leaves, slots, edits, put, written_slots, self.found.writes,
             self.found.values, recorder.host_outputs, [place[id(o.box)] for o in opened], same,
-            [(a.holder, a.name) for a in assigned], Past([], False, recorder.builder.name),
+            [(a.holder, a.name) for a in assigned], [by if n in flows else None for n in nodes],
         )  # fmt: skip
-        self._check_left()
-        nodes = [recorder.node(t) for t in results]
         return [self._completed(n) for n in nodes] if complete else nodes, written
+
+    def _flows(self) -> set[Node]:
+        """The nodes that a gradient would flow through from what the function is given, but for
+        buffers of modules, as a running mean is one."""
+        recorder, on = self.recorder, set[Node]()
+        fixed = self.buffers | {n for t, n in recorder.captured if _is_buffer(t)}
+        for n in recorder.builder.nodes:
+            stops = n.op == stop_gradient.name or not any(t.dtype.is_float for t in n.types)
+            given = n.op == "input" and n not in fixed
+            if not stops and (given or not on.isdisjoint(n.args)):
+                on.add(n)
+        return on
 
     def _check_left(self) -> None:
         """Raises ShapeError if a value of each device is put into a place outside."""
@@ -103,6 +118,10 @@ class Recorded:
         done = b.redistribute(n, completed(n.type, n.type.partial_axes), "for the result")
         b.loc = None
         return done
+
+
+def _is_buffer(t: Tensor) -> bool:
+    return type(t) is not Parameter and t.home is not None
 
 
 @dataclass(eq=False)
@@ -140,6 +159,7 @@ class Call:
         recorder = Recorder(self.name, reader=reader, options=options_of_run())
         recorder.frame, recorder.compiles = frame, True
         inputs, bindings = self._inputs(recorder, reads)
+        buffers = {recorder.node(t) for i, t in inputs.items() if _is_buffer(self.leaves[i])}
         args, kwargs = unflatten(self.spec, self.leaves)
         outside = Outside(self.fn, [*args, *kwargs.values()], self.owners)
         once = Once(self.fn, outside.before)
@@ -161,7 +181,7 @@ class Call:
         finally:
             outside.restore(recorder)
         said = once.done(outside.after)
-        return Recorded(recorder, before, out, found, places, left, said)
+        return Recorded(recorder, before, out, found, places, left, said, buffers)
 
     def _inputs(
         self, recorder: Recorder, reads: Reads

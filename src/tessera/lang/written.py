@@ -37,7 +37,7 @@ class Written:
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
     assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
-    past: Past  # of the results
+    pasts: list[Past | None]  # of the results; None where no gradient would flow to one
 
     def __post_init__(self) -> None:
         into = self.edits, self.outside, self.values, self.fills, self.assigned
@@ -54,7 +54,7 @@ class Written:
     ) -> Any:
         """The call's result from the program's; writes go into the caller's containers, parameters
         among the call's `tensors`, and modules."""
-        made = list(map(wrapped, outs, types, repeat(None if settings().no_grad else self.past)))
+        made = list(map(wrapped, outs, types, repeat(None) if settings().no_grad else self.pasts))
         if self.plain:
             return unflatten(self.spec, made)
         leaves = list(self.leaves)

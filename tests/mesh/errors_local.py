@@ -235,7 +235,7 @@ strategy: the kind cannot be 'fsdp'
 row("nothing to distribute", ts.UsageError, lambda: ts.distribute(strategy="data_parallel")(3), """
 distribute: what is distributed cannot be 3
   at  : AT
-  fix : give a function
+  fix : give a function; the strategy comes by name: strategy="data_parallel"
 """)
 
 

@@ -399,7 +399,8 @@ def distribute(
         )
 
     def wrap(f: Callable[P, R]) -> Local[P, R]:
-        function_of("distribute", "what is distributed", f)
+        fix = 'give a function; the strategy comes by name: strategy="data_parallel"'
+        function_of("distribute", "what is distributed", f, fix)
         said = None if names is None else tuple(names)
         return Local(f, chosen, axes, where, layouts or {}, said, "distribute")
 

@@ -46,7 +46,58 @@ MoE: rate=0.1 has no effect: the load is not balanced by a bias
   at  : AT
   fix : give balance="bias"
 """)
+row("a rate that takes away", ts.UsageError,
+    lambda: ts.nn.MoE(4, 4, 4, balance="bias", rate=-0.1), """
+MoE: rate cannot be -0.1
+  at  : AT
+  fix : give a number of at least 0
+""")
+row("a weight that is no number", ts.UsageError,
+    lambda: ts.nn.GPTConfig(experts=4, aux_weight=float("nan")), """
+GPTConfig: aux_weight cannot be nan
+  at  : AT
+  fix : give a number of at least 0
+""")
 LAYER = ts.nn.MoE(4, 4, 4)
+FOUR, TWO = (ts.dist.Mesh((a,), devices=n) for a, n in (("ep", 4), ("a", 2)))
+ROWS = {"router": ts.ones((4, 4)), "up": ts.ones((4, 4, 4)), "down": ts.ones((4, 4, 4))}
+row("experts on another mesh than the tokens", ts.MeshError,
+    lambda: ts.op.moe(ts.tensor(np.ones((2, 4)), mesh=TWO), ROWS, mesh=FOUR), """
+moe: mesh= is another mesh than that of its arguments
+  mesh      : ep=4
+  arguments : a=2
+  at        : AT
+  fix       : leave it out, or outside of a function: dist.place(x, mesh=...)
+""")
+row("weights of experts on another mesh", ts.MeshError,
+    lambda: ts.op.moe(ts.tensor(np.ones((2, 4)), mesh=TWO),
+                      {**ROWS, "up": ts.tensor(np.ones((4, 4, 4)), mesh=FOUR)}), """
+moe: arguments are on different meshes
+  arg 0 : f32[2, 4] on a=2
+  arg 1 : f32[4, 4] on no mesh
+  arg 2 : f32[4, 4, 4] on ep=4
+  at    : AT
+  fix   : build all on one mesh, or outside of a function: dist.place(x, mesh=...)
+""")
+row("an axis of experts named twice", ts.UsageError,
+    lambda: ts.op.moe(np.ones((2, 4)), ROWS, axis=("ep", "ep"), mesh=FOUR), """
+moe: axis cannot be ('ep', 'ep')
+  at  : AT
+  fix : name each mesh axis once
+""")
+row("a mask that is added", ts.DTypeError, lambda: LAYER(
+    ts.ones((2, 3, 4)), mask=np.array([[0, 0, -np.inf]] * 2)), """
+moe: a float attention mask of tokens may be one that is added to scores
+  attention_mask : f32[2, 3]
+  at             : AT
+  fix            : give truths: mask != 0 where 0 is padding, mask == 0 where -inf is
+""")
+row("an expert of all tokens as an array", ts.UsageError, lambda: ts.op.moe(
+    np.ones((2, 4)), {**ROWS, "shared": np.ones((4, 4))}, network=lambda rows, w: rows), """
+moe: shared cannot be an object of type ndarray
+  at  : AT
+  fix : give a dict of what the network takes, without the dim of experts
+""")
 row("experts without a token", ts.ShapeError, lambda: LAYER(ts.ones((0, 3, 4))), """
 moe: there is no token to route
   x   : f32[0, 3, 4]

@@ -107,10 +107,12 @@ def several(name: str, xs: object) -> Sequence[Any]:
 
 
 def axes_of(name: str, axis: object) -> tuple[str, ...]:
-    """One mesh axis or several, as names. Raises UsageError."""
+    """One mesh axis or several different ones, as names. Raises UsageError."""
     given = (axis,) if isinstance(axis, str) else axis
     if isinstance(given, (tuple, list)) and all(isinstance(a, str) for a in given):
-        return tuple(given)
+        if len(set(given)) == len(given):
+            return tuple(given)
+        raise unfit(name, "axis", axis, "name each mesh axis once")
     raise unfit(name, "axis", axis, 'name a mesh axis, e.g. "dp", or a tuple of them')
 
 

@@ -135,7 +135,7 @@ class GPTConfig:
                 whole("GPTConfig", what, value, 1)
         whole("GPTConfig", "experts", self.experts, 0)
         whole("GPTConfig", "experts_per_token", self.experts_per_token, 1)
-        number("GPTConfig", "aux_weight", self.aux_weight)
+        number("GPTConfig", "aux_weight", self.aux_weight, least=0, below=math.inf)
         probability("GPTConfig", self.dropout)
         if self.norm_eps is not None:
             number("GPTConfig", "norm_eps", self.norm_eps)

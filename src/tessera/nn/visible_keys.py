@@ -47,7 +47,7 @@ def said_of_tokens(
         m = as_tensor(attention_mask)
         scores = (shape[0], m.shape[1] if m.ndim == 4 else 1, shape[1], shape[1])
         if m.shape == shape:
-            _says_what_is_there(name, m)
+            says_what_is_there(name, m)
             told["there"] = m if m.dtype is bool_ else m != 0
             if at is None:
                 there = told["there"].to(int32)
@@ -66,8 +66,8 @@ def said_of_tokens(
     return told if at is None else {**told, "positions": at}
 
 
-def _says_what_is_there(name: str, m: Tensor) -> None:
-    """Raises DTypeError or ShapeError where `m` [B, S] may mean something else."""
+def says_what_is_there(name: str, m: Tensor) -> None:
+    """Raises DTypeError or ShapeError where `m`, a token each, may mean something else."""
     if m.dtype.is_float:  # of one that is added to scores, 0 would be padding
         raise fail(
             DTypeError,

@@ -12,13 +12,14 @@ import numpy as np
 from ...core.checks import divides
 from ...core.context import settings
 from ...core.dtypes import f32
-from ...core.errors import ShapeError, UsageError, fail, warn_no_effect
+from ...core.errors import MeshError, ShapeError, UsageError, fail, warn_no_effect
 from ...core.layout import TensorType, dim_axes, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none
 from ...lang.operands import as_tensor, emit, matched
 from ...lang.tensor import Tensor
+from ...ops.index_string import common_mesh
 from .dispatch import Experts, Runs, Wire, by_capacity, dropless, in_blocks
 from .options import ACTIVATIONS, Options
 from .routing import Choice, choose
@@ -222,7 +223,7 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
     own = options.network is not None
     w, how, k = weights_of(experts, t, own), options.requested(), options.k
     rows = _need_rows(w, options)
-    where = t.mesh or mesh_or_none("moe", mesh) or w.first.mesh or settings().mesh
+    where = _one_mesh(t, w, mesh_or_none("moe", mesh)) or settings().mesh
     axes = expert_axes(w.first.type, options.axis, where)
     devices = ways(axes, where.sizes) if where is not None else 1
     divides(
@@ -246,6 +247,21 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
     wire = Wire(moves, packing if moves else None, pieces, how.epoch == "hard")
     slots = tokens.parts * buckets * wire.room(room)
     return Call(options, w.over(moves, where), tokens, limit, wire, how, slots)
+
+
+def _one_mesh(t: TensorType, w: Weights, asked: Mesh | None) -> Mesh | None:
+    """The mesh of tokens `t` and of the weights, or the one that is `asked` for. Raises MeshError
+    if these are several."""
+    found = common_mesh("moe", [t, w.router.type, w.first.type])
+    if asked is not None and found not in (None, asked):
+        assert found is not None
+        raise fail(
+            MeshError,
+            "moe: mesh= is another mesh than that of its arguments",
+            [("mesh", asked.text_beside(found)), ("arguments", found.text_beside(asked))],
+            fix="leave it out, or outside of a function: dist.place(x, mesh=...)",
+        )
+    return asked or found
 
 
 def _need_rows(w: Weights, options: Options) -> int:

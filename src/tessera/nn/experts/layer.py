@@ -42,6 +42,7 @@ from ...lang.store import weights
 from ...lang.tensor import Like, Tensor
 from ..layers import normal
 from ..module import Module, state
+from ..visible_keys import says_what_is_there
 from .call import settled
 from .options import Options
 from .placement import Placement
@@ -118,8 +119,8 @@ def moe(
 
     The result has the layout of `x`; if `x` has no mesh, its tokens are split. With `stats` it
     returns (result, Routing). Raises UsageError if an option is unknown or the experts do not
-    divide, ShapeError if shapes do not fit or x has no token, DTypeError if x is not of floats,
-    LayoutError if the layouts do not fit.
+    divide, ShapeError if shapes do not fit or x has no token, DTypeError if x is not of floats or
+    the mask is, LayoutError or MeshError if the layouts or meshes do not fit.
 
     >>> import tessera as ts
     >>> w = {"router": ts.eye(2), "up": ts.ones((2, 2, 4)), "down": ts.ones((2, 4, 2))}
@@ -160,6 +161,7 @@ def _called(
     if mask is not None:
         mask = as_tensor(mask)
         shaped("moe", "the mask", mask.type, x.shape[:-1], x=x.type)
+        says_what_is_there("moe", mask)
         mask = mask if mask.dtype is bool_ else mask != 0
     call = settled(x.type, experts, options, mesh)
     call.warn_of_no_effect()
@@ -274,7 +276,7 @@ class MoE(Module):
                 f"MoE: rate={shown(rate)} has no effect: the load is not balanced by a bias",
                 fix='give balance="bias"',
             )
-        self.balance, self.rate = balance, number("MoE", "rate", rate)
+        self.balance, self.rate = balance, number("MoE", "rate", rate, least=0, below=math.inf)
         self.training = True
         wide, tall = normal(1.0 / math.sqrt(d)), normal(1.0 / math.sqrt(hidden))
         self.router = Parameter(d, experts, init=wide)

@@ -164,7 +164,7 @@ def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tenso
             [("bias", bias.type), ("load", load.type)],
             fix="give the layer's bias and routing.load",
         )
-    rate = number("updated_expert_bias", "rate", rate)
+    rate = number("updated_expert_bias", "rate", rate, least=0, below=inf)
     load = F.stop_gradient(load.to(f32))
     return bias + F.sign(F.mean(load) - load) * rate
 

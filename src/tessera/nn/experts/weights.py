@@ -94,6 +94,9 @@ def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
         _need_shape("bias", bias, (count,))
     shared = given.get("shared")
     if own:
+        if shared is not None and not isinstance(shared, Mapping):
+            fix = "give a dict of what the network takes, without the dim of experts"
+            raise unfit("moe", "shared", shared, fix)
         return Weights(router, _stacked(found), bias, None if shared is None else
                        {n: as_tensor(w) for n, w in shared.items()})  # fmt: skip
     up = found["up"]

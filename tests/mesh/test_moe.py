@@ -280,3 +280,41 @@ def test_layers_of_experts_repeat(capacity: float | None, loop: bool, remat: boo
     compare(found[1], found[0])
     assert str(layers.block.moe.up.type) == f"f32[2, 8@ep, {D}, {HIDDEN}]"
     assert "all_gather" not in [n.op for n, _ in step.graph.collectives()]
+
+
+def small(**how: Any) -> nn.GPT:
+    ts.seed(0)
+    sizes: dict[str, Any] = {"vocab": 64, "seq": 16, "d": 16, "layers": 2, "heads": 4, "experts": 4}
+    return nn.GPT(nn.GPTConfig(**{**sizes, "capacity": None, **how}))
+
+
+IDS = np.arange(32).reshape(2, 16)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_one_layer_keeps_the_shape_of_what_it_sets(stacked: bool) -> None:
+    model = small(layers=1, balance="bias", stacked=stacked)
+    shapes = {n: t.shape for n, t in model.named_buffers()}
+    for _ in range(2):
+        model(IDS)
+        assert {n: t.shape for n, t in model.named_buffers()} == shapes
+
+
+def test_a_layer_of_its_own_tensors_has_settings_of_its_own() -> None:
+    model = small(stacked=False)
+    before = model(IDS).numpy()
+    for moe in [m for m in model.modules() if isinstance(m, nn.MoE)][::-1]:
+        moe.k = 1
+        after = model(IDS).numpy()
+        assert np.abs(after - before).max() > 1e-3
+        before = after
+
+
+@pytest.mark.parametrize("experts", [4, 16])  # 16 is d as well
+@pytest.mark.parametrize("how", [{}, {"loop": True}, {"stacked": False}], ids=str)
+def test_experts_of_many_layers_are_rehashed(how: Any, experts: int) -> None:
+    model = small(experts=experts, **how)
+    before = model(IDS).numpy()
+    for i, moe in enumerate(m for m in model.modules() if isinstance(m, nn.MoE)):
+        moe.rehash(nn.place_experts(experts, [f"{i} a", f"{i} b"], replicas=2))
+        compare(model(IDS).numpy(), before)

@@ -8,6 +8,7 @@ wants them apart: each stage then holds the weights of its own layers.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from ..core.checks import flag, whole
@@ -83,12 +84,13 @@ class Stack(Module):
         self, x: Tensor, each: Any = None, shared: dict[str, Tensor] | None = None, **options: Any
     ) -> Any:
         blocks = self.__dict__.get("layers") or [self.block]
-        leaves, spec = flatten(blocks[0])
-        at = [i for i, v in enumerate(leaves) if isinstance(v, Tensor)]
+        opened = [flatten(block) for block in blocks]
+        inside = [[i for i, v in enumerate(x) if isinstance(v, Tensor)] for x, _ in opened]
         changed: dict[Path, Tensor] = {}  # what the last layer set of its own tensors
 
-        def layer(h: Tensor, given: Any) -> tuple[Tensor, Any]:
+        def layer(h: Tensor, given: Any, of: int = 0) -> tuple[Tensor, Any]:
             parts, own = given if own_tensors else (given, ())
+            (leaves, spec), at = opened[of], inside[of]
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
@@ -104,7 +106,7 @@ class Stack(Module):
         # it computed again.
         again = self._policy != "save"
         own_tensors, own_spec = flatten(each)
-        weights = [tuple(flatten(block)[0][i] for i in at) for block in blocks]
+        weights = [tuple(x[i] for i in at) for (x, _), at in zip(opened, inside, strict=True)]
         if "layers" not in self.__dict__:
             looped = again or not write_out(self.depth) if self.loop is None else self.loop
             if looped:
@@ -116,14 +118,15 @@ class Stack(Module):
         owned = zip(*(emit_many("unstack", t) for t in own_tensors), strict=True)
         given = list(zip(weights, owned, strict=True)) if own_tensors else weights
         found, news = [], []
-        for parts in given:
-            x, (more, new) = self._once(layer, x, parts) if again else layer(x, parts)
+        own = "layers" in self.__dict__
+        for i, parts in enumerate(given):
+            run = partial(layer, of=i if own else 0)
+            x, (more, new) = self._once(run, x, parts) if again else run(x, parts)
             found.append(more)
             news.append(new)
-        if len(blocks) == self.depth:
-            for block, new in zip(blocks, news, strict=True):
-                _write(block, zip(changed, new, strict=True))
-        else:
+            if own:
+                _write(blocks[i], zip(changed, new, strict=True))
+        if not own:
             _write(blocks[0], zip(changed, map(F.stack, zip(*news, strict=True)), strict=True))
         if _nothing(found[0]):
             return x

@@ -28,7 +28,7 @@ from ...core.checks import (
 )
 from ...core.dtypes import bool_, f32
 from ...core.errors import ShapeError, UsageError, fail
-from ...core.layout import Factor, TensorType, dim_axes, plain, ways
+from ...core.layout import Dim, Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
 from ...lang.checks import mesh_or_none, typed
@@ -353,7 +353,7 @@ class MoE(Module):
         Raises UsageError if `placement` is for another number of experts.
         """
         old = self.placement
-        _need_placement("rehash", placement, self.router.shape[1])
+        _need_placement("rehash", placement, self.router.shape[-1])
         self._rehash(placement.sources(old))
         self.placement = placement
 
@@ -361,8 +361,9 @@ class MoE(Module):
         for name in NETWORK:
             w = self.__dict__[name]
             if w is not None:
-                home = w.type
-                axes = dim_axes(home.dims[0])
-                moved = F.take_or_zero(w, as_tensor(np.asarray(rows, np.int32)))
-                to = home.with_dims(((Factor(len(rows), axes),), *home.dims[1:]))
+                home, at = w.type, w.ndim - 3  # behind the dim of layers, where they are stacked
+                axes = dim_axes(home.dims[at])
+                moved = F.take_or_zero(w, as_tensor(np.asarray(rows, np.int32)), at)
+                new: Dim = (Factor(len(rows), axes),)
+                to = home.with_dims((*home.dims[:at], new, *home.dims[at + 1 :]))
                 w.put(F.relayout(moved, to) if home.mesh is not None else moved)

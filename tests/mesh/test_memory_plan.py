@@ -13,12 +13,17 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, pipeline
-from tessera.compile import Executable
+from tessera import dist, nn, pipeline
+from tessera.compile import Engine, Executable
+from tessera.core.layout import parse_type
 from tessera.cost.memory import stage_plans
 from tessera.ir.schedule.schedule import Schedule
+from tessera.lang.trace import trace
+from tessera.passes.simplify import simplify
 from tessera.runtime import arrays
 from tessera.runtime.stepped import Stepped
+from tessera.show.plan_view import planned_memory
+from tessera.train.memory import ProgramBytes
 from tests.cases import LONG, short
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -79,6 +84,59 @@ def test_the_counted_bytes_are_those_of_the_arrays() -> None:
         assert len(tensors) > 5
         for t in tensors:
             assert {s.data.nbytes for s in t.stored.addressable_shards} == {t.type.local_bytes}
+
+
+# -- ops by themselves ----------------------------------------------------------------------------
+def redistributed(to: str) -> Any:
+    return lambda x, w: dist.redistribute(x, to) @ w
+
+
+# Programs whose peak is in one op, with the types of their arguments.
+OPS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "argsort": (lambda x, w: ts.argsort(x).to(ts.f32) @ w, ("f32[512, 512]", "f32[512, 4]")),
+    "sort": (lambda x, w: ts.sort(x)[0] @ w, ("f32[512, 512]", "f32[512, 4]")),
+    "gradient of sort": (
+        lambda x: (ts.grad((ts.sort(x)[0] ** 2).sum(), x) ** 2).sum(), ("f32[512, 512]",)
+    ),
+    "cumsum": (lambda x, w: ts.cumsum(x, 1) @ w, ("f32[512, 512]", "f32[512, 4]")),
+    "cumsum of bf16": (lambda x: ts.cumsum(x, 0).sum(), ("bf16[512, 512]",)),
+    "cumsum of a few": (lambda x, w: ts.cumsum(x, 1) @ w, ("f32[8192, 16]", "f32[16, 4]")),
+    "scatter_add": (
+        lambda x, ids, w: ts.scatter_add(ts.zeros((512, 512)), ids, x, 1) @ w,
+        ("f32[512, 512]", "i32[512, 512]", "f32[512, 4]"),
+    ),
+    "cholesky": (lambda x, w: ts.linalg.cholesky(x) @ w, ("f32[256, 256]", "f32[256, 4]")),
+    "solve": (lambda x, w: ts.linalg.solve(x, x) @ w, ("f32[256, 256]", "f32[256, 4]")),
+    "mean square": (lambda x, y: ((x - y) ** 2).mean(), ("f32[512, 512]", "f32[512, 512]")),
+    "largest": (lambda x: ts.tanh(x).max(1), ("f32[512, 512]",)),
+    "sums of a few": (lambda x: (x * x).sum(2), ("f32[128, 128, 16]",)),
+    "gradient of softmax": (
+        lambda x: (ts.grad((nn.softmax(x) ** 2).sum(), x) ** 2).sum(), ("f32[512, 512]",)
+    ),
+    "gather": (redistributed("[512, 256]"), ("f32[512@dp, 256]", "f32[256, 4]")),
+    "uneven gather": (redistributed("[511, 256]"), ("f32[511@dp, 256]", "f32[256, 4]")),
+    "gather of columns": (redistributed("[512, 256]"), ("f32[512, 256@dp]", "f32[256, 4]")),
+    "exchange": (redistributed("[512, 256@dp]"), ("f32[512@dp, 256]", "f32[256, 4]")),
+    "scatter of columns": (
+        lambda x, y, w: dist.redistribute(x @ y, "[512, 256@dp]") @ w,
+        ("f32[512, 512@dp]", "f32[512@dp, 256]", "f32[256@dp, 4]"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_what_an_op_needs_inside_is_in_the_plan(name: str) -> None:
+    f, types = OPS[name]
+    mesh = dist.Mesh(("dp",), devices=8 if any("@" in t for t in types) else 1)
+    args = []
+    for t in (parse_type(text, mesh) for text in types):
+        args.append(ts.tensor(np.zeros(t.shape), mesh, t.text.removeprefix(t.dtype.name), t.dtype))
+    graph = simplify(trace(f, *args))
+    engine = Engine()
+    xla = ProgramBytes(**engine.program_bytes(engine.compile(graph, range(len(args)))))
+    plan = planned_memory(graph, {})
+    assert abs(plan.peak / xla.peak - 1) <= 0.06
+    assert abs(plan.temporary - xla.temporary) <= 0.06 * xla.peak
 
 
 # -- pipelines ------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class _Fusion:
                 return True
             case "cheap":
                 size = n.type.local_bytes
-                as_large = sum(a.type.local_bytes >= size for a in self.program.args[n])
+                as_large = sum(a.type.local_bytes >= size for a in {*self.program.args[n]})
                 return as_large > 1 or self._of_conv(n)
             case _:
                 return False
@@ -55,8 +55,16 @@ class _Fusion:
         return known
 
 
+WINDOW = 32  # elements of a dim that are reduced at once; more are in windows, out of a buffer
+
+
 def _fuses_into(n: Node, reader: Node) -> bool:
     """Whether `reader` computes `n` by itself: element by element. A product does so with what is
     made of nothing, and reads an operand in another order of its dims."""
-    into_product = n.kind.memory in ("created", "transposed")
-    return reader.kind.fuses_operands or (into_product and reader.kind.memory == "product")
+    match reader.kind.memory:
+        case "product":
+            return n.kind.memory in ("created", "transposed")
+        case "reduced":
+            size = reader.args[0].type.local_shape
+            return all(size[d] <= WINDOW for d in reader.attrs["dims"])
+    return reader.kind.fuses

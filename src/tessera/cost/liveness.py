@@ -142,15 +142,20 @@ class Liveness:
         out, now = [], 0
         for i, n in enumerate(self.held):
             now += change[i]
-            out.append(now + self._inside(n) - self._taken_over(i, n))
+            out.append(now + self._inside(i, n) - self._taken_over(i, n))
         return out
 
-    def _inside(self, n: Node) -> int:
+    def _inside(self, i: int, n: Node) -> int:
         """What `n` needs while it runs, besides its operands and results."""
-        if n.kind.memory == "conv":  # its operands in another order
-            return sum(a.type.local_bytes for a in self.program.args[n])
-        bodies = [v for v in n.attrs.values() if isinstance(v, Graph)] if n.kind.bodies else []
-        return max((body_bytes(b, self.widens) for b in bodies), default=0)
+        if n.kind.bodies:
+            bodies = [v for v in n.attrs.values() if isinstance(v, Graph)]
+            return max((body_bytes(b, self.widens) for b in bodies), default=0)
+        own = n.kind.scratch(tuple(a.type for a in n.args), n.types, n.attrs)
+        if not own:
+            return 0
+        # A copy is made before there is a result, which is made when operands may be gone.
+        gone = sum(self.bytes_of[a] for a in self._reads[i] if self.spans[a][1] == i)
+        return own - min(own, gone, self.bytes_of[n])
 
     def _taken_over(self, i: int, n: Node) -> int:
         """The bytes of an operand that nobody needs any more, into which `n` is written."""

@@ -130,7 +130,9 @@ def _conv_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # before and after each spatial dim, and where they are negative cut it.
 conv = define(
     Op("conv", _conv_rule, _conv_local, _conv_grad, flops=_conv_flops,
-       attrs="stride pads dilation spread", memory="conv", invariance="library", linear="alone")
+       attrs="stride pads dilation spread", memory="conv",
+       scratch=lambda ins, outs, attrs: sum(t.local_bytes for t in ins),  # in another order of dims
+       invariance="library", linear="alone")
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ The ops are linear in what is read and added, never in the ids: those are comple
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -308,7 +309,12 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [None, b("take_along", g, n.args[0], dim=n.attrs["dim"], **_which(n.attrs))]
 
 
+def _places(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    """Of each element an index for each dim (int32), and the ids spread over all of them."""
+    return 4 * (ins[1].rank + 1) * math.prod(ins[1].local_shape)
+
+
 put_along = define(
     Op("put_along", _put_along_rule, _put_along_local, _put_along_grad, attrs="dim into ids?",
-       batch=next_dim("dim"), invariance="added", linear="alone")
+       batch=next_dim("dim"), scratch=_places, invariance="added", linear="alone")
 )  # fmt: skip

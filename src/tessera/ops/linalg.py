@@ -19,7 +19,7 @@ from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
 from .batch import last_dims
 from .elementwise import const, need
-from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, define
+from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, Scratch, define
 from .trailing_dims import leading, propagate_heads
 
 Shape = tuple[int, ...]
@@ -35,8 +35,10 @@ def _op(
     work: Callable[..., float],
     attrs: str = "",
     invariance: Invariance = "library",
+    scratch: Scratch = lambda ins, outs, attrs: ins[0].local_bytes,
 ) -> Op:
-    """An op on matrices; `needs` says what shapes, `work` is the FLOPs for one of the batch."""
+    """An op on matrices; `needs` says what shapes, `work` is the FLOPs for one of the batch. Most
+    work on a copy."""
 
     def rule(ins: tuple[TensorType, ...], given: Attrs) -> Inferred:
         need(name, ins, ("float",))
@@ -61,7 +63,17 @@ def _op(
         return getattr(c.xp, name)(*xs, **c.attrs)
 
     return define(
-        Op(name, rule, run, grad, flops=flops, attrs=attrs, invariance=invariance, batch=last_dims)
+        Op(
+            name,
+            rule,
+            run,
+            grad,
+            flops=flops,
+            attrs=attrs,
+            invariance=invariance,
+            scratch=scratch,
+            batch=last_dims,
+        )
     )
 
 
@@ -212,6 +224,7 @@ eigh = _op(
     "square matrices",
     _eigh_grad,
     lambda a: 9 * a[0] ** 3,
+    scratch=lambda ins, outs, attrs: 0,
 )
 
 

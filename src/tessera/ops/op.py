@@ -108,11 +108,14 @@ Elements = Literal["computed", "same", "moved", "chosen", ""]
 # Where the result lies when XLA has compiled it for a CPU. "view": in the argument's memory.
 # "created" (of nothing), "transposed", "moves", "cheap" (arithmetic): nowhere, as it is computed
 # where it is read. "expensive": the same if it is read once. In a buffer of its own lies what is
-# "reduced" from elements that are computed there, a "product", a "conv", any other: "buffer".
+# "reduced" (a short dim, from elements that are computed there), a "product", a "conv", any other:
+# "buffer".
 Memory = Literal[
     "view", "created", "transposed", "moves", "cheap", "expensive", "reduced", "product", "conv",
     "buffer",
 ]  # fmt: skip
+# A device's bytes that it needs while it runs, besides its arguments and results.
+Scratch = Callable[[tuple[TensorType, ...], tuple[TensorType, ...], Attrs], int]
 # Why its bits are the same on every fold of a mesh. "each": each element by itself. "moves": it
 # moves or chooses, and adds nothing up. "sums": in an order of its own (runtime/fixed_order.py).
 # "added": in the order of what is added. "library": a call into a library, on the block of one
@@ -163,6 +166,7 @@ class Op:
     many: bool = False  # its local computation gives a tuple, even of one
     elements: Elements = ""
     memory: Memory = "buffer"
+    scratch: Scratch = field(default=lambda ins, outs, attrs: 0)
     invariance: Invariance = ""  # where `elements` does not say it
     linear: Linear = ""  # where `elements` does not say it
     sums: bool = False  # it adds elements up over dims
@@ -214,11 +218,6 @@ class Op:
     def fuses(self) -> bool:
         """Whether the compiler may compute its result where it is read, without a buffer."""
         return self.memory in ("created", "transposed", "moves", "cheap", "expensive")
-
-    @property
-    def fuses_operands(self) -> bool:
-        """Whether it takes its operands element by element, so that they need no buffers."""
-        return self.fuses or self.memory == "reduced"
 
 
 OPS: dict[str, Op] = {}

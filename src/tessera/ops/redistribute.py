@@ -55,6 +55,9 @@ def _arrive(t: TensorType, attrs: Attrs) -> TensorType:
     return new
 
 
+Types = tuple[TensorType, ...]
+
+
 def _all_gather(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     return Inferred(ins, (gathered(ins[0], attrs["axes"]),))
 
@@ -243,9 +246,26 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
     return 0
 
 
+def _gather_scratch(ins: Types, outs: Types, attrs: Attrs) -> int:
+    return _as_sent(ins[0], outs[0], attrs["dim"], attrs["axes"])
+
+
+def _scatter_scratch(ins: Types, outs: Types, attrs: Attrs) -> int:
+    return _as_sent(outs[0], ins[0], attrs["to_dim"], attrs["axes"])
+
+
+def _as_sent(split: TensorType, whole: TensorType, dim: int, axes: Sequence[str]) -> int:
+    """The bytes of the blocks of all devices as they are sent, one after the other. Blocks of the
+    leading dim lie so in `whole` already, unless some are padded."""
+    above, n, _, _ = _around(split, dim, axes)
+    sent = n * split.local_bytes
+    leads = math.prod(split.local_shape[:dim]) * above == 1
+    return 0 if leads and sent == whole.local_bytes else sent
+
+
 all_gather = define(
     Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim algorithm?",
-       elements="moved")
+       elements="moved", scratch=_gather_scratch)
 )  # fmt: skip
 all_reduce = define(
     Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm? order?",
@@ -260,6 +280,7 @@ reduce_scatter = define(
         flops=_free,
         attrs="axes to_dim into algorithm? order?",
         elements="moved",
+        scratch=_scatter_scratch,
         invariance="sums",
     )
 )
@@ -272,6 +293,7 @@ all_to_all = define(
         flops=_free,
         attrs="axes dim to_dim into algorithm?",
         elements="moved",
+        scratch=lambda ins, outs, attrs: ins[0].local_bytes,  # as it is sent
     )
 )
 shard = define(

@@ -167,10 +167,23 @@ def _cumsum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("flip", b("cumsum", b("flip", g, dim=dim), dim=dim), dim=dim)]
 
 
+def _running(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
+    """Longer sums are added up in windows, in f32 at least and in another order of dims."""
+    x = ins[0]
+    long = x.local_shape[attrs["dim"]] > _WINDOW
+    return 2 * _in_f32(x) - x.local_bytes if long else 0
+
+
+def _in_f32(t: TensorType) -> int:
+    """A device's bytes of a copy in which elements have four bytes at least."""
+    return math.prod(t.local_shape) * max(4, t.dtype.bytes)
+
+
+_WINDOW = 16
 cumsum = define(
     Op("cumsum", along_rule("cumsum", linear="each"),
        lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim",
-       batch=next_dim("dim"), invariance="sums", linear="alone")
+       batch=next_dim("dim"), scratch=_running, invariance="sums", linear="alone")
 )  # fmt: skip
 
 
@@ -185,7 +198,8 @@ def _sort_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 # Stable: equal keys keep their order, so the result does not depend on the backend.
 argsort = define(
     Op("argsort", along_rule("argsort", int32), _argsort_local,
-       flops=_sort_flops, attrs="dim descending?", batch=next_dim("dim"), invariance="moves")
+       flops=_sort_flops, attrs="dim descending?", batch=next_dim("dim"),
+       scratch=lambda ins, outs, attrs: _in_f32(ins[0]), invariance="moves")
 )  # fmt: skip
 
 

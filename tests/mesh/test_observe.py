@@ -190,6 +190,24 @@ def test_results_of_other_names_or_of_other_constants_are_not_the_same(
     )
 
 
+def test_a_while_loop_is_looked_into_turn_by_turn(mesh: dist.Mesh) -> None:
+    x = ts.tensor(np.full(8, 3.5, np.float32), mesh=mesh, layout="[8@dp]")
+
+    def grows(x: ts.Tensor) -> ts.Tensor:
+        return ts.while_loop(lambda v: v.sum() < 100.0, lambda v: v * 1.5, x)
+
+    def falls(x: ts.Tensor) -> ts.Tensor:
+        return ts.while_loop(lambda v: v.sum() > 1.0, lambda v: ts.sqrt(v - 5.0), grows(x))
+
+    found = debug.nan_origin(falls, x)
+    assert found is not None and found.node.op == "sqrt"
+    (loop, turn), *others = found.first.iterations
+    assert (loop.attrs["length"], turn, others) == (2, 1, [])
+    # Where it never turns it is not the origin.
+    found = debug.nan_origin(lambda x: falls(ts.log(-x)), x)
+    assert found is not None and found.node.op == "log"
+
+
 def test_a_function_with_a_per_device_view_is_looked_into(mesh: dist.Mesh) -> None:
     x = ts.tensor(np.arange(8.0, dtype="f4"), mesh=mesh, layout="[8@dp]")
 

@@ -24,6 +24,7 @@ from ..lang.tree import is_registered
 from ..ops.create import full
 from ..ops.indexing import inside_range
 from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
+from .turns import counted
 
 FINITE, INF, NAN = 0, 1, 2
 # What an op's result holds where it is the operand's elements and no others: as bad as it is.
@@ -253,7 +254,7 @@ def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | No
     """
     if is_registered(type(fn)):  # as an argument its weights have names
         fn, args = _called, (fn, *args)
-    run = recorded("nan_origin", fn, args, kwargs)
+    run = counted(recorded("nan_origin", fn, args, kwargs))
     states = {spot: _state(made[0]) for spot, made in measured(run, _telling, _largest)}
     search, top = _Search(states), _Frame(run.graph)
     outs = run.graph.outputs

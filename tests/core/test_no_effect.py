@@ -58,6 +58,10 @@ def begun(**keys: Any) -> None:
     recipe.initialize_optimizer_state(weights, {**SMALL, **keys})
 
 
+def split() -> ts.Tensor:
+    return ts.tensor(X, mesh=EP, layout="[16@ep, 8]")
+
+
 SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "deterministic": (lambda: dist.deterministic() and None, "it was called without `with`"),
     "autocast": (lambda: ts.autocast(ts.bf16) and None, "ts.autocast(...) has no effect"),
@@ -71,6 +75,15 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
     "a nesting of other sizes": (
         lambda: schedule(algorithm="hierarchical(2:ring x 4:ring)")(lambda x: x * 2.0)(X),
         "schedule: algorithm='hierarchical(2:ring x 4:ring)' has no effect: no collective of <lam",
+    ),
+    "an algorithm of another collective": (
+        lambda: schedule(algorithm={"all_to_all": "ring"})(lambda x: x.sum())(split()),
+        "schedule: algorithm={'all_to_all': 'ring'} has no effect: <lambda> has no all_to_all, but"
+        " all_reduce",
+    ),
+    "an algorithm of no collective": (
+        lambda: schedule(algorithm="ring")(lambda x: x * 2.0)(split()),
+        "schedule: algorithm='ring' has no effect: <lambda> has no collective",
     ),
     "links of a tensor": (
         lambda: dist.inspect(X, topology="h100"),
@@ -130,7 +143,13 @@ HEARD: dict[str, Callable[[], object]] = {
     ),
     "a nesting of these sizes": lambda: schedule(algorithm="hierarchical(2:ring x 2:tree)")(
         lambda x: x.sum()
-    )(ts.tensor(X, mesh=EP, layout="[16@ep, 8]")),
+    )(split()),
+    "an algorithm of what a sum becomes": lambda: schedule(algorithm={"reduce_scatter": "ring"})(
+        lambda x: x.sum()
+    )(split()),
+    "an algorithm on one device": lambda: schedule(algorithm={"all_to_all": "ring"})(
+        lambda x: x.sum()
+    )(X),
     "keys that go together": lambda: begun(
         optimizer="momentum", momentum=0.5, schedule="linear", min_learning_rate=1e-5
     ),

@@ -14,6 +14,7 @@ from ..core.errors import warn_no_effect
 from ..core.layout import ways
 from ..core.options import ScheduleOptions
 from ..ir.schedule.algorithms.build import nest_size
+from ..ops.redistribute import CHANGES, MOVES, all_to_all
 from .record import Recorder, current
 
 # Choices that are read while a function is recorded; all others are settled when that begins.
@@ -102,17 +103,8 @@ class Chosen:
                 if cut
                 else "leave it out",
             )
-        nests = {name: size for _, name in o.algorithm or () if (size := nest_size(name))}
-        moves = recorder.builder.graph(()).collectives() if nests and not table else ()
-        found = {ways(n.attrs["axes"], n.type.sizes) for n, _ in moves}
-        for name, size in nests.items():
-            if not table and size not in found:
-                warn_no_effect(
-                    f"schedule: algorithm={name!r}",
-                    f"no collective of {self.name} is among {size} devices",
-                    means="the table of a collective, level by level",
-                    fix='give sizes whose product is that of the axes, or "hierarchical" alone',
-                )
+        if o.algorithm and not table and not cut:
+            self._warn_of_algorithms(recorder)
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
         if o.epoch == "hard" and max(buckets, default=1) == 1:
             warn_no_effect(
@@ -121,6 +113,37 @@ class Chosen:
                 means="each bucket of tokens is sent before the next begins",
                 fix='cut what op.moe sends: transport={"bucket_bytes": 1 << 20}; or leave it out',
             )
+
+    def _warn_of_algorithms(self, recorder: Recorder) -> None:
+        """Gives an OptionWarning for each algorithm of collectives that were not recorded."""
+        graph = recorder.builder.graph(())
+        moves = list(graph.collectives())
+        kinds = {n.op for n, _ in moves}
+        sizes = {ways(n.attrs["axes"], n.type.sizes) for n, _ in moves}
+        spread = any(n.type.mesh is not None and n.type.mesh.size > 1 for n in graph.nodes)
+        for on, name in self.options.algorithm or ():
+            size = nest_size(name)
+            if size and size not in sizes:
+                warn_no_effect(
+                    f"schedule: algorithm={name!r}",
+                    f"no collective of {self.name} is among {size} devices",
+                    means="the table of a collective, level by level",
+                    fix='give sizes whose product is that of the axes, or "hierarchical" alone',
+                )
+            elif spread and not kinds & (_becomes(on) if on else kinds):
+                others = f", but {', '.join(sorted(kinds))}" if kinds else ""
+                warn_no_effect(
+                    "schedule: algorithm=" + (f"{{{on!r}: {name!r}}}" if on else repr(name)),
+                    f"{self.name} has no {on or 'collective'}{others}",
+                    means="the rounds by which a collective is carried out",
+                    fix="name one that it has, or leave it out",
+                )
+
+
+def _becomes(kind: str) -> set[str]:
+    """The recorded collectives that may be of this `kind` in the end: a sum that is split again is
+    scattered, and one that is gathered is summed."""
+    return {kind} if kind in (all_to_all.name, *MOVES) else {*CHANGES} - {all_to_all.name}
 
 
 def _written(choices: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -427,3 +428,12 @@ def test_a_tensor_is_padded_where_it_lies() -> None:
     assert str(last(x).type) == "f32[4@dp, 8]"
     np.testing.assert_array_equal(last(x).numpy()[:, 5:], 2)
     assert ts.jit(lambda x: last(x) * 1)(x).shape == (4, 8)
+
+
+def test_before_the_first_call_a_schedule_is_an_attribute_that_is_not_there_yet() -> None:
+    f = ts.jit(lambda x: x + 1.0)
+    assert not hasattr(f, "schedule") and "graph" not in dict(inspect.getmembers(f))
+    with pytest.raises(ts.UsageError, match="call it once"):
+        _ = f.program
+    f(ts.ones((2,)))
+    assert hasattr(f, "schedule") and "graph" in dict(inspect.getmembers(f))

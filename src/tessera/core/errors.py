@@ -101,10 +101,16 @@ class UnknownNameError(TesseraError, AttributeError):
     """Raised when a public module, a tensor, a module or an optimizer lacks an attribute."""
 
 
+class NotYetError(UsageError, UnknownNameError):
+    """A UsageError of an attribute that an object does not have yet: `hasattr` says no."""
+
+
+NotYetError.__name__ = NotYetError.__qualname__ = UsageError.__name__  # as users know it
+
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
     DonatedError, BackendError, DeviceLostError, UsageError, UnknownNameError, EngineWarning,
-    OptionWarning, StrategyWarning, TraceWarning,
+    OptionWarning, StrategyWarning, TraceWarning, NotYetError,
 ):  # fmt: skip
     _cls.__module__ = "tessera"
 

@@ -19,7 +19,15 @@ from weakref import ref
 
 from ..core.checks import function_of
 from ..core.context import Settings, replaced, settings
-from ..core.errors import DonatedError, TraceWarning, UsageError, caller, fail, lines_up
+from ..core.errors import (
+    DonatedError,
+    NotYetError,
+    TraceWarning,
+    UsageError,
+    caller,
+    fail,
+    lines_up,
+)
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
@@ -122,7 +130,7 @@ class Jit(Generic[P, R]):
 
     def _latest(self) -> tuple[Builder, list[Node], Schedule | None]:
         if self._last is None:
-            raise fail(UsageError, f"jit: {self.name} has not been called yet", fix="call it once")
+            raise fail(NotYetError, f"jit: {self.name} has not been called yet", fix="call it once")
         return self._last
 
     @property
@@ -167,6 +175,8 @@ class Jit(Generic[P, R]):
         return plan(builder.graph(results)) if schedule is None else schedule
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property that is not there yet
+            return object.__getattribute__(self, name)
         have = [n for n in dir(Jit) if not n.startswith("_")]
         raise no_name("a function of ts.jit", "Jit", name, have)
 

@@ -171,6 +171,7 @@ def test_capture_on_a_mesh(mesh: dist.Mesh) -> None:
     runs = graph.capture(lambda x: ts.sum(x * x), x)
     np.testing.assert_allclose(runs.result.item(), (X * X).sum(), rtol=1e-4)
     np.testing.assert_allclose(runs(x * 2.0).item(), 4 * (X * X).sum(), rtol=1e-4)
+    assert "all_reduce dp" in str(dist.inspect(runs))
     with pytest.raises(ts.UsageError, match=r"given f32\[4, 8@tp, 16\]"):
         runs(dist.redistribute(x, "[4, 8@tp, 16]"))
 

@@ -214,6 +214,7 @@ def test_the_bytes_of_a_program(mesh: dist.Mesh) -> None:
     double = ts.jit(lambda x: x * 2.0)
     double(tree(mesh)["a"])
     assert program_bytes(double).arguments == 4 * 4 * 3  # a device's block
+    assert program_bytes(ts.graph.capture(double, tree(mesh)["a"])) == program_bytes(double)
     give = ts.jit(donate="x")(lambda x: x + 1.0)
     give(ts.zeros((256, 4)))
     found = program_bytes(give)

@@ -80,6 +80,11 @@ class Capture(Generic[R]):
     __call__ = replay
 
     @property
+    def compiled(self) -> Jit[..., R]:
+        """The function of `ts.jit` that it replays."""
+        return self._jit
+
+    @property
     def graph(self) -> Graph:
         """What the program computes."""
         return self._jit.graph

@@ -103,10 +103,8 @@ def inspect(
     if isinstance(t, MoE):
         return moe_inspection(t)
     compiled: Any = t
-    if isinstance(t, TrainingStep):
-        compiled = t._jit
-    elif not isinstance(t, Pipe):
-        compiled = getattr(t, "compiled", t)  # of what @schedule(...) gives
+    if not isinstance(t, Pipe):
+        compiled = getattr(t, "compiled", t)  # of a training step, or of what was captured
     if isinstance(compiled, Jit | Pipe):
         return inspect_schedule(compiled, topology)
     if callable(t) or isinstance(t, Schedule | Graph):

@@ -44,8 +44,8 @@ class ProgramBytes:
 
 
 def program_bytes(function: object) -> ProgramBytes:
-    """The bytes of the program that the compiled `function` ran last. Raises UsageError if it has
-    not run.
+    """The bytes of the program that the compiled `function` ran last, or a training step, or what
+    was captured. Raises UsageError if it has not run.
 
     >>> import tessera as ts
     >>> double = ts.jit(lambda x: x * 2.0)
@@ -54,8 +54,9 @@ def program_bytes(function: object) -> ProgramBytes:
     (4096, 4096)
     """
     function = instance(
-        "program_bytes", "the function", function, Jit, "give what ts.jit(...) made"
-    )
+        "program_bytes", "the function", getattr(function, "compiled", function), Jit,
+        "give what ts.jit(...) made",
+    )  # fmt: skip
     if not function.programs:
         raise fail(
             UsageError,

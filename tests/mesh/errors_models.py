@@ -350,9 +350,22 @@ row("a bias of scores in tiles", ts.ShapeError,
     lambda: ts.nn.flash_attention(Q, Q, Q, bias=ts.ones((2, 4, 4))), """
 attention: the bias is of keys (2, 2, 4), and has no dim of queries
   bias : f32[2, 4, 4]
-  q    : f32[2, 2, 1, 4, 8]
+  q    : f32[2, 2, 4, 8]
+  k    : f32[2, 2, 4, 8]
   at   : AT
   fix  : give what is added to each score as mask=, which may be of floats
+""")
+for many in (1, 2):
+    row(f"a mask of other sizes in tiles, {many} heads a group", ts.ShapeError,
+        lambda many=many: ts.nn.flash_attention(
+            Q, Q[:, ::many], Q[:, ::many], mask=ts.ones((3, 5), dtype="bool")
+        ), f"""
+attention: the mask does not broadcast to the scores, (2, 2, 4, 4)
+  mask : bool[3, 5]
+  q    : f32[2, 2, 4, 8]
+  k    : f32[2, {2 // many}, 4, 8]
+  at   : AT
+  fix  : a mask is [..., H, S, T], any of them 1; of keys [B, T]: mask[:, None, None]
 """)
 row("a loop over nothing", ts.ShapeError,
     lambda: ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), None), """

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError, fail
+from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.loop import scan
 from ..lang.operands import as_tensor, emit
@@ -44,24 +45,27 @@ class Scores:
 
 
 def extras(
-    name: str, q: Tensor, bias: Like | None, mask: Like | None, keys: int, here: int | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
+    name: str, q: Tensor, bias: Like | None, mask: Like | None, keys: int,
+    operands: dict[str, TensorType], here: int | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """(What belongs to the keys of q [B, G, R, S, D], the masks [B, G, R, S, `keys`]). In a local
     body there are only `here` keys with one place of a ring. Raises ShapeError, DTypeError or
-    UsageError."""
+    UsageError, which show `operands`."""
     (batch, groups, shared, seq, _), here = q.shape, keys if here is None else here
     heads, by_key = groups * shared, []
     if bias is not None:
         b = as_tensor(bias).to(f32)
-        fits_bias(name, b.type, (batch, heads, here), seq, q=q.type)
+        fits_bias(name, b.type, (batch, heads, here), seq, **operands)
         by_key.append(b.reshape(batch if b.ndim == 3 else 1, groups, shared, here))
     if mask is None:
         return by_key, []
     m = as_tensor(mask)
     rows = m.shape[-2] if m.ndim > 1 else 1
     scores = (batch, heads, seq, keys if rows > 1 else here)
-    m = mask_by_group(name, m.reshape(*(1,) * (4 - m.ndim), *m.shape), scores, shared, q=q.type)
-    m = m if shared > 1 else m.reshape(*m.shape[:2], 1, *m.shape[2:])
+    m = mask_by_group(name, m, scores, shared, **operands)
+    rank = 5 if m.ndim > 2 and shared > 1 else 4
+    m = m.reshape(*(1,) * (rank - m.ndim), *m.shape)
+    m = m if rank == 5 else m.reshape(*m.shape[:2], 1, *m.shape[2:])
     m = F.broadcast_to(m, (*m.shape[:-1], scores[-1]))
     if rows > 1:
         if m.dtype is not bool_:

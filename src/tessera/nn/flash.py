@@ -179,12 +179,13 @@ def _in_tiles(
     q, k, v = F.narrowed(q, k, v)
     check_heads("attention", q, k, v)
     (batch, heads, seq, d), (groups, keys) = q.shape, k.shape[1:3]
+    operands = {"q": q.type, "k": k.type}
     scale = 1.0 / math.sqrt(d) if scale is None else scale
     if q.dtype is f32:  # fewer products than with the scores; narrower than f32 it would round
         q, scale = q * scale, 1.0
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, keys, t.shape[-1]) for t in (k, v))
-    extra, masks = extras("attention", q, bias, mask, keys)
+    extra, masks = extras("attention", q, bias, mask, keys, operands)
     # Heads are rows as sequences are. Only those that share a mask of all scores, which differs
     # from sequence to sequence, stay together.
     together = any(m.shape[0] > 1 and m.shape[1] == 1 < groups for m in masks)

@@ -70,10 +70,11 @@ def ring_attention(
     divides("ring_attention", seq, parts, "a sequence of {count} " + into, q=q.type)
     if not seq:  # nothing goes around
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
+    operands = {"q": q.type, "k": k.type}
     q = q * (1.0 / math.sqrt(d) if scale is None else scale)
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))
-    extra, masks = extras("ring_attention", q, bias, mask, seq * n if local else seq, seq)
+    extra, masks = extras("ring_attention", q, bias, mask, seq * n if local else seq, operands, seq)
     given = [q, k, v, *extra]
     if not local:
         mesh = next(t.mesh for t in given if t.mesh is not None)

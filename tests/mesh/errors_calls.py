@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tessera as ts
+from tessera import dist
 from tessera.train.memory import offload
 from tests.mesh.errors import X, row
 
@@ -236,6 +237,12 @@ SGD: count cannot be set, an optimizer does not change
   optimizer : SGD(lr=0.1, weight_decay=0.0, mask=None, master=True)
   at        : AT
   fix       : keep what belongs to a run beside it; its settings are given where it is made
+""")
+row("the axis of a strategy is set", ts.UsageError,
+    lambda: setattr(dist.strategy("data_parallel"), "axis", "x"), """
+DataParallel: axis cannot be set, it is a value
+  at  : AT
+  fix : make another one: dataclasses.replace(x, axis=...)
 """)
 row("sizes one by one of random numbers", ts.UsageError, lambda: ts.random.normal(2, 3), """
 normal: 2 arguments by place, where it takes 1

@@ -12,6 +12,7 @@ from ..core.checks import one_of, shown
 from ..core.errors import StrategyError, fail
 from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType
+from ..core.peers import checked
 from ..core.wording import nearest
 from .strategy import (
     NAMED,
@@ -47,6 +48,7 @@ TRANSFORMER: tuple[Rule, ...] = (
 EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
 
 
+@checked
 @dataclass(frozen=True)
 class Known(AxisStrategy):
     """One of those that `strategy` makes."""
@@ -61,6 +63,7 @@ class Known(AxisStrategy):
         return f'dist.strategy({self.kind!r}, axis="...")'
 
 
+@checked
 @dataclass(frozen=True)
 class DataParallel(Known):
     """The batch is split."""
@@ -68,6 +71,7 @@ class DataParallel(Known):
     kind: ClassVar[str] = "data_parallel"
 
 
+@checked
 @dataclass(frozen=True)
 class ZeroRedundancy(Known):
     """The batch is split; optimizer state, gradients (2) and weights (3) rest split from `stage`
@@ -82,6 +86,7 @@ class ZeroRedundancy(Known):
         return self.split_at_rest(t, zero_dim(t, self.axis))
 
 
+@checked
 @dataclass(frozen=True)
 class ByRules(Known):
     """Weights are split as the first of the `rules` that fits their names says."""
@@ -137,6 +142,7 @@ class ByRules(Known):
             )
 
 
+@checked
 @dataclass(frozen=True)
 class TensorParallel(ByRules):
     """Weights are split, the batch is not."""
@@ -150,6 +156,7 @@ class TensorParallel(ByRules):
         return 2 * whole > every
 
 
+@checked
 @dataclass(frozen=True)
 class ExpertParallel(ByRules):
     """The weights of stacked experts are split, and the batch."""

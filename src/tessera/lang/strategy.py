@@ -17,6 +17,7 @@ from ..core.context import settings
 from ..core.errors import StrategyError, StrategyWarning, UsageError, fail, lines_up
 from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
+from ..core.peers import checked
 from ..core.renamed import renamed_arguments
 from . import functions
 from .checks import mesh_or_none, needed_mesh
@@ -86,6 +87,7 @@ class Strategy:
         return t
 
 
+@checked
 @dataclass(frozen=True)
 class Combined(Strategy):
     """A sum of strategies."""

@@ -288,6 +288,19 @@ jit: the function cannot be 3
   at  : AT
   fix : put @ts.jit above a function, or call ts.jit(function)
 """)
+def trace_of_stages() -> Any:
+    mesh = dist.Mesh(("pp", "dp"), shape={"pp": 2, "dp": 2})
+    a, b = (ts.tensor([[1.0, 2.0]] * 2, mesh=mesh.slice(pp=i)) for i in range(2))
+    return graph.trace(lambda a, b: a @ b, a, b)
+
+
+row("a trace of weights on stages", ts.MeshError, trace_of_stages, """
+trace: the arguments lie on 2 meshes, and one graph lies on one
+  a   : f32[2, 2] on dp=2, devices 0, 1
+  b   : f32[2, 2] on dp=2, devices 2, 3
+  at  : AT
+  fix : of a pipeline take the schedule, ts.jit(f).plan(...), or dist.place(x, mesh=...)
+""")
 row("a graph before the first call", ts.UsageError, lambda: ts.jit(lambda x: x).graph, """
 jit: <lambda> has not been called yet
   at  : AT

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.checks import function_of
+from ..core.errors import MeshError, fail
 from ..core.layout import TensorType
+from ..core.mesh import Mesh
 from ..core.reshard import completed
 from ..ir.graph.node import Graph, Node
 from ..ops.index_string import common_mesh
@@ -71,6 +73,24 @@ def record_call(
     return _recorded(who, fn, args, kwargs, reduce_partial, reader)
 
 
+def _need_one_mesh(who: str, inputs: Sequence[Node]) -> None:
+    """Raises MeshError where the arguments lie on several meshes, as the weights of a pipeline do
+    once they are on their stages."""
+    first: dict[Mesh, Node] = {}
+    for n in inputs:
+        if n.type.mesh is not None:
+            first.setdefault(n.type.mesh, n)
+    if len(first) > 1:
+        one, other, *_ = first
+        where = {one: one.text_beside(other), **{m: m.text_beside(one) for m in (*first,)[1:]}}
+        raise fail(
+            MeshError,
+            f"{who}: the arguments lie on {len(first)} meshes, and one graph lies on one",
+            [(n.attrs["name"], f"{n.type} on {where[m]}") for m, n in first.items()],
+            fix="of a pipeline take the schedule, ts.jit(f).plan(...), or dist.place(x, mesh=...)",
+        )
+
+
 def _recorded(
     who: str,
     fn: Callable[..., Any],
@@ -100,6 +120,7 @@ def _recorded(
             given[recorder.node(t)] = x
             x = t
         new.append(x)
+    _need_one_mesh(who, recorder.builder.inputs)
     with recording(recorder), owned_by(store_of(fn, name)):
         new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)

@@ -439,3 +439,23 @@ step: state is missing
   at        : AT
   fix       : call it with (batch, weights, state)
 """)
+for model, kind in (
+    (ts.nn.GPT, "<class 'tessera.nn.transformer.GPT'>"),
+    (ts.nn.Linear(2, 2), "Linear(weight=f32[2, 2], bias=f32[2])"),
+):
+    row(f"a recipe's model is {kind}", ts.UsageError,
+        lambda model=model: recipe.make_step({}, model), f"""
+make_step: the model cannot be {kind}
+  at  : AT
+  fix : give a function of (inputs, weights), as make_model(config) gives; a module trains by graph.training_step
+""")  # noqa: E501
+row("keys of other trainers in a recipe", ts.UsageError,
+    lambda: recipe.make_step({"lr": 1e-3, "max_grad_norm": 1.0, "n_embd": 8, "wd": 0.1}), """
+config: 4 keys are wrong
+  lr            : is not known; did you mean learning_rate?
+  max_grad_norm : is not known; did you mean gradient_clip_norm?
+  n_embd        : is not known; did you mean hidden_size?
+  wd            : is not known; did you mean weight_decay?
+  at            : AT
+  fix           : correct them, or leave them out for the defaults
+""")

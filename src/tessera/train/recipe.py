@@ -41,7 +41,7 @@ from ..lang.strategy import Strategy
 from ..lang.tensor import Like, Tensor
 from ..nn.gpt_config import GPTConfig
 from ..nn.losses import cross_entropy
-from ..nn.module import load_with_dtypes
+from ..nn.module import Module, load_with_dtypes
 from ..nn.transformer import GPT
 from ..optim import (
     SGD,
@@ -171,6 +171,18 @@ def make_model(config: Config) -> Model:
     return _ConfiguredModel(checked(config))
 
 
+def _need_function(who: str, model_fn: object) -> None:
+    """Raises UsageError where the model is a class, or a module, which has weights of its own."""
+    if isinstance(model_fn, (type, Module)) or not callable(model_fn):
+        raise unfit(
+            who,
+            "the model",
+            model_fn,
+            "give a function of (inputs, weights), as make_model(config) gives; a module trains by"
+            " graph.training_step",
+        )
+
+
 def compute_loss(model_fn: Model, batch: Mapping[str, Tensor], weights: Weights) -> Tensor:
     """Mean cross-entropy f32[] of `model_fn` on a batch of `input_ids` and `labels`; labels of -100
     do not count.
@@ -179,6 +191,7 @@ def compute_loss(model_fn: Model, batch: Mapping[str, Tensor], weights: Weights)
     `position_ids`, which keep packed documents apart, and `attention_mask`. Warns of a key that the
     model does not take. Raises UsageError if ids or labels are missing.
     """
+    _need_function("compute_loss", model_fn)
     batch = checked_batch("compute_loss", batch)
     more = told("compute_loss", model_fn, batch)
     logits = model_fn(as_tensor(batch["input_ids"]), weights, **more)
@@ -385,7 +398,9 @@ def make_step(config: Config, model_fn: Model | None = None) -> Step:
     functions that it runs.
     """
     c = checked(config)
-    model = model_fn or make_model(c)
+    if model_fn is not None:
+        _need_function("make_step", model_fn)
+    model = make_model(c) if model_fn is None else model_fn
     return _Streamed(c, model) if c.offload_optimizer_state else _Whole(c, model)
 
 

@@ -701,3 +701,11 @@ def test_importing_the_loaders_needs_no_engine_and_no_table_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_a_batch_has_no_number() -> None:
+    with (
+        create_dataloader({"sequence_length": 4, "batch_size": 2}) as loader,
+        pytest.raises(ts.UsageError, match=r"asked for : 0\n.*\n.*\n  fix       : take the next"),
+    ):
+        loader[0]

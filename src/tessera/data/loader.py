@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,15 @@ class DataLoader:
         self._stop: float = 0
         self._loaded = self._told = False
         self._stand_at(0, 0)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise fail(
+            UsageError,
+            "dataloader: its batches come one after the other, and have no numbers",
+            [("asked for", shown(key)), ("loader", self)],
+            fix="take the next one, next(loader), or go on from a place:"
+            " loader.load_state_dict(state)",
+        )
 
     # ---- giving out ----------------------------------------------------------------------------
     def __iter__(self) -> Self:

@@ -25,7 +25,7 @@ PEER_KEYS: dict[str, str] = {
          "valid_fraction", "eval_fraction", "test_size", "test_fraction"),
         "validation_fraction",
     ),
-    **dict.fromkeys(("drop_remainder", "dataloader_drop_last"), "drop_last"),
+    **dict.fromkeys(("drop_remainder", "dataloader_drop_last", "drop_last_batch"), "drop_last"),
     **dict.fromkeys(("pack", "sample_packing", "pack_sequences"), "packing"),
     **dict.fromkeys(("prefetch_factor", "prefetch_size", "prefetch_batches"), "prefetch"),
     **dict.fromkeys(("buckets", "bucket_boundaries", "length_buckets"), "sequence_buckets"),

@@ -178,6 +178,14 @@ passes""",
   at      : test_pipeline.py
   fix     : return losses, gradients, or values with the batch as dim 0, each row of its own""",
     ),
+    "random numbers alone": (
+        lambda: called(lambda w, x: (PIPE(w, x), ts.random.normal((4,)))),
+        """compose: a result is random numbers alone, which each microbatch draws for itself
+  result  : f32[4]
+  made at : test_pipeline.py
+  at      : test_pipeline.py
+  fix     : draw them outside of the compiled function, and give them as an argument""",
+    ),
     "a sum over the batch": (
         lambda: trained(piped(), lambda out: (out * out).sum(), lambda g, out: g),
         """compose: a loss is a sum over the batch, not a mean

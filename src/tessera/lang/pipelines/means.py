@@ -81,6 +81,7 @@ class Reading:
     outs: Sequence[Node] = ()
     seen: Sequence[Sequence[Node]] = ()  # on the host, by each print
     inside: Collection[Node] = ()
+    drawn: Collection[Node] = ()  # of random numbers alone, which each part draws for itself
     told: set[str] = field(default_factory=set)
     axes: Collection[str] = ()
     blocks: int = 1
@@ -180,6 +181,7 @@ def reading(once: PipeState) -> Reading:
         outs,
         [nodes for nodes, _ in seen],
         inside={*inside},
+        drawn=micro - depends(nodes, once.batch) if once.count > 1 else (),
         told=pipe.said,
         blocks=blocks,
         devices=devices,

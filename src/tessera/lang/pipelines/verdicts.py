@@ -38,6 +38,8 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
     for n in once.outs:
         if n.type.rank and found[n].kind != "same" and not separates(once, n, sizes[n], found[n]):
             raise inseparable(once.name, n)
+        if n in once.drawn and n.type.shape == sizes[n].type.shape:
+            raise _drawn(once.name, n)
         if n in once.inside:
             continue
         if found[n].degree or (n not in of_batch and n.type.shape != sizes[n].type.shape):
@@ -101,6 +103,16 @@ def inseparable(name: str, o: Node) -> GraphError:
         f"{name}: a result does not separate by microbatch",
         [("result", o.type), *([("made at", o.loc)] if o.loc else [])],
         fix="return losses, gradients, or values with the batch as dim 0, each row of its own",
+    )
+
+
+def _drawn(name: str, n: Node) -> GraphError:
+    return fail(
+        GraphError,
+        f"{name}: a result is random numbers alone, which each microbatch draws for itself",
+        [("result", n.type), *([("made at", n.loc)] if n.loc else [])],
+        at=n.loc,
+        fix="draw them outside of the compiled function, and give them as an argument",
     )
 
 

@@ -101,6 +101,22 @@ def several(*ranks: int) -> str:
 
 # The text of a file, and what is said of it: lines after its name, or the rows of the error.
 BAD: dict[str, tuple[str, str]] = {
+    "wrong in its form and in what it says": (
+        "rank_bindings:\n"
+        "  - {rank: 0, mesh_id: 0, env_overrides: {A: '$NOT_SET', B: [1], RANK: '3'}}\n"
+        "  - {rank: 1, mesh_id: x}\n"
+        "  - {rank: 0, mesh_id: 0}\n"
+        "global_env: {C: {}, D: a$}\n"
+        "mesh_graph_desc_path: absent.textproto",
+        """rank_bindings[0].env_overrides.B : should be text: put it in quotes
+rank_bindings[1].mesh_id         : should be a whole number, not 'x'
+global_env.C                     : should be text: put it in quotes
+rank_bindings                    : rank 0 more than once
+global_env                       : D has a $ that is no variable's: write $$
+env_overrides of rank 0          : A asks for $NOT_SET, which is not set here
+env_overrides of rank 0          : RANK is set by the launcher: leave it out
+mesh_graph_desc_path             : 'absent.textproto' is not there""",
+    ),
     "empty": ("", "has no rank_bindings"),
     "a list": ("[1]", "has no rank_bindings"),
     "a word": ("ranks", "has no rank_bindings"),

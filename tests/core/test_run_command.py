@@ -151,6 +151,8 @@ BAD = {
         "how many processes? Two options do\n  fix : give either -n 4 or --rank-binding FILE",
     "-n 2 absent.py": "'absent.py' does not exist, or cannot be run\n"
                       "  fix : name a Python file, a program, or a module with -m",
+    "-n 2 .": "'.' is a folder\n"
+    "  fix : name a Python file, a program, or a module with -m",
     "-n 2 no-such-program": "'no-such-program' does not exist, or cannot be run\n"
                             "  fix : name a Python file, a program, or a module with -m",
     "-n 2 --backend k8s train.py":

@@ -85,21 +85,57 @@ def load(path: Path) -> Bindings:
     try:
         made = Bindings.model_validate(found)
     except ValidationError as error:
-        rows = [(_at(e["loc"]), _said(e)) for e in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        rows = [(_at(e["loc"]), _said(e)) for e in errors]
+        rows += _problems(path, _without(found, [e["loc"] for e in errors]), part=True)
         raise _wrong(path, "does not fit", rows) from None
-    return _checked(path, made)
+    if rows := _problems(path, made):
+        raise _wrong(path, "does not fit", rows)
+    ranks, descriptor = made.rank_bindings, made.mesh_graph_desc_path
+    return made.model_copy(
+        update={
+            "rank_bindings": tuple(sorted(ranks, key=lambda b: b.rank)),
+            "mesh_graph_desc_path": None if descriptor is None else str(_find(descriptor, path)),
+        }
+    )
 
 
-def _checked(path: Path, made: Bindings) -> Bindings:
-    """`made` with its ranks in order and the full path of its descriptor."""
+def _without(found: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> Bindings:
+    """What `found` says but for these places: for a variable, or for a whole rank or key."""
+    keys, ranks, variables = set[Any](), set[Any](), set[tuple[int | str, ...]]()
+    for at in places:
+        if at[0] == "rank_bindings" and len(at) > 1:
+            a_variable = len(at) > 3 and at[2] == "env_overrides"
+            variables.add(at[:4]) if a_variable else ranks.add(at[1])
+        else:
+            variables.add(at[:2]) if len(at) > 1 else keys.add(at[0])
+
+    def kept(x: Any, *at: int | str) -> Any:
+        return {k: v for k, v in x.items() if (*at, k) not in variables}
+
+    out = {k: kept(v, k) if isinstance(v, dict) else v for k, v in found.items() if k not in keys}
+    every = enumerate(out.get("rank_bindings", ()))
+    out["rank_bindings"] = [
+        {
+            **b,
+            "env_overrides": kept(b.get("env_overrides", {}), "rank_bindings", i, "env_overrides"),
+        }
+        for i, b in every
+        if i not in ranks
+    ]
+    return Bindings.model_validate(out)
+
+
+def _problems(path: Path, made: Bindings, part: bool = False) -> list[tuple[str, str]]:
+    """What does not go together in `made`, which may be only a `part` of the ranks."""
     ranks = sorted(made.rank_bindings, key=lambda b: b.rank)
     have = [b.rank for b in ranks]
-    rows = [] if ranks else [("rank_bindings", "should name at least one rank")]
+    rows = [] if ranks or part else [("rank_bindings", "should name at least one rank")]
     twice = sorted({r for r in have if have.count(r) > 1}) if len(have) > len({*have}) else []
     missing = [r for r in range(len(have)) if r not in {*have}]
     if twice:
         rows.append(("rank_bindings", f"{ranks_text(twice)} more than once"))
-    elif missing:
+    elif missing and not part:
         rows.append(("rank_bindings", f"{ranks_text(missing)} missing: they count from 0"))
     places: dict[tuple[int, int], int] = {}
     for b in ranks:
@@ -112,16 +148,9 @@ def _checked(path: Path, made: Bindings) -> Bindings:
     for b in ranks:
         rows += _variables(f"env_overrides of rank {b.rank}", b.env_overrides)
     descriptor = made.mesh_graph_desc_path
-    if descriptor is not None:
-        there = _find(descriptor, path)
-        if there is None:
-            rows.append(("mesh_graph_desc_path", f"{descriptor!r} is not there"))
-        descriptor = str(there)
-    if rows:
-        raise _wrong(path, "does not fit", rows)
-    return made.model_copy(
-        update={"rank_bindings": tuple(ranks), "mesh_graph_desc_path": descriptor}
-    )
+    if descriptor is not None and _find(descriptor, path) is None:
+        rows.append(("mesh_graph_desc_path", f"{descriptor!r} is not there"))
+    return rows
 
 
 def _find(name: str, path: Path) -> Path | None:

@@ -72,7 +72,8 @@ def program_of(words: Sequence[str], module: bool) -> tuple[str, ...]:
 
 def _absent(name: str) -> UsageError:
     fix = "name a Python file, a program, or a module with -m"
-    return fail(UsageError, f"{name!r} does not exist, or cannot be run", at="", fix=fix)
+    what = "is a folder" if Path(name).is_dir() else "does not exist, or cannot be run"
+    return fail(UsageError, f"{name!r} {what}", at="", fix=fix)
 
 
 def given(run: Run, k: int) -> dict[str, str]:
